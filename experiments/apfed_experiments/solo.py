@@ -26,7 +26,7 @@ from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
 from secure_apfed.measures import ACCURACY, MEASURES, Measure, find_measure
 from secure_apfed.methods import Start, fresh_secrets
-from secure_apfed.methods.student import Student, student_of, train_student, with_prior
+from secure_apfed.methods.student import Student, train_student, with_prior
 from secure_apfed.methods.votes import prior_of
 from secure_apfed.runs.folder import RunFolder, read_sealed, write_sealed
 from secure_apfed.runs.outcome import Written
@@ -209,7 +209,7 @@ def taught_alone(config: Config, data: VerticalData) -> Student:
     """The student of a run with votes as it is without help: taught by the active's prior alone."""
     name = data.active.name
     own = Start(config=config, data=data).own(name, fresh_secrets(config, name), {})
-    student = student_of(own, torch.arange(len(data.active.ids)))
+    student = Student(own, torch.arange(len(data.active.ids)))
     student.teach(with_prior(None, student, prior_of(config), seed=config.seed))
     train_student(student, config)
     return student

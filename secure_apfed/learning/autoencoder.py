@@ -51,9 +51,8 @@ class DistillationSettings(Settings):
 
     Attributes:
         loss: between the two codes of an aligned row; weight: lambda of Eq. (5), 0: none.
-        epochs: at most; patience: of them without a better loss on held-out rows, after which
-            training ends and the best weights are taken; held_out: share of these rows. The last
-            two are no settings.
+        epochs: at most; training ends after 10 without a better loss on a tenth of the rows, which
+            are held out, and the best weights are taken.
         learning_rate: of Adam; batch_size: rows of a step.
     """
 
@@ -118,17 +117,9 @@ def fit_autoencoder(
     """Train until the loss on held-out rows has not fallen for `patience` epochs; take the best.
 
     The loss of a row is that of its reconstruction, and where it has a code to resemble
-    `settings.weight` times that between the two codes.
-
-    Args:
-        network: at its start; it is changed in place.
-        owner: whose it is; batches and held-out rows follow from this name and the seed.
-
-    Returns:
-        How many epochs were trained.
-
-    Raises:
-        ModelError: fewer than two rows, or the loss is no longer finite.
+    `settings.weight` times that between the two codes. The network is changed in place; batches and
+    held-out rows follow from owner and seed. Returns how many epochs were trained. Raises
+    ModelError: fewer than two rows, or the loss is no longer finite.
     """
     if len(features_NF) < 2:
         raise ModelError(f"{owner}: an autoencoder takes two rows or more, got {len(features_NF)}")
@@ -234,14 +225,8 @@ def encoder_quality(
     score: Score = "accuracy",
 ) -> EncoderQuality:  # fmt: skip
     """Train an autoencoder on all rows; cross-validate on the columns and codes of labelled ones.
-
-    Args:
-        labels_N: their classes, `UNLABELLED` where there is none.
-        threshold: tau of Eq. (12), a difference of mean scores that is not worth mending.
-
-    Raises:
-        DataError: fewer rows of a class than folds.
-        ModelError: training diverged.
+    `labels_N`: `UNLABELLED` where there is none. `threshold`: tau of Eq. (12). Raises DataError:
+    fewer rows of a class than folds; ModelError: training diverged.
     """
     codes_ND, epochs = own_codes(
         features_NF, model=model, settings=settings, owner=owner, seed=seed, compute=compute
@@ -262,13 +247,8 @@ def own_codes(
     """Train an autoencoder on all rows, without labels; return their codes, (N, D), and its epochs.
 
     It is the one that `owner` trains as its student in APC-VFL, without the others' codes: the
-    paper's Ablation (section 5), of the same seed number for number.
-
-    Args:
-        owner: from whose name and the seed its start, batches and held-out rows follow.
-
-    Raises:
-        ModelError: training diverged.
+    paper's Ablation (section 5), of the same seed number for number. Raises ModelError: training
+    diverged.
     """
     shape, placed_NF = tuple(features_NF.shape[1:]), compute.place(features_NF)
     network = new_autoencoder(owner, "g3", model, shape, seed=seed, compute=compute)

@@ -58,12 +58,8 @@ def find_device(choice: str) -> torch.device:
 
 @dataclass(frozen=True)
 class Compute:
-    """Where and in which precision a party computes.
-
-    Attributes:
-        device: of its tensors.
-        dtype: of features and parameters, float32 or float64; also what is sent.
-        autocast: run the networks' forward passes in bfloat16.
+    """Where and in which precision a party computes; `dtype` is also that of what is sent,
+    `autocast` runs the networks' forward passes in bfloat16.
     """
 
     device: torch.device
@@ -215,19 +211,14 @@ class Descent:
 class Trainer(Descent):
     """One party's modules through the steps of a run: what the arithmetic of every role builds on.
 
-    Args:
-        owner: the party, in errors and in its randomness.
-        modules: what it trains, by name; they are moved to where it computes.
-        train, compute, seed: how it optimises, where, and with which dropout.
-
     Attributes:
         forward_pass: runs networks within, with the precision and the dropout of the given step.
     """
 
     def __init__(
-        self, owner: str, modules: Mapping[str, nn.Module], *,
-        train: TrainSettings, compute: Compute, seed: int,
-    ) -> None:  # fmt: skip
+        self, owner: str, modules: Mapping[str, nn.Module], *, train: TrainSettings, seed: int
+    ) -> None:
+        compute = Compute.of(train)
         for module in modules.values():
             module.to(compute.device, compute.dtype)
         super().__init__(owner, modules, train)
@@ -249,11 +240,11 @@ class Trainer(Descent):
 
 
 def prefixed(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with `name.` before each of their names."""
-    return {f"{name}.{key}": value for key, value in tensors.items()}
+    """The tensors with `name.` before each of their names; as they are under an empty name."""
+    return {f"{name}.{key}" if name else key: value for key, value in tensors.items()}
 
 
 def without_prefix(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Those of the tensors that `prefixed` put under `name`, by their own names again."""
-    prefix = f"{name}."
+    prefix = f"{name}." if name else ""
     return {key.removeprefix(prefix): v for key, v in tensors.items() if key.startswith(prefix)}

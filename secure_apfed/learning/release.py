@@ -145,26 +145,14 @@ class Releases:
         self.ledger, self.guard = ledger, guard
 
     def release(
-        self,
-        h_B: Tensor,
-        *,
-        step: int,
-        rows: Tensor,
-        count: Callable[[bytes], None] | None = None,
+        self, h_B: Tensor, *, step: int, rows: Tensor, count: Callable[[bytes], None] | None = None
     ) -> Released:
-        """Guard, pack and charge one batch, in this order.
+        """Guard, pack and charge one batch (B, *shape) at these alignment positions, in this order.
 
         It is charged even if its bytes stay here: a frozen guard counts what it made as released.
-
-        Args:
-            h_B: representations, (B, *shape), float32 or float64.
-            rows: alignment positions, int64 of shape (B,).
-            count: is called with the digest of the bytes before the charge, and may refuse; None:
-                nobody counts.
-
-        Raises:
-            BudgetExhaustedError: sending would exceed the privacy budget; nothing may be sent.
-            ModelError: representations that are not finite.
+        `count` is called with the digest of the bytes before the charge, and may refuse. Raises
+        BudgetExhaustedError: sending would exceed the privacy budget; nothing may be sent;
+        ModelError: representations that are not finite.
         """
         repeats_B = self.guard.repeats(rows)
         z_B = self.guard.release(h_B.flatten(1), step=step, rows=rows).reshape(h_B.shape)
@@ -175,13 +163,6 @@ class Releases:
         self.ledger.charge(step=step, rows=rows, digest=digest, repeats=repeats_B)
         return Released(z_B, payload)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold for a resumed run to release the same; a secret."""
-        return self.guard.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.guard.load_tensors(tensors)
-
 
 class ContributionNoise:
     """A passive's discrete Gaussian noise under the sum, a function of session, step and content.
@@ -189,12 +170,8 @@ class ContributionNoise:
     The account counts the noise of all honest passives, so no sum may share it with another:
     where one passive's contribution came again with the same noise, and the others' did not, the
     difference of the two sums would hold theirs under their own noise alone. So the digests are
-    of one session, and a step that is played again has other noise and is charged again.
-
-    Args:
-        deviation: in steps of fixed point, as agreed.
-        key: 32 secret bytes of this party.
-        secret: without it noise depends on the step alone, so that runs repeat with the seed.
+    of one session, and a step that is played again has other noise and is charged again. Noise that
+    is not `secret` depends on the step alone, so that runs repeat with the seed.
     """
 
     def __init__(self, *, deviation: int, key: bytes, ledger: PrivacyLedger, secret: bool) -> None:
@@ -218,10 +195,7 @@ class ContributionNoise:
 def representation_specs(terms: RepresentationTerms) -> Mapping[str, TensorSpec]:
     """What a message of representations holds: rows (B,) and z (B, *shape)."""
     dtype = torch.float64 if terms.dtype == "float64" else torch.float32
-    return {
-        "rows": TensorSpec(torch.int64, (None,)),
-        "z": TensorSpec(dtype, (None, *terms.shape)),
-    }
+    return {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(dtype, (None, *terms.shape))}
 
 
 def read_representations(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 from torch import Tensor
 
-from secure_apfed.learning.descent import ActiveNetworks, Compute, Trainer
+from secure_apfed.learning.descent import ActiveNetworks, Trainer
 from secure_apfed.models import RandomFeatures
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import SoloTask
@@ -54,12 +54,10 @@ class Votes:
 def reliability_of(believed: Callable[[SoloTask], Floats], task: SoloTask) -> float:
     """How often a prior is right, by cross-validation over the labelled rows alone.
 
-    Each row is judged by what is believed without its label. (right + 1) / (judged + 2), Laplace's
-    rule of succession, since few rows tell it roughly: .5 where no label can be held out, below 1
-    where all were right; and 1 / K at least, as often as a guess is.
-
-    Args:
-        believed: of the rows of a task, (N, K); a row of zeros says nothing, and is not judged.
+    Each row is judged by what is believed without its label; a row of zeros says nothing, and is
+    not judged. (right + 1) / (judged + 2), Laplace's rule of succession, since few rows tell it
+    roughly: .5 where no label can be held out, below 1 where all were right; and 1 / K at least, as
+    often as a guess is.
     """
     judged, right = 0, 0
     for part in held_out(task.labels, FOLDS, task.seed):
@@ -134,10 +132,7 @@ def _prior(own_U: Integers, reliability: float, frequency_K: Floats) -> Floats:
 def fit_ridge(
     networks: ActiveNetworks, features_U: Tensor, targets_UK: Floats, *, labelled_n: Integers,
 ) -> None:  # fmt: skip
-    """Fit a linear head on fixed random features; see `fit_linear`. `networks`: whose encoder is
-    `RandomFeatures`, fitted, and whose head ends in a linear layer. `labelled_n`: places of
-    labelled rows among them.
-    """
+    """Fit a linear head on fixed `RandomFeatures`; see `fit_linear`."""
     encoder = networks.encoder
     assert isinstance(encoder, RandomFeatures)
     with torch.no_grad():
@@ -156,13 +151,9 @@ def fit_linear(
 ) -> None:
     """Fit a linear layer without a bias by ridge regression, in float64.
 
-    The strength is the one whose fit to all other rows predicts the labelled rows best (squared
-    error): they are the validation rows.
-
-    Args:
-        phi_UD: what it reads of U rows, each about 1 to 3 long.
-        targets_UK: what to learn of them; of labelled rows the truth.
-        labelled_n: places of labelled rows among them.
+    The strength is the one whose fit to all other rows predicts the labelled rows (`labelled_n`:
+    their places) best (squared error): they are the validation rows. A row of phi_UD is about 1 to
+    3 long.
     """
     rest = np.setdiff1d(np.arange(len(phi_UD)), labelled_n)
     strength = _STRENGTHS[1]
@@ -191,12 +182,10 @@ class SoftTrainer(Trainer):
 
     def __init__(
         self, owner: str, networks: ActiveNetworks, *, features_N: Tensor, train: TrainSettings,
-        compute: Compute, seed: int, loss: Callable[..., Tensor] = F.cross_entropy,
+        seed: int, loss: Callable[..., Tensor] = F.cross_entropy,
     ) -> None:  # fmt: skip
-        super().__init__(
-            owner, dict(networks.named_children()), train=train, compute=compute, seed=seed
-        )
-        self.networks, self.features_N = networks, compute.place(features_N)
+        super().__init__(owner, dict(networks.named_children()), train=train, seed=seed)
+        self.networks, self.features_N = networks, self.compute.place(features_N)
         self._loss = loss
 
     def learn(self, step: int, rows_B: Tensor, targets_BK: Tensor) -> float:

@@ -23,9 +23,7 @@ from secure_apfed.methods.apfed import (
 )
 from secure_apfed.methods.averaging import Averaging, HFedMvSettings, SFedMvSettings
 from secure_apfed.methods.distilled import ApcVfl, VFedTrans
-from secure_apfed.methods.entering import roles_of
-from secure_apfed.methods.joint import SplitNn, SummedSplitNn, Tvfl
-from secure_apfed.methods.joint_teacher import JointTeacher
+from secure_apfed.methods.joint import JointTeacher, SplitNn, SummedSplitNn, Tvfl
 from secure_apfed.methods.method import (
     Helper,
     Keeper,
@@ -48,6 +46,7 @@ from secure_apfed.methods.session import (
     assist,
     lead,
     new_session,
+    roles_of,
     train,
 )
 from secure_apfed.methods.votes import RandomisedVotes, SummedVotes

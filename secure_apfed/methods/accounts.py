@@ -17,10 +17,9 @@ from apfed_protocols.randomness import derive_key, fresh_key
 from apfed_protocols.seal import Identity, fresh_identity
 from apfed_protocols.sums import SecureSum
 from apfed_protocols.sums.fixed_point import FixedPoint
-from secure_apfed.defences import DEFENCES, GradientDefence, Surroundings
+from secure_apfed.defences import DEFENCES, GradientDefence, gradient_defences
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.labellers.guarantee import distance_in_steps
-from secure_apfed.learning.private_gradient import PrivateUpdates
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.methods.method import Keeper, Own, Secrets
 from secure_apfed.methods.terms import asked_of, clip_of, make_sum, objective_of
@@ -29,27 +28,33 @@ from secure_apfed.names import UPDATES, ReleaseFigure, log_file
 from secure_apfed.objectives import OBJECTIVES
 from secure_apfed.privacy.accountants import Mechanism
 from secure_apfed.privacy.contributions import SummedRelease, calibrate_noise, sensitivity_in_steps
-from secure_apfed.privacy.dp_sgd import GradientGuard, WholeTraining, calibrate_updates
+from secure_apfed.privacy.dp_sgd import (
+    GradientGuard,
+    PrivateUpdates,
+    WholeTraining,
+    calibrate_updates,
+)
 from secure_apfed.privacy.guard import RepresentationGuard, make_guard
 from secure_apfed.privacy.ledger import PrivacyLedger, holds_releases
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.privacy.randomised_response import VoteResponse
+from secure_apfed.settings.method import Released
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import NoiseSettings
 
 __all__ = [
     "NoisePlan",
+    "agreed_sum",
     "contribution_noise",
+    "defences_of",
     "fresh_secrets",
     "guard_for",
     "ledger_for",
     "open_ledger",
-    "parameters_of",
     "private_updates",
     "require_no_releases",
     "sum_and_noise",
     "summed_release",
-    "surroundings_of",
     "update_ledgers",
     "whole_training",
 ]
@@ -196,15 +201,14 @@ def whole_training(
     )
 
 
-def surroundings_of(own: Own, shape: Shape) -> Surroundings:
-    """What the defences of one party are built for; `shape` is of one row that they protect."""
+def defences_of(own: Own, released: Released) -> tuple[GradientDefence, ...]:
+    """What this party does to gradients that it lets out, as the run's settings say."""
     key = derive_key(own.secrets.noise_key, b"secure-apfed defences v1")
-    return Surroundings(
-        party=own.name,
-        seed=own.secrets.seed,
+    return gradient_defences(
+        own.config.defences,
+        released,
         noise=NoiseSource(key, secret=own.config.guard.noise == "secret"),
         classes=len(own.data.classes),
-        size=math.prod(shape),
     )
 
 
@@ -247,9 +251,10 @@ def sum_and_noise(
     return make_sum(*parts, noise=steps), NoisePlan(steps=steps, honest=honest)
 
 
-def parameters_of(
-    config: RunSettings, secure_sum: SecureSum, plan: NoisePlan | None
-) -> dict[str, Any]:
+def agreed_sum(own: Own, session: str, shape: Shape) -> dict[str, Any]:
+    """Public parameters of the sum of this session's passives, for their contract."""
+    config = own.config
+    secure_sum, plan = sum_and_noise(config, session, own.active, own.passives, shape)
     settings = config.secure_sum.model_dump(mode="json", exclude={"threshold"})
     noise = config.method.noise(config)
     if plan is not None and noise is not None:
@@ -272,10 +277,7 @@ def contribution_noise(
     )  # fmt: skip
     key = derive_key(own.secrets.noise_key, b"secure-apfed contributions v1")
     return ContributionNoise(
-        deviation=plan.steps,
-        key=key,
-        ledger=ledger,
-        secret=config.guard.noise == "secret",
+        deviation=plan.steps, key=key, ledger=ledger, secret=config.guard.noise == "secret"
     )
 
 
@@ -323,7 +325,7 @@ def _numbers(config: RunSettings, shape: Shape) -> int:
 def _sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
     """How far one person's features move this passive's contribution, in steps.
 
-    One row, if neither the objective nor a defence on the gradient mixes rows; all of them else.
+    One row, if neither the objective nor a defence mixes rows; all of them else.
     Of representations one row, the encoder held fixed.
     Of votes one row, the labeller held fixed.
     """
@@ -338,10 +340,9 @@ def _sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
         return sensitivity_in_steps(
             levels=_quantiser(config).levels, columns=math.prod(shape), rows=1
         )
-    defences = (DEFENCES[choice.kind] for choice in config.defences)
-    row_wise = OBJECTIVES[objective_of(config, passive).name].row_wise and all(
-        defence.row_wise for defence in defences if issubclass(defence, GradientDefence)
-    )
+    kinds = (DEFENCES[choice.kind] for choice in config.defences)
+    defended = any("contributions" in kind.protects for kind in kinds)
+    row_wise = OBJECTIVES[objective_of(config, passive).name].row_wise and not defended
     return sensitivity_in_steps(
         levels=_quantiser(config).levels,
         columns=math.prod(shape),

@@ -37,7 +37,7 @@ from secure_apfed.data import UNLABELLED, OwnData
 from secure_apfed.errors import DataError, FewRowsWarning
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.intervals import FEWEST_ROWS
-from secure_apfed.methods.method import Method, Own
+from secure_apfed.methods.method import FOR_THE_ACTIVE, Method, Own
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.tasks import Anomaly, Regression
@@ -129,7 +129,9 @@ async def align_as_passive(own: Own, links: Links, session: str) -> Tensor:
         rows_P = await _converse(links, member, own, (own.active,), most=protocol.longest)
     if settings.mode == "all":
         return rows_P
-    message = await links.receive(own.active, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=8)
+    message = await links.receive(
+        own.active, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=FOR_THE_ACTIVE
+    )
     return place_rows(message, rows_P, most=settings.maximum_ids)
 
 
@@ -256,17 +258,11 @@ def rows_among(rows: Tensor, only: Tensor | None) -> Tensor:
 
 def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: Tensor) -> None:
     """Refuse a run that would learn from labels of one class, or be measured on rows of one.
+    `aligned`: its row at each position of the alignment; means nothing where nothing is aligned.
 
-    Args:
-        aligned: its row at each position of the alignment; means nothing where nothing is aligned.
-
-    Warns:
-        FewRowsWarning: one of two classes has fewer than `FEWEST_ROWS` test rows; one of several
-            has none, or no label among common people; or no test row is of common people where
-            all parties predict.
-
-    Raises:
-        DataError: says how many rows have a label, and what to do.
+    Warns FewRowsWarning: one of two classes has fewer than `FEWEST_ROWS` test rows; one of several
+    has none, or no label among common people; or no test row is of common people where all parties
+    predict. Raises DataError: says how many rows have a label, and what to do.
     """
     owner, common = held.table.name, f"the {len(aligned)} common people"
     every = held.labelled_rows

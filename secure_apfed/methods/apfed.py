@@ -6,9 +6,7 @@ descends on its own loss, and contributes its gradient on what came. The aggrega
 cannot read (`secure_apfed.methods.sum_end`). SingleVL (Section 5.1) is the active's script alone.
 
 The active emits its representations after the guard and nothing else; a passive its contribution to
-a secure sum. The arithmetic stands apart (`ActiveTrainer`, `PassiveTrainer`) and knows no message;
-simulations and audits of many models at once take gradients of the same losses under
-`torch.func.vmap` (`example_gradients`, `passive_gradients`), which a test holds equal.
+a secure sum. The arithmetic stands apart (`ActiveTrainer`, `PassiveTrainer`) and knows no message.
 
 Letters: N rows of a table, B batch, A of its rows that are sent, D numbers of a representation,
 K classes, F features.
@@ -22,33 +20,16 @@ from typing import Literal, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
 from secure_apfed.data import UNLABELLED, OwnData
-from secure_apfed.defences import (
-    GradientDefence,
-    Leaving,
-    RepresentationChain,
-    gradient_defences,
-    representation_chain,
-)
+from secure_apfed.defences import GradientDefence, Leaving
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.labellers import Labeller, Spreading
-from secure_apfed.learning.descent import (
-    EVERY,
-    ActiveNetworks,
-    Compute,
-    Trainer,
-    joint_loss,
-    prefixed,
-    without_prefix,
-)
-from secure_apfed.learning.private_gradient import PrivateGradient, PrivateUpdates
+from secure_apfed.learning.descent import EVERY, ActiveNetworks, Compute, Trainer, joint_loss
 from secure_apfed.learning.release import (
     Released,
     Releases,
@@ -60,12 +41,11 @@ from secure_apfed.learning.release import (
 from secure_apfed.learning.votes import fit_linear, last_layer
 from secure_apfed.measures import Scored, balanced_weights
 from secure_apfed.methods.accounts import (
+    agreed_sum,
+    defences_of,
     guard_for,
     ledger_for,
-    parameters_of,
     private_updates,
-    sum_and_noise,
-    surroundings_of,
     update_ledgers,
     whole_training,
 )
@@ -87,6 +67,7 @@ from secure_apfed.methods.sum_end import (
     SessionSum,
     SumHelper,
     SumLearner,
+    SumMethod,
 )
 from secure_apfed.methods.terms import (
     check_passives,
@@ -100,8 +81,8 @@ from secure_apfed.methods.terms import (
 )
 from secure_apfed.models import Shape, family_for, output_shape, projection_to
 from secure_apfed.objectives import OBJECTIVES
+from secure_apfed.privacy.dp_sgd import PrivateGradient, PrivateUpdates
 from secure_apfed.privacy.ledger import NOTHING_RELEASED
-from secure_apfed.privacy.noise import onto_ball
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
@@ -125,14 +106,8 @@ __all__ = [
     "PassiveTrainer",
     "SingleView",
     "SingleViewSettings",
-    "Weights",
     "active_of",
-    "example_gradients",
-    "passive_gradients",
 ]
-
-Weights = Mapping[str, Tensor]
-"""Parameters of a module by name, as `torch.func.functional_call` takes them."""
 
 _EVALUATION_ROWS = 1000
 
@@ -203,6 +178,7 @@ class ApfedActive(SumLearner):
         super().__init__(sum_end)
         self.name, self.contract, self.trainer = own.name, contract, trainer
         self._own, self._releases = own, releases
+        self.kept = {"": trainer, "guard": releases.guard}
         self._least_spread = max(
             (terms.representation.minimum_spread for terms in contract.passives.values()), default=0
         )
@@ -305,13 +281,6 @@ class ApfedActive(SumLearner):
         """The active's own networks: that is the point of the method."""
         return self.trainer.networks
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self.trainer.tensors() | prefixed("guard", self._releases.tensors())
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.trainer.load_tensors(tensors)
-        self._releases.load_tensors(without_prefix("guard", tensors))
-
 
 ActiveT = TypeVar("ActiveT", bound=ApfedActive)
 
@@ -328,7 +297,7 @@ class ApfedPassive(SumHelper):
         self, sum_end: PassiveSum, trainer: "PassiveTrainer", *, held_N: Tensor | None = None,
         defences: Sequence[GradientDefence] = (),
     ) -> None:  # fmt: skip
-        super().__init__(sum_end)
+        super().__init__(sum_end, {"": trainer})
         self.trainer, self._defences = trainer, defences
         terms = self.contract.passives[self.name]
         self.terms, self.weight = terms.representation, terms.weight
@@ -337,10 +306,10 @@ class ApfedPassive(SumHelper):
 
     async def answer(self, links: Links, message: Envelope) -> None:
         """Check the batch, take one step of its own, and contribute (Alg. 1, passive client)."""
-        await self.sum.send(links, *self.answered(message))
+        await self.sum.send(links, *self.gradients(message))
 
-    def answered(self, message: Envelope) -> tuple[Admitted, NDArray[np.floating]]:
-        """What answers a batch: lambda_p times the gradient of each row's own loss, (B, D). Raises
+    def gradients(self, message: Envelope) -> tuple[Admitted, NDArray[np.floating]]:
+        """What it contributes: lambda_p times the gradient of each row's own loss, (B, D). Raises
         RemoteProtocolError: the batch breaks a rule of the contract; nothing is sent, and, unless
         it may be a batch that was answered in another session, computed.
         """
@@ -371,20 +340,13 @@ class ApfedPassive(SumHelper):
         held_B = self._held_N[rows_B]
         known = int(held_B.sum())
         if known == len(rows_B):
-            return self.trainer.answer(step, rows_B, z_BD, weight=self.weight)
+            return self.trainer.descend(step, rows_B, z_BD, weight=self.weight)
         gradient_BD, own_BD = torch.zeros_like(z_BD), z_BD[held_B]
         if known < self.contract.minimum_batch or is_narrow(own_BD, self.terms):
             return gradient_BD
-        gained_BD = self.trainer.answer(step, rows_B[held_B], own_BD, weight=self.weight)
+        gained_BD = self.trainer.descend(step, rows_B[held_B], own_BD, weight=self.weight)
         gradient_BD[held_B] = gained_BD.to(gradient_BD.device)
         return gradient_BD
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.trainer.tensors() | self.sum.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.trainer.load_tensors(tensors)
-        self.sum.load_tensors(tensors, last_step=next_step - 1)
 
 
 @dataclass(frozen=True)
@@ -393,7 +355,7 @@ class Batch:
 
     Attributes:
         rows: positions in the own table, (B,).
-        loss: mean task loss, with the penalties of the defences.
+        loss: mean task loss.
         h: of the rows that passives may help with, before the guard, (A, *shape); None: the batch
             trains the active alone.
     """
@@ -405,10 +367,7 @@ class Batch:
 
 
 class ActiveTrainer(Trainer):
-    """The active's batches and updates; representations go through `defences` before the guard.
-
-    `task` says what it learns; None: classes.
-    """
+    """The active's batches and updates. `task` says what it learns; None: classes."""
 
     def __init__(
         self,
@@ -418,19 +377,14 @@ class ActiveTrainer(Trainer):
         features_N: Tensor,
         labels_N: Tensor,
         train: TrainSettings,
-        compute: Compute,
         seed: int,
-        defences: RepresentationChain | None = None,
         private: PrivateUpdates | None = None,
         task: Task | None = None,
     ) -> None:
-        self.networks, self._defences = networks, defences
-        self.task = task or Classification()
+        self.networks, self.task = networks, task or Classification()
         modules = dict(networks.named_children())
-        if defences:
-            modules["defences"] = defences
-        super().__init__(owner, modules, train=train, compute=compute, seed=seed)
-        self.features_N, self.labels_N = compute.place(features_N), compute.place(labels_N)
+        super().__init__(owner, modules, train=train, seed=seed)
+        self.features_N, self.labels_N = map(self.compute.place, (features_N, labels_N))
         self.private = private
         self._private = PrivateGradient(owner, modules, private) if private else None
         self._weighs = train.class_weights == "balanced"
@@ -460,9 +414,6 @@ class ActiveTrainer(Trainer):
         )
         if h_A is not None:
             h_A = h_A.to(dtype)
-            if self._defences:
-                h_A, penalty = self._defences(h_A, self.features_N[here_B[picked]], step)
-                loss = loss + penalty
             if self._private:
                 h_A = self._private.finite_rows(h_A.flatten(1)).reshape(h_A.shape)
         return Batch(step, rows_B, loss, h_A)
@@ -470,16 +421,10 @@ class ActiveTrainer(Trainer):
     def update(
         self, batch: Batch, z_A: Tensor | None = None, sum_AD: Tensor | None = None
     ) -> float:
-        """Descend on the task loss and the passives' sum together (Eq. 9); return the task
-        loss, with the penalties of defences.
-
-        Args:
-            z_A: what was released of it, in its graph; None: nothing.
-            sum_AD: of all lambda_p A dL_p/dz, flat; None: nothing was released.
-
-        Raises:
-            BudgetExhaustedError: the update would exceed the budget of private training.
-            ModelError: the gradient is not finite, where it has a bound.
+        """Descend on the task loss and the passives' sum together (Eq. 9); return the task loss.
+        `z_A`: what was released, in its graph; `sum_AD`: of all lambda_p A dL_p/dz, flat. Raises
+        BudgetExhaustedError: the update would exceed the budget of private training; ModelError:
+        the gradient is not finite, where it has a bound.
         """
         loss = batch.loss
         if z_A is not None and sum_AD is not None:
@@ -535,7 +480,7 @@ class ActiveTrainer(Trainer):
 
     @torch.no_grad()
     def loss_on(self, rows: Tensor) -> float:
-        """Mean task loss of `rows` of its own table, without the penalties of defences."""
+        """Mean task loss of `rows` of its own table."""
         with self.evaluating():
             total = sum(
                 float(self._loss(rows_B) * len(rows_B))
@@ -556,7 +501,7 @@ class ActiveTrainer(Trainer):
 
 
 class PassiveTrainer(Trainer):
-    """A passive's answers; `objective` is (z, own features) -> loss, with its networks."""
+    """A passive's descent; `objective` is (z, own features) -> loss, with its networks."""
 
     def __init__(
         self,
@@ -565,20 +510,16 @@ class PassiveTrainer(Trainer):
         *,
         features_N: Tensor,
         train: TrainSettings,
-        compute: Compute,
         seed: int,
     ) -> None:
-        super().__init__(owner, {"objective": objective}, train=train, compute=compute, seed=seed)
-        self.objective, self.features_N = objective, compute.place(features_N)
+        super().__init__(owner, {"objective": objective}, train=train, seed=seed)
+        self.objective, self.features_N = objective, self.compute.place(features_N)
 
-    def answer(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
+    def descend(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
         """Descend once on its own loss (Eq. 10); return lambda_p B dL_p/dz (Eqs. 7 and 9).
 
         That is lambda_p times the gradient of each row's own loss, so that a bound on a row does
         not depend on the batch size; the active divides the sum by the number of rows.
-
-        Args:
-            sent_B: the active's representations of them, (B, *shape).
         """
         z_B = self.compute.place(sent_B).requires_grad_()
         self.begin()
@@ -588,42 +529,6 @@ class PassiveTrainer(Trainer):
         self.step()
         assert z_B.grad is not None
         return z_B.grad * (weight * len(z_B))
-
-
-def example_gradients(
-    networks: ActiveNetworks, weights: Weights, features_BF: Tensor, labels_B: Tensor,
-    row_BD: Tensor, *, clip: float,
-) -> Weights:  # fmt: skip
-    """Return each example's gradient of its task loss + <row, z>, (B, *shape) a parameter.
-
-    What DP-SGD clips (`private_gradient.py`), where all rows of the batch are sent.
-
-    Args:
-        networks: without dropout.
-        row_BD: of the passives' sum.
-        clip: L2 bound of a row of z.
-    """
-
-    def loss(weights: Weights, x_F: Tensor, y: Tensor, row_D: Tensor) -> Tensor:
-        scores_1K, sent_1D = functional_call(networks, dict(weights), (x_F[None],))
-        return joint_loss(F.cross_entropy(scores_1K, y[None]), onto_ball(sent_1D, clip), row_D)
-
-    each = vmap(grad(loss), in_dims=(None, 0, 0, 0))
-    gradients: Weights = each(weights, features_BF, labels_B, row_BD)
-    return gradients
-
-
-def passive_gradients(
-    objective: nn.Module, weights: Weights, z_BD: Tensor, features_BF: Tensor
-) -> tuple[Weights, Tensor]:
-    """Return the gradients of L_p by the passive's weights, and of each row's own loss by z."""
-
-    def loss(weights: Weights, z_BD: Tensor) -> Tensor:
-        value: Tensor = functional_call(objective, dict(weights), (z_BD, features_BF))
-        return value
-
-    own, row_BD = grad(loss, argnums=(0, 1))(weights, z_BD)
-    return own, row_BD * len(z_BD)
 
 
 def _read_by(head: nn.Module, linear: nn.Linear, h_UD: Tensor) -> Tensor:
@@ -637,8 +542,34 @@ def _read_by(head: nn.Module, linear: nn.Linear, h_UD: Tensor) -> Tensor:
     return read[0]
 
 
-class Apfed(Method):
-    """The method; see `Method`."""
+class SingleView(Method):
+    """SingleVL (Section 5.1): the active alone; nothing is aligned, nothing is sent."""
+
+    settings: type[MethodSettings] = SingleViewSettings
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        return active_of(ApfedActive, own, contract, rows, None)
+
+    def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
+        assert isinstance(active, ApfedActive)
+        helping = [role for role in passives.values() if isinstance(role, ApfedPassive)]
+
+        def step(step: int, rows_B: Tensor) -> None:
+            batch, rows_A = active.forward(step, rows_B)
+            z_A = batch.h
+            if z_A is None or active.withholds(step, z_A):
+                active.trainer.update(batch)
+                return
+            sent_A = z_A.detach()
+            gradients = [passive.gradient(step, rows_A, sent_A.clone()) for passive in helping]
+            sum_AD = torch.stack([gradient.flatten(1).double() for gradient in gradients]).sum(0)
+            active.trainer.update(batch, z_A, sum_AD)
+
+        return step
+
+
+class Apfed(SumMethod, SingleView):
+    """APFed: the same active, with passives that help; see `Method`."""
 
     def __init__(self, settings: type[ApfedSettings]) -> None:
         self.settings = settings
@@ -667,18 +598,16 @@ class Apfed(Method):
             projected=projection is not None,
         )
         require_own_terms(own.name, own.active, representation, expected)
-        parts = own.active, own.passives, representation.shape
-        secure_sum, noise = sum_and_noise(own.config, session, *parts)
         return Agreed(
             passives={
                 name: passive_terms(own.config, name, representation) for name in own.passives
             },
-            secure_sum=parameters_of(own.config, secure_sum, noise),
+            secure_sum=agreed_sum(own, session, representation.shape),
         )
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        compute = Compute.of(own.config.train)
-        sum_end = SessionSum.of(own, contract).active(compute.dtype)
+        dtype = Compute.of(own.config.train).dtype
+        sum_end = SessionSum.of(own, contract).active(dtype)
         return active_of(ApfedActive, own, contract, rows, sum_end)
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
@@ -695,52 +624,14 @@ class Apfed(Method):
             )
         trainer = PassiveTrainer(
             own.name, objective, features_N=table.features[rows.clamp(min=0)],
-            train=train, compute=Compute.of(train), seed=own.secrets.seed,
+            train=train, seed=own.secrets.seed,
         )  # fmt: skip
         sum_end = SessionSum.of(own, contract).passive(
             people=len(rows), held_N=held_N, repeatable=True,
-            ahead=(train.batch_size, math.prod(shape)),
+            batch=(train.batch_size, math.prod(shape)),
         )  # fmt: skip
-        defences = gradient_defences(
-            own.config.defences, surroundings_of(own, shape), "contributions"
-        )
+        defences = defences_of(own, "contributions")
         return ApfedPassive(sum_end, trainer, held_N=held_N, defences=defences)
-
-    def aggregator(self, own: Own, contract: Contract) -> Helper:
-        return SessionSum.of(own, contract).aggregator()
-
-    def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
-        return _lockstep(active, passives)
-
-
-class SingleView(Method):
-    """SingleVL (Section 5.1): the active alone; nothing is aligned, nothing is sent."""
-
-    settings: type[MethodSettings] = SingleViewSettings
-
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        return active_of(ApfedActive, own, contract, rows, None)
-
-    def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
-        return _lockstep(active, passives)
-
-
-def _lockstep(active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
-    assert isinstance(active, ApfedActive)
-    helping = [role for role in passives.values() if isinstance(role, ApfedPassive)]
-
-    def step(step: int, rows_B: Tensor) -> None:
-        batch, rows_A = active.forward(step, rows_B)
-        z_A = batch.h
-        if z_A is None or active.withholds(step, z_A):
-            active.trainer.update(batch)
-            return
-        sent_A = z_A.detach()
-        gradients = [passive.gradient(step, rows_A, sent_A.clone()) for passive in helping]
-        sum_AD = torch.stack([gradient.flatten(1).double() for gradient in gradients]).sum(0)
-        active.trainer.update(batch, z_A, sum_AD)
-
-    return step
 
 
 def active_of(
@@ -748,13 +639,12 @@ def active_of(
 ) -> ActiveT:
     """An active of this kind with its networks at their reproducible start; see `ApfedActive`."""
     config, table, guard = own.config, own.data.table, guard_for(own)
-    networks, shape = _networks(own, projection_size(config, own.passives) if sum_end else None)
+    networks, _ = _networks(own, projection_size(config, own.passives) if sum_end else None)
     assert table.labels is not None
     private = private_updates(own, guard)
     trainer = ActiveTrainer(
         own.name, networks, features_N=table.features, labels_N=table.labels, train=config.train,
-        compute=Compute.of(config.train), seed=own.secrets.seed, private=private,
-        defences=representation_chain(config.defences, surroundings_of(own, shape)),
+        seed=own.secrets.seed, private=private,
         task=task_of(own),
     )  # fmt: skip
     releases = Releases(guard, ledger_for(own, guard, aligned=len(rows)))

@@ -32,7 +32,7 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.learning.descent import ActiveNetworks, Compute, prefixed, without_prefix
 from secure_apfed.learning.release import check_norms
-from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own
+from secure_apfed.methods.method import Agreed, Helper, Learner, Own
 from secure_apfed.methods.multiview import (
     FedMvSettings,
     Floats,
@@ -48,7 +48,14 @@ from secure_apfed.methods.multiview import (
     objective,
     pull_of,
 )
-from secure_apfed.methods.sum_end import ActiveSum, Admitted, PassiveSum, SessionSum, SumHelper
+from secure_apfed.methods.sum_end import (
+    ActiveSum,
+    Admitted,
+    PassiveSum,
+    SessionSum,
+    SumHelper,
+    SumMethod,
+)
 from secure_apfed.methods.terms import check_passives, clip_of, require_own_terms
 from secure_apfed.models import SequenceEncoder, encoder_and_head
 from secure_apfed.seeds import derive_seed, seeded
@@ -128,6 +135,7 @@ class AveragingActive(ViewsActive):
     def __init__(self, own: Own, contract: Contract, stages: "Stages", sum_end: ActiveSum) -> None:
         super().__init__(own, contract, sum_end)
         self.stages, self.training_rows = stages, own.data.train_rows
+        self.kept = {"": stages}
         self._share = 1.0 - sum(terms.weight for terms in contract.passives.values())
 
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
@@ -157,12 +165,6 @@ class AveragingActive(ViewsActive):
         """What all views say, where FedMV's Eqs. (18) and (19) end."""
         return self.stages.newest.head
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self.stages.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.stages.load_tensors(tensors)
-
 
 class AveragingPassive(SumHelper):
     """A passive: trains on people and labels of its own; see `Helper`. `sum_end`: its end of the
@@ -172,7 +174,7 @@ class AveragingPassive(SumHelper):
     asks = (Kind.REQUEST,)
 
     def __init__(self, sum_end: PassiveSum, stages: "Stages", *, clip: float | None) -> None:
-        super().__init__(sum_end)
+        super().__init__(sum_end, {"model": stages})
         self.stages, self._clip = stages, clip
         self._share = self.contract.passives[self.name].weight
 
@@ -213,13 +215,6 @@ class AveragingPassive(SumHelper):
         model.load(weights_RW)
         return admitted, model
 
-    def tensors(self) -> dict[str, Tensor]:
-        return prefixed("model", self.stages.tensors()) | self.sum.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.sum.load_tensors(tensors, last_step=next_step - 1)
-        self.stages.load_tensors(without_prefix("model", tensors))
-
 
 class LinearViews:
     """A client of H-FedMV: weights W_k of all its views, one below the other, (F, K).
@@ -242,13 +237,7 @@ class LinearViews:
         cls, settings: MultiviewSettings, views: Sequence[Tensor], pull: Pull, *, owner: str,
         seed: int,
     ) -> Self:  # fmt: skip
-        """One party's model of its views (N, F) at its start.
-
-        Args:
-            views: one by one, of the rows that train.
-            owner: whose random numbers it starts from.
-            seed: of these.
-        """
+        """One party's model of its views (N, F), of the rows that train, at its start."""
         models = [
             ViewModel.begin(
                 np.asarray(view_NF.double().cpu().numpy()),
@@ -306,13 +295,9 @@ class LinearViews:
 
 
 class SequenceViews:
-    """A client of S-FedMV: a GRU a view, each trained under a layer of its own (Algorithm 4).
-
-    Args:
-        owner: the party, for its random numbers; seed: of these.
-        encoder: the GRUs; heads: one a view, 2 D numbers -> K scores.
-        features_N: its rows; labels_N: `UNLABELLED` where a row has none to learn from.
-        local_epochs: between two averages; batch_size: rows of a step.
+    """A client of S-FedMV: a GRU a view, each trained under a layer of its own, 2 D numbers -> K
+    scores (Algorithm 4). `labels_N`: `UNLABELLED` where a row has none to learn from.
+    `local_epochs`: between two averages.
     """
 
     def __init__(
@@ -390,12 +375,9 @@ AveragedModel: TypeAlias = LinearViews | SequenceViews
 
 
 class Stages:
-    """The model of each step: views by their features, once GRUs have made these.
-
-    Args:
-        views: makes the model of the views, called once.
-        recurrent: the GRUs, where views are sequences.
-        rounds: steps in which these are averaged.
+    """The model of each step: views by their features, once GRUs have made these. `views`: makes
+    the model of the views, once; recurrent: the GRUs, where views are sequences, averaged in
+    `rounds` steps.
     """
 
     def __init__(
@@ -435,7 +417,7 @@ class Stages:
             self._of_views().load_tensors(views)
 
 
-class Averaging(Method):
+class Averaging(SumMethod):
     """The method; see `Method`."""
 
     def __init__(self, settings: type[AveragingSettings]) -> None:
@@ -481,9 +463,6 @@ class Averaging(Method):
             )
         sum_end = SessionSum.of(own, contract).passive(people=len(_ONE))
         return AveragingPassive(sum_end, _stages(own), clip=clip_of(own.config))
-
-    def aggregator(self, own: Own, contract: Contract) -> Helper:
-        return SessionSum.of(own, contract).aggregator()
 
 
 def _stages(own: Own) -> Stages:

@@ -6,7 +6,7 @@ every method says of itself, by which the others are named that would take the s
 
 from collections.abc import Callable, Iterator
 
-from secure_apfed.defences import DEFENCES, check_defences
+from secure_apfed.defences import check_defences
 from secure_apfed.measures import THRESHOLDS
 from secure_apfed.methods import METHODS
 from secure_apfed.privacy.randomised_response import MultiStageResponse
@@ -224,12 +224,6 @@ def _private_training(config: RunSettings) -> Iterator[str]:
             "dp_sgd: gradients of single examples in bfloat16 are too coarse to be clipped; use "
             "train.precision float32 or float64"
         )
-    for choice in config.defences:
-        if "representations" in DEFENCES[choice.kind].protects:
-            yield (
-                f"dp_sgd: defence {choice.kind} adds a loss of the whole batch, which cannot be "
-                "clipped by example; leave one of the two out"
-            )
     sent = method.representations_from == "active"
     if sent and config.guard.mechanism == "none" and config.dp_sgd.epsilon is not None:
         yield (

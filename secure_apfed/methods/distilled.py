@@ -47,17 +47,8 @@ from apfed_protocols.svd import (
 )
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData
-from secure_apfed.defences import representation_chain
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import (
-    BEFORE_TRAINING,
-    Envelope,
-    Kind,
-    Links,
-    TensorSpec,
-    pack,
-    unpack,
-)
+from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.labellers.kinds import minimiser, with_constant
 from secure_apfed.learning.autoencoder import (
     Autoencoder,
@@ -70,10 +61,12 @@ from secure_apfed.learning.descent import ActiveNetworks, Compute, prefixed, wit
 from secure_apfed.learning.release import Releases, check_rows, read_representations
 from secure_apfed.learning.votes import last_layer
 from secure_apfed.measures import Scored, scored_by
-from secure_apfed.methods.accounts import guard_for, ledger_for, surroundings_of
+from secure_apfed.methods.accounts import guard_for, ledger_for
 from secure_apfed.methods.alignment import DEALER, next_dealt, positions_in, positions_of
 from secure_apfed.methods.joint import EncoderTrainer, Tvfl, TvflPassive
 from secure_apfed.methods.method import (
+    FOR_AN_ANSWER,
+    FOR_THE_ACTIVE,
     Agreed,
     Helper,
     Learner,
@@ -84,12 +77,8 @@ from secure_apfed.methods.method import (
     keep_or_end,
 )
 from secure_apfed.methods.student import StudentActive
-from secure_apfed.methods.sum_end import Allowance, AnswersLog, unless_unasked
-from secure_apfed.methods.terms import (
-    check_passives,
-    require_own_terms,
-    settings_of,
-)
+from secure_apfed.methods.sum_end import Allowance, unless_unasked
+from secure_apfed.methods.terms import check_passives, require_own_terms, settings_of
 from secure_apfed.models import Enriched, Shape, family_for, output_shape
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.seeds import seeded
@@ -232,7 +221,7 @@ class ApcVflActive(StudentActive):
         return torch.cat([await self._read(links, name, step, rows_B) for name in passives], dim=1)
 
     async def _read(self, links: Links, name: str, step: int, rows_B: Tensor) -> Tensor:
-        message = await links.receive(name, Kind.REPRESENTATIONS, step=step, patience=4)
+        message = await links.receive(name, Kind.REPRESENTATIONS, step=step, patience=FOR_AN_ANSWER)
         terms = self._contract.passives[name].representation
         got_B, z_BD = read_representations(
             message, terms, aligned=len(self._rows), minimum=self._contract.minimum_batch
@@ -287,7 +276,9 @@ class VFedTransActive(StudentActive):
         own_UF = self._features_N[self.training_rows].flatten(1).double().numpy()
         people = _people(self._contract, asked)
         links.send(AGGREGATOR, Kind.CONTRIBUTION, step, receiver.mask(own_UF, people))
-        message = await links.receive(AGGREGATOR, Kind.SINGULAR_VECTORS, step=step, patience=4)
+        message = await links.receive(
+            AGGREGATOR, Kind.SINGULAR_VECTORS, step=step, patience=FOR_AN_ANSWER
+        )
         vectors_UD = receiver.open(message.payload, people, rows=len(own_UF))
         self._opened = torch.from_numpy(vectors_UD)
         self.student.teach(self._opened)
@@ -305,7 +296,8 @@ class VFedTransPassive(Helper):
     def __init__(self, own: Own, contract: Contract, rows: Tensor, owner: SvdOwner | None) -> None:
         self.name, self.contract, self._owner = own.name, contract, owner
         self._features_NF = own.data.table.features[rows].flatten(1).double().numpy()
-        self._allowance = Allowance(self.name, contract, aligned=len(rows), log=AnswersLog.of(own))
+        self._allowance = Allowance.of(own, contract, aligned=len(rows))
+        self.kept = {"allowance": self._allowance}
 
     async def set_up(self, links: Links) -> None:
         if self._owner is not None:
@@ -342,12 +334,6 @@ class VFedTransPassive(Helper):
         for step, rows_B in enumerate(blocks):
             self._allowance.take(step, rows_B, digest, sender=asked.sender)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self._allowance.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self._allowance.load_tensors(tensors)
-
 
 class VFedTransAggregator(Helper):
     """The aggregator of VFedTrans: decomposes the sum of all masked tables, once; see `Helper`."""
@@ -363,7 +349,12 @@ class VFedTransAggregator(Helper):
         active, owners = self.contract.active, self._server.agreement.owners
         while True:
             message = await links.receive(
-                owners, Kind.CONTRIBUTION, Kind.CHECKPOINT, Kind.END, least=len(owners), patience=8
+                owners,
+                Kind.CONTRIBUTION,
+                Kind.CHECKPOINT,
+                Kind.END,
+                least=len(owners),
+                patience=FOR_THE_ACTIVE,
             )
             if message.kind is Kind.CONTRIBUTION:
                 await self._decompose(links, message)
@@ -396,18 +387,15 @@ class DistilledTrainer:
 
     Logistic regression reads the codes (APC-VFL, section 4.4); two things are ours: each code's
     numbers are brought to mean 0 and variance 1 before it does, which its layer's weights hold
-    then, and it is held as C = 1 of scikit-learn holds it. See `methods.students.StudentModel`.
+    then, and it is held as C = 1 of scikit-learn holds it. See `methods.student.StudentModel`.
 
     Args:
-        own: what the active brings, with the labels that it may train on.
         rows: of its table by position of the alignment, (N,).
         parts: autoencoders by name, at their start; "student" is drawn to others' codes.
         heads: by name, what classifies; "alone" predicts.
 
     Attributes:
-        networks: of "alone".
         rows_U: of its table, of which it is told something.
-        features_N, labels_N: of its table, on the device.
     """
 
     in_one_go = True
@@ -579,18 +567,16 @@ class ApcVfl(Tvfl):
         return ApcVflActive(own, contract, rows, ApcVflTrainer(own, contract, rows))
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        config, guard, compute = own.config, guard_for(own), Compute.of(own.config.train)
-        shape = contract.passives[own.name].representation.shape
+        config, guard = own.config, guard_for(own)
         local = _autoencoder(own, "g1", _model_of(config, own.name), own.data.table.shape)
         # In the table's order: that of the alignment is random.
-        own_UF = compute.place(own.data.table.features[rows.sort().values])
+        own_UF = Compute.of(config.train).place(own.data.table.features[rows.sort().values])
         fit_autoencoder(
             local, own_UF, ApcVflSettings.of(config), owner=own.name, seed=own.secrets.seed
         )
         trainer = EncoderTrainer(
             own.name, local.encoder, features_N=own.data.table.features[rows],
-            train=config.train, compute=compute, seed=own.secrets.seed,
-            defences=representation_chain(config.defences, surroundings_of(own, shape)),
+            train=config.train, seed=own.secrets.seed,
         )  # fmt: skip
         releases = Releases(guard, ledger_for(own, guard, aligned=len(rows)))
         return ApcVflPassive(own, contract, trainer, releases)

@@ -16,52 +16,67 @@ each contribution private, the encoders held fixed. With `linear` networks it is
 regression.
 
 A passive emits its representations behind its own guard, or under the sum; the active the gradients
-on them. Letters: N rows of a table, B batch, D numbers of a representation, K classes.
+on them.
+
+Joint teacher: all parties train one model on the labelled rows, which labels the others once.
+
+Training is that of `tvfl`, on the aligned rows that have a label. Then the active asks the passives
+once more, for the aligned training rows without one; the joint model labels these, and the active's
+student learns the labels from the active's own features. It predicts alone. Help is worth most
+where few rows have a label and many more are aligned.
+
+`epsilon` puts k-ary randomised response between the teacher and the student. It covers, at
+delta 0, what the finished student says of the passives' features of one person without a label:
+they reach the student by this one label alone, since the teacher was fitted without that person. It
+covers nothing that the active itself reads, which has the person's representation already; nor a
+person with a label, on whom the teacher was fitted; nor the teacher, or checkpoints, which hold it.
+
+Letters: N rows of a table, B batch, D numbers of a representation, K classes, U aligned training
+rows.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.randomness import derive_key
 from secure_apfed.contract import Contract, RepresentationTerms
-from secure_apfed.defences import (
-    GradientDefence,
-    LabelDefence,
-    Leaving,
-    RepresentationChain,
-    gradient_defences,
-    label_defence,
-    representation_chain,
-)
+from secure_apfed.defences import Leaving
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
-from secure_apfed.learning.descent import Compute, Trainer, joint_loss, prefixed, without_prefix
+from secure_apfed.labellers import LABELLERS, Spreading, hard, labeller_for_oneself, make_labeller
+from secure_apfed.learning.descent import ActiveNetworks, Trainer, joint_loss
 from secure_apfed.learning.release import Releases, check_rows, read_representations
+from secure_apfed.learning.votes import Votes
 from secure_apfed.measures import Scored, scored_by
-from secure_apfed.methods.accounts import (
-    guard_for,
-    ledger_for,
-    parameters_of,
-    sum_and_noise,
-    surroundings_of,
-)
-from secure_apfed.methods.alignment import positions_of
+from secure_apfed.methods.accounts import agreed_sum, defences_of, guard_for, ledger_for
+from secure_apfed.methods.alignment import positions_in, positions_of
 from secure_apfed.methods.method import Agreed, Helper, Learner, Lockstep, Method, Own, Steps
+from secure_apfed.methods.student import (
+    Student,
+    by_labeller,
+    side_by_side,
+    train_student,
+    with_prior,
+)
 from secure_apfed.methods.sum_end import (
     ActiveSum,
     Allowance,
-    AnswersLog,
     PassiveSum,
     SessionSum,
     StepGate,
     SumHelper,
     SumLearner,
+    SumMethod,
 )
 from secure_apfed.methods.terms import (
     agree_with_senders,
@@ -73,8 +88,10 @@ from secure_apfed.methods.terms import (
 from secure_apfed.models import Shape, family_for, output_shape
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.privacy.noise import clip_rows
+from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.seeds import seeded
-from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings.method import FormSettings, MethodSettings
+from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings, TrainSettings
 
@@ -85,6 +102,9 @@ __all__ = [
     "HeadTrainer",
     "Joint",
     "JointSettings",
+    "JointTeacher",
+    "JointTeacherActive",
+    "JointTeacherSettings",
     "SplitNn",
     "SplitNnActive",
     "SplitNnSettings",
@@ -100,6 +120,11 @@ __all__ = [
 ]
 
 _SUM = "the others"
+HEAD = "head"
+
+Floats = NDArray[np.float64]
+
+_ALL_ROWS = bytes(8)  # it answers for all training rows, and no others
 
 
 class JointSettings(MethodSettings):
@@ -174,11 +199,12 @@ class TvflActive(SumLearner):
 
     def __init__(
         self, own: Own, contract: Contract, aligned: Tensor, trainer: "HeadTrainer", *,
-        guarantee: str, defences: Sequence[GradientDefence] = (), sum_end: ActiveSum | None = None,
+        guarantee: str, sum_end: ActiveSum | None = None,
     ) -> None:  # fmt: skip
         super().__init__(sum_end)
         self.name, self.contract, self.trainer = own.name, contract, trainer
-        self.guarantee, self._defences = guarantee, defences
+        self.kept = {"": trainer}
+        self.guarantee, self._defences = guarantee, defences_of(own, "returned gradients")
         self.smallest_batch = own.config.rules.minimum_batch
         self.training_rows = positions_of(aligned, own.data.labelled_rows)
         self._aligned, self._seed = aligned, own.secrets.seed
@@ -272,7 +298,7 @@ class TvflActive(SumLearner):
                     passive: FILLS[name](own_BD, own_BD.new_empty(len(rows_B), *shape))
                     for passive, shape in shapes.items()
                 }
-                return trainer.predict(own_BD, parts)
+                return trainer.scores(own_BD, parts)
 
         return scored_by(predict, self._test_rows, trainer.labels_N)
 
@@ -312,14 +338,8 @@ class TvflActive(SumLearner):
         with torch.no_grad(), trainer.compute.forward(self._seed, "together"):
             own_BD = trainer.encoder(trainer.features_N[own_B])
             parts = read()
-            scores_BK = trainer.predict(own_BD, parts)
+            scores_BK = trainer.scores(own_BD, parts)
         return Joint(scores=scores_BK, representations=(own_BD, *parts.values()))
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.trainer.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.trainer.load_tensors(tensors)
 
 
 class SplitNnActive(TvflActive):
@@ -425,9 +445,9 @@ class TvflPassive(EncodingPassive):
         super().__init__(own.name, contract, trainer)
         self.ledgers = {self.name: releases.ledger}
         self._releases, self._gate = releases, StepGate(self.name)
-        self._allowance = Allowance(  # the final inference asks once more
-            self.name, contract, aligned=len(trainer.features_N), log=AnswersLog.of(own), beyond=1
-        )
+        people = len(trainer.features_N)  # whom the final inference asks about once more
+        self._allowance = Allowance.of(own, contract, aligned=people, beyond=1)
+        self.kept = {"": trainer, "allowance": self._allowance, "guard": releases.guard}
 
     async def answer(self, links: Links, message: Envelope) -> None:
         if message.kind is Kind.GRADIENTS:
@@ -454,18 +474,9 @@ class TvflPassive(EncodingPassive):
         self.sent(step, released.z, learn=learn)
         return released.payload
 
-    def tensors(self) -> dict[str, Tensor]:
-        return (
-            self.trainer.tensors()
-            | self._allowance.tensors()
-            | prefixed("guard", self._releases.tensors())
-        )
-
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.trainer.load_tensors(tensors)
-        self._allowance.load_tensors(tensors)
+        super().load_tensors(tensors, next_step=next_step)
         self._gate.last = next_step - 1
-        self._releases.load_tensors(without_prefix("guard", tensors))
 
 
 class SummedPassive(SumHelper, EncodingPassive):
@@ -477,7 +488,7 @@ class SummedPassive(SumHelper, EncodingPassive):
         self, sum_end: PassiveSum, trainer: "EncoderTrainer", *, clip: float | None
     ) -> None:
         EncodingPassive.__init__(self, sum_end.name, sum_end.contract, trainer)
-        SumHelper.__init__(self, sum_end)
+        SumHelper.__init__(self, sum_end, {"": trainer})
         self._clip = clip
 
     async def answer(self, links: Links, message: Envelope) -> None:
@@ -492,13 +503,6 @@ class SummedPassive(SumHelper, EncodingPassive):
         await self.sum.send(links, admitted, z_BD.detach().cpu().double().numpy())
         self.sent(message.step, z_BD, learn=learn)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self.trainer.tensors() | self.sum.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.trainer.load_tensors(tensors)
-        self.sum.load_tensors(tensors, last_step=next_step - 1)
-
 
 class HeadTrainer(Trainer):
     """The active's encoder, and the head over all parties' representations, concatenated.
@@ -506,7 +510,6 @@ class HeadTrainer(Trainer):
     Args:
         owner, encoder, head, features_N, labels_N: the active and what it has.
         passives: whose representations follow its own, in the order of the head.
-        code: what it learns instead of its labels; None: these.
     """
 
     def __init__(
@@ -518,19 +521,14 @@ class HeadTrainer(Trainer):
         features_N: Tensor,
         labels_N: Tensor,
         passives: Sequence[str],
-        code: LabelDefence | None,
         train: TrainSettings,
-        compute: Compute,
         seed: int,
     ) -> None:
         self.encoder, self.head = encoder, head
         modules = {"encoder": encoder, "head": head}
-        super().__init__(owner, modules, train=train, compute=compute, seed=seed)
-        self._passives, self._code = tuple(passives), code
-        self.features_N, self.labels_N = compute.place(features_N), compute.place(labels_N)
-        self._targets_N = self.labels_N
-        if code:
-            self._targets_N = compute.place(code.targets(self.labels_N))
+        super().__init__(owner, modules, train=train, seed=seed)
+        self._passives = tuple(passives)
+        self.features_N, self.labels_N = map(self.compute.place, (features_N, labels_N))
 
     def learn(
         self, step: int, own_B: Tensor, parts: Mapping[str, Tensor]
@@ -540,7 +538,7 @@ class HeadTrainer(Trainer):
         self.begin()
         with self.forward_pass(step):
             scores_BK = self.scores(self.encoder(self.features_N[own_B]), parts)
-        loss = F.cross_entropy(scores_BK.to(self.compute.dtype), self._targets_N[own_B])
+        loss = F.cross_entropy(scores_BK.to(self.compute.dtype), self.labels_N[own_B])
         loss.backward()
         self.step()
         return loss, {name: h_B.grad for name, h_B in parts.items() if h_B.grad is not None}
@@ -549,11 +547,6 @@ class HeadTrainer(Trainer):
         every = [own_B, *(parts[name] for name in self._passives)]
         scores_BK: Tensor = self.head(torch.cat([h_B.flatten(1) for h_B in every], dim=1))
         return scores_BK
-
-    def predict(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
-        """Scores of the true classes."""
-        scores_BK = self.scores(own_B, parts)
-        return self._code.decode(scores_BK) if self._code else scores_BK
 
 
 class SumTrainer(HeadTrainer):
@@ -572,39 +565,23 @@ class EncoderTrainer(Trainer):
     """A passive's encoder, which learns from the gradient on what it sent."""
 
     def __init__(
-        self,
-        owner: str,
-        encoder: nn.Module,
-        *,
-        features_N: Tensor,
-        train: TrainSettings,
-        compute: Compute,
-        seed: int,
-        defences: RepresentationChain | None = None,
+        self, owner: str, encoder: nn.Module, *, features_N: Tensor, train: TrainSettings, seed: int
     ) -> None:
-        self.encoder, self._defences = encoder, defences
-        modules = {"encoder": encoder}
-        if defences:
-            modules["defences"] = defences
-        super().__init__(owner, modules, train=train, compute=compute, seed=seed)
-        self.features_N = compute.place(features_N)
-        self._penalty: Tensor | None = None
+        self.encoder = encoder
+        super().__init__(owner, {"encoder": encoder}, train=train, seed=seed)
+        self.features_N = self.compute.place(features_N)
 
     def represent(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
         """Return what goes to the guard; with `learn` in the autograd graph, with dropout."""
         self.set_training(learn)
         with torch.set_grad_enabled(learn), self.forward_pass(step):
-            seen_B = self.features_N[rows_B.to(self.compute.device)]
-            h_B: Tensor = self.encoder(seen_B).to(self.compute.dtype)
-            if self._defences:
-                h_B, self._penalty = self._defences(h_B, seen_B, step)
+            h_B: Tensor = self.encoder(self.features_N[rows_B.to(self.compute.device)])
         return h_B.to(self.compute.dtype)
 
     def update(self, z_B: Tensor, gradient_B: Tensor) -> None:
         """Descend once from the gradient on z, which was represented last."""
         self.begin()
-        penalty = z_B.new_zeros(()) if self._penalty is None else self._penalty
-        joint_loss(penalty, z_B, self.compute.place(gradient_B)).backward()
+        joint_loss(z_B.new_zeros(()), z_B, self.compute.place(gradient_B)).backward()
         self.step()
 
 
@@ -642,12 +619,12 @@ class Tvfl(Method):
         """An active of this kind, which reads each passive's representations."""
         trainer = self._trainer(HeadTrainer, own, contract, tuple(contract.passives))
         promised = joint_releases_statement(guard_for(own).statement(), len(contract.passives))
-        return kind(own, contract, rows, trainer, guarantee=promised, defences=_returned(own))
+        return kind(own, contract, rows, trainer, guarantee=promised)
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         guard = guard_for(own)
         releases = Releases(guard, ledger_for(own, guard, aligned=len(rows)))
-        return TvflPassive(own, contract, self._encoding(own, contract, rows), releases)
+        return TvflPassive(own, contract, self._encoding(own, rows), releases)
 
     def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
         assert isinstance(active, TvflActive)
@@ -678,16 +655,14 @@ class Tvfl(Method):
         assert table.labels is not None
         return kind(
             own.name, encoder, head, features_N=table.features, labels_N=table.labels,
-            passives=parts, code=label_defence(config.defences, surroundings_of(own, ())),
-            train=config.train, compute=Compute.of(config.train), seed=own.secrets.seed,
+            passives=parts,
+            train=config.train, seed=own.secrets.seed,
         )  # fmt: skip
 
-    def _encoding(self, own: Own, contract: Contract, rows: Tensor) -> "EncoderTrainer":
-        config, shape = own.config, contract.passives[own.name].representation.shape
+    def _encoding(self, own: Own, rows: Tensor) -> "EncoderTrainer":
         return EncoderTrainer(
             own.name, self._encoder(own), features_N=own.data.table.features[rows],
-            train=config.train, compute=Compute.of(config.train), seed=own.secrets.seed,
-            defences=representation_chain(config.defences, surroundings_of(own, shape)),
+            train=own.config.train, seed=own.secrets.seed,
         )  # fmt: skip
 
     def _encoder(self, own: Own) -> nn.Module:
@@ -709,7 +684,7 @@ class SplitNn(Tvfl):
         return self.active(SplitNnActive, own, contract, rows)
 
 
-class SummedSplitNn(Tvfl):
+class SummedSplitNn(SumMethod, Tvfl):
     """Vertical SplitNN that merges by a secure sum; see `Method`."""
 
     settings = SummedSplitNnSettings
@@ -727,8 +702,7 @@ class SummedSplitNn(Tvfl):
                 f"numbers; got {said}; give all parties one model.representation"
             )
         shape = offers[own.passives[0]].shape
-        parts = sum_and_noise(own.config, session, own.active, own.passives, shape)
-        return replace(agreed, secure_sum=parameters_of(own.config, *parts))
+        return replace(agreed, secure_sum=agreed_sum(own, session, shape))
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         agreed = SessionSum.of(own, contract)
@@ -737,18 +711,166 @@ class SummedSplitNn(Tvfl):
             guarantee = "representations are read as their noised sum alone"
         return SummedSplitNnActive(
             own, contract, rows, self._trainer(SumTrainer, own, contract, (_SUM,)),
-            guarantee=guarantee, defences=_returned(own), sum_end=agreed.active(),
+            guarantee=guarantee, sum_end=agreed.active(),
         )  # fmt: skip
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         sum_end = SessionSum.of(own, contract).passive(people=len(rows), beyond=1)
-        trainer = self._encoding(own, contract, rows)
+        trainer = self._encoding(own, rows)
         return SummedPassive(sum_end, trainer, clip=clip_of(own.config))
 
-    def aggregator(self, own: Own, contract: Contract) -> Helper:
-        return SessionSum.of(own, contract).aggregator()
+
+class JointTeacherActive(TvflActive):
+    """The active, whose student learns from the joint model in the end; see `TvflActive`."""
+
+    def __init__(
+        self, own: Own, contract: Contract, aligned: Tensor, trainer: HeadTrainer, *, guarantee: str
+    ) -> None:
+        guarantee += _response_statement(own)
+        super().__init__(own, contract, aligned, trainer, guarantee=guarantee)
+        self.student, self._config = Student(own, aligned), own.config
+        self.kept = {"": trainer, "student": self.student}
+        self._train_rows = positions_in(aligned, self.student.rows_U)
+        self._key = derive_key(own.secrets.noise_key, b"secure-apfed teacher v1")
+
+    async def conclude(self, links: Links, steps: Steps) -> None:
+        """Ask for the rows that the teacher is to label, label them, and train the student."""
+        settings = JointTeacherSettings.of(self._config)
+        labelled = torch.zeros(len(self._train_rows), dtype=torch.bool)
+        labelled[torch.from_numpy(self.student.labelled)] = True
+        places = torch.arange(len(labelled))
+        if settings.labels == HEAD:
+            places = places[~labelled]
+        with self.trainer.evaluating():
+            answers = [
+                (places_B.numpy(), await self._ask_once(links, steps, self._train_rows[places_B]))
+                for places_B in self.parts_of(places)
+            ]
+        labels_UK = np.zeros((len(labelled), self.student.classes))
+        if answers:
+            places_V = np.concatenate([places_B for places_B, _ in answers])
+            labels_UK[places_V] = self._label(places_V, [joint for _, joint in answers])
+        if settings.epsilon is not None:
+            labels_UK = self.randomised(labels_UK, settings.epsilon)
+        self.student.teach(labels_UK)
+        train_student(self.student, self._config)
+
+    async def _ask_once(self, links: Links, steps: Steps, rows_B: Tensor) -> Joint:
+        joint = await self.joint(links, steps.next_step, rows_B)
+        steps.stepped(None)
+        return joint
+
+    def _label(self, places_V: NDArray[np.int64], joints: list[Joint]) -> Floats:
+        """What the teacher says of these places of the training rows, (V, K)."""
+        settings = JointTeacherSettings.of(self._config)
+        if settings.labels == HEAD:
+            scores_VK = torch.cat([joint.scores for joint in joints]).double()
+            labels_VK = scores_VK.softmax(1).cpu().numpy()
+        else:
+            known = np.isin(places_V, self.student.labelled)
+            class_of = dict(zip(self.student.labelled, self.student.labels, strict=True))
+            labels = np.array([class_of[place] for place in places_V[known]], dtype=np.int64)
+            labels_VK = make_labeller(settings.labels).label(
+                side_by_side(
+                    torch.cat(parts)
+                    for parts in zip(*(joint.representations for joint in joints), strict=True)
+                ),
+                np.flatnonzero(known), labels, self.student.classes,
+            )  # fmt: skip
+        return hard(labels_VK) if settings.form == "hard" else labels_VK
+
+    def randomised(self, labels_UK: Floats, epsilon: float) -> Floats:
+        """The labels that the student learns under randomised response, with its own prior."""
+        response = VoteResponse(epsilon=epsilon, classes=self.student.classes)
+        answers_U = response.answer(hard(labels_UK), key=self._key, about=_ALL_ROWS)
+        estimate_UK = response.estimate(answers_U[None])
+        variance_U = response.variance(estimate_UK, parties=1).mean(axis=1).clip(min=0.0)
+        votes = Votes(totals=estimate_UK, variance=variance_U, voters=1)
+        return with_prior(votes, self.student, by_labeller(Spreading()), seed=self._seed)
+
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """At the end what the student says alone, and the teacher with all parties present."""
+        if not final:
+            return {}
+        with self.trainer.evaluating():
+            together = await self._together(links, next_step)
+        name = self._config.method.name
+        said = {name: self.student.scored(self._test_rows)}
+        return {**said, f"{name}_together": together} if len(together.truth) else said
+
+    def solo(self) -> ActiveNetworks | None:
+        return self.student.networks
 
 
-def _returned(own: Own) -> tuple[GradientDefence, ...]:
-    around = surroundings_of(own, ())
-    return gradient_defences(own.config.defences, around, "returned gradients")
+class JointTeacherSettings(FormSettings, JointSettings):
+    """The joint model and how it labels rows.
+
+    Attributes:
+        model: networks of the active and of passives that have none of their own; the run's
+            `model` is the student.
+        labels: "head" is the joint model's own head; a key of `LABELLERS` labels the rows from all
+            parties' representations, which takes one more of each labelled row.
+        epsilon: of the randomised response under which the student learns each label that is not
+            the active's own; null: none. Labels are hard then. It holds against whoever has the
+            finished student alone.
+    """
+
+    name: Literal["joint_teacher"]
+    model: ModelSettings = ModelSettings(network="linear", representation=16)
+    labels: str = HEAD
+    epsilon: float | None = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
+
+    title = "joint teacher"
+    predicts_alone = True
+    teacher = "joint model"
+
+    @field_validator("labels")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        return labeller_for_oneself(name, also=(HEAD,))
+
+    @model_validator(mode="after")
+    def _others_move_no_label(self) -> Self:
+        noised = self.epsilon is not None
+        if noised and self.labels != HEAD and not LABELLERS[self.labels].inductive:
+            raise ValueError(
+                f"epsilon: under labels: {self.labels} a person moves other people's labels, too, "
+                f"and no epsilon of one label covers that; use {HEAD}, or leave epsilon out"
+            )
+        return self
+
+    @property
+    def asks_again(self) -> bool:
+        """A teacher other than the head reads labelled rows once more, after training."""
+        return self.labels != HEAD
+
+
+class JointTeacher(Tvfl):
+    """The method; see `Method`."""
+
+    settings = JointTeacherSettings
+
+    def model(self, config: RunSettings) -> ModelSettings:
+        return JointTeacherSettings.of(config).model
+
+    lockstep = Method.lockstep  # the student learns after the last step
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        return self.active(JointTeacherActive, own, contract, rows)
+
+
+def _response_statement(own: Own) -> str:
+    """What randomised response between teacher and student gives, in words; may be empty."""
+    epsilon = JointTeacherSettings.of(own.config).epsilon
+    if epsilon is None:
+        return ""
+    seeded, classes = own.config.guard.noise != "secret", len(own.data.classes)
+    against = "whoever has the finished student alone" + (
+        " and does not know the run's seed" if seeded else ""
+    )
+    return (
+        f"; the student learns each label of the teacher's under {classes}-ary randomised "
+        f"response of epsilon {epsilon:g}, delta 0, against {against}, for one person without a "
+        "label, with the teacher held fixed; against the active, which read the representations, "
+        "and for people with a label it gives nothing"
+    )

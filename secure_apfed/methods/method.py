@@ -18,7 +18,7 @@ from apfed_protocols.seal import Identity
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
-from secure_apfed.learning.descent import ActiveNetworks
+from secure_apfed.learning.descent import ActiveNetworks, prefixed, without_prefix
 from secure_apfed.measures import Scored
 from secure_apfed.methods.charged import Charged, read_charged
 from secure_apfed.models import Shape
@@ -29,10 +29,14 @@ from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
+    "FOR_AN_ANSWER",
+    "FOR_THE_ACTIVE",
+    "FOR_THE_AGGREGATOR",
     "Agreed",
     "Agreement",
     "Helper",
     "Keeper",
+    "Kept",
     "Learner",
     "Lockstep",
     "Method",
@@ -51,6 +55,9 @@ __all__ = [
     "meet_all",
     "save_all",
 ]
+
+FOR_THE_AGGREGATOR, FOR_AN_ANSWER, FOR_THE_ACTIVE = 2, 4, 8
+"""Units of patience: whoever is waited for may itself wait for those before it, and names them."""
 
 HELD_OUT = 0.1
 """Share of the labelled training rows that say when training ends."""
@@ -180,15 +187,25 @@ class Steps(Protocol):
         """A step is done, with this task loss; None: it trained nothing."""
 
 
+class Kept(Protocol):
+    """What a checkpoint holds of a role: networks, accounts, counts."""
+
+    def tensors(self) -> Mapping[str, Tensor]: ...
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
+
+
 class Role:
     """A party's part in a session, set up; its state is its own.
 
     Attributes:
+        kept: of its state what goes into its checkpoint, by the prefix of its tensors' names.
         ledgers: its accounts by name, of what it releases and of private updates.
         contributions: that of `ledgers` which counts its contributions to sums with noise.
     """
 
     name: str
+    kept: Mapping[str, Kept] = {}
     ledgers: Mapping[str, PrivacyLedger] = {}
     contributions: PrivacyLedger | None = None
 
@@ -197,10 +214,16 @@ class Role:
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state, for its own checkpoint."""
-        return {}
+        return {
+            key: value
+            for name, part in self.kept.items()
+            for key, value in prefixed(name, part.tensors()).items()
+        }
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         """Restore what `tensors` returned before step `next_step`."""
+        for name, part in self.kept.items():
+            part.load_tensors(without_prefix(name, tensors))
 
 
 class Helper(Role, ABC):
@@ -209,17 +232,22 @@ class Helper(Role, ABC):
     Attributes:
         contract: of the session.
         asks: kinds of messages of the active that it answers.
+        work_ahead: what it does before it waits for the next of them; sends nothing. None: nothing.
     """
 
     contract: Contract
     asks: tuple[Kind, ...] = ()
+    work_ahead: Callable[[], None] | None = None
 
     async def help(self, links: Links, save: Save) -> None:
         """Its script from the first step to the end of the session: answer what is asked."""
         active = self.contract.active
         while True:
-            self.idle()
-            message = await links.receive(active, *self.asks, Kind.CHECKPOINT, Kind.END, patience=8)
+            if self.work_ahead is not None:
+                self.work_ahead()
+            message = await links.receive(
+                active, *self.asks, Kind.CHECKPOINT, Kind.END, patience=FOR_THE_ACTIVE
+            )
             if message.kind in self.asks:
                 await self.answer(links, message)
             elif not keep_or_end(message.kind, message.step, links, active, save):
@@ -228,9 +256,6 @@ class Helper(Role, ABC):
     async def answer(self, links: Links, message: Envelope) -> None:
         """Answer one message of a kind that it answers."""
         raise LocalProtocolError(f"{self.name} answers no {message.kind}")
-
-    def idle(self) -> None:
-        """What it does before it waits for the next message; sends nothing."""
 
     def sent_network(self) -> nn.Module | None:
         """The network whose output it sends or adds to a sum, known to itself alone; None: none."""
@@ -401,7 +426,7 @@ async def meet_all(links: Links, helpers: Sequence[str]) -> None:
     waiting = list(helpers)
     while waiting:
         message = await links.receive(
-            waiting, Kind.READY, step=BEFORE_TRAINING, least=len(waiting), patience=4
+            waiting, Kind.READY, step=BEFORE_TRAINING, least=len(waiting), patience=FOR_AN_ANSWER
         )
         waiting.remove(message.sender)
     for name in helpers:
@@ -411,21 +436,15 @@ async def meet_all(links: Links, helpers: Sequence[str]) -> None:
 async def meet(links: Links, active: str) -> None:
     """The other side of `meet_all`."""
     links.send(active, Kind.READY, BEFORE_TRAINING)
-    await links.receive(active, Kind.READY, step=BEFORE_TRAINING, patience=8)
+    await links.receive(active, Kind.READY, step=BEFORE_TRAINING, patience=FOR_THE_ACTIVE)
 
 
 async def save_all(
     links: Links, helpers: Sequence[str], step: int, *, may_leave: Collection[str] = ()
 ) -> Mapping[str, Sequence[Charged] | None]:
-    """Let these parties save what they are before `step`; return once all of them have.
-
-    Returns:
-        By party what it says that it charged so far; None for those of `may_leave` that fell
-        silent.
-
-    Raises:
-        PartyLeftError: another one did.
-        RemoteProtocolError: one says something else.
+    """Let these parties save what they are before `step`; return, once all of them have, by party
+    what it says that it charged so far; None for those of `may_leave` that fell silent. Raises
+    PartyLeftError: another one did; RemoteProtocolError: one says something else.
     """
     for name in helpers:
         links.send(name, Kind.CHECKPOINT, step)

@@ -43,9 +43,9 @@ from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpac
 from secure_apfed.learning.descent import ActiveNetworks, Compute
 from secure_apfed.learning.release import check_norms, check_rows
 from secure_apfed.measures import Scored, scored_by
-from secure_apfed.methods.accounts import guard_for, parameters_of, sum_and_noise
+from secure_apfed.methods.accounts import agreed_sum, guard_for
 from secure_apfed.methods.alignment import positions_of
-from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own
+from secure_apfed.methods.method import Agreed, Helper, Learner, Own
 from secure_apfed.methods.sum_end import (
     ActiveSum,
     Admitted,
@@ -53,6 +53,7 @@ from secure_apfed.methods.sum_end import (
     SessionSum,
     SumHelper,
     SumLearner,
+    SumMethod,
 )
 from secure_apfed.methods.terms import (
     check_passives,
@@ -223,6 +224,7 @@ class MultiviewActive(ViewsActive):
     ) -> None:  # fmt: skip
         super().__init__(own, contract, sum_end)
         self.trainer, self._rows = trainer, rows
+        self.kept = {"": trainer}
         self.smallest_batch = own.config.rules.minimum_batch
         self.training_rows = positions_of(rows, own.data.train_rows)
         self.tested = positions_of(rows, own.data.test_rows)
@@ -264,12 +266,6 @@ class MultiviewActive(ViewsActive):
     def head(self) -> Tensor:
         return torch.from_numpy(self.trainer.view.weights_FC.T)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self.trainer.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.trainer.load_tensors(tensors)
-
 
 class MultiviewPassive(SumHelper):
     """A passive: has a view, and may have labels of its own; see `Helper`. `sum_end`: its end of
@@ -279,7 +275,7 @@ class MultiviewPassive(SumHelper):
     asks = (Kind.REQUEST,)
 
     def __init__(self, sum_end: PassiveSum, trainer: "ViewTrainer", *, clip: float | None) -> None:
-        super().__init__(sum_end)
+        super().__init__(sum_end, {"": trainer})
         self.trainer, self._clip = trainer, clip
 
     async def answer(self, links: Links, message: Envelope) -> None:
@@ -312,13 +308,6 @@ class MultiviewPassive(SumHelper):
         people, minimum = len(self.trainer.view.x_NF), self.contract.minimum_batch
         check_rows(rows_B, aligned=people, minimum=minimum, sender=sender)
         return self.sum.admit(message, rows_B), z_BC.numpy() if len(z_BC) else None
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.trainer.tensors() | self.sum.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.trainer.load_tensors(tensors)
-        self.sum.load_tensors(tensors, last_step=next_step - 1)
 
 
 def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
@@ -520,13 +509,9 @@ def weights_of(
     """Minimise Eq. (5) by reweighting, Eqs. (7) and (8), from these weights on.
 
     Each round minimises a quadratic that lies above the objective and touches it at the last
-    weights (|w| <= |w|^2 / 2a + a / 2), so that none raises it. A row that is 0 stays there.
-
-    Args:
-        tolerance: of the objective, relative, below which rounds end.
-
-    Raises:
-        ModelError: X^T X is singular and beta 0, or numbers are not finite.
+    weights (|w| <= |w|^2 / 2a + a / 2), so that none raises it. A row that is 0 stays there. Rounds
+    end below this relative tolerance of the objective. Raises ModelError: X^T X is singular and
+    beta 0, or numbers are not finite.
     """
     gram_FF, cross_FC = x_NF.T @ x_NF if gram_FF is None else gram_FF, x_NF.T @ labels_NC
     before = view_objective(x_NF, weights_FC, labels_NC, beta)
@@ -607,7 +592,7 @@ def joint_share(zeta: float, zetas: Collection[float]) -> float:
     return zeta / (1 + zeta) / sum(each / (1 + each) for each in zetas)
 
 
-class Multiview(Method):
+class Multiview(SumMethod):
     """The method; see `Method`."""
 
     def __init__(self, settings: type[MultiviewSettings]) -> None:
@@ -641,9 +626,6 @@ class Multiview(Method):
         sum_end = SessionSum.of(own, contract).passive(people=len(rows), beyond=1)
         trainer = ViewTrainer(view, zetas, pull)
         return MultiviewPassive(sum_end, trainer, clip=clip_of(own.config))
-
-    def aggregator(self, own: Own, contract: Contract) -> Helper:
-        return SessionSum.of(own, contract).aggregator()
 
 
 def _view(own: Own, contract: Contract, rows: Tensor, classes: int) -> ViewModel:
@@ -691,12 +673,10 @@ def agreed_on(
     own: Own, session: str, terms: Mapping[str, RepresentationTerms], weights: Mapping[str, float]
 ) -> Agreed:
     """What all agree on: terms and weights by passive, and a sum of what passives contribute."""
-    parts = own.active, own.passives, terms[own.passives[0]].shape
-    secure_sum, noise = sum_and_noise(own.config, session, *parts)
     return Agreed(
         passives={
             name: PassiveTerms(objective=None, weight=weights[name], representation=terms[name])
             for name in own.passives
         },
-        secure_sum=parameters_of(own.config, secure_sum, noise),
+        secure_sum=agreed_sum(own, session, terms[own.passives[0]].shape),
     )

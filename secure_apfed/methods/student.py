@@ -17,22 +17,21 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from secure_apfed.data import OwnData
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import Labeller
-from secure_apfed.learning.descent import ActiveNetworks, Compute, prefixed, without_prefix
+from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import SoftTrainer, Votes, fit_ridge, likely_labels, reliability_of
 from secure_apfed.measures import Measure, Scored
+from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.method import Learner, Own, Steps
 from secure_apfed.methods.terms import outputs_of, task_of
 from secure_apfed.models import RandomFeatures, encoder_and_head
 from secure_apfed.seeds import one_thread, seeded, shuffled
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import ModelSettings, TrainSettings
 from secure_apfed.solo import Baseline, SoloTask
 from secure_apfed.solo.choice import chosen
 from secure_apfed.solo.kept import fits_kept_meanwhile
-from secure_apfed.tasks import LOSSES, Classification, Regression, Task, scored_rows
+from secure_apfed.tasks import LOSSES, Regression, scored_rows
 
 __all__ = [
     "RANGES",
@@ -47,7 +46,6 @@ __all__ = [
     "by_labeller",
     "classes_voted",
     "side_by_side",
-    "student_of",
     "train_student",
     "with_prior",
 ]
@@ -106,40 +104,43 @@ class Bins:
 
 
 class Student:
-    """A network and the labels that it learns.
+    """A network at its reproducible start, and the labels that it learns of aligned training rows.
 
     Args:
-        owner: the active; data: what it holds, with the labels that it may train on.
-        networks: at their start, made of these `model` settings; classes: K.
+        own: what the active brings, with the labels that it may train on.
+        aligned: of its table, by position of the alignment.
 
     Attributes:
+        classes: K; rows_U: of its table, that it learns from.
         labelled: (n,), places of labelled rows among `rows_U`; labels: (n,), classes of those.
     """
 
-    def __init__(
-        self, owner: str, *, data: OwnData, rows_U: Tensor, networks: ActiveNetworks, classes: int,
-        model: ModelSettings, train: TrainSettings, compute: Compute, seed: int,
-        task: Task | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, own: Own, aligned: Tensor) -> None:
+        config, data, seed = own.config, own.data, own.secrets.seed
+        features_N, rows_U = data.table.features, rows_among(data.train_rows, aligned)
         assert data.table.labels is not None
-        features_N = data.table.features
+        with seeded(seed, own.name, "student"):
+            networks = ActiveNetworks(
+                *encoder_and_head(config.model, data.table.shape, outputs_of(own))
+            )
         if isinstance(networks.encoder, RandomFeatures):
             networks.encoder.fit(features_N[data.train_rows])
-        self._task = task or Classification()
+        self._task = task_of(own)
         loss = self._task.error if isinstance(self._task, Regression) else None
         self.trainer = SoftTrainer(
-            owner, networks, features_N=features_N, train=train, compute=compute, seed=seed,
+            own.name, networks, features_N=features_N, train=config.train, seed=seed,
             loss=LOSSES[loss] if loss else F.cross_entropy,
         )  # fmt: skip
-        self.rows_U, self.classes, self._model, self._train = rows_U, classes, model, train
+        self.rows_U, self.classes = rows_U, classes_voted(own)
+        self._model, self._train = config.model, config.train
         self._shape = features_N.shape[1:]
         self.features_UF: Floats = features_N[rows_U].flatten(1).double().numpy()
         self.labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten().numpy()
         known_n = data.table.labels[rows_U[self.labelled]].numpy()
         self._bins = Bins.of(known_n.astype(np.float64)) if loss else None
         self.labels = known_n if self._bins is None else self._bins.classes_of(known_n)
-        self._truth_nT = known_n[:, None] if self._bins else np.eye(classes)[known_n]
-        self._labels_N = compute.place(data.table.labels)
+        self._truth_nT = known_n[:, None] if self._bins else np.eye(self.classes)[known_n]
+        self._labels_N = self.trainer.compute.place(data.table.labels)
         numbers = self._truth_nT.shape[1]
         self._targets_NT = torch.zeros(len(data.table.ids), numbers, dtype=torch.float64)
 
@@ -282,6 +283,7 @@ class StudentActive(Learner):
         super().__init__()
         self.name, self.guarantee = own.name, guarantee
         self.student: StudentModel = student
+        self.kept = {"student": student}
         self.training_rows = student.rows_U
         self._headline, self._test_rows = headline, own.data.test_rows
         self._classes = len(own.data.classes)
@@ -308,36 +310,16 @@ class StudentActive(Learner):
         return self.student.networks
 
     def tensors(self) -> dict[str, Tensor]:
-        taught = torch.tensor(self._taught)
-        return {"taught": taught, **prefixed("student", self.student.tensors())}
+        return {"taught": torch.tensor(self._taught), **super().tensors()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        super().load_tensors(tensors, next_step=next_step)
         self._taught = bool(tensors["taught"])
-        self.student.load_tensors(without_prefix("student", tensors))
 
 
 def classes_voted(own: Own) -> int:
     """K of what others say of a row: classes, or ranges of numbers."""
     return len(own.data.classes) or RANGES
-
-
-def student_of(own: Own, aligned: Tensor) -> Student:
-    """The student at its reproducible start, which learns from the aligned training rows."""
-    config = own.config
-    with seeded(own.secrets.seed, own.name, "student"):
-        encoder, head = encoder_and_head(config.model, own.data.table.shape, outputs_of(own))
-    return Student(
-        own.name,
-        data=own.data,
-        rows_U=own.data.train_rows[torch.isin(own.data.train_rows, aligned)],
-        networks=ActiveNetworks(encoder, head),
-        classes=classes_voted(own),
-        model=config.model,
-        train=config.train,
-        compute=Compute.of(config.train),
-        seed=own.secrets.seed,
-        task=task_of(own),
-    )
 
 
 def train_student(student: Student, config: RunSettings) -> None:

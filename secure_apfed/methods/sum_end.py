@@ -17,7 +17,6 @@ import hashlib
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -43,10 +42,20 @@ from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.files import MOST_JSON_BYTES, add_line, open_plain
-from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.methods.accounts import NoisePlan, contribution_noise, sum_and_noise
-from secure_apfed.methods.method import Helper, Learner, Own, Save, keep_or_end
+from secure_apfed.methods.method import (
+    FOR_AN_ANSWER,
+    FOR_THE_ACTIVE,
+    FOR_THE_AGGREGATOR,
+    Helper,
+    Kept,
+    Learner,
+    Method,
+    Own,
+    Save,
+    keep_or_end,
+)
 from secure_apfed.models import Shape
 from secure_apfed.names import log_file
 from secure_apfed.privacy.ledger import Release, ReleaseCounts
@@ -58,7 +67,7 @@ __all__ = [
     "Admitted",
     "Aggregator",
     "Allowance",
-    "AnswersLog",
+    "Noted",
     "PassiveSum",
     "RefusedSums",
     "SessionSum",
@@ -66,11 +75,11 @@ __all__ = [
     "SumAggregator",
     "SumHelper",
     "SumLearner",
+    "SumMethod",
     "answer_digest",
     "bind_step",
+    "encrypting_ahead",
     "unless_unasked",
-    "waiting_of",
-    "worker_for",
 ]
 
 Floats = NDArray[np.floating]
@@ -109,32 +118,26 @@ class SessionSum:
         beyond: int = 0,
         held_N: Tensor | None = None,
         repeatable: bool = False,
-        ahead: tuple[int, int] | None = None,
+        batch: tuple[int, int] | None = None,
     ) -> "PassiveSum":
         """This passive's end; see `PassiveSum`. `beyond`: answers for each above those for
-        training. `ahead`: rows and numbers of a contribution, zeros for which may be encrypted
-        ahead.
+        training. `batch`: (rows, numbers) of a full contribution; None: they differ.
         """
         own, settings = self.own, self.own.config.secure_sum
         contributor = self.protocol.contributor(own.name)
-        log, noise = AnswersLog.of(own), None
+        noise = None
         if self.noise is not None:
             noise = contribution_noise(own, self.shape, plan=self.noise, aligned=people)
         return PassiveSum(
-            own.name,
-            self.contract,
-            contributor,
-            allowance=Allowance(own.name, self.contract, aligned=people, log=log, beyond=beyond),
-            rounds=self.protocol.rounds,
-            noise=noise,
-            held_N=held_N,
-            repeatable=repeatable,
-            wait=waiting_of(settings, contributor, ahead, worker_for(settings)) if ahead else None,
-        )
+            own.name, self.contract, contributor, noise=noise, held_N=held_N,
+            allowance=Allowance.of(own, self.contract, aligned=people, beyond=beyond),
+            rounds=self.protocol.rounds, repeatable=repeatable,
+            work_ahead=encrypting_ahead(settings, contributor, batch) if batch else None,
+        )  # fmt: skip
 
     def active(self, dtype: torch.dtype = torch.float64) -> "ActiveSum":
         return ActiveSum(
-            self.contract, self.protocol.receiver(), RefusedSums.of(self.own),
+            self.contract, self.protocol.receiver(), RefusedSums(self.own),
             rounding=self.protocol.rounding(), dtype=dtype,
         )  # fmt: skip
 
@@ -166,7 +169,7 @@ class PassiveSum:
         held_N: positions of people that it knows, (N,), bool; None: all.
         repeatable: whether the same answer in another session may count as the same, where that
             tells nothing new.
-        wait: what it does while it waits for a question; sends nothing. None: nothing.
+        work_ahead: see `Helper`.
     """
 
     def __init__(
@@ -180,11 +183,11 @@ class PassiveSum:
         noise: ContributionNoise | None = None,
         held_N: Tensor | None = None,
         repeatable: bool = False,
-        wait: Callable[[], None] | None = None,
+        work_ahead: Callable[[], None] | None = None,
     ) -> None:
         self.name, self.contract, self.contributor = name, contract, contributor
         self.allowance, self.rounds, self.noise = allowance, rounds, noise
-        self.wait = wait
+        self.work_ahead = work_ahead
         self._held_N, self._gate = held_N, StepGate(name)
         self._admitted: Admitted | None = None
         # The same answer tells nothing new only where all passives repeat theirs. They may not
@@ -206,15 +209,10 @@ class PassiveSum:
         self, asked: Envelope, rows_B: Tensor, *, step: int | None = None,
         counted: Tensor | None = None,
     ) -> Admitted:  # fmt: skip
-        """Let a question through: each step once, and no row more often than agreed.
-
-        Args:
-            rows_B: positions that the answer is about, without repeats.
-            step: of the answer; None: of the message.
-            counted: positions for which it counts; None: `rows_B`.
-
-        Raises:
-            RemoteProtocolError: a larger batch, a row more often, or a step that was answered.
+        """Let a question about these positions through: each step once, and no row more often than
+        agreed. `step`: of the answer, where not of the message; `counted`: positions for which it
+        counts, where not `rows_B`. Raises RemoteProtocolError: a larger batch, a row more often, or
+        an answered step.
         """
         step, counted = asked.step if step is None else step, rows_B if counted is None else counted
         self.allowance.check(step, counted, sender=asked.sender)
@@ -227,7 +225,9 @@ class PassiveSum:
         step = admitted.step
         links.send(AGGREGATOR, Kind.CONTRIBUTION, step, self.contribution(admitted, values_BD))
         if self.rounds == 2:
-            request = await links.receive(AGGREGATOR, Kind.SUM_REQUEST, step=step, patience=2)
+            request = await links.receive(
+                AGGREGATOR, Kind.SUM_REQUEST, step=step, patience=FOR_THE_AGGREGATOR
+            )
             answer = self.contributor.answer(request.payload)
             links.send(AGGREGATOR, Kind.SUM_ANSWER, step, answer)
 
@@ -265,20 +265,20 @@ class PassiveSum:
         """What the contribution answers: exactly what was received."""
         return bind_step(self.contract.session, admitted.step, admitted.rows, admitted.payload)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self.allowance.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int = -1) -> None:
-        """Restore its state; steps up to `last_step` count as answered."""
-        self.allowance.load_tensors(tensors)
-        self._gate.last = last_step
+    def resume(self, next_step: int) -> None:
+        """Steps before this one count as answered."""
+        self._gate.last = next_step - 1
 
 
 class SumHelper(Helper):
-    """A passive that answers under the session's sum; see `Helper`."""
+    """A passive that answers under the session's sum; see `Helper`. `kept`: of its state beside the
+    count of its answers.
+    """
 
-    def __init__(self, sum_end: PassiveSum) -> None:
+    def __init__(self, sum_end: PassiveSum, kept: Mapping[str, Kept] = {}) -> None:
         self.name, self.contract, self.sum = sum_end.name, sum_end.contract, sum_end
+        self.work_ahead = sum_end.work_ahead
+        self.kept = {**kept, "allowance": sum_end.allowance}
         if sum_end.noise is not None:
             self.contributions = sum_end.noise.ledger
             self.ledgers = {self.name: sum_end.noise.ledger}
@@ -286,9 +286,9 @@ class SumHelper(Helper):
     async def set_up(self, links: Links) -> None:
         await self.sum.set_up(links)
 
-    def idle(self) -> None:
-        if self.sum.wait is not None:
-            self.sum.wait()
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        super().load_tensors(tensors, next_step=next_step)
+        self.sum.resume(next_step)
 
 
 class ActiveSum:
@@ -328,7 +328,7 @@ class ActiveSum:
         of others than the contract allows, of something else, or one that was altered. No sum of
         this session is opened any more then.
         """
-        message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=4)
+        message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=FOR_AN_ANSWER)
         present, combined = _read_sum(message, self.present, self.contract)
         sum_BD = self.open(combined, (len(rows_B), numbers), self.binding(step, rows_B, payload))
         if len(present) < len(self.present):
@@ -392,7 +392,7 @@ class Aggregator(Helper):
             try:
                 message = await links.receive(
                     (active, *self.present), Kind.CONTRIBUTION, Kind.CHECKPOINT, Kind.END,
-                    least=1 + self._least(), patience=8,
+                    least=1 + self._least(), patience=FOR_THE_ACTIVE,
                 )  # fmt: skip
             except PartyLeftError as error:
                 if active in error.left:
@@ -505,6 +505,13 @@ class SumAggregator(Aggregator):
         return packed
 
 
+class SumMethod(Method):
+    """A method whose passives add under the session's sum; see `Method`."""
+
+    def aggregator(self, own: Own, contract: Contract) -> Helper:
+        return SessionSum.of(own, contract).aggregator()
+
+
 @contextmanager
 def unless_unasked(active: str) -> Iterator[None]:
     """Name the active, too, where others fall silent that it may have asked nothing."""
@@ -582,28 +589,6 @@ class StepGate:
         self.last = step
 
 
-@dataclass(frozen=True)
-class AnswersLog:
-    """Where answers are counted, over all sessions of a run.
-
-    Attributes:
-        path: of the write-ahead log.
-        waits: whether an answer waits until its line is on the disk, and not with the operating
-            system alone, which a machine that loses power forgets.
-    """
-
-    path: Path
-    waits: bool = True
-
-    @classmethod
-    def of(cls, own: Own) -> Self | None:
-        """That of a passive; None: it keeps none."""
-        if own.secrets.logs is None:
-            return None
-        path = log_file(own.secrets.logs, "answers", own.name, "jsonl")
-        return cls(path, waits=own.secrets.sends_out)
-
-
 class Allowance:
     """What the contract lets the active ask of one party: batch sizes, and answers for each row.
 
@@ -614,20 +599,29 @@ class Allowance:
         me: the party; contract: of the session.
         aligned: number of positions; beyond: answers for a row above those for training.
         log: the write-ahead log; None: memory and checkpoints only.
+        waits: whether an answer waits until its line is on the disk, and not with the operating
+            system alone, which a machine that loses power forgets.
 
     Raises:
         CheckpointError: the log was altered, or is of another run.
     """
 
+    @classmethod
+    def of(cls, own: Own, contract: Contract, *, aligned: int, beyond: int = 0) -> Self:
+        log = log_file(own.secrets.logs, "answers", own.name, "jsonl") if own.secrets.logs else None
+        return cls(
+            own.name, contract, aligned=aligned, beyond=beyond, log=log,
+            waits=own.secrets.sends_out,
+        )  # fmt: skip
+
     def __init__(
-        self, me: str, contract: Contract, *, aligned: int, log: AnswersLog | None, beyond: int = 0
-    ) -> None:
+        self, me: str, contract: Contract, *, aligned: int, log: Path | None, beyond: int = 0,
+        waits: bool = True,
+    ) -> None:  # fmt: skip
         self._me, self._largest = me, contract.batch_size
         self._answers = contract.epochs + contract.spare_answers + beyond
-        self._waits = log is not None and log.waits
-        self._counts = ReleaseCounts(
-            rows=aligned, log=log.path if log else None, about={"answers": self._answers}
-        )
+        self._waits = log is not None and waits
+        self._counts = ReleaseCounts(rows=aligned, log=log, about={"answers": self._answers})
 
     def check(self, step: int, rows_B: Tensor, *, sender: str) -> None:
         """Refuse before anything is computed, unless it may be an answer that was given before.
@@ -663,13 +657,41 @@ class Allowance:
             )
 
     def tensors(self) -> dict[str, Tensor]:
-        return prefixed("allowance", self._counts.state_dict())
+        return self._counts.state_dict()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from what `tensors` returned; what the log counts stays counted. Raises
         CheckpointError: of another number of rows, or the log misses answers.
         """
-        self._counts.load_state_dict(without_prefix("allowance", tensors))
+        self._counts.load_state_dict(tensors)
+
+
+class Noted:
+    """One party's list of what must outlast sessions: a line each, on the disk before anybody sees
+    what it is about; readable by its owner only. Whole or torn, a line counts.
+
+    Args:
+        name: of the list; own: whose it is. It is in no file, and empty, where `own` keeps no logs.
+    """
+
+    def __init__(self, own: Own, name: str) -> None:
+        logs = own.secrets.logs
+        self.me, self.path = own.name, log_file(logs, name, own.name, "jsonl") if logs else None
+
+    def lines(self) -> Sequence[bytes]:
+        if self.path is None or not os.path.lexists(self.path):
+            return ()
+        with open_plain(self.path) as file:
+            return [line for line in file.read(MOST_JSON_BYTES).splitlines() if line.strip()]
+
+    def add(self, what: str, instead: str = "", **fields: str | int) -> None:
+        """Add a line. Raises CheckpointError: it cannot be written."""
+        if self.path is None:
+            return
+        try:
+            add_line(self.path, fields)
+        except (OSError, CheckpointError) as error:
+            raise CheckpointError(f"{self.path}: cannot note {what} ({error}){instead}") from error
 
 
 class RefusedSums:
@@ -678,40 +700,21 @@ class RefusedSums:
     Protects from: whoever alters sums, and learns from which of them the active takes. One session
     tells which sum was the first to be refused (see `SumReceiver`); a resumed run computes
     the same numbers, and would be asked about them again. So a run goes on after as many refused
-    sums as its user allows by name, and no more. The log has a line a refusal, whole or torn, read
-    or not.
-
-    Args:
-        log: file of the list, readable by its owner only; None: nothing is noted.
-        allowed: refused sums after which the run may go on.
-
-    Raises:
-        CheckpointError: more were refused, or the list cannot be read.
+    sums as its user allows by name (`rules.refused_sums`), and no more. Raises CheckpointError:
+    more were refused, or the list cannot be read.
     """
 
-    @classmethod
-    def of(cls, own: Own) -> Self:
-        logs = own.secrets.logs
-        log = log_file(logs, "refused", own.name, "jsonl") if logs else None
-        return cls(own.name, log, allowed=own.config.rules.refused_sums)
-
-    def __init__(self, me: str, log: Path | None, *, allowed: int) -> None:
-        self._me, self._log = me, log
-        if (noted := self._noted()) > allowed:
+    def __init__(self, own: Own) -> None:
+        self._noted, allowed = Noted(own, "refused"), own.config.rules.refused_sums
+        if (refused := len(self._noted.lines())) > allowed:
             raise CheckpointError(
-                f"{me} refused {noted} sum{'s' * (noted > 1)} of this run, and rules.refused_sums "
-                f"is {allowed}. Whoever altered them (the aggregator, or a passive) may have "
-                "learnt bits of the passives' numbers from which were taken, and a resumed run "
-                "computes the same numbers again. Find out who it was; then begin a new run with "
-                "another seed, among parties that you trust. If it was nobody's intent, resume "
-                f"with rules.refused_sums: {noted} in the run's config.yaml"
+                f"{own.name} refused {refused} sum{'s' * (refused > 1)} of this run, and "
+                f"rules.refused_sums is {allowed}. Whoever altered them (the aggregator, or a "
+                "passive) may have learnt bits of the passives' numbers from which were taken, and "
+                "a resumed run computes the same numbers again. Find out who it was; then begin a "
+                "new run with another seed, among parties that you trust. If it was nobody's "
+                f"intent, resume with rules.refused_sums: {refused} in the run's config.yaml"
             )
-
-    def _noted(self) -> int:
-        if self._log is None or not os.path.lexists(self._log):
-            return 0
-        with open_plain(self._log) as lines:
-            return sum(1 for line in lines.read(MOST_JSON_BYTES).splitlines() if line.strip())
 
     @contextmanager
     def noting(self, *, step: int, contract: str) -> Iterator[None]:
@@ -724,38 +727,23 @@ class RefusedSums:
         except LocalProtocolError:
             raise
         except Exception:
-            self._note(step, contract)
+            self._noted.add(
+                f"that {self._noted.me} refused the sum of step {step}",
+                "; do not resume this run, which could not count it",
+                contract=contract,
+                step=step,
+            )
             raise
 
-    def _note(self, step: int, contract: str) -> None:
-        if self._log is None:
-            return
-        try:
-            add_line(self._log, {"contract": contract, "step": step})
-        except (OSError, CheckpointError) as error:
-            raise CheckpointError(
-                f"{self._log}: cannot note that {self._me} refused the sum of step {step} "
-                f"({error}); do not resume this run, which could not count it"
-            ) from error
 
-
-def worker_for(settings: SumSettings) -> Executor | None:
-    """A process that encrypts ahead where it pays, which starts with its first task.
-
-    A run without `secure_sum.zero_pool` starts none; the simulated passives of one run share it.
-    """
-    return open_worker() if settings.zero_pool and pays() else None
-
-
-def waiting_of(
-    settings: SumSettings,
-    contributor: SumContributor,
-    shape: tuple[int, int],
-    worker: Executor | None,
+def encrypting_ahead(
+    settings: SumSettings, contributor: SumContributor, shape: tuple[int, int]
 ) -> Callable[[], None] | None:
-    """What one passive does while it waits: encrypt zeros ahead, if the run says so. `shape`:
-    (rows, numbers) of a full batch's contribution. `worker`: who encrypts, if not this process.
+    """What one passive does while it waits: encrypt zeros for contributions of this shape, if the
+    run says so. Where it pays, a process does that, which starts with its first task and which the
+    simulated passives of one run share.
     """
     if not settings.zero_pool or not isinstance(contributor, Encrypter):
         return None
+    worker = open_worker() if pays() else None
     return partial(contributor.prepare, shape, settings.zero_pool, worker=worker)

@@ -140,13 +140,8 @@ def projection_size(config: RunSettings, passives: tuple[str, ...]) -> int | Non
 def representation_terms(
     config: RunSettings, shape: Shape, guard: RepresentationGuard, *, projected: bool
 ) -> RepresentationTerms:
-    """What a row of these representations may be.
-
-    Args:
-        config: of the run; its `rules.minimum_spread` wins over what is derived here.
-        shape: of one row.
-        guard: bounds the norm, where it does.
-        projected: whether a linear projection made the row; an encoder's output may be zero.
+    """What a row of these representations may be. `rules.minimum_spread` wins over what is derived
+    here. `projected`: whether a linear projection made the row; an encoder's output may be zero.
     """
     most = guard.largest_norm(math.prod(shape))
     spread = config.rules.minimum_spread

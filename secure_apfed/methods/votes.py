@@ -44,9 +44,19 @@ from secure_apfed.labellers.guarantee import Opening, calibrate_votes, table_gua
 from secure_apfed.learning.release import ContributionNoise, check_rows
 from secure_apfed.learning.votes import Floats, Integers, Votes
 from secure_apfed.measures import ACCURACY, MEASURES
-from secure_apfed.methods.accounts import open_ledger, parameters_of, sum_and_noise, summed_release
+from secure_apfed.methods.accounts import agreed_sum, open_ledger, summed_release
 from secure_apfed.methods.alignment import positions_in
-from secure_apfed.methods.method import Agreed, Agreement, Helper, Learner, Method, Own, Steps
+from secure_apfed.methods.method import (
+    FOR_AN_ANSWER,
+    FOR_THE_ACTIVE,
+    Agreed,
+    Agreement,
+    Helper,
+    Learner,
+    Method,
+    Own,
+    Steps,
+)
 from secure_apfed.methods.student import (
     Prior,
     Student,
@@ -55,15 +65,14 @@ from secure_apfed.methods.student import (
     by_best_baseline,
     by_labeller,
     classes_voted,
-    student_of,
     with_prior,
 )
 from secure_apfed.methods.sum_end import (
     Aggregator,
     Allowance,
-    AnswersLog,
     SessionSum,
     SumHelper,
+    SumMethod,
     answer_digest,
 )
 from secure_apfed.methods.terms import check_passives, require_own_terms
@@ -284,20 +293,16 @@ class Ballot:
 
 class VotesActive(StudentActive):
     """The active: asks for votes on the rows of its student, and teaches it what they say.
-
-    Args:
-        rows: of its table by position of the alignment, (N,).
-        opening: of the votes, and what noise on them gives; None: there is none.
+    `opening`: of the votes, and what noise on them gives; None: there is none.
 
     Attributes:
-        ballot: what it asks; classes: K.
-        votes: what was opened; None before.
+        ballot: what it asks; classes: K; votes: what was opened, None before.
     """
 
     student: Student
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor, opening: Opening | None) -> None:
-        student, config = student_of(own, rows), own.config
+        student, config = Student(own, rows), own.config
         guarantee = "no guarantee: votes are opened without noise (epsilon is infinite)"
         if opening is not None:
             labeller = passive_labeller(own)
@@ -353,13 +358,9 @@ class VotesActive(StudentActive):
 class VotesPassive(Helper):
     """A passive: votes once a session on the rows of its own people that it is asked about.
 
-    Args:
-        rows: of its table by position of the alignment, (N,); -1: a person that it does not know.
-
     Attributes:
-        classes: K, as agreed.
+        classes: K, as agreed; labeller: with which it votes.
         held_N: which positions are of people that it knows, (N,), bool.
-        labeller: with which it votes.
     """
 
     asks = (Kind.LABELS,)
@@ -511,30 +512,23 @@ class SummedVotesPassive(VotesPassive, SumHelper):
             admitted = self.sum.admit(message, ballot.rows[block], step=step)
             await self.sum.send(links, admitted, votes_UK[block])
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self.sum.tensors()
-
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.sum.load_tensors(tensors)
+        super().load_tensors(tensors, next_step=0)  # its steps are the blocks of a session's ballot
 
 
-class SummedVotes(VotesMethod):
+class SummedVotes(SumMethod, VotesMethod):
     """Votes that are opened as their secure sum; see `Method`."""
 
     settings = VotesSettings
 
     def sum_terms(self, own: Own, session: str, classes: int) -> Mapping[str, object]:
-        parts = sum_and_noise(own.config, session, own.active, own.passives, (classes,))
-        return parameters_of(own.config, *parts)
+        return agreed_sum(own, session, (classes,))
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         return SummedVotesActive(own, contract, rows, SessionSum.of(own, contract))
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         return SummedVotesPassive(own, contract, rows, SessionSum.of(own, contract))
-
-    def aggregator(self, own: Own, contract: Contract) -> Helper:
-        return SessionSum.of(own, contract).aggregator()
 
 
 class CountingPassive(VotesPassive):
@@ -546,8 +540,8 @@ class CountingPassive(VotesPassive):
         self, own: Own, contract: Contract, rows: Tensor, noise: ContributionNoise | None = None
     ) -> None:
         super().__init__(own, contract, rows)
-        log = AnswersLog.of(own)
-        self._allowance = Allowance(own.name, contract, aligned=len(rows), log=log)
+        self._allowance = Allowance.of(own, contract, aligned=len(rows))
+        self.kept = {"allowance": self._allowance}
         self._noise = noise
         if noise is not None:
             self._charges(noise.ledger)
@@ -558,17 +552,10 @@ class CountingPassive(VotesPassive):
     def count(
         self, ballot: Ballot, values_U: NDArray[np.generic], *, repeatable: bool = False
     ) -> list[bytes]:
-        """Count an answer for every row, in the log, before it is charged or leaves.
-
-        Args:
-            values_U: what the answers are made of, by row.
-            repeatable: whether the same answer in another session counts as the same.
-
-        Returns:
-            The digest of each block, under which it was counted.
-
-        Raises:
-            RemoteProtocolError: a row was answered as often as agreed.
+        """Count an answer for every row, in the log, before it is charged or leaves; return the
+        digest of each block. `values_U`: what answers are made of, by row. `repeatable`: the same
+        answer in another session counts as the same. Raises RemoteProtocolError: a row was answered
+        as often as agreed.
         """
         session, sender = b"" if repeatable else self.contract.digest, self.contract.active
         digests = []
@@ -594,12 +581,6 @@ class CountingPassive(VotesPassive):
             return None
         return self._noise.draw(shape, step=ASK, known_B=ballot.rows, digest=digest)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self._allowance.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self._allowance.load_tensors(tensors)
-
 
 class RandomisedVotesActive(VotesActive):
     """Reads every passive's answers, and estimates the sum of the votes; see `VotesActive`."""
@@ -621,7 +602,7 @@ class RandomisedVotesActive(VotesActive):
 
     async def _answers(self, links: Links, name: str) -> Integers:
         expected = {"votes": TensorSpec(torch.int16, (len(self.ballot.rows),))}
-        message = await links.receive(name, Kind.VOTES, step=ASK, patience=4)
+        message = await links.receive(name, Kind.VOTES, step=ASK, patience=FOR_AN_ANSWER)
         tensors, _ = unpack(message.payload, expected, sender=name)
         answers_U: Integers = tensors["votes"].long().numpy()
         if not ((answers_U >= 0) & (answers_U < self.classes)).all():
@@ -781,7 +762,9 @@ class BallotSize:
         asked.
         """
         active = contract.active
-        message = await links.receive(active, Kind.BALLOT_SIZE, step=BEFORE_TRAINING, patience=8)
+        message = await links.receive(
+            active, Kind.BALLOT_SIZE, step=BEFORE_TRAINING, patience=FOR_THE_ACTIVE
+        )
         try:
             size = cls(**msgpack.unpackb(message.payload))
         except (ValueError, TypeError, msgpack.UnpackException) as error:

@@ -8,7 +8,6 @@ in `SumOfProducts.malicious`. With `candidates` the passives find most such acti
 Letters: U rows to vote on, n of them labelled, F features of a passive, K classes.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -30,12 +29,11 @@ from apfed_protocols.products import (
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
-from secure_apfed.files import MOST_JSON_BYTES, add_line, open_plain
 from secure_apfed.labellers import LABELLERS, LinearLabeller, make_labeller
 from secure_apfed.labellers.guarantee import summed_votes
 from secure_apfed.learning.votes import Floats, Votes
-from secure_apfed.methods.method import Helper, Learner, Own, meet, meet_all
-from secure_apfed.methods.sum_end import RefusedSums, unless_unasked
+from secure_apfed.methods.method import FOR_AN_ANSWER, Helper, Learner, Own, meet, meet_all
+from secure_apfed.methods.sum_end import Noted, RefusedSums, unless_unasked
 from secure_apfed.methods.votes import (
     ASK,
     Ballot,
@@ -47,7 +45,6 @@ from secure_apfed.methods.votes import (
     VotesMethod,
     VoteTerms,
 )
-from secure_apfed.names import log_file
 from secure_apfed.privacy.contributions import SummedRelease
 
 __all__ = [
@@ -118,7 +115,7 @@ class EncryptedVotesActive(VotesActive):
         # Towards zero a number moves by a step at most, to the nearest by half of one.
         self.rounding = 2 * self._sums.rounding()
         self._variance = len(terms.contributors) * (noise / terms.levels) ** 2
-        self._refused = RefusedSums.of(own)
+        self._refused = RefusedSums(own)
         self._receiver: ProductReceiver | None = None
         self._challenges: dict[str, bytes] | None = None
 
@@ -137,7 +134,11 @@ class EncryptedVotesActive(VotesActive):
         self._challenges = {}
         while waiting := [name for name in passives if name not in self._challenges]:
             message = await links.receive(
-                waiting, Kind.CHALLENGE, step=BEFORE_TRAINING, least=len(waiting), patience=4
+                waiting,
+                Kind.CHALLENGE,
+                step=BEFORE_TRAINING,
+                least=len(waiting),
+                patience=FOR_AN_ANSWER,
             )
             self._challenges[message.sender] = message.payload
 
@@ -150,7 +151,7 @@ class EncryptedVotesActive(VotesActive):
             links.send(name, Kind.ENCRYPTED_LABELS, ASK, payload)
         sum_UK = np.zeros((len(self.ballot.rows), self.classes))
         for block in range(self._sums.blocks):
-            message = await links.receive(AGGREGATOR, Kind.SUM, step=block, patience=4)
+            message = await links.receive(AGGREGATOR, Kind.SUM, step=block, patience=FOR_AN_ANSWER)
             people = self._sums.people_of(block)
             with self._refused.noting(step=block, contract=contract.digest.hex()):
                 sum_UK[people.start : people.stop] = receiver.open(block, message.payload)
@@ -228,24 +229,22 @@ class OpenAudits:
     Protects from: an active that falls silent where the coin keeps a request that is sound, until
     it keeps one that is not. A line is written before anybody hears what the coin says, and another
     once the request stood the test; where the first has no second, the session was broken off.
-
-    Args:
-        own: of a passive; its list is readable by its owner only, and in memory there is none.
     """
 
     def __init__(self, own: Own) -> None:
-        logs, self._me = own.secrets.logs, own.name
-        self._log = log_file(logs, "audits", own.name, "jsonl") if logs else None
+        self._noted = Noted(own, "audits")
 
     def begin(self, *, contract: str) -> None:
         """Note an audit before what it keeps is told. Raises CheckpointError: too many were left
         open, or it cannot be noted.
         """
-        if (left := self._left()) > _OPEN_AUDITS:
+        noted = b"".join(self._noted.lines())
+        if (left := noted.count(b'"begun"') - noted.count(b'"passed"')) > _OPEN_AUDITS:
             raise CheckpointError(
-                f"{self._me}: {left} sessions ended between the word which request with encrypted "
-                f"labels is kept and that request, and {_OPEN_AUDITS} may. An active that cheats "
-                "breaks off where it would be found out; find out who it was, and begin a new run"
+                f"{self._noted.me}: {left} sessions ended between the word which request with "
+                f"encrypted labels is kept and that request, and {_OPEN_AUDITS} may. An active "
+                "that cheats breaks off where it would be found out; find out who it was, and "
+                "begin a new run"
             )
         self._note("begun", contract)
 
@@ -253,20 +252,8 @@ class OpenAudits:
         """Note that the request of this session stood the test."""
         self._note("passed", contract)
 
-    def _left(self) -> int:
-        if self._log is None or not os.path.lexists(self._log):
-            return 0
-        with open_plain(self._log) as lines:
-            noted = lines.read(MOST_JSON_BYTES)
-        return noted.count(b'"begun"') - noted.count(b'"passed"')
-
     def _note(self, what: str, contract: str) -> None:
-        if self._log is None:
-            return
-        try:
-            add_line(self._log, {"audit": what, "contract": contract})
-        except (OSError, CheckpointError) as error:
-            raise CheckpointError(f"{self._log}: cannot note an audit ({error})") from error
+        self._noted.add("an audit", audit=what, contract=contract)
 
 
 class EncryptedVotesAggregator(BallotAggregator):

@@ -35,7 +35,7 @@ from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.labellers.guarantee import summed_moment
 from secure_apfed.learning.votes import Floats, Votes
 from secure_apfed.methods.alignment import DEALER, next_dealt
-from secure_apfed.methods.method import Helper, Learner, Own
+from secure_apfed.methods.method import FOR_AN_ANSWER, FOR_THE_ACTIVE, Helper, Learner, Own
 from secure_apfed.methods.sum_end import RefusedSums, unless_unasked
 from secure_apfed.methods.votes import (
     ASK,
@@ -109,7 +109,7 @@ class MomentVotesActive(VotesActive):
         self._signs_Ud = hyperplane_signs(
             self.student.features_UF, self.agreed.features, seed=own.secrets.seed
         )
-        self._refused, self._receiver = RefusedSums.of(own), MomentReceiver(self.agreed)
+        self._refused, self._receiver = RefusedSums(own), MomentReceiver(self.agreed)
 
     async def set_up(self, links: Links) -> None:
         """Tell the size; masks with the passives, what the dealer deals, and hidden signs."""
@@ -136,7 +136,7 @@ class MomentVotesActive(VotesActive):
         contract, agreed = self.contract, self.agreed
         for name in contract.passives:
             links.send(name, Kind.LABELS, ASK, self.ballot.payload)
-        message = await links.receive(AGGREGATOR, Kind.SUM, step=ASK, patience=4)
+        message = await links.receive(AGGREGATOR, Kind.SUM, step=ASK, patience=FOR_AN_ANSWER)
         with self._refused.noting(step=ASK, contract=contract.digest.hex()):
             moment_dK = self._receiver.open(message.payload) * agreed.scale
         self.moment = np.asarray(moment_dK, dtype=np.float64)
@@ -201,7 +201,9 @@ class MomentVotesAggregator(BallotAggregator):
         self._people = size.bind(contract)
         self._combiner = MomentCombiner(self._terms.agreement(contract, size))
         dealt = await links.receive(DEALER, Kind.DEALT, step=BEFORE_TRAINING)
-        signs = await links.receive(contract.active, Kind.SIGNS, step=BEFORE_TRAINING, patience=8)
+        signs = await links.receive(
+            contract.active, Kind.SIGNS, step=BEFORE_TRAINING, patience=FOR_THE_ACTIVE
+        )
         self._dealt, self._signs = dealt.payload, signs.payload
 
     async def combine(self, links: Links, first: Envelope, bodies: Mapping[str, bytes]) -> bytes:
@@ -250,14 +252,10 @@ class _Spectrum:
 def smoothed_votes(
     signs_Ud: NDArray[np.int8], moment_dK: Floats, *, variance: float, voters: int
 ) -> Votes:
-    """Estimate every row's sum of votes from the noisy moment.
+    """Estimate every row's sum of votes from Phi^T V with noise of this variance in each number.
 
     lambda is the one with the least unbiased estimate of the squared error over all rows; it reads
     no labels.
-
-    Args:
-        moment_dK: Phi^T V with noise.
-        variance: of the noise in each of its numbers.
     """
     rows, features = signs_Ud.shape
     classes = moment_dK.shape[1]
@@ -311,7 +309,7 @@ class MomentVotes(VotesMethod):
         for message in dealer.deal():
             at = step[message.receiver]
             if _is_asked_for(at):
-                await links.receive(contract.active, Kind.REQUEST, step=at, patience=8)
+                await links.receive(contract.active, Kind.REQUEST, step=at, patience=FOR_THE_ACTIVE)
             links.send(message.receiver, Kind.DEALT, at, message.body)
             step[message.receiver] += 1  # a seed first, then blocks from 0
 

@@ -22,27 +22,49 @@ clipped to C and sigma on a sum of gradients clipped to C_theta,
 by adaptive composition of Gaussian DP (Dong, Roth and Su 2022, Corollary 2), replace-one: see
 docs/private-training.md.
 
-Letters: B examples, P parameters.
+Per-example gradients come from Opacus' GradSampleModule, whose hooks see the one backward pass
+of the active. So the loss of example i, whose gradient is clipped, is
+
+    task loss_i + (B / A) <G_i, z_i>
+
+with G_i the decoded row of the passives' sum, B rows in the batch and A aligned ones: the row
+of the passives is in before the clip. Opacus' own optimiser is not used: its noise comes from
+torch's generator, or from a package that does not go with this torch. What follows (momentum,
+weight decay, the bound on the whole gradient, the learning rate) reads the noisy sum and the
+parameters only, so it is post-processing. Memory: one gradient a parameter and example, B P
+numbers, of the networks' type.
+
+Letters: A aligned rows of the batch, B examples, D numbers of a representation, P parameters.
 """
 
+import hashlib
+import importlib
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.randomness import derive_key
-from secure_apfed.errors import ConfigError
+from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.privacy.accountants import GaussianRelease, Mechanism, gdp_epsilon, gdp_mu
 from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.noise import NoiseSource, clip_gradients
 from secure_apfed.settings.privacy import LARGEST_CLIP, SMALLEST_CLIP
 
-__all__ = ["GradientGuard", "WholeTraining", "calibrate_updates", "clipped_sum"]
+__all__ = [
+    "GradientGuard",
+    "PrivateGradient",
+    "PrivateUpdates",
+    "WholeTraining",
+    "calibrate_updates",
+    "clipped_sum",
+]
 
 _PURPOSE = b"secure-apfed dp-sgd v1"
 _CHUNK_NUMBERS = 2**23
@@ -97,12 +119,9 @@ class GradientGuard:
         return f"GradientGuard(clip={self.clip:g}, sigma={self.sigma:g}, noise={self.noise!r})"
 
     def release(self, samples: Sequence[Tensor], *, step: int, rows: Tensor) -> Tensor:
-        """Return the noisy sum, (P,) float64 on the CPU, of samples (B, *shape) for each parameter.
-
-        Rows are the different positions of the examples, int64 of shape (B,).
-
-        Raises:
-            LocalProtocolError: arguments of a wrong type or shape.
+        """Return the noisy sum, (P,) float64 on the CPU, of samples (B, *shape) for each parameter;
+        rows are different positions, int64. Raises LocalProtocolError: arguments of a wrong type or
+        shape.
         """
         if rows.dtype != torch.int64 or rows.ndim != 1 or len(rows.unique()) < len(rows):
             raise LocalProtocolError(
@@ -143,6 +162,106 @@ def clipped_sum(samples: Sequence[Tensor], clip: float) -> Tensor:
         chunk = [part[first : first + rows_each].flatten(1).double() for part in samples]
         total_P += clip_gradients(torch.cat(chunk, dim=1), clip).sum(dim=0)
     return total_P.cpu()
+
+
+@dataclass(frozen=True)
+class PrivateUpdates:
+    """What makes a party's updates private, and the account of them."""
+
+    guard: GradientGuard
+    ledger: PrivacyLedger
+
+
+class PrivateGradient:
+    """Watches the modules' forward and backward passes and replaces their gradient. `private`: the
+    guard and the ledger; the ledger counts rows of the party's table. Raises ModelError: a module
+    whose examples cannot be told apart, in the words of Opacus.
+    """
+
+    def __init__(
+        self, owner: str, modules: Mapping[str, nn.Module], private: PrivateUpdates
+    ) -> None:
+        self._owner, self._private = owner, private
+        every = nn.ModuleDict(dict(modules))
+        _refuse_what_mixes_examples(owner, every)
+        self._parameters = [p for p in every.parameters() if p.requires_grad]
+        self._layers = list(every.modules())
+        # Late, as in privacy/accountants.py: Opacus takes seconds to load.
+        wrapper = importlib.import_module("opacus.grad_sample").GradSampleModule
+        # Its hooks hang on the layers, which the party goes on calling as before.
+        self._hooks = wrapper(every, loss_reduction="mean")
+
+    def forget(self) -> None:
+        """Forget the last batch, also one whose backward pass never came."""
+        self._hooks.set_grad_sample_to_none()
+        for layer in self._layers:
+            for left in ("activations", "max_batch_len"):
+                if hasattr(layer, left):
+                    delattr(layer, left)
+        for parameter in self._parameters:
+            parameter._forward_counter = 0  # type: ignore[attr-defined]  # Opacus' own
+
+    def finite_rows(self, h_BD: Tensor) -> Tensor:
+        """Return flat representations with zeros for every row that is not finite.
+
+        An error would tell everybody of that one record. Parameters are private already, so that an
+        error may tell of them. Raises ModelError: parameters that are not finite.
+        """
+        if not all(bool(p.isfinite().all()) for p in self._parameters):
+            raise ModelError(
+                f"{self._owner}: training diverged, its parameters are not finite; lower "
+                "train.learning_rate, or set train.max_gradient_norm"
+            )
+        finite_B1 = h_BD.detach().isfinite().all(dim=1, keepdim=True)
+        return torch.where(finite_B1, h_BD, 0.0)
+
+    def backward(self, loss: Tensor, *, step: int, rows: Tensor) -> None:
+        """Give the parameters the noisy mean gradient of a batch; charge the ledger before.
+
+        The loss is a mean over the batch, whose rows (B,) are positions in the party's own table.
+        Parameters that took no part get no gradient. Raises BudgetExhaustedError: the update would
+        exceed the budget; nothing was changed.
+        """
+        with warnings.catch_warnings():
+            # The first layer's input, the features, rightly needs no gradient.
+            warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
+            loss.backward()
+        samples = {p: sample for p in self._parameters if (sample := _samples(p)) is not None}
+        noisy_P = self._private.guard.release([*samples.values()], step=step, rows=rows)
+        digest = hashlib.sha256(noisy_P.numpy().tobytes()).digest()
+        self._private.ledger.charge(step=step, rows=rows, digest=digest)
+        parts = (noisy_P / len(rows)).split([p.numel() for p in samples])
+        for parameter, part in zip(samples, parts, strict=True):
+            parameter.grad = part.reshape(parameter.shape).to(parameter.device, parameter.dtype)
+        self.forget()
+
+
+def _samples(parameter: nn.Parameter) -> Tensor | None:
+    samples: Tensor | None = parameter.grad_sample  # type: ignore[attr-defined]  # Opacus' own
+    return samples
+
+
+def _refuse_what_mixes_examples(owner: str, every: nn.Module) -> None:
+    """Ask Opacus' validators about every layer: its own walk leaves out those without parameters.
+
+    A batch normalisation without parameters still mixes examples.
+    """
+    validators = importlib.import_module("opacus.validators").ModuleValidator.VALIDATORS
+    found = {
+        str(error)
+        for layer in every.modules()
+        for kind, validate in validators.items()
+        if isinstance(layer, kind)
+        for error in validate(layer)
+    }
+    held = sorted(name for name, _ in every.named_buffers())
+    if held:
+        found.add(f"it keeps {', '.join(held)}, which may carry one example into another's result")
+    if found:
+        raise ModelError(
+            f"{owner}: dp_sgd cannot clip each example's gradient in these networks: "
+            f"{'; '.join(sorted(found))}. Choose another model.network, or leave dp_sgd out"
+        )
 
 
 class WholeTraining:
@@ -228,12 +347,8 @@ def calibrate_updates(
     epsilon: float, delta: float, *, release: Mechanism, releases: int, updates: int
 ) -> float:
     """Return sigma / C of the updates, so that whole training stays within (epsilon, delta).
-
-    `release` is what one release of a row does, `releases` are planned of one row (0 for none) and
-    `updates` of one record (at least 1).
-
-    Raises:
-        ConfigError: the releases alone cost that much, or more.
+    `release`: what one release of a row does, of which `releases` are planned. Raises ConfigError:
+    the releases alone cost that much, or more.
     """
     if releases < 0 or updates < 1:
         raise ConfigError(

@@ -322,13 +322,9 @@ class FrozenGaussianGuard(GaussianGuard):
 def make_guard(
     settings: GuardSettings, *, delta: float, releases: int, key: bytes
 ) -> RepresentationGuard:
-    """Build the guard that `settings` describe, for T planned `releases` of each row.
-
-    The key is a fresh one, or under "reproducible_insecure" the caller's, who warns.
-
-    Raises:
-        ConfigError: sigma is to be calibrated for fewer than one release.
-        LocalProtocolError: a key of the wrong length.
+    """Build the guard that `settings` describe, for T planned `releases` of each row; the key is a
+    fresh one, or under "reproducible_insecure" the caller's, who warns. Raises ConfigError: sigma
+    is to be calibrated for fewer than one release; LocalProtocolError: a key of the wrong length.
     """
     kind = GUARDS[settings.mechanism]
     if not issubclass(kind, GaussianGuard):

@@ -3,7 +3,7 @@
 Run by: each party, for what it sends and for what it answers at most. T is the number of different
 releases of the row that was sent most often, over all sessions of a run, retries and validation
 sends included; sending the very same bytes again at the same step tells nobody anything new and is
-free. `guarantee_of` says in one text what a run guarantees, from what was really on, and no more.
+free.
 
 The write-ahead log is the truth: what it holds counts, whatever checkpoint is loaded. It holds row
 positions and digests, no representation. Protects from: losing count, by a crash or a rolled-back
@@ -31,7 +31,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import FileIO
@@ -53,7 +53,6 @@ from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.randomised_response import LabelMechanism, VoteResponse
 
 __all__ = [
-    "LABEL_ASSUMPTIONS",
     "NOTHING_RELEASED",
     "BudgetExhaustedError",
     "PrivacyLedger",
@@ -61,7 +60,6 @@ __all__ = [
     "Release",
     "ReleaseCounts",
     "cross_check",
-    "guarantee_of",
     "holds_releases",
 ]
 
@@ -71,17 +69,9 @@ _LINE = '{"chain":"'  # how each but the first begins: keys are sorted
 _json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 NOTHING_RELEASED = "nothing is released"
-LABEL_ASSUMPTIONS = (
-    "it covers training labels in whatever this run computed from them, the finished model and the "
-    "baselines beside it included, taking as public the features, who is in the table, the class "
-    "names, the split into training and test rows and every setting; not covered are test labels "
-    "and what is measured with them, nor attacks that were asked for, whose scores compare guesses "
-    "with the true labels"
-)
-_SEEDED = (
-    "and label DP holds only against somebody who does not know the run's seed, since the "
-    "answers are derived from it"
-)
+_RELEASED: Mapping[ReleaseFigure, str] = {
+    "epsilon_x": "representation", "epsilon_v": "vote", "epsilon_c": "contribution",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,10 +98,8 @@ class Release:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any], *, total: int) -> "Release":
-        """Invert `fields`, whoever wrote them; `total` is how many rows there are.
-
-        Raises:
-            ValueError, OverflowError, KeyError, TypeError, zlib.error: not a release of them.
+        """Invert `fields`, whoever wrote them; `total` is how many rows there are. Raises
+        ValueError, OverflowError, KeyError, TypeError, zlib.error: not a release of them.
         """
         # Compressed rows may stand for a thousand times their size, so they are inflated to
         # the size of all rows and no further.
@@ -261,10 +249,8 @@ class ReleaseCounts:
         return release.identity in self._seen
 
     def add(self, release: Release) -> None:
-        """Count a release before it is made; on return the operating system holds it.
-
-        Raises:
-            LocalProtocolError: more rows than there are.
+        """Count a release before it is made; on return the operating system holds it. Raises
+        LocalProtocolError: more rows than there are.
         """
         if len(release.rows) > len(self.of_row_N):
             raise LocalProtocolError(
@@ -300,10 +286,8 @@ class ReleaseCounts:
         }
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Continue from a checkpoint; what is counted already, here or in the log, stays so.
-
-        Raises:
-            CheckpointError: of another number of rows, or it counts releases that the log misses.
+        """Continue from a checkpoint; what is counted already, here or in the log, stays so. Raises
+        CheckpointError: of another number of rows, or it counts releases that the log misses.
         """
         counts = state.get("counts")
         if counts is None or counts.dtype != torch.int64 or counts.shape != self.of_row_N.shape:
@@ -356,7 +340,7 @@ class PrivacySpent:
         return replace(self, epsilon_y=epsilon_y, trace=(*self.trace, line))
 
     @classmethod
-    def nothing(cls, *, delta: float) -> "PrivacySpent":
+    def nothing(cls, *, delta: float, figure: ReleaseFigure = "epsilon_x") -> "PrivacySpent":
         """The account of a party that has sent nothing; its model may tell of labels still."""
         return cls(
             epsilon_x=0.0,
@@ -364,7 +348,7 @@ class PrivacySpent:
             releases=0,
             mu=0.0,
             accountants={EXACT.name: 0.0},
-            trace=("no representation was sent",),
+            trace=(f"no {_RELEASED[figure]} was sent",),
         )
 
 
@@ -414,8 +398,9 @@ class PrivacyLedger:
                 "choose the guard gaussian or leave the budget out"
             )
         self._mechanism, self._delta, self._budget = mechanism, delta, budget
+        kind, noise = mechanism.accountant, mechanism.noise_multiplier
         self._counts = ReleaseCounts(
-            rows=index(rows), log=log, about={"noise_multiplier": mechanism.noise_multiplier}
+            rows=index(rows), log=log, about={"accountant": kind, "noise_multiplier": noise}
         )
         self._seeded, self.charges, self.figure = seeded, 0, figure
         self._others: Callable[..., None] | None = None
@@ -468,7 +453,7 @@ class PrivacyLedger:
         """Return what all releases so far cost; cheap enough for a progress display."""
         most, name = self._counts.most, self._mechanism.accountant
         if most == 0:
-            return PrivacySpent.nothing(delta=self._delta)
+            return PrivacySpent.nothing(delta=self._delta, figure=self.figure)
         epsilon = self.would_cost(most)
         trace = (
             f"one release: {self._mechanism}",
@@ -509,11 +494,7 @@ class PrivacyLedger:
         return self._counts.state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Continue from a checkpoint; what this ledger or its log already counts stays counted.
-
-        Raises:
-            CheckpointError: of another number of rows, or it counts releases that the log misses.
-        """
+        """Continue from a checkpoint; see `ReleaseCounts`."""
         self._counts.load_state_dict(state)
 
     def _release(
@@ -557,20 +538,3 @@ def cross_check(mechanism: Mechanism, *, releases: int, delta: float) -> dict[st
             except Exception as error:  # noqa: BLE001 - other people's numerics may fail in any way
                 figures[name] = f"failed: {type(error).__name__}: {error}"
     return figures
-
-
-def guarantee_of(
-    released: str, labels: LabelMechanism, *, private_training: bool, seeded: bool = False,
-    also: Sequence[str] = (),
-) -> str:  # fmt: skip
-    """Return the guarantee of a run.
-
-    `released` is what the guard or private training promises, which speaks of labels already, or
-    that nothing is released; `also` is what else was on, with what it gives or does not.
-    """
-    parts = [released]
-    if not math.isinf(labels.epsilon):
-        parts += [labels.statement(), LABEL_ASSUMPTIONS, *([_SEEDED] if seeded else [])]
-    elif not private_training and released != NOTHING_RELEASED:
-        parts.append(labels.statement())
-    return "; ".join([*parts, *also])

@@ -348,9 +348,6 @@ class VoteResponse:
             key: 32 secret bytes; whoever has them can tell what was kept.
             about: what names the people and the question: where answers about others, or to another
                 question, shared their chance, equal answers would tell that votes are equal.
-
-        Raises:
-            LocalProtocolError: votes of another form, or a key of the wrong length.
         """
         if votes_UK.ndim != 2 or votes_UK.shape[1] != self.classes:
             raise LocalProtocolError(

@@ -267,7 +267,7 @@ class RunWriter:
             privacy=Privacy.of(privacy),
             contributions={
                 passive: Contributions.model_validate(account)
-                for passive, account in session.contributed.items()
+                for passive, account in session.passive_accounts.items()
             },
             seconds=seconds,
             aligned_rows=0 if aligned is None else len(aligned),
@@ -451,7 +451,7 @@ class Course:
             **self.judged.told,
             wire_bytes=self.session.transcript.wire_bytes,
             privacy=privacy,
-            contributions=self.session.contributed,
+            contributions=self.session.passive_accounts,
             trained=self._labels.data(),
             recorded=self._watch.recording(),
             folder=self._writer.folder.path if self._writer else None,
@@ -613,7 +613,9 @@ class Course:
     def _worst_passive(self) -> Mapping[str, Any] | None:
         """The account of the passive that spent most on votes or contributions."""
         return max(
-            self.session.contributed.values(), key=lambda one: float(one["epsilon"]), default=None
+            self.session.passive_accounts.values(),
+            key=lambda one: float(one["epsilon"]),
+            default=None,
         )
 
     def _warn_without_help(self) -> None:

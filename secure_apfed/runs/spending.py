@@ -5,7 +5,7 @@ Run by: the experimenter, who reads every party's ledger.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from secure_apfed.config import Config
@@ -14,14 +14,26 @@ from secure_apfed.methods import Session
 from secure_apfed.names import UPDATES, ReleaseFigure
 from secure_apfed.privacy.accountants import GaussianRelease
 from secure_apfed.privacy.contributions import contributions_statement
-from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent, cross_check, guarantee_of
+from secure_apfed.privacy.ledger import NOTHING_RELEASED, PrivacyLedger, PrivacySpent, cross_check
 from secure_apfed.privacy.randomised_response import LabelMechanism
 from secure_apfed.secure_sums import sum_kind
 
 __all__ = [
-    "ReleaseMeter", "cross_checked", "guarantee_text", "shown_figure",
-    "spent_in", "worst_of",
+    "LABEL_ASSUMPTIONS", "ReleaseMeter", "cross_checked", "guarantee_of", "guarantee_text",
+    "shown_figure", "spent_in", "worst_of",
 ]  # fmt: skip
+
+LABEL_ASSUMPTIONS = (
+    "it covers training labels in whatever this run computed from them, the finished model and the "
+    "baselines beside it included, taking as public the features, who is in the table, the class "
+    "names, the split into training and test rows and every setting; not covered are test labels "
+    "and what is measured with them, nor attacks that were asked for, whose scores compare guesses "
+    "with the true labels"
+)
+_SEEDED = (
+    "and label DP holds only against somebody who does not know the run's seed, since the "
+    "answers are derived from it"
+)
 
 
 def shown_figure(
@@ -144,3 +156,20 @@ def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> 
         learner.guarantee, labels, private_training=learner.training is not None, seeded=seeded,
         also=also,
     )  # fmt: skip
+
+
+def guarantee_of(
+    released: str, labels: LabelMechanism, *, private_training: bool, seeded: bool = False,
+    also: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """Return the guarantee of a run.
+
+    `released` is what the guard or private training promises, which speaks of labels already, or
+    that nothing is released; `also` is what else was on, with what it gives or does not.
+    """
+    parts = [released]
+    if not math.isinf(labels.epsilon):
+        parts += [labels.statement(), LABEL_ASSUMPTIONS, *([_SEEDED] if seeded else [])]
+    elif not private_training and released != NOTHING_RELEASED:
+        parts.append(labels.statement())
+    return "; ".join([*parts, *also])

@@ -42,8 +42,8 @@ Averaged: TypeAlias = Literal["pseudo-labels", "weights"]
 reads the secure weighted sum of what passives made. Pseudo-labels are of the aligned rows, weights
 of a model that all parties have, each trained on people and labels of its own."""
 
-Released: TypeAlias = Literal["representations", "contributions", "returned gradients", "labels"]
-"""What training lets out of a party, labels by way of the gradients of their loss."""
+Released: TypeAlias = Literal["contributions", "returned gradients"]
+"""Gradients that training lets out of a party, or what passives sum in their place."""
 
 
 class MethodSettings(Settings, ABC):
@@ -235,8 +235,6 @@ class MethodSettings(Settings, ABC):
 
     def sender_of(self, released: Released) -> Side | None:
         """Who lets this out; None: nobody does."""
-        if released == "representations":
-            return self.representations_from
         if released == "contributions":
             return "passives" if self.sums_gradients or self.sums_representations else None
         return "active" if self.returns_gradients else None

@@ -9,10 +9,8 @@ from pydantic import Field, model_validator
 from secure_apfed.settings import OF_THE_RUN, Settings
 
 __all__ = [
-    "LARGEST_CLIP", "LARGEST_LABEL_EPSILON", "SMALLEST_CLIP", "ClipAndNoiseSettings",
-    "CompressionSettings", "ConfusionalLabelsSettings", "DefenceSettings", "DiscreteSgdSettings",
-    "DpSgdSettings", "GuardSettings", "LabelSettings", "MarvellSettings", "MaxNormSettings",
-    "MidSettings", "NoPeekSettings",
+    "LARGEST_CLIP", "LARGEST_LABEL_EPSILON", "SMALLEST_CLIP", "CompressionSettings",
+    "DefenceSettings", "DpSgdSettings", "GuardSettings", "LabelSettings", "MarvellSettings",
 ]  # fmt: skip
 
 # Bounds outside which float32 cannot hold a clipped row and its noise side by side.
@@ -110,43 +108,6 @@ class LabelSettings(Settings):
         return self
 
 
-class _PenaltySettings(Settings):
-    weight: float = Field(ge=0)
-
-
-class NoPeekSettings(_PenaltySettings):
-    """Distance correlation in the loss.
-
-    Attributes:
-        weight: alpha_1 of the paper, relative to the task loss; 0 changes nothing.
-    """
-
-    kind: Literal["nopeek"] = "nopeek"
-    weight: float = Field(0.1, ge=0)
-
-
-class MidSettings(_PenaltySettings):
-    """A variational bottleneck.
-
-    Attributes:
-        weight: lambda of the paper, relative to the task loss; nats.
-    """
-
-    kind: Literal["mid"] = "mid"
-    weight: float = Field(1e-3, ge=0)
-
-
-class ConfusionalLabelsSettings(Settings):
-    """The autoencoder.
-
-    Attributes:
-        steps: of the autoencoder's training.
-    """
-
-    kind: Literal["confusional_labels"] = "confusional_labels"
-    steps: int = Field(1500, ge=1, le=1_000_000)
-
-
 class CompressionSettings(Settings):
     """Top-k by magnitude.
 
@@ -156,31 +117,6 @@ class CompressionSettings(Settings):
 
     kind: Literal["compression"] = "compression"
     keep: float = Field(0.1, gt=0, le=1)
-
-
-class DiscreteSgdSettings(Settings):
-    """Few levels.
-
-    Attributes:
-        bins: intervals between the lowest and the highest level.
-    """
-
-    kind: Literal["discrete_sgd"] = "discrete_sgd"
-    bins: int = Field(6, ge=1, le=4096)
-
-
-class ClipAndNoiseSettings(Settings):
-    """Row clip and Gaussian noise.
-
-    Attributes:
-        clip: C_g, the L2 bound of one row of the gradient that the passive contributes.
-        sigma: standard deviation of the noise on each number, in the same unit; 0: none. The
-            sum clips the noisy row once more, at `secure_sum.clip`.
-    """
-
-    kind: Literal["clip_and_noise"] = "clip_and_noise"
-    clip: float = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)
-    sigma: float = Field(0.1, ge=0)
 
 
 class MarvellSettings(Settings):
@@ -195,21 +131,5 @@ class MarvellSettings(Settings):
     strength: float = Field(4.0, gt=0, le=1e6)
 
 
-class MaxNormSettings(Settings):
-    """Nothing to set: the longest gradient of a batch is the measure."""
-
-    kind: Literal["max_norm"] = "max_norm"
-
-
-DefenceSettings = Annotated[
-    NoPeekSettings
-    | MidSettings
-    | ConfusionalLabelsSettings
-    | CompressionSettings
-    | DiscreteSgdSettings
-    | ClipAndNoiseSettings
-    | MarvellSettings
-    | MaxNormSettings,
-    Field(discriminator="kind"),
-]
+DefenceSettings = Annotated[CompressionSettings | MarvellSettings, Field(discriminator="kind")]
 """The settings of any defence, told apart by `kind`."""

@@ -102,7 +102,7 @@ class _Attempt:
             encoder, head = encoder_and_head(task.model, task.shape, task.classes)
         self._trainer = Trainer(
             "the active alone", {"encoder": encoder, "head": head},
-            train=train, compute=self.compute, seed=task.seed,
+            train=train, seed=task.seed,
         )  # fmt: skip
         self.network = nn.Sequential(encoder, head)
         self._x_nF = _rows(task.labelled_rows, task.shape, self.compute)

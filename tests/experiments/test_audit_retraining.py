@@ -27,9 +27,8 @@ from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
 from secure_apfed.learning.descent import ActiveNetworks
-from secure_apfed.learning.private_gradient import PrivateUpdates
 from secure_apfed.methods.apfed import ApfedPassive
-from secure_apfed.privacy.dp_sgd import GradientGuard
+from secure_apfed.privacy.dp_sgd import GradientGuard, PrivateUpdates
 from secure_apfed.privacy.guard import GaussianGuard
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.settings.training import TrainSettings

@@ -1,6 +1,7 @@
 """A contract, links, a sum and envelopes for tests of single parties; and APFed's, by hand."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,18 +14,12 @@ from apfed_protocols.sums import PlainSum, SumAgreement, SumContributor, SumRece
 from secure_apfed.contract import Contract
 from secure_apfed.data import OwnData, PartyTable
 from secure_apfed.exchange import Envelope, InMemory, Kind, pack
-from secure_apfed.learning.descent import ActiveNetworks, Compute
-from secure_apfed.learning.private_gradient import PrivateUpdates
+from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import ContributionNoise, Releases
 from secure_apfed.methods import Own, fresh_secrets
 from secure_apfed.methods.apfed import ActiveTrainer, ApfedActive, ApfedPassive, PassiveTrainer
-from secure_apfed.methods.sum_end import (
-    ActiveSum,
-    Allowance,
-    AnswersLog,
-    PassiveSum,
-    RefusedSums,
-)
+from secure_apfed.methods.sum_end import ActiveSum, Allowance, PassiveSum, RefusedSums
+from secure_apfed.privacy.dp_sgd import PrivateUpdates
 from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.settings.training import TrainSettings
@@ -34,7 +29,6 @@ Network = TypeVar("Network", bound=InMemory)
 
 SESSION = "session"
 PASSIVES = ("p1", "p2")
-COMPUTE = Compute(torch.device("cpu"), torch.float64)
 TRAIN = TrainSettings(learning_rate=0.1, precision="float64", device="cpu")
 
 
@@ -77,6 +71,15 @@ def contract(
             "epochs": 100,
             "batch_size": 8,
         }
+    )
+
+
+def own_of(logs: Path | None = None) -> Own:
+    """What the active brings to a run of APFed-C, with its logs here."""
+    config = small_config("apfed_c")
+    secrets = fresh_secrets(config, "active", logs=logs)
+    return Own(
+        config=config, name="active", active="active", passives=PASSIVES, secrets=secrets, known={}
     )
 
 
@@ -160,22 +163,17 @@ class LoneActive:
         private: PrivateUpdates | None = None, train: TrainSettings = TRAIN,
         receiver: SumReceiver | None = None,
     ) -> None:  # fmt: skip
-        config, agreed = small_config("apfed_c"), agreed or contract()
+        agreed, rows = agreed or contract(), torch.arange(len(table.ids))
         assert table.labels is not None
-        rows = torch.arange(len(table.ids))
-        own = Own(
-            config=config, name="active", active="active", passives=tuple(agreed.passives),
-            secrets=fresh_secrets(config, "active"), known={},
-            held=OwnData(table=table, train_rows=rows, test_rows=rows[:0], classes=("a", "b", "c")),
-        )  # fmt: skip
+        held = OwnData(table=table, train_rows=rows, test_rows=rows[:0], classes=("a", "b", "c"))
+        own = replace(own_of(), held=held)
         trainer = ActiveTrainer(
             "active", networks, features_N=table.features, labels_N=table.labels, train=train,
-            compute=COMPUTE, seed=0, private=private,
+            seed=0, private=private,
         )  # fmt: skip
-        refused = RefusedSums("active", None, allowed=0)
         self.role = ApfedActive(
             own, agreed, alignment, trainer, Releases(guard, ledger),
-            ActiveSum(agreed, receiver or plain_sum().receiver(), refused),
+            ActiveSum(agreed, receiver or plain_sum().receiver(), RefusedSums(own)),
         )  # fmt: skip
         self.sent: bytes | None = None
         self._loss = 0.0
@@ -222,18 +220,15 @@ def lone_passive(
     contributor: SumContributor | None = None,
 ) -> ApfedPassive:  # fmt: skip
     """A passive of APFed without links; see `contributed`."""
-    log = AnswersLog(answers) if answers else None
     sum_end = PassiveSum(
         name, agreed, contributor or plain_sum(noise=1000 if noise else None).contributor(name),
-        allowance=Allowance(name, agreed, aligned=len(features_N), log=log),
+        allowance=Allowance(name, agreed, aligned=len(features_N), log=answers),
         noise=noise, held_N=held_N, repeatable=True,
     )  # fmt: skip
-    trainer = PassiveTrainer(
-        name, objective, features_N=features_N, train=train, compute=COMPUTE, seed=0
-    )
+    trainer = PassiveTrainer(name, objective, features_N=features_N, train=train, seed=0)
     return ApfedPassive(sum_end, trainer, held_N=held_N)
 
 
 def contributed(passive: ApfedPassive, message: Envelope) -> bytes:
     """What a passive adds to the sum for a batch."""
-    return passive.sum.contribution(*passive.answered(message))
+    return passive.sum.contribution(*passive.gradients(message))

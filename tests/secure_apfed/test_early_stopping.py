@@ -102,15 +102,6 @@ def test_held_out_rows_have_a_label() -> None:
     assert torch.isin(held, loaded.labelled_rows).all()
 
 
-def test_a_run_that_was_broken_off_ends_where_it_would_have(tmp_path: Path) -> None:
-    config = config_of("split_nn")
-    whole = run(config, tmp_path / "whole")
-    interrupted(config, tmp_path / "broken", at_step=20)
-    again = run(config, tmp_path / "broken", resume=True)
-    assert losses_of(tmp_path / "whole") == losses_of(tmp_path / "broken")
-    assert again.accuracy == whole.accuracy
-
-
 def held_out_loss(result: RunResult, config: Config) -> float:
     """Of the model that a run kept, on the rows that it learnt nothing from."""
     data = load_data(config.data, seed=config.seed)

@@ -15,8 +15,8 @@ import torch
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.sums.homomorphic import Encrypter
 from secure_apfed.config import Config
-from secure_apfed.errors import ApfedError, ConfigError
-from secure_apfed.methods.sum_end import waiting_of, worker_for
+from secure_apfed.errors import ConfigError
+from secure_apfed.methods.sum_end import encrypting_ahead
 from secure_apfed.runs.run import run
 from secure_apfed.secure_sums import check_sum
 from secure_apfed.settings.training import SumSettings
@@ -62,42 +62,43 @@ def test_a_run_with_a_zero_pool_gives_the_same_result(
     assert not own_children()
 
 
-def test_zeros_are_filled_up_to_the_level_and_no_further() -> None:
+def test_zeros_are_filled_up_to_the_level_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secure_apfed.methods.sum_end.pays", lambda: False)
     played = parties("bfv")
     contributor = played.contributors["passive_1"]
     assert isinstance(contributor, Encrypter)
-    wait = waiting_of(SumSettings(scheme="bfv", zero_pool=3), contributor, SHAPE, None)
-    assert wait is not None
+    encrypt = encrypting_ahead(SumSettings(scheme="bfv", zero_pool=3), contributor, SHAPE)
+    assert encrypt is not None
     for _ in range(2):
-        wait()
+        encrypt()
         assert len(pool_of(contributor)) == 3
     played.add(random_values(3, SHAPE))
     assert len(pool_of(contributor)) == 2
-    wait()
+    encrypt()
     assert len(pool_of(contributor)) == 3
 
 
-def test_without_a_pool_or_a_core_there_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    for pays, zeros in ((True, 0), (False, 1)):
-        monkeypatch.setattr("secure_apfed.methods.sum_end.pays", lambda pays=pays: pays)
-        assert worker_for(SumSettings(scheme="ckks", zero_pool=zeros)) is None
+def test_without_a_pool_nothing_is_encrypted_ahead() -> None:
+    contributor = parties("bfv").contributors["passive_1"]
+    assert encrypting_ahead(SumSettings(scheme="bfv"), contributor, SHAPE) is None
     with pytest.raises(ConfigError, match=r"zero_pool is for sums that encrypt; plain \+ pairwise"):
         check_sum(SumSettings(scheme="plain", masks="pairwise", zero_pool=1))
 
 
-def test_a_killed_worker_is_an_error_and_no_hang() -> None:
+def test_a_killed_worker_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secure_apfed.methods.sum_end.pays", lambda: True)
     played = parties("bfv")
     contributor = played.contributors["passive_2"]
     assert isinstance(contributor, Encrypter)
     worker = open_worker()
     settings = SumSettings(scheme="bfv", zero_pool=100)
-    wait = waiting_of(settings, contributor, SHAPE, worker)
-    assert wait is not None
+    encrypt = encrypting_ahead(settings, contributor, SHAPE)
+    assert encrypt is not None
     process = worker.submit(os.getpid).result(60)
-    wait()
+    encrypt()
     os.kill(process, signal.SIGKILL)
     with pytest.raises(LocalProtocolError, match=r"ended on its own .*zero_pool: 0"):
-        wait_until(wait, "its end")
+        wait_until(encrypt, "its end")
     close_workers()
     values = random_values(3, SHAPE)
     assert np.isfinite(played.add(values)).all()
@@ -139,8 +140,3 @@ def test_closing_ends_the_process() -> None:
     assert isinstance(worker, ProcessPoolExecutor)
     with pytest.raises(RuntimeError, match="shutdown"):
         worker.submit(os.getpid)
-
-
-def test_errors_of_the_configuration_are_told() -> None:
-    with pytest.raises((ApfedError, ValueError), match="zero_pool"):
-        config(zero_pool=-1)

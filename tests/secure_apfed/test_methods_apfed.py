@@ -1,6 +1,7 @@
-"""One step through parties, links and a sum equals one step of a single autograd graph."""
+"""A step through parties, links and any sum equals one step of a single autograd graph."""
 
 import copy
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,20 +11,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError, ModelError
+from secure_apfed.exchange import Kind
 from secure_apfed.methods import Session, open_session
-from tests.secure_apfed.single_steps import (
-    ROWS,
-    active_of,
-    passives_of,
-    random_data,
-    step_config,
-)
-from tests.with_crypten import pair_of
+from secure_apfed.secure_sums import check_sum, sum_kind
+from secure_apfed.settings.training import SumSettings
+from tests.secure_apfed.single_steps import ROWS, active_of, passives_of, random_data, step_config
+from tests.with_crypten import pair_of, usable_secure_sums
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+
 
 RECONSTRUCTION = {"name": "reconstruction"}
 CONTRASTIVE = {"name": "contrastive", "temperature": 0.5}
@@ -166,15 +166,6 @@ def test_rows_outside_the_intersection_train_the_active_only_if_asked() -> None:
     assert sorted(without.learner.training_rows.tolist()) == list(range(20))
 
 
-def test_a_batch_with_too_few_aligned_rows_is_not_sent() -> None:
-    data = vertical_data(2, aligned=20)
-    session = open_session(config_of(passives={"default": {"objective": RECONSTRUCTION}}), data)
-    before = session.transcript.wire_bytes
-    session.step(0, torch.arange(19, 32))  # one aligned row; the contract says two
-    assert session.transcript.wire_bytes == before
-    assert session.ledgers["active"].spent().releases == 0
-
-
 def test_five_envelopes_with_two_passives() -> None:
     session = open_session(
         config_of(passives={"default": {"objective": RECONSTRUCTION}}), vertical_data(2)
@@ -184,33 +175,118 @@ def test_five_envelopes_with_two_passives() -> None:
     assert sum(flow.messages for flow in session.transcript.flows) - before == 2 * 2 + 1
 
 
-def test_one_passive_is_refused_unless_the_contract_allows_it() -> None:
-    config = config_of(
-        passives={"default": {"objective": RECONSTRUCTION}}, secure_sum={"scheme": "ckks"}
-    )
-    with pytest.raises(ConfigError, match=r"secure_sum\.allow_single_passive: .*hides nothing"):
-        open_session(config, vertical_data(1))
+_ALL = {"default": {"objective": RECONSTRUCTION}}
 
 
-def test_apfed_wants_an_objective_and_apfed_r_only_its_own() -> None:
-    with pytest.raises(ConfigError, match=r"passives\.passive-1\.objective.*got none"):
-        open_session(config_of(), vertical_data(2))
-    wrong = config_of("apfed_r", passives={"passive-2": {"objective": CONTRASTIVE}})
-    with pytest.raises(ConfigError, match=r"passives\.passive-2\.objective.*got contrastive"):
-        open_session(wrong, vertical_data(2))
-
-
-def test_fixed_point_needs_a_bound() -> None:
-    config = config_of("apfed_c", secure_sum={"scheme": "ckks", "clip": None})
-    with pytest.raises(ConfigError, match=r"secure_sum\.clip: ckks needs a bound"):
-        open_session(config, vertical_data(2))
-
-
-def test_unfit_networks_are_named_before_anything_is_sent() -> None:
-    with pytest.raises(ModelError, match="images of 1 channel"):
-        open_session(config_of("apfed_c", model={"network": "conv_mnist"}), vertical_data(2))
+@pytest.mark.parametrize(
+    ("method", "passives", "changes", "error", "said"),
+    [
+        ("apfed", 1, {"passives": _ALL, "secure_sum": {"scheme": "ckks"}}, ConfigError,
+         r"secure_sum\.allow_single_passive: .*hides nothing"),
+        ("apfed", 2, {}, ConfigError, r"passives\.passive-1\.objective.*got none"),
+        ("apfed_r", 2, {"passives": {"passive-2": {"objective": CONTRASTIVE}}}, ConfigError,
+         r"passives\.passive-2\.objective.*got contrastive"),
+        ("apfed_c", 2, {"secure_sum": {"scheme": "ckks", "clip": None}}, ConfigError,
+         r"secure_sum\.clip: ckks needs a bound"),
+        ("apfed_c", 2, {"model": {"network": "conv_mnist"}}, ModelError, "images of 1 channel"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named_before_anything_is_sent(
+    method: str, passives: int, changes: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        open_session(config_of(method, **changes), vertical_data(passives))
 
 
 def test_the_plain_sum_warns() -> None:
     with pytest.warns(UnsafeChoiceWarning, match="hides nothing"):
         open_session(config_of("apfed_c"), vertical_data(2))
+
+
+OTHERS = [name for name in usable_secure_sums() if name != "plain + pairwise masks"]
+STEPS = 3
+
+
+def trained(passives: int, **secure_sum: Any) -> tuple[Session, list[Tensor]]:
+    """A session after some steps, and the sums that its active opened."""
+    session = open_session(
+        config_of(
+            passives=passive_settings([RECONSTRUCTION, CONTRASTIVE], passives),
+            secure_sum={"clip": 0.5, "allow_single_passive": passives == 1, **secure_sum},
+        ),
+        vertical_data(passives),
+    )
+    sums = []
+    for step in range(STEPS):
+        session.step(step, torch.arange(16))
+        assert session.learner.opened is not None
+        sums.append(session.learner.opened.clone())
+    return session, sums
+
+
+def encoder_of(session: Session) -> list[Tensor]:
+    """The parameters of the active's encoder."""
+    return list(active_of(session).trainer.networks.encoder.parameters())
+
+
+@pytest.mark.parametrize("passives", [1, 2])
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_secure_sum_trains_the_same_model(name: str, passives: int) -> None:
+    usual, expected = trained(passives, scheme="plain", masks="pairwise")
+    session, sums = trained(passives, **pair_of(name))
+    assert all(map(torch.equal, sums, expected))
+    pairs = zip(encoder_of(session), encoder_of(usual), strict=True)
+    assert all(torch.equal(mine, other) for mine, other in pairs)
+
+
+@pytest.mark.parametrize("passives", [1, 2])
+def test_and_one_close_to_that_of_the_plain_sum(passives: int) -> None:
+    _, expected = trained(passives, scheme="plain")
+    session, sums = trained(passives, scheme="plain", masks="pairwise")
+    rounding = float(str(session.secure_sum["rounding"]))
+    assert 0 < rounding < 1e-3
+    assert 0 < (sums[0] - expected[0]).abs().max() <= rounding + 1e-12
+    torch.testing.assert_close(sums[-1], expected[-1], rtol=0, atol=50 * rounding)
+
+
+@pytest.mark.parametrize("name", [*OTHERS, "plain + pairwise masks", "plain"])
+def test_one_passive_adds_noise_under_every_sum(name: str) -> None:
+    _, quiet = trained(1, scheme="plain", masks="pairwise")
+    _, sums = trained(1, **pair_of(name), noise={"sigma": 0.01})
+    noise = sums[0] - quiet[0]
+    assert 0.005 < noise.std() < 0.015  # of 64 values: more than five deviations either way
+
+
+def test_two_rounds_train_like_one_with_4m_plus_1_envelopes_a_step() -> None:
+    data, clip = vertical_data(3), 10.0
+    passives = {"default": {"objective": CONTRASTIVE}}
+    one, two = (
+        open_session(config_of(passives=passives, secure_sum={**pair_of(name), "clip": clip}), data)
+        for name in ("plain + pairwise masks", "plain + recoverable masks")
+    )
+    for step, rows_B in enumerate(data.train_rows.split(16)):
+        assert one.step(step, rows_B) == pytest.approx(two.step(step, rows_B), abs=1e-12)
+    for mine, other in zip(encoder_of(one), encoder_of(two), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
+    sent = Counter[Kind]()
+    for flow in two.transcript.flows:
+        if flow.first_step >= 0:
+            sent[flow.kind] += flow.messages
+    assert sent == {
+        Kind.REPRESENTATIONS: 6,
+        Kind.CONTRIBUTION: 6,
+        Kind.SUM_REQUEST: 6,
+        Kind.SUM_ANSWER: 6,
+        Kind.SUM: 2,
+    }
+
+
+@pytest.mark.parametrize("pair", [{"masks": "pairwise"}, {"scheme": "bvf", "masks": "pairwise"}])
+def test_a_pair_that_there_is_not_is_refused_with_those_that_there_are(
+    pair: dict[str, Any],
+) -> None:
+    with pytest.raises(ConfigError, match=r"no sum with scheme .* did you mean") as caught:
+        check_sum(SumSettings(**pair))
+    for kind in SECURE_SUMS.values():
+        assert f"{{scheme: {kind.scheme}, masks: {kind.masks}}}" in str(caught.value)
+        assert sum_kind(SumSettings(scheme=kind.scheme, masks=kind.masks)) is kind

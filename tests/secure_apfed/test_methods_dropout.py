@@ -16,16 +16,9 @@ from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, InMemory, Kind
-from secure_apfed.methods import (
-    METHODS,
-    Simulation,
-    Start,
-    fresh_secrets,
-    open_session,
-)
+from secure_apfed.methods import METHODS, Simulation, Start, fresh_secrets, open_session
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.sum_end import unless_unasked
-from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from tests.secure_apfed.single_steps import active_of, passives_of
 from tests.secure_apfed.small_runs import small_config
@@ -145,14 +138,6 @@ def test_one_after_the_other_until_too_few_are_left(deaths: dict[str, tuple[int,
     assert max(flow.last_step for flow in sent) == 2  # nobody answered in the step that stopped
 
 
-def test_too_few_answers_stop_the_run(deaths: dict[str, tuple[int, Kind]]) -> None:
-    session = recovering(4, 3)
-    deaths["passive-1"] = deaths["passive-2"] = (1, BEFORE_ANSWERING)
-    session.step(0, torch.arange(16))
-    with pytest.raises(RemoteProtocolError, match=r"at least 3 of .*missing: passive-1, passive-2"):
-        session.step(1, torch.arange(16))
-
-
 @pytest.mark.parametrize(
     ("protocol", "threshold"), [("plain + pairwise masks", None), ("plain + recoverable masks", 3)]
 )
@@ -206,6 +191,7 @@ def test_thresholds_that_do_not_fit_are_refused(
         if one.settings.sums_representations or one.settings.averages
     ],
 )  # fmt: skip
+@pytest.mark.sampled(every=2)
 def test_an_average_never_lacks_a_party(method: str) -> None:
     """A sum without one passive was taken as the whole average, and nobody was told."""
     config = small_config(method, secure_sum=pair_of("plain + recoverable masks") | {"clip": 64.0})
@@ -224,14 +210,14 @@ EPOCH = 4
 """Steps of an epoch of the short runs below."""
 
 
-def digits(threshold: int | None, *, epochs: int = 2, limit: int | None = EPOCH * 128) -> Config:
+def digits(threshold: int | None) -> Config:
     settings: dict[str, Any] = {
         "name": "dropout",
         "method": "apfed_c",
         "party_seeds": "shared_for_comparison",
-        "data": {"dataset": "digits", "views": 4, "limit": limit},
+        "data": {"dataset": "digits", "views": 4, "limit": EPOCH * 128},
         "model": {"network": "mlp", "hidden": [16], "representation": 8, "projection": 8},
-        "train": {"epochs": epochs, "batch_size": 128, "learning_rate": 0.1, "device": "cpu"},
+        "train": {"epochs": 2, "batch_size": 128, "learning_rate": 0.1, "device": "cpu"},
         "secure_sum": {"scheme": "plain", "masks": "recoverable", "threshold": threshold},
         "guard": {"mechanism": "none"},
         "rules": {"minimum_spread": 0.0},
@@ -244,28 +230,19 @@ def attendance_in(folder: Path) -> dict[str, Any]:
     return dict(result["attendance"])
 
 
-def test_a_run_on_digits_goes_on_and_says_so(
-    deaths: dict[str, tuple[int, Kind]], tmp_path: Path
+@pytest.mark.parametrize(("at", "kind"), [(7, BEFORE_CONTRIBUTING), (EPOCH, BEFORE_SAVING)])
+def test_a_run_goes_on_and_says_so(
+    at: int, kind: Kind, deaths: dict[str, tuple[int, Kind]], tmp_path: Path
 ) -> None:
-    deaths["passive-2"] = (7, BEFORE_CONTRIBUTING)
-    finished: RunResult = run(digits(2, epochs=12, limit=None), tmp_path)
-    steps = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["step"]
-    assert attendance_in(tmp_path) == {"left": {"passive-2": 7}, "steps_without_all": steps - 7}
+    deaths["passive-2"] = (at, kind)
+    run(digits(2), tmp_path)
+    left = {"left": {"passive-2": at}, "steps_without_all": 2 * EPOCH - at}
+    assert attendance_in(tmp_path) == left
     contract = json.loads((tmp_path / "contract.json").read_text())["document"]
     assert contract["silent_passive"] == "recover"
-    assert finished.accuracy["apfed_c"] > 0.3  # ten classes
 
 
-def test_who_leaves_between_a_step_and_its_checkpoint_is_gone_on_without(
-    deaths: dict[str, tuple[int, Kind]], tmp_path: Path
-) -> None:
-    deaths["passive-2"] = (EPOCH, BEFORE_SAVING)
-    run(digits(2), tmp_path)
-    left = {"passive-2": EPOCH}
-    assert attendance_in(tmp_path) == {"left": left, "steps_without_all": EPOCH}
-
-
-@pytest.mark.parametrize("kind", ORDER)
+@pytest.mark.parametrize("kind", [BEFORE_SAVING, BEFORE_ANSWERING])
 def test_a_run_on_digits_that_may_not_go_on_stops_and_resumes_with_all(
     kind: Kind, deaths: dict[str, tuple[int, Kind]], tmp_path: Path
 ) -> None:

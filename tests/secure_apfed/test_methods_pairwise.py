@@ -16,6 +16,7 @@ from secure_apfed.methods import alignment as aligned
 from secure_apfed.methods import open_session
 from secure_apfed.methods.alignment import place_rows
 from secure_apfed.runs.run import run
+from tests.secure_apfed.seats import envelope as envelope_of
 from tests.secure_apfed.single_steps import active_of, passives_of, random_data, step_config
 from tests.secure_apfed.test_methods_apfed import Monolith, assert_equal
 from tests.with_crypten import pair_of
@@ -120,11 +121,10 @@ def test_a_passive_that_knows_one_person_of_a_batch_neither_learns_nor_helps() -
         assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("sum_protocol", ["plain + pairwise masks", "ckks"])
-def test_a_whole_run_over_protected_links(sum_protocol: str) -> None:
+def test_a_whole_run_over_protected_links() -> None:
     config = config_of(
         train={"epochs": 2, "batch_size": 16, "device": "cpu"},
-        secure_sum={**pair_of(sum_protocol), "allow_single_passive": True},
+        secure_sum={**pair_of("ckks"), "allow_single_passive": True},
         guard={"mechanism": "gaussian", "sigma": 2.0},
     )
     result = run(config, None, data=vertical_data())
@@ -138,15 +138,11 @@ def test_a_pair_below_the_minimum_stops_the_run() -> None:
         open_session(config_of(alignment={"mode": "pairwise", "minimum_rows": 5}), data)
 
 
-def test_the_mode_is_in_the_contract() -> None:
-    contract = open_session(config_of(), vertical_data()).contract
-    assert contract.settings["alignment"]["mode"] == "pairwise"
-
-
 def test_the_normalisation_of_ids_and_the_limits_are_in_the_contract() -> None:
-    config = config_of(alignment={"normalisation": ["case_fold", "strip"], "maximum_ids": 99})
+    rules = {"normalisation": ["case_fold", "strip"], "maximum_ids": 99}
+    config = config_of(alignment={"mode": "pairwise", **rules})
     alignment = open_session(config, vertical_data()).contract.settings["alignment"]
-    assert alignment["normalisation"] == ["strip", "case_fold"]
+    assert (alignment["mode"], alignment["normalisation"]) == ("pairwise", ["strip", "case_fold"])
     assert alignment["date_formats"] == []
     assert (alignment["maximum_ids"], alignment["minimum_rows"]) == (99, 2)
 
@@ -166,18 +162,12 @@ def test_the_normalisation_of_ids_and_the_limits_are_in_the_contract() -> None:
 )
 def test_unfit_positions_are_refused(positions: list[int], total: object, message: str) -> None:
     payload = pack({"positions": torch.tensor(positions)}, {"total": total})
-    envelope = Envelope(
-        session="s", step=-1, kind=Kind.ALIGNMENT, sender="active", receiver="p", sequence=0,
-        payload=payload,
-    )  # fmt: skip
+    envelope = envelope_of(payload, kind=Kind.ALIGNMENT, step=-1)
     with pytest.raises(RemoteProtocolError, match=message):
         place_rows(envelope, torch.tensor([4, 5, 6]), most=100)
 
 
 def test_positions_place_rows() -> None:
     payload = pack({"positions": torch.tensor([3, 0])}, {"total": 4})
-    envelope = Envelope(
-        session="s", step=-1, kind=Kind.ALIGNMENT, sender="active", receiver="p", sequence=0,
-        payload=payload,
-    )  # fmt: skip
+    envelope = envelope_of(payload, kind=Kind.ALIGNMENT, step=-1)
     assert place_rows(envelope, torch.tensor([7, 5]), most=9).tolist() == [5, -1, -1, 7]

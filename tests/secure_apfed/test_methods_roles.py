@@ -70,7 +70,7 @@ def test_whatever_the_order_among_links_training_is_the_same(
     usual = opened(**SETTINGS[choice])
     losses = [usual.step(step, BATCH) for step in range(2)]
     monkeypatch.setattr(session_module, "InMemory", Crossing)
-    for seed in range(3):
+    for seed in range(2):
         monkeypatch.setattr(Crossing, "chance", random.Random(seed))
         session = opened(alignment_of=usual, **SETTINGS[choice])
         assert [session.step(step, BATCH) for step in range(2)] == pytest.approx(losses, rel=1e-9)
@@ -119,15 +119,6 @@ def test_nobody_goes_on_before_everybody_is_done() -> None:
     world.complete("late", late())
     assert notes[:2] == ["slow is done", "active goes on"]
     assert sorted(notes[2:]) == ["fast goes on", "slow goes on"]
-
-
-def test_every_passive_is_sent_the_same_bytes() -> None:
-    session = opened()
-    session.transcript.begin_epoch(0)
-    session.step(0, BATCH)
-    sent = [each for each in session.transcript.kept[0] if each.kind is Kind.REPRESENTATIONS]
-    assert [each.receiver for each in sent] == list(PASSIVES)
-    assert len({each.payload for each in sent}) == 1
 
 
 Script = Callable[[Any, Links], Coroutine[Any, Any, None]]

@@ -1,11 +1,12 @@
-"""A session in memory: every party brings and holds its own, and checkpoints change no result."""
+"""A session: every party brings and holds its own, and says what it charged."""
 
 import gc
+import math
 from collections.abc import Iterator
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+import msgpack
 import pytest
 import torch
 
@@ -16,12 +17,13 @@ from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import PartyTable, VerticalData
 from secure_apfed.exchange import InMemory, Kind, Transcript
 from secure_apfed.methods import METHODS, Own, Secrets, Session, Simulation, Start, open_session
-from secure_apfed.runs.outcome import RunResult
-from secure_apfed.runs.run import run
+from secure_apfed.methods.charged import Charged, pack_charged, read_charged, said_of
+from secure_apfed.privacy.accountants import GaussianRelease
+from secure_apfed.privacy.ledger import PrivacyLedger
 from tests.secure_apfed.single_steps import ROWS, own_of, passives_of, random_data, step_config
-from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+
 
 BATCH = torch.arange(16)
 NAMES = ("active", "passive-1", "passive-2")
@@ -110,19 +112,47 @@ def test_the_active_contributes_to_no_sum() -> None:
         session.step(0, BATCH)
 
 
-def messages_of(result: RunResult) -> dict[tuple[str, str, Kind], int]:
-    flows = result.recording.transcript.flows
-    return {(flow.sender, flow.receiver, flow.kind): flow.messages for flow in flows}
+SAID = {"figure": "epsilon_v", "epsilon": 2.0, "delta": 1e-5, "releases": 3, "mu": 0.5}
 
 
-@pytest.mark.parametrize("method", ["apfed_c", "tvfl", "single_view"])
-def test_checkpoints_cost_their_messages_and_change_no_result(method: str, tmp_path: Path) -> None:
-    config = small_config(method, train={"epochs": 2, "batch_size": 64, "device": "cpu"})
-    without, kept = run(config, None), run(config, tmp_path / "run")
-    assert kept.accuracy == without.accuracy
-    assert kept.privacy == without.privacy
-    flows, more = messages_of(without), messages_of(kept)
-    saving = {key: count for key, count in more.items() if key not in flows}
-    assert {key: more[key] for key in flows} == flows
-    assert {kind for _, _, kind in saving} == ({Kind.CHECKPOINT, Kind.SAVED} if flows else set())
-    assert set(saving.values()) <= {config.train.epochs}
+def test_what_a_ledger_counts_arrives_and_updates_stay() -> None:
+    ledger = PrivacyLedger(
+        GaussianRelease(noise_multiplier=4.0),
+        delta=1e-5, budget=None, rows=4, log=None, figure="epsilon_v",
+    )  # fmt: skip
+    for step in range(2):
+        ledger.charge(step=step, rows=torch.tensor([step, 3]), digest=b"z")
+    packed = pack_charged({"shop": ledger, "shop+updates": ledger}.items())
+    (told,) = read_charged(packed, sender="shop")
+    account = ledger.account()
+    said = said_of({"shop": [told]}, among=["shop"], silent={})["shop"]
+    assert said["trace"] != account["trace"]
+    assert {**said, "trace": ()} == {**account, "trace": ()}
+    assert told.releases == 2
+    assert read_charged(pack_charged(()), sender="shop") == ()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"\xc1", b"\x90" * 5000, *map(msgpack.packb, (
+        None, {}, [SAID] * 3, [{**SAID, "figure": "epsilon_y"}], [{**SAID, "epsilon": -1.0}],
+        [{**SAID, "epsilon": math.nan}], [{**SAID, "delta": 0.0}], [{**SAID, "releases": 2**40}],
+        [{**SAID, "releases": True}], [{**SAID, "more": 1}], [{"figure": "epsilon_v"}],
+    ))],
+)  # fmt: skip
+def test_anything_else_is_refused_by_the_senders_name(payload: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="checkpoint: shop sent no accounts"):
+        read_charged(payload, sender="shop")
+
+
+def test_of_who_fell_silent_nothing_is_promised_that_it_did_not_say() -> None:
+    told = Charged.model_validate(SAID)
+    charged = {"bank": [told], "post": [told], "quiet": ()}
+    said = said_of(charged, among=["bank", "post", "shop", "quiet"], silent={"post": 7, "shop": 2})
+    assert {name: one["epsilon"] for name, one in said.items()} == {
+        "bank": 2.0, "post": 2.0, "shop": math.inf,
+    }  # fmt: skip
+    assert [("fell silent in step" in one["trace"][-1]) for one in said.values()] == [
+        False, True, True,
+    ]  # fmt: skip
+    assert said_of({"quiet": ()}, among=["quiet", "shop"], silent={}) == {}

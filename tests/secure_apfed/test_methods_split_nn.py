@@ -11,10 +11,11 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Kind, Links, pack
+from secure_apfed.exchange import Kind, pack
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.alignment import positions_of
 from secure_apfed.runs.run import run
+from tests.secure_apfed.meddling import altered
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -81,16 +82,8 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
 
 def test_another_request_to_one_passive_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of()
-    send, changed = Links.send, list[str]()
-
-    def sent(links: Links, to: str, kind: Kind, step: int, payload: bytes = b"") -> None:
-        if kind is Kind.REQUEST and not changed:
-            changed.append(to)
-            rows_B = positions_of(session.learner._aligned, torch.arange(5))  # type: ignore[attr-defined]
-            payload = pack({"rows": rows_B}, {"learn": True})
-        send(links, to, kind, step, payload)
-
-    monkeypatch.setattr(Links, "send", sent)
+    rows_B = positions_of(session.learner._aligned, torch.arange(5))  # type: ignore[attr-defined]
+    altered(monkeypatch, Kind.REQUEST, lambda _: pack({"rows": rows_B}, {"learn": True}))
     with pytest.raises(RemoteProtocolError):
         session.step(0, session.learner.training_rows[:64])
 

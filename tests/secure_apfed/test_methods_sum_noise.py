@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from apfed_experiments.report.contents import accounting_of, privacy_document
 from apfed_experiments.report.run import read_run
@@ -15,11 +14,10 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.methods import Start, fresh_secrets, open_session
 from secure_apfed.methods import accounts as sum_noise
 from secure_apfed.privacy.contributions import SummedRelease, sensitivity_in_steps
-from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
+from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.run import run
 from tests.secure_apfed.single_steps import own_of
 from tests.secure_apfed.small_runs import small_config
@@ -94,17 +92,9 @@ def test_colluders_cost_noise() -> None:
 def test_a_defence_that_mixes_rows_costs_as_much_as_a_loss_that_does() -> None:
     steps = [
         agreed_noise(config_of(noise={"epsilon": 8.0}, defences=defences))["steps"]
-        for defences in ([], [{"kind": "clip_and_noise", "sigma": 0.0}], [{"kind": "compression"}])
+        for defences in ([], [{"kind": "compression"}])
     ]
-    assert steps[0] == steps[1]
-    assert steps[2] == pytest.approx(8 * steps[0], rel=1e-3)
-
-
-def test_noise_changes_the_sum_as_much_as_it_says(tmp_path: Path) -> None:
-    """With a loud sigma nearly all of what the active opens is noise of two passives."""
-    opened = run(config_of(noise={"sigma": 200.0}), None).recording.transcript.opened
-    values = torch.cat([one.flatten() for one in opened.values()]).double()
-    assert values.std() == pytest.approx(200 * 2**0.5, rel=0.1)
+    assert steps[1] == pytest.approx(8 * steps[0], rel=1e-3)
 
 
 @pytest.mark.parametrize("noise", ["reproducible_insecure", "secret"])
@@ -147,23 +137,6 @@ def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
     everybody = torch.arange(result["aligned_rows"])
     with pytest.raises(BudgetExhaustedError):
         noise.draw((len(everybody), 4), step=100, known_B=everybody, digest=b"other")
-
-
-def test_noise_is_charged_before_it_is_returned_and_free_when_repeated() -> None:
-    release = SummedRelease(deviation=1000, honest=1, sensitivity=100.0, numbers=8)
-    ledger = PrivacyLedger(release, delta=1e-5, budget=None, rows=6, log=None)
-    noise = ContributionNoise(deviation=1000, key=bytes(32), ledger=ledger, secret=True)
-
-    def draw(digest: bytes) -> NDArray[np.int64]:
-        return noise.draw((2, 4), step=0, known_B=torch.tensor([4]), digest=digest)
-
-    first = draw(b"first")
-    assert first.shape == (2, 4)
-    assert np.array_equal(first, draw(b"first"))
-    assert ledger.state_dict()["counts"].tolist() == [0, 0, 0, 0, 1, 0]
-    for other in (b"second", b"third"):
-        assert not np.array_equal(first, draw(other))
-    assert ledger.state_dict()["counts"].tolist() == [0, 0, 0, 0, 3, 0]
 
 
 @pytest.mark.parametrize(

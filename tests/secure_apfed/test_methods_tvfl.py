@@ -126,25 +126,6 @@ def test_the_full_inference_is_that_of_all_parties() -> None:
     assert list(session.evaluate(next_step=9, final=False)) == list(FILLS)
 
 
-def own_and_like() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    own = torch.randn(50, 4, generator=generator, dtype=torch.float64) * 3 + 1
-    return own, torch.full((50, 2, 3), float("nan"), dtype=torch.float64)
-
-
-def test_random_fill_is_uniform_in_the_actives_range() -> None:
-    own, like = own_and_like()
-    torch.manual_seed(2)
-    filled = FILLS["tvfl_r"](own, like)
-    low, high = own.min().item(), own.max().item()
-    assert low <= filled.min().item() < low + 0.05 * (high - low)
-    assert high - 0.05 * (high - low) < filled.max().item() <= high
-    assert filled.shape == (50, 2, 3)
-    # 300 draws: the mean's deviation is (high - low) / sqrt(12 * 300), a sixtieth.
-    assert abs(filled.mean().item() - (low + high) / 2) < (high - low) / 12
-    assert abs(filled.std().item() - (high - low) / 12**0.5) < (high - low) / 15
-
-
 def test_fills_take_the_place_of_the_passives() -> None:
     session, seen = opened(vertical_data(2)), list[Tensor]()
     trainer = active_of(session).trainer
@@ -157,24 +138,25 @@ def test_fills_take_the_place_of_the_passives() -> None:
     assert not rests["tvfl_0"].any()
     torch.testing.assert_close(rests["tvfl_a"], own.mean().expand_as(rests["tvfl_a"]))
     drawn = rests["tvfl_r"]
-    assert own.min() <= drawn.min() < drawn.max() <= own.max()
-    assert len(drawn.unique()) == drawn.numel()
+    low, high = own.min(), own.max()
+    assert low <= drawn.min() < drawn.max() <= high
+    assert len(drawn.unique()) == drawn.numel() == 288
+    # The mean's deviation is (high - low) / sqrt(12 * 288), a sixtieth.
+    assert abs(drawn.mean() - (low + high) / 2) < (high - low) / 12
+    assert abs(drawn.std() - (high - low) / 12**0.5) < (high - low) / 15
 
 
-@pytest.mark.parametrize("final", [False, True])
-def test_evaluation_changes_no_parameter_and_no_later_step(final: bool) -> None:
+def test_evaluation_changes_no_parameter_and_no_later_step() -> None:
     data = vertical_data(2)
-    settings = config(
-        model={"network": "mlp", "hidden": [6], "representation": D, "dropout": 0.5},
-    )
+    settings = config(model={"network": "mlp", "hidden": [6], "representation": D, "dropout": 0.5})
     session, undisturbed = opened(data, settings), opened(data, settings)
     for one in (session, undisturbed):
         one.step(0, one.learner.training_rows[:10])
     before, generator = state(session), torch.get_rng_state()
-    first = session.evaluate(next_step=1, final=final)
+    first = session.evaluate(next_step=1, final=True)
     assert same(state(session), before)
     assert torch.equal(torch.get_rng_state(), generator)
-    assert session.evaluate(next_step=50, final=final) == first
+    assert session.evaluate(next_step=50, final=True) == first
     assert active_of(session).trainer.encoder.training
     assert active_of(session).trainer.head.training
     for one in (session, undisturbed):
@@ -215,17 +197,6 @@ def test_only_aligned_people_are_trained_on() -> None:
     session = opened(vertical_data(2, aligned=20))
     people = session.alignment["active"][session.learner.training_rows]
     assert sorted(people.tolist()) == list(range(20))
-
-
-def test_a_state_comes_back_bit_for_bit() -> None:
-    data = vertical_data(2)
-    session, again = opened(data), opened(data)
-    session.step(0, session.learner.training_rows[:10])
-    saved = {name: cloned(tensors) for name, tensors in session.tensors().items()}
-    again.load_tensors(saved, next_step=1)
-    for one in (session, again):
-        one.step(1, one.learner.training_rows[10:20])
-    assert same(state(again), state(session))
 
 
 def learned(party: TvflPassive) -> dict[str, Tensor]:
@@ -314,11 +285,8 @@ def test_after_a_release_that_failed_no_gradient_is_due(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("rows", "step", "message"),
     [
-        ([1, 1], 4, "repeated a row"),
         ([1], 4, "at least 2"),
-        ([], 4, "batch of 0 rows"),
         ([0, ALIGNED], 4, "outside the alignment"),
-        ([-1, 0], 4, "outside the alignment"),
         ([0, 1], 3, "after step 3"),
         ([0, 1], 0, "after step 3"),
     ],
@@ -332,7 +300,7 @@ def test_a_request_outside_the_rules_is_refused(rows: list[int], step: int, mess
     asked.passive.learn(asked.gradient(torch.ones(4, D).double()))  # still due
 
 
-@pytest.mark.parametrize("learn", ["yes", 1, None, [True]])
+@pytest.mark.parametrize("learn", ["yes", 1, None])
 def test_only_a_plain_true_asks_to_learn(learn: object) -> None:
     asked = Asked()
     asked.passive.represent(asked.request(torch.arange(3), step=4, learn=learn))
@@ -366,20 +334,6 @@ def test_answers_that_are_missing_doubled_or_swapped_are_refused() -> None:
     assert same(active_of(session).tensors(), before)
 
 
-def test_answers_in_any_order_are_one_step() -> None:
-    data = vertical_data(2)
-    states = []
-    for backwards in (False, True):
-        session = opened(data)
-        # The same people, though each session has its own order.
-        rows = session.learner.training_rows[:4]
-        active = active_of(session)
-        read = active.read(rows, answers(session, rows)[:: -1 if backwards else 1])
-        active.learn(0, rows, read)
-        states.append(cloned(active_of(session).tensors()))
-    assert same(*states)
-
-
 def test_a_passives_releases_are_counted_in_training_and_inference() -> None:
     data = vertical_data(2)
     session = opened(data, config(guard={"mechanism": "gaussian", "sigma": 2.0}))
@@ -397,7 +351,3 @@ def test_a_passives_releases_are_counted_in_training_and_inference() -> None:
         assert set(counts[tested].tolist()) == {1}
         assert set(counts[rows].tolist()) == {3}
         assert int(counts.sum()) == 3 * len(rows) + len(tested)
-
-
-def test_nothing_is_left_to_predict_alone() -> None:
-    assert opened(vertical_data(1)).learner.solo() is None

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
@@ -98,14 +97,6 @@ def test_nothing_but_the_papers_exchanges_leaves() -> None:
     assert result.privacy.epsilon_x == np.inf
 
 
-def test_fresh_masks_change_no_figure() -> None:
-    first, second = (run(config_of(), None).recording.model for _ in range(2))
-    assert first is not None
-    assert second is not None
-    for one, other in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
 def test_the_code_is_drawn_to_the_vectors() -> None:
     apart = []
     for weight in (0.0, 1.0):
@@ -175,10 +166,9 @@ def test_more_vectors_than_features_or_rows_are_refused() -> None:
         run(config_of(vectors=64, data=few), None)
 
 
-@pytest.mark.parametrize("batch_size", [8, 128])
-def test_a_plan_forecasts_the_bytes_that_are_sent(batch_size: int) -> None:
+def test_a_plan_forecasts_the_bytes_that_are_sent() -> None:
     config = config_of(
-        vectors=30, train={"epochs": 1, "batch_size": batch_size, "device": "cpu"},
+        vectors=30, train={"epochs": 1, "batch_size": 8, "device": "cpu"},
         transcript={"keep": "none"},
     )  # fmt: skip
     flows = run(config, None).recording.transcript.flows

@@ -18,12 +18,14 @@ from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.labellers import Spreading
 from secure_apfed.learning.votes import Votes, likely_labels, reliability_of
 from secure_apfed.methods import open_session
-from secure_apfed.methods.votes import Ballot, VotesPassive
+from secure_apfed.methods.votes import Ballot, VotesPassive, agreements
+from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from secure_apfed.solo import BASELINES, Baseline, Predictor, SoloTask
+from tests.secure_apfed.seats import contract
 from tests.secure_apfed.small_runs import Said, interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -76,6 +78,7 @@ def test_every_sum_opens_the_sum_of_the_votes(name: str) -> None:
 
 
 @pytest.mark.parametrize("method", OPENINGS)
+@pytest.mark.sampled(every=2)
 def test_a_student_beats_the_active_alone_where_passives_tell_the_class(method: str) -> None:
     config = config_of(method, data={"dataset": "digits", "views": 4, "labelled": 30})
     helped = run(config, None).accuracy[method]
@@ -285,16 +288,6 @@ def test_a_stopped_run_under_noise_goes_on_and_gives_the_same(method: str, tmp_p
     assert bool(outcome.agreement) is (method == "votes_randomised")
 
 
-def test_two_sessions_have_other_noise() -> None:
-    config = config_of(noisy("votes"), guard={"mechanism": "none"})
-    session_noise = []
-    for _ in range(2):
-        held = load_data(config.data, seed=0)
-        session = open_session(config, held)
-        session_noise.append(session.play(session.learner.gather(session.links)).totals)  # type: ignore[attr-defined]  # of votes alone
-    assert not np.array_equal(*session_noise)
-
-
 def test_ballots_on_others_share_no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or an active would read who votes alike from answers that are alike."""
     config = config_of("votes_randomised", guard={"mechanism": "none", "noise": "secret"})
@@ -346,6 +339,48 @@ def ask(**tensors: torch.Tensor) -> Envelope:
     ids=str,
 )
 def test_a_request_that_breaks_a_rule_is_refused(tensors: dict[str, torch.Tensor]) -> None:
-    session = open_session(config_of(), load_data(config_of().data, seed=0))
     with pytest.raises(RemoteProtocolError, match="active"):
-        Ballot.read(ask(**tensors), session.contract, aligned=400, classes=10)
+        Ballot.read(ask(**tensors), contract(), aligned=400, classes=10)
+
+
+PEOPLE, CLASSES = 400, 5
+RESPONSE = VoteResponse(epsilon=2.0, classes=CLASSES)
+
+
+def answered_by_chance(votes_MU: np.ndarray, seed: int) -> np.ndarray:
+    """One answer of each passive for each row, as `VoteResponse` gives them."""
+    return np.stack([
+        RESPONSE.answer(np.eye(CLASSES)[votes_U], key=bytes([seed, at]) * 16, about=b"0")
+        for at, votes_U in enumerate(votes_MU)
+    ])  # fmt: skip
+
+
+def test_shares_have_no_bias_and_the_noise_that_is_told() -> None:
+    draw = np.random.default_rng(0)
+    labels_U = draw.integers(CLASSES, size=PEOPLE)
+    off_U = (labels_U + 1) % CLASSES
+    # a, b: right; c: right on a quarter of the rows, another class elsewhere.
+    c_U = np.where(np.arange(PEOPLE) % 4 == 0, labels_U, off_U)
+    found = [
+        agreements(
+            RESPONSE, answered_by_chance(np.stack([labels_U, labels_U, c_U]), seed),
+            names=("a", "b", "c"),
+            labelled_n=np.arange(100), labels_n=labels_U[:100],
+        )
+        for seed in range(60)
+    ]  # fmt: skip
+    for name, others, labels in (("a", 0.625, 1.0), ("b", 0.625, 1.0), ("c", 0.25, 0.25)):
+        shares = np.array([[one[name].others, one[name].labels] for one in found], dtype=float)
+        noise = np.array([found[0][name].others_noise, found[0][name].labels_noise])
+        assert np.abs(shares.mean(axis=0) - [others, labels]).max() < 4 * noise.max() / 60**0.5
+        assert (shares.std(axis=0) < 1.2 * noise).all()
+
+
+def test_a_passive_alone_agrees_with_nobody() -> None:
+    answers = answered_by_chance(np.zeros((1, PEOPLE), dtype=np.int64), 0)
+    (found,) = agreements(
+        RESPONSE, answers, names=("a",),
+        labelled_n=np.arange(10), labels_n=np.zeros(10, dtype=np.int64),
+    ).values()  # fmt: skip
+    assert found.others is None
+    assert found.labels == pytest.approx(1.0, abs=4 * found.labels_noise)

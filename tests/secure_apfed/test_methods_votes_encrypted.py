@@ -56,13 +56,6 @@ def test_the_sum_of_the_votes_is_opened_and_no_label_is_sent(candidates: int | N
     assert told in session.learner.guarantee
 
 
-def test_the_model_is_that_of_labels_in_the_clear() -> None:
-    accuracies = [
-        run(config_of(name), None).accuracy[name] for name in ("votes", "votes_encrypted")
-    ]
-    assert accuracies[0] == pytest.approx(accuracies[1], abs=0.03)
-
-
 def test_noise_is_as_large_as_it_is_told_and_is_charged_once() -> None:
     session, clear = session_of(epsilon=2.0, colluders=1, candidates=2)
     votes = gathered(session)
@@ -127,13 +120,10 @@ def test_messages_that_are_none_are_refused(
     "size",
     [
         {"people": 10**9},
-        {"people": 0},
         {"people": True},
         {"labelled": 0},
         {"labelled": 10**6},
         {"ballot": b"short"},
-        {"ballot": "text"},
-        {"people": None},
     ],
     ids=str,
 )

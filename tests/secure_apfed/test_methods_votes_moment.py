@@ -125,10 +125,3 @@ def test_an_answer_that_is_altered_is_refused_and_noted(
         run(config_of(VOTES), tmp_path / "run")
     (noted,) = (tmp_path / "run" / "parties").rglob("refused-*.jsonl")
     assert '"step": 0' in noted.read_text(encoding="utf-8")
-
-
-def test_the_aggregator_opens_one_moment() -> None:
-    session, _ = session_of()
-    session.network.links["passive-1"].send(AGGREGATOR, Kind.CONTRIBUTION, 1, b"")
-    with pytest.raises(RemoteProtocolError, match="block 1"):
-        gathered(session)

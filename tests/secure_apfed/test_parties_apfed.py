@@ -1,13 +1,11 @@
 """Active and passive one by one: what they send, learn from and refuse."""
 
 import copy
-import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,7 +17,6 @@ from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import ContributionNoise
-from secure_apfed.measures import ACCURACY
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.sum_end import bind_step
 from secure_apfed.privacy.contributions import SummedRelease
@@ -77,37 +74,9 @@ def opened(contributions: Mapping[str, bytes], sent: Envelope, rows: Tensor) -> 
     return torch.from_numpy(sums.receiver().decode(combined, (len(rows), D), binding))
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.3, 10.0])
-def test_a_passive_returns_lambda_times_the_gradient_of_each_rows_loss(weight: float) -> None:
-    agreed = contract(weights={"p1": weight, "p2": 0.0})
-    rows, z = torch.tensor([5, 0, 3]), random(3, D)
-    sent = representations(rows, z)
-    (one, objective), (other, _) = passive(agreed, "p1"), passive(agreed, "p2")
-    before = copy.deepcopy(objective)
-    contributions = {
-        "p1": contributed(one, sent),
-        "p2": contributed(other, representations(rows, z, receiver="p2")),
-    }
-    got = opened(contributions, sent, rows)
-    # By hand: L = mean over rows and columns of (W z + b - x)^2, so B dL/dz = 2/C (..) W.
-    residual = before.linear(z) - FEATURES[rows]
-    expected = weight * 2 / COLUMNS * residual @ before.linear.weight
-    torch.testing.assert_close(got, expected.detach(), rtol=0, atol=1e-12)
-    leaf = z.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(before(leaf, FEATURES[rows]), leaf)
-    torch.testing.assert_close(got, weight * 3 * gradient, rtol=0, atol=1e-12)
-
-
 BAD: dict[str, tuple[Any, Any, int]] = {
-    "too few": ([1], random(1, D), 5),
     "doubled": ([1, 1], random(2, D), 5),
-    "outside": ([1, 7], random(2, D), 5),
-    "zero": ([1, 2], torch.zeros(2, D).double(), 5),
     "huge": ([1, 2], random(2, D) * 1e6, 5),
-    "nan": ([1, 2], random(2, D) * float("nan"), 5),
-    "float32": ([1, 2], random(2, D).float(), 5),
-    "wide": ([1, 2], random(2, D + 1), 5),
-    "uneven": ([1, 2, 3], random(2, D), 5),
     "replayed": ([1, 2], random(2, D), 4),
     "before training": ([1, 2], random(2, D), -1),
 }
@@ -212,7 +181,7 @@ def test_what_is_admitted_is_answered_once_and_counted_before_it_is_charged(tmp_
     ledger = PrivacyLedger(release, delta=1e-5, budget=None, rows=len(ALIGNMENT), log=None)
     noise = ContributionNoise(deviation=1000, key=bytes(32), ledger=ledger, secret=True)
     party, _ = passive(agreed, answers=tmp_path / "answers", noise=noise)
-    admitted, values = party.answered(representations(rows, z))
+    admitted, values = party.gradients(representations(rows, z))
     party.sum.contribution(admitted, values)
     with pytest.raises(LocalProtocolError, match="admitted last, and leaves once"):
         party.sum.contribution(admitted, values + 1)
@@ -312,12 +281,6 @@ def test_the_minimum_is_the_contracts() -> None:
     assert Active(agreed=contract(minimum_batch=4)).party.represent(0, batch) is None
 
 
-def test_the_ledger_is_charged_with_what_is_sent() -> None:
-    active = Active()
-    sent = active.represent(6, [7, 2, 9])
-    assert active.ledger.charged == [(6, [0, 1, 2], hashlib.sha256(sent.payload).digest())]
-
-
 def test_a_ledger_that_refuses_lets_nothing_out_and_nothing_be_learnt() -> None:
     active = Active(refuses=True)
     state = cloned(active.party.role.tensors())
@@ -353,19 +316,3 @@ def test_a_sum_of_something_else_changes_nothing_and_is_the_last(number: int) ->
     with pytest.raises(LocalProtocolError, match="active refused the sum of step 0"):
         active.party.update(active.sum_of(again, [random(3, D)] * 2))
     assert same(active.party.role.tensors(), state)
-
-
-def test_accuracy_is_of_the_active_alone_and_changes_nothing() -> None:
-    active = Active()
-    state = cloned(active.party.role.tensors())
-    networks = active.networks
-    with torch.no_grad():
-        scores = networks.head(networks.encoder(active.table.features.double()))
-    right = (scores.argmax(1) == torch.arange(ROWS) % CLASSES).double()
-    said = active.party.role.trainer.scored
-    assert ACCURACY.of(said(torch.arange(ROWS))) == pytest.approx(right.mean().item())
-    assert ACCURACY.of(said(torch.tensor([3]))) == right[3].item()
-    assert np.isnan(ACCURACY.of(said(torch.empty(0, dtype=torch.int64))))
-    assert same(active.party.role.tensors(), state)
-    assert networks.encoder.training
-    assert active.ledger.charged == []

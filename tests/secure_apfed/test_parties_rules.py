@@ -1,7 +1,9 @@
-"""What receivers of representations refuse, and what a contribution is bound to."""
+"""What receivers of representations refuse, what a contribution is bound to, what is charged."""
 
+import hashlib
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,11 @@ from torch import Tensor
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.errors import CheckpointError
-from secure_apfed.exchange import Kind, pack
-from secure_apfed.learning.release import check_rows, read_representations
-from secure_apfed.methods.sum_end import (
-    Allowance,
-    AnswersLog,
-    StepGate,
-    bind_step,
-)
-from tests.secure_apfed.seats import contract, envelope, representations
+from secure_apfed.learning.release import Releases, check_rows, read_representations
+from secure_apfed.methods.sum_end import Allowance, StepGate, bind_step
+from secure_apfed.privacy.guard import GaussianGuard
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
+from tests.secure_apfed.seats import contract, own_of, representations
 
 TERMS = RepresentationTerms(shape=(2,), dtype="float32", minimum_norm=0.5, maximum_norm=2.0)
 INFINITY, NAN = float("inf"), float("nan")
@@ -108,20 +106,6 @@ def test_other_tensors_are_refused(rows: Tensor, z: Tensor, message: str) -> Non
         read(rows, z)
 
 
-@pytest.mark.parametrize(
-    "tensors",
-    [
-        {"z": torch.ones(2, 2)},
-        {"rows": torch.arange(2)},
-        {"rows": torch.arange(2), "z": torch.ones(2, 2), "weight": torch.zeros(1)},
-    ],
-)
-def test_missing_tensors_and_more_are_refused(tensors: dict[str, Tensor]) -> None:
-    sent = envelope(pack(tensors), kind=Kind.REPRESENTATIONS)
-    with pytest.raises(RemoteProtocolError, match=r"expected \['rows', 'z'\]"):
-        read_representations(sent, TERMS, aligned=10, minimum=2)
-
-
 def test_float64_terms_want_float64() -> None:
     terms = TERMS.model_copy(update={"dtype": "float64"})
     assert read([0, 1], torch.ones(2, 2).double(), terms)[1].dtype == torch.float64
@@ -163,13 +147,11 @@ def test_a_binding_changes_with_everything_it_binds() -> None:
 
 
 def allowance(
-    *, epochs: int = 2, beyond: int = 0, spare: int = 0, log: Path | None = None,
-    waits: bool = True,
-) -> Allowance:  # fmt: skip
+    *, epochs: int = 2, beyond: int = 0, spare: int = 0, log: Path | None = None
+) -> Allowance:
     agreed = {"batch_size": 3, "epochs": epochs, "spare_answers": spare}
     terms = contract().model_copy(update=agreed)
-    kept = None if log is None else AnswersLog(log, waits=waits)
-    return Allowance("p1", terms, aligned=10, log=kept, beyond=beyond)
+    return Allowance("p1", terms, aligned=10, log=log, beyond=beyond)
 
 
 def take(own: Allowance, rows: list[int], *, step: int, digest: bytes = b"answer") -> None:
@@ -239,8 +221,10 @@ def test_an_answer_is_on_the_disk_before_it_may_leave(
 def test_an_answer_that_stays_in_its_process_is_on_the_disk_with_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, synced = tmp_path / "answers-p1.jsonl", []
-    own = allowance(log=log, waits=False)
+    log, synced = tmp_path / "answers-active.jsonl", []
+    brought = own_of(tmp_path)
+    inside = replace(brought, secrets=replace(brought.secrets, sends_out=False))
+    own = Allowance.of(inside, contract(), aligned=10)
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(log.read_bytes()))
     take(own, [1, 2], step=0)
     assert log.read_bytes().count(b"\n") == 2
@@ -257,6 +241,50 @@ def test_a_log_that_was_deleted_or_is_of_other_terms_is_refused(tmp_path: Path) 
         allowance(epochs=2, log=log)
     log.unlink()
     with pytest.raises(CheckpointError, match="misses releases that the checkpoint counts"):
-        allowance(epochs=1, log=log).load_tensors(
-            {"allowance.counts": torch.ones(10, dtype=torch.int64)}
-        )
+        allowance(epochs=1, log=log).load_tensors({"counts": torch.ones(10, dtype=torch.int64)})
+
+
+ROWS = torch.tensor([4, 1])
+
+
+def releases(budget: float | None = None) -> Releases:
+    guard = GaussianGuard(clip=1.0, sigma=2.0, key=bytes(32))
+    ledger = PrivacyLedger(guard.mechanism(), delta=1e-5, budget=budget, rows=5, log=None)
+    return Releases(guard, ledger)
+
+
+def charged(ours: Releases) -> list[int]:
+    counts: list[int] = ours.ledger.state_dict()["counts"].tolist()
+    return counts
+
+
+def test_what_comes_out_is_counted_then_charged_by_its_digest() -> None:
+    ours, seen = releases(), []
+
+    def count(digest: bytes) -> None:
+        assert charged(ours) == [0] * 5
+        seen.append(digest)
+
+    h_B = torch.randn(2, 3, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    released = ours.release(h_B, step=3, rows=ROWS, count=count)
+    assert seen == [hashlib.sha256(released.payload).digest()]
+    assert charged(ours) == [0, 1, 0, 0, 1]
+    assert released.z.shape == h_B.shape
+    assert released.z.requires_grad
+    again = ours.release(h_B, step=3, rows=ROWS)
+    assert again.payload == released.payload
+    assert charged(ours) == [0, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("error", [RemoteProtocolError, BudgetExhaustedError])
+def test_a_refusal_charges_nothing_and_gives_nothing_out(error: type[Exception]) -> None:
+    ours = releases(budget=1e-3 if error is BudgetExhaustedError else None)
+
+    def count(digest: bytes) -> None:
+        if error is RemoteProtocolError:
+            raise error("asked too often")
+
+    facts: dict[str, Any] = {"step": 0, "rows": ROWS, "count": count}
+    with pytest.raises(error):
+        ours.release(torch.ones(2, 3), **facts)
+    assert charged(ours) == [0] * 5

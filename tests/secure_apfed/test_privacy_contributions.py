@@ -1,7 +1,7 @@
 """The account of noise under sums: formulas against others' and exact enumeration, and an audit."""
 
 import math
-from itertools import pairwise, product
+from itertools import product
 
 import dp_accounting
 import numpy as np
@@ -113,11 +113,7 @@ def test_a_sum_is_as_near_to_one_discrete_gaussian_as_its_excess_says(
             assert renyi <= order * release.rho * (1 + 1e-9)
 
 
-def test_the_excess_of_a_sum_vanishes_quickly_and_cut_tails_are_paid_for() -> None:
-    release = SummedRelease(deviation=10, honest=3, sensitivity=1.0, numbers=1000)
-    assert 0 < release.tail < 1e-34
-    # With so small a delta nothing is left for the noise itself.
-    assert release.epsilon_of(1, 1e-36) == math.inf
+def test_the_excess_of_a_sum_vanishes_quickly() -> None:
     assert excess_of_sum(1, 1) == 0
     assert excess_of_sum(1, 2) == pytest.approx(10 * math.exp(-(math.pi**2)))
     assert excess_of_sum(4, 1000) < 1e-60
@@ -142,20 +138,6 @@ def test_sensitivity_holds_for_quantised_neighbours(columns: int, rows: int) -> 
     one = sensitivity_in_steps(levels=32767, columns=64, rows=1)
     assert sensitivity_in_steps(levels=32767, columns=64, rows=100) == pytest.approx(10 * one)
     assert one == pytest.approx(2 * 32767, rel=1e-3)
-
-
-def test_cost_grows_with_releases_and_falls_with_noise_and_honest_parties() -> None:
-    usual = {"deviation": 100_000, "honest": 2, "sensitivity": 65_542.0, "numbers": 8192}
-
-    def epsilon(releases: int = 10, **changes: float) -> float:
-        return SummedRelease(**{**usual, **changes}).epsilon_of(releases, DELTA)  # type: ignore[arg-type]
-
-    assert epsilon(0) == 0
-    for less, more in pairwise([epsilon(1), epsilon(10), epsilon(50)]):
-        assert less < more
-    assert epsilon(honest=3) < epsilon()
-    assert epsilon(deviation=200_000) < epsilon()
-    assert epsilon(deviation=150_000, honest=1) > epsilon(deviation=150_000, honest=2)
 
 
 def test_the_tails_that_are_cut_off_are_paid_for() -> None:

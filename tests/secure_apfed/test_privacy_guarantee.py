@@ -7,8 +7,9 @@ import pytest
 from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.privacy.contributions import contributions_statement
 from secure_apfed.privacy.guard import joint_releases_statement
-from secure_apfed.privacy.ledger import LABEL_ASSUMPTIONS, NOTHING_RELEASED, guarantee_of
+from secure_apfed.privacy.ledger import NOTHING_RELEASED
 from secure_apfed.privacy.randomised_response import LabelResponse, NoLabelPrivacy
+from secure_apfed.runs.spending import LABEL_ASSUMPTIONS, guarantee_of
 
 ROWS = "row-release guarantee, encoder held fixed"
 NONE, RESPONSE = NoLabelPrivacy(classes=3), LabelResponse(epsilon=1.0, classes=3)

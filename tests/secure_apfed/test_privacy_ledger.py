@@ -24,13 +24,18 @@ from secure_apfed.privacy.accountants import (
     gdp_epsilon,
 )
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
+from secure_apfed.privacy.randomised_response import VoteResponse
 
 DELTA = 1e-5
 NOISY = GaussianRelease(noise_multiplier=5.0)
 
 
 def ledger_at(
-    log: Path | None, *, mechanism: Mechanism = NOISY, budget: float | None = None, rows: int = 10
+    log: Path | None,
+    *,
+    mechanism: Mechanism | VoteResponse = NOISY,
+    budget: float | None = None,
+    rows: int = 10,
 ) -> PrivacyLedger:
     return PrivacyLedger(mechanism, delta=DELTA, budget=budget, rows=rows, log=log)
 
@@ -286,44 +291,11 @@ class TestDamage:
         charge(ledger_at(log), 9, 0)
         assert ledger_at(log).spent().releases == 4
 
-    def test_a_last_line_that_is_whole_and_changed_is_no_torn_one(
-        self, log: Path, written: list[bytes]
-    ) -> None:
-        """A torn line is the beginning of one; what reads as JSON was altered after it was sent."""
-        line = json.loads(written[-1]) | {"digest": "00"}
-        for last in (json.dumps(line).encode(), written[-1][:-1] + b"x", b"x" + written[-1][:40]):
-            log.write_bytes(before := b"".join(written[:-1]) + last)
-            with pytest.raises(CheckpointError, match="not as a ledger wrote it from line 4"):
-                ledger_at(log)
-            assert log.read_bytes() == before
-
     def test_a_cut_first_line_is_begun_anew(self, log: Path, written: list[bytes]) -> None:
         for length in (1, 10, len(written[0]) - 2):
             log.write_bytes(written[0][:length])
             assert ledger_at(log).spent().releases == 0
             assert log.read_bytes() == written[0]
-
-    def test_nothing_is_cut_off_a_log_that_is_refused(
-        self, log: Path, written: list[bytes]
-    ) -> None:
-        torn = b"".join(written[:-1]) + written[-1][:20]
-        log.write_bytes(torn)
-        with pytest.raises(CheckpointError, match="is the log of another run"):
-            ledger_at(log, rows=11)
-        assert log.read_bytes() == torn
-        changed = torn.replace(b'"step":0', b'"step":7', 1)
-        log.write_bytes(changed)
-        with pytest.raises(CheckpointError, match="not as a ledger wrote it from line 2"):
-            ledger_at(log)
-        assert log.read_bytes() == changed
-
-    def test_a_file_that_is_no_log_is_left_as_it_is(self, log: Path) -> None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        for content in (b"no ledger at all", b"{}", b'{"a": 1}\n{"b"', b"\x00" * 9):
-            log.write_bytes(content)
-            with pytest.raises(CheckpointError, match="not as a ledger wrote it from line 1"):
-                ledger_at(log)
-            assert log.read_bytes() == content
 
     def test_a_link_is_not_followed(self, log: Path, written: list[bytes], tmp_path: Path) -> None:
         other = tmp_path / "elsewhere"
@@ -374,22 +346,40 @@ class TestDamage:
                 with pytest.raises(CheckpointError, match=said):
                     ledger_at(log)
 
-    def test_missing_swapped_and_other_lines_are_found(
+    def test_what_was_altered_is_refused_from_its_line_on_and_left_as_it_is(
         self, log: Path, written: list[bytes]
     ) -> None:
+        """A torn line is the beginning of one; what reads as JSON was altered after it was sent."""
+        changed = json.dumps(json.loads(written[-1]) | {"digest": "00"}).encode()
+        whole, torn = b"".join(written[:-1]), written[-1][:20]
         other = (b"[]\n", b"{}\n", b"null\n", b"\xff\n", b'{"chain": 3}\n', b"[" * 100_000 + b"\n")
-        for lines in (
-            written[:1] + written[2:],
-            [written[i] for i in (0, 2, 1, 3)],
-            *([written[0], line, written[2]] for line in other),
-        ):
-            log.write_bytes(b"".join(lines))
-            with pytest.raises(CheckpointError, match="line 2 on, so it is unknown what was"):
-                ledger_at(log)
+        found = {
+            4: [whole + last for last in (changed, written[-1][:-1] + b"x", b"x" + torn)],
+            2: [
+                (whole + torn).replace(b'"step":0', b'"step":7', 1),
+                b"".join(written[:1] + written[2:]),
+                b"".join(written[i] for i in (0, 2, 1, 3)),
+                *(b"".join([written[0], line, written[2]]) for line in other),
+            ],
+            1: [b"no ledger at all", b"{}", b'{"a": 1}\n{"b"', b"\x00" * 9],
+        }
+        for line, contents in found.items():
+            for content in contents:
+                log.write_bytes(content)
+                with pytest.raises(CheckpointError, match=f"a ledger wrote it from line {line} on"):
+                    ledger_at(log)
+                assert log.read_bytes() == content
 
-    def test_a_log_of_another_run_is_refused(self, log: Path, written: list[bytes]) -> None:
-        with pytest.raises(CheckpointError, match="is the log of another run"):
-            ledger_at(log, mechanism=GaussianRelease(noise_multiplier=6.0))
+    def test_a_log_of_another_run_is_refused_and_left_as_it_is(
+        self, log: Path, written: list[bytes]
+    ) -> None:
+        log.write_bytes(torn := b"".join(written[:-1]) + written[-1][:20])
+        votes = VoteResponse(epsilon=1 / 5, classes=2)  # of the same noise multiplier
+        louder = GaussianRelease(noise_multiplier=6.0)
+        for more in ({"rows": 11}, {"mechanism": louder}, {"mechanism": votes}):
+            with pytest.raises(CheckpointError, match="is the log of another run"):
+                ledger_at(log, **more)
+            assert log.read_bytes() == torn
 
 
 def chained(*lines: dict[str, Any]) -> bytes:
@@ -402,7 +392,7 @@ def chained(*lines: dict[str, Any]) -> bytes:
     return content
 
 
-HEADER = {"format": 1, "noise_multiplier": 5.0, "rows": 10}
+HEADER = {"accountant": "gdp", "format": 1, "noise_multiplier": 5.0, "rows": 10}
 
 
 def packed(content: bytes, count: int, /, **changes: Any) -> dict[str, Any]:

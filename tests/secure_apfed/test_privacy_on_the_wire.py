@@ -24,8 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeCh
 
 EPOCHS, D, CLIP, SIGMA = 3, 4, 1e-3, 1.0
 each_run = pytest.mark.parametrize(
-    ("method", "mechanism"),
-    list(product(("apfed_c", "tvfl"), ("gaussian", "frozen_gaussian"))),
+    ("method", "mechanism"), list(product(("apfed_c", "tvfl"), ("gaussian", "frozen_gaussian")))
 )
 
 

@@ -1,7 +1,6 @@
 """Links in a run folder that somebody sent lead nowhere: nothing outside is written or removed."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,10 @@ from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.files import own_subfolder
 from secure_apfed.methods import Start, fresh_secrets
-from secure_apfed.methods.sum_end import AnswersLog
+from secure_apfed.methods.sum_end import Allowance
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.run import run
+from tests.secure_apfed.seats import contract
 from tests.secure_apfed.single_steps import own_of
 from tests.secure_apfed.small_runs import interrupted, small_config
 
@@ -117,14 +117,9 @@ def test_no_name_of_a_passive_reaches_another_file(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     secrets = {name: fresh_secrets(config, name, logs=folder) for name in ("shop", "../shop")}
     start = Start(config=config, data=load_data(config.data, seed=0), secrets=secrets)
-    assert AnswersLog.of(own_of(start, "shop")) == AnswersLog(folder / "answers-shop.jsonl")
-    inside = replace(secrets["shop"], sends_out=False)
-    start = replace(start, secrets={"shop": inside})
-    assert AnswersLog.of(own_of(start, "shop")) == AnswersLog(
-        folder / "answers-shop.jsonl", waits=False
-    )
-    start = replace(start, secrets=secrets)
+    Allowance.of(own_of(start, "shop"), contract(), aligned=3)
+    assert (folder / "answers-shop.jsonl").exists()
     with pytest.raises(ConfigError, match="no file of"):
-        AnswersLog.of(own_of(start, "../shop"))
+        Allowance.of(own_of(start, "../shop"), contract(), aligned=3)
     with pytest.raises(ConfigError, match="no file of"):
         RunFolder(folder).party("../shop")

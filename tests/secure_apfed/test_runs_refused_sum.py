@@ -17,6 +17,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind, Links
 from secure_apfed.methods.sum_end import RefusedSums
 from secure_apfed.runs.run import run
+from tests.secure_apfed.seats import own_of
 from tests.secure_apfed.small_runs import interrupted, small_config
 
 
@@ -106,7 +107,7 @@ def test_a_note_that_nobody_can_read_counts_as_a_refused_sum(tmp_path: Path) -> 
 def test_a_refusal_that_cannot_be_noted_says_so(tmp_path: Path) -> None:
     """The note is on the disk before the refusal is told; where it cannot be, that is the error."""
     log = tmp_path / "gone" / "refused-active.jsonl"
-    refused = RefusedSums("active", log, allowed=0)
+    refused = RefusedSums(own_of(log.parent))
     with (
         pytest.raises(CheckpointError, match=r"cannot note that active refused the sum of step 3"),
         refused.noting(step=3, contract="c"),
@@ -118,7 +119,7 @@ def test_a_refusal_that_cannot_be_noted_says_so(tmp_path: Path) -> None:
 def test_what_the_aggregator_did_not_cause_is_not_noted(
     error: BaseException, tmp_path: Path
 ) -> None:
-    refused = RefusedSums("active", tmp_path / "refused-active.jsonl", allowed=0)
+    refused = RefusedSums(own_of(tmp_path))
     with pytest.raises(type(error)), refused.noting(step=3, contract="c"):
         raise error
     assert not list(tmp_path.iterdir())
@@ -127,7 +128,7 @@ def test_what_the_aggregator_did_not_cause_is_not_noted(
 def test_a_refusal_is_not_noted_behind_a_link(tmp_path: Path) -> None:
     other, log = tmp_path / "elsewhere", tmp_path / "refused-active.jsonl"
     other.touch()
-    refused = RefusedSums("active", log, allowed=0)
+    refused = RefusedSums(own_of(tmp_path))
     log.symlink_to(other)
     with (
         pytest.raises(CheckpointError, match="is a symbolic link"),

@@ -285,14 +285,14 @@ class LiveRun(LiveSession[ApfedActive]):
         if honest.sum.noise is not None:
             honest.sum.noise = _NoNoise()  # type: ignore[assignment]  # it charges nothing
 
-        def answered(message: Envelope) -> tuple[Admitted, FloatArray]:
+        def gradients(message: Envelope) -> tuple[Admitted, FloatArray]:
             specs = representation_specs(honest.terms)
             tensors, _ = unpack(message.payload, specs, sender=message.sender)
             rows_B, z_BD = tensors["rows"], tensors["z"]
             answer_BD = strategy.answer(message.step, rows_B, z_BD.flatten(1)).to(z_BD)
             return honest.sum.admit(message, rows_B), answer_BD.flatten(1).cpu().numpy()
 
-        honest.answered = answered  # type: ignore[method-assign]
+        honest.gradients = gradients  # type: ignore[method-assign]
 
     def holds(self, passive: str, positions: Tensor) -> Tensor:
         return self.alignment[passive][positions] >= 0

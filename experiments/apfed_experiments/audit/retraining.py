@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad, vmap
 
 from apfed_experiments.audit.bounds import Claim
 from secure_apfed.data import load_data
-from secure_apfed.learning.descent import ActiveNetworks
-from secure_apfed.methods.apfed import Weights, example_gradients, passive_gradients
+from secure_apfed.learning.descent import ActiveNetworks, joint_loss
 from secure_apfed.models import encoder_and_head, projection_to
 from secure_apfed.objectives import Reconstruction
 from secure_apfed.privacy.accountants import gdp_mu
@@ -37,6 +37,9 @@ __all__ = [
     "CASES", "DELTA", "EPSILON", "Case", "OtherRows", "Protection", "Retrainings", "Step", "Task",
     "WhiteBox", "directions", "networks", "task_of",
 ]  # fmt: skip
+
+Weights = Mapping[str, Tensor]
+"""Parameters of a module by name, as `torch.func.functional_call` takes them."""
 
 EPSILON, DELTA, EPOCHS = 8.0, 1e-5, 50
 _ROWS, _BATCH, _LENGTH, _SEED = 40, 20, 20.0, 0
@@ -191,7 +194,7 @@ class Retrainings:
 
         def of_one(weights: Weights, x_BF: Tensor, y_B: Tensor, row_BD: Tensor) -> Weights:
             clip = self.protection.clip
-            return example_gradients(self._active, weights, x_BF, y_B, row_BD, clip=clip)
+            return _example_gradients(self._active, weights, x_BF, y_B, row_BD, clip=clip)
 
         gradients = vmap(of_one)(self._weights["active"], x_RBF, y_RB, row_RBD)
         return torch.cat([part.flatten(2) for part in gradients.values()], dim=2)
@@ -218,7 +221,7 @@ class Retrainings:
         """The passive's step, and B dL/dz of each row, clipped to `row_clip`."""
 
         def of_one(weights: Weights, z_BD: Tensor) -> tuple[Weights, Tensor]:
-            return passive_gradients(self._objective, weights, z_BD, features_BF)
+            return _passive_gradients(self._objective, weights, z_BD, features_BF)
 
         own, row_RBD = vmap(of_one)(self._weights["passive"], sent_RBD)
         self._descend("passive", torch.cat([part.flatten(1) for part in own.values()], dim=1))
@@ -387,3 +390,39 @@ def directions(case: Case, task: Task, *, pairs: int, seed: int) -> list[Tensor]
 
     runs.play(watch)
     return found
+
+
+def _example_gradients(
+    networks: ActiveNetworks, weights: Weights, features_BF: Tensor, labels_B: Tensor,
+    row_BD: Tensor, *, clip: float,
+) -> Weights:  # fmt: skip
+    """Return each example's gradient of its task loss + <row, z>, (B, *shape) a parameter.
+
+    What DP-SGD clips , where all rows of the batch are sent.
+
+    Args:
+        networks: without dropout.
+        row_BD: of the passives' sum.
+        clip: L2 bound of a row of z.
+    """
+
+    def loss(weights: Weights, x_F: Tensor, y: Tensor, row_D: Tensor) -> Tensor:
+        scores_1K, sent_1D = functional_call(networks, dict(weights), (x_F[None],))
+        return joint_loss(F.cross_entropy(scores_1K, y[None]), onto_ball(sent_1D, clip), row_D)
+
+    each = vmap(grad(loss), in_dims=(None, 0, 0, 0))
+    gradients: Weights = each(weights, features_BF, labels_B, row_BD)
+    return gradients
+
+
+def _passive_gradients(
+    objective: nn.Module, weights: Weights, z_BD: Tensor, features_BF: Tensor
+) -> tuple[Weights, Tensor]:
+    """Return the gradients of L_p by the passive's weights, and of each row's own loss by z."""
+
+    def loss(weights: Weights, z_BD: Tensor) -> Tensor:
+        value: Tensor = functional_call(objective, dict(weights), (z_BD, features_BF))
+        return value
+
+    own, row_BD = grad(loss, argnums=(0, 1))(weights, z_BD)
+    return own, row_BD * len(z_BD)

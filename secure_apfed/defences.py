@@ -1,38 +1,81 @@
-"""Defences of gradients, before they leave.
+"""Defences beyond differential privacy, on gradients before they leave: a class, one line in the
+table, and its settings in `secure_apfed.settings.privacy`.
 
 Run by: the active of TVFL on the gradients that it returns; every passive of APFed on its
 contribution. Against: a receiver that reads labels (TVFL) or features (APFed) out of gradients.
-They give no guarantee: each says what is left.
+They make known attacks worse and have no guarantee, against nobody; the report says so. What has
+one is in `secure_apfed.privacy` (guards, label response) and under the secure sum. Who runs one,
+and whether it does anything, follows from what the method says of itself; several act in the order
+of the configuration.
 
 Letters: B batch, D (d in formulas) numbers of a gradient row.
 """
 
 import math
-from typing import ClassVar
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from torch import Tensor
 
 from apfed_protocols.errors import LocalProtocolError
-from secure_apfed.defences.interface import GradientDefence, Leaving, Surroundings
 from secure_apfed.errors import ConfigError
-from secure_apfed.privacy.noise import clip_rows
-from secure_apfed.settings.method import Released
-from secure_apfed.settings.privacy import (
-    ClipAndNoiseSettings,
-    CompressionSettings,
-    DiscreteSgdSettings,
-    MarvellSettings,
-    MaxNormSettings,
-)
+from secure_apfed.privacy.noise import NoiseSource
+from secure_apfed.settings.method import MethodSettings, Released, Side
+from secure_apfed.settings.privacy import CompressionSettings, DefenceSettings, MarvellSettings
 
-__all__ = ["ClipAndNoise", "Compression", "DiscreteSgd", "Marvell", "MaxNorm", "Pair", "best_noise"]
+__all__ = [
+    "DEFENCES",
+    "Compression",
+    "GradientDefence",
+    "Leaving",
+    "Marvell",
+    "Pair",
+    "best_noise",
+    "check_defences",
+    "gradient_defences",
+    "statements",
+    "who_applies",
+]
 
 Pair = tuple[float, float]
 _SMALLEST = 1e-9
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Where a gradient goes, with the true labels (B,) of its rows where the party knows them."""
+
+    step: int
+    receiver: str
+    labels: Tensor | None = None
+
+
+class GradientDefence(ABC):
+    """Changes a gradient before it leaves its party. `noise`: of the party, for its defences.
+
+    Attributes:
+        name: its key, and `kind` in the configuration.
+        protects: what it changes on its way out. Whoever lets that out runs it; where nobody
+            does, it does nothing and is refused.
+        gives: what it does and does not do, for the report.
+    """
+
+    name: ClassVar[str]
+    protects: ClassVar[tuple[Released, ...]]
+    gives: ClassVar[str]
+
+    @abstractmethod
+    def __init__(self, settings: Any, *, noise: NoiseSource, classes: int) -> None:
+        """Build it from its own settings. Raises ConfigError: it does not fit the data."""
+
+    @abstractmethod
+    def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
+        """Return what leaves instead of `gradient_BD`, flat rows of one batch."""
 
 
 class Compression(GradientDefence):
@@ -46,9 +89,10 @@ class Compression(GradientDefence):
     """
 
     name: ClassVar[str] = "compression"
+    protects: ClassVar[tuple[Released, ...]] = ("contributions", "returned gradients")
     gives: ClassVar[str] = "compression keeps only the largest numbers of each gradient"
 
-    def __init__(self, settings: CompressionSettings, around: Surroundings) -> None:
+    def __init__(self, settings: CompressionSettings, *, noise: NoiseSource, classes: int) -> None:
         self._keep = settings.keep
 
     def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
@@ -61,84 +105,6 @@ class Compression(GradientDefence):
         sparse = flat.new_zeros(len(flat))
         sparse[order] = flat[order]
         return sparse.reshape(gradient_BD.shape)
-
-
-class DiscreteSgd(GradientDefence):
-    """Rounds each number to the nearest of bins + 1 levels on [m - 2s, m + 2s].
-
-    Fu et al. 2022 (Label Inference Attacks Against Vertical Federated Learning), the defence of
-    that name. Here m and s are the mean and deviation of the batch's numbers, so that no state
-    is kept, and numbers beyond the interval go to its end. Rounded gradients still point where
-    exact ones do.
-    """
-
-    name: ClassVar[str] = "discrete_sgd"
-    gives: ClassVar[str] = "discrete SGD rounds gradients to a few levels"
-
-    def __init__(self, settings: DiscreteSgdSettings, around: Surroundings) -> None:
-        self._bins = settings.bins
-
-    def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
-        """Return the rounded batch; one whose numbers are all equal stays as it is."""
-        mean, deviation = gradient_BD.mean(), gradient_BD.std(correction=0)
-        if not bool(deviation > 0):
-            return gradient_BD
-        low, step = mean - 2 * deviation, 4 * deviation / self._bins
-        level_BD = ((gradient_BD - low) / step).round().clamp(0, self._bins)
-        return low + step * level_BD
-
-
-class ClipAndNoise(GradientDefence):
-    """A passive clips each row to norm C_g and adds sigma_g times a standard normal to each number.
-
-    Gives no epsilon: it is continuous noise in floating point on one party's part, counted by no
-    ledger, and in APFed-C one person moves every row of the batch. With `secure_sum.noise` a
-    passive's loss of privacy is bounded and charged.
-    """
-
-    name: ClassVar[str] = "clip_and_noise"
-    protects: ClassVar[tuple[Released, ...]] = ("contributions",)
-    row_wise: ClassVar[bool] = True
-    gives: ClassVar[str] = (
-        "clip and noise shorten a passive's gradients and blur them, without an account"
-    )
-
-    def __init__(self, settings: ClipAndNoiseSettings, around: Surroundings) -> None:
-        self._settings, self._noise = settings, around.noise
-
-    def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
-        clipped_BD = clip_rows(gradient_BD, self._settings.clip).to(gradient_BD.dtype)
-        if self._settings.sigma == 0:
-            return clipped_BD
-        use = f"{self.name} {leaving.receiver}"
-        noise_BD = self._noise.normals(clipped_BD, use=use, step=leaving.step)
-        return clipped_BD + self._settings.sigma * noise_BD
-
-
-class MaxNorm(GradientDefence):
-    """Returns g_j (1 + s_j e_j), e_j standard normal, s_j = sqrt(|g_max|^2 / |g_j|^2 - 1).
-
-    Li, Sun, Yang, Gao, Zhang, Xie, Smith and Wang 2022 (Label Leakage and Protection in Two-party
-    Split Learning), section 4.1: the expected squared norm of every row is then |g_max|^2, so that
-    lengths do not tell classes. Directions stay (up to sign), and a row's length varies around the
-    common mean in its own way.
-    """
-
-    name: ClassVar[str] = "max_norm"
-    protects: ClassVar[tuple[Released, ...]] = ("returned gradients",)
-    gives: ClassVar[str] = "max-norm makes the gradients of a batch equally long on average"
-
-    def __init__(self, settings: MaxNormSettings, around: Surroundings) -> None:
-        self._noise = around.noise
-
-    def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
-        """Return the perturbed batch; rows of zeros have no direction and stay."""
-        norm_B = gradient_BD.norm(dim=1)
-        ratio_B = torch.where(norm_B > 0, norm_B.max() / norm_B, 1.0)
-        deviation_B = (ratio_B.square() - 1).clamp(min=0).sqrt()
-        use = f"{self.name} {leaving.receiver}"
-        noise_BD = self._noise.normals(gradient_BD, use=use, step=leaving.step)
-        return gradient_BD * (1 + deviation_B * noise_BD[:, 0])[:, None]
 
 
 def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -> tuple[Pair, Pair]:
@@ -209,13 +175,13 @@ class Marvell(GradientDefence):
         "Marvell blurs the difference between the gradients of the two classes in each batch"
     )
 
-    def __init__(self, settings: MarvellSettings, around: Surroundings) -> None:
-        if around.classes != 2:
+    def __init__(self, settings: MarvellSettings, *, noise: NoiseSource, classes: int) -> None:
+        if classes != 2:
             raise ConfigError(
-                f"defences: marvell is for binary labels, the data have {around.classes} classes; "
-                "use max_norm or compression"
+                f"defences: marvell is for binary labels, the data have {classes} classes; use "
+                "compression"
             )
-        self._strength, self._noise = settings.strength, around.noise
+        self._strength, self._noise = settings.strength, noise
 
     def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
         if leaving.labels is None:
@@ -242,3 +208,56 @@ class Marvell(GradientDefence):
             spread_BD = math.sqrt(across[label] * unit) * across_BD[mask_B]
             perturbed_BD[mask_B] += extra_B[:, None] * difference_D + spread_BD
         return perturbed_BD
+
+
+DEFENCES: Mapping[str, type[GradientDefence]] = {
+    defence.name: defence for defence in (Compression, Marvell)
+}
+
+_RUN_BY: Mapping[Side, str] = {"active": "the active", "passives": "every passive"}
+_NOT_SENT: Mapping[Released, str] = {
+    "contributions": "no passive sends a gradient",
+    "returned gradients": "no passive receives a gradient of the task loss",
+}
+
+
+def check_defences(choices: Sequence[DefenceSettings], method: MethodSettings) -> None:
+    """Refuse defences that would do nothing under a method, and one that is given twice.
+
+    Raises:
+        ValueError: says which, why, and what does apply.
+    """
+    kinds = [choice.kind for choice in choices]
+    for kind in kinds:
+        if not who_applies(kind, method):
+            fits = [name for name in DEFENCES if who_applies(name, method)]
+            reason = " and ".join(_NOT_SENT[released] for released in DEFENCES[kind].protects)
+            raise ValueError(
+                f"defences: {kind} does not apply to method {method.name}: {reason}; leave it "
+                f"out, or use one of {', '.join(fits) or 'none'}"
+            )
+        if kinds.count(kind) > 1:
+            raise ValueError(f"defences: {kind} is given {kinds.count(kind)} times; keep one")
+
+
+def who_applies(kind: str, method: MethodSettings) -> str:
+    """Who runs a defence, in words: whoever lets out what it protects; empty if nobody does."""
+    senders = map(method.sender_of, DEFENCES[kind].protects)
+    return " and ".join(dict.fromkeys(_RUN_BY[sender] for sender in senders if sender))
+
+
+def statements(choices: Sequence[DefenceSettings], method: MethodSettings) -> list[str]:
+    """What to say of defences where a run's guarantee is told; nothing without any."""
+    run_by = ", ".join(f"{choice.kind} by {who_applies(choice.kind, method)}" for choice in choices)
+    return [f"defences without a guarantee: {run_by}"] if choices else []
+
+
+def gradient_defences(
+    choices: Sequence[DefenceSettings], released: Released, *, noise: NoiseSource, classes: int
+) -> tuple[GradientDefence, ...]:
+    """What the party that sends such gradients does to them, one after the other."""
+    return tuple(
+        DEFENCES[choice.kind](choice, noise=noise, classes=classes)
+        for choice in choices
+        if released in DEFENCES[choice.kind].protects
+    )

@@ -1,0 +1,551 @@
+"""MMVFL and FedMV: closed forms against solvers, parties against the papers, nothing shown."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from secure_apfed.config import Config
+from secure_apfed.data import PartyTable, load_data
+from secure_apfed.errors import ModelError
+from secure_apfed.exchange import Kind, Links, pack
+from secure_apfed.methods import METHODS, Simulation, open_session
+from secure_apfed.methods.averaging import LinearViews
+from secure_apfed.methods.multiview import (
+    Floats,
+    MultiviewActive,
+    MultiviewSettings,
+    Pull,
+    ViewModel,
+    averaged,
+    common_labels,
+    iterate,
+    joint_scores,
+    objective,
+    own_labels,
+    row_norms,
+    start,
+    view_objective,
+    weights_of,
+)
+from secure_apfed.models import SequenceEncoder, encoder_and_head
+from secure_apfed.planning.forecast import forecast
+from secure_apfed.runs.run import run
+from secure_apfed.settings.training import ModelSettings
+from tests.secure_apfed.small_runs import Said, small_config
+from tests.with_crypten import pair_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+
+
+ROWS, CLASSES = 40, 3
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def labels(rng: np.random.Generator, *, told: int = ROWS, own: bool = False) -> Pull:
+    truth_NC = np.eye(CLASSES)[rng.integers(0, CLASSES, ROWS)]
+    told_N1 = (np.arange(ROWS) < told).astype(float)[:, None]
+    return Pull(truth_NC * told_N1, 5.0 * told_N1, own)
+
+
+def views(rng: np.random.Generator, *, beta: float = 0.7) -> list[ViewModel]:
+    return [
+        ViewModel.begin(rng.standard_normal((ROWS, width)), CLASSES, rng, beta=beta, zeta=zeta)
+        for width, zeta in ((5, 2.0), (8, 0.5), (3, 4.0))
+    ]
+
+
+def proximal(x_NF: Floats, z_NC: Floats, beta: float) -> Floats:
+    """Minimise Eq. (5) by accelerated proximal gradients (Beck and Teboulle 2009)."""
+    rate = 1 / (2 * np.linalg.norm(x_NF, 2) ** 2)
+    now = ahead = np.zeros((x_NF.shape[1], z_NC.shape[1]))
+    momentum = 1.0
+    for _ in range(6_000):
+        stepped = ahead - rate * 2 * x_NF.T @ (x_NF @ ahead - z_NC)
+        norms = np.linalg.norm(stepped, axis=1, keepdims=True)
+        shrunk = stepped * np.maximum(0, 1 - rate * beta / np.maximum(norms, 1e-300))
+        after = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+        ahead, now, momentum = shrunk + (momentum - 1) / after * (shrunk - now), shrunk, after
+    return now
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 30.0])
+def test_the_weights_minimise_their_objective(rng: np.random.Generator, beta: float) -> None:
+    x_NF, z_NC = rng.standard_normal((ROWS, 6)), rng.standard_normal((ROWS, CLASSES))
+    found = weights_of(x_NF, z_NC, beta, rng.standard_normal((6, CLASSES)))
+    other = proximal(x_NF, z_NC, beta)
+
+    ours, theirs = (view_objective(x_NF, w, z_NC, beta) for w in (found, other))
+    assert ours == pytest.approx(theirs, rel=1e-8)
+    if beta == 30.0:  # some features count for nothing there
+        assert (row_norms(other) == 0).any()
+        np.testing.assert_allclose(row_norms(found)[row_norms(other) == 0], 0, atol=1e-4)
+
+
+def test_no_round_raises_the_objective_of_the_weights(rng: np.random.Generator) -> None:
+    x_NF, z_NC = rng.standard_normal((ROWS, 6)), rng.standard_normal((ROWS, CLASSES))
+    weights = rng.standard_normal((6, CLASSES))
+    values = [view_objective(x_NF, weights, z_NC, 5.0)]
+    for _ in range(30):
+        weights = weights_of(x_NF, z_NC, 5.0, weights, most_rounds=1)
+        values.append(view_objective(x_NF, weights, z_NC, 5.0))
+    assert np.diff(values).max() <= 1e-12 * values[0]
+    assert values[-1] < values[1]
+
+
+def test_weights_of_linearly_dependent_columns_need_a_beta(rng: np.random.Generator) -> None:
+    x_NF = np.zeros((ROWS, 2))
+    with pytest.raises(ModelError, match="beta above 0"):
+        weights_of(x_NF, rng.standard_normal((ROWS, CLASSES)), 0.0, np.ones((2, CLASSES)))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("size", "beta"), [(1e200, 1.0), (1.0, 1e308)])
+def test_numbers_that_overflow_are_named(
+    rng: np.random.Generator, size: float, beta: float
+) -> None:
+    x_NF, z_NC = np.full((ROWS, 2), size), rng.standard_normal((ROWS, CLASSES))
+    with pytest.raises(ModelError, match="too large to learn from; rescale"):
+        weights_of(x_NF, z_NC, beta, np.zeros((2, CLASSES)))
+
+
+def minimiser(parts: list[tuple[float | Floats, Floats]]) -> Floats:
+    """Of the sum of weight |z - target|^2 over these (weight, target), by a general solver."""
+
+    def loss(flat: Floats) -> tuple[float, Floats]:
+        apart = [(weight, flat.reshape(ROWS, CLASSES) - target) for weight, target in parts]
+        value = sum(float((weight * part**2).sum()) for weight, part in apart)
+        return value, np.sum([2 * weight * part for weight, part in apart], axis=0).ravel()
+
+    found = minimize(loss, np.zeros(ROWS * CLASSES), jac=True, method="BFGS", tol=1e-10)
+    return np.asarray(found.x.reshape(ROWS, CLASSES))
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_labels_minimise_their_objective(rng: np.random.Generator, drawn: bool) -> None:
+    scores, common = rng.standard_normal((2, ROWS, CLASSES))
+    of_views, zetas = rng.standard_normal((3, ROWS, CLASSES)), np.array([2.0, 0.5, 4.0])
+    pull = labels(rng, told=30) if drawn else None
+    more: list[tuple[float | Floats, Floats]] = [(pull.eta_N1, pull.truth_NC)] if pull else []
+    own = own_labels(scores, common, 2.5, pull)
+    np.testing.assert_allclose(own, minimiser([(1.0, scores), (2.5, common), *more]), atol=1e-8)
+    of_all = common_labels(np.tensordot(zetas, of_views, 1), zetas.sum(), pull)
+    parts = [*zip(zetas.tolist(), of_views, strict=True), *more]
+    np.testing.assert_allclose(of_all, minimiser(parts), atol=1e-8)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_iterations_never_raise_the_objective(rng: np.random.Generator, own: bool) -> None:
+    held, pull = views(rng), labels(rng, told=25, own=own)
+    common = start(ROWS, CLASSES, rng)
+    values = []
+    for _ in range(25):
+        common = iterate(held, common, pull)
+        values.append(objective(held, common, pull))
+    assert np.diff(values).max() <= 1e-9 * values[0]
+    assert values[-1] < 0.9 * values[0]
+
+
+def test_labels_reach_every_view(rng: np.random.Generator) -> None:
+    """Each view predicts as if it had been told the labels, which draw the common ones alone."""
+    pull = labels(rng)
+    truth = pull.truth_NC.argmax(1)
+    centres = rng.standard_normal((CLASSES, 4)) * 4
+    held = [
+        ViewModel.begin(
+            centres[truth] + rng.standard_normal((ROWS, 4)), CLASSES, rng, beta=0.1, zeta=5.0
+        )
+        for _ in range(2)
+    ]
+    common = start(ROWS, CLASSES, rng)
+    for _ in range(40):
+        common = iterate(held, common, pull)
+    rows = np.arange(ROWS)
+    for view in held:
+        told = view.x_NF @ weights_of(view.x_NF, pull.truth_NC, 0.1, view.weights_FC)
+        assert (view.scores(rows).argmax(1) == told.argmax(1)).mean() > 0.9
+
+
+def test_the_test_phase_ends_where_one_weighted_mean_is(rng: np.random.Generator) -> None:
+    held, rows = views(rng), np.arange(ROWS)
+    scores = [view.scores(rows) for view in held]
+    of_views, common = [one.copy() for one in scores], np.zeros((ROWS, CLASSES))
+    for _ in range(400):  # Eqs. (12) and (13)
+        common = common_labels(
+            np.sum([v.zeta * z for v, z in zip(held, of_views, strict=True)], axis=0),
+            sum(view.zeta for view in held),
+        )
+        of_views = [
+            own_labels(one, common, view.zeta) for one, view in zip(scores, held, strict=True)
+        ]
+    np.testing.assert_allclose(joint_scores(held, rows), common, atol=1e-10)
+
+
+def test_one_client_alone_ends_where_multi_view_learning_does(rng: np.random.Generator) -> None:
+    """H-FedMV's other order of updates has the same end: the objective is convex in all."""
+    pull = labels(rng, told=30)
+    held, client = views(rng), views(rng)
+    for own, other in zip(client, held, strict=True):
+        own.x_NF = other.x_NF
+    common = start(ROWS, CLASSES, rng)
+    for _ in range(600):
+        common = iterate(held, common, pull)
+    reached = ROWS * LinearViews(client, pull, tolerance=1e-14, rounds=600).train(0)
+    assert reached == pytest.approx(objective(client, averaged(client, pull), pull))
+    assert reached == pytest.approx(objective(held, common, pull), rel=1e-6)
+    rows = np.arange(ROWS)
+    np.testing.assert_allclose(joint_scores(client, rows), joint_scores(held, rows), atol=2e-3)
+
+
+def test_a_start_is_orthonormal(rng: np.random.Generator) -> None:
+    z_NC = start(ROWS, CLASSES, rng)
+    np.testing.assert_allclose(z_NC.T @ z_NC, np.eye(CLASSES), atol=1e-12)
+    fewer_NC = start(CLASSES - 1, CLASSES, rng)
+    np.testing.assert_allclose(fewer_NC @ fewer_NC.T, np.eye(CLASSES - 1), atol=1e-12)
+
+
+METHODS_OF_VIEWS = [
+    name for name, method in METHODS.items() if method.settings.averages == "pseudo-labels"
+]
+ROUNDS = 6
+CLEAR = {"scheme": "plain", "masks": "none", "clip": None}
+
+
+def config_of(method: Said, **changes: Any) -> Config:
+    usual: dict[str, Any] = {
+        "data": {"dataset": "breast_cancer", "overlap": 0.8, "limit": 120},
+        "train": {"epochs": 3, "device": "cpu", "precision": "float64"},
+        "secure_sum": CLEAR,
+    }
+    return small_config(method, **{**usual, **changes})
+
+
+def session_of(method: Said, **changes: Any) -> Simulation:
+    config = config_of(method, **changes)
+    return open_session(config, load_data(config.data, seed=config.seed))
+
+
+def trainers_of(session: Simulation) -> list[Any]:
+    """Of the active, and of the passives in the contract's order."""
+    seats: list[Any] = [
+        session.learner,
+        *(session.helpers[name] for name in session.contract.passives),
+    ]
+    return [seat.trainer for seat in seats]
+
+
+class Paper:
+    """Both papers' equations in numpy, on one table.
+
+    It knows nothing of the product but the parties' rows and random starts.
+    """
+
+    def __init__(
+        self, session: Simulation, *, zetas: list[float], eta: float, beta: float, own: bool
+    ) -> None:
+        active: Any = session.learner
+        trainers = trainers_of(session)
+        self.rows, self.asked = active.training_rows.numpy(), active.tested.numpy()
+        self.beta, self.zeta, self.own = beta, np.array(zetas), own
+        self.views = [one.view.x_NF.copy() for one in trainers]
+        self.w = [one.view.weights_FC.copy() for one in trainers]
+        self.z_k = [one.view.labels_NC[self.rows].copy() for one in trainers]
+        self.z = active.trainer.common_NC[self.rows].copy()
+        people = active._rows[active.training_rows]
+        told = np.isin(people.numpy(), active._own.data.labelled_rows.numpy())
+        labels = active._own.data.table.labels[people].numpy()
+        self.y = np.eye(self.z.shape[1])[np.where(told, labels, 0)] * told[:, None]
+        self.pull = eta * told[:, None]
+
+    def step(self) -> None:
+        for k, zeta in enumerate(self.zeta):
+            x = self.views[k][self.rows]
+            for _ in range(ROUNDS):  # Eqs. 7 and 8 of MMVFL
+                a = np.diag(1 / (2 * (np.sqrt((self.w[k] ** 2).sum(1)) + 1e-10)))
+                self.w[k] = np.linalg.solve(x.T @ x + self.beta * a, x.T @ self.z_k[k])
+            drawn = self.pull if self.own and k == 0 else 0.0  # Eq. 11, or 12; FedMV's 8
+            said = x @ self.w[k] + zeta * self.z + drawn * self.y
+            self.z_k[k] = said / (1 + zeta + drawn)
+        drawn = 0.0 if self.own else self.pull  # Eq. 14; FedMV's 10
+        said = sum(zeta * one for zeta, one in zip(self.zeta, self.z_k, strict=True))
+        self.z = (said + drawn * self.y) / (self.zeta.sum() + drawn)
+
+    def together(self) -> np.ndarray:
+        """FedMV's Eqs. 12 and 13 for the test rows, as often as it takes."""
+        scores = [x[self.asked] @ w for x, w in zip(self.views, self.w, strict=True)]
+        z: np.ndarray = np.zeros_like(scores[0])
+        for _ in range(3000):
+            each = [(s + zeta * z) / (1 + zeta) for s, zeta in zip(scores, self.zeta, strict=True)]
+            z = np.tensordot(self.zeta, each, 1) / self.zeta.sum()
+        return z
+
+
+@pytest.mark.parametrize(
+    ("name", "labelled"), [("plain + pairwise masks", 20), ("plain, any length", None)]
+)
+@pytest.mark.parametrize("method", METHODS_OF_VIEWS)
+def test_parties_compute_what_the_papers_say(
+    method: str, name: str, labelled: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With weights other than 1."""
+    monkeypatch.setattr(MultiviewSettings, "tolerance", 1e-300)
+    monkeypatch.setattr(MultiviewSettings, "most_rounds", ROUNDS)
+    secure_sum = (
+        CLEAR if name == "plain, any length" else {**pair_of(name), "clip": 4.0, "bits": 24}
+    )
+    session = session_of(
+        {"name": method, "beta": 2.0, "zeta": 4.0, "eta": 6.0},
+        data={"dataset": "digits", "views": 3, "limit": 160, "labelled": labelled},
+        secure_sum=secure_sum,
+        passives={"default": {"weight": 3.0}, "passive-2": {"weight": 0.25}},
+    )  # fmt: skip
+    active = session.learner
+    assert isinstance(active, MultiviewActive)
+    assert list(session.contract.passives) == ["passive-1", "passive-2"]
+    own = method == "mmvfl"
+    paper = Paper(session, zetas=[4.0, 12.0, 1.0], eta=6.0, beta=2.0, own=own)
+    assert (paper.pull > 0).sum() < len(paper.rows) or labelled is None
+    for step in range(3):
+        session.step(step, active.training_rows)
+        paper.step()
+    # The sum is of zeta_k Z_k / zetas, and Z gets at most 1 of it; rounds add up.
+    apart = 1e-9 + 20 * (active.rounding or 0.0)
+    assert apart < 1e-4
+    np.testing.assert_allclose(active.trainer.common_NC[paper.rows], paper.z, atol=apart)
+    for trainer, z_k, w in zip(trainers_of(session), paper.z_k, paper.w, strict=True):
+        np.testing.assert_allclose(trainer.view.labels_NC[paper.rows], z_k, atol=apart)
+        np.testing.assert_allclose(trainer.view.weights_FC, w, atol=apart)
+
+    accuracy = session.evaluate(next_step=3, final=True)[f"{method}_together"]
+    truth = active._own.data.table.labels[active._rows[active.tested]].numpy()  # type: ignore[index]
+    assert float(accuracy) == pytest.approx((paper.together().argmax(1) == truth).mean())
+
+
+def test_the_active_reads_labels_of_passives_out_of_the_sum() -> None:
+    """As the who-learns table says: no sum hides whom a passive has a label of, and which."""
+    data = {"dataset": "digits", "views": 4, "limit": 200, "labelled": 20,
+            "labels_at": ["passive-1"]}  # fmt: skip
+    masked = {"scheme": "plain", "masks": "pairwise", "clip": 4.0}
+    session = session_of("mmvfl", data=data, secure_sum=masked)
+    active, holder = session.learner, session.helpers["passive-1"]
+    assert isinstance(active, MultiviewActive)
+    rows = active.training_rows.numpy()
+    asked = active.trainer.common_NC[rows].copy()
+    session.step(0, active.training_rows)
+    assert active.opened is not None
+    moved = active.opened.numpy() - 0.75 * asked  # the three passives' equal shares of Z
+    pull: Pull = holder.trainer.pull  # type: ignore[attr-defined]
+    told = pull.eta_N1[rows, 0] > 0
+    assert 0 < told.sum() < len(rows) / 2
+    lengths = np.linalg.norm(moved, axis=1)
+    assert lengths[told].min() > lengths[~told].max()
+    assert (moved.argmax(1) == pull.truth_NC[rows].argmax(1))[told].all()
+
+
+def test_fewer_people_than_classes_are_learnt_from() -> None:
+    data = {"dataset": "digits", "views": 3, "aligned": 5, "limit": 200}
+    assert run(config_of("mmvfl", data=data), None).accuracy["mmvfl"] > 0
+
+
+def asked(session: Simulation, request: bytes, step: int = 0) -> None:
+    async def ask(links: Links) -> None:
+        for name in session.contract.passives:
+            links.send(name, Kind.REQUEST, step, request)
+        await links.receive("aggregator", Kind.SUM, step=step, patience=4)
+
+    session.play(ask(session.links))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows, z: {"rows": rows, "z": z[:, :1]}, "expected torch.float64"),
+        (lambda rows, z: {"rows": rows, "z": z[1:]}, "rows of z"),
+        (lambda rows, z: {"rows": rows, "z": z * float("nan")}, "norm is not within"),
+        (lambda rows, z: {"rows": rows + 10**6, "z": z}, "outside the alignment"),
+    ],
+)
+def test_a_hostile_request_is_refused(change: Any, said: str) -> None:
+    session = session_of("mmvfl")
+    active: Any = session.learner
+    rows = active.training_rows
+    z = torch.from_numpy(active.trainer.common_NC[rows.numpy()])
+    with pytest.raises(RemoteProtocolError, match=said):
+        asked(session, pack(change(rows, z), {}))
+
+
+def test_a_passive_answers_as_often_as_agreed() -> None:
+    session = session_of("mmvfl")
+    active: Any = session.learner
+    rows = active.training_rows
+    z = torch.from_numpy(active.trainer.common_NC[rows.numpy()])
+    request = pack({"rows": rows, "z": z}, {})
+    agreed = session.contract.epochs + session.contract.spare_answers + 1  # and one question
+    for step in range(agreed):
+        asked(session, request, step)
+    with pytest.raises(RemoteProtocolError, match=f"more than {agreed} times"):
+        asked(session, request, agreed)
+
+
+def test_a_sum_that_would_cut_rows_is_refused() -> None:
+    cut = {"scheme": "plain", "masks": "pairwise", "clip": 1e-4}
+    session = session_of("v_fedmv", secure_sum=cut)
+    with pytest.raises(LocalProtocolError, match="agree on a clip above"):
+        session.step(0, session.learner.training_rows)
+
+
+def averaging(method: str = "h_fedmv", **changes: Any) -> Config:
+    usual: dict[str, Any] = {
+        "train": {"epochs": 3, "device": "cpu", "precision": "float64"},
+        "secure_sum": CLEAR,
+    }
+    return small_config(method, **{**usual, **changes})
+
+
+def averaging_session(method: str = "h_fedmv", **changes: Any) -> Simulation:
+    config = averaging(method, **changes)
+    return open_session(config, load_data(config.data, seed=config.seed))
+
+
+def stages_of(session: Simulation) -> dict[str, Any]:
+    """By party with data, its copies of the models."""
+    helpers: dict[str, Any] = dict(session.helpers)
+    learner: Any = session.learner
+    stages = {name: one.stages for name, one in helpers.items() if name != "aggregator"}
+    return {learner.name: learner.stages, **stages}
+
+
+def copied(model: LinearViews) -> LinearViews:
+    views = [
+        ViewModel(
+            x_NF=one.x_NF, beta=one.beta, zeta=one.zeta, weights_FC=one.weights_FC.copy(),
+            labels_NC=one.labels_NC.copy(), tolerance=one.tolerance, most_rounds=one.most_rounds,
+        )
+        for one in model.views
+    ]  # fmt: skip
+    return LinearViews(views, model._pull, tolerance=model._tolerance, rounds=model._rounds)
+
+
+def test_a_round_is_the_average_of_all_by_their_rows() -> None:
+    config = averaging()
+    data = load_data(config.data, seed=0)
+    fewer = data.passives[0]
+    assert fewer.labels is not None
+    part = replace(
+        fewer, ids=fewer.ids[:70], features=fewer.features[:70], labels=fewer.labels[:70]
+    )
+    session = open_session(config, replace(data, passives=(part, *data.passives[1:])))
+    stages = stages_of(session)
+    models = {name: copied(one.views) for name, one in stages.items()}
+    rows = {name: len(model.views[0].x_NF) for name, model in models.items()}
+    assert len(set(rows.values())) == 2
+    average = models["active"].weights
+    for step in range(2):
+        session.step(step, session.learner.training_rows)
+        for model in models.values():
+            model.load(average)
+            model.train(step)
+        average = np.sum([rows[name] * one.weights for name, one in models.items()], axis=0)
+        average /= sum(rows.values())
+    np.testing.assert_allclose(stages["active"].at(1).weights, average, atol=1e-12)
+
+
+def test_parties_apart_whose_features_are_others_do_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = averaging()
+    data = load_data(config.data, seed=0)  # of tables at hand this is checked when they are read
+    layout = {"passive-1": "1" * 64}
+    monkeypatch.setattr(
+        PartyTable, "layout", property(lambda self: layout.get(self.name, "0" * 64))
+    )
+    with pytest.raises(RemoteProtocolError, match=r"passive-1 has other features than active"):
+        open_session(config, data)
+
+
+def test_the_states_of_grus_become_views() -> None:
+    session = averaging_session("s_fedmv")
+    stages = stages_of(session)
+    for step in range(2):
+        session.step(step, session.learner.training_rows)
+        assert all(one.views is None for one in stages.values())
+    weights = [one.recurrent.weights for one in stages.values()]
+    assert not np.array_equal(weights[0], weights[1])
+    session.step(2, session.learner.training_rows)
+    for one in stages.values():
+        assert [view.x_NF.shape[1] for view in one.views.views] == [8, 8, 8]
+        np.testing.assert_array_equal(one.recurrent.weights, weights[0])
+
+
+def asked_for_weights(session: Simulation, weights_RW: torch.Tensor, step: int = 0) -> None:
+    async def ask(links: Links) -> None:
+        for name in session.contract.passives:
+            links.send(name, Kind.REQUEST, step, pack({"weights": weights_RW}, {}))
+        await links.receive("aggregator", Kind.SUM, step=step, patience=4)
+
+    session.play(ask(session.links))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda w: w[1:], "need the same views"),
+        (lambda w: w.float(), "expected torch.float64"),
+        (lambda w: w * float("nan"), "norm is not within"),
+        (lambda w: w + 1e9, "norm is not within"),
+    ],
+)
+def test_hostile_weights_are_refused(change: Any, said: str) -> None:
+    session = averaging_session()
+    weights_RW = torch.from_numpy(stages_of(session)["active"].at(0).weights)
+    with pytest.raises(RemoteProtocolError, match=said):
+        asked_for_weights(session, change(weights_RW))
+
+
+def test_a_passive_trains_as_often_as_agreed() -> None:
+    session = averaging_session()
+    weights_RW = torch.from_numpy(stages_of(session)["active"].at(0).weights)
+    agreed = session.contract.epochs + session.contract.spare_answers
+    for step in range(agreed):
+        asked_for_weights(session, weights_RW, step)
+    with pytest.raises(RemoteProtocolError, match=f"more than {agreed} times"):
+        asked_for_weights(session, weights_RW, agreed)
+
+
+def test_weights_that_a_sum_would_cut_are_refused() -> None:
+    session = averaging_session(secure_sum={"scheme": "plain", "masks": "pairwise", "clip": 1e-3})
+    with pytest.raises(LocalProtocolError, match="agree on a clip above"):
+        session.step(0, session.learner.training_rows)
+
+
+def test_a_gru_reads_its_steps_and_no_padding() -> None:
+    encoder = SequenceEncoder([(3, 2), (2, 1)], 4).double()
+    row = torch.tensor([[2.0, 1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 1.0, 5.0, 0.0]]).double()
+    padded = row.clone()
+    padded[0, 5:7], padded[0, 9] = 7.0, 9.0  # behind the last step in use
+    assert torch.equal(encoder(row), encoder(padded))
+    last = row.clone()
+    last[0, 3] = 8.0
+    assert not torch.equal(encoder(row), encoder(last))
+
+
+def test_a_gru_is_told_the_shape_of_its_rows() -> None:
+    settings = ModelSettings(network="gru", sequences=((3, 2),))
+    with pytest.raises(ModelError, match="model\\.sequences"):
+        encoder_and_head(settings, (9,), 2)
+
+
+@pytest.mark.parametrize("method", ["mmvfl", "h_fedmv"])
+def test_a_forecast_counts_rounds_of_all_rows(method: str) -> None:
+    config = small_config(method)
+    told, sent = forecast(config), run(config, None)
+    assert told.steps == config.train.epochs
+    assert told.wire_bytes == pytest.approx(sent.wire_bytes, rel=0.1)
