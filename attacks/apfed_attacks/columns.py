@@ -1,10 +1,9 @@
 """Columns: what an adversary has of each row, its own and released ones, to be learnt from.
 
-Shared by the curious attacks on labels and on features. Under a guard h may be nearly all noise.
-Beside own features x, columns of unit variance would then drown x, and an attack would fall below
-its baseline while h still tells something. The guard's sigma is public, so an adversary believes
-h less; how much less is best differs, so each degree is a variant of the attack (`beside`,
-`corrected`).
+Shared by the curious attacks. Under a guard h may be nearly all noise; columns of unit variance
+would then drown own features x beside them, and an attack would fall below its baseline while h
+still tells something. The guard's sigma is public, so an adversary believes h less; how much less
+is best differs, so each degree is a variant of the attack (`beside`, `corrected`).
 
 Letters: N rows, n of them with known labels, F columns, K classes.
 """
@@ -150,10 +149,7 @@ def _principal_components(values_NF: Tensor, count: int, seed: int) -> Tensor:
 
 
 def beside(name: str, released_NF: FloatArray, own_NF: FloatArray) -> dict[str, FloatArray]:
-    """Return released columns and own ones side by side, once for each weight of the former.
-
-    Both are standardised; `name` is that of the released ones, for the names of the results.
-    """
+    """Return standardised released and own columns side by side, for each weight of the former."""
     weights = {"": 1.0, "0.3 ": 0.3, "0.1 ": 0.1}
     return {
         f"{said}{name} and x": np.hstack([weight * released_NF, own_NF])
@@ -172,12 +168,9 @@ def corrected(
     shares of the classes (semi-supervised expectation maximisation; Nigam et al., 2000, Text
     Classification from Labeled and Unlabeled Documents using EM, Section 5, EM-lambda).
 
-    Args:
-        prior_NK: class probabilities by own columns.
-        released_NF: standardised.
-        labels_N: -1 where unknown.
-        trust: how far releases are believed, 0 to 1: the power of their likelihood. Below 1 since
-            neither the columns nor the two sources are independent.
+    `prior_NK` is by own columns, `released_NF` standardised, `labels_N` -1 where unknown. `trust`,
+    0 to 1, is the power of the releases' likelihood, below 1 since neither the columns nor the two
+    sources are independent.
     """
     known_N = labels_N >= 0
     given_nK = np.eye(prior_NK.shape[1])[labels_N[known_N]]

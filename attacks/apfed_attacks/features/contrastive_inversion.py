@@ -114,10 +114,9 @@ def opened_batches(view: AdversaryView, epoch: int) -> list[tuple[int, Tensor, T
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What the active sent in a step, h (B, D), and the sum (B, D) that it opened.
+    """What the active sent in a step, h (B, D), and the sum of lambda_p B dL_p/dh that it opened.
 
-    The sum is that of lambda_p B dL_p/dh over the contributors, rows clipped; `people` (B,) are
-    which of the unknown representations each row is of.
+    Rows are clipped; `people` (B,) are which of the unknown representations each row is of.
     """
 
     h: Tensor
@@ -154,11 +153,8 @@ def explain_sums(
 ) -> Tensor:
     """Return unit representations (N, D) that, held by every contributor, give these sums.
 
-    Args:
-        questions: about N people, answered with the same representations.
-        contributors: of one contrastive objective.
-        iterations: of L-BFGS on |predicted - sum|^2 / |sum|^2.
-        start_ND: where it starts, any norm; by default a mixture of the first sum and h.
+    L-BFGS minimises |predicted - sum|^2 / |sum|^2, from `start_ND` of any norm or a mixture of the
+    first sum and h. The contributors have one contrastive objective.
     """
     first = questions[0]
     scale = sum(float(item.sum.square().sum()) for item in questions)

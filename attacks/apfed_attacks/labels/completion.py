@@ -1,9 +1,9 @@
 """Labels out of columns: probes where some labels are known, clusters where none are.
 
-Shared by the attacks on labels. Attacks, baselines and references get the same probes, the
-same labels and the same standardisation; only their columns differ. Each probe is reported by
-itself: nothing here chooses among them. Passives of TVFL also have networks of their own, which
-the task's gradients trained: attacks train copies of them further below a head.
+Shared by the attacks on labels. Attacks, baselines and references get the same probes, labels and
+standardisation; only their columns differ, and nothing here chooses among the probes. Passives of
+TVFL also have networks of their own, which the task's gradients trained: attacks train copies of
+them further below a head.
 
 Letters: N rows, F columns, D numbers of h, B batch, K classes.
 """
@@ -112,14 +112,11 @@ def guess_labels(
     """Guess the labels of all `positions` (N,) that are not known, from each set of columns.
 
     Args:
-        view: gives the known labels, the priors and the budget.
-        positions: observed alignment positions; row i of all columns belongs to the i-th.
         attacks: name -> (N, F) standardised columns that use what was released.
         fused: name -> released and own columns, both standardised, to be used together: side by
             side with several weights and, where labels are known, own ones as the prior.
         baselines: the same of what the adversary has anyway; of a decoy nobody reads them.
         references: the same of what is shown beside them; not of a decoy either.
-        seed: of the MLP's weights and of the clusters' starts.
     """
     labels_N, known = known_labels(view, positions).numpy(), len(view.knowledge.labels)
     unknown_N = labels_N < 0

@@ -1,9 +1,7 @@
 """A malicious attack: one that deviates in a live run first and reads its recording afterwards.
 
-Run by: an adversary that is a party. `play` is its strategy: it takes the party's place among
-the real parties, whose messages, rules and sums are those of any run. `run` is an attack like
-every other, on the view of that run. What the adversary kept for itself while it played comes
-back in `view.played`.
+Run by: an adversary that takes a party's place among the real ones. `run` is an attack like every
+other, on the view of that run; what the adversary kept for itself comes back in `view.played`.
 
 Letters: A aligned rows, B batch, C people of a cohort, D numbers of a representation, F features.
 """
@@ -67,9 +65,7 @@ class ActiveSeat(Protocol):
         """Play one step with these flattened representations; return the sum (B, D) it opened.
 
         Args:
-            rows_B: alignment positions.
-            z_BD: what is sent.
-            instead: what is sent to single passives in its place.
+            instead: what is sent to single passives in the place of `z_BD`.
             weights: asks these passives to use another lambda_p.
             participants: whose contributions are added; None: everybody's.
 
@@ -84,12 +80,7 @@ class ActiveSeat(Protocol):
 
 
 class Opening(NamedTuple):
-    """What an active attack begins with.
-
-    Attributes:
-        people: (N,) whom it asks about, known ones first; size: D.
-        length: of a representation, within what the contract allows.
-    """
+    """Whom an active attack asks about (N,), known ones first, and D and norm of what it sends."""
 
     people: Tensor
     draw: torch.Generator
@@ -187,10 +178,7 @@ class Answering(Protocol):
 
 
 class AnsweringAttack(Attack):
-    """Base of the attacks on features by a party that answers representations with gradients.
-
-    A passive of APFed or the active of TVFL does; it answers every step of the others' honest
-    training.
+    """Base of the attacks on features by a passive of APFed, or TVFL's active, in its answers.
 
     Attributes:
         people: outsiders whom it knows wholly, at most.
@@ -247,10 +235,9 @@ class CohortDegradation:
     """A4: a malicious passive spoils the active's model for people of its choice; an `Answering`.
 
     It answers with kappa (z - z*), for the rows of a cohort only, where z* is the mean of the
-    others: the encoder is pulled to make the cohort look like everybody else. It needs no knowledge
-    but the cohort's alignment positions, which every passive has. Integrity, not privacy: there is
-    nothing to guess, so this is no `Attack`; compare the active's accuracy on the cohort with an
-    honest run's. The sum's clip may shorten the rows, whatever the `strength`, kappa.
+    others: the encoder is pulled to make the cohort look like everybody else. The sum's clip may
+    shorten the rows, whatever the `strength`, kappa. Integrity, not privacy: there is nothing to
+    guess, so this is no `Attack`; compare the active's accuracy on the cohort with an honest run's.
     """
 
     def __init__(self, cohort_C: Tensor, *, strength: float = 1.0) -> None:

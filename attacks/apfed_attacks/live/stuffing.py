@@ -1,9 +1,8 @@
 """Live intersections in which one party stuffs its set: the real roles of `apfed_protocols.psi`.
 
-Run by: the experimenter, who plays both parties and knows who has which ID. The victim's end is
-the real one, with its size limit, its minimum and its own history of runs. The adversary's end
-is the real one too, where it keeps to the agreed size; to exceed it, it takes a larger limit for
-itself and claims the agreed one.
+Run by: the experimenter, who plays both parties and knows who has which ID. Both ends are the real
+ones, with size limit, minimum and the victim's own history of runs; to exceed the agreed size, the
+adversary takes a larger limit for itself and claims the agreed one.
 """
 
 from collections.abc import Sequence
@@ -53,12 +52,7 @@ class _Boundless(IntersectionAgreement):
 
 @dataclass
 class Stuffed:
-    """What an adversary got out of its intersections.
-
-    Attributes:
-        tried, found: candidates by number.
-        runs: intersections that were played to the end; refusal: what ended the attempt.
-    """
+    """Candidates by number that were tried and found, in so many intersections until a refusal."""
 
     tried: set[int] = field(default_factory=set)
     found: set[int] = field(default_factory=set)
@@ -102,16 +96,8 @@ def play_stuffing(
 ) -> tuple[AttackResult, Stuffed]:
     """Let the adversary stuff its set until the candidates, or the victim's patience, are used up.
 
-    What it says about the candidates is scored. Where the victim refused before anything was
-    learned, the result does not apply, for that reason.
-
-    Args:
-        attack: how it deviates.
-        tables: who has which IDs.
-        settings: what both parties agreed on.
-        role: the adversary's; the active is the hub.
-        history: the victim's own; None: it keeps none.
-        seed: of the choice of candidates.
+    Where the victim refused before anything was learned, the result does not apply, for that
+    reason. `role` is the adversary's, of which the active is the hub, `history` the victim's own.
     """
     candidates, own = tables.candidates(attack.candidates, seed), len(tables.own)
     stuffed, room = Stuffed(), len(candidates) if attack.overstuff else settings.maximum_ids - own
