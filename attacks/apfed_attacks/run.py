@@ -20,13 +20,7 @@ from apfed_attacks.interface import Attack, AttackResult, Guess, Prediction
 from apfed_attacks.live.strategy import AnsweringAttack
 from apfed_attacks.people.membership import AveragedMembership
 from apfed_attacks.scoring import Truth, not_applicable, score
-from apfed_attacks.view import (
-    AdversaryView,
-    AttackError,
-    Knowledge,
-    Played,
-    positions_seen,
-)
+from apfed_attacks.view import AdversaryView, AttackError, Knowledge, Played, positions_seen
 from secure_apfed.config import AttackChoice
 from secure_apfed.config.file import describe
 from secure_apfed.errors import ConfigError

@@ -9,11 +9,7 @@ from apfed_attacks.features.decoder_extraction import DecoderExtraction
 from apfed_attacks.features.hijack import FeatureSpaceHijack, ReversedHijack
 from apfed_attacks.features.inverse_network import InverseNetwork
 from apfed_attacks.features.isolation import Isolation
-from apfed_attacks.features.opened_regression import (
-    SumRegression,
-    VectorRegression,
-    VoteRegression,
-)
+from apfed_attacks.features.opened_regression import SumRegression, VectorRegression, VoteRegression
 from apfed_attacks.features.representation_network import RepresentationNetwork
 from apfed_attacks.features.unpaired_inversion import UnpairedInversion
 from apfed_attacks.interface import Attack

@@ -55,10 +55,7 @@ class SemiSupervised(LabelProbe):
     """
 
     name = "semi_supervised"
-    suite = (
-        {"labels_per_class": 4},
-        {"labels_per_class": 4, "own_network": True},
-    )
+    suite = ({"labels_per_class": 4}, {"labels_per_class": 4, "own_network": True})
 
     labels_per_class: int = Field(4, ge=1)
     iterations: int = Field(1_500, ge=1)
