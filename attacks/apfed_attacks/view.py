@@ -372,7 +372,7 @@ def representations(view: AdversaryView, epoch: int, sender: str | None = None) 
         KeyError: it holds none, as in the functions below.
         RemoteProtocolError: a payload that is not rows and representations.
     """
-    found = [(message.sender, *batch) for message, *batch in _released(view, epoch, sender)]
+    found = [(message.sender, rows, h) for message, rows, h in _released(view, epoch, sender)]
     return _latest(view, "representations", epoch, found)
 
 
@@ -580,8 +580,8 @@ def _latest(
     They stand in the order of their names, for the rows that all have; a KeyError of none.
     """
     of_party = defaultdict[str, list[tuple[Tensor, Tensor]]](list)
-    for party, *batch in batches:
-        of_party[party].append((batch[0], batch[1]))
+    for party, rows_B, values_BD in batches:
+        of_party[party].append((rows_B, values_BD))
     if not of_party:
         raise KeyError(f"{view.name} holds no {what} of epoch {epoch}")
     blocks = []

@@ -728,27 +728,27 @@ RELEASES_OF_ACTIVE = {
     "model_completion", "semi_supervised", "inverse_network", "unpaired_inversion",
 }  # fmt: skip
 RELEASES_OF_PASSIVES = {"inverse_network", "unpaired_inversion", "representation_network"}
-JOINT = {"model_completion", "semi_supervised"} | {*GRADIENTS} | RELEASES_OF_PASSIVES
-OUTSIDER = {"membership"}
+OF_JOINT = {"model_completion", "semi_supervised"} | {*GRADIENTS} | RELEASES_OF_PASSIVES
+QUERIED = {"membership"}
 APPLIES: Mapping[str, set[str]] = {
-    "apfed": RELEASES_OF_ACTIVE | {"contrastive_inversion"} | OUTSIDER,
-    "apfed_r": RELEASES_OF_ACTIVE | OUTSIDER,
-    "apfed_c": RELEASES_OF_ACTIVE | {"contrastive_inversion"} | OUTSIDER,
-    "tvfl": JOINT,
-    "single_view": OUTSIDER,
-    "votes": {"shown_labels", "vote_regression"} | OUTSIDER,
-    "votes_randomised": {"shown_labels", "vote_regression"} | OUTSIDER,
-    "votes_encrypted": OUTSIDER,
-    "votes_moment": {"shown_labels"} | OUTSIDER,
-    "joint_teacher": JOINT | OUTSIDER,
-    "apc_vfl": RELEASES_OF_PASSIVES | OUTSIDER,
-    "vfedtrans": {"vector_regression"} | OUTSIDER,
-    "split_nn": JOINT,
+    "apfed": RELEASES_OF_ACTIVE | {"contrastive_inversion"} | QUERIED,
+    "apfed_r": RELEASES_OF_ACTIVE | QUERIED,
+    "apfed_c": RELEASES_OF_ACTIVE | {"contrastive_inversion"} | QUERIED,
+    "tvfl": OF_JOINT,
+    "single_view": QUERIED,
+    "votes": {"shown_labels", "vote_regression"} | QUERIED,
+    "votes_randomised": {"shown_labels", "vote_regression"} | QUERIED,
+    "votes_encrypted": QUERIED,
+    "votes_moment": {"shown_labels"} | QUERIED,
+    "joint_teacher": OF_JOINT | QUERIED,
+    "apc_vfl": RELEASES_OF_PASSIVES | QUERIED,
+    "vfedtrans": {"vector_regression"} | QUERIED,
+    "split_nn": OF_JOINT,
     "split_nn_sum": {*GRADIENTS} | {"sum_regression"},
-    "mmvfl": {"pseudo_labels", "sum_regression"} | OUTSIDER,
-    "v_fedmv": {"pseudo_labels", "sum_regression"} | OUTSIDER,
-    "h_fedmv": {"averaged_membership"} | OUTSIDER,
-    "s_fedmv": {"averaged_membership"} | OUTSIDER,
+    "mmvfl": {"pseudo_labels", "sum_regression"} | QUERIED,
+    "v_fedmv": {"pseudo_labels", "sum_regression"} | QUERIED,
+    "h_fedmv": {"averaged_membership"} | QUERIED,
+    "s_fedmv": {"averaged_membership"} | QUERIED,
 }
 CHEAP: Mapping[str, Mapping[str, Any]] = {
     "membership": {"shadow_models": 4, "epochs": 1, "candidates": 40},

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from apfed_attacks.columns import own_columns
@@ -180,7 +181,7 @@ class _WatchedSum(PassiveSum):
     def __init__(self, honest: PassiveSum, rules: Collection[Rule]) -> None:
         vars(self).update(vars(honest))
         self.rules = rules
-        self.seen: FloatArray | None = None
+        self.seen: NDArray[np.floating] | None = None
 
     def admit(self, asked: Envelope, rows_B: Tensor, **how: Any) -> Admitted:
         if Rule.ALLOWANCE in self.rules:
@@ -188,7 +189,7 @@ class _WatchedSum(PassiveSum):
         self._admitted = Admitted(asked.step, rows_B, rows_B, asked.payload, asked.sender)
         return self._admitted
 
-    def contribution(self, admitted: Admitted, values_BD: Floats) -> bytes:
+    def contribution(self, admitted: Admitted, values_BD: NDArray[np.floating]) -> bytes:
         self.seen = np.ascontiguousarray(values_BD)
         return super().contribution(admitted, values_BD)
 
