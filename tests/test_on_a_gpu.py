@@ -5,7 +5,7 @@ whoever forgets to move something. New entries of the tables are cases at once; 
 what ran.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from apfed_attacks import ATTACKS, view
 from apfed_attacks import run as mounting
+from apfed_attacks.interface import AttackResult
 from apfed_attacks.live.runs import play_answers
 from apfed_attacks.live.strategy import ActiveAttack, AnsweringAttack
 from apfed_attacks.people.id_stuffing import IdStuffing
@@ -225,12 +226,12 @@ def test_an_attack_computes_on_the_device_of_the_run(name: str, seen: Pretended)
     attack = ATTACKS[name.partition(",")[0]].model_validate({**FEW, **options})
     if name in PLAYED:
         config = live_config(method, views=3, train={"device": str(HERE), "epochs": 1})
-        of_active = isinstance(attack, ActiveAttack)
-        assert of_active or isinstance(attack, AnsweringAttack)
-        results = (
-            play(attack, config, rules=()) if of_active
-            else play_answers(attack, config, "passive-1"),
-        )  # fmt: skip
+        results: Sequence[AttackResult]
+        if isinstance(attack, ActiveAttack):
+            results = [play(attack, config, rules=())]
+        else:
+            assert isinstance(attack, AnsweringAttack)
+            results = [play_answers(attack, config, "passive-1")]
     else:
         recording = _recorded(method, seen)
         choice = AttackChoice(name=attack.name, options={**FEW, **options})

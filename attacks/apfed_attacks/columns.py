@@ -8,12 +8,12 @@ is best differs, so each degree is a variant of the attack (`beside`, `corrected
 Letters: N rows, n of them with known labels, F columns, K classes.
 """
 
-import hashlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import joblib
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -48,7 +48,7 @@ _UNLABELLED_WEIGHT = 0.3  # weight of a row whose label is not known
 _LEAST_VARIANCE = 1e-3
 _SMALLEST = 1e-12
 _MOST = 128
-_KEPT: OrderedDict[bytes, FloatArray] = OrderedDict()
+_KEPT: OrderedDict[str, FloatArray] = OrderedDict()
 
 
 class ColumnAttack(Attack):
@@ -200,18 +200,9 @@ def fitted(model: Any, rows_nF: FloatArray, wanted: NDArray[Any]) -> Any:
 def guessed_once(guess: Callable[[], FloatArray], *made_of: NDArray[Any] | str | int) -> FloatArray:
     """Return what `guess` returns, or returned where it was made of the same; nobody changes it.
 
-    What an adversary would guess without the run is the same for every run on the same data and
-    seed, so that a process which attacks many keeps the last guesses.
+    Baselines are the same for every run on the same data and seed.
     """
-    digest = hashlib.sha256()  # of values and their types: no two lists of them have the same
-    for part in made_of:
-        if isinstance(part, np.ndarray):
-            assert part.dtype.kind in "bif"  # whose bytes are their values
-            digest.update(repr((part.dtype.str, part.shape)).encode())
-            digest.update(np.ascontiguousarray(part).data)
-        else:
-            digest.update(repr((type(part).__name__, part)).encode())
-    key = digest.digest()
+    key = joblib.hash(made_of)
     if key not in _KEPT:
         _KEPT[key] = guess()
         _KEPT[key].setflags(write=False)

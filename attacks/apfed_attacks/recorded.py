@@ -297,8 +297,7 @@ def _answers(recording: Recording) -> Callable[[Tensor], Tensor] | None:
 def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candidates, Tensor]:
     """Choose equally many rows that trained the active's model and that did not, `most` in all.
 
-    Returns:
-        The candidates, mixed, and (n, 2) bool: who trained the model, and who was aligned.
+    Returns them, mixed, and (n, 2) bool: who trained the model, and who was aligned.
     """
     data, config, active = recording.data, recording.config, recording.data.active
     aligned = recording.alignment.get(active.name)  # None: it trained alone
@@ -315,10 +314,8 @@ def reveal_people(
 ) -> tuple[Candidates, Tensor]:
     """Choose as many people whom `victim` trained on as others, of a run whose parties share none.
 
-    The adversary's own people are not asked about; `strangers` says who the others are.
-
-    Returns:
-        The candidates, mixed, and (n, 2) bool: who trained at the victim; nobody is aligned.
+    The adversary's own people are not asked about; `strangers` says who the others are. Returns
+    them, mixed, and (n, 2) bool: who trained at the victim; nobody is aligned.
     """
     data = recording.data
 
@@ -371,11 +368,7 @@ def _mixed(
 def trained_alike(
     recording: Recording, seed: int
 ) -> Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]]:
-    """Return how a party of the run would train on rows (n, ...) and labels (n,) alone.
-
-    What comes of it is a function rows -> scores (N, K). GRUs are taken as the parties averaged
-    them.
-    """
+    """Return how a party would train alone (`Knowledge.alike`), with GRUs as they were averaged."""
     config, model, data = recording.config, recording.model, recording.data
     assert isinstance(model, nn.Sequential)
     encoder, classes = copy.deepcopy(model[0]), len(data.classes)

@@ -71,11 +71,7 @@ def expand(choices: Iterable[AttackChoice]) -> tuple[AttackChoice, ...]:
 
 
 def prepare(choice: AttackChoice) -> Attack:
-    """Return the attack of a config's entry, its options checked.
-
-    Raises:
-        ConfigError: an unknown attack or option, or a value out of range.
-    """
+    """Return the attack of a config's entry. ConfigError: an option is unknown or out of range."""
     if choice.name not in ATTACKS:
         raise ConfigError(f"attacks: {unknown_name(choice.name, ATTACKS)}")
     kind = ATTACKS[choice.name]
@@ -117,14 +113,12 @@ def headlines(results: Sequence[AttackResult]) -> tuple[AttackResult, ...]:
     Advantages of different attacks compare only where their `metric` is the same. Where an
     attack applied to nobody, its first result stands for it.
     """
-
-    def rank(result: AttackResult) -> float:
-        return float("-inf") if result.advantage is None else result.advantage
-
-    names = dict.fromkeys(result.attack for result in results)
-    return tuple(
-        max((result for result in results if result.attack == name), key=rank) for name in names
-    )
+    worst: dict[str, AttackResult] = {}
+    for result in results:
+        before = worst.setdefault(result.attack, result).advantage
+        if result.advantage is not None and (before is None or result.advantage > before):
+            worst[result.attack] = result
+    return tuple(worst.values())
 
 
 def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -83,7 +83,7 @@ def explained(guess_NF: Array, truth_NF: Array) -> float | None:
 
 
 def _peak_ratio(guess_NF: Array, truth_NF: Array) -> float | None:
-    """Return the PSNR in decibels for the range of the truth; None where it is unbounded."""
+    """Return the PSNR in decibels for the range of the truth, where it is bounded."""
     mse = float(np.square(guess_NF - truth_NF).mean())
     peak = float(truth_NF.max() - truth_NF.min())
     return 10 * math.log10(peak**2 / mse) if mse and peak else None
@@ -262,11 +262,8 @@ def score(
     """Return the result of `guess`, which `attack` made from `view`.
 
     Guesses about rows that did not train are left out (in TVFL a view holds representations of
-    test rows as well), and guesses of labels where there is none.
-
-    Raises:
-        AttackError: the guess is about no training row, about one row twice or about one that
-            the adversary knew, or has values of another shape than its rows.
+    test rows as well), and guesses of labels where there is none. AttackError: it is about no
+    training row, one row twice or one that was known, or has values of another shape.
     """
     known, truth_A = _known(attack, view), _actual(attack, view, truth)
     columns = {"features": math.prod(truth_A.shape[1:]), "labels": truth.classes, "membership": 1}

@@ -242,7 +242,7 @@ def test_repeated_intersections_try_all_and_the_history_stops_them(tmp_path: Pat
     assert len(stuffed.tried) == CANDIDATES
     history = AlignmentHistory(tmp_path / "alignments.jsonl", runs_with_a_peer=2)
     _, held = stuff(maximum_ids=70, intersections=9, history=history)
-    assert (held.runs, len(held.tried)) == (2, 20)
+    assert len(held.tried) == 20
     assert "the limit is 2" in held.refusal
     result, nothing = stuff(maximum_ids=70, intersections=9, history=history)
     assert not result.applicable

@@ -258,10 +258,9 @@ def test_clusters_get_the_names_that_fit_the_truth_best() -> None:
 def test_clusters_get_names_by_their_sizes() -> None:
     labels = np.array([0] * 6 + [1] * 3 + [2])
     shuffled = np.eye(3)[np.array([1, 2, 0])[labels]]
-    found = named("one", shuffled, (0.6, 0.3, 0.1))
-    assert found["one named by the truth"].clusters
-    assert (found["one named by priors"].values.argmax(1) == labels).all()
-    assert list(named("one", shuffled, None)) == ["one named by the truth"]
+    found = named(shuffled, (0.6, 0.3, 0.1))
+    assert found["clusters named by the truth"].clusters
+    assert (found["clusters named by priors"].values.argmax(1) == labels).all()
 
 
 def test_explained_equals_scikit_learn_weighted_by_variance() -> None:

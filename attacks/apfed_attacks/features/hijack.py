@@ -148,7 +148,7 @@ def _as_own_columns(known_P: Tensor, columns: int) -> Tensor:
 
 
 class Space:
-    """The adversary's feature space: simulator f, decoder d, and the outsiders in one unit.
+    """Simulator f, decoder d, and the outsiders in one unit.
 
     Its numbers may be kept to those that a victim behind a ReLU reaches, `reach_D`.
     """
@@ -164,10 +164,7 @@ class Space:
         self.decoder = decoder_for(*widths).to(outsiders.device)
 
     def simulate(self, scaled_BF: Tensor) -> Tensor:
-        """Representations (B, D) as they are to look: f, where a ReLU lets the victim go.
-
-        They are kept far enough from 0 to learn.
-        """
+        """F (B, D), where a ReLU lets the victim go, and far enough from 0 to learn."""
         simulated_BD: Tensor = self.simulator(scaled_BF)
         if self.reach_D is None:
             return simulated_BD

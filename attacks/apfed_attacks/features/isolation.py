@@ -6,8 +6,7 @@ of the cosine loss shrink as 1 / norm (and to the victim the honest ones). "subs
 summed with and without the victim, and subtracts. "collusion" subtracts what colluding passives
 say that they contributed: no rule can stop that, only a second honest passive.
 
-Shown by: notes of this project on what a homomorphic sum leaves open. What is isolated is then
-read like any single gradient; here by regression from shadow rows.
+What is isolated is then read like any single gradient; here by regression from shadow rows.
 
 Letters: B batch, N people asked about, D numbers of a representation.
 """

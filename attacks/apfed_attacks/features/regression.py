@@ -48,12 +48,7 @@ REGRESSORS: Mapping[str, Callable[[int, int, int, int], Any]] = {
 
 
 class FeatureAttack(ColumnAttack):
-    """Base of the curious attacks on features, out of what was released or summed.
-
-    Attributes:
-        shadow_rows: rows of the victim's features that the adversary has.
-        hidden: width of every hidden layer.
-    """
+    """Base of the curious attacks on features, out of what was released or summed."""
 
     target = "features"
 

@@ -113,9 +113,7 @@ def _simulate(
 ) -> tuple[float, FloatArray]:
     """Train f~, d and two discriminators, which are told x, on standardised h and public rows.
 
-    Returns:
-        How unlike f~(x) and h are, and d(h) and rows: what the adversary itself can see; and d(h),
-        (N, F), in the public rows' units.
+    Returns how unlike f~(x) and h are, and d(h) and rows, and d(h) (N, F) in the rows' units.
     """
     device, size = view.device, h_ND.shape[1]
     features, own = public_PF.shape[1], x_PC.shape[1]

@@ -177,29 +177,27 @@ def _scores(
 
 
 def _clusters(view: AdversaryView, columns_NF: FloatArray, seed: int) -> dict[str, Prediction]:
-    """K-means with one cluster a class, named by the priors and, as a bound, by the truth."""
+    """K-means with one cluster a class."""
     means = KMeans(
         view.knowledge.classes, n_init=_STARTS, max_iter=view.iterations,
         random_state=seed % 2**32,
     ).fit(columns_NF)  # fmt: skip
-    return named("clusters", -means.transform(columns_NF), view.knowledge.priors)
+    return named(-means.transform(columns_NF), view.knowledge.priors)
 
 
-def named(
-    what: str, scores_NK: FloatArray, priors: Sequence[float] | None
-) -> dict[str, Prediction]:
+def named(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict[str, Prediction]:
     """Scores of clusters, to be named by the truth, as a bound; named by the priors, if known.
 
     The latter gives each class the cluster whose size is nearest to its share: Hungarian matching
     on |size / N - prior|. It says little where the priors are nearly uniform.
     """
-    found = {f"{what} named by the truth": Prediction(scores_NK, clusters=True)}
+    found = {"clusters named by the truth": Prediction(scores_NK, clusters=True)}
     if priors is not None:
         clusters = scores_NK.shape[1]
         sizes_K = np.bincount(scores_NK.argmax(axis=1), minlength=clusters) / len(scores_NK)
         apart_KK = np.abs(np.array(priors)[:, None] - sizes_K[None, :])
         _, cluster_of_class = linear_sum_assignment(apart_KK)
-        found[f"{what} named by priors"] = Prediction(scores_NK[:, cluster_of_class])
+        found["clusters named by priors"] = Prediction(scores_NK[:, cluster_of_class])
     return found
 
 

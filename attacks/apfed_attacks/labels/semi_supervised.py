@@ -47,10 +47,9 @@ class SemiSupervised(LabelProbe):
     on x; for the own network the same network from fresh weights, trained alike.
 
     Attributes:
-        rate: of Adam; batch: labelled rows in a step, and as many others.
+        batch: labelled rows in a step, and as many others.
         temperature, alpha, unlabelled_weight, decay: T, alpha, lambda_u and EMA decay of MixMatch.
         noise: standard deviation of the augmentation, in standard deviations of a column.
-        hidden: width of the head's hidden layer.
         own_network: read no h; train the own network further, below the head.
     """
 

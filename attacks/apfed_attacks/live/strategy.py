@@ -9,7 +9,7 @@ Letters: A aligned rows, B batch, C people of a cohort, D numbers of a represent
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from pydantic import Field
@@ -26,7 +26,6 @@ __all__ = [
     "Answering",
     "AnsweringAttack",
     "CohortDegradation",
-    "Opening",
     "notes_of",
     "people_to_ask",
     "why_not_played",
@@ -79,26 +78,14 @@ class ActiveSeat(Protocol):
         ...
 
 
-class Opening(NamedTuple):
-    """Whom an active attack asks about (N,), known ones first, and D and norm of what it sends."""
-
-    people: Tensor
-    draw: torch.Generator
-    size: int
-    length: float
-
-
 class ActiveAttack(Attack):
     """Base of the attacks by a malicious active on a passive's features.
 
     Attributes:
         people: how many it asks about, known ones among them.
-        spread: how far the rows of one question are apart, relative to their norm; 0: not at
-            all.
+        spread: how far the rows of one question are apart, relative to their norm.
         decoys: share of a batch in random directions, so that the rest may be alike.
         repeats: how often it asks the same, which averages noise; only under the protocol.
-        shadow_rows: pairs that the adversary has.
-        hidden, components: of the regression, as in `FeatureAttack`.
     """
 
     target = "features"
@@ -118,19 +105,16 @@ class ActiveAttack(Attack):
 
     @abstractmethod
     def play(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
-        """Ask what it needs; return what the adversary keeps besides the recording.
-
-        Raises:
-            RemoteProtocolError: a party refused.
-        """
+        """Ask what it needs; return what the adversary keeps besides the recording."""
 
     def opening(
         self, seat: ActiveSeat, knowledge: Knowledge, seed: int, *, length: float, most: int
-    ) -> Opening:
+    ) -> tuple[Tensor, torch.Generator, int, float]:
+        """Whom it asks about (N,), known ones first, its chance, and D and norm of its rows."""
         draw = torch.Generator().manual_seed(derive_seed(seed, self.name))
         length = min(max(length, seat.terms.minimum_norm), seat.terms.maximum_norm)
         people_N = people_to_ask(seat, knowledge, most)
-        return Opening(people_N, draw, math.prod(seat.terms.shape), length)
+        return people_N, draw, math.prod(seat.terms.shape), length
 
     def rows_at_once(self, seat: ActiveSeat) -> int:
         """How many people a batch of the largest agreed size asks about; the rest are decoys."""

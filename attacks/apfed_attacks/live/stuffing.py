@@ -52,11 +52,10 @@ class _Boundless(IntersectionAgreement):
 
 @dataclass
 class Stuffed:
-    """Candidates by number that were tried and found, in so many intersections until a refusal."""
+    """Candidates by number that were tried and found, and what ended the attempt."""
 
     tried: set[int] = field(default_factory=set)
     found: set[int] = field(default_factory=set)
-    runs: int = 0
     refusal: str | None = None
 
 
@@ -117,7 +116,6 @@ def play_stuffing(
         except (DataError, RemoteProtocolError, IntersectionTooSmallError) as refusal:
             stuffed.refusal = str(refusal)
             break
-        stuffed.runs += 1
         stuffed.tried.update(numbers)
         stuffed.found.update(numbers[row - own] for row in rows.tolist() if row >= own)
     notes = {
@@ -143,12 +141,7 @@ def _intersect(
     attack: IdStuffing, stuffed: Sequence[str], victim: Sequence[str],
     settings: AlignmentSettings, session: str, role: Literal["active", "passive"],
 ) -> NDArray[np.int64]:  # fmt: skip
-    """Play one intersection; return the rows of its own set that the adversary learned.
-
-    Raises:
-        RemoteProtocolError: the victim refused.
-        IntersectionTooSmallError: nothing was opened, and nothing was seen besides.
-    """
+    """Play one intersection; return the rows of its own set that the adversary learned."""
     honest = intersection(settings, session=session, dealer=_DEALER)
     theirs: SetIntersection = honest
     if attack.overstuff:

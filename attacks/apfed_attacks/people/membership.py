@@ -54,10 +54,8 @@ def logit_confidence(scores_NK: Tensor, labels_N: Tensor) -> FloatArray:
     logp_NK = scores_NK.double().log_softmax(-1)
     own_N1 = labels_N.to(logp_NK.device)[:, None].expand(*logp_NK.shape[:-1], 1)
     others_NK = logp_NK.scatter(-1, own_N1, -torch.inf)
-    logit: FloatArray = (logp_NK.gather(-1, own_N1)[..., 0] - others_NK.logsumexp(-1)).numpy(
-        force=True
-    )
-    return logit
+    logit_N = logp_NK.gather(-1, own_N1)[..., 0] - others_NK.logsumexp(-1)
+    return np.asarray(logit_N.numpy(force=True))
 
 
 def likelihood_ratio(
@@ -92,8 +90,7 @@ class Membership(Attack):
     Attacks: the likelihood ratio, with one variance or with each candidate's own; the
     confidence compared with that of the shadow models that did not train on the row (offline);
     the confidence as it is (Yeom et al., 2018). Baseline: the mean confidence of the shadow
-    models, that is, how easy a row is: what is known of it without asking the model. Decoys: the
-    attacks where each candidate's answer is another's, with the same shadow models.
+    models, that is, how easy a row is. Decoys: each candidate's answer is another's.
 
     Attributes:
         shadow_models: S, even; 16 to 64 are usual.
@@ -243,7 +240,7 @@ class Shadows:
         )  # fmt: skip
 
     def _batches(self, rows_SH: Tensor) -> Iterator[Tensor]:
-        """Every batch of every epoch, (S, B) row numbers; each model shuffles its own rows."""
+        """Every batch of every epoch, (S, B); each model shuffles its own rows."""
         draw = torch.Generator().manual_seed(derive_seed(self.seed, "shadows", "batches"))
         for _ in range(self.train.epochs):
             order_SH = torch.rand(rows_SH.shape, generator=draw).argsort(dim=1)
