@@ -246,7 +246,7 @@ PLANTED: list[tuple[str, Found, dict[str, float], Any]] = [
         ("model_completion", _of("labels"), (SECOND,), {"labels_per_class": 0}, {"advantage": 0.3}),
         ("model_completion", _of("labels", method="tvfl"), (), {}, {"advantage": 0.25}),
         ("model_completion", _of("labels"), (FIRST,), {"components": 3}, {"advantage": 0.2}),
-        ("semi_supervised", _of("labels"), (SECOND,), {"labels_per_class": 2, "iterations": 300},
+        ("semi_supervised", _of("labels"), (SECOND,), {"labels_per_class": 2, "iterations": 150},
          {"balanced_accuracy": 0.8, "advantage": 0.2}),
         ("temporal", _of(leak_noised_afresh, epochs=12), (SECOND,), {"labels_per_class": 10},
          {"balanced_accuracy": 0.85}),
@@ -260,7 +260,7 @@ PLANTED: list[tuple[str, Found, dict[str, float], Any]] = [
          {"r2": 0.9, "advantage": 0.4}),
         ("inverse_network", _of("copy", method="tvfl"), (OF_FIRST,), {},
          {"r2": 0.85, "advantage": 0.5}),
-        ("representation_network", _through(*WIDE), (OF_FIRST,), {"iterations": 800},
+        ("representation_network", _through(*WIDE), (OF_FIRST,), {"iterations": 500},
          {"r2": 0.8, "advantage": 0.4}),
         ("sum_regression", _summed, (), {"shadow_rows": 40, "iterations": 20}, EXACT),
         ("vector_regression", _decomposed, (), {"shadow_rows": 30, "iterations": 50}, EXACT),
@@ -418,15 +418,6 @@ def test_results_are_a_function_of_the_seed(
     )
     assert first.applicable
     assert first == again != other
-
-
-def test_what_the_own_features_tell_is_no_advantage(make_recording: Any) -> None:
-    result = attacked(make_recording("nothing"), "inverse_network")[0]
-    # passive-1 knows something of the label, and so of the active's features.
-    assert max(result.baselines[f"{how} on x"]["r2"] for how in ("ridge", "mlp")) > 0.1
-    assert result.baselines[result.baseline]["r2"] > 0.1
-    assert abs(result.advantage) < 0.03
-    assert result.baselines["mean of the shadow rows"]["r2"] == pytest.approx(0, abs=0.05)
 
 
 def test_one_epoch_is_enough(make_recording: Any) -> None:

@@ -33,7 +33,6 @@ from tests.attacks.recordings import (
     ask,
     attacked,
     attacked_by,
-    ballot_of,
     live_config,
     normal,
     with_opened,
@@ -209,15 +208,6 @@ def test_own_labels_are_no_news(make_recording: Any) -> None:
     result = attacked_by("active", recording, "sum_regression", "passive-1", **options)
     assert result.variants["ridge on sums"]["r2"] > result.baselines["ridge on x"]["r2"] > 0
     assert result.advantage < 0.02
-
-
-def test_votes_of_one_passive_say_nothing_of_another(make_recording: Any) -> None:
-    def voting(own: Tensor, draw: torch.Generator) -> Tensor:
-        return torch.stack([own[:, 1], -own[:, 1], torch.zeros(len(own))], dim=1)
-
-    recording = ballot_of(make_recording("nothing", epochs=0), method="votes", voting=voting)
-    result = attacked_by("active", recording, "vote_regression", "passive-2", shadow_rows=60)
-    assert abs(result.advantage) < 0.04
 
 
 def test_a_feature_that_is_the_same_in_all_pairs_stays_there_and_spoils_no_other() -> None:

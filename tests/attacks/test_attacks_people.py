@@ -214,12 +214,6 @@ def stuff(role: Any = "passive", history: Any = None, **options: Any) -> Any:
     return play_stuffing(attack, TABLES, AlignmentSettings(**options), role=role, history=history)
 
 
-def test_without_limits_all_are_tried_and_half_of_them_found() -> None:
-    result, stuffed = stuff("active")
-    assert (len(stuffed.tried), len(stuffed.found)) == (CANDIDATES, CANDIDATES // 2)
-    assert result.adversary == "active"
-
-
 @pytest.mark.parametrize("role", ROLES)
 def test_the_agreed_size_bounds_the_guesses(role: Any) -> None:
     result, stuffed = stuff(role, maximum_ids=70)

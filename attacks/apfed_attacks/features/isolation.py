@@ -30,7 +30,6 @@ class Isolation(ActiveAttack):
     """Isolate the victim's contribution for some people; regress it to the victim's features.
 
     Attributes:
-        way: how, see above.
         colluding: how many other passives collude; None: all of them ("collusion" only).
         length: norm of the representations that the victim gets; far: that the others get
             ("unequal" only).

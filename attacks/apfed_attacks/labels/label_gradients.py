@@ -4,8 +4,7 @@ Run by: one passive, or several that pool what they have. In joint training the 
 the gradient of the task loss for each row of a passive's representation, also where it read the
 sum of the passives' alone; all of them get the same then. Its direction and length depend on the
 row's label (Li et al., 2022, Label Leakage and Protection in Two-party Split Learning). In APFed
-no passive ever receives such a gradient: there both have nothing to read, which is a property of
-the method and no defence against other attacks.
+no passive ever receives such a gradient.
 """
 
 from dataclasses import replace
