@@ -6,8 +6,8 @@ what ran.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
-from itertools import cycle, islice
+from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from apfed_attacks import ATTACKS, view
 from apfed_attacks import run as mounting
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.live.runs import play, play_answers
+from apfed_attacks.live.runs import play_answers
 from apfed_attacks.live.strategy import ActiveAttack, AnsweringAttack
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.run import mount
@@ -31,13 +31,12 @@ from secure_apfed.learning import descent as compute
 from secure_apfed.learning.descent import Compute
 from secure_apfed.methods import METHODS
 from secure_apfed.models import NETWORKS
-from secure_apfed.objectives import OBJECTIVES
 from secure_apfed.privacy.guard import GUARDS, GaussianGuard
 from secure_apfed.privacy.randomised_response import LABEL_MECHANISMS
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from tests.attacks.recordings import live_config
+from tests.attacks.recordings import live_config, play
 from tests.pretend_device import DEVICES, DeviceError, Pretended, pretend_gpus
 from tests.secure_apfed.small_runs import small_config
 
@@ -51,10 +50,12 @@ _, HERE = DEVICES
 # What the active could do alone computes there, the same on every machine; and so does
 # an autoencoder of K numbers.
 ON_THE_CPU = ("secure_apfed/solo/", "secure_apfed/defences/trained.py")
-TRAIN = {"epochs": 2, "batch_size": 50, "learning_rate": 0.05, "device": str(HERE)}
+TRAIN = {"epochs": 1, "batch_size": 50, "learning_rate": 0.05, "device": str(HERE)}
 MASKED = {"scheme": "plain", "masks": "pairwise"}
 NOISE = {"noise": "reproducible_insecure"}
 IMAGES = {"dataset": "digits", "views": 3, "overlap": 1.0, "limit": 100}
+BOTH = {"passive-1": {"objective": {"name": "contrastive"}},
+        "default": {"objective": {"name": "reconstruction"}}}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -64,63 +65,59 @@ def seen() -> Iterator[Pretended]:
 
 
 def config_of(method: str, *, data: Mapping[str, Any] | None = None, **changes: Any) -> Config:
-    """A small run on the second GPU; changes replace whole sections, of the data single keys."""
+    """A small run on the second GPU; changes replace whole sections, of data and train keys."""
     few = small_config(method).data.model_dump(exclude_defaults=True)
-    few = {**few, "limit": 100, **(data or {})} if "limit" not in few else few
-    return small_config(method, **{"train": TRAIN, "data": few, **changes})
+    few |= {"limit": 60 if METHODS[method].declared.reads_sequences else 100, **(data or {})}
+    train = TRAIN | changes.pop("train", {})
+    return small_config(method, **{"train": train, "data": few, **changes})
 
 
-def _protected(guard: str, labels: str) -> Config:
-    """One of each table in one run."""
+def _table(number: int) -> Callable[[], Config]:
+    """The n-th entry of each table in one run, the shorter ones again from their start."""
+    tables = SECURE_SUMS, GUARDS, LABEL_MECHANISMS, OF_APFED
+    kind, guard, labels, defence = (list(table)[number % len(table)] for table in tables)
     sigma = {} if GUARDS[guard].unsafe else {"sigma": 2.0}
     epsilon = {} if LABEL_MECHANISMS[labels].unsafe else {"epsilon": 4.0}
-    return config_of(
-        "apfed_c", guard={"mechanism": guard, **sigma, **NOISE},
-        labels={"mechanism": labels, **epsilon},
-    )  # fmt: skip
-
-
-def _sum(name: str) -> Config:
-    scheme, masks = SECURE_SUMS[name].scheme, SECURE_SUMS[name].masks
-    return config_of(
-        "apfed_r", train={**TRAIN, "epochs": 1},
-        secure_sum={"scheme": scheme, "masks": masks, "clip": 1.0},
+    scheme, masks = SECURE_SUMS[kind].scheme, SECURE_SUMS[kind].masks
+    return lambda: config_of(
+        "apfed_r", guard={"mechanism": guard, **sigma, **NOISE},
+        labels={"mechanism": labels, **epsilon}, defences=[{"kind": defence}],
+        secure_sum={"scheme": scheme, "masks": masks, "clip": 1.0}, train={"epochs": 2},
     )  # fmt: skip
 
 
 def _network(name: str) -> Config:
-    if name == "gru":
-        return config_of("s_fedmv")
     model = {"network": name, "hidden": [8], "representation": 4, "projection": 4}
     return config_of("single_view", model=model, data=IMAGES)
 
 
-def _objective(name: str) -> Config:
-    return config_of("apfed", passives={"default": {"objective": {"name": name}}})
+def _defended(method: str, name: str) -> Config:
+    few = {"steps": 50} if name == "confusional_labels" else {}
+    guard = {"mechanism": "none", **NOISE}
+    return config_of(method, guard=guard, defences=[{"kind": name, **few}])
 
 
-def _defence(name: str) -> Config:
-    method = next(one for one in ("apfed_c", "tvfl") if who_applies(name, METHODS[one].declared))
-    few = {"steps": 300} if name == "confusional_labels" else {}
-    return config_of(method, guard={"mechanism": "none", **NOISE}, defences=[{"kind": name, **few}])
+OF_APFED = [name for name in DEFENCES if who_applies(name, METHODS["apfed_r"].declared)]
+METHOD_RUNS = {name: partial(config_of, name) for name in METHODS}
+METHOD_RUNS["apfed_c"] = partial(config_of, "apfed_c", train={"epochs": 2})
+METHOD_RUNS["apfed"] = partial(config_of, "apfed", passives=BOTH)
+_NETWORKS = {run().model.network for run in METHOD_RUNS.values()}
 
-
-def _setting(method: str, **train: Any) -> Config:
-    return config_of(method, train={**TRAIN, **train})
-
-
-SETTINGS: Mapping[str, Callable[[], Config]] = {
-    "bfloat16, contrast": lambda: _setting("apfed_c", precision="bfloat16"),
-    "bfloat16, reconstruction": lambda: _setting("apfed_r", precision="bfloat16"),
-    "bfloat16, joint": lambda: _setting("tvfl", precision="bfloat16"),
-    "adamw, cosine, balanced, threshold, float64": lambda: config_of(
+CASES: Mapping[str, Callable[[], Config]] = {
+    **{f"{at}-th of each table": _table(at) for at in range(len(SECURE_SUMS))},
+    **{f"network {name}": partial(_network, name) for name in NETWORKS if name not in _NETWORKS},
+    **{f"defence {name}": partial(_defended, "tvfl", name)
+       for name in DEFENCES if name not in OF_APFED},
+    "bfloat16, contrast": lambda: config_of("apfed_c", train={"precision": "bfloat16"}),
+    "bfloat16, joint": lambda: config_of("tvfl", train={"precision": "bfloat16"}),
+    "adamw, cosine, balanced, threshold, float64, patience": lambda: config_of(
         "apfed_c", threshold="f1",
-        train={**TRAIN, "optimizer": "adamw", "schedule_steps": 9,
-               "max_gradient_norm": 1.0, "class_weights": "balanced", "precision": "float64"},
+        train={"optimizer": "adamw", "schedule_steps": 9, "max_gradient_norm": 1.0, "epochs": 2,
+               "class_weights": "balanced", "precision": "float64", "patience": 1,
+               "keep_best": True},
     ),
-    "patience": lambda: _setting("apfed_c", patience=1, keep_best=True),
     "few labels, spread": lambda: config_of(
-        "apfed_c", train={**TRAIN, "spread_labels": True}, data={"labelled": 20}
+        "apfed_c", train={"spread_labels": True}, data={"labelled": 20}
     ),
     "DP-SGD": lambda: config_of("apfed_c", dp_sgd={"noise_multiplier": 1.0}),
     "noise under the sum": lambda: config_of(
@@ -129,11 +126,10 @@ SETTINGS: Mapping[str, Callable[[], Config]] = {
     "noise under the joint sum": lambda: config_of(
         "split_nn_sum", secure_sum={**MASKED, "clip": 1.0, "noise": {"epsilon": 50.0}}
     ),
-    "pairwise": lambda: config_of(
-        "apfed_c", alignment={"mode": "pairwise"},
+    "pairwise, images": lambda: config_of(
+        "apfed_c", alignment={"mode": "pairwise"}, data=IMAGES,
         secure_sum={**MASKED, "allow_single_passive": True},
     ),
-    "images": lambda: config_of("apfed_c", model={"representation": 4}, data=IMAGES),
     "regression": lambda: config_of(
         "apfed_c", task="regression", measure="r2", data={"dataset": "diabetes"}
     ),
@@ -141,23 +137,6 @@ SETTINGS: Mapping[str, Callable[[], Config]] = {
         "apfed_r", task="anomaly", measure="auc", data={**IMAGES, "anomaly": "9"}
     ),
 }  # fmt: skip
-
-# Both tables from their first entries on, the shorter one again from its start.
-PROTECTED = list(islice(
-    zip(cycle(GUARDS), cycle(LABEL_MECHANISMS), strict=False),
-    max(len(GUARDS), len(LABEL_MECHANISMS)),
-))  # fmt: skip
-
-CASES: Mapping[str, Callable[[], Config]] = {
-    # That of `apfed` are the objectives below.
-    **{f"method {name}": partial(config_of, name) for name in METHODS if name != "apfed"},
-    **{f"guard {one}, labels {other}": partial(_protected, one, other) for one, other in PROTECTED},
-    **{f"sum {name}": partial(_sum, name) for name in SECURE_SUMS},
-    **{f"network {name}": partial(_network, name) for name in NETWORKS},
-    **{f"objective {name}": partial(_objective, name) for name in OBJECTIVES},
-    **{f"defence {name}": partial(_defence, name) for name in DEFENCES},
-    **SETTINGS,
-}
 # Images of these channels and sides; the data sets that ship with a library are smaller.
 LARGER = {"network conv_mnist": (1, 12), "network conv_cifar": (3, 16)}
 
@@ -192,10 +171,22 @@ def test_a_run_computes_on_its_device(name: str, tmp_path: Path, seen: Pretended
         load_model(tmp_path / "run")
 
 
-@cache
-def _recorded(method: str) -> Recording:
-    """One run a method, which all of its attacks read."""
-    return run(config_of(method), None).recording
+RECORDED: dict[str, tuple[Recording, Pretended]] = {}
+
+
+def _recorded(method: str, seen: Pretended) -> Recording:
+    """One run a method, which all of its attacks read; kept beside what it computed."""
+    if method not in RECORDED:
+        seen.forget()
+        RECORDED[method] = run(METHOD_RUNS[method](), None).recording, copy(seen)
+    seen.forget()
+    return RECORDED[method][0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_computes_on_its_device(method: str, seen: Pretended) -> None:
+    _recorded(method, seen)
+    _check(RECORDED[method][1])
 
 
 FEW = {"iterations": 3}
@@ -205,14 +196,10 @@ READS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "semi_supervised": ("apfed_c", {"hidden": 8}),
     "semi_supervised, own network": ("tvfl", {"own_network": True, "hidden": 8}),
     "label_gradients": ("tvfl", {}),
-    "gradient_norm": ("tvfl", {}),
     "gradient_direction": ("tvfl", {}),
-    "batch_labels": ("tvfl", {"starts": 1}),
-    "spectral": ("tvfl", {}),
     "shown_labels": ("votes", {}),
     "pseudo_labels": ("mmvfl", {}),
-    "inverse_network": ("apfed_c", {"shadow_rows": 20}),
-    "inverse_network, wide": ("apfed_c", {"shadow_rows": 20, "components": 2}),
+    "inverse_network": ("apfed_c", {"shadow_rows": 20, "components": 2}),
     "unpaired_inversion": ("apfed_c", {"shadow_rows": 20, "hidden": 8, "starts": 1}),
     "representation_network": ("tvfl", {"shadow_rows": 20, "hidden": 8}),
     "vote_regression": ("votes", {"shadow_rows": 20}),
@@ -224,28 +211,6 @@ READS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "averaged_membership": ("h_fedmv", {"candidates": 20}),
     "averaged_membership, sequences": ("s_fedmv", {"candidates": 20}),
 }
-
-
-@pytest.mark.parametrize("name", READS)
-def test_an_attack_computes_on_the_device_of_the_run(name: str, seen: Pretended) -> None:
-    method, options = READS[name]
-    recording = _recorded(method)
-    seen.forget()
-    choice = AttackChoice(name=name.partition(",")[0], options={**FEW, **options})
-    results = mount(recording, [choice], seed=0)
-    _check_attack(results, seen)
-
-
-def _check_attack(results: Sequence[AttackResult], seen: Pretended) -> None:
-    assert any(one.applicable for one in results), [one.reason for one in results]
-    _check(seen)
-
-
-def _live(method: str) -> Config:
-    train = {"device": str(HERE), "epochs": 1}
-    return live_config(method, views=3, train=train)
-
-
 PLAYED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "chosen_representations": ("apfed_c", {"people": 30, "shadow_rows": 10}),
     "decoder_extraction": ("apfed_r", {"people": 40, "shadow_rows": 20}),
@@ -255,16 +220,24 @@ PLAYED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", PLAYED)
-def test_an_attack_in_a_live_run_computes_on_its_device(name: str, seen: Pretended) -> None:
-    method, options = PLAYED[name]
-    attack, config = ATTACKS[name].model_validate({**FEW, **options}), _live(method)
-    if isinstance(attack, ActiveAttack):
-        results = play(attack, config, victims=["passive-1"], rules=())
+@pytest.mark.parametrize("name", [*READS, *PLAYED])
+def test_an_attack_computes_on_the_device_of_the_run(name: str, seen: Pretended) -> None:
+    method, options = {**READS, **PLAYED}[name]
+    attack = ATTACKS[name.partition(",")[0]].model_validate({**FEW, **options})
+    if name in PLAYED:
+        config = live_config(method, views=3, train={"device": str(HERE), "epochs": 1})
+        results: Sequence[AttackResult]
+        if isinstance(attack, ActiveAttack):
+            results = [play(attack, config, rules=())]
+        else:
+            assert isinstance(attack, AnsweringAttack)
+            results = [play_answers(attack, config, "passive-1")]
     else:
-        assert isinstance(attack, AnsweringAttack)
-        results = (play_answers(attack, config, "passive-1"),)
-    _check_attack(results, seen)
+        recording = _recorded(method, seen)
+        choice = AttackChoice(name=attack.name, options={**FEW, **options})
+        results = mount(recording, [choice], seed=0)
+    assert any(result.applicable for result in results), [result.reason for result in results]
+    _check(seen)
 
 
 def test_every_attack_is_a_case() -> None:
@@ -318,9 +291,9 @@ IN_AN_ATTACK: Mapping[str, tuple[Any, str, Any]] = {
 def test_a_planted_fault_is_found(
     fault: str, tmp_path: Path, seen: Pretended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    play_one = partial(test_a_run_computes_on_its_device, "method apfed_c", tmp_path)
+    play_one = partial(test_a_run_computes_on_its_device, "1-th of each table", tmp_path)
     if fault in IN_AN_ATTACK:
-        _recorded("tvfl")
+        _recorded("tvfl", seen)
         play_one = partial(
             test_an_attack_computes_on_the_device_of_the_run, "representation_network"
         )

@@ -1,20 +1,19 @@
 """Columns: what an adversary has of each row, its own and released ones, to be learnt from.
 
-Shared by the curious attacks on labels and on features. Under a guard h may be nearly all noise.
-Beside own features x, columns of unit variance would then drown x, and an attack would fall below
-its baseline while h still tells something. The guard's sigma is public, so an adversary believes
-h less; how much less is best differs, so each degree is a variant of the attack (`beside`,
-`corrected`).
+Shared by the curious attacks. Under a guard h may be nearly all noise; columns of unit variance
+would then drown own features x beside them, and an attack would fall below its baseline while h
+still tells something. The guard's sigma is public, so an adversary believes h less; how much less
+is best differs, so each degree is a variant of the attack (`beside`, `corrected`).
 
 Letters: N rows, n of them with known labels, F columns, K classes.
 """
 
-import hashlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import joblib
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -49,7 +48,7 @@ _UNLABELLED_WEIGHT = 0.3  # weight of a row whose label is not known
 _LEAST_VARIANCE = 1e-3
 _SMALLEST = 1e-12
 _MOST = 128
-_KEPT: OrderedDict[bytes, FloatArray] = OrderedDict()
+_KEPT: OrderedDict[str, FloatArray] = OrderedDict()
 
 
 class ColumnAttack(Attack):
@@ -150,10 +149,7 @@ def _principal_components(values_NF: Tensor, count: int, seed: int) -> Tensor:
 
 
 def beside(name: str, released_NF: FloatArray, own_NF: FloatArray) -> dict[str, FloatArray]:
-    """Return released columns and own ones side by side, once for each weight of the former.
-
-    Both are standardised; `name` is that of the released ones, for the names of the results.
-    """
+    """Return standardised released and own columns side by side, for each weight of the former."""
     weights = {"": 1.0, "0.3 ": 0.3, "0.1 ": 0.1}
     return {
         f"{said}{name} and x": np.hstack([weight * released_NF, own_NF])
@@ -172,12 +168,9 @@ def corrected(
     shares of the classes (semi-supervised expectation maximisation; Nigam et al., 2000, Text
     Classification from Labeled and Unlabeled Documents using EM, Section 5, EM-lambda).
 
-    Args:
-        prior_NK: class probabilities by own columns.
-        released_NF: standardised.
-        labels_N: -1 where unknown.
-        trust: how far releases are believed, 0 to 1: the power of their likelihood. Below 1 since
-            neither the columns nor the two sources are independent.
+    `prior_NK` is by own columns, `released_NF` standardised, `labels_N` -1 where unknown. `trust`,
+    0 to 1, is the power of the releases' likelihood, below 1 since neither the columns nor the two
+    sources are independent.
     """
     known_N = labels_N >= 0
     given_nK = np.eye(prior_NK.shape[1])[labels_N[known_N]]
@@ -207,18 +200,9 @@ def fitted(model: Any, rows_nF: FloatArray, wanted: NDArray[Any]) -> Any:
 def guessed_once(guess: Callable[[], FloatArray], *made_of: NDArray[Any] | str | int) -> FloatArray:
     """Return what `guess` returns, or returned where it was made of the same; nobody changes it.
 
-    What an adversary would guess without the run is the same for every run on the same data and
-    seed, so that a process which attacks many keeps the last guesses.
+    Baselines are the same for every run on the same data and seed.
     """
-    digest = hashlib.sha256()  # of values and their types: no two lists of them have the same
-    for part in made_of:
-        if isinstance(part, np.ndarray):
-            assert part.dtype.kind in "bif"  # whose bytes are their values
-            digest.update(repr((part.dtype.str, part.shape)).encode())
-            digest.update(np.ascontiguousarray(part).data)
-        else:
-            digest.update(repr((type(part).__name__, part)).encode())
-    key = digest.digest()
+    key = joblib.hash(made_of)
     if key not in _KEPT:
         _KEPT[key] = guess()
         _KEPT[key].setflags(write=False)

@@ -31,10 +31,9 @@ class Prediction:
     """One guess for N rows.
 
     Attributes:
-        values: (N, K) class scores, the highest is the guess; or (N, F) features; or (N, 1)
-            scores of membership, of any scale, the higher the likelier.
-        clusters: the K columns are clusters without names; the scorer names them by the
-            truth (clustering accuracy), for attacks and baselines alike.
+        values: (N, K) class scores, (N, F) features, or (N, 1) scores of membership; of scores of
+            any scale the highest is the guess.
+        clusters: the K columns are clusters without names, which the scorer names by the truth.
     """
 
     values: FloatArray
@@ -51,13 +50,12 @@ class Guess:
     Attributes:
         positions: (N,) alignment positions, none of which the adversary knew; for membership
             the numbers of the candidates.
-        attacks: variant -> its prediction; every variant uses what was released.
-        baselines: name -> the prediction of an adversary that knows and computes the same
-            but saw nothing of what was released.
-        references: name -> further predictions that help to read the figures; they use what
-            was released and take no part in the advantage.
-        decoys: variant -> the same computation where each row's release is another row's; the
-            trial adds them unless the attack is not `exchangeable`.
+        attacks: by variant; every one uses what was released.
+        baselines: of an adversary that knows and computes the same but saw no release.
+        references: help to read the figures; they use what was released and take no part in the
+            advantage.
+        decoys: by variant, where each row's release is another row's; the trial adds them unless
+            the attack is not `exchangeable`.
     """
 
     positions: Tensor
@@ -72,8 +70,7 @@ class Attack(Settings, ABC):
 
     Class attributes:
         name: its key in the table and in configs.
-        target: what it guesses, which decides how it is scored.
-        roles: who mounts it.
+        target: what it guesses, which decides how it is scored; roles: who mounts it.
         behaviour: whether that party must have deviated from the protocol.
         white_box: whether the adversary is told the victim's network.
         suite: the options under which it is mounted where nobody names any.
@@ -142,18 +139,14 @@ class AttackResult:
     0 therefore means no more than one as far above 0: the decoys had more luck.
 
     Attributes:
-        victim: the party that holds what is guessed.
         options: those of the attack that are not its defaults.
         method: how the run trained.
         applicable: False: nothing was computed, for this `reason`.
-        metric: what the advantage is measured in.
         variant, score: the best variant and its figures; a baseline where ignoring what was
             released is best.
         variants, baselines, references: all figures, by name and metric; decoys are baselines.
-        baseline: the name of the best same-knowledge baseline.
-        advantage: metric of the best variant minus that of the best baseline; None where not
-            applicable.
-        knowledge: what the adversary was declared to know; counts: "known" and "scored" rows.
+        advantage: `metric` of the best variant minus that of the best baseline.
+        counts: "known" and "scored" rows.
         risk: how unevenly the best variant hurts, by class, and for the tenth of the people that it
             hurts most.
         roc: of an attack on membership, (false, true positive rate) of the best variant.
@@ -186,11 +179,7 @@ class AttackResult:
 
     @property
     def setting(self) -> str:
-        """The attack, what it was given, and who mounts it on whom: what seeds are averaged over.
-
-        The worst of several settings is the one with the highest mean; the highest figure of each
-        single run would be above 0 where there is nothing.
-        """
+        """The attack, what it was given, and who mounts it on whom: seeds of it are averaged."""
         labels, shadow = self.knowledge.get("labels", 0), self.knowledge.get("shadow_rows", 0)
         counted = ((labels, "labels"), (shadow, "pairs"))
         known = [f"{count} {what}" for count, what in counted if count] or ["no labels"]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from apfed_attacks.people.averaged_membership import Strangers
+from apfed_attacks.people.membership import Strangers
 from apfed_attacks.scoring import Truth
 from apfed_attacks.view import (
     AdversaryView,
@@ -85,10 +85,7 @@ def class_priors(truth: Truth) -> tuple[float, ...]:
 
 
 def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
-    """Choose `per_class` aligned training rows of each class whose labels become known.
-
-    For one seed, fewer labels are a subset of more, so that figures are comparable.
-    """
+    """Choose `per_class` aligned training rows of each class; fewer are a subset of more."""
     truth, trained = truth_of(recording), _trained_in_own_order(recording)
     draw = np.random.default_rng(derive_seed(seed, "attacks", "labels"))
     chosen: list[int] = []
@@ -162,14 +159,13 @@ def view_of(
     iterations: int = 300,
     device: torch.device | None = None,
 ) -> AdversaryView:
-    """Return what `parties` saw: the adversary first, then those that collude with it.
+    """Return what `parties` saw: the adversary first, which `played`, then who colludes with it.
 
-    "eavesdropper" and "outsider" are adversaries too: the links are sealed, so the first sees
-    the sizes of all flows and no payload, the second nothing of the training. What the active
-    decoded gets only a coalition with it. `played` is what the first party played.
+    An "outsider", who sees nothing of the training, is an adversary too. What the active decoded
+    gets only a coalition with it.
     """
     tables, active = _tables(recording), recording.data.active.name
-    known = (*tables, "aggregator", "eavesdropper", "outsider")  # whoever holds a table, or none
+    known = (*tables, "aggregator", "outsider")  # whoever holds a table, or none
     if not parties or len(set(parties)) != len(parties) or not set(parties) <= set(known):
         raise AttackError(
             f"an adversary is one or several of {', '.join(known)}, each once; got {list(parties)}"
@@ -185,11 +181,6 @@ def view_of(
             epoch: tuple(item for item in envelopes if {item.sender, item.receiver} & members)
             for epoch, envelopes in transcript.kept.items()
         },
-        flows=tuple(
-            flow
-            for flow in transcript.flows
-            if "eavesdropper" in members or {flow.sender, flow.receiver} & members
-        ),
         opened=transcript.opened if active in members else {},
         agreed=_agreed(recording),
         played=played,
@@ -306,23 +297,16 @@ def _answers(recording: Recording) -> Callable[[Tensor], Tensor] | None:
 def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candidates, Tensor]:
     """Choose equally many rows that trained the active's model and that did not, `most` in all.
 
-    Returns:
-        The candidates, mixed, and (n, 2) bool: who trained the model, and who was aligned.
+    Returns them, mixed, and (n, 2) bool: who trained the model, and who was aligned.
     """
     data, config, active = recording.data, recording.config, recording.data.active
     aligned = recording.alignment.get(active.name)  # None: it trained alone
     trained = rows_among(data.train_rows, None if config.train.use_unaligned else aligned)
-    inside, outside = (_with_label(active, rows) for rows in (trained, data.test_rows))
-    count = min(most // 2, len(inside), len(outside))
-    if count < 2 or active.labels is None:
-        raise AttackError(
-            f"{len(inside)} rows with a label trained and {len(outside)} did not; an attack on "
-            "membership needs two of each"
-        )
-    (rows,), inside_n = _mixed([inside], [outside], count, seed)
-    aligned_n = torch.isin(rows, rows[:0] if aligned is None else aligned)
-    members_n2 = torch.stack([inside_n, aligned_n], dim=1)
-    return Candidates(active.features[rows], active.labels[rows], config.train), members_n2
+    inside, outside = (_labelled([(active, rows)]) for rows in (trained, data.test_rows))
+    there_are = f"{len(inside[0])} rows with a label trained and {len(outside[0])} did not"
+    candidates, rows_n, inside_n = _mixed(recording, inside, outside, most, seed, there_are)
+    aligned_n = torch.isin(rows_n, rows_n[:0] if aligned is None else aligned)
+    return candidates, torch.stack([inside_n, aligned_n], dim=1)
 
 
 def reveal_people(
@@ -330,10 +314,8 @@ def reveal_people(
 ) -> tuple[Candidates, Tensor]:
     """Choose as many people whom `victim` trained on as others, of a run whose parties share none.
 
-    The adversary's own people are not asked about; `strangers` says who the others are.
-
-    Returns:
-        The candidates, mixed, and (n, 2) bool: who trained at the victim; nobody is aligned.
+    The adversary's own people are not asked about; `strangers` says who the others are. Returns
+    them, mixed, and (n, 2) bool: who trained at the victim; nobody is aligned.
     """
     data = recording.data
 
@@ -344,55 +326,49 @@ def reveal_people(
     outside = [(data.active, data.test_rows)]
     if strangers == "elsewhere":
         outside = trained(table for table in data.passives if table.name not in (adversary, victim))
-    members, rest = _rows_of(trained([_tables(recording)[victim]])), _rows_of(outside)
-    count = min(most // 2, len(members[1]), len(rest[1]))
-    if count < 2:
-        raise AttackError(
-            f"{victim} trained on {len(members[1])} people, and there are {len(rest[1])} others "
-            f"({strangers}); an attack on membership needs two of each"
-        )
-    (features_n, labels_n), inside_n = _mixed(members, rest, count, seed)
-    members_n2 = torch.stack([inside_n, torch.zeros_like(inside_n)], dim=1)
-    return Candidates(features_n, labels_n, recording.config.train), members_n2
+    members, rest = _labelled(trained([_tables(recording)[victim]])), _labelled(outside)
+    there_are = f"{victim} trained on {len(members[0])} people, and there are {len(rest[0])} others"
+    found = _mixed(recording, members, rest, most, seed, f"{there_are} ({strangers})")
+    candidates, _, inside_n = found
+    return candidates, torch.stack([inside_n, torch.zeros_like(inside_n)], dim=1)
+
+
+def _labelled(parts: Iterable[tuple[PartyTable, Tensor]]) -> list[Tensor]:
+    """Features, labels and numbers of the labelled ones of these rows of tables."""
+    found = []
+    for table, rows in parts:
+        if table.labels is not None:
+            rows = rows[table.labels[rows] != UNLABELLED]
+            found.append((table.features[rows], table.labels[rows], rows))
+    whole = [torch.cat(columns) for columns in zip(*found, strict=True)]
+    return whole or [torch.empty(0, dtype=torch.int64)] * 3
 
 
 def _mixed(
-    inside: Sequence[Tensor], outside: Sequence[Tensor], count: int, seed: int
-) -> tuple[list[Tensor], Tensor]:
-    """Choose `count` of both, in an order that says nothing; and which of these are inside."""
+    recording: Recording,
+    inside: Sequence[Tensor],
+    outside: Sequence[Tensor],
+    most: int,
+    seed: int,
+    there_are: str,
+) -> tuple[Candidates, Tensor, Tensor]:
+    """Choose as many of both, in an order that says nothing; their rows, and who is inside."""
+    count = min(most // 2, len(inside[0]), len(outside[0]))
+    if count < 2:
+        raise AttackError(f"{there_are}; an attack on membership needs two of each")
     chosen = [
         [part[shuffled(torch.arange(len(part)), seed, "attacks", name)[:count]] for part in parts]
         for name, parts in (("members", inside), ("others", outside))
     ]
     order = shuffled(torch.arange(2 * count), seed, "attacks", "candidates")
-    return [torch.cat(parts)[order] for parts in zip(*chosen, strict=True)], order < count
-
-
-def _with_label(table: PartyTable, rows: Tensor) -> Tensor:
-    return rows[:0] if table.labels is None else rows[table.labels[rows] != UNLABELLED]
-
-
-def _rows_of(parts: Sequence[tuple[PartyTable, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Features and labels of the labelled ones of these rows of tables, which all hold labels."""
-    if not parts:
-        return torch.empty(0), torch.empty(0, dtype=torch.int64)
-    features, labels = [], []
-    for table, of_table in parts:
-        assert table.labels is not None
-        rows = _with_label(table, of_table)
-        features.append(table.features[rows])
-        labels.append(table.labels[rows])
-    return torch.cat(features), torch.cat(labels)
+    features, labels, rows = (torch.cat(parts)[order] for parts in zip(*chosen, strict=True))
+    return Candidates(features, labels, recording.config.train), rows, order < count
 
 
 def trained_alike(
     recording: Recording, seed: int
 ) -> Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]]:
-    """Return how a party of the run would train on rows (n, ...) and labels (n,) alone.
-
-    What comes of it is a function rows -> scores (N, K). GRUs are taken as the parties averaged
-    them.
-    """
+    """Return how a party would train alone (`Knowledge.alike`), with GRUs as they were averaged."""
     config, model, data = recording.config, recording.model, recording.data
     assert isinstance(model, nn.Sequential)
     encoder, classes = copy.deepcopy(model[0]), len(data.classes)

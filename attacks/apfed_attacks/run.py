@@ -18,15 +18,9 @@ from torch import Tensor
 from apfed_attacks import ATTACKS, recorded
 from apfed_attacks.interface import Attack, AttackResult, Guess, Prediction
 from apfed_attacks.live.strategy import AnsweringAttack
-from apfed_attacks.people.averaged_membership import AveragedMembership
+from apfed_attacks.people.membership import AveragedMembership
 from apfed_attacks.scoring import Truth, not_applicable, score
-from apfed_attacks.view import (
-    AdversaryView,
-    AttackError,
-    Knowledge,
-    Played,
-    positions_seen,
-)
+from apfed_attacks.view import AdversaryView, AttackError, Knowledge, Played, positions_seen
 from secure_apfed.config import AttackChoice
 from secure_apfed.config.file import describe
 from secure_apfed.errors import ConfigError
@@ -53,11 +47,7 @@ ALL = "all"
 
 
 def full_suite(names: Iterable[str] = tuple(ATTACKS)) -> tuple[AttackChoice, ...]:
-    """Return the named attacks, each with every set of options that its class proposes.
-
-    Raises:
-        ConfigError: an unknown attack.
-    """
+    """Return the named attacks, each with every set of options that its class proposes."""
     return tuple(
         AttackChoice(name=name, options=dict(options))
         for name in names
@@ -66,11 +56,7 @@ def full_suite(names: Iterable[str] = tuple(ATTACKS)) -> tuple[AttackChoice, ...
 
 
 def expand(choices: Iterable[AttackChoice]) -> tuple[AttackChoice, ...]:
-    """Return the same choices, checked, with the full suite in the place of "all".
-
-    Raises:
-        ConfigError: an unknown attack or option, or a value out of range.
-    """
+    """Return the same choices, checked as by `prepare`, with the full suite in place of "all"."""
     found: list[AttackChoice] = []
     for choice in choices:
         if choice.name == ALL and choice.options:
@@ -85,11 +71,7 @@ def expand(choices: Iterable[AttackChoice]) -> tuple[AttackChoice, ...]:
 
 
 def prepare(choice: AttackChoice) -> Attack:
-    """Return the attack of a config's entry, its options checked.
-
-    Raises:
-        ConfigError: an unknown attack or option, or a value out of range.
-    """
+    """Return the attack of a config's entry. ConfigError: an option is unknown or out of range."""
     if choice.name not in ATTACKS:
         raise ConfigError(f"attacks: {unknown_name(choice.name, ATTACKS)}")
     kind = ATTACKS[choice.name]
@@ -114,10 +96,7 @@ def mount(
 ) -> tuple[AttackResult, ...]:
     """Return one result for each chosen attack ("all": the full suite) and adversary, in order.
 
-    All options are checked before the first attack starts. What else it takes is said of `Trial`.
-
-    Raises:
-        ConfigError: an unknown attack or option, or a value out of range.
+    All options are checked, as by `prepare`, before the first attack starts; see `Trial`.
     """
     attacks = [prepare(choice) for choice in expand(choices)]
     how: Any = {"seed": seed, "device": device, "on_score": on_score}
@@ -134,14 +113,12 @@ def headlines(results: Sequence[AttackResult]) -> tuple[AttackResult, ...]:
     Advantages of different attacks compare only where their `metric` is the same. Where an
     attack applied to nobody, its first result stands for it.
     """
-
-    def rank(result: AttackResult) -> float:
-        return float("-inf") if result.advantage is None else result.advantage
-
-    names = dict.fromkeys(result.attack for result in results)
-    return tuple(
-        max((result for result in results if result.attack == name), key=rank) for name in names
-    )
+    worst: dict[str, AttackResult] = {}
+    for result in results:
+        before = worst.setdefault(result.attack, result).advantage
+        if result.advantage is not None and (before is None or result.advantage > before):
+            worst[result.attack] = result
+    return tuple(worst.values())
 
 
 def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -168,12 +145,10 @@ class Trial:
     """One attack by one adversary on one victim.
 
     Attributes:
-        attack, recording: what is mounted on what.
         parties: the adversary, and those that collude with it; victim: who holds what it is after.
         seed: of the known rows and of the attack.
         device: where the attack computes; by default where the run did.
         on_score: told of a result that applies, with the guess that it scores.
-        played: what the adversary played in place of its part.
     """
 
     attack: Attack
@@ -234,18 +209,19 @@ class Trial:
         """What the adversary is told, and what its guess will be compared with."""
         attack, recording, victim, seed = self.attack, self.recording, self.victim, self.seed
         facts: dict[str, Any]
-        if isinstance(attack, AveragedMembership):
-            if recorded.exchange_of(recording.config).opens != "weights":
-                raise AttackError("the parties average no weights")
-            candidates, members = recorded.reveal_people(
-                recording, self.parties[0], victim, attack.candidates, seed, attack.strangers
-            )
+        if attack.target == "membership":
+            if isinstance(attack, AveragedMembership):
+                if recorded.exchange_of(recording.config).opens != "weights":
+                    raise AttackError("the parties average no weights")
+                candidates, members = recorded.reveal_people(
+                    recording, self.parties[0], victim, attack.candidates, seed, attack.strangers
+                )
+                facts = {"alike": recorded.trained_alike(recording, seed)}
+            else:
+                candidates, members = recorded.reveal_candidates(recording, attack.candidates, seed)
+                facts = {"architecture": recording.config.model}
+            facts["candidates"] = candidates
             truth = Truth.of_members(members, classes=len(recording.data.classes))
-            facts = {"candidates": candidates, "alike": recorded.trained_alike(recording, seed)}
-        elif attack.target == "membership":
-            candidates, members = recorded.reveal_candidates(recording, attack.candidates, seed)
-            truth = Truth.of_members(members, classes=len(recording.data.classes))
-            facts = {"candidates": candidates, "architecture": recording.config.model}
         else:
             truth = recorded.truth_of(recording, victim)
             facts = {
@@ -263,14 +239,12 @@ class Trial:
 def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
     """Return `view` with every release attributed to another row; None if it shows no two rows.
 
-    What an attack reaches has a part that is luck and a part that is the mere number of its
-    variants: columns of noise beside the own features make a probe better or worse by chance, and
-    of many such probes the best looks good. A decoy has the same luck and knows nothing of any row.
-    Where releases are independent of all that the adversary has, an attack and its decoys are
+    Columns of noise beside the own features make a probe better or worse by chance, and of many
+    such variants the best looks good. A decoy has the same luck and knows nothing of any row. Where
+    releases are independent of all that the adversary has, an attack and its decoys are
     exchangeable, so the expected advantage is exactly 0, whatever the attack (a permutation test;
-    Good, 2005, Permutation, Parametric, and Bootstrap Tests of Hypotheses, Section 1.2). Where they
-    are a function of what it has, they say nothing new either, but exchanging them breaks that tie,
-    too; baselines that compute such functions are the attack's to give.
+    Good, 2005, Permutation, Parametric, and Bootstrap Tests of Hypotheses, Section 1.2). Baselines
+    that compute functions of what it has are the attack's to give.
 
     The order is the same in all epochs. Exchanged among themselves are rows of which as much was
     seen: people whom a malicious adversary asked about; rows that trained, which got gradients or
@@ -299,8 +273,7 @@ def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
 def with_decoys(guess: Guess, decoy: Guess) -> Guess:
     """Return `guess` with what the attack guessed from exchanged releases as its decoys.
 
-    Where rows are missing from some epochs the two may be about different rows; those that both
-    guess are kept.
+    Those rows are kept that both guess; epochs may lack some.
 
     Raises:
         AttackError: exchanging the releases changed nothing, so that the decoys would hide all that

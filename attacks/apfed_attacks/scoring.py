@@ -1,14 +1,13 @@
 """Compares what an attack guessed with the truth, beside its baselines.
 
-Run by: the experimenter. The only module besides `apfed_attacks.recorded` that handles `Truth`.
-Figures are those that scikit-learn lacks or splits; of each guess also how unevenly it hurts, since
-an average hides people: an attack that is useless on most rows and sure of a few harms those few.
+Run by: the experimenter. Of each guess also how unevenly it hurts, since an average hides people:
+an attack that is useless on most rows and sure of a few harms those few.
 
 Letters: N scored rows, K classes, F features, n candidates.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -26,15 +25,7 @@ from apfed_attacks.interface import Attack, AttackResult, Guess, Prediction, Tar
 from apfed_attacks.view import AdversaryView, AttackError
 from secure_apfed.data import UNLABELLED
 
-__all__ = [
-    "DECOY",
-    "SCALES",
-    "Scale",
-    "Truth",
-    "explained",
-    "not_applicable",
-    "score",
-]
+__all__ = ["DECOY", "SCALES", "Scale", "Truth", "explained", "not_applicable", "score"]
 
 _WINDOW = 7
 Array: TypeAlias = NDArray[Any]
@@ -69,13 +60,16 @@ def _mean_recall(guessed_N: Array, labels_N: Array) -> float:
     return float((hits_K / count_K).mean())
 
 
-def _name_clusters_by_truth(scores_NK: Array, labels_N: Array) -> Array:
-    """Return the columns in the order of classes that maximises accuracy (clustering accuracy).
+def _class_scores(prediction: Prediction, labels_N: Array) -> Array:
+    """Return (N, K) scores; of clusters in the order of classes that maximises accuracy.
 
-    This is the usual convention (Hungarian matching on the confusion matrix; Xie et al.,
+    The usual clustering accuracy (Hungarian matching on the confusion matrix; Xie et al.,
     Unsupervised Deep Embedding, 2016). It uses the truth: an upper bound on what an
     adversary reaches that can name its K clusters, for instance by one label each.
     """
+    scores_NK = prediction.values
+    if not prediction.clusters:
+        return scores_NK
     classes = range(scores_NK.shape[1])
     confusion_KK = confusion_matrix(labels_N, scores_NK.argmax(axis=1), labels=list(classes))
     _, cluster_of_class = linear_sum_assignment(-confusion_KK)
@@ -83,17 +77,13 @@ def _name_clusters_by_truth(scores_NK: Array, labels_N: Array) -> Array:
 
 
 def explained(guess_NF: Array, truth_NF: Array) -> float | None:
-    """Return R^2 over all features together: 1 - squared error / squared distance to the mean.
-
-    A feature counts by its variance, so constant features (an image's dark corners) count
-    nothing. None where nothing varies.
-    """
+    """Return R^2 over all features together, each by its variance; None where nothing varies."""
     spread = float(np.square(truth_NF - truth_NF.mean(axis=0)).sum())
     return 1 - float(np.square(guess_NF - truth_NF).sum()) / spread if spread else None
 
 
 def _peak_ratio(guess_NF: Array, truth_NF: Array) -> float | None:
-    """Return the PSNR in decibels for the range of the truth; None where it is unbounded."""
+    """Return the PSNR in decibels for the range of the truth, where it is bounded."""
     mse = float(np.square(guess_NF - truth_NF).mean())
     peak = float(truth_NF.max() - truth_NF.min())
     return 10 * math.log10(peak**2 / mse) if mse and peak else None
@@ -128,45 +118,36 @@ def _window_means(*images: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return functional.conv2d(padded, window, groups=channels).chunk(len(images))
 
 
-def _receiver_curve(scores_N: Array, members_N: NDArray[np.bool_]) -> list[tuple[float, float]]:
+def _receiver_curve(scores_n: Array, members_n2: Array) -> list[tuple[float, float]]:
     """Return the corners (false positive rate, true positive rate) of the ROC, ascending."""
-    false, true, _ = roc_curve(members_N, scores_N)
+    false, true, _ = roc_curve(members_n2[:, 0], scores_n)
     return list(zip(false.tolist(), true.tolist(), strict=True))
 
 
-def _true_positives_at(curve: Sequence[tuple[float, float]], false_rate: float) -> float:
-    """Return the highest true positive rate at a false positive rate of at most `false_rate`."""
-    return max(true for false, true in curve if false <= false_rate)
-
-
 def _risk_of_labels(scores_NK: Array, labels_N: Array) -> dict[str, float]:
-    """Recall of each class that occurs, and precision on the rows the attack is surest of.
+    """Recall of each class that occurs, and precision on the tenth of the rows it is surest of.
 
-    "surest decile" is what the adversary can choose for itself: the tenth of the rows (at least
-    one) whose best score is furthest above its second, after a softmax.
+    The adversary can choose these itself: their best score is furthest above the second, after a
+    softmax.
     """
     guessed_N = scores_NK.argmax(axis=1)
     present = np.unique(labels_N)
     recalls = recall_score(labels_N, guessed_N, labels=present, average=None, zero_division=0)
     ordered_NK = np.sort(softmax(np.nan_to_num(scores_NK), axis=1), axis=1)
-    surest = np.argsort(ordered_NK[:, -2] - ordered_NK[:, -1], kind="stable")[: _decile(labels_N)]
+    surest = np.argsort(ordered_NK[:, -2] - ordered_NK[:, -1], kind="stable")
+    surest = surest[: math.ceil(len(labels_N) / 10)]
     precision = float((guessed_N == labels_N)[surest].mean())
-    found = {
-        f"recall of class {k}": float(value) for k, value in zip(present, recalls, strict=True)
-    }
+    names = (f"recall of class {k}" for k in present)
+    found = dict(zip(names, map(float, recalls), strict=True))
     return {**found, "precision on the surest decile": precision}
 
 
 def _risk_of_features(guess_NF: Array, truth_N: Array) -> dict[str, float]:
-    """Share of the variance that the attack recovers on the tenth of the rows it recovers best.
-
-    Needs the truth to find these rows: it says what some people risk, not whom the adversary
-    would pick.
-    """
+    """Share of the variance recovered on the tenth of the rows it recovers best, by the truth."""
     truth_NF = truth_N.reshape(len(truth_N), -1)
     error_N = np.square(guess_NF - truth_NF).sum(axis=1)
     spread_N = np.square(truth_NF - truth_NF.mean(axis=0)).sum(axis=1)
-    best = np.argsort(error_N - spread_N, kind="stable")[: _decile(truth_NF)]
+    best = np.argsort(error_N - spread_N, kind="stable")[: math.ceil(len(truth_NF) / 10)]
     spread = float(spread_N[best].sum())
     return {"r2 on the best decile": 1 - float(error_N[best].sum()) / spread} if spread else {}
 
@@ -174,26 +155,14 @@ def _risk_of_features(guess_NF: Array, truth_N: Array) -> dict[str, float]:
 def _risk_of_membership(scores_n: Array, members_n2: Array) -> dict[str, float]:
     """AUC of aligned and of unaligned members, each against all rows that did not train."""
     trained_n, aligned_n = members_n2.T
+    groups = {"aligned": trained_n & aligned_n, "unaligned": trained_n & ~aligned_n}
     found = {}
-    for name, group_n in (
-        ("aligned", trained_n & aligned_n),
-        ("unaligned", trained_n & ~aligned_n),
-    ):
+    for name, group_n in groups.items():
         if group_n.any():
             rows_n = group_n | ~trained_n
-            found[f"auc of {name} members"] = float(
-                roc_auc_score(group_n[rows_n], scores_n[rows_n])
-            )
+            area = roc_auc_score(group_n[rows_n], scores_n[rows_n])
+            found[f"auc of {name} members"] = float(area)
     return found
-
-
-def _decile(rows_N: Array) -> int:
-    return math.ceil(len(rows_N) / 10)
-
-
-def _class_scores(prediction: Prediction, labels_N: Array) -> Array:
-    scores_NK = prediction.values
-    return _name_clusters_by_truth(scores_NK, labels_N) if prediction.clusters else scores_NK
 
 
 def _measure_labels(scores_NK: Array, labels_N: Array) -> Figures:
@@ -220,11 +189,15 @@ def _measure_features(guess_NF: Array, truth_N: Array) -> Figures:
 
 def _measure_membership(scores_n: Array, members_n2: Array) -> Figures:
     """AUC, and true positive rates at false positive rates of 1 % and 0.1 %."""
-    curve = _receiver_curve(scores_n, members_n2[:, 0])
+    curve = _receiver_curve(scores_n, members_n2)
+
+    def true_positives_at(most: float) -> float:
+        return max(true for false, true in curve if false <= most)
+
     return {
         "auc": float(roc_auc_score(members_n2[:, 0], scores_n)),
-        "tpr_at_1_percent_fpr": _true_positives_at(curve, 0.01),
-        "tpr_at_0.1_percent_fpr": _true_positives_at(curve, 0.001),
+        "tpr_at_1_percent_fpr": true_positives_at(0.01),
+        "tpr_at_0.1_percent_fpr": true_positives_at(0.001),
     }
 
 
@@ -234,8 +207,7 @@ class Truth:
 
     Attributes:
         classes: K; 0 where labels are numbers.
-        labels: (A,) int64 by alignment position, or such numbers; `UNLABELLED` where nobody knows
-            one, so that no guess there can be right or wrong.
+        labels: (A,) by alignment position; `UNLABELLED` where nobody knows one.
         trained: (T,) int64 positions of the training rows that the victim holds, ascending.
         features: party -> (A, ...) by alignment position; NaN where it does not hold the person.
         members: (n, 2) bool: whether a candidate trained the model, and whether it was aligned.
@@ -262,11 +234,8 @@ class Truth:
 class Scale:
     """How guesses at one target are judged, beside the truth of the same rows.
 
-    Attributes:
-        metric: in which the best is chosen and the advantage measured; higher is better.
-        measure: figures, `metric` among them; risk: how unevenly the guess hurts.
-        values: what of a prediction is judged.
-        curve: the ROC, where the guess is a score for one question.
+    The best is chosen by `metric`, one of the figures that `measure` gives. `risk` is how unevenly
+    the guess hurts, `values` what of a prediction is judged, `curve` the ROC of a score.
     """
 
     metric: str
@@ -282,7 +251,7 @@ SCALES: Mapping[Target, Scale] = {
     "membership": Scale(
         "auc", _measure_membership, _risk_of_membership,
         values=lambda guess, members_n2: guess.values[:, 0],
-        curve=lambda scores_n, members_n2: _receiver_curve(scores_n, members_n2[:, 0]),
+        curve=_receiver_curve,
     ),
 }  # fmt: skip
 
@@ -293,11 +262,8 @@ def score(
     """Return the result of `guess`, which `attack` made from `view`.
 
     Guesses about rows that did not train are left out (in TVFL a view holds representations of
-    test rows as well), and guesses of labels where there is none.
-
-    Raises:
-        AttackError: the guess is about no training row, about one row twice or about one that
-            the adversary knew, or has values of another shape than its rows.
+    test rows as well), and guesses of labels where there is none. AttackError: it is about no
+    training row, one row twice or one that was known, or has values of another shape.
     """
     known, truth_A = _known(attack, view), _actual(attack, view, truth)
     columns = {"features": math.prod(truth_A.shape[1:]), "labels": truth.classes, "membership": 1}

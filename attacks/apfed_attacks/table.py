@@ -1,4 +1,4 @@
-"""All attacks by name. Each is one file and one line below: docs/add-an-attack.md."""
+"""All attacks by name. Each is one class and one line below: docs/add-an-attack.md."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -9,25 +9,16 @@ from apfed_attacks.features.decoder_extraction import DecoderExtraction
 from apfed_attacks.features.hijack import FeatureSpaceHijack, ReversedHijack
 from apfed_attacks.features.inverse_network import InverseNetwork
 from apfed_attacks.features.isolation import Isolation
+from apfed_attacks.features.opened_regression import SumRegression, VectorRegression, VoteRegression
 from apfed_attacks.features.representation_network import RepresentationNetwork
-from apfed_attacks.features.sum_regression import SumRegression
 from apfed_attacks.features.unpaired_inversion import UnpairedInversion
-from apfed_attacks.features.vector_regression import VectorRegression
-from apfed_attacks.features.vote_regression import VoteRegression
 from apfed_attacks.interface import Attack
-from apfed_attacks.labels.batch_labels import BatchLabels
-from apfed_attacks.labels.gradient_direction import GradientDirection
-from apfed_attacks.labels.gradient_norm import GradientNorm
-from apfed_attacks.labels.label_gradients import LabelGradients
-from apfed_attacks.labels.model_completion import ModelCompletion
-from apfed_attacks.labels.pseudo_labels import PseudoLabels
+from apfed_attacks.labels.label_gradients import GradientDirection, LabelGradients
+from apfed_attacks.labels.representations import ModelCompletion, Temporal
 from apfed_attacks.labels.semi_supervised import SemiSupervised
-from apfed_attacks.labels.shown_labels import ShownLabels
-from apfed_attacks.labels.spectral import Spectral
-from apfed_attacks.labels.temporal import Temporal
-from apfed_attacks.people.averaged_membership import AveragedMembership
+from apfed_attacks.labels.sent import PseudoLabels, ShownLabels
 from apfed_attacks.people.id_stuffing import IdStuffing
-from apfed_attacks.people.membership import Membership
+from apfed_attacks.people.membership import AveragedMembership, Membership
 
 __all__ = ["ATTACKS"]
 
@@ -37,11 +28,8 @@ _ENTRIES: tuple[type[Attack], ...] = (
     SemiSupervised,
     Temporal,
     LabelGradients,
-    GradientNorm,
     GradientDirection,
-    BatchLabels,
     ShownLabels,
-    Spectral,
     PseudoLabels,
     # Features: from what a victim released, or that an active opened.
     InverseNetwork,

@@ -1,18 +1,16 @@
 """What one adversary saw and knows: the only input that an attack ever gets.
 
-Run by: the experimenter, after a run, who cuts a recording into views. A view holds the
-envelopes that the coalition itself sent or received and its members' own features; nothing
-of the other parties, so no attack can touch a victim's state by accident. Views are cut in
-`apfed_attacks.recorded`; code that is not ours can build one from its own messages.
-
-The functions below read one, row by row: what was released, returned, asked about, opened, voted.
+Run by: the experimenter, who cuts the recording of a run into views (`apfed_attacks.recorded`), or
+code that is not ours, from its own messages. A view holds what the coalition itself sent or
+received and its members' own features, so no attack can touch a victim's state by accident. The
+functions below read one, row by row.
 
 Letters: A aligned rows, N observed ones, U those asked about, B batch, D numbers of a
 representation, F features, K classes.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
@@ -23,7 +21,7 @@ from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.errors import ApfedError
-from secure_apfed.exchange import Envelope, Flow, Kind, TensorSpec, unpack
+from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
 from secure_apfed.settings import unknown_name
 
 if TYPE_CHECKING:
@@ -48,7 +46,6 @@ __all__ = [
     "Side",
     "asked",
     "batches",
-    "collect",
     "epochs_asked",
     "gradients",
     "opened_epochs",
@@ -63,7 +60,7 @@ __all__ = [
     "votes_read",
 ]
 
-Role: TypeAlias = Literal["passive", "active", "aggregator", "eavesdropper", "outsider"]
+Role: TypeAlias = Literal["passive", "active", "aggregator", "outsider"]
 Behaviour: TypeAlias = Literal["curious", "malicious"]
 Side: TypeAlias = Literal["active", "passives"]
 Sent: TypeAlias = Literal["shown", "encrypted"]
@@ -76,11 +73,10 @@ _CPU = torch.device("cpu")
 _LAYOUTS = tuple(
     (dtype, dimensions) for dtype in (torch.float32, torch.float64) for dimensions in (2, 4, 3)
 )
+_NO_ROWS = torch.empty(0, dtype=torch.int64)
 _ROWS = TensorSpec(torch.int64, (None,))
 # What a request about rows may hold.
 _FORMS = ({"rows": _ROWS}, {"rows": _ROWS, "z": TensorSpec(torch.float64, (None, None))})
-
-_Batch: TypeAlias = tuple[Tensor, Tensor]  # rows (B,), and vectors (B, D) of them
 
 
 def _placed(values: Tensor, device: torch.device) -> Tensor:
@@ -92,25 +88,19 @@ def _all_placed(named: Mapping[Any, Tensor], device: torch.device) -> dict[Any, 
     return {name: _placed(values, device) for name, values in named.items()}
 
 
-def _no_rows() -> Tensor:
-    return torch.empty(0, dtype=torch.int64)
-
-
 class AttackError(ApfedError):
     """An attack was set up or scored in a way that would make its figures untrue."""
 
 
 @dataclass(frozen=True, eq=False)
 class KnownRows:
-    """Rows of which the adversary knows something that it did not observe.
+    """Labels (n,) or a victim's features (n, F) that the adversary did not observe, and of whom.
 
-    Attributes:
-        positions: (n,) int64 alignment positions, each once; values: (n, ...) the labels (n,), or
-            a victim's features (n, F).
+    `positions` (n,) are int64 alignment positions, each once.
     """
 
-    positions: Tensor = field(default_factory=_no_rows)
-    values: Tensor = field(default_factory=_no_rows)
+    positions: Tensor = _NO_ROWS
+    values: Tensor = _NO_ROWS
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -118,11 +108,9 @@ class KnownRows:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Candidates:
-    """Rows that may have trained the model, in an order that says nothing about it.
+    """Features (n, ...) and labels (n,) of rows that may have trained the model, in any order.
 
-    Attributes:
-        features: (n, ...) as the active encodes them; labels: (n,).
-        train: how the active trains, as far as the adversary knows.
+    `train` is how the active trains, as far as the adversary knows.
     """
 
     features: Tensor
@@ -135,20 +123,17 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Knowledge:
-    """What is declared that the adversary knows beyond what it saw.
+    """What is declared that the adversary knows beyond what it saw; None: it is not told.
 
     Attributes:
-        classes: K.
         victim: the party whose labels or features are attacked.
-        labels: known labels by alignment position.
-        priors: the share of each class among the training rows; None: unknown to it.
-        shadow: rows of which it knows the victim's features, for paired inversion.
-        architecture: the victim's networks; None: unknown to it.
-        encoder: the victim's network itself, rows of features -> representations, as in a
-            white-box attack; None: unknown to it.
+        priors: the share of each class among the training rows.
+        shadow: rows of which it knows the victim's features.
+        architecture: the victim's networks.
+        encoder: the victim's network itself, rows of features -> representations.
         candidates: people of whom it wants to know whether they trained the model.
         alike: how a party of the run trains on its own rows (n, ...) and labels (n,) alone: to a
-            function rows -> scores (N, K); None: not told.
+            function rows -> scores (N, K).
         public: party -> (P, ...) features of P people outside the training, whom the adversary
             knows wholly; row k is the same person in each.
     """
@@ -180,8 +165,7 @@ class Knowledge:
 class Agreed:
     """What the contract says that one passive does; every party knows it.
 
-    Attributes:
-        weight: lambda_p; clip: L2 bound of one row of its contribution; None: it does not clip.
+    `weight` is lambda_p, `clip` the L2 bound of a row of its contribution; None: it does not clip.
     """
 
     objective: "ObjectiveSettings"
@@ -200,15 +184,14 @@ class Exchange:
         name: of the method or protocol, for results and reasons.
         released_by: who releases representations of its own features, row by row; the active
             sends the same to every passive.
-        returns_gradients: the active returns to each passive the gradient of the task loss on
-            what that passive made of its features, row by row.
-        opens: what the active reads of all passives together, and of none alone: a sum of the
-            "gradients" of their objectives, or of their "representations"; an average of
+        returns_gradients: to each passive, row by row, of the task loss on what it released or
+            added to a sum.
+        opens: what the active reads of all passives together, and of none alone: a sum of
+            "gradients" of their objectives or of "representations"; an average of
             "pseudo-labels", which the active sends and each answers by its own, or of "weights";
             the "sum of votes", or a noised "moment of votes", which is of no row; the left
             "singular vectors" of all parties' tables. `AdversaryView.opened` holds it.
-        labels: how the active's labels go to the passives with a request for votes: "shown", or
-            "encrypted".
+        labels: how the active's labels go to the passives with a request for votes.
         aligned: a position is the same person's at all parties that have a row there. False where
             parties have other people, or the active trains alone.
 
@@ -248,32 +231,27 @@ class AdversaryView:
     functions here read. Positions, labels and masks lie on the CPU, and may index them.
 
     Attributes:
-        role: of the first party.
-        parties: the adversary and, after it, those that collude with it.
+        parties: the adversary, which has the `role`, and after it those that collude with it.
         behaviour: "curious" follows the protocol; "malicious" chose what it sent.
-        description: how the parties trained.
         envelopes: epoch -> what the coalition sent and received, in that order.
-        flows: message counts and sizes of the coalition's links (an eavesdropper's: all).
         opened: step -> (B, D) what the active decoded (`Exchange.opens`), its rows in the order of
             that step's representations or request; of gradients the sum of lambda_p B dL_p/dz. No
             message holds it: where sums are encrypted only the active's own record does.
         agreed: passive -> what it does by contract; empty where it contributes to no sum.
-        played: what the adversary played in place of its part; None: it kept to the protocol
-            while the run was recorded.
+        played: what the adversary played in place of its part; None: it kept to the protocol.
         stands_for: position -> the position that its releases are attributed to, in a decoy
-            (`apfed_attacks.run`); None: each is attributed to its own.
+            (`apfed_attacks.run`).
         features: member -> (A, ...) its own features; row k is alignment position k, NaN where
             it does not hold that person. Read them by `apfed_attacks.columns.own_columns`.
         labels: member that trains on labels -> (A,) its own, int64, negative where a row has none.
-        held: party -> (A,) bool: of whom it has a row, as far as the coalition knows. A party
-            that is not here holds everybody, as all do unless alignment is pairwise.
+        held: party -> (A,) bool: of whom it has a row, as far as the coalition knows; whoever is
+            not here holds everybody, as all do unless alignment is pairwise.
         networks: member -> its own network, as training left it, where it sends what that makes of
             its features, or adds it to a sum; an attack trains copies. Where parties average
             weights, their average, rows -> scores (N, K).
         answers: the finished model as an outsider may query it: rows of the active's features
-            -> log-probabilities of the classes, (n, K); None: nobody answers.
-        iterations: at most, of any optimiser that the attack runs. Not seconds: a result must not
-            depend on the machine.
+            -> log-probabilities of the classes, (n, K).
+        iterations: at most, of any optimiser that the attack runs.
     """
 
     role: Role
@@ -281,7 +259,6 @@ class AdversaryView:
     behaviour: Behaviour
     description: Exchange
     envelopes: Mapping[int, tuple[Envelope, ...]] = field(repr=False)
-    flows: tuple[Flow, ...] = field(default=(), repr=False)
     opened: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
     agreed: Mapping[str, Agreed] = field(default_factory=dict)
     played: Played | None = None
@@ -315,7 +292,7 @@ class AdversaryView:
 
     @property
     def is_decoy(self) -> bool:
-        """Whether releases are attributed to other rows; baselines read none, and need no fit."""
+        """Whether releases are other rows'; baselines read none, and need no fit."""
         return self.stands_for is not None
 
     def attributed(self, positions: Tensor) -> Tensor:
@@ -347,11 +324,9 @@ class AdversaryView:
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """One vector for each of N rows.
+    """What was released, returned or opened of N rows, (N, D); maps are flattened.
 
-    Attributes:
-        positions: (N,) int64 alignment positions, ascending, each once; z: (N, D) what was
-            released, returned or opened of them; maps are flattened.
+    `positions` (N,) are int64 alignment positions, ascending, each once.
     """
 
     positions: Tensor
@@ -377,11 +352,9 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """A request for votes, as its sender wrote it.
+    """A request for votes on rows (U,): who of them is labelled (n,), and these labels, if shown.
 
-    Attributes:
-        rows: (U,) alignment positions; labelled: (n,) those with a label; labels: (n,) of these;
-            None where the message shows none.
+    Positions are as the sender wrote them; who reads what was said of them exchanges it in a decoy.
     """
 
     rows: Tensor
@@ -396,14 +369,11 @@ def representations(view: AdversaryView, epoch: int, sender: str | None = None) 
     their names, for the positions that all of them released; or those of `sender` alone.
 
     Raises:
-        KeyError: the view holds no such representation.
+        KeyError: it holds none, as in the functions below.
         RemoteProtocolError: a payload that is not rows and representations.
     """
-    of_sender: defaultdict[str, list[_Batch]] = defaultdict(list)
-    for message in view.messages(Kind.REPRESENTATIONS, epoch):
-        if sender in (None, message.sender):
-            of_sender[message.sender].append(_open(view, message))
-    return _side_by_side(of_sender, f"{view.name} holds no representations of epoch {epoch}")
+    found = [(message.sender, rows, h) for message, rows, h in _released(view, epoch, sender)]
+    return _latest(view, "representations", epoch, found)
 
 
 def gradients(view: AdversaryView, epoch: int) -> Observed:
@@ -411,16 +381,12 @@ def gradients(view: AdversaryView, epoch: int) -> Observed:
 
     A gradient's rows are those of the representations that it answers or, where these went into a
     sum, of the request for them.
-
-    Raises:
-        KeyError: the view holds no gradient of that epoch.
-        RemoteProtocolError: a payload of another form.
     """
-    of_receiver: defaultdict[str, list[_Batch]] = defaultdict(list)
-    for message, rows_B in _answers(view, epoch):
-        values_BD = _tensors(view, message, "gradient")["gradient"].flatten(1)
-        of_receiver[message.receiver].append((rows_B, values_BD))
-    return _side_by_side(of_receiver, f"{view.name} holds no gradients of epoch {epoch}")
+    found = [
+        (message.receiver, rows_B, _tensors(view, message, "gradient")["gradient"].flatten(1))
+        for message, rows_B in _answers(view, epoch)
+    ]
+    return _latest(view, "gradients", epoch, found)
 
 
 def _answers(view: AdversaryView, epoch: int) -> Iterator[tuple[Envelope, Tensor]]:
@@ -428,8 +394,7 @@ def _answers(view: AdversaryView, epoch: int) -> Iterator[tuple[Envelope, Tensor
     if not (returned := list(view.messages(Kind.GRADIENTS, epoch))):
         return
     rows = {(request.receiver, request.step): request.rows for request in requests(view, epoch)}
-    for message in view.messages(Kind.REPRESENTATIONS, epoch):
-        rows[message.sender, message.step] = _open(view, message)[0]
+    rows |= {(sent.sender, sent.step): rows_B for sent, rows_B, _ in _released(view, epoch)}
     for message in returned:
         if (answered := rows.get((message.receiver, message.step))) is not None:
             yield message, answered
@@ -441,34 +406,10 @@ def batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor, Tens
     What one sender sends to several receivers in a step is the same.
     """
     seen = set()
-    for message in view.messages(Kind.REPRESENTATIONS, epoch):
+    for message, rows_B, h_BD in _released(view, epoch):
         if message.step not in seen:
             seen.add(message.step)
-            yield message.step, *_open(view, message)
-
-
-def collect(seen: Iterable[Observed]) -> Observed:
-    """Return for each position what the first of the epochs `seen` with that position holds.
-
-    A row may be missing from an epoch (a batch with too few aligned rows is not sent), so
-    reversed epochs give the latest values and ascending ones the earliest. All rows of all epochs
-    are there, so that an attack and its decoy speak of the same ones.
-
-    Raises:
-        AttackError: there is none.
-    """
-    found: Observed | None = None
-    for epoch in seen:
-        if found is None:
-            found = epoch
-            continue
-        new_N = ~torch.isin(epoch.positions, found.positions)
-        if new_N.any():
-            positions, ascending = torch.cat([found.positions, epoch.positions[new_N]]).sort()
-            found = Observed(positions, torch.cat([found.z, epoch.z[new_N]])[ascending])
-    if found is None:
-        raise AttackError("no representation was recorded")
-    return found
+            yield message.step, rows_B, h_BD
 
 
 def over_time(
@@ -476,28 +417,29 @@ def over_time(
 ) -> dict[str, Observed]:
     """Return what `read` finds "first" and "last" of each position in ascending `epochs`.
 
-    Of many epochs also the "mean", in which noise averages out that is fresh in each. Of two, which
-    is what a transcript keeps unless it is asked for more, there is none: between the first and the
-    last the network learnt, so that their mean is neither.
-
-    Raises:
-        AttackError: there is no epoch.
+    A row may be missing from an epoch (a batch with too few aligned rows is not sent); all rows of
+    all epochs are there, so that an attack and its decoy speak of the same ones. Of many epochs
+    also the "mean", in which noise averages out that is fresh in each; not of two, which is what a
+    transcript usually keeps: between them the network learnt, so that their mean is neither.
     """
     seen = [read(view, epoch) for epoch in epochs]
-    found = {"first": collect(seen), "last": collect(reversed(seen))}
-    return found if len(seen) <= len(found) else {**found, "mean": _mean(seen)}
-
-
-def _mean(seen: Sequence[Observed]) -> Observed:
-    """Return the mean of what the epochs that have a position hold of it."""
+    if not seen:
+        raise AttackError("no representation was recorded")
     positions = torch.cat([epoch.positions for epoch in seen]).unique()
-    total_ND = seen[0].z.new_zeros(len(positions), seen[0].z.shape[1], dtype=torch.float64)
-    count_N1 = total_ND.new_zeros(len(positions), 1)
-    for epoch in seen:
-        rows = torch.searchsorted(positions, epoch.positions)
-        total_ND[rows] += epoch.z.double()
-        count_N1[rows] += 1
-    return Observed(positions, total_ND / count_N1)
+    rows = [torch.searchsorted(positions, epoch.positions) for epoch in seen]
+    last_ND = seen[0].z.new_zeros(len(positions), seen[0].z.shape[1])
+    first_ND, total_ND = last_ND.clone(), torch.zeros_like(last_ND, dtype=torch.float64)
+    count_N1 = torch.zeros_like(total_ND[:, :1])
+    for rows_M, epoch in zip(rows, seen, strict=True):
+        last_ND[rows_M] = epoch.z
+        total_ND[rows_M] += epoch.z.double()
+        count_N1[rows_M] += 1
+    for rows_M, epoch in zip(reversed(rows), reversed(seen), strict=True):
+        first_ND[rows_M] = epoch.z
+    found = {"first": first_ND, "last": last_ND}
+    if len(seen) > len(found):
+        found["mean"] = total_ND / count_N1
+    return {name: Observed(positions, z_ND) for name, z_ND in found.items()}
 
 
 def released(view: AdversaryView, sender: str | None = None) -> dict[str, Observed]:
@@ -524,7 +466,7 @@ def requests(view: AdversaryView, epoch: int) -> Iterator[Request]:
 
 def released_positions(view: AdversaryView) -> Tensor:
     """Return the positions (N,) of which the view holds any representation, ascending."""
-    return _every_position(_open(view, sent)[0] for sent in view.messages(Kind.REPRESENTATIONS))
+    return _every_position(rows_B for _, rows_B, _ in _released(view))
 
 
 def positions_seen(view: AdversaryView) -> tuple[Tensor, Tensor]:
@@ -541,13 +483,9 @@ def positions_seen(view: AdversaryView) -> tuple[Tensor, Tensor]:
 
 
 def pseudo_labels(view: AdversaryView, epoch: int) -> Observed:
-    """Return the common pseudo-labels that the active sent in `epoch`, the last of each position.
-
-    Raises:
-        KeyError: the view holds none of that epoch.
-    """
-    sent = [(asked.rows, asked.z) for asked in requests(view, epoch) if asked.z is not None]
-    return _latest_of(sent, f"{view.name} holds no pseudo-labels of epoch {epoch}")
+    """Return the pseudo-labels that the active sent in `epoch`, the last of each position."""
+    sent = [("", asked.rows, asked.z) for asked in requests(view, epoch) if asked.z is not None]
+    return _latest(view, "pseudo-labels", epoch, sent)
 
 
 def epochs_asked(view: AdversaryView, which: Callable[[Request], bool]) -> tuple[int, ...]:
@@ -563,21 +501,14 @@ def opened_epochs(view: AdversaryView) -> tuple[int, ...]:
 
 
 def opened_sums(view: AdversaryView, epoch: int) -> Observed:
-    """Return what the active opened of each position that it asked about in `epoch`.
-
-    Raises:
-        KeyError: the view holds no such sum of that epoch.
-    """
+    """Return what the active opened of each position that it asked about in `epoch`."""
     rows = {asked.step: asked.rows for asked in requests(view, epoch) if asked.step in view.opened}
-    sums = [(rows_B, view.opened[step]) for step, rows_B in rows.items()]
-    return _latest_of(sums, f"{view.name} holds no sums of epoch {epoch}")
+    sums = [("", rows_B, view.opened[step]) for step, rows_B in rows.items()]
+    return _latest(view, "sums", epoch, sums)
 
 
 def asked(view: AdversaryView) -> Asked | None:
-    """The first request for votes that the view holds; None: there is none.
-
-    Rows are as they were sent; who reads what was said of them exchanges it in a decoy.
-    """
+    """The first request for votes that the view holds."""
     message = next(view.messages(Kind.LABELS), None)
     if message is None:
         return None
@@ -606,9 +537,14 @@ def votes_read(view: AdversaryView) -> dict[str, Observed]:
     return found
 
 
-def _open(view: AdversaryView, message: Envelope) -> _Batch:
-    tensors = _tensors(view, message, "z", rows=_ROWS)
-    return view.attributed(tensors["rows"]), tensors["z"].flatten(1)
+def _released(
+    view: AdversaryView, epoch: int | None = None, sender: str | None = None
+) -> Iterator[tuple[Envelope, Tensor, Tensor]]:
+    """Yield messages of representations, of one or all, their rows (B,) and these (B, D)."""
+    for message in view.messages(Kind.REPRESENTATIONS, epoch):
+        if sender in (None, message.sender):
+            tensors = _tensors(view, message, "z", rows=_ROWS)
+            yield message, view.attributed(tensors["rows"]), tensors["z"].flatten(1)
 
 
 def _tensors(
@@ -631,25 +567,28 @@ def _tensors(
     raise refusals[0]
 
 
-def _side_by_side(of_party: Mapping[str, Sequence[_Batch]], otherwise: str) -> Observed:
-    """Join the parties' columns, in the order of their names, for the rows that all have."""
-    blocks = [_latest_of(of_party[name]) for name in sorted(of_party)] or [
-        _latest_of([], otherwise)
-    ]
-    common = torch.from_numpy(reduce(np.intersect1d, [block.positions.numpy() for block in blocks]))
-    return Observed(common, torch.cat([block.at(common) for block in blocks], dim=1))
-
-
 def _every_position(rows: Iterable[Tensor]) -> Tensor:
-    positions: Tensor = torch.cat([torch.empty(0, dtype=torch.int64), *rows]).unique()
+    positions: Tensor = torch.cat([_NO_ROWS, *rows]).unique()
     return positions
 
 
-def _latest_of(batches: Sequence[_Batch], otherwise: str = "") -> Observed:
-    """Of batches the last vector of each row; a KeyError that says `otherwise` of none."""
-    if not batches:
-        raise KeyError(otherwise)
-    rows, z_ND = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    # np.unique returns the first occurrence, so the order is reversed to keep the last.
-    positions, first = np.unique(rows.flip(0).numpy(), return_index=True)
-    return Observed(torch.from_numpy(positions), z_ND.flip(0)[torch.from_numpy(first)])
+def _latest(
+    view: AdversaryView, what: str, epoch: int, batches: Iterable[tuple[str, Tensor, Tensor]]
+) -> Observed:
+    """Of (party, rows (B,), vectors (B, D)) the last vector of each row, parties side by side.
+
+    They stand in the order of their names, for the rows that all have; a KeyError of none.
+    """
+    of_party = defaultdict[str, list[tuple[Tensor, Tensor]]](list)
+    for party, rows_B, values_BD in batches:
+        of_party[party].append((rows_B, values_BD))
+    if not of_party:
+        raise KeyError(f"{view.name} holds no {what} of epoch {epoch}")
+    blocks = []
+    for _, its in sorted(of_party.items()):
+        rows, z_ND = (torch.cat(parts) for parts in zip(*its, strict=True))
+        # np.unique returns the first occurrence, so the order is reversed to keep the last.
+        positions, first = np.unique(rows.flip(0).numpy(), return_index=True)
+        blocks.append(Observed(torch.from_numpy(positions), z_ND.flip(0)[torch.from_numpy(first)]))
+    common = torch.from_numpy(reduce(np.intersect1d, [block.positions.numpy() for block in blocks]))
+    return Observed(common, torch.cat([block.at(common) for block in blocks], dim=1))

@@ -42,7 +42,12 @@ class TranscriptSettings(Settings):
 
 
 class AttackChoice(Settings):
-    """An attack to mount on the finished run: a key of the table, and its options."""
+    """An attack to mount on the finished run.
+
+    Attributes:
+        name: a key of `apfed_attacks.ATTACKS`, or "all".
+        options: fields of that attack in place of its defaults; "all" takes none.
+    """
 
     name: str
     options: dict[str, Any] = {}

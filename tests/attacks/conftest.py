@@ -1,17 +1,16 @@
-"""A recording of parties that exchanged planted representations through a real transport."""
+"""A recording of parties that exchanged planted representations."""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pytest
 import torch
 from torch import Tensor
 
-from apfed_protocols.seal import fresh_run_key
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
-from secure_apfed.exchange import InMemory, Kind, Transcript, pack
+from secure_apfed.exchange import Envelope, Kind, Transcript, pack
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.settings.run import TranscriptSettings
@@ -67,26 +66,15 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def _step(
-    links: Mapping[str, Any],
-    method: str,
-    step: int,
-    rows: Tensor,
-    z: Tensor,
-    gradient: Tensor | None,
+def note(
+    transcript: Transcript, kind: Kind, sender: str, receiver: str, step: int, **tensors: Tensor
 ) -> None:
-    if METHODS[method].settings.representations_from == "passives":
-        for scale, passive in enumerate(PASSIVES, start=1):
-            payload = pack({"rows": rows, "z": scale * z[rows]})
-            links[passive].send("active", Kind.REPRESENTATIONS, step, payload)
-            if gradient is not None:
-                payload = pack({"gradient": scale * gradient[rows]})
-                links["active"].send(passive, Kind.GRADIENTS, step, payload)
-    else:
-        payload = pack({"rows": rows, "z": z[rows]})
-        for passive in PASSIVES:
-            links["active"].send(passive, Kind.REPRESENTATIONS, step, payload)
-        links["aggregator"].send("active", Kind.SUM, step, b"sum")
+    """Put a message into a transcript."""
+    envelope = Envelope(
+        session="planted", step=step, kind=kind, sender=sender, receiver=receiver, sequence=step,
+        payload=pack(tensors),
+    )  # fmt: skip
+    transcript.record(envelope, 0)
 
 
 @pytest.fixture(scope="session")
@@ -109,33 +97,36 @@ def make_recording() -> MakeRecording:
         release = LEAKS[leak] if isinstance(leak, str) else leak
         returned = LEAKS[gradient] if isinstance(gradient, str) else gradient
         data, alignment = _data(draw)
-        transcript = Transcript(TranscriptSettings(keep="all"))
-        network = InMemory.sealed(
-            session="planted", contract_hash=bytes(32), record=transcript.record,
-            run_keys={name: fresh_run_key() for name in ("active", "aggregator", *PASSIVES)},
-        )  # fmt: skip
-        rows = alignment["active"]
+        transcript, settings = Transcript(TranscriptSettings(keep="all")), METHODS[method].settings
+        rows, step = alignment["active"], count()
         assert data.active.labels is not None
         trained = torch.isin(rows, data.train_rows).nonzero().flatten()
         own = data.passives[0].features[alignment[PASSIVES[0]]]
-        step = count()
-        for epoch in range(epochs if METHODS[method].settings.has_passives else 0):
+        for epoch in range(epochs if settings.has_passives else 0):
             transcript.begin_epoch(epoch)
             z = release(data.active.labels[rows], own, draw, epoch)
             answer = returned and returned(data.active.labels[rows], own, draw, epoch)
-            order = trained[torch.randperm(len(trained), generator=draw)]
-            for start in range(0, len(order), 50):
-                batch = order[start : start + 50]
-                _step(network.links, method, next(step), batch, z, answer)
+            for batch in trained[torch.randperm(len(trained), generator=draw)].split(50):
+                at, released = next(step), {"rows": batch, "z": z[batch]}
+                if settings.representations_from == "passives":
+                    for scale, passive in enumerate(PASSIVES, start=1):
+                        released["z"] = scale * z[batch]
+                        note(transcript, Kind.REPRESENTATIONS, passive, "active", at, **released)
+                        if answer is not None:
+                            gradient_BD = scale * answer[batch]
+                            note(
+                                transcript, Kind.GRADIENTS, "active", passive, at,
+                                gradient=gradient_BD,
+                            )  # fmt: skip
+                else:
+                    for passive in PASSIVES:
+                        note(transcript, Kind.REPRESENTATIONS, "active", passive, at, **released)
+                    note(transcript, Kind.SUM, "aggregator", "active", at)
         config = Config.model_validate(
             {"name": "planted", "method": method, "data": {}, "guard": {"mechanism": "none"}}
         )
-        return Recording(
-            config=config,
-            data=data,
-            alignment=alignment if METHODS[method].settings.has_passives else {},
-            transcript=transcript,
-        )
+        aligned = alignment if settings.has_passives else {}
+        return Recording(config=config, data=data, alignment=aligned, transcript=transcript)
 
     return make
 
@@ -153,9 +144,8 @@ def leak_nothing(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int)
 
 
 def leak_noised_afresh(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
-    return (
-        torch.nn.functional.one_hot(labels, CLASSES) + leak_nothing(labels, own, draw, epoch)[:, :3]
-    )
+    noise = leak_nothing(labels, own, draw, epoch)[:, :CLASSES]
+    return torch.nn.functional.one_hot(labels, CLASSES) + noise
 
 
 def echo(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
@@ -169,8 +159,5 @@ def copy(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tens
 
 
 LEAKS: Mapping[str, Leak] = {
-    "labels": leak_labels,
-    "nothing": leak_nothing,
-    "echo": echo,
-    "copy": copy,
-}
+    "labels": leak_labels, "nothing": leak_nothing, "echo": echo, "copy": copy
+}  # fmt: skip

@@ -1,6 +1,6 @@
 """Recordings that were made up: what is released, asked, opened, shown and voted is planted."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -10,19 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from apfed_attacks import ATTACKS
+from apfed_attacks.interface import AttackResult
+from apfed_attacks.live.runs import ALL_RULES, LiveRun, Rule, play_from
+from apfed_attacks.live.strategy import ActiveAttack
 from apfed_attacks.recorded import view_of
 from apfed_attacks.run import Trial, mount
 from apfed_attacks.view import Knowledge, batches
 from secure_apfed.config import AttackChoice, Config
-from secure_apfed.exchange import Envelope, Kind, pack
+from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.outcome import Recording
-
-__all__ = [
-    "TWO_TABLES", "ByHeart", "Voting", "ask", "attacked", "attacked_by", "ballot_of", "decomposed",
-    "drawn_labels", "live_config", "noise_opened", "normal", "of_vectors", "trained_rows",
-    "two_classes", "with_opened",
-]  # fmt: skip
+from tests.attacks.conftest import PASSIVES, note
 
 TWO_TABLES = {
     "dataset": "breast_cancer",
@@ -67,10 +65,19 @@ def attacked_by(
     return Trial(attack, recording, (adversary,), victim, seed=seed).result()
 
 
+def play(
+    attack: ActiveAttack, config: Config, *, rules: Collection[Rule] = ALL_RULES, epochs: int = 1
+) -> AttackResult:
+    """The attack on passive-1 in a session of its own, after so many honest epochs."""
+    run = LiveRun(config, rules=rules)
+    run.train(epochs)
+    return play_from(run, attack, "passive-1", seed=0)
+
+
 def with_opened(recording: Recording, opened: Mapping[int, Tensor]) -> Recording:
     """The same, with these in the place of the sums that the active decoded, by step."""
     transcript = recording.transcript
-    kept: Any = SimpleNamespace(kept=transcript.kept, flows=transcript.flows, opened=opened)
+    kept: Any = SimpleNamespace(kept=transcript.kept, opened=opened)
     return replace(recording, transcript=kept)
 
 
@@ -106,27 +113,9 @@ class ByHeart(nn.Module):
         return scores
 
 
-def two_classes(recording: Recording) -> Recording:
-    """Class b among the others: about a third."""
-    data = recording.data
-    assert data.active.labels is not None
-    active = replace(data.active, labels=(data.active.labels == 1).long())
-    relabelled = replace(data, table=active, classes=("no", "yes"))
-    return replace(recording, data=relabelled)
-
-
 def trained_rows(recording: Recording) -> Tensor:
     aligned = recording.alignment["active"]
     return torch.isin(aligned, recording.data.train_rows).nonzero().flatten()
-
-
-def _sent(
-    kind: Kind, sender: str, receiver: str, step: int, payload: bytes, number: int = 0
-) -> Envelope:
-    return Envelope(
-        session="planted", step=step, kind=kind, sender=sender, receiver=receiver,
-        sequence=number, payload=payload,
-    )  # fmt: skip
 
 
 def _with(recording: Recording, **settings: Any) -> Recording:
@@ -140,21 +129,14 @@ def ask(
 ) -> Recording:
     """Fill a recording in which nothing was sent with one request an epoch, about trained rows.
 
-    Args:
-        empty: of parties that aligned.
-        method: that is said to have trained.
-        z: by epoch, what is sent of all aligned rows (A, C).
-        opened: by epoch, what the active opens of them (A, D).
+    By epoch, `z` is sent of all aligned rows (A, C), and `opened` what the active opens (A, D).
     """
     rows = trained_rows(empty).flip(0)
     for epoch in range(max(len(z), len(opened))):
         empty.transcript.begin_epoch(epoch)
         tensors = {"rows": rows} | ({"z": z[epoch][rows].double()} if z else {})
         for passive in empty.data.passives:
-            payload = pack(tensors)
-            empty.transcript.record(
-                _sent(Kind.REQUEST, "active", passive.name, epoch, payload, epoch), 0
-            )
+            note(empty.transcript, Kind.REQUEST, "active", passive.name, epoch, **tensors)
         if opened:
             empty.transcript.keep_opened(epoch, opened[epoch][rows].double())
     network = "identity" if METHODS[method].settings.averages else "mlp"
@@ -182,8 +164,7 @@ def decomposed(empty: Recording, *, true: bool, seed: int = 0) -> Recording:
         whole = draw.normal(size=whole.shape)
     vectors = np.linalg.svd(whole, full_matrices=False)[0]
     empty.transcript.begin_epoch(0)
-    payload = pack({"rows": rows})
-    empty.transcript.record(_sent(Kind.REQUEST, "active", "passive-1", 0, payload), 0)
+    note(empty.transcript, Kind.REQUEST, "active", "passive-1", 0, rows=rows)
     empty.transcript.keep_opened(0, torch.from_numpy(vectors))
     return of_vectors(empty)
 
@@ -215,12 +196,12 @@ def ballot_of(
     if not true_labels:
         labels = torch.randint(0, len(data.classes), labels.shape, generator=draw)
     votes = voting(data.passives[0].features[empty.alignment["passive-1"]][rows], draw)
-    payload = pack({"rows": rows, "labelled": torch.arange(_LABELLED), "labels": labels})
-    answers = pack({"votes": votes.argmax(dim=1).short()})
+    shown = {"rows": rows, "labelled": torch.arange(_LABELLED), "labels": labels}
+    answers = votes.argmax(dim=1).short()
     transcript.begin_epoch(0)
-    for number, passive in enumerate(("passive-1", "passive-2")):
-        transcript.record(_sent(Kind.LABELS, "active", passive, 0, payload, number), 0)
+    for passive in PASSIVES:
+        note(transcript, Kind.LABELS, "active", passive, 0, **shown)
         if method == "votes_randomised":
-            transcript.record(_sent(Kind.VOTES, passive, "active", 0, answers, number), 0)
+            note(transcript, Kind.VOTES, passive, "active", 0, votes=answers)
     transcript.keep_opened(0, votes.double())
     return _with(empty, method={"name": method, "epsilon": 4.0})

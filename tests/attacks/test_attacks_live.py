@@ -1,11 +1,13 @@
-"""Live runs of APFed: what an adversary may ask, what the protocol refuses, and who may be played.
+"""Live runs: what an adversary may ask, what the protocol refuses, and who may be played.
 
 `pytest -m refused` runs those tests in which the whole protocol stops an active that deviates.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,14 +16,16 @@ from apfed_attacks import ATTACKS
 from apfed_attacks.features.chosen_representations import ChosenRepresentations
 from apfed_attacks.features.decoder_extraction import DecoderExtraction
 from apfed_attacks.features.isolation import Isolation
-from apfed_attacks.live.runs import ALL_RULES, LiveRun, Rule, play
+from apfed_attacks.live.runs import ALL_RULES, LiveRun, Poison, PoisonedVotes, Rule, VotesRun
 from apfed_attacks.live.strategy import ActiveAttack, CohortDegradation
 from apfed_attacks.recorded import reveal_features, view_of
 from apfed_attacks.view import AttackError, Knowledge, Played
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed.contract import RepresentationTerms
+from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
-from tests.attacks.recordings import TWO_TABLES, live_config, normal
+from secure_apfed.privacy.ledger import BudgetExhaustedError
+from tests.attacks.recordings import TWO_TABLES, live_config, normal, play
+from tests.secure_apfed.small_runs import Said, small_config
 from tests.with_crypten import pair_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -38,23 +42,6 @@ def _run(method: str, views: int = 2, rules: Collection[Rule] = ALL_RULES, **mor
 def test_only_apfed_has_an_active_that_receives_sums(method: str) -> None:
     with pytest.raises(AttackError, match=f"not in {method}"):
         LiveRun(live_config(method))
-
-
-@pytest.mark.parametrize(
-    ("rows", "scale", "refusal"),
-    [
-        ([0, 1, 2, 3, 4, 5, 6, 7], float("nan"), "norm is not within"),
-        ([0, 1, 2, 3, 4, 5, 6, 7], 1e5, "norm is not within"),
-        ([0, 1, 2, 3, 4, 5, 6, 6], 1.0, "repeated a row"),
-        ([0, 1, 2, 3, 4, 5, 6, 10_000], 1.0, "outside the alignment"),
-        ([0], 1.0, "at least 2"),
-    ],
-)
-def test_the_protocol_holds_the_adversary_to_its_rules(
-    rows: list[int], scale: float, refusal: str
-) -> None:
-    with pytest.raises(RemoteProtocolError, match=refusal):
-        _run("apfed_c").ask(torch.tensor(rows), scale * SPREAD[: len(rows)])
 
 
 def test_a_question_within_the_rules_is_answered_and_recorded() -> None:
@@ -87,7 +74,6 @@ def test_leaving_rules_out_changes_nothing_in_an_honest_run() -> None:
 NEAR = "active sent a near-constant batch"
 REFUSED: list[tuple[ActiveAttack, int, Any, str]] = [
     (ChosenRepresentations(people=64), 2, {}, NEAR),
-    (ChosenRepresentations(people=64), 4, {}, NEAR),
     (DecoderExtraction(people=60), 4, {}, NEAR),
     *(
         (Isolation.model_validate({"way": way}), 4,
@@ -105,8 +91,7 @@ REFUSED: list[tuple[ActiveAttack, int, Any, str]] = [
 @pytest.mark.parametrize(("attack", "views", "sums", "refusal"), REFUSED)
 def test_the_protocol_refuses(attack: ActiveAttack, views: int, sums: Any, refusal: str) -> None:
     method = "apfed_r" if attack.name == "decoder_extraction" else "apfed_c"
-    config = live_config(method, views=views, **sums)
-    (result,) = play(attack, config, victims=["passive-1"])
+    result = play(attack, live_config(method, views=views, **sums))
     assert not result.applicable
     assert result.reason is not None
     assert result.reason.startswith("the protocol refused: ")
@@ -118,18 +103,9 @@ def test_every_active_that_deviates_is_refused() -> None:
     assert {attack.name for attack, *_ in REFUSED} == kinds
 
 
-@pytest.mark.parametrize(
-    ("attack", "method", "views", "says"),
-    [
-        (ChosenRepresentations(people=64), "apfed_r", 4, "another objective"),
-        (Isolation(way="weight"), "apfed_c", 2, "with one passive the sum is its gradient"),
-    ],
-)
-def test_what_is_no_victim_is_said(attack: Any, method: str, views: int, says: str) -> None:
-    config = live_config(method, views=views)
-    (result,) = play(attack, config, victims=["passive-1"], rules=UNPROTECTED)
-    assert not result.applicable
-    assert says in (result.reason or "")
+def test_where_the_sum_is_one_passives_nothing_is_isolated() -> None:
+    result = play(Isolation(way="weight"), live_config("apfed_c", views=2), rules=UNPROTECTED)
+    assert result.reason == "with one passive the sum is its gradient; there is nothing to isolate"
 
 
 # Chosen representations.
@@ -173,7 +149,6 @@ def test_what_spreads_a_little_more_is_answered_and_tells(evasion: dict[str, Any
 @pytest.mark.parametrize(
     ("hidden", "pairs", "data", "figure", "least", "most"),
     [
-        ([64], 11, TWO_TABLES, "mse", 0, 1e-6),  # at one point every decoder is affine
         ([], 5, TWO_TABLES, "mse", 1e-2, 1e9),  # fewer pairs than numbers do not fix the answer
         ([32], 90, None, "r2", 0.95, 1),  # a sum of three is affine in all their features
     ],
@@ -183,7 +158,7 @@ def test_answers_are_affine_in_the_features(
 ) -> None:
     config = live_config("apfed_r", model={"hidden": hidden}, **({"data": data} if data else {}))
     attack = DecoderExtraction(people=160, shadow_rows=pairs)
-    (result,) = play(attack, config, victims=["passive-1"], rules=UNPROTECTED)
+    result = play(attack, config, rules=UNPROTECTED)
     assert least < (result.variants["affine on answers"][figure] or 0) < most
 
 
@@ -192,7 +167,7 @@ def test_one_point_among_decoys_is_answered_and_tells() -> None:
     sums = {"scheme": "ckks", "clip": 1.0}
     config = live_config("apfed_r", data=TWO_TABLES, secure_sum=sums)
     attack = DecoderExtraction(people=28, shadow_rows=14, decoys=0.55)
-    (result,) = play(attack, config, honest_epochs=3)
+    result = play(attack, config, epochs=3)
     assert (result.score["r2"] or 0) > 0.7
     assert (result.advantage or 0) > 0.3
 
@@ -239,19 +214,14 @@ def test_what_a_rule_is_good_for(
     assert least < isolation_error(rules, sums=sums, **way) < most
 
 
-@pytest.mark.parametrize(
-    "protocol", ["plain", "ckks", "plain + pairwise masks", "bfv + pairwise masks"]
-)
-def test_answers_to_unequal_representations_do_not_add_up(protocol: str) -> None:
-    sums = {**pair_of(protocol), "clip": 1.0}
+def test_answers_to_unequal_representations_do_not_add_up() -> None:
     with pytest.raises(RemoteProtocolError, match=r"answered another message|beyond the range"):
-        isolation_error({Rule.BINDING}, sums=sums, way="unequal")
+        isolation_error({Rule.BINDING}, sums=MASKED, way="unequal")
 
 
 def test_what_was_isolated_is_read_like_a_gradient() -> None:
     attack = Isolation(way="collusion", shadow_rows=40)
-    (result,) = play(attack, live_config("apfed_r"), victims=["passive-1"])
-    assert (result.advantage or 0) > 0.1
+    assert (play(attack, live_config("apfed_r")).advantage or 0) > 0.1
 
 
 def test_secure_sums_offer_no_sum_over_fewer() -> None:
@@ -275,12 +245,10 @@ def test_no_contract_gives_weight_to_one_passive_alone() -> None:
 class Echo:
     """Answers each row with what it was sent and noise of deviation 1; keeps the questions."""
 
+    batch_size = 20
+
     def __init__(self, rows: int) -> None:
         self.trained = torch.arange(rows)
-        self.terms = RepresentationTerms(
-            shape=(8,), dtype="float32", minimum_norm=0.0, maximum_norm=1e4
-        )
-        self.batch_size = 20
         self.asked: list[Tensor] = []
         self.draw = torch.Generator().manual_seed(1)
 
@@ -291,38 +259,30 @@ class Echo:
         return z_BD + torch.randn(z_BD.shape, generator=self.draw, dtype=z_BD.dtype)
 
 
-def _ask(seat: Any, **options: Any) -> Tensor:
-    people = torch.arange(30)
+def _ask(seat: Any, **options: Any) -> float:
+    """The root mean square of what the answers, in their order, lack."""
     z = torch.arange(30.0, dtype=torch.float64)[:, None].expand(30, 8).clone()
-    draw = torch.Generator().manual_seed(0)
-    return DecoderExtraction(**options).ask_among_decoys(seat, people, z, draw) - z
+    draw, attack = torch.Generator().manual_seed(0), DecoderExtraction(**options)
+    found = attack.ask_among_decoys(seat, torch.arange(30), z, draw)
+    return float((found - z).square().mean().sqrt())
 
 
-@pytest.mark.parametrize("decoys", [0.0, 0.5])
-def test_repeats_average_noise_and_answers_keep_their_order(decoys: float) -> None:
-    once = _ask(Echo(200), decoys=decoys)
-    often = _ask(Echo(200), decoys=decoys, repeats=16)
-    assert once.square().mean().sqrt() == pytest.approx(1, abs=0.2)
-    assert often.square().mean().sqrt() == pytest.approx(1 / 4, abs=0.05)
-
-
-def test_decoys_are_others_and_take_turns() -> None:
+def test_repeats_average_noise_and_decoys_are_others_that_take_turns() -> None:
+    assert _ask(Echo(200)) == pytest.approx(1, abs=0.2)
     seat = Echo(200)
-    _ask(seat, decoys=0.5, repeats=8)
-    assert len(seat.asked) == 8 * 3
+    assert _ask(seat, decoys=0.5, repeats=16) == pytest.approx(1 / 4, abs=0.05)
+    assert len(seat.asked) == 16 * 3
     counts = torch.cat(seat.asked).bincount(minlength=200)
-    assert counts[:30].tolist() == [8] * 30
-    assert counts[30:].sum() == 8 * 30
-    assert counts[30:].max() <= 8
+    assert counts[:30].tolist() == [16] * 30
+    assert counts[30:].sum() == 16 * 30
+    assert counts[30:].max() <= 16
 
 
 def test_a_batch_is_as_large_as_was_agreed() -> None:
     alone: Any = Echo(30)  # without enough others the people themselves are decoys
     _ask(alone, decoys=0.5)
     assert [len(rows) for rows in alone.asked] == [20, 20, 20]
-    seat: Any = Echo(200)
-    assert DecoderExtraction(decoys=0.99).rows_at_once(seat) == 1
-    _ask(seat, decoys=0.99)
+    _ask(Echo(200), decoys=0.99)
 
 
 # Cohort degradation: the rows of a cohort are pulled towards the others, and nobody else.
@@ -337,38 +297,113 @@ def test_only_the_cohort_is_pulled_towards_the_others() -> None:
     # A step against the answer brings the cohort nearer to the others' mean.
     middle = z[[0, 1, 3, 4]].mean(dim=0)
     assert torch.allclose((z - 0.5 * answer)[[2, 5]], middle.expand(2, 4), atol=1e-6)
-
-
-@pytest.mark.parametrize("cohort", [[0, 1], [5, 6]])
-def test_a_batch_of_the_cohort_or_of_others_alone_is_left_in_peace(cohort: list[int]) -> None:
-    adversary = CohortDegradation(torch.tensor(cohort))
-    assert not adversary.answer(0, torch.tensor([0, 1]), torch.ones(2, 3)).any()
-
-
-def test_a_victim_that_hears_nothing_else_loses_the_cohort() -> None:
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(200, 3, generator=draw)
-    x[:40, 0] += 4
-    encoder = torch.nn.Linear(3, 8)
-    adversary = CohortDegradation(torch.arange(40))
-    sgd = torch.optim.SGD(encoder.parameters(), lr=0.05)
-
-    def gap() -> float:
-        with torch.no_grad():
-            z = encoder(x)
-        return float((z[:40].mean(dim=0) - z[40:].mean(dim=0)).norm())
-
-    before = gap()
-    for step in range(100):
-        rows = torch.randperm(200, generator=draw)[:64]
-        z = encoder(x[rows])
-        sgd.zero_grad()
-        (z * adversary.answer(step, rows, z.detach())).sum().div(64).backward()
-        sgd.step()
-    assert gap() < 0.1 * before
+    # A batch of the cohort or of others alone is left in peace.
+    for rows in (torch.tensor([5, 2]), torch.tensor([0, 1])):
+        assert not adversary.answer(0, rows, z[:2]).any()
 
 
 @pytest.mark.parametrize(("people", "strength"), [(0, 1.0), (2, 0.0), (2, float("nan"))])
 def test_a_cohort_of_nobody_or_without_strength_is_refused(people: int, strength: float) -> None:
     with pytest.raises(AttackError, match="a cohort has somebody and a strength above 0"):
         CohortDegradation(torch.arange(people), strength=strength)
+
+
+# Live ballots: what a party that deviates reaches, and what stops it.
+
+OPENINGS = ("votes", "votes_randomised")
+DIGITS = {"dataset": "digits", "views": 4, "overlap": 1.0, "labelled": 50, "limit": 400}
+ASKED: Mapping[str, Said] = {
+    "sum": "votes",
+    "sum, noise": {"name": "votes", "epsilon": 4.0},
+    "each": "votes_randomised",
+}
+
+
+def config_of(method: Said, **changes: Any) -> Config:
+    data = {"dataset": "breast_cancer", "overlap": 1.0, "labelled": 20}
+    usual: dict[str, Any] = {
+        "data": data, "model": {"network": "random_features"},
+        "train": {"epochs": 1, "device": "cpu"}, "guard": {"mechanism": "none"},
+        "secure_sum": {"scheme": "plain", "allow_single_passive": True},
+    }  # fmt: skip
+    return small_config(method, **{**usual, **changes})
+
+
+# Live ballots: what a party that deviates reaches, and what stops it.
+
+
+@pytest.fixture(scope="module")
+def aligned() -> dict[str, Any]:
+    """Data and alignment, which all sessions here share."""
+    run = VotesRun(config_of("votes", data=DIGITS))
+    return {"data": run.data, "alignment": run.alignment}
+
+
+def open_run(aligned: dict[str, Any], opening: str, **others: Any) -> VotesRun:
+    return VotesRun(config_of(ASKED[opening], data=DIGITS), **aligned, **others)
+
+
+def one_against_all(run: VotesRun, person: int) -> dict[int, int]:
+    labels = dict.fromkeys(run.ballot.rows.tolist(), 1)
+    return labels | {person: 0}
+
+
+def test_one_label_against_all_reads_a_column_of_the_passives_matrices(
+    aligned: dict[str, Any],
+) -> None:
+    run = open_run(aligned, "sum")
+    person = int(run.ballot.rows[7])
+    ballot, votes = run.ask(labels=one_against_all(run, person))
+    columns_U = np.zeros(len(ballot.rows))
+    for name in run.voters:
+        columns_U += run.voter(name).vote(ballot)[:, 0]
+    # To the rounding of the sum.
+    assert np.abs(votes.totals[:, 0] - columns_U).max() < 1e-3
+    near = columns_U > 0.01
+    assert near.sum() < 100  # of 300: it names neighbours
+
+
+@pytest.mark.parametrize("opening", ASKED)
+def test_a_second_question_in_a_session_is_refused(aligned: dict[str, Any], opening: str) -> None:
+    run = open_run(aligned, opening)
+    run.ask()
+    with pytest.raises(RemoteProtocolError, match="votes once more in one session"):
+        run.ask(labels=one_against_all(run, int(run.ballot.rows[0])))
+
+
+@pytest.mark.parametrize("opening", ["sum, noise", "each"])
+def test_a_resumed_run_charges_again_and_stops_at_its_budget(
+    aligned: dict[str, Any], opening: str, tmp_path: Path
+) -> None:
+    open_run(aligned, opening, logs=tmp_path).ask()
+    with pytest.raises(BudgetExhaustedError, match="release 2 of one row would cost epsilon"):
+        open_run(aligned, opening, logs=tmp_path).ask()
+
+
+def test_without_noise_a_run_answers_as_often_as_agreed_over_all_its_sessions(
+    aligned: dict[str, Any], tmp_path: Path
+) -> None:
+    agreed = 3  # one, and rules.spare_answers
+    for person in range(agreed):
+        run = open_run(aligned, "sum", logs=tmp_path)
+        run.ask(labels=one_against_all(run, int(run.ballot.rows[person])))
+    run = open_run(aligned, "sum", logs=tmp_path)
+    with pytest.raises(RemoteProtocolError, match="more than 3 times"):
+        run.ask(labels=one_against_all(run, int(run.ballot.rows[agreed])))
+
+
+@pytest.mark.parametrize(("opening", "way"), [("each", "rotate"), ("sum", "flip")])
+def test_poisoned_votes_are_not_refused_and_show_where_answers_are_single(
+    aligned: dict[str, Any], opening: str, way: Poison
+) -> None:
+    honest, spoilt = open_run(aligned, opening), open_run(aligned, opening)
+    passive = spoilt.voters[0]
+    voter = spoilt.voter(passive)
+    voter.labeller = PoisonedVotes(honest=voter.labeller, way=way)
+    honest.learn()
+    spoilt.learn()
+    before, after = honest.learner.agreement, spoilt.learner.agreement
+    assert bool(after) is (opening == "each")  # sums show no single passive
+    if after:
+        assert after[passive].labels < before[passive].labels - 3 * after[passive].labels_noise
+        assert (after[passive].others or 0) < (before[passive].others or 0)

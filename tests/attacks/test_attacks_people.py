@@ -11,10 +11,15 @@ import torch
 from torch import nn
 
 from apfed_attacks.live.stuffing import Tables, play_stuffing
-from apfed_attacks.people.averaged_membership import Strangers
 from apfed_attacks.people.id_stuffing import IdStuffing
-from apfed_attacks.people.membership import Shadows, halves, likelihood_ratio, logit_confidence
-from apfed_attacks.recorded import reveal_candidates, reveal_people, trained_alike
+from apfed_attacks.people.membership import (
+    Shadows,
+    Strangers,
+    halves,
+    likelihood_ratio,
+    logit_confidence,
+)
+from apfed_attacks.recorded import reveal_candidates, reveal_people
 from apfed_attacks.view import AttackError
 from secure_apfed.alignment.records import AlignmentHistory
 from secure_apfed.runs.outcome import Recording
@@ -40,9 +45,8 @@ def _shadows(between: type[nn.Module] = nn.ReLU, **train: Any) -> Shadows:
     )
 
 
-def _rows(count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
-    draw = torch.Generator().manual_seed(1)
-    features = torch.randn(count, 3, generator=draw)
+def _rows() -> tuple[torch.Tensor, torch.Tensor]:
+    features = torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
     return features, (features[:, 0] > 0).long()
 
 
@@ -102,7 +106,7 @@ def model_by_heart(make_recording: Any) -> Recording:
 
 
 def test_an_outsider_is_told_how_sure_the_model_is(make_recording: Any) -> None:
-    (result,) = attacked(model_by_heart(make_recording), "membership", shadow_models=8, epochs=2)
+    (result,) = attacked(model_by_heart(make_recording), "membership", shadow_models=4, epochs=1)
     assert (result.adversary, result.metric, result.target) == ("outsider", "auc", "membership")
     assert result.roc[0] == (0.0, 0.0)
     assert {"auc of aligned members", "auc of unaligned members"} >= set(result.risk)
@@ -158,14 +162,6 @@ def test_what_is_learnt_of_all_passives_says_not_at_whom() -> None:
     assert of_active(*both, strangers="elsewhere")["passive-1"].variants["fit"]["auc"] == 0.5
 
 
-def test_a_passive_asks_who_trained_at_the_active() -> None:
-    results = attacked(averaged(), "averaged_membership", candidates=20)
-    assert sorted((result.adversary, result.victim) for result in results) == [
-        ("active", "passive-1"), ("active", "passive-2"),
-        ("passive-1", "active"), ("passive-2", "active"),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("strangers", ["outside", "elsewhere"])
 def test_half_of_the_people_trained_at_the_victim_and_the_others_where_it_says(
     strangers: Strangers,
@@ -180,19 +176,15 @@ def test_half_of_the_people_trained_at_the_victim_and_the_others_where_it_says(
         assert tuple(row.tolist()) in (tables["passive-1"] if member else whose)
 
 
-def test_a_party_that_trains_alone_does_so_by_the_methods_equations() -> None:
-    passive = averaged().data.passives[0]
-    assert passive.labels is not None
-    scores = trained_alike(averaged(), 0)(passive.features, passive.labels)(passive.features)
-    assert scores.shape == (142, 2)
-    assert (scores.argmax(1) == passive.labels).float().mean() > 0.9
-
-
-def test_elsewhere_needs_a_third_party() -> None:
-    with pytest.raises(AttackError, match="there are 0 others"):
-        reveal_people(averaged(clients=2), "active", "passive-1", 40, 0, "elsewhere")
-    results = attacked(averaged(clients=2), "averaged_membership", strangers="elsewhere")
-    assert not any(result.applicable for result in results)
+@pytest.mark.parametrize("clients", [2, 3])
+def test_elsewhere_needs_a_third_party_and_nobody_asks_about_itself(clients: int) -> None:
+    results = attacked(averaged(clients=clients), "averaged_membership", strangers="elsewhere")
+    passives = [f"passive-{at}" for at in range(1, clients)]
+    pairs = [*(("active", name) for name in passives), *((name, "active") for name in passives)]
+    assert [(result.adversary, result.victim) for result in results] == pairs
+    for result in results:
+        assert result.applicable or "holds no people to ask about" in result.reason
+        assert result.applicable == (clients == 3)
 
 
 @pytest.mark.slow
@@ -222,12 +214,6 @@ def stuff(role: Any = "passive", history: Any = None, **options: Any) -> Any:
     return play_stuffing(attack, TABLES, AlignmentSettings(**options), role=role, history=history)
 
 
-def test_without_limits_all_are_tried_and_half_of_them_found() -> None:
-    result, stuffed = stuff("active")
-    assert (len(stuffed.tried), len(stuffed.found)) == (CANDIDATES, CANDIDATES // 2)
-    assert result.adversary == "active"
-
-
 @pytest.mark.parametrize("role", ROLES)
 def test_the_agreed_size_bounds_the_guesses(role: Any) -> None:
     result, stuffed = stuff(role, maximum_ids=70)
@@ -250,7 +236,7 @@ def test_repeated_intersections_try_all_and_the_history_stops_them(tmp_path: Pat
     assert len(stuffed.tried) == CANDIDATES
     history = AlignmentHistory(tmp_path / "alignments.jsonl", runs_with_a_peer=2)
     _, held = stuff(maximum_ids=70, intersections=9, history=history)
-    assert (held.runs, len(held.tried)) == (2, 20)
+    assert len(held.tried) == 20
     assert "the limit is 2" in held.refusal
     result, nothing = stuff(maximum_ids=70, intersections=9, history=history)
     assert not result.applicable

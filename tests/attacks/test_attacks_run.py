@@ -1,27 +1,30 @@
+"""Attacks of a config's entries, how their guesses are scored, and whom a guess hurts."""
+
 import ast
 import inspect
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import r2_score, recall_score, roc_auc_score
 
 import apfed_attacks
 from apfed_attacks import ATTACKS
 from apfed_attacks.interface import AttackResult, Guess, Prediction
-from apfed_attacks.labels.model_completion import ModelCompletion
+from apfed_attacks.labels.completion import named
+from apfed_attacks.labels.representations import ModelCompletion
 from apfed_attacks.recorded import reveal_labels, truth_of, view_of
 from apfed_attacks.run import expand, full_suite, headlines, mount, prepare
-from apfed_attacks.scoring import DECOY, score
+from apfed_attacks.scoring import DECOY, SCALES, explained, score
 from apfed_attacks.view import AttackError, Knowledge
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
-from secure_apfed.methods import METHODS, Apfed
-from secure_apfed.methods.apfed import ApfedSettings
+from secure_apfed.methods import METHODS
 from tests.secure_apfed.small_runs import renamed
 
 COMPLETION = AttackChoice(name="model_completion")
@@ -31,24 +34,15 @@ EXPERIMENTER_ONLY = (
 
 
 def test_no_attack_imports_what_only_the_experimenter_holds() -> None:
-    for path in _read_by_attacks():
-        imports = [
-            n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)
-        ]
+    folder, shared = Path(*apfed_attacks.__path__), ("view", "interface", "columns")
+    paths = {path for name in ("labels", "features", "people") for path in folder.glob(f"{name}/*")}
+    assert {Path(inspect.getfile(kind)) for kind in ATTACKS.values()} < paths
+    paths |= {folder / f"{name}.py" for name in (*shared, "live/strategy")}
+    for path in (path for path in paths if path.suffix == ".py"):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
         names = {f"{node.module}.{alias.name}" for node in imports for alias in node.names}
         assert not {name for name in names if name.startswith(EXPERIMENTER_ONLY)}, path.name
-
-
-def _read_by_attacks() -> set[Path]:
-    """Modules of attacks, and those that they share."""
-    folder = Path(next(iter(apfed_attacks.__path__)))
-    shared = ("view", "interface", "columns", "live/strategy")
-    found = {
-        path for name in ("labels", "features", "people") for path in folder.glob(f"{name}/*.py")
-    }
-    for kind in ATTACKS.values():
-        assert Path(inspect.getfile(kind)) in found, kind.name
-    return found | {folder / f"{name}.py" for name in shared}
 
 
 def test_each_passive_mounts_the_attack_and_the_worst_is_the_headline(make_recording: Any) -> None:
@@ -59,24 +53,20 @@ def test_each_passive_mounts_the_attack_and_the_worst_is_the_headline(make_recor
     assert [result.adversary for result in results] == ["passive-1", "passive-2"]
     assert [result for result, _ in heard] == list(results)
     assert all(len(guess.positions) for _, guess in heard)
+    nothing = mount(make_recording("nothing", method="single_view"), [COMPLETION], seed=0)
+    assert headlines(nothing) == nothing[:1]
     (worst,) = headlines(results)
     assert worst.advantage == max(result.advantage or 0 for result in results)
     assert {f"recall of class {k}" for k in range(3)} < set(worst.risk)
     assert AttackResult(**json.loads(json.dumps(worst.as_json()))) == worst
 
 
-def test_headlines_keep_what_applied_to_nobody(make_recording: Any) -> None:
-    results = mount(make_recording("nothing", method="single_view"), [COMPLETION], seed=0)
-    assert headlines(results) == results[:1]
-
-
-@pytest.mark.parametrize("constant", [1.0, 0.1])
 def test_features_that_do_not_vary_are_a_result_and_stop_no_other_attack(
-    make_recording: Any, constant: float
+    make_recording: Any,
 ) -> None:
     recording = make_recording("labels")
     table = recording.data.active
-    flat = replace(table, features=torch.full_like(table.features, constant))
+    flat = replace(table, features=torch.full_like(table.features, 0.1))
     recording = replace(recording, data=replace(recording.data, table=flat))
     names = ("inverse_network", "model_completion")
     results = mount(recording, [AttackChoice(name=name) for name in names], seed=0)
@@ -92,10 +82,7 @@ def test_features_that_do_not_vary_are_a_result_and_stop_no_other_attack(
         ("model_complete", {}, "attacks: 'model_complete' is unknown; did you mean 'model_comple"),
         ("model_completion", {"label_per_class": 4}, "did you mean 'labels_per_class'"),
         ("model_completion", {"labels_per_class": -1}, "labels_per_class expected a number >= 0"),
-        ("semi_supervised", {"temperature": 0}, "temperature expected a number > 0"),
-        ("semi_supervised", {"alpha": -1}, "alpha expected a number > 0"),
         ("semi_supervised", {"decay": 1.0}, "decay expected a number < 1"),
-        ("decoder_extraction", {"repeats": 0}, "repeats expected a number >= 1"),
         ("decoder_extraction", {"repeats": 1.5}, "repeats expected"),
         ("all", {"labels_per_class": 2}, "all mounts each attack with its usual options"),
     ],
@@ -144,24 +131,18 @@ def test_a_perfect_guess_is_compared_with_its_floor(parts: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attack", "floor", "others", "variant", "baseline", "advantage"),
+    ("attack", "floor", "others", "expected"),
     [
         # Whoever is worse than without releases ignores them.
-        (0.2, 0.6, {"decoys": {"guess": 0.2}}, "floor", "floor", 0),
-        (0.6, 0.6, {}, "guess", "floor", 0),
+        (0.2, 0.6, {"decoys": {"guess": 0.2}}, ("floor", "floor", 0)),
+        (0.6, 0.6, {}, ("guess", "floor", 0)),
         # A lucky decoy is the floor; references take no part.
-        (0.6, 0.4, {"decoys": {"guess": 0.8}}, "guess", f"guess{DECOY}", -0.2),
-        (0.6, 0.4, {"references": {"best": 1}}, "guess", "floor", 0.2),
+        (0.6, 0.4, {"decoys": {"guess": 0.8}}, ("guess", f"guess{DECOY}", -0.2)),
+        (0.6, 0.4, {"references": {"best": 1}}, ("guess", "floor", 0.2)),
     ],
 )
 def test_the_best_is_compared_with_the_best_that_saw_nothing(
-    parts: Any,
-    attack: float,
-    floor: float,
-    others: Any,
-    variant: str,
-    baseline: str,
-    advantage: float,
+    parts: Any, attack: float, floor: float, others: Any, expected: tuple[str, str, float]
 ) -> None:
     _, truth, rows = parts
     shares = {"attacks": {"guess": attack}, "baselines": {"floor": floor}, **others}
@@ -170,9 +151,9 @@ def test_the_best_is_compared_with_the_best_that_saw_nothing(
         for kind, of in shares.items()
     }
     result = _judged(parts, rows, **guessed)
-    assert (result.variant, result.baseline) == (variant, baseline)
-    assert result.advantage == pytest.approx(advantage, abs=0.02)
-    assert result.score == {**result.baselines, **result.variants}[variant]
+    assert (result.variant, result.baseline) == expected[:2]
+    assert result.advantage == pytest.approx(expected[2], abs=0.02)
+    assert result.score == {**result.baselines, **result.variants}[expected[0]]
     assert list(result.variants) == ["guess"]
     decoys = {f"{name}{DECOY}" for name in others.get("decoys", {})}
     assert set(result.baselines) == {"floor", *decoys}
@@ -216,7 +197,7 @@ def test_rows_that_did_not_train_are_left_out(parts: Any) -> None:
     assert result.counts["scored"] == len(unknown)
 
 
-@pytest.mark.parametrize("like", ["apfed_c", "tvfl", "single_view"])
+@pytest.mark.parametrize("like", ["apfed_c", "tvfl"])
 def test_a_method_is_attacked_by_what_it_declares(
     like: str, make_recording: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,23 +213,7 @@ def test_a_method_is_attacked_by_what_it_declares(
         found = [prepare(choice).why_not(view) for choice in full_suite() for view in views]
         reasons[method] = [reason and reason.replace(method, "it") for reason in found]
     assert reasons[like] == reasons["unheard"]
-    assert (None in reasons[like]) is (like != "single_view")
-
-
-class Quiet(ApfedSettings):
-    name: Literal["quiet"]
-
-    title = "Quiet"
-    representations_from = None  # type: ignore[assignment]  # of APFed it is the active
-    sums_gradients = False
-
-
-def test_where_nobody_releases_a_representation_there_is_none_to_attack(
-    make_recording: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(METHODS, "quiet", Apfed(Quiet))
-    for result in mount(make_recording("nothing", method="quiet"), [COMPLETION], seed=0):
-        assert result.reason == "quiet: no party releases a representation"
+    assert None in reasons[like]
 
 
 def test_all_stands_for_the_full_suite() -> None:
@@ -260,3 +225,116 @@ def test_all_stands_for_the_full_suite() -> None:
     assert known == [0, 1, 4, 40]
     with pytest.raises(ConfigError, match="did you mean 'temporal'"):
         full_suite(["tempral"])
+
+
+# Figures of guesses beside the truth, as `SCALES` gives them.
+
+LABELS, FEATURES, MEMBERSHIP = (SCALES[name] for name in ("labels", "features", "membership"))
+
+
+def test_figures_of_labels_equal_scikit_learns() -> None:
+    draw = np.random.default_rng(0)
+    scores, labels = draw.dirichlet(np.ones(4), 200), draw.integers(0, 4, 200)
+    auc = roc_auc_score(labels, scores, multi_class="ovr", average="macro")
+    assert LABELS.measure(scores, labels)["auc"] == pytest.approx(auc)
+    # Over the classes that occur.
+    labels, guessed = draw.integers(1, 4, 200), draw.integers(0, 5, 200)
+    recall = recall_score(labels, guessed, labels=np.unique(labels), average="macro")
+    assert LABELS.measure(np.eye(5)[guessed], labels)["balanced_accuracy"] == recall
+
+
+def test_the_auc_leaves_out_classes_that_do_not_occur() -> None:
+    scores = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]])
+    assert LABELS.measure(scores, np.array([0, 1]))["auc"] == 1.0
+    assert LABELS.measure(scores, np.array([1, 1]))["auc"] is None
+
+
+def test_clusters_get_the_names_that_fit_the_truth_best() -> None:
+    labels = np.array([0, 0, 1, 1, 2, 2])
+    shuffled = Prediction(np.eye(3)[[2, 2, 0, 0, 1, 1]], clusters=True)
+    assert (LABELS.values(shuffled, labels).argmax(1) == labels).all()
+
+
+def test_clusters_get_names_by_their_sizes() -> None:
+    labels = np.array([0] * 6 + [1] * 3 + [2])
+    shuffled = np.eye(3)[np.array([1, 2, 0])[labels]]
+    found = named(shuffled, (0.6, 0.3, 0.1))
+    assert found["clusters named by the truth"].clusters
+    assert (found["clusters named by priors"].values.argmax(1) == labels).all()
+
+
+def test_explained_equals_scikit_learn_weighted_by_variance() -> None:
+    draw = np.random.default_rng(1)
+    truth = draw.normal(size=(50, 4)) * np.array([1, 2, 3, 0])
+    guess = truth + draw.normal(size=(50, 4)) * np.array([1, 1, 1, 0])
+    expected = r2_score(truth, guess, multioutput="variance_weighted")
+    assert explained(guess, truth) == pytest.approx(expected)
+    assert explained(guess, np.ones((50, 4))) is None
+
+
+def test_the_peak_ratio_is_in_decibels_of_the_range() -> None:
+    truth = np.array([[0.0, 1.0], [0.5, 1.0]])
+    assert FEATURES.measure(truth + 0.1, truth)["psnr"] == pytest.approx(20)
+    assert FEATURES.measure(truth, truth)["psnr"] is None
+
+
+def _similarity(guess: Any, truth: Any) -> Any:
+    return FEATURES.measure(guess.reshape(len(truth), -1), truth).get("ssim")
+
+
+def test_structural_similarity_is_that_of_every_window() -> None:
+    """Wang et al. 2004, Eq. (13), window by window; edges are reflected."""
+    draw = np.random.default_rng(0)
+    truth, guess = draw.random((2, 2, 2, 8, 9))
+    c1, c2 = (0.01 * np.ptp(truth)) ** 2, (0.03 * np.ptp(truth)) ** 2
+    edges = ((0, 0), (0, 0), (3, 3), (3, 3))
+    found = []
+    for x, y in zip(*(
+        np.lib.stride_tricks.sliding_window_view(
+            np.pad(images, edges, mode="reflect"), (7, 7), axis=(2, 3)
+        ).reshape(-1, 49)
+        for images in (truth, guess)
+    ), strict=True):  # fmt: skip
+        mean, other, both = x.mean(), y.mean(), ((x - x.mean()) * (y - y.mean())).mean()
+        spread = x.var() + y.var()
+        found.append(
+            (2 * mean * other + c1) * (2 * both + c2)
+            / ((mean**2 + other**2 + c1) * (spread + c2))
+        )  # fmt: skip
+    assert _similarity(guess, truth) == pytest.approx(np.mean(found))
+    for shape in ((3, 5), (3, 1, 2, 8)):  # no images, and one smaller than a window
+        assert _similarity(np.ones(shape), draw.random(shape)) is None
+
+
+def test_low_false_positive_rates_are_read_off_the_curve() -> None:
+    trained = np.array([True, True, False, True, *[False] * 99])
+    members, scores = np.stack([trained, trained], axis=1), -np.arange(103.0)
+    curve = MEMBERSHIP.curve(scores, members)
+    assert (curve[0], curve[-1]) == ((0.0, 0.0), (1.0, 1.0))
+    figures = MEMBERSHIP.measure(scores, members)
+    assert figures["tpr_at_0.1_percent_fpr"] == pytest.approx(2 / 3)
+    assert figures["tpr_at_1_percent_fpr"] == 1  # one of a hundred
+
+
+def test_the_surest_decile_is_what_the_attack_is_surest_of() -> None:
+    labels_N = np.array([0, 1] * 50)
+    scores_NK = np.zeros((100, 2))
+    scores_NK[:10] = 9 * np.eye(2)[labels_N[:10]]  # right and sure on ten rows
+    scores_NK[10:, 0] = 0.1  # says class 0 of all others
+    assert LABELS.risk(scores_NK, labels_N) == {
+        "recall of class 0": 1.0,
+        "recall of class 1": pytest.approx(5 / 50),
+        "precision on the surest decile": 1.0,
+    }
+    wrong = LABELS.risk(np.eye(2)[1 - labels_N] * 5, labels_N)
+    assert wrong["precision on the surest decile"] == 0
+    infinite = np.array([[np.inf, 0.0], [0.0, -np.inf]] * 5)
+    assert LABELS.risk(infinite, np.zeros(10, dtype=np.int64))["recall of class 0"] == 1
+
+
+def test_features_recovered_of_few_people_show_in_the_best_decile() -> None:
+    truth_NF = np.random.default_rng(0).normal(size=(50, 3))
+    guess_NF = np.tile(truth_NF.mean(axis=0), (50, 1))
+    guess_NF[:5] = truth_NF[:5]
+    assert FEATURES.risk(guess_NF, truth_NF)["r2 on the best decile"] == pytest.approx(1)
+    assert FEATURES.risk(np.zeros((5, 2)), np.ones((5, 2))) == {}

@@ -105,18 +105,18 @@ def test_rebuilt_images_are_kept_for_their_owner_only(finished: Path) -> None:
 def test_damaged_files_are_told(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for content in ("[{", '[{"attack": "temporal"}]', "3"):
         (finished / "attacks.json").write_text(content)
-        assert execute(["attack", str(finished), "--attacks", "spectral"]) != 0
+        assert execute(["attack", str(finished), "--attacks", "label_gradients"]) != 0
         assert "remove it and attack again" in plain(capsys.readouterr().err)
     (finished / "attacks.json").unlink()
     path = finished / "alignment.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
-    assert execute(["attack", str(finished), "--attacks", "spectral"]) != 0
+    assert execute(["attack", str(finished), "--attacks", "label_gradients"]) != 0
     assert "is not as the run left it" in plain(capsys.readouterr().err)
     digests = finished / "SHA256SUMS"
     noted = digests.read_bytes()
     digests.unlink()
-    assert execute(["attack", str(finished), "--attacks", "spectral"]) != 0
+    assert execute(["attack", str(finished), "--attacks", "label_gradients"]) != 0
     assert "cannot be read as this version writes them" in plain(capsys.readouterr().err)
     digests.write_bytes(noted)
     path.write_bytes(whole)
@@ -140,7 +140,7 @@ def test_own_tables_with_empty_labels_are_attacked(
         "model_completion": {"labels_per_class": 4}, "membership": {"shadow_models": 4},
         "unpaired_inversion": {"shadow_rows": 20, "starts": 1}, "semi_supervised": {"hidden": 8},
         "shown_labels": {"labels_per_class": 1}, "vote_regression": {"shadow_rows": 20},
-        "inverse_network": {"shadow_rows": 20}, "gradient_norm": {}, "batch_labels": {"starts": 1},
+        "inverse_network": {"shadow_rows": 20}, "gradient_direction": {},
         "label_gradients": {}, "representation_network": {"shadow_rows": 20},
     }  # fmt: skip
     attacks = [

@@ -25,7 +25,7 @@ def guarded(tmp_path: Path) -> Path:
         epsilon=7.98,
         attacks=[
             attack_result(),
-            attack_result(attack="gradient_norm", applicable=False, advantage=None, metric=None,
+            attack_result(attack="label_gradients", applicable=False, advantage=None, metric=None,
                           reason="a passive receives no label gradient in APFed"),
         ],
     )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 
 from apfed_experiments.report import write_report
 from secure_apfed.runs.run import run
-from tests.attacks.test_attacks_votes import config_of
+from tests.attacks.test_attacks_live import config_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 

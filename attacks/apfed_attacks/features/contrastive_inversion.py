@@ -2,10 +2,9 @@
 
 Run by: the active of APFed-C, which sent h honestly and decoded the sum of the passives'
 gradients. The gradient of the contrastive loss depends on the passive's unit representations
-only, one equation for each unknown: L-BFGS finds those that explain the sum. With one passive
-these are its representations; with several, one set that would explain their sum, a mixture.
-From shadow rows it then learns representations, x^A -> x^p. The secure sum is no protection
-against this: its receiver reads the sum.
+only, one equation for each unknown: L-BFGS finds those that explain the sum; of several passives
+a mixture. From shadow rows it then learns representations, x^A -> x^p. The secure sum is no
+protection against this: its receiver reads the sum.
 
 Own derivation from Eqs. (14) to (16) of APFed; the start and the objective are close to
 gradient matching (Zhu et al., 2019, Deep Leakage from Gradients). A passive's weight and the clip
@@ -45,8 +44,8 @@ _SMALLEST_BATCH = 2
 class ContrastiveInversion(FeatureAttack):
     """Invert every sum of the last epoch that is not zero, then regress to the victim's features.
 
-    Attacks use the recovered representations, the same beside the own features x, and the
-    sums as they are. Baselines, with the same shadow rows: their mean, and x alone.
+    Attacks use the recovered representations and the sums as they are, also beside the own features
+    x. Baselines, with the same shadow rows: their mean, and x alone.
     """
 
     name = "contrastive_inversion"
@@ -114,10 +113,9 @@ def opened_batches(view: AdversaryView, epoch: int) -> list[tuple[int, Tensor, T
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What the active sent in a step, h (B, D), and the sum (B, D) that it opened.
+    """What the active sent in a step, h (B, D), and the sum of lambda_p B dL_p/dh that it opened.
 
-    The sum is that of lambda_p B dL_p/dh over the contributors, rows clipped; `people` (B,) are
-    which of the unknown representations each row is of.
+    Rows are clipped; `people` (B,) are which of the unknown representations each row is of.
     """
 
     h: Tensor
@@ -154,11 +152,8 @@ def explain_sums(
 ) -> Tensor:
     """Return unit representations (N, D) that, held by every contributor, give these sums.
 
-    Args:
-        questions: about N people, answered with the same representations.
-        contributors: of one contrastive objective.
-        iterations: of L-BFGS on |predicted - sum|^2 / |sum|^2.
-        start_ND: where it starts, any norm; by default a mixture of the first sum and h.
+    L-BFGS minimises |predicted - sum|^2 / |sum|^2, from `start_ND` of any norm or a mixture of the
+    first sum and h. The contributors have one contrastive objective.
     """
     first = questions[0]
     scale = sum(float(item.sum.square().sum()) for item in questions)

@@ -2,11 +2,11 @@
 
 Run by: an active that chooses representations. For one h the answer (2 lambda / F) J^T (DEC(h) -
 x) is affine in a row's features x, and for the same h with the same matrix for all rows. So a
-few known pairs, one more than the rank of J, open every other row of that batch, whatever the
-decoder ("same point"). Where the decoder is linear, with matrix W, answers to h = 0 and h = e_k
-of one row give W^T W; its factor turns the answers into x up to a rotation and a shift, which
-the known pairs fix (Procrustes; "gram"). A sum over several passives is affine in all their
-features: the secure sum hides them as far as D numbers cannot hold them all.
+few known pairs, one more than the rank of J, open every other row of that batch. Where the decoder
+is linear, with matrix W, answers to h = 0 and h = e_k of one row give W^T W; its factor turns the
+answers into x up to a rotation and a shift, which the known pairs fix (Procrustes; "gram"). A sum
+over several passives is affine in all their features: the secure sum hides them as far as D
+numbers cannot hold them all.
 
 Own derivation from Eq. (12) of APFed. Without rules everything is asked in one batch, in which a
 row may occur twice, so no passive trains in between; under the protocol a row occurs once a
@@ -34,11 +34,7 @@ _RANK = 1e-5
 
 
 class DecoderExtraction(ActiveAttack):
-    """Ask at one point and, without rules, along every axis; fit the known pairs.
-
-    Attributes:
-        length: norm of the point that it asks at, within what the contract allows.
-    """
+    """Ask at a point of this length and, without rules, along every axis; fit the known pairs."""
 
     name = "decoder_extraction"
 

@@ -1,8 +1,7 @@
 """Networks of the adversaries that build a feature space of their own, shared by these attacks.
 
-Run by: an adversary with rows of the victim's kind of features. A simulator stands for the
-victim's encoder, a decoder inverts it, and a discriminator tells its outputs from the victim's.
-Either the victim is made to look like the simulator, or the simulator like the victim.
+Run by: an adversary with rows of the victim's kind of features. Either the victim is made to look
+like the simulator, or the simulator like the victim; a decoder inverts it.
 
 A victim that convolves sends maps, whose places are those of its image. There simulator and
 decoder convolve as well: then what makes the distributions alike also puts each image where the
@@ -80,24 +79,17 @@ def _scale(features: Shape, representation: Shape) -> int:
     return max(math.ceil(image / place) for image, place in sides)
 
 
-def slope_penalty(
-    judge: Callable[[Tensor], Tensor], one_BD: Tensor, other_BD: Tensor, *, slope: float = 1.0
-) -> Tensor:
-    """How far the judge's slope between the two is from `slope`, squared.
+def slope_penalty(judge: Callable[[Tensor], Tensor], one_BD: Tensor, other_BD: Tensor) -> Tensor:
+    """The judge's slope between the two samples, squared.
 
-    1: Gulrajani et al. (2017), Eq. (3). 0: Mescheder et al. (2018), Which Training Methods for
-    GANs do actually Converge?, Section 4.1, here between the two samples.
+    Mescheder et al. (2018), Which Training Methods for GANs do actually Converge?, Section 4.1.
     """
     share = torch.rand(len(one_BD), *[1] * (one_BD.dim() - 1), device=one_BD.device)
     mixed_BD = torch.lerp(one_BD.detach(), other_BD.detach(), share).requires_grad_()
     (slope_BD,) = torch.autograd.grad(judge(mixed_BD).sum(), mixed_BD, create_graph=True)
-    flat_BD = slope_BD.flatten(1)
-    if slope == 0:
-        # The norm has no gradient where it is 0.
-        squared: Tensor = flat_BD.square().sum(dim=1).mean()
-        return squared
-    penalty: Tensor = (flat_BD.norm(dim=1) - slope).square().mean()
-    return penalty
+    # Not of the norm, which has no gradient where it is 0.
+    squared: Tensor = slope_BD.flatten(1).square().sum(dim=1).mean()
+    return squared
 
 
 def energy_distance(one_ND: Tensor, other_MD: Tensor) -> float:

@@ -1,20 +1,18 @@
 """Feature-space hijacking: a malicious party pulls a victim's encoder into its own feature space.
 
 Run by: a party whose answers train the victim's encoder (Pasquini et al., 2021, Unleashing the
-Tiger: Inference Attacks on Split Learning, FSHA). It knows some outsiders wholly, the victim's
-features included. From these it trains a simulator f and a decoder d with d(f(x)) near x, and a
-discriminator between f(x) and the representations that it receives; its answer pulls those
-towards f's space. Then d decodes them.
+Tiger: Inference Attacks on Split Learning, FSHA). It knows some outsiders wholly. From these it
+trains a simulator f and a decoder d with d(f(x)) near x, and a discriminator between f(x) and the
+representations that it receives; its answer pulls those towards f's space. Then d decodes them.
 
-`hijack` is played by an active of TVFL, which returns to one passive, in place of the gradient of
-the task, the gradient that pulls; the passive cannot tell one from the other. In APFed no party
-returns such a gradient. `reversed_hijack` (A4) is played by a passive of APFed: in split learning
-the server does this to its clients; here the passive has to do it through a sum with other
+`hijack` is played by an active of TVFL: it returns to one passive the gradient that pulls in place
+of that of the task, and the passive cannot tell one from the other. In APFed no party returns such
+a gradient. `reversed_hijack` (A4) is played by a passive of APFed, through a sum with other
 passives' gradients, against the active's own loss, and with rows no longer than the sum's clip.
 
 Deviations from that paper: f and d are trained before the first answer and stay as they are, so
 that what the victim is pulled to does not move; the loss is the non-saturating one with a penalty
-on slopes, unless "wasserstein" is chosen, under which the victim's scale kept swinging here; the
+on slopes, since under their Wasserstein loss the victim's scale kept swinging here; the
 discriminator is a perceptron, and f and d are ones where the victim sends no maps.
 
 Letters: B batch, N rows, P outsiders, D numbers of a representation, F features of the victim.
@@ -22,7 +20,6 @@ Letters: B batch, N rows, P outsiders, D numbers of a representation, F features
 
 import math
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
 import torch
@@ -54,20 +51,16 @@ class HijackAttack(AnsweringAttack):
 
     Attributes:
         strength: kappa, by which the answer is multiplied.
-        loss: of discriminator and answer; FSHA's notebook takes the Wasserstein one.
         penalty: weight of the discriminator's slopes (FSHA's notebook: 500).
-        ahead: training steps of simulator and decoder, before the first answer.
+        ahead: steps of simulator and decoder, before the first answer; batch: outsiders in each.
         rounds: training rounds of the discriminator for each step that it answers.
         learning_rate, judge_rate: of simulator and decoder, and of the discriminator (Adam).
-        conditioned: whether the discriminator compares representations together with the
-            adversary's own features of the same people, which says which outsiders a person
-            resembles. The paper's server has no features.
-        batch: outsiders in a step before the first answer.
+        conditioned: whether the discriminator is told the adversary's own features of the same
+            people, which say which outsiders a person resembles. The paper's server has none.
         channels: of convolutions (see `apfed_attacks.features.feature_space`).
     """
 
     strength: float = Field(1.0, gt=0)
-    loss: Literal["logistic", "wasserstein"] = "logistic"
     penalty: float = Field(1.0, ge=0)
     ahead: int = Field(600, ge=1)
     rounds: int = Field(1, ge=1)
@@ -155,7 +148,7 @@ def _as_own_columns(known_P: Tensor, columns: int) -> Tensor:
 
 
 class Space:
-    """The adversary's feature space: simulator f, decoder d, and the outsiders in one unit.
+    """Simulator f, decoder d, and the outsiders in one unit.
 
     Its numbers may be kept to those that a victim behind a ReLU reaches, `reach_D`.
     """
@@ -171,10 +164,7 @@ class Space:
         self.decoder = decoder_for(*widths).to(outsiders.device)
 
     def simulate(self, scaled_BF: Tensor) -> Tensor:
-        """Representations (B, D) as they are to look: f, where a ReLU lets the victim go.
-
-        They are kept far enough from 0 to learn.
-        """
+        """F (B, D), where a ReLU lets the victim go, and far enough from 0 to learn."""
         simulated_BD: Tensor = self.simulator(scaled_BF)
         if self.reach_D is None:
             return simulated_BD
@@ -182,7 +172,6 @@ class Space:
 
     @torch.no_grad()
     def simulated(self, features_NF: Tensor) -> Tensor:
-        """f(x), (N, D)."""
         scaled_NF = (features_NF.flatten(1) - self._centre_F) / self._scale
         return torch.cat([self.simulate(scaled_BF) for scaled_BF in scaled_NF.split(_AT_ONCE)])
 
@@ -196,9 +185,8 @@ class Space:
 class Hijack:
     """The adversary's networks and how it answers a step.
 
-    `sent` is the shape of a row of representations; `outsiders` (P, ...) are the victim's features
-    of people whom the adversary knows wholly. It compares with its own features by alignment
-    position, `own_AF`, and of the outsiders, `own_PF`; with none where these are (P, 0).
+    It compares with its own features by alignment position, `own_AF`, and of the outsiders,
+    `own_PF`; with none where these are (P, 0). `sent` is the shape of a row of representations.
     """
 
     def __init__(
@@ -231,9 +219,7 @@ class Hijack:
                 self._judge_batch(theirs_BD, self._target_PD)
         wanted_BD = z_BD.clone().requires_grad_()
         judged_B = self._judge(torch.cat([wanted_BD, own_BF], dim=1))
-        logistic = self._attack.loss == "logistic"
-        loss = F.softplus(-judged_B).sum() if logistic else -judged_B.sum()
-        (gradient_BD,) = torch.autograd.grad(loss, wanted_BD)
+        (gradient_BD,) = torch.autograd.grad(F.softplus(-judged_B).sum(), wanted_BD)
         return gradient_BD * self._attack.strength
 
     def _build(self, z_BD: Tensor) -> Tensor:
@@ -256,13 +242,8 @@ class Hijack:
         outsiders_B = torch.randint(len(target_PD), (len(theirs_BD),))
         mine_BD = torch.cat([target_PD[outsiders_B], self._own_PF[outsiders_B]], dim=1)
         mine_B, theirs_B = self._judge(mine_BD), self._judge(theirs_BD)
-        logistic = self._attack.loss == "logistic"
-        if logistic:
-            loss = F.softplus(-mine_B).mean() + F.softplus(theirs_B).mean()
-        else:
-            loss = theirs_B.mean() - mine_B.mean()
-        slope = 0.0 if logistic else 1.0
-        penalty = slope_penalty(self._judge, theirs_BD, mine_BD, slope=slope)
+        loss = F.softplus(-mine_B).mean() + F.softplus(theirs_B).mean()
+        penalty = slope_penalty(self._judge, theirs_BD, mine_BD)
         self._judging.zero_grad()
         (loss + self._attack.penalty * penalty).backward()
         self._judging.step()

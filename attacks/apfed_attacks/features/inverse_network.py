@@ -1,12 +1,9 @@
 """A3, inverse network, paired: a curious party rebuilds the features behind representations.
 
 Run by: whoever receives a victim's representations: in APFed a passive, or several that pool
-what they have, against the active; in TVFL the active against each passive. It knows the
-victim's features of some shadow rows (former customers, a leak, a public part), learns from
-these pairs h, x -> the victim's features, and applies it to every other row (He et al., 2019,
+what they have, against the active; in TVFL the active against each passive. From shadow rows,
+whose features at the victim it knows, it learns h, x -> the victim's features (He et al., 2019,
 Model Inversion Attacks Against Collaborative Inference; the paired form).
-
-Letters: N observed rows, n of them shadow rows, U the others, F the victim's features.
 """
 
 from apfed_attacks.columns import beside

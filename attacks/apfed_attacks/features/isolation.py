@@ -6,8 +6,7 @@ of the cosine loss shrink as 1 / norm (and to the victim the honest ones). "subs
 summed with and without the victim, and subtracts. "collusion" subtracts what colluding passives
 say that they contributed: no rule can stop that, only a second honest passive.
 
-Shown by: notes of this project on what a homomorphic sum leaves open. What is isolated is then
-read like any single gradient; here by regression from shadow rows.
+What is isolated is then read like any single gradient; here by regression from shadow rows.
 
 Letters: B batch, N people asked about, D numbers of a representation.
 """
@@ -31,7 +30,6 @@ class Isolation(ActiveAttack):
     """Isolate the victim's contribution for some people; regress it to the victim's features.
 
     Attributes:
-        way: how, see above.
         colluding: how many other passives collude; None: all of them ("collusion" only).
         length: norm of the representations that the victim gets; far: that the others get
             ("unequal" only).

@@ -48,12 +48,7 @@ REGRESSORS: Mapping[str, Callable[[int, int, int, int], Any]] = {
 
 
 class FeatureAttack(ColumnAttack):
-    """Base of the curious attacks on features, out of what was released or summed.
-
-    Attributes:
-        shadow_rows: rows of the victim's features that the adversary has.
-        hidden: width of every hidden layer.
-    """
+    """Base of the curious attacks on features, out of what was released or summed."""
 
     target = "features"
 
@@ -70,12 +65,11 @@ class FeatureAttack(ColumnAttack):
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """The same fit for every set of columns.
+    """The same fit for every set of columns of the rows at `positions` (N,).
 
     Attributes:
-        positions: (N,) of the rows; pairs: (n, F) the victim's features of the shadow rows.
-        shadow: (N,) which of the rows these are; decoy: whether rows have other rows' releases.
-        hidden, iterations, seed: of the MLP.
+        pairs: (n, F) the victim's features of the shadow rows; shadow: (N,) which rows these are.
+        decoy: whether rows have other rows' releases.
     """
 
     positions: Tensor
@@ -161,11 +155,7 @@ def guess_features(
     released_NC: Tensor,
     seed: int,
 ) -> Guess:
-    """Regress what was released of these positions to the victim's features, as from own ones x.
-
-    There are shadow rows among them. Columns wider than the attack's `components` are reduced to
-    so many.
-    """
+    """Regress what was released of these positions to the victim's features, as from own ones x."""
     positions, order = people_N.sort()
     released_NF, own_NF = (
         standardised(values, components=attack.components, seed=seed)

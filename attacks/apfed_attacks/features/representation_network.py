@@ -36,7 +36,7 @@ class RepresentationNetwork(FeatureAttack):
     Attributes:
         iterations: batches; the paper's 15 to 60 epochs are 350 to 1,400 of them on digits.
         rate: of Adam; the paper takes 1e-4 to 5e-3.
-        batch: rows in a step; noise: random numbers that G reads beside x.
+        noise: random numbers that G reads beside x.
         variance_weight: of the penalty on generated features that vary more than known ones.
     """
 
@@ -78,10 +78,7 @@ class RepresentationNetwork(FeatureAttack):
     def _made(
         self, view: AdversaryView, columns_NC: FloatArray, h_ND: Tensor, noise: int, seed: int
     ) -> Tensor:
-        """Train a generator that reads these columns and noise; return the rows it makes, (N, F).
-
-        It minimises the squared error of their h, each column by its variance.
-        """
+        """The rows (N, F) of a generator that trained on these columns and noise by its rows' h."""
         encoder, h_ND = view.knowledge.encoder, h_ND.float()
         assert encoder is not None
         own_NC = torch.from_numpy(columns_NC).float().to(view.device)

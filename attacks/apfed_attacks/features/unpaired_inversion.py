@@ -4,15 +4,13 @@ Run by: whoever receives a victim's representations h. It has rows of the victim
 of people whose h it never saw. A simulator f~ stands for the victim's encoder: a discriminator
 keeps f~ of these rows like h, a decoder d keeps them decodable, and a second discriminator keeps
 d(h) like them. Then d decodes h (Zhu et al., 2023, Passive Inference Attacks on Split Learning via
-Adversarial Regularization, SDAR). There a task head ties f~ to the victim's; without labels of the
-rows, f~(d(h)) must come back to h here (Zhu et al., 2017, CycleGAN, Eq. (2)), and of several
-starts that one is taken whose rows and representations look most like those seen.
+Adversarial Regularization, SDAR). Where mirrored or exchanged features look the same, it finds
+either.
 
-Where mirrored or exchanged features look the same, it finds either. SDAR's discriminators are told
-labels, which says more; here they are told the adversary's own features of the same people, unless
-it does not know whose rows it has (`conditioned`). A failure proves nothing.
-
-Deviations from that paper: these, perceptrons, standardised columns, fewer iterations.
+Deviations from that paper: in place of a task head, without labels of the rows, f~(d(h)) must come
+back to h (Zhu et al., 2017, CycleGAN, Eq. (2)), and of several starts that one is taken whose rows
+and representations look most like those seen; discriminators are told the adversary's own features
+of the same people (`conditioned`), not labels; perceptrons, standardised columns, fewer iterations.
 
 Letters: N observed rows, B batch, P public rows, D numbers of h, F the victim's features.
 """
@@ -43,17 +41,13 @@ class UnpairedInversion(FeatureAttack):
     place of h, and, where it knows whose rows it has, ridge regression from x.
 
     Attributes:
-        shadow_rows: as elsewhere; these people's h is not used, and they are not guessed.
-        conditioned: whether it knows whose rows these are, so that the discriminators compare
-            them together with its own features x of the same people.
-        iterations: of the networks, in each start; the paper takes 20,000.
-        starts: how often it begins anew.
+        shadow_rows: these people's h is not used, and they are not guessed.
+        conditioned: whether it knows whose rows these are.
+        iterations: in each of so many `starts`; the paper takes 20,000.
         rate, judge_rate: of Adam, for f~ and d, and for the discriminators.
         likeness: weight of f~(x) looking like h (lambda_1; the paper's .02 beside a task loss).
         decoded_likeness: weight of d(h) looking like rows (lambda_2).
-        return_weight: of f~(d(h)) coming back to h.
-        penalty: of the discriminators' slopes.
-        batch: rows in a step.
+        return_weight: of f~(d(h)) coming back to h; penalty: of the discriminators' slopes.
     """
 
     name = "unpaired_inversion"
@@ -117,19 +111,12 @@ def _simulate(
     x_PC: Tensor,
     seed: int,
 ) -> tuple[float, FloatArray]:
-    """Train f~, d and two discriminators on standardised h and rows of the victim's kind.
+    """Train f~, d and two discriminators, which are told x, on standardised h and public rows.
 
-    Discriminators are told x of observed (N, C) and of public (P, C) rows.
-
-    Returns:
-        How unlike f~(x) and h are, and d(h) and rows: what the adversary itself can see; and d(h),
-        (N, F), in the public rows' units.
+    Returns how unlike f~(x) and h are, and d(h) and rows, and d(h) (N, F) in the rows' units.
     """
-    device, size, (features, own) = (
-        view.device,
-        h_ND.shape[1],
-        (public_PF.shape[1], x_PC.shape[1]),
-    )
+    device, size = view.device, h_ND.shape[1]
+    features, own = public_PF.shape[1], x_PC.shape[1]
     centre_F, scale = public_PF.mean(dim=0), float(public_PF.std()) or 1.0
     rows_PF = ((public_PF - centre_F) / scale).to(device)
     h_ND, x_NC, x_PC = (columns.to(device) for columns in (h_ND, x_NC, x_PC))
@@ -158,7 +145,7 @@ def _simulate(
         ):
             both = torch.hstack(real), torch.hstack(made)
             loss = loss + F.softplus(-judge(both[0])).mean() + F.softplus(judge(both[1])).mean()
-            loss = loss + attack.penalty * slope_penalty(judge, *both, slope=0)
+            loss = loss + attack.penalty * slope_penalty(judge, *both)
         return loss
 
     def paired(h_BD: Tensor, rows_BF: Tensor, seen_BC: Tensor, public_BC: Tensor) -> Tensor:
@@ -183,10 +170,8 @@ def _simulate(
             judges.requires_grad_(True)
     with torch.no_grad():
         h_SD, x_SC = h_ND[:_SEEN], x_NC[:_SEEN]
-        made_h, made_x = (
-            torch.hstack([simulator(rows_PF), x_PC]),
-            torch.hstack([decoder(h_SD), x_SC]),
-        )
+        made_h = torch.hstack([simulator(rows_PF), x_PC])
+        made_x = torch.hstack([decoder(h_SD), x_SC])
         unlike = energy_distance(made_h, torch.hstack([h_SD, x_SC]))
         unlike += energy_distance(made_x, torch.hstack([rows_PF, x_PC]))
         decoded_NF: Tensor = decoder(h_ND) * scale + centre_F

@@ -1,9 +1,9 @@
 """Labels out of columns: probes where some labels are known, clusters where none are.
 
-Shared by the attacks on labels. Attacks, baselines and references get the same probes, the
-same labels and the same standardisation; only their columns differ. Each probe is reported by
-itself: nothing here chooses among them. Passives of TVFL also have networks of their own, which
-the task's gradients trained: attacks train copies of them further below a head.
+Shared by the attacks on labels. Attacks, baselines and references get the same probes, labels and
+standardisation; only their columns differ, and nothing here chooses among the probes. Passives of
+TVFL also have networks of their own, which the task's gradients trained: attacks train copies of
+them further below a head.
 
 Letters: N rows, F columns, D numbers of h, B batch, K classes.
 """
@@ -112,14 +112,11 @@ def guess_labels(
     """Guess the labels of all `positions` (N,) that are not known, from each set of columns.
 
     Args:
-        view: gives the known labels, the priors and the budget.
-        positions: observed alignment positions; row i of all columns belongs to the i-th.
         attacks: name -> (N, F) standardised columns that use what was released.
         fused: name -> released and own columns, both standardised, to be used together: side by
             side with several weights and, where labels are known, own ones as the prior.
         baselines: the same of what the adversary has anyway; of a decoy nobody reads them.
         references: the same of what is shown beside them; not of a decoy either.
-        seed: of the MLP's weights and of the clusters' starts.
     """
     labels_N, known = known_labels(view, positions).numpy(), len(view.knowledge.labels)
     unknown_N = labels_N < 0
@@ -180,29 +177,27 @@ def _scores(
 
 
 def _clusters(view: AdversaryView, columns_NF: FloatArray, seed: int) -> dict[str, Prediction]:
-    """K-means with one cluster a class, named by the priors and, as a bound, by the truth."""
+    """K-means with one cluster a class."""
     means = KMeans(
         view.knowledge.classes, n_init=_STARTS, max_iter=view.iterations,
         random_state=seed % 2**32,
     ).fit(columns_NF)  # fmt: skip
-    return named("clusters", -means.transform(columns_NF), view.knowledge.priors)
+    return named(-means.transform(columns_NF), view.knowledge.priors)
 
 
-def named(
-    what: str, scores_NK: FloatArray, priors: Sequence[float] | None
-) -> dict[str, Prediction]:
+def named(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict[str, Prediction]:
     """Scores of clusters, to be named by the truth, as a bound; named by the priors, if known.
 
     The latter gives each class the cluster whose size is nearest to its share: Hungarian matching
     on |size / N - prior|. It says little where the priors are nearly uniform.
     """
-    found = {f"{what} named by the truth": Prediction(scores_NK, clusters=True)}
+    found = {"clusters named by the truth": Prediction(scores_NK, clusters=True)}
     if priors is not None:
         clusters = scores_NK.shape[1]
         sizes_K = np.bincount(scores_NK.argmax(axis=1), minlength=clusters) / len(scores_NK)
         apart_KK = np.abs(np.array(priors)[:, None] - sizes_K[None, :])
         _, cluster_of_class = linear_sum_assignment(apart_KK)
-        found[f"{what} named by priors"] = Prediction(scores_NK[:, cluster_of_class])
+        found["clusters named by priors"] = Prediction(scores_NK[:, cluster_of_class])
     return found
 
 

@@ -1,40 +1,29 @@
-"""Label gradients: a curious passive of TVFL reads labels out of the gradients that it got.
+"""Labels out of gradients: a curious passive of TVFL reads the gradients that it got.
 
 Run by: one passive, or several that pool what they have. In joint training the active returns
 the gradient of the task loss for each row of a passive's representation, also where it read the
-sum of the passives' alone; all of them get the same then. Its direction and
-length depend on the row's label (Li et al., 2022, Label Leakage and Protection in Two-party
-Split Learning); a few known labels calibrate them. In APFed no passive ever receives such a
-gradient: there the attack has nothing to read, which is a property of the method and no
-defence against other attacks.
+sum of the passives' alone; all of them get the same then. Its direction and length depend on the
+row's label (Li et al., 2022, Label Leakage and Protection in Two-party Split Learning). In APFed
+no passive ever receives such a gradient.
 """
 
+from dataclasses import replace
+
+import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
-from apfed_attacks.interface import Guess
+from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.labels.completion import LabelProbe, guess_labels
 from apfed_attacks.view import AdversaryView, Observed, gradients, over_time
 from secure_apfed.exchange import Kind
 
-__all__ = ["GradientProbe", "LabelGradients", "gradients_over_time", "why_no_gradients"]
+__all__ = ["GradientDirection", "LabelGradients", "gradients_over_time", "why_no_gradients"]
 
 
-class GradientProbe(LabelProbe):
-    """Base of the attacks on gradients of the task loss."""
-
-    def applicable(self, view: AdversaryView) -> str | None:
-        return why_no_gradients(view)
-
-    def seen(self, view: AdversaryView, seed: int) -> tuple[dict[str, Observed], Tensor, Guess]:
-        """Gradients over time, the positions that are read, and what own features alone tell."""
-        seen = gradients_over_time(view)
-        positions = self.choose(view, seen["first epoch"].positions, seed)
-        return seen, positions, self.from_own_columns(view, positions, seed)
-
-
-class LabelGradients(GradientProbe):
+class LabelGradients(LabelProbe):
     """Probes with known labels, or clusters without any, on gradients.
 
     Attacks use direction and length of the first and of the last kept epoch's gradients and of
@@ -43,6 +32,9 @@ class LabelGradients(GradientProbe):
     """
 
     name = "label_gradients"
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        return why_no_gradients(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         seen = gradients_over_time(view)
@@ -56,6 +48,35 @@ class LabelGradients(GradientProbe):
         return guess_labels(
             view, positions, attacks=columns, fused=fused, baselines={"x": x_NF}, seed=seed
         )
+
+
+class GradientDirection(LabelProbe):
+    """Names a row by the known row whose gradient has the smallest angle to its own.
+
+    Rows of one class pull the head the same way; one known row of each class names all others
+    (Li et al., Section 3.2, there for two classes).
+
+    Attacks: the gradients of the first and of the last kept epoch, and their mean over many.
+    Baselines: the majority class, and probes on the own features x with the same labels.
+    """
+
+    name = "gradient_direction"
+    suite = ({"labels_per_class": 1}, {"labels_per_class": 4})
+
+    labels_per_class: int = Field(1, ge=1)
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        return why_no_gradients(view)
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        over_epochs = gradients_over_time(view)
+        positions = self.choose(view, over_epochs["first epoch"].positions, seed)
+        guess = self.from_own_columns(view, positions, seed)
+        attacks = {
+            f"direction in the {name}": _named(view, seen, guess.positions)
+            for name, seen in over_epochs.items()
+        }
+        return replace(guess, attacks=attacks)
 
 
 def gradients_over_time(view: AdversaryView) -> dict[str, Observed]:
@@ -82,3 +103,16 @@ def _shape_of(gradient_ND: Tensor) -> Tensor:
     length_N = gradient_ND.norm(dim=1, keepdim=True)
     smallest = torch.finfo(gradient_ND.dtype).tiny
     return torch.cat([F.normalize(gradient_ND, dim=1), length_N.clamp(min=smallest).log()], dim=1)
+
+
+def _named(view: AdversaryView, seen: Observed, positions: Tensor) -> Prediction:
+    """Score each class by the largest cosine to the gradient of a known row of it."""
+    known = view.knowledge.labels
+    there_n = torch.isin(known.positions, seen.positions)
+    anchors_nD = F.normalize(seen.at(known.positions[there_n]).double(), dim=1)
+    cosine_Nn = F.normalize(seen.at(positions).double(), dim=1) @ anchors_nD.T
+    labels_n = known.values[there_n]
+    scores_NK = np.full((len(positions), view.knowledge.classes), -1.0)
+    for label in labels_n.unique().tolist():
+        scores_NK[:, label] = cosine_Nn[:, labels_n == label].amax(dim=1).numpy(force=True)
+    return Prediction(scores_NK)

@@ -1,11 +1,10 @@
 """A1, semi-supervised: model completion that also learns from the rows without known labels.
 
-Run by: one passive, or several that pool what they have. Where `model_completion` fits its head
-to the few labelled rows only, this one trains it with MixMatch (Berthelot et al., 2019), as Fu et
-al. (2022, Label Inference Attacks Against Vertical Federated Learning) do: labels of the other
-rows are guessed, sharpened and mixed with the known ones. Their settings are the defaults,
-but for the number of iterations (they take 25 x 1024). Vectors have no flips and crops: rows are
-augmented by noise.
+Run by: one passive, or several that pool what they have. It trains the head with MixMatch
+(Berthelot et al., 2019), as Fu et al. (2022, Label Inference Attacks Against Vertical Federated
+Learning) do: labels of the other rows are guessed, sharpened and mixed with the known ones. Their
+settings are the defaults, but for the number of iterations (they take 25 x 1024), and rows are
+augmented by noise, since vectors have no flips and crops.
 
 In joint training (TVFL) the passive's bottom model is its own: with `own_network` it puts the head
 on this network and trains both further on its own features, which is that paper's passive attack.
@@ -48,18 +47,14 @@ class SemiSupervised(LabelProbe):
     on x; for the own network the same network from fresh weights, trained alike.
 
     Attributes:
-        rate: of Adam; batch: labelled rows in a step, and as many others.
+        batch: labelled rows in a step, and as many others.
         temperature, alpha, unlabelled_weight, decay: T, alpha, lambda_u and EMA decay of MixMatch.
         noise: standard deviation of the augmentation, in standard deviations of a column.
-        hidden: width of the head's hidden layer.
         own_network: read no h; train the own network further, below the head.
     """
 
     name = "semi_supervised"
-    suite = (
-        {"labels_per_class": 4},
-        {"labels_per_class": 4, "own_network": True},
-    )
+    suite = ({"labels_per_class": 4}, {"labels_per_class": 4, "own_network": True})
 
     labels_per_class: int = Field(4, ge=1)
     iterations: int = Field(1_500, ge=1)
@@ -139,12 +134,8 @@ class SemiSupervised(LabelProbe):
     ) -> Tensor:
         """Return class probabilities (N, K) by the average of a network that trains on all rows.
 
-        Args:
-            view: says how many classes there are, and where it trains.
-            labels_N: -1 where unknown; at least one is known.
-            columns_NF: standardised; for an own network its features as they are.
-            seed: of weights, batches and noise.
-            own: these rows -> what is trained below the head.
+        At least one of `labels_N` is known, the others are -1; `own` gives what is trained below
+        the head on features as they are, else columns are standardised.
         """
         classes, device = view.knowledge.classes, view.device
         rows_NF = columns_NF.float().to(device)

@@ -13,11 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from apfed_attacks.columns import own_columns
@@ -30,8 +32,7 @@ from apfed_attacks.view import AttackError, Played
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import PlainSum
 from apfed_protocols.sums.fixed_point import clip_rows
-from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement
-from apfed_protocols.sums.roles import SumContributor
+from apfed_protocols.sums.interface import FloatArray, StepBinding, SumAgreement
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import VerticalData, load_data
@@ -67,7 +68,6 @@ __all__ = [
     "PoisonedVotes",
     "Rule",
     "VotesRun",
-    "play",
     "play_answers",
     "play_from",
 ]
@@ -81,8 +81,6 @@ class LiveSession(Generic[OfMethod]):
     """Parties that are set up, and how far they have trained; `learner` is the active.
 
     Args:
-        config: of the run.
-        data: where it is loaded already.
         alignment: of an earlier session with the same data.
         logs: folder in which parties count what they release and answer, over all sessions of one
             run; None: this session is a run of its own.
@@ -154,7 +152,6 @@ ALL_RULES = frozenset(Rule)
 def _keeps_to(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
     """Let a passive, honest so far, accept what keeps to these rules only."""
     agreed = passive.weight
-    passive.sum = _LenientSum(passive.sum, rules)
 
     def read(message: Envelope) -> tuple[Admitted, Tensor]:
         terms, sender = passive.terms, message.sender
@@ -175,28 +172,33 @@ def _keeps_to(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
     passive.read = read  # type: ignore[method-assign]
 
 
-class _LenientSum(PassiveSum):
-    """A passive's end of the sum that keeps to `rules` only; `honest` is that of before."""
+class _WatchedSum(PassiveSum):
+    """A passive's end of the sum, `honest` before: it keeps to `rules` only, and is looked at.
+
+    `seen` (B, D) is what it added last: the experimenter's truth for scores.
+    """
 
     def __init__(self, honest: PassiveSum, rules: Collection[Rule]) -> None:
         vars(self).update(vars(honest))
-        self._rules = rules
+        self.rules = rules
+        self.seen: NDArray[np.floating] | None = None
 
-    def admit(
-        self, asked: Envelope, rows_B: Tensor, *, step: int | None = None,
-        counted: Tensor | None = None,
-    ) -> Admitted:  # fmt: skip
-        if Rule.ALLOWANCE in self._rules:
-            return super().admit(asked, rows_B, step=step, counted=counted)
+    def admit(self, asked: Envelope, rows_B: Tensor, **how: Any) -> Admitted:
+        if Rule.ALLOWANCE in self.rules:
+            return super().admit(asked, rows_B, **how)
         self._admitted = Admitted(asked.step, rows_B, rows_B, asked.payload, asked.sender)
         return self._admitted
 
+    def contribution(self, admitted: Admitted, values_BD: NDArray[np.floating]) -> bytes:
+        self.seen = np.ascontiguousarray(values_BD)
+        return super().contribution(admitted, values_BD)
+
     def count(self, admitted: Admitted, digest: bytes) -> None:
-        if Rule.ALLOWANCE in self._rules:
+        if Rule.ALLOWANCE in self.rules:
             super().count(admitted, digest)
 
     def binding(self, admitted: Admitted) -> StepBinding:
-        if Rule.BINDING in self._rules:
+        if Rule.BINDING in self.rules:
             return super().binding(admitted)
         return _unbound(self.contract.session, admitted.step)
 
@@ -204,30 +206,6 @@ class _LenientSum(PassiveSum):
 def _unbound(session: str, step: int) -> StepBinding:
     """What a contribution answers that is bound to its step only."""
     return bind_step(session, step, torch.empty(0, dtype=torch.int64), b"")
-
-
-@dataclass
-class _Watched:
-    """A passive's end of the sum that the experimenter looks at: the truth for scores."""
-
-    end: SumContributor
-    seen: FloatArray | None = None
-
-    def contribute(
-        self, values_BD: FloatArray, binding: StepBinding, noise_BD: IntArray | None = None
-    ) -> bytes:
-        self.seen = values_BD
-        return self.end.contribute(values_BD, binding, noise_BD)
-
-    def answer(self, request: bytes) -> bytes:
-        return self.end.answer(request)
-
-
-class _NoNoise:
-    """In the place of noise that was agreed."""
-
-    def draw(self, shape: tuple[int, ...], **_: Any) -> IntArray:
-        return np.zeros(shape, dtype=np.int64)
 
 
 class LiveRun(LiveSession[ApfedActive]):
@@ -253,11 +231,11 @@ class LiveRun(LiveSession[ApfedActive]):
         trained = positions_of(aligned, self.data.train_rows)
         self.trained = shuffled(trained, self.config.seed, "attacks", "live")
         for passive in self._parties.values():
+            passive.sum = _WatchedSum(passive.sum, self.rules)
             if not self.protected:
                 _keeps_to(passive, self.rules)
         if Rule.BINDING not in self.rules:
             self._sum.binding = lambda step, *_: _unbound(contract.session, step)  # type: ignore[method-assign]
-        self._watch()
 
     @property
     def _parties(self) -> dict[str, ApfedPassive]:
@@ -269,28 +247,27 @@ class LiveRun(LiveSession[ApfedActive]):
         assert self.learner.sum is not None
         return self.learner.sum
 
-    def _watch(self) -> None:
-        for passive in self._parties.values():
-            watched = _Watched(passive.sum.contributor)
-            passive.sum.contributor = watched  # type: ignore[assignment]  # its set-up is done
+    def _watched(self, passive: str) -> _WatchedSum:
+        watched = self._parties[passive].sum
+        assert isinstance(watched, _WatchedSum)
+        return watched
 
     def hand_over(self, passive: str, strategy: Answering) -> None:
         """Let an adversary answer representations in this passive's place from now on.
 
-        It holds what an honest one holds: its end of the sum, which clips its rows, and what it is
-        sent. It adds no noise, where some was agreed.
+        It holds what an honest one holds, and adds no noise where some was agreed.
         """
-        honest = self._parties[passive]
-        honest.sum = _LenientSum(honest.sum, {Rule.BINDING})
-        if honest.sum.noise is not None:
-            honest.sum.noise = _NoNoise()  # type: ignore[assignment]  # it charges nothing
+        honest, end = self._parties[passive], self._watched(passive)
+        end.rules = {Rule.BINDING}
+        if end.noise is not None:  # none is charged
+            end.noise = SimpleNamespace(draw=lambda shape, **_: np.zeros(shape, dtype=np.int64))  # type: ignore[assignment]
 
         def gradients(message: Envelope) -> tuple[Admitted, FloatArray]:
             specs = representation_specs(honest.terms)
             tensors, _ = unpack(message.payload, specs, sender=message.sender)
             rows_B, z_BD = tensors["rows"], tensors["z"]
             answer_BD = strategy.answer(message.step, rows_B, z_BD.flatten(1)).to(z_BD)
-            return honest.sum.admit(message, rows_B), answer_BD.flatten(1).cpu().numpy()
+            return end.admit(message, rows_B), answer_BD.flatten(1).cpu().numpy()
 
         honest.gradients = gradients  # type: ignore[method-assign]
 
@@ -298,15 +275,10 @@ class LiveRun(LiveSession[ApfedActive]):
         return self.alignment[passive][positions] >= 0
 
     def contributed(self, passive: str) -> Tensor:
-        """What a passive contributed to its last sum (B, D), after its clip.
-
-        Only that passive knows it: an attack may ask those that collude, the experimenter all.
-        """
-        watched, bound = self._parties[passive].sum.contributor, self.config.secure_sum.clip
-        assert isinstance(watched, _Watched)
-        assert watched.seen is not None
-        clipped = watched.seen if bound is None else clip_rows(watched.seen, bound)
-        return torch.from_numpy(clipped)
+        """What a passive contributed to its last sum (B, D), clipped; an attack asks colluders."""
+        seen, bound = self._watched(passive).seen, self.config.secure_sum.clip
+        assert seen is not None
+        return torch.from_numpy(seen if bound is None else clip_rows(seen, bound))
 
     def representations(self, passive: str, positions: Tensor) -> Tensor:
         """Unit representations (N, D) that a contrasting passive holds of these people now."""
@@ -354,7 +326,6 @@ class LiveRun(LiveSession[ApfedActive]):
             return pack({"rows": rows_B, "z": z_BD.to(dtype).reshape(-1, *shape)}, meta)
 
         async def script() -> Tensor:
-            """It holds what an honest active holds: its end of the sum."""
             for name in asked:
                 body = payload((instead or {}).get(name, z_BD))
                 links.send(name, Kind.REPRESENTATIONS, step, body)
@@ -391,7 +362,6 @@ class LiveRun(LiveSession[ApfedActive]):
         self._sum.receiver = plain.receiver()
         for name in names:
             self._parties[name].sum.contributor = plain.contributor(name)
-        self._watch()
 
 
 class JointRun(LiveSession[TvflActive]):
@@ -400,10 +370,7 @@ class JointRun(LiveSession[TvflActive]):
     role = TvflActive
 
     def hand_over(self, passive: str, strategy: Answering) -> None:
-        """Let an adversary play the active, against this passive, from now on.
-
-        It holds what an honest active holds, and trains and answers as one, but for the victim.
-        """
+        """Let an adversary play the active from now on; it answers all others as an honest one."""
         honest = self.learner.learn
 
         def learn(
@@ -419,11 +386,7 @@ class JointRun(LiveSession[TvflActive]):
 
 
 class VotesRun(LiveSession[VotesActive]):
-    """A session of votes: the real passives, links, sums, ledgers and counts.
-
-    An active asks about rows and labels of its choice, as often as it is answered; a passive votes
-    with a labeller of its own making. Both keep to the form of every message.
-    """
+    """A session of votes, where an active chooses rows and labels, or a passive its labeller."""
 
     # Any opening of votes will do, and only their base is common to all.
     role = VotesActive
@@ -442,11 +405,7 @@ class VotesRun(LiveSession[VotesActive]):
     ) -> tuple[Ballot, Votes]:
         """Ask for votes on rows (U,), with labels by alignment position; None: the honest ones.
 
-        Returns:
-            What was asked, and what was opened.
-
-        Raises:
-            RemoteProtocolError: a party refused; the run is over then.
+        Returns what was asked, and what was opened. RemoteProtocolError: a party refused.
         """
         honest = self.ballot
         if labels is not None:
@@ -467,9 +426,6 @@ class VotesRun(LiveSession[VotesActive]):
             asked, self.learner.ballot = self.ballot, honest
         return asked, votes
 
-    def vote_by(self, passive: str, labeller: Labeller) -> None:
-        self.voter(passive).labeller = labeller
-
     def voter(self, passive: str) -> VotesPassive:
         """The honest role of a passive, which the experimenter asks for the truth."""
         role = self.session.helpers[passive]
@@ -482,10 +438,7 @@ class VotesRun(LiveSession[VotesActive]):
 
 
 class _AtStep:
-    """Links of an active that gives its question another number, so that it looks like a new one.
-
-    An honest active asks once a session.
-    """
+    """Links of an active whose question has another number, so that it looks like a new one."""
 
     def __init__(self, links: Links, step: int) -> None:
         self._links, self._step = links, step
@@ -502,15 +455,11 @@ class _AtStep:
 
 @dataclass(frozen=True, kw_only=True)
 class PoisonedVotes(Labeller):
-    """A labeller whose votes serve its party, a malicious passive; hard ones, which weigh most.
+    """A labeller of a malicious passive, which turns around what an `honest` one says.
 
-    It keeps to every rule: a row of votes is a row of votes. Integrity, not privacy: there is
+    Its votes are hard, which weigh most, and keep to every rule. Integrity, not privacy: there is
     nothing to guess, so this is no `Attack`; compare the active's accuracy with an honest run's.
-
-    Attributes:
-        honest: what says whose votes to turn around.
-        way: "random" names any class; "constant" the first; "flip" the second where the honest one
-            is the first, and is honest elsewhere; "rotate" the class after the honest one.
+    "flip" names the second class where the honest one is the first, and is honest elsewhere.
     """
 
     name: ClassVar[str] = "poisoned"
@@ -537,32 +486,6 @@ class PoisonedVotes(Labeller):
 
     def statement(self) -> str:
         return self.title
-
-
-def play(
-    attack: ActiveAttack,
-    config: Config,
-    *,
-    victims: Sequence[str] | None = None,
-    rules: Collection[Rule] = ALL_RULES,
-    honest_epochs: int = 1,
-    data: VerticalData | None = None,
-    seed: int = 0,
-) -> tuple[AttackResult, ...]:
-    """Play the attack against each victim (None: all passives), in a session of its own.
-
-    The active, which the protocol holds to these `rules`, deviates after so many honest epochs; see
-    `play_from`. `data` is where it is loaded already.
-    """
-    data = data or load_data(config.data, seed=config.seed)
-    alignment: Mapping[str, Tensor] | None = None
-    results = []
-    for victim in victims or [table.name for table in data.passives]:
-        run = LiveRun(config, data, rules=rules, alignment=alignment)
-        alignment = run.alignment
-        run.train(honest_epochs)
-        results.append(play_from(run, attack, victim, seed=seed))
-    return tuple(results)
 
 
 def play_from(run: LiveRun, attack: ActiveAttack, victim: str, *, seed: int) -> AttackResult:

@@ -1,9 +1,7 @@
 """A malicious attack: one that deviates in a live run first and reads its recording afterwards.
 
-Run by: an adversary that is a party. `play` is its strategy: it takes the party's place among
-the real parties, whose messages, rules and sums are those of any run. `run` is an attack like
-every other, on the view of that run. What the adversary kept for itself while it played comes
-back in `view.played`.
+Run by: an adversary that takes a party's place among the real ones. `run` is an attack like every
+other, on the view of that run; what the adversary kept for itself comes back in `view.played`.
 
 Letters: A aligned rows, B batch, C people of a cohort, D numbers of a representation, F features.
 """
@@ -11,7 +9,7 @@ Letters: A aligned rows, B batch, C people of a cohort, D numbers of a represent
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from pydantic import Field
@@ -28,7 +26,6 @@ __all__ = [
     "Answering",
     "AnsweringAttack",
     "CohortDegradation",
-    "Opening",
     "notes_of",
     "people_to_ask",
     "why_not_played",
@@ -67,9 +64,7 @@ class ActiveSeat(Protocol):
         """Play one step with these flattened representations; return the sum (B, D) it opened.
 
         Args:
-            rows_B: alignment positions.
-            z_BD: what is sent.
-            instead: what is sent to single passives in its place.
+            instead: what is sent to single passives in the place of `z_BD`.
             weights: asks these passives to use another lambda_p.
             participants: whose contributions are added; None: everybody's.
 
@@ -83,31 +78,14 @@ class ActiveSeat(Protocol):
         ...
 
 
-class Opening(NamedTuple):
-    """What an active attack begins with.
-
-    Attributes:
-        people: (N,) whom it asks about, known ones first; size: D.
-        length: of a representation, within what the contract allows.
-    """
-
-    people: Tensor
-    draw: torch.Generator
-    size: int
-    length: float
-
-
 class ActiveAttack(Attack):
     """Base of the attacks by a malicious active on a passive's features.
 
     Attributes:
         people: how many it asks about, known ones among them.
-        spread: how far the rows of one question are apart, relative to their norm; 0: not at
-            all.
+        spread: how far the rows of one question are apart, relative to their norm.
         decoys: share of a batch in random directions, so that the rest may be alike.
         repeats: how often it asks the same, which averages noise; only under the protocol.
-        shadow_rows: pairs that the adversary has.
-        hidden, components: of the regression, as in `FeatureAttack`.
     """
 
     target = "features"
@@ -127,19 +105,16 @@ class ActiveAttack(Attack):
 
     @abstractmethod
     def play(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
-        """Ask what it needs; return what the adversary keeps besides the recording.
-
-        Raises:
-            RemoteProtocolError: a party refused.
-        """
+        """Ask what it needs; return what the adversary keeps besides the recording."""
 
     def opening(
         self, seat: ActiveSeat, knowledge: Knowledge, seed: int, *, length: float, most: int
-    ) -> Opening:
+    ) -> tuple[Tensor, torch.Generator, int, float]:
+        """Whom it asks about (N,), known ones first, its chance, and D and norm of its rows."""
         draw = torch.Generator().manual_seed(derive_seed(seed, self.name))
         length = min(max(length, seat.terms.minimum_norm), seat.terms.maximum_norm)
         people_N = people_to_ask(seat, knowledge, most)
-        return Opening(people_N, draw, math.prod(seat.terms.shape), length)
+        return people_N, draw, math.prod(seat.terms.shape), length
 
     def rows_at_once(self, seat: ActiveSeat) -> int:
         """How many people a batch of the largest agreed size asks about; the rest are decoys."""
@@ -187,10 +162,7 @@ class Answering(Protocol):
 
 
 class AnsweringAttack(Attack):
-    """Base of the attacks on features by a party that answers representations with gradients.
-
-    A passive of APFed or the active of TVFL does; it answers every step of the others' honest
-    training.
+    """Base of the attacks on features by a passive of APFed, or TVFL's active, in its answers.
 
     Attributes:
         people: outsiders whom it knows wholly, at most.
@@ -247,10 +219,9 @@ class CohortDegradation:
     """A4: a malicious passive spoils the active's model for people of its choice; an `Answering`.
 
     It answers with kappa (z - z*), for the rows of a cohort only, where z* is the mean of the
-    others: the encoder is pulled to make the cohort look like everybody else. It needs no knowledge
-    but the cohort's alignment positions, which every passive has. Integrity, not privacy: there is
-    nothing to guess, so this is no `Attack`; compare the active's accuracy on the cohort with an
-    honest run's. The sum's clip may shorten the rows, whatever the `strength`, kappa.
+    others: the encoder is pulled to make the cohort look like everybody else. The sum's clip may
+    shorten the rows, whatever the `strength`, kappa. Integrity, not privacy: there is nothing to
+    guess, so this is no `Attack`; compare the active's accuracy on the cohort with an honest run's.
     """
 
     def __init__(self, cohort_C: Tensor, *, strength: float = 1.0) -> None:

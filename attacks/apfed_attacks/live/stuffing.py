@@ -1,9 +1,8 @@
 """Live intersections in which one party stuffs its set: the real roles of `apfed_protocols.psi`.
 
-Run by: the experimenter, who plays both parties and knows who has which ID. The victim's end is
-the real one, with its size limit, its minimum and its own history of runs. The adversary's end
-is the real one too, where it keeps to the agreed size; to exceed it, it takes a larger limit for
-itself and claims the agreed one.
+Run by: the experimenter, who plays both parties and knows who has which ID. Both ends are the real
+ones, with size limit, minimum and the victim's own history of runs; to exceed the agreed size, the
+adversary takes a larger limit for itself and claims the agreed one.
 """
 
 from collections.abc import Sequence
@@ -53,16 +52,10 @@ class _Boundless(IntersectionAgreement):
 
 @dataclass
 class Stuffed:
-    """What an adversary got out of its intersections.
-
-    Attributes:
-        tried, found: candidates by number.
-        runs: intersections that were played to the end; refusal: what ended the attempt.
-    """
+    """Candidates by number that were tried and found, and what ended the attempt."""
 
     tried: set[int] = field(default_factory=set)
     found: set[int] = field(default_factory=set)
-    runs: int = 0
     refusal: str | None = None
 
 
@@ -102,16 +95,8 @@ def play_stuffing(
 ) -> tuple[AttackResult, Stuffed]:
     """Let the adversary stuff its set until the candidates, or the victim's patience, are used up.
 
-    What it says about the candidates is scored. Where the victim refused before anything was
-    learned, the result does not apply, for that reason.
-
-    Args:
-        attack: how it deviates.
-        tables: who has which IDs.
-        settings: what both parties agreed on.
-        role: the adversary's; the active is the hub.
-        history: the victim's own; None: it keeps none.
-        seed: of the choice of candidates.
+    Where the victim refused before anything was learned, the result does not apply, for that
+    reason. `role` is the adversary's, of which the active is the hub, `history` the victim's own.
     """
     candidates, own = tables.candidates(attack.candidates, seed), len(tables.own)
     stuffed, room = Stuffed(), len(candidates) if attack.overstuff else settings.maximum_ids - own
@@ -131,7 +116,6 @@ def play_stuffing(
         except (DataError, RemoteProtocolError, IntersectionTooSmallError) as refusal:
             stuffed.refusal = str(refusal)
             break
-        stuffed.runs += 1
         stuffed.tried.update(numbers)
         stuffed.found.update(numbers[row - own] for row in rows.tolist() if row >= own)
     notes = {
@@ -157,12 +141,7 @@ def _intersect(
     attack: IdStuffing, stuffed: Sequence[str], victim: Sequence[str],
     settings: AlignmentSettings, session: str, role: Literal["active", "passive"],
 ) -> NDArray[np.int64]:  # fmt: skip
-    """Play one intersection; return the rows of its own set that the adversary learned.
-
-    Raises:
-        RemoteProtocolError: the victim refused.
-        IntersectionTooSmallError: nothing was opened, and nothing was seen besides.
-    """
+    """Play one intersection; return the rows of its own set that the adversary learned."""
     honest = intersection(settings, session=session, dealer=_DEALER)
     theirs: SetIntersection = honest
     if attack.overstuff:

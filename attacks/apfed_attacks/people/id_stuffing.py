@@ -1,12 +1,10 @@
 """A10, ID stuffing: guessed IDs in one's own set tell which of them a peer has.
 
-Run by: any party of a set intersection. Of each candidate in its set it learns whether it is common
-to all parties; the hub of `ecdh` learns it of each member alone, even where too few are common to
-be opened. No intersection can tell a guess from a customer: agreed limits on the size of a set
-(`maximum_ids`) and on runs with a peer (`AlignmentHistory`) bound how many guesses are tried; one
-that deviates gets `secure_apfed.alignment.most_guesses`.
-
-Letters: N candidates.
+Run by: any party of a set intersection. Of each candidate (N) in its set it learns whether it is
+common to all parties; the hub of `ecdh` learns it of each member alone, even where too few are
+common to be opened. Agreed limits on the size of a set (`maximum_ids`) and on runs with a peer
+(`AlignmentHistory`) bound how many guesses are tried; one that deviates gets
+`secure_apfed.alignment.most_guesses`.
 """
 
 import numpy as np

@@ -1,13 +1,10 @@
-"""A9, membership: an outside querier learns who trained the active's model (LiRA).
+"""A9, membership: who trained the active's model (LiRA), or at another party of FedMV.
 
 Run by: whoever may query the finished model and holds candidate rows with their labels (a
 customer of the prediction service, a former employee). For each candidate it compares the
 model's confidence with that of shadow models that did, and did not, train on this row: the
 likelihood ratio attack of Carlini et al. (2022), Membership Inference Attacks From First
-Principles, online.
-
-The shadow models train as the active would alone; the passives' help, which moves the model
-too, is unknown to the querier.
+Principles, online. They train as the active would alone; the passives' help is unknown to it.
 
 Letters: S shadow models, N candidates, K classes.
 """
@@ -15,7 +12,7 @@ Letters: S shadow models, N candidates, K classes.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +23,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
-from apfed_attacks.interface import Attack, Guess, Prediction
+from apfed_attacks.interface import Attack, FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, AttackError
 from secure_apfed.models import encoder_and_head
 from secure_apfed.seeds import derive_seed, seeded, shuffled
@@ -35,38 +32,49 @@ from secure_apfed.settings.training import ModelSettings
 if TYPE_CHECKING:
     from secure_apfed.settings.training import TrainSettings
 
-__all__ = ["Membership", "Shadows", "halves", "likelihood_ratio", "logit_confidence"]
+__all__ = [
+    "AveragedMembership",
+    "Membership",
+    "Shadows",
+    "Strangers",
+    "halves",
+    "likelihood_ratio",
+    "logit_confidence",
+]
 
+Strangers: TypeAlias = Literal["outside", "elsewhere"]
+"""People who did not train at a party: of no party's training, or of another passive's."""
 _FLOOR = 1e-12
-_Array = NDArray[np.float64]
 _SCORED_AT_ONCE = 32_768
 _State = Mapping[str, Tensor]
 
 
-def logit_confidence(scores_NK: Tensor, labels_N: Tensor) -> _Array:
+def logit_confidence(scores_NK: Tensor, labels_N: Tensor) -> FloatArray:
     """log(p / (1 - p)) of the true class, from class scores or log-probabilities (Section IV)."""
     logp_NK = scores_NK.double().log_softmax(-1)
     own_N1 = labels_N.to(logp_NK.device)[:, None].expand(*logp_NK.shape[:-1], 1)
     others_NK = logp_NK.scatter(-1, own_N1, -torch.inf)
-    logit: _Array = (logp_NK.gather(-1, own_N1)[..., 0] - others_NK.logsumexp(-1)).numpy(force=True)
-    return logit
+    logit_N = logp_NK.gather(-1, own_N1)[..., 0] - others_NK.logsumexp(-1)
+    return np.asarray(logit_N.numpy(force=True))
 
 
 def likelihood_ratio(
-    phi_N: _Array, shadow_SN: _Array, inside_SN: NDArray[np.bool_], *, own_variances: bool = False
-) -> _Array:
+    phi_N: FloatArray,
+    shadow_SN: FloatArray,
+    inside_SN: NDArray[np.bool_],
+    *,
+    own_variances: bool = False,
+) -> FloatArray:
     """Log N(phi; in) - log N(phi; out), the means being each candidate's own.
 
     Args:
-        phi_N: the model's logit confidences.
-        shadow_SN: those of the shadow models.
-        inside_SN: which shadow model trained on which candidate; at least one did and one did
-            not, for every candidate.
+        phi_N: the model's logit confidences; shadow_SN: those of the shadow models.
+        inside_SN: which of these trained on which candidate: of each one did and one did not.
         own_variances: of each candidate, for which the paper asks 64 models or more; else one
             for each side.
     """
 
-    def likelihood(side_SN: NDArray[np.bool_]) -> _Array:
+    def likelihood(side_SN: NDArray[np.bool_]) -> FloatArray:
         mean_N = np.where(side_SN, shadow_SN, 0).sum(axis=0) / side_SN.sum(axis=0)
         square_SN = np.where(side_SN, np.square(shadow_SN - mean_N), 0)
         rows = 0 if own_variances else None
@@ -82,12 +90,10 @@ class Membership(Attack):
     Attacks: the likelihood ratio, with one variance or with each candidate's own; the
     confidence compared with that of the shadow models that did not train on the row (offline);
     the confidence as it is (Yeom et al., 2018). Baseline: the mean confidence of the shadow
-    models, that is, how easy a row is: what is known of it without asking the model. Decoys: the
-    attacks where each candidate's answer is another's, with the same shadow models.
+    models, that is, how easy a row is. Decoys: each candidate's answer is another's.
 
     Attributes:
         shadow_models: S, even; 16 to 64 are usual.
-        candidates: people that it asks about, at most.
         epochs: of the shadow models; null: as the run.
     """
 
@@ -129,7 +135,7 @@ class Membership(Attack):
         outside_N = np.where(inside_SN, 0, shadow_SN).sum(axis=0) / (~inside_SN).sum(axis=0)
         others_N = shuffled(torch.arange(len(phi_N)), seed, "attacks", "decoy").numpy()
 
-        def judged(phi_N: _Array) -> dict[str, Prediction]:
+        def judged(phi_N: FloatArray) -> dict[str, Prediction]:
             ratio = partial(likelihood_ratio, phi_N, shadow_SN, inside_SN)
             scores = {
                 "likelihood ratio": ratio(),
@@ -163,14 +169,12 @@ def halves(models: int, rows: int, seed: int) -> Tensor:
 class Shadows:
     """Shadow models: networks like the victim's, each trained on a part of the candidates.
 
-    All train at once: their parameters are stacked, one batched forward and backward pass serves
-    all of them (torch.func.vmap); for small networks that is several times faster than one after
-    another, since the time goes into starting operations.
+    All train at once: their parameters are stacked, one batched pass serves all of them, several
+    times faster than one after another.
 
     Attributes:
         make: returns one network, rows -> class scores (B, K), without buffers.
         train: the victim's settings of training, as far as they are known.
-        seed: of initial weights, batches and dropout.
     """
 
     make: Callable[[], nn.Module]
@@ -236,7 +240,7 @@ class Shadows:
         )  # fmt: skip
 
     def _batches(self, rows_SH: Tensor) -> Iterator[Tensor]:
-        """Every batch of every epoch, (S, B) row numbers; each model shuffles its own rows."""
+        """Every batch of every epoch, (S, B); each model shuffles its own rows."""
         draw = torch.Generator().manual_seed(derive_seed(self.seed, "shadows", "batches"))
         for _ in range(self.train.epochs):
             order_SH = torch.rand(rows_SH.shape, generator=draw).argsort(dim=1)
@@ -288,3 +292,77 @@ def _clip(parameters: _State, bound: float | None) -> None:
     scale_S = (bound / (norm_S + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         gradient.mul_(scale_S.reshape(-1, *(1,) * (gradient.dim() - 1)))
+
+
+class AveragedMembership(Attack):
+    """A party of FedMV asks the average of weights who trained at another party.
+
+    Run by: the active or a passive of H-FedMV or S-FedMV, each trained on people of its own; it
+    holds people with their labels. Models fit the rows that they were trained on better than others
+    (Yeom et al., 2018, Privacy Risk in Machine Learning, Section 3): FedMV fits scores to one-hot
+    labels by least squares, so the squared error is the signal. How hard a person is to fit anyway
+    is measured by a model that the adversary trains on people of its own in the same way, and
+    subtracted (difficulty calibration: Watson et al., 2022, On the Importance of Difficulty
+    Calibration in Membership Inference Attacks, Section 3).
+
+    The secure sum hides which party a person trained at: `strangers: elsewhere`, where the others
+    are people of other passives, asks what is left of that. It does not hide that somebody trained
+    (`outside`), and with one passive it hides nothing. A passive reads the average of the round
+    before the last.
+
+    Baseline: the own model's squared error alone. Decoys: the attacks where each person's error
+    under the average is another's, of about the same error under the own model.
+    """
+
+    name = "averaged_membership"
+    target = "membership"
+    roles = ("active", "passive")
+    suite = ({"strangers": "outside"}, {"strangers": "elsewhere"})
+
+    candidates: int = Field(4_000, ge=4)
+    strangers: Strangers = "outside"
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        if view.description.opens != "weights":
+            return f"{view.description}: no weights are averaged"
+        if view.parties[0] not in view.networks:
+            return f"the recording holds no average of {view.description}"
+        if view.knowledge.candidates is None:
+            return f"{view.name} holds no people to ask about"
+        return None
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        candidates, train = view.knowledge.candidates, view.knowledge.alike
+        assert candidates is not None
+        assert train is not None
+        adversary = view.parties[0]
+        labels_A = view.labels[adversary]
+        mine = labels_A >= 0
+        own = train(view.features[adversary][mine], labels_A[mine])
+        average = view.networks[adversary]
+        rows_n = candidates.features.to(next(average.parameters()).dtype)
+        with torch.no_grad():
+            fit_n = _fit(average(rows_n), candidates.labels)
+        easy_n = _fit(own(candidates.features), candidates.labels)
+        # Of whoever is next to it by the own model: fits stay as near to that model's as they were.
+        by_ease_n = np.argsort(easy_n)
+        others_n = np.empty_like(by_ease_n)
+        others_n[by_ease_n] = np.roll(by_ease_n, 1)
+
+        def judged(fit_n: FloatArray) -> dict[str, Prediction]:
+            scores = {"fit": fit_n, "fit less that of an own model": fit_n - easy_n}
+            return {name: Prediction(values_n[:, None]) for name, values_n in scores.items()}
+
+        return Guess(
+            positions=torch.arange(len(candidates)),
+            attacks=judged(fit_n),
+            baselines={"fit of an own model": Prediction(easy_n[:, None])},
+            decoys=judged(fit_n[others_n]),
+        )
+
+
+def _fit(scores_nK: Tensor, labels_n: Tensor) -> FloatArray:
+    """(n,) minus the squared distance of the scores from one-hot labels."""
+    truth_nK = F.one_hot(labels_n, scores_nK.shape[1]).to(scores_nK.device)
+    fit_n: FloatArray = -(scores_nK.double() - truth_nK).square().sum(dim=1).numpy(force=True)
+    return fit_n

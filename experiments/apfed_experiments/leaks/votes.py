@@ -241,8 +241,8 @@ def _accuracy(
     """In per cent, and where single answers are opened how far each passive agrees with others."""
     run = _open(data, method, epsilon, seed)
     if way is not None:
-        honest = run.voter(VICTIM).labeller
-        run.vote_by(VICTIM, PoisonedVotes(honest=honest, way=way, seed=seed))
+        victim = run.voter(VICTIM)
+        victim.labeller = PoisonedVotes(honest=victim.labeller, way=way, seed=seed)
     run.learn()
     agreement = {name: one.others or 0.0 for name, one in run.learner.agreement.items()}
     return 100 * ACCURACY.of(run.learner.student.scored(run.data.test_rows)), agreement

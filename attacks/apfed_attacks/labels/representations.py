@@ -1,12 +1,10 @@
-"""A2, temporal: a curious passive reads labels out of the representations of many epochs.
+"""A1 and A2: a curious passive reads labels out of the representations that it got.
 
-Run by: one passive, or several that pool what they have. Noise that is fresh in every epoch
-averages out over a row's releases, so a budget for one release says little about all of them;
-noise that is drawn once for each row does not. How a row's representation moved during
-training speaks of its label too.
-
-The passive's own gradients, which moved the representation as well, are not subtracted: what
-it contributed is protected in the transcript, and the attack reads the transcript only.
+Run by: one passive, or several that pool what they have. They complete the model that they lack,
+a head, from the few labels that they know; without labels they cluster. In TVFL the
+representations are those that the passive itself computed and sent, whose encoder the label
+gradients trained (passive model completion; Fu et al., 2022, Label Inference Attacks Against
+Vertical Federated Learning). Probes are supervised; `semi_supervised` trains as that paper does.
 
 Letters: E epochs, N rows, D numbers of a representation.
 """
@@ -15,15 +13,50 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from apfed_attacks.columns import beside
 from apfed_attacks.interface import Guess
-from apfed_attacks.labels.completion import LabelProbe, guess_labels
-from apfed_attacks.view import AdversaryView, released_positions, representations
+from apfed_attacks.labels.completion import LabelProbe, fresh_columns, guess_labels
+from apfed_attacks.view import AdversaryView, over_time, released_positions, representations
 
-__all__ = ["Temporal"]
+__all__ = ["ModelCompletion", "Temporal"]
+
+
+class ModelCompletion(LabelProbe):
+    """A1: probes with known labels, or clusters without any, on the last epoch.
+
+    Attacks use h, and h together with the own features x. Baselines: the majority class, and the
+    same probes or clusters on x alone and, where h is of its own network, on what this network
+    makes of x before training. Reference: the same on h of the first kept epoch, which
+    shows what training added to the leak; it was released too, so it takes no part in the
+    advantage.
+    """
+
+    name = "model_completion"
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        seen = over_time(representations, view, view.epochs)
+        positions = self.choose(view, seen["last"].positions, seed)
+        h_NF, first_NF = (self.scaled(seen[name].at(positions), seed) for name in ("last", "first"))
+        x_NF = self.own(view, positions, seed)
+        baselines = {"x": x_NF}
+        fresh = fresh_columns(view, positions, seed)
+        if fresh is not None:
+            fresh_NF = self.scaled(fresh, seed)
+            name = "fresh own network"
+            baselines |= {name: fresh_NF, **beside(name, fresh_NF, x_NF)}
+        return guess_labels(
+            view, positions, attacks={"h": h_NF}, fused={"h": (h_NF, x_NF)}, baselines=baselines,
+            references={"h of the first epoch": first_NF} if len(view.epochs) > 1 else {},
+            seed=seed,
+        )  # fmt: skip
 
 
 class Temporal(LabelProbe):
-    """Model completion on what the epochs give together.
+    """A2: model completion on what the epochs give together.
+
+    Noise that is fresh in every epoch averages out over a row's releases, so a budget for one
+    release says little about all of them; noise that is drawn once for each row does not. How a
+    row's representation moved during training speaks of its label too.
 
     Attacks use the mean of all epochs, the mean of the last ones, the difference of the last to
     the first, all epochs side by side (as principal components), and the mean of all together

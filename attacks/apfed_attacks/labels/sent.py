@@ -1,11 +1,10 @@
-"""Shown labels: a curious passive reads the labels that come with a request for votes.
+"""Labels that are sent: shown with a request for votes, or drawn into pseudo-labels.
 
-Run by: a passive of a method whose active shows labels, or several that pool their features. It
-reads the shown ones as they are (what a label mechanism answered is the likeliest label, whatever
-its epsilon), and guesses those of all other rows by what it computes for its own vote.
-
-Baselines: the same computation with the labels that it knew before. Where labels are encrypted
-nothing is shown, and it does not apply.
+Run by: a curious passive, or several that pool what they have. A request for votes shows labels
+(what a label mechanism answered is the likeliest label, whatever its epsilon), unless they are
+encrypted. In every round of MMVFL and FedMV the active sends the common pseudo-labels Z of all
+aligned training rows, which the labels draw (MMVFL, Eq. 14; FedMV, Eq. 10): column k speaks of
+class k.
 
 Letters: N rows, n of them with a label, K classes.
 """
@@ -19,15 +18,26 @@ from torch import Tensor
 from apfed_attacks.columns import own_votes
 from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.labels.completion import LabelProbe, guess_labels, known_labels
-from apfed_attacks.view import AdversaryView, KnownRows, asked
+from apfed_attacks.view import (
+    AdversaryView,
+    KnownRows,
+    Observed,
+    asked,
+    epochs_asked,
+    over_time,
+    pseudo_labels,
+)
 
-__all__ = ["ShownLabels"]
+__all__ = ["PseudoLabels", "ShownLabels"]
 
 _CERTAIN = 2.0  # above every probability
 
 
 class ShownLabels(LabelProbe):
-    """Shown labels as they are; probes and votes, taught by them, for other rows."""
+    """Shown labels as they are; probes and own votes, taught by them, for other rows.
+
+    Baselines: the same computation with the labels that it knew before.
+    """
 
     name = "shown_labels"
 
@@ -77,6 +87,48 @@ class ShownLabels(LabelProbe):
             values_NK = found[f"{name}, taught by shown labels"] = np.zeros((len(rows), classes))
             values_NK[(~rows).numpy()] = prediction.values
         return found
+
+
+class PseudoLabels(LabelProbe):
+    """The largest column; probes with known labels, or clusters without any, on all columns.
+
+    Attacks use Z of the last round and, of many epochs, their mean, alone and with the own features
+    x. Baselines are those of model completion. Reference: the first round's Z, which is random.
+    """
+
+    name = "pseudo_labels"
+    suite = ({"labels_per_class": 0}, {"labels_per_class": 4})
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        if view.description.opens != "pseudo-labels":
+            return f"{view.description}: no pseudo-labels are sent"
+        if not _epochs(view):
+            return "the transcript kept no pseudo-labels; set transcript.keep to first_and_last"
+        return None
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        epochs = _epochs(view)
+        found = over_time(pseudo_labels, view, epochs)
+        first, sent = found.pop("first"), {"z": found.pop("last")}
+        sent |= {f"{name} z": seen for name, seen in found.items()}
+        positions = self.choose(view, sent["z"].positions, seed)
+        x_NF = self.own(view, positions, seed)
+        columns = {name: self.scaled(seen.at(positions), seed) for name, seen in sent.items()}
+        guess = guess_labels(
+            view, positions, attacks=columns, fused={"z": (columns["z"], x_NF)},
+            baselines={"x": x_NF}, seed=seed,
+        )  # fmt: skip
+
+        def read(seen: Observed) -> Prediction:
+            return Prediction(seen.at(guess.positions).numpy(force=True))
+
+        largest = {f"largest of {name}": read(seen) for name, seen in sent.items()}
+        before = {"largest of the first z": read(first)} if len(epochs) > 1 else {}
+        return replace(guess, attacks={**largest, **guess.attacks}, references=before)
+
+
+def _epochs(view: AdversaryView) -> tuple[int, ...]:
+    return epochs_asked(view, lambda request: request.z is not None)
 
 
 def _votes(x_NF: FloatArray, labels_N: Tensor, classes: int) -> FloatArray:

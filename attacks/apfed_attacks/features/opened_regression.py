@@ -1,0 +1,184 @@
+"""Regressions of what a curious active opened to a passive's features: sums, vectors, votes.
+
+Run by: the active, where what it opened holds something of each row: a sum of the passives'
+representations (SplitNN that merges by sum), of what they make of the common pseudo-labels (MMVFL,
+FedMV) or of votes, or the singular vectors of all parties' tables (VFedTrans). Shadow rows, whose
+features at the victim it knows, teach a regression. The secure sum hides which passive a part came
+from, and is no protection against this: its receiver reads the sum.
+
+A passive of MMVFL adds zeta_k / zeta (X_k W_k + zeta_k Z) / (1 + zeta_k) to the sum, and Z was sent
+to it. What a regression on Z leaves of the sum is linear in the features of all passives, by
+other weights in each round; several rounds side by side are more equations.
+
+Letters: N rows, C numbers of a sum, F columns, K classes.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from apfed_attacks.columns import beside, own_columns, own_votes
+from apfed_attacks.features.regression import FeatureAttack, Regression, guess_features
+from apfed_attacks.interface import FloatArray, Guess
+from apfed_attacks.view import (
+    AdversaryView,
+    Asked,
+    asked,
+    opened_epochs,
+    opened_sums,
+    pseudo_labels,
+    votes_read,
+)
+
+__all__ = ["SumRegression", "VectorRegression", "VoteRegression"]
+
+
+class SumRegression(FeatureAttack):
+    """Regress opened sums, alone and beside what the active has, to the victim's features.
+
+    Attacks use the last epoch's sums, what is left of them where pseudo-labels were sent, and that
+    of all kept epochs. Baselines, with the same shadow rows: their mean, and own features x, also
+    with the own labels, which a sum tells again.
+    """
+
+    name = "sum_regression"
+    roles = ("active",)
+    suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        if view.description.opens not in ("representations", "pseudo-labels"):
+            return f"{view.description}: no sum of representations or pseudo-labels is opened"
+        if not opened_epochs(view):
+            return "the transcript kept no sums; set transcript.keep to first_and_last or all"
+        return None
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        epochs = opened_epochs(view)
+        last = opened_sums(view, epochs[-1])
+        positions = self.choose(view, last.positions, seed)
+        columns, read = {"sums": last.at(positions)}, _sums
+        if view.description.opens == "pseudo-labels":
+            columns["rest of the sums"], read = _rest(view, epochs[-1], positions), _rest
+        seen = {epoch: opened_sums(view, epoch).positions for epoch in epochs}
+        whole = [epoch for epoch, rows in seen.items() if torch.isin(positions, rows).all()]
+        if len(whole) > 1:
+            every = [read(view, epoch, positions) for epoch in whole]
+            columns["all epochs"] = torch.cat(every, dim=1)
+        x_NF = self.own(view, positions, seed)
+        both_NF = np.hstack([x_NF, _own_labels(view, positions)])
+        scaled = {name: self.scaled(values, seed) for name, values in columns.items()}
+        together = {
+            f"{key} and labels": of_NF
+            for name, released_NF in scaled.items()
+            for key, of_NF in beside(name, released_NF, both_NF).items()
+        }
+        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
+        own = {"x": x_NF, "x and labels": both_NF}
+        return regress.guess(regress.on({**scaled, **together}), own)
+
+
+class VectorRegression(FeatureAttack):
+    """Regress singular vectors, alone and beside own features, to the victim's features.
+
+    Each column of each table is a linear combination of them where as many are taken as the tables
+    have rank; as many shadow rows tell which, exactly, and fewer roughly. Baseline: the same from
+    own features.
+    """
+
+    name = "vector_regression"
+    roles = ("active",)
+    suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        if view.description.opens != "singular vectors":
+            return f"{view.description}: no table is decomposed"
+        if not opened_epochs(view):
+            return "the transcript kept no vectors; set transcript.keep to first_and_last or all"
+        return None
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        seen = opened_sums(view, opened_epochs(view)[0])
+        positions = self.choose(view, seen.positions, seed)
+        return guess_features(self, view, positions, "u", seen.at(positions), seed)
+
+
+class VoteRegression(FeatureAttack):
+    """Regress votes, or single answers under randomised response, to the victim's features.
+
+    A vote says which labelled rows a row is near to in the passive's features. Baselines: the same
+    from own features, and from these with what the active's own labeller makes of them and of its
+    labels: all that it has before anybody votes.
+    """
+
+    name = "vote_regression"
+    roles = ("active",)
+    suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        if view.description.labels is None:
+            return f"{view.description}: nobody votes"
+        if view.description.opens == "moment of votes":
+            return f"{view.description}: a moment of votes is opened, and nothing row by row"
+        if view.description.labels == "encrypted":
+            return (
+                f"{view.description}: whom a ballot of encrypted labels names is not read here yet"
+            )
+        if asked(view) is None or not votes_read(view):
+            return "the transcript kept no votes; set transcript.keep to first_and_last or all"
+        return None
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        read, ballot = votes_read(view), asked(view)
+        assert ballot is not None
+        first = next(iter(read.values()))
+        positions = self.choose(view, first.positions, seed)
+        answers = {name: seen.at(positions) for name, seen in read.items()}
+        columns, victim = {"votes": torch.cat(list(answers.values()), dim=1)}, view.knowledge.victim
+        if victim in answers and len(answers) > 1:
+            columns["its votes"] = answers[victim]
+        scaled = {name: self.scaled(values, seed) for name, values in columns.items()}
+        own_NF = self.own(view, positions, seed)
+        solo = self._solo(view, ballot, positions, own_NF)
+        both = {f"votes, {name}": np.hstack([scaled["votes"], own]) for name, own in solo.items()}
+        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
+        attacks = regress.on({**scaled, **beside("votes", scaled["votes"], own_NF), **both})
+        return regress.guess(attacks, {"x": own_NF, **solo})
+
+    def _solo(
+        self, view: AdversaryView, ballot: Asked, positions: Tensor, own_NF: FloatArray
+    ) -> dict[str, FloatArray]:
+        """Own features with what the own labeller says of them; {} where labels were not shown."""
+        if ballot.labels is None:
+            return {}
+        rows_U = ballot.rows.sort().values
+        labelled, order = ballot.labelled.sort()
+        places = torch.searchsorted(rows_U, labelled)
+        features_UF = own_columns(view, rows_U).double().numpy(force=True)
+        votes_UK = own_votes(features_UF, places, ballot.labels[order], view.knowledge.classes)
+        wanted_N = torch.searchsorted(rows_U, positions).numpy()
+        votes_NK = self.scaled(torch.from_numpy(votes_UK[wanted_N]), 0)
+        return {"x and own votes": np.hstack([own_NF, votes_NK])}
+
+
+def _sums(view: AdversaryView, epoch: int, positions: Tensor) -> Tensor:
+    return opened_sums(view, epoch).at(positions)
+
+
+def _rest(view: AdversaryView, epoch: int, positions: Tensor) -> Tensor:
+    """What the pseudo-labels that were sent do not explain of the sums by least squares, and they.
+
+    (N, 2 C): where they explain some of the features, both together are needed.
+    """
+    # On the CPU, whose least squares take columns of any rank.
+    sums_NC = opened_sums(view, epoch).at(positions).double().cpu()
+    sent_NC = pseudo_labels(view, epoch).at(positions).cpu()
+    known_NC = torch.cat([sent_NC, torch.ones(len(sent_NC), 1, dtype=sent_NC.dtype)], dim=1)
+    rest_NC = sums_NC - known_NC @ torch.linalg.lstsq(known_NC, sums_NC).solution
+    return torch.cat([rest_NC, sent_NC], dim=1)
+
+
+def _own_labels(view: AdversaryView, positions: Tensor) -> FloatArray:
+    """The active's labels one-hot, (N, K); a row of zeros where it has none."""
+    labels_N = view.labels[view.parties[0]][positions].clamp(min=-1).numpy()
+    # The last row is of zeros.
+    return np.asarray(np.eye(view.knowledge.classes + 1, view.knowledge.classes)[labels_N])

@@ -1,0 +1,801 @@
+"""What every attack finds: on a planted leak, where nothing leaked, and under each method.
+
+An attack that was never seen to succeed says nothing where it fails: `pytest -m planted`. Where
+nothing leaked (`pytest -m null`) the mean advantage over several recordings of noise, each of other
+people and with another seed, lies within its own interval of 0, which is narrow enough to find a
+bias that would matter. Whatever does not apply says why.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.stats import t
+from torch import Tensor, nn
+
+from apfed_attacks import ATTACKS
+from apfed_attacks.features.chosen_representations import ChosenRepresentations
+from apfed_attacks.features.decoder_extraction import DecoderExtraction
+from apfed_attacks.features.isolation import Isolation
+from apfed_attacks.interface import AttackResult
+from apfed_attacks.labels.completion import PROBES
+from apfed_attacks.live import stuffing
+from apfed_attacks.live.runs import LiveRun, play_from
+from apfed_attacks.live.strategy import ActiveAttack, AnsweringAttack
+from apfed_attacks.people.id_stuffing import IdStuffing
+from apfed_attacks.recorded import truth_of, view_of
+from apfed_attacks.run import Trial, mount
+from apfed_attacks.view import Knowledge, Played, batches
+from secure_apfed.config import AttackChoice
+from secure_apfed.contract import RepresentationTerms
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.methods import METHODS
+from secure_apfed.runs.outcome import Recording
+from secure_apfed.runs.run import run
+from secure_apfed.seeds import seeded
+from secure_apfed.settings.alignment import AlignmentSettings
+from tests.attacks.conftest import Leak, leak_noised_afresh
+from tests.attacks.recordings import (
+    TWO_TABLES,
+    ask,
+    attacked,
+    attacked_by,
+    ballot_of,
+    decomposed,
+    drawn_labels,
+    live_config,
+    noise_opened,
+    normal,
+    of_vectors,
+    play,
+    with_opened,
+)
+from tests.attacks.test_attacks_features import (
+    explained_by_hijack,
+    opened_by,
+    played_hijack,
+    skewed,
+    skewed_and_inverted,
+)
+from tests.attacks.test_attacks_live import UNPROTECTED, isolation_error
+from tests.attacks.test_attacks_people import (
+    average_by_heart,
+    averaged,
+    model_by_heart,
+    people,
+    stuff,
+    with_model,
+)
+from tests.secure_apfed.small_runs import small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+
+Make = Callable[[Any], Any]
+
+
+def _of(leak: str | Leak, **how: Any) -> Make:
+    return lambda make: make(leak, **how)
+
+
+def _gradients(gradient: str | Leak, **how: Any) -> Make:
+    return _of("nothing", method="tvfl", gradient=gradient, **how)
+
+
+def _cross_entropy(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
+    """J^T (p - y) of an untrained head, whose Jacobian differs a little from row to row."""
+    error = 1 / 3 - F.one_hot(labels, 3).float()
+    mask = (torch.rand(len(labels), 6, generator=draw) > 0.3).float()
+    return 1e-3 * mask * (error @ torch.linspace(-1, 1, 18).sin().reshape(3, 6))
+
+
+def linear_head(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
+    """(p - y) J of a linear head that has learnt little."""
+    logits = 0.1 * torch.randn(len(labels), 3, generator=draw)
+    error = logits.softmax(1) - F.one_hot(labels, 3).float()
+    return 1e-3 * error @ torch.linspace(-1, 1, 18).sin().reshape(3, 6)
+
+
+def _lengths(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
+    direction = torch.randn(len(labels), 6, generator=draw)
+    return F.normalize(direction) * 10.0 ** -labels[:, None].float()
+
+
+def _vanished(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
+    return torch.zeros(len(labels), 6)
+
+
+def _broken(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
+    return torch.full((len(labels), 6), float("nan"))
+
+
+def _of_features(make: Any) -> Any:
+    """An invertible function of the active's features is released."""
+    features = truth_of(make("nothing")).features["active"]
+    mix = torch.randn(5, 7, generator=torch.Generator().manual_seed(2))
+    return _of(lambda *_: torch.tanh(0.2 * features @ mix))(make)
+
+
+def _through(*layers: Callable[[], nn.Module], released: bool = True) -> Make:
+    """passive-1 releases what its encoder makes of its features, or noise."""
+
+    def made(make: Any) -> Any:
+        with seeded(3, "encoder"):
+            encoder = nn.Sequential(*(layer() for layer in layers))
+
+        def leak(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
+            with torch.no_grad():
+                return encoder(own) if released else torch.randn(len(own), 6, generator=draw)
+
+        return replace(make(leak, method="tvfl"), encoders={"passive-1": encoder})
+
+    return made
+
+
+WIDE = (lambda: nn.Linear(4, 12), nn.Tanh, lambda: nn.Linear(12, 6))
+
+
+def _asked(method: str) -> Make:
+    return lambda make: ask(make("nothing", epochs=0), method)
+
+
+def _summed(make: Any) -> Recording:
+    """Linear representations of all passives are summed."""
+    empty = make("nothing", epochs=0)
+    tables = [table.features[empty.alignment[table.name]] for table in empty.data.passives]
+    return ask(empty, "split_nn_sum", opened=[torch.hstack(tables).double() @ normal(6, 8, seed=0)])
+
+
+def _decomposed(make: Any) -> Recording:
+    return decomposed(make("nothing", epochs=0), true=True)
+
+
+def _voted(make: Any) -> Recording:
+    return ballot_of(
+        make("nothing", epochs=0), method="votes",
+        voting=lambda own, draw: torch.rand(len(own), 3, generator=draw),
+    )  # fmt: skip
+
+
+def _drawn(make: Any) -> Recording:
+    return drawn_labels(make("nothing", epochs=0))
+
+
+def _a_feature(method: str) -> Make:
+    """Votes that are a feature of passive-1: its size, and its sign as the class."""
+
+    def voting(own: Tensor, draw: torch.Generator) -> Tensor:
+        return torch.stack([own[:, 1], -own[:, 1], torch.zeros(len(own))], dim=1)
+
+    return lambda make: ballot_of(make("nothing", epochs=0), method=method, voting=voting)
+
+
+Found = Callable[[Any], Iterable[Mapping[str, float | None]]]
+# Adversaries and their victims. passive-2's own features say nothing of the label.
+PASSIVES = FIRST, SECOND = (("passive-1", "active"), ("passive-2", "active"))
+OF_FIRST = ("active", "passive-1")
+
+
+def _figures(result: AttackResult) -> dict[str, float | None]:
+    assert result.applicable, result.reason
+    return {**result.score, "advantage": result.advantage}
+
+
+def _mounted(name: str, make: Make, *by: tuple[str, str], **options: Any) -> Found:
+    """Figures of these adversaries, or of all; each knew as much as its options say."""
+
+    def found(make_recording: Any) -> Iterable[Mapping[str, float | None]]:
+        attack, recording = ATTACKS[name].model_validate(options), make(make_recording)
+        results = [attacked_by(who, recording, name, whom, **options) for who, whom in by]
+        for result in results or attacked(recording, name, **options):
+            known = attack.labels_per_class * result.knowledge["classes"] + attack.shadow_rows
+            assert result.counts["known"] == known
+            yield _figures(result)
+
+    return found
+
+
+def _by_victim(results: Iterable[AttackResult], victim: str = "passive-1") -> Any:
+    return [_figures(result) for result in results
+            if (result.adversary, result.victim) == ("active", victim)]  # fmt: skip
+
+
+def _linear_decoder(_: Any) -> Any:
+    """Ten features for eleven pairs: every way of reading an answer, as shares of variance."""
+    config = live_config("apfed_r", model={"hidden": []}, data=TWO_TABLES)
+    attack = DecoderExtraction(people=160, shadow_rows=11)
+    result = play(attack, config, rules=UNPROTECTED)
+    return [{way: result.variants[way]["r2"] for way in ("gram", "affine on answers")}]
+
+
+def _chosen(_: Any) -> Any:
+    attack = ChosenRepresentations(people=160, shadow_rows=60)
+    return [_figures(play(attack, live_config("apfed_c", views=2), rules=UNPROTECTED))]
+
+
+def _isolated(way: str) -> Found:
+    return lambda _: [{"precision": -isolation_error(UNPROTECTED, way=way)}]
+
+
+def _stuffed(role: str, protocol: str) -> Found:
+    return lambda _: [_figures(stuff(role, protocol=protocol)[0])]
+
+
+def _opened(make: Any) -> Any:
+    recording = make("nothing")
+    opened = with_opened(recording, opened_by(recording, ("passive-1",)))
+    return _by_victim(attacked(opened, "contrastive_inversion"))
+
+
+COMPLETED = {"balanced_accuracy": 0.8, "advantage": 0.25}
+FOUND = {"balanced_accuracy": 0.9, "advantage": 0.2}
+EXACT = {"r2": 0.999, "advantage": 0.2}
+SLOW = pytest.mark.slow
+# An attack, what it finds of a leak, the least of each figure, and whether that takes long.
+PLANTED: list[tuple[str, Found, dict[str, float], Any]] = [
+    (name, _mounted(name, make, *by, **options), least, ())
+    for name, make, by, options, least in (
+        ("model_completion", _of("labels"), (), {"labels_per_class": 1},
+         {"balanced_accuracy": 0.65, "advantage": 0.2}),
+        ("model_completion", _of("labels"), (), {"labels_per_class": 4}, COMPLETED),
+        ("model_completion", _of("labels"), (SECOND,), {"labels_per_class": 0}, {"advantage": 0.3}),
+        ("model_completion", _of("labels", method="tvfl"), (), {}, {"advantage": 0.25}),
+        ("model_completion", _of("labels"), (FIRST,), {"components": 3}, {"advantage": 0.2}),
+        ("semi_supervised", _of("labels"), (SECOND,), {"labels_per_class": 2, "iterations": 150},
+         {"balanced_accuracy": 0.8, "advantage": 0.2}),
+        ("temporal", _of(leak_noised_afresh, epochs=12), (SECOND,), {"labels_per_class": 10},
+         {"balanced_accuracy": 0.85}),
+        ("label_gradients", _gradients(_cross_entropy), (), {"labels_per_class": 4}, FOUND),
+        ("label_gradients", _gradients(_lengths), (SECOND,), {}, {"advantage": 0.3}),
+        ("gradient_direction", _gradients(linear_head), (SECOND,), {"labels_per_class": 1}, FOUND),
+        ("pseudo_labels", _drawn, (), {"labels_per_class": 0},
+         {"balanced_accuracy": 0.98, "advantage": 0.2}),
+        ("shown_labels", _voted, (), {"labels_per_class": 0}, {"advantage": 0.05}),
+        ("inverse_network", _of_features, PASSIVES, {"shadow_rows": 60},
+         {"r2": 0.9, "advantage": 0.4}),
+        ("inverse_network", _of("copy", method="tvfl"), (OF_FIRST,), {},
+         {"r2": 0.85, "advantage": 0.5}),
+        ("representation_network", _through(*WIDE), (OF_FIRST,), {"iterations": 500},
+         {"r2": 0.8, "advantage": 0.4}),
+        ("sum_regression", _summed, (), {"shadow_rows": 40, "iterations": 20}, EXACT),
+        ("vector_regression", _decomposed, (), {"shadow_rows": 30, "iterations": 50}, EXACT),
+        # One of four features, or its sign alone.
+        ("vote_regression", _a_feature("votes"), (OF_FIRST,), {"shadow_rows": 60},
+         {"advantage": 0.1}),
+        ("vote_regression", _a_feature("votes_randomised"), (OF_FIRST,), {"shadow_rows": 60},
+         {"advantage": 0.04}),
+        ("membership", model_by_heart, (), {"shadow_models": 8, "epochs": 15},
+         {"auc": 0.9, "tpr_at_1_percent_fpr": 0.3, "advantage": 0.3}),
+    )
+]  # fmt: skip
+PLANTED += [
+    ("contrastive_inversion", _opened, {"r2": 0.5, "advantage": 0.3}, SLOW),
+    ("unpaired_inversion", lambda make: [_figures(skewed_and_inverted(skewed(make)))],
+     {"r2": 0.5, "advantage": 0.5}, SLOW),
+    ("hijack", lambda _: [_figures(played_hijack(1.0))], {"r2": 0.7, "advantage": 0.5}, SLOW),
+    ("reversed_hijack", lambda _: [{"r2": explained_by_hijack(1.0, 600)}], {"r2": 0.8}, ()),
+    ("chosen_representations", _chosen, {"advantage": 0.1}, ()),
+    ("decoder_extraction", _linear_decoder,
+     {"gram": 1 - 1e-6, "affine on answers": 1 - 1e-6}, ()),
+    *(("isolation", _isolated(way), {"precision": -error}, ()) for way, error in
+      (("weight", 1e-6), ("unequal", 1e-5), ("subset", 0.3), ("collusion", 1e-6))),
+    ("averaged_membership", lambda _: _by_victim(average_by_heart("passive-1")),
+     {"auc": 0.95, "advantage": 0.3}, ()),
+    *(("id_stuffing", _stuffed(role, protocol), {"auc": 0.999, "advantage": 0.499}, ())
+      for role in ("active", "passive") for protocol in ("ecdh", "circuit")),
+]  # fmt: skip
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize(
+    ("found", "least"),
+    [pytest.param(*case, marks=marks, id=name) for name, *case, marks in PLANTED],
+)
+def test_a_planted_leak_is_found(
+    make_recording: Any, found: Found, least: dict[str, float]
+) -> None:
+    every = list(found(make_recording))
+    assert every
+    for figures in every:
+        for figure, lowest in least.items():
+            assert (figures[figure] or 0) > lowest, figures
+
+
+def test_every_attack_is_shown_on_a_planted_leak() -> None:
+    assert {name for name, *_ in PLANTED} == set(ATTACKS)
+    assert [kind.name for kind in ATTACKS.values()] == list(ATTACKS)
+
+
+def test_gradients_of_nothing_are_no_crash(make_recording: Any) -> None:
+    result = attacked_by("passive-2", _gradients(_vanished)(make_recording), "gradient_direction")
+    assert result.advantage is None or result.advantage < 0.15
+
+
+GRADIENTS = ("label_gradients", "gradient_direction")
+# Which results of all.
+ALL, FIRST_OF, SECOND_OF = slice(None), slice(1), slice(1, 2)
+ABOUT_ROWS = tuple(name for name, kind in ATTACKS.items() if kind.target != "membership")
+NOISE, LEAK = _of("nothing"), _of("labels")
+JOINT, RECONSTRUCTING = _of("nothing", method="tvfl"), _of("nothing", method="apfed_r")
+# Attacks, a recording, a part of the reason of every chosen result, which results, options.
+REASONS: list[tuple[tuple[str, ...], Make, str, slice, dict[str, Any]]] = [
+    (ABOUT_ROWS, _of("nothing", method="single_view"), "single_view: nobody is aligned", ALL, {}),
+    (("chosen_representations", "isolation", "reversed_hijack"), NOISE, "in a live run", ALL, {}),
+    (("decoder_extraction",), RECONSTRUCTING, "played in a live run", ALL, {}),
+    (("decoder_extraction",), NOISE, "another objective", ALL, {}),
+    (("hijack",), NOISE, "returns no gradient", ALL, {}),
+    (("hijack",), JOINT, "played in a live run", ALL, {}),
+    (("id_stuffing",), NOISE, "stuffed IDs are played", ALL, {}),
+    (("id_stuffing",), _of("nothing", method="single_view"), "there is no intersection", ALL, {}),
+    (("reversed_hijack",), JOINT, "no answer of a passive trains the active's", ALL, {}),
+    (("hijack",), _asked("split_nn_sum"), "reads a sum of representations", ALL, {}),
+    (("isolation", "chosen_representations", "decoder_extraction"), _asked("mmvfl"),
+     "contribute no gradients of objectives", ALL, {}),
+    (("model_completion",), _asked("mmvfl"), "no party releases a representation", ALL, {}),
+    (("contrastive_inversion",), NOISE, "no sum as the active decoded it", ALL, {}),
+    (("contrastive_inversion",), RECONSTRUCTING, "gradients of another objective", ALL, {}),
+    (("contrastive_inversion",), JOINT, "the active receives no sum of gradients", ALL, {}),
+    (("model_completion",), _of("nothing", epochs=0), "set transcript.keep to first", ALL, {}),
+    (("model_completion",), LEAK, "lower labels_per_class", ALL, {"labels_per_class": 200}),
+    (("model_completion",), _of(_broken), "are not finite; there is nothing to fit", FIRST_OF, {}),
+    (GRADIENTS, LEAK, "apfed_c: a passive receives no gradient of the task loss", ALL, {}),
+    (("label_gradients",), _gradients(_vanished), "either all rows' are the same", FIRST_OF, {}),
+    (("semi_supervised",), LEAK, "has no network to train further", ALL, {"own_network": True}),
+    (("inverse_network", "unpaired_inversion", "representation_network"), NOISE,
+     "apfed_c: passive-2 releases no representation to active", slice(-1, None), {}),
+    (("inverse_network",), JOINT, "tvfl: active releases no representation to", FIRST_OF, {}),
+    (("inverse_network", "unpaired_inversion"), NOISE, "lower shadow_rows", FIRST_OF,
+     {"shadow_rows": 1000}),
+    (("representation_network",), _through(*WIDE),
+     "active is not told the encoder of passive-2: the recording holds none", SECOND_OF, {}),
+    (("averaged_membership",), LEAK, "apfed_c: no weights are averaged", ALL, {}),
+    (("membership",), NOISE, "no party has a model that an outsider could query", ALL, {}),
+    (("pseudo_labels",), LEAK, "apfed_c: no pseudo-labels are sent", ALL, {}),
+    (("sum_regression",), LEAK, "no sum of representations or pseudo-labels is opened", ALL, {}),
+    (("vector_regression",), LEAK, "no table is decomposed", ALL, {}),
+    (("vote_regression", "shown_labels"), LEAK, "nobody votes", ALL, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "make", "reason", "of", "options"), REASONS)
+def test_what_does_not_apply_says_why(
+    make_recording: Any, names: tuple[str, ...], make: Make, reason: str, of: slice,
+    options: dict[str, Any],
+) -> None:  # fmt: skip
+    recording = make(make_recording)
+    for name in names:
+        results = attacked(recording, name, **{"iterations": 5, **options})[of]
+        assert results, name
+        for result in results:
+            assert not result.applicable, name
+            assert result.advantage is None
+            assert reason in result.reason, name
+
+
+@pytest.mark.parametrize(
+    ("name", "party", "method"),
+    [
+        ("pseudo_labels", "passive-1", "mmvfl"), ("sum_regression", "active", "split_nn_sum"),
+        ("vector_regression", "active", "vfedtrans"), ("vote_regression", "active", "votes"),
+        ("shown_labels", "passive-1", "votes"),
+    ],
+)  # fmt: skip
+def test_a_transcript_that_kept_nothing_says_what_to_set(
+    make_recording: Any, name: str, party: str, method: str
+) -> None:
+    recording = make_recording("nothing", epochs=0)
+    if method == "votes":
+        recording = replace(recording, config=_voted(make_recording).config)
+    else:
+        recording = of_vectors(recording) if method == "vfedtrans" else ask(recording, method)
+    knowledge = Knowledge(classes=3, victim="passive-1")
+    reason = ATTACKS[name]().why_not(view_of(recording, [party], knowledge=knowledge))
+    assert "set transcript.keep" in (reason or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "options"),
+    [
+        ("model_completion", _of("labels"), {}),
+        ("semi_supervised", _of("labels"), {"iterations": 20}),
+        ("inverse_network", _of_features, {"shadow_rows": 60, "iterations": 20}),
+        ("representation_network", _through(*WIDE), {"iterations": 5}),
+        ("semi_supervised", _through(*WIDE), {"iterations": 5, "own_network": True}),
+    ],
+)
+def test_results_are_a_function_of_the_seed(
+    make_recording: Any, name: str, make: Make, options: dict[str, Any]
+) -> None:
+    recording = make(make_recording)
+    who = OF_FIRST if name == "representation_network" else FIRST
+    first, again, other = (
+        attacked_by(who[0], recording, name, who[1], seed, **options) for seed in (1, 1, 2)
+    )
+    assert first.applicable
+    assert first == again != other
+
+
+def test_one_epoch_is_enough(make_recording: Any) -> None:
+    recording = _gradients(_cross_entropy, epochs=1)(make_recording)
+    result = attacked_by("passive-1", recording, "label_gradients")
+    assert result.applicable
+    assert not any("last epoch" in name for name in result.variants)
+
+
+# Where nothing was leaked.
+
+SEEDS = range(8)
+CONFIDENCE = 0.99
+# Half an interval, in balanced accuracy, R^2 or AUC: a bias twice as large is always found.
+WIDEST = 0.1
+
+
+def _interval(figures: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of independent figures and half the width of its Student t interval."""
+    values = np.asarray(figures, dtype=np.float64)
+    quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+    return float(values.mean()), quantile * float(values.std(ddof=1)) / math.sqrt(len(values))
+
+
+def why_not_zero(advantages: Sequence[float]) -> str | None:
+    """Return how the mean of these independent figures differs from 0, or None.
+
+    Too wide an interval shows nothing, and is an answer as well.
+    """
+    values = np.asarray(advantages, dtype=np.float64)
+    if len(values) < 2 or not np.isfinite(values).all():
+        return f"{len(values)} figures, all finite: {bool(np.isfinite(values).all())}"
+    mean, half = _interval(advantages)
+    found = f"{mean:+.3f} +- {half:.3f} ({', '.join(f'{value:+.3f}' for value in values)})"
+    if half > WIDEST:
+        return f"{found} is too wide to tell"
+    return None if abs(mean) <= half else f"{found} is not 0"
+
+
+@pytest.mark.parametrize(
+    ("advantages", "reason"),
+    [
+        # As the label attacks had them before there were decoys, and a leak as small.
+        ([-0.12, -0.15, -0.19, -0.25, -0.14, -0.17, -0.21, -0.16], "is not 0"),
+        ([0.4, -0.4, 0.3, -0.3, 0.2, -0.2, 0.1, -0.1], "too wide"),
+        ([0.0], "1 figures"),
+        ([0.0, float("nan")], "all finite: False"),
+        ([0.02, -0.03, 0.0, 0.01, -0.01, 0.04, -0.02, 0.0], None),
+        ([0.0] * 8, None),
+    ],
+)
+def test_a_bias_is_found_and_luck_is_not_one(advantages: list[float], reason: str | None) -> None:
+    found = why_not_zero(advantages)
+    assert (found is None) is (reason is None)
+    assert (reason or "") in (found or "")
+
+
+def _advantage(result: AttackResult) -> float:
+    assert result.advantage is not None, result.reason
+    return result.advantage
+
+
+OfSeed = Callable[[Any, int], Any]
+
+
+def _network(seed: int, features: int, hidden: int, classes: int) -> nn.Module:
+    with seeded(seed, "never trained"):
+        return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def _leak(leak: str, **how: Any) -> OfSeed:
+    return lambda make, seed: make(leak, seed=seed, **how)
+
+
+_noise = partial(_leak, "nothing")
+
+
+def _narrow(make: Any, seed: int) -> Any:
+    """passive-1 releases what an encoder of one number makes of its features."""
+    with seeded(3, "encoder"):
+        encoder = nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 6))
+
+    def leak(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> torch.Tensor:
+        with torch.no_grad():
+            h: torch.Tensor = encoder(own)
+            return h
+
+    recording = make(leak, method="tvfl", seed=seed)
+    return replace(recording, encoders={"passive-1": encoder})
+
+
+def _encoded(party: str, features: int) -> OfSeed:
+    """Where noise is released in joint training, and a party has a network that never trained."""
+
+    def made(make: Any, seed: int) -> Any:
+        recording = make("nothing", method="tvfl", epochs=1, seed=seed)
+        return replace(recording, encoders={party: _network(seed, features, 32, 6)})
+
+    return made
+
+
+def _joint(make: Any, seed: int) -> Any:
+    return make("nothing", method="tvfl", gradient="nothing", seed=seed)
+
+
+def _noise_asked(method: str, *, sent: bool, opened: bool) -> OfSeed:
+    def made(make: Any, seed: int) -> Any:
+        empty = make("nothing", epochs=0, seed=seed)
+        rows = len(empty.alignment["active"])
+        z, sums = ([normal(rows, 3, seed=10 * seed + at + of) for at in range(2)] for of in (0, 99))
+        return ask(empty, method, z=z if sent else (), opened=sums if opened else ())
+
+    return made
+
+
+def _ballot(method: str, *, true_labels: bool = True) -> OfSeed:
+    return lambda make, seed: ballot_of(
+        make("nothing", epochs=0, seed=seed), method=method, seed=seed, true_labels=true_labels,
+        voting=lambda own, draw: torch.rand(len(own), 3, generator=draw),
+    )  # fmt: skip
+
+
+def _hijacked(trial: Trial) -> Trial:
+    """Play the attack against a victim that releases what was recorded, whatever it hears."""
+    assert isinstance(trial.attack, AnsweringAttack)
+    knowledge, truth = trial.known()
+    view = trial.view(knowledge)
+    terms = RepresentationTerms(shape=(6,), dtype="float32", minimum_norm=0, maximum_norm=1e4)
+    strategy = trial.attack.begin(terms, knowledge, truth.features[trial.parties[0]], trial.seed)
+    for epoch in view.epochs:
+        for step, rows_B, z_BD in batches(view, epoch):
+            strategy.answer(step, rows_B, z_BD)
+    return replace(trial, played=Played(trial.attack.name, strategy.notes()))
+
+
+OUTSIDER = ("outsider", "active")
+FEW = {"shadow_rows": 60, "iterations": 50}
+HIJACK = {"ahead": 40, "hidden": 32}
+# An attack where nothing leaked: its options, the recording by seed, and who mounts it on whom.
+# The first passive's own features tell something of the label, beside which noise does harm; the
+# other's nothing, beside which every variant is a ticket in a lottery.
+NULL: list[tuple[str, dict[str, Any], OfSeed, tuple[str, str]]] = [
+    ("model_completion", {"labels_per_class": 0}, _noise(), FIRST),
+    ("model_completion", {"labels_per_class": 4, "iterations": 40}, _noise(epochs=1), SECOND),
+    ("temporal", {"labels_per_class": 4, "iterations": 20}, _noise(epochs=3), SECOND),
+    ("semi_supervised", {"labels_per_class": 4, "iterations": 30}, _noise(epochs=1), FIRST),
+    ("semi_supervised", {"own_network": True, "iterations": 30}, _encoded("passive-2", 2), SECOND),
+    ("label_gradients", {"labels_per_class": 0}, _joint, SECOND),
+    ("label_gradients", {"labels_per_class": 4, "iterations": 20}, _joint, FIRST),
+    ("gradient_direction", {"labels_per_class": 4, "iterations": 20}, _joint, SECOND),
+    ("inverse_network", {"shadow_rows": 40, "iterations": 40}, _encoded("passive-1", 4), OF_FIRST),
+    ("unpaired_inversion", {**FEW, "iterations": 20, "hidden": 16, "starts": 1, "batch": 32},
+     _encoded("passive-1", 4), OF_FIRST),
+    ("representation_network", {"shadow_rows": 40, "iterations": 40, "hidden": 32},
+     _encoded("passive-1", 4), OF_FIRST),
+    ("contrastive_inversion", {"shadow_rows": 40, "iterations": 10},
+     lambda make, seed: noise_opened(make("nothing", epochs=1, seed=seed), seed), OF_FIRST),
+    ("hijack", HIJACK, _noise(method="tvfl", epochs=1), OF_FIRST),
+    ("reversed_hijack", HIJACK, _noise(epochs=1), FIRST),
+    ("membership", {"shadow_models": 8, "epochs": 4}, lambda make, seed: replace(
+        make("nothing", epochs=0, seed=seed), model=_network(seed, 5, 32, 3)), OUTSIDER),
+    *(("averaged_membership", {"strangers": strangers},
+       lambda make, seed: with_model(averaged(), _network(seed, 30, 8, 2)), OF_FIRST)
+      for strangers in ("outside", "elsewhere")),
+    *(("pseudo_labels", {"labels_per_class": known, "iterations": 20},
+       _noise_asked("v_fedmv", sent=True, opened=False), SECOND) for known in (0, 4)),
+    *(("sum_regression", {**FEW, "iterations": 20}, _noise_asked(method, sent=sent, opened=True),
+       OF_FIRST) for method, sent in (("split_nn_sum", False), ("mmvfl", True))),
+    ("vector_regression", FEW, lambda make, seed: decomposed(
+        make("nothing", epochs=0, seed=seed), true=False, seed=seed), OF_FIRST),
+    *(("vote_regression", FEW, _ballot(method), OF_FIRST)
+      for method in ("votes", "votes_randomised")),
+    ("shown_labels", {"labels_per_class": 4, "iterations": 50},
+     _ballot("votes", true_labels=False), FIRST),
+]  # fmt: skip
+
+
+@pytest.mark.null
+@pytest.mark.parametrize(("name", "options", "make", "by"), NULL)
+def test_where_nothing_leaked_nothing_is_told(
+    make_recording: Any, name: str, options: Any, make: OfSeed, by: tuple[str, str]
+) -> None:
+    attack, advantages = ATTACKS[name].model_validate(options), []
+    for seed in SEEDS:
+        trial = Trial(attack, make(make_recording, seed), by[:1], by[1], seed=seed)
+        trial = _hijacked(trial) if isinstance(attack, AnsweringAttack) else trial
+        advantages.append(_advantage(trial.result()))
+    assert why_not_zero(advantages) is None
+
+
+# Figures of leaks of what the adversary has anyway, and the mean of two seeds at most.
+KNOWN_ANYWAY: list[tuple[str, OfSeed, tuple[str, str], dict[str, Any], str, float]] = [
+    ("model_completion", _leak("copy"), FIRST, {"labels_per_class": 0}, "advantage", 0.06),
+    ("model_completion", _leak("echo"), FIRST, {"labels_per_class": 4}, "advantage", 0.06),
+    ("label_gradients", _leak("nothing", method="tvfl", gradient="echo"), FIRST,
+     {"labels_per_class": 10}, "advantage", 0.06),
+    ("inverse_network", _leak("echo"), FIRST, {}, "advantage", 0.03),
+    ("representation_network", _narrow, ("active", "passive-1"), {"iterations": 300}, "r2", 0.6),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "make", "by", "options", "figure", "most"), KNOWN_ANYWAY)
+def test_what_the_adversary_has_anyway_is_next_to_no_advantage(
+    make_recording: Any, name: str, make: OfSeed, by: Any, options: Any, figure: str, most: float
+) -> None:
+    recording = make(make_recording, 5)
+    results = [attacked_by(by[0], recording, name, by[1], seed, **options) for seed in range(2)]
+    found = [one.advantage if figure == "advantage" else one.score[figure] for one in results]
+    assert sum(found) / len(found) < most, found
+
+
+def test_a_leak_that_would_drown_own_features_is_found(make_recording: Any) -> None:
+    def weak(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> torch.Tensor:
+        z = torch.randn(len(labels), 128, generator=draw)
+        z[:, :3] += 1.5 * nn.functional.one_hot(labels, 3)
+        return z
+
+    advantages, unweighted = [], []
+    for seed in SEEDS:
+        recording = make_recording(weak, epochs=1, seed=seed)
+        options: Any = {"labels_per_class": 10, "iterations": 40}
+        result = attacked_by("passive-1", recording, "model_completion", seed=seed, **options)
+        advantages.append(result.advantage)
+        # What was compared before: no weights, no stacking, no falling back on one's own.
+        figures = {name: one["balanced_accuracy"] or 0 for name, one in result.variants.items()}
+        found = [one for name, one in figures.items() if name.endswith((" on h", " on h and x"))]
+        own = [result.baselines[f"{probe} on x"]["balanced_accuracy"] or 0 for probe in PROBES]
+        unweighted.append(max(found) - max(own))
+    mean, half = _interval(advantages)
+    assert mean > half, advantages
+    assert np.mean(unweighted) < -0.02, unweighted
+
+
+def _in_order(data: VerticalData) -> dict[str, torch.Tensor]:
+    """Whom all parties have, in an order that repeats, unlike that of a set intersection."""
+    rows = {table.name: {one: row for row, one in enumerate(table.ids)} for table in data.tables}
+    common = sorted(set.intersection(*(set(row_of) for row_of in rows.values())))
+    return {name: torch.tensor([row_of[one] for one in common]) for name, row_of in rows.items()}
+
+
+class _Deaf(LiveRun):
+    draw: torch.Generator
+
+    def ask(self, rows_B: torch.Tensor, z_BD: torch.Tensor, **deviations: Any) -> torch.Tensor:
+        return torch.randn(z_BD.shape, generator=self.draw)
+
+
+DEAF: list[tuple[str, ActiveAttack]] = [
+    ("apfed_c", ChosenRepresentations(people=80, shadow_rows=20, iterations=20)),
+    ("apfed_r", DecoderExtraction(people=80, shadow_rows=20, iterations=20)),
+    ("apfed_r", Isolation(way="subset", people=64, shadow_rows=20, iterations=20)),
+]
+
+
+@pytest.mark.null
+@pytest.mark.parametrize(("method", "attack"), DEAF)
+def test_noise_in_the_place_of_answers_rebuilds_no_feature(
+    method: str, attack: ActiveAttack
+) -> None:
+    several = ["active", "passive-1", "passive-2"][: 3 if attack.name == "isolation" else 2]
+    columns = {name: list(range(10 * at, 10 * at + 10)) for at, name in enumerate(several)}
+    config = live_config(
+        method,
+        data={**TWO_TABLES, "columns": columns},
+        # Fewer numbers than features, so that every way of reading an answer is taken.
+        model={"projection": 12},
+    )
+    data = load_data(config.data, seed=config.seed)
+    run = _Deaf(config, data, rules=frozenset(), alignment=_in_order(data))
+    advantages = []
+    for seed in SEEDS:
+        run.draw = torch.Generator().manual_seed(seed)
+        advantages.append(_advantage(play_from(run, attack, "passive-1", seed=seed)))
+    assert why_not_zero(advantages) is None
+
+
+@pytest.mark.null
+def test_where_no_id_opens_no_candidate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stuffing, "_intersect", lambda *_: np.empty(0, dtype=np.int64))
+    tables = stuffing.Tables(own=people(0, 60), victim=people(60, 120), outsiders=people(120, 180))
+    advantages = []
+    for seed in SEEDS:
+        result, stuffed = stuffing.play_stuffing(
+            IdStuffing(candidates=40), tables, AlignmentSettings(), seed=seed
+        )
+        assert len(stuffed.tried) == 40
+        advantages.append(_advantage(result))
+    assert why_not_zero(advantages) is None
+
+
+def test_every_attack_is_shown_where_nothing_was_leaked() -> None:
+    recorded = {name for name, *_ in NULL}
+    assert recorded | {attack.name for _, attack in DEAF} | {IdStuffing.name} == set(ATTACKS)
+
+
+# Under each method, by what a real run of it sends. Malicious attacks are played in live runs.
+
+RELEASES_OF_ACTIVE = {
+    "model_completion", "semi_supervised", "inverse_network", "unpaired_inversion",
+}  # fmt: skip
+RELEASES_OF_PASSIVES = {"inverse_network", "unpaired_inversion", "representation_network"}
+OF_JOINT = {"model_completion", "semi_supervised"} | {*GRADIENTS} | RELEASES_OF_PASSIVES
+QUERIED = {"membership"}
+APPLIES: Mapping[str, set[str]] = {
+    "apfed": RELEASES_OF_ACTIVE | {"contrastive_inversion"} | QUERIED,
+    "apfed_r": RELEASES_OF_ACTIVE | QUERIED,
+    "apfed_c": RELEASES_OF_ACTIVE | {"contrastive_inversion"} | QUERIED,
+    "tvfl": OF_JOINT,
+    "single_view": QUERIED,
+    "votes": {"shown_labels", "vote_regression"} | QUERIED,
+    "votes_randomised": {"shown_labels", "vote_regression"} | QUERIED,
+    "votes_encrypted": QUERIED,
+    "votes_moment": {"shown_labels"} | QUERIED,
+    "joint_teacher": OF_JOINT | QUERIED,
+    "apc_vfl": RELEASES_OF_PASSIVES | QUERIED,
+    "vfedtrans": {"vector_regression"} | QUERIED,
+    "split_nn": OF_JOINT,
+    "split_nn_sum": {*GRADIENTS} | {"sum_regression"},
+    "mmvfl": {"pseudo_labels", "sum_regression"} | QUERIED,
+    "v_fedmv": {"pseudo_labels", "sum_regression"} | QUERIED,
+    "h_fedmv": {"averaged_membership"} | QUERIED,
+    "s_fedmv": {"averaged_membership"} | QUERIED,
+}
+CHEAP: Mapping[str, Mapping[str, Any]] = {
+    "membership": {"shadow_models": 4, "epochs": 1, "candidates": 40},
+    "averaged_membership": {"candidates": 40},
+}
+
+
+@cache
+def recorded(method: str) -> Recording:
+    return run(small_config(method), None).recording
+
+
+def attacked_in(method: str, name: str, **options: Any) -> tuple[AttackResult, ...]:
+    options = {"iterations": 3, **CHEAP.get(name, {}), **options}
+    return mount(recorded(method), [AttackChoice(name=name, options=options)], seed=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_attacks_apply_where_a_method_gives_them_something_to_read(method: str) -> None:
+    applies = set()
+    for name in ATTACKS:
+        for result in attacked_in(method, name):
+            assert result.applicable or result.reason
+            if result.applicable:
+                applies.add(name)
+    assert applies == APPLIES[method]
+
+
+def test_a_passive_of_a_sum_trains_its_own_network_further() -> None:
+    results = attacked_in("split_nn_sum", "semi_supervised", own_network=True)
+    assert [result.applicable for result in results] == [True, True]
+    assert "own network, trained further" in results[0].variants
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "options", "figure", "least"),
+    [
+        ("mmvfl", "pseudo_labels", {"labels_per_class": 0}, "balanced_accuracy", 0.99),
+        ("v_fedmv", "pseudo_labels", {"labels_per_class": 0}, "balanced_accuracy", 0.99),
+        ("split_nn_sum", "sum_regression", {"shadow_rows": 100, "iterations": 20}, "advantage", 0),
+    ],
+)
+def test_a_real_run_gives_away(
+    method: str, name: str, options: dict[str, Any], figure: str, least: float
+) -> None:
+    for result in attacked_in(method, name, **options):
+        found = result.advantage if figure == "advantage" else result.score[figure]
+        assert found is not None
+        assert found > least
+        assert name != "pseudo_labels" or result.variant == "largest of z"
+
+
+def test_real_singular_vectors_give_every_column_away() -> None:
+    model = {"network": "enriched", "hidden": [8], "representation": 30}
+    recording = run(small_config("vfedtrans", model=model), None).recording
+    choice = AttackChoice(name="vector_regression", options={"shadow_rows": 100, "iterations": 50})
+    for result in mount(recording, [choice], seed=0):
+        assert result.role == "active"
+        assert (result.score["r2"] or 0) > 0.99
