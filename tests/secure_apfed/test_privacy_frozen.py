@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from apfed_experiments.audit.release import audit_release
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError
-from secure_apfed.privacy.audit import audit_release
 from secure_apfed.privacy.guard import FrozenGaussianGuard, GaussianGuard, make_guard
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.privacy.noise import clip_rows

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from apfed_experiments.audit.release import mu_below_if_independent
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError
-from secure_apfed.privacy.audit import mu_below_if_independent
 from secure_apfed.privacy.dp_sgd import GradientGuard, clipped_sum
 from secure_apfed.privacy.ledger import PrivacyLedger
 
