@@ -157,7 +157,7 @@ def test_an_honest_passive_changes_nothing() -> None:
     assert measured(poisoned_votes, opened="each", adversary="rotate")["its agreement"] < 0.5
 
 
-def _hijacked(iterations: int, ahead: int = 200) -> Row:
+def _hijacked(iterations: int, ahead: int = 100) -> Row:
     """A client of whole digits, twice as large, so that maps have places to tell apart."""
     small = torch.from_numpy(load_digits().images).float()[:, None] / 8 - 1
     images = functional.interpolate(small, scale_factor=2)
@@ -166,7 +166,7 @@ def _hijacked(iterations: int, ahead: int = 200) -> Row:
 
 
 def test_whole_digits_are_rebuilt_from_maps() -> None:
-    hijacked, quiet = _hijacked(400), _hijacked(1)
+    hijacked, quiet = _hijacked(300), _hijacked(1)
     assert hijacked["mse in [-1, 1]"] < 0.4 * hijacked["mean of the outsiders"]
     assert hijacked["own representations"] < hijacked["mse in [-1, 1]"]
     assert quiet["mse in [-1, 1]"] > 0.9 * quiet["mean of the outsiders"]
