@@ -97,14 +97,10 @@ def bound_of(kind: type[Retrainings], *, replaced: bool = True) -> float:
 
 
 @pytest.mark.slow
-def test_private_training_stays_under_its_claims_and_the_attack_is_a_real_one() -> None:
+def test_private_training_stays_under_its_claims_and_planted_bugs_do_not() -> None:
     assert 0.4 * MU < bound_of(Retrainings) <= MU
     assert bound_of(Loud) <= MU
     assert 0.6 * MU_LABEL < bound_of(Retrainings, replaced=False) <= MU_LABEL
-
-
-@pytest.mark.slow
-def test_planted_bugs_are_caught() -> None:
     assert bound_of(RowAfterTheClip) > MU
     assert bound_of(NoClip) > MU
     assert bound_of(TooLittleNoise, replaced=False) > MU_LABEL

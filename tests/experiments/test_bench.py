@@ -15,7 +15,7 @@ import pytest
 
 from apfed_bench import apart, footprint, parties, psi_case, rows, secure_sum
 from apfed_bench.rows import Bench, Group, Row, interleave, median_ratio, row
-from apfed_bench.table import BENCHES, Measured, block, read_measured, run_benches
+from apfed_bench.table import BENCHES, block, read_measured, run_benches
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.products import SumOfProducts
 from secure_apfed.cli import execute
@@ -35,28 +35,6 @@ WANTED: dict[str, tuple[str, ModuleType, str, list[Any]]] = {
     "transport": ("grpc/*", parties, "_apart_row", ["grpc/m3/b256"]),
     "votes": ("encrypted/*", apart, "vote", ["encrypted/10000x50"]),
 }
-MEASURED: Measured = {
-    "bench": "psi", "quick": False, "cases": "*", "date": "2025-01-31", "load": 0.25,
-    "stolen": 0.0123, "clock_step": 0.02,
-    "machine": {"processor": "P", "cores": 2, "gpu": None, "python": "3", "torch": "2"},
-    "rows": [
-        {
-            "case": "vole/9", "seconds": 0.0125, "peer": "spu-rr22/9", "ratio": 0.664,
-            "bytes": 33_000, "peak_memory": 470_000_000, "dealt_bytes": 21,
-        },
-        {"case": "ecdh/9", "seconds": None, "peer": None, "reason": "no <clock>\nhere"},
-        {"case": "spu-rr22/9", "seconds": None, "peer": None, "reason": "no <clock>\nhere"},
-    ],
-}  # fmt: skip
-BLOCK = """\
-2025-01-31: P, 2 cores, no GPU, Python 3, torch 2, load 0.2 when it began, 1.2% stolen. \
-*Ratio*: seconds over the peer's. The clock moved by 20.0 ms.
-
-| case | seconds | peer | ratio | bytes | peak memory | dealt bytes |
-| --- | --- | --- | --- | --- | --- | --- |
-| `vole/9` | 12.5 ms | spu-rr22/9 | 0.664 | 33.0 kB | 470 MB | 21 B |
-
-Not measured: `ecdh/9`, `spu-rr22/9`: no &lt;clock> here"""
 
 
 def _run(name: str, cases: str) -> dict[str, Row]:
@@ -175,14 +153,19 @@ def test_every_bench_prints_one_object(name: str) -> None:
     assert 0 < found["share/masked"]["ratio"] < found["share/ckks"]["ratio"]
 
 
-def test_a_table_says_what_was_measured_and_names_no_paths(tmp_path: Path) -> None:
-    assert block(MEASURED) == BLOCK
-    some = block(MEASURED, "vole/*")
-    assert some.startswith("2025-01-31, cases `vole/*`: P, 2 cores")
-    assert "Not measured" not in some
+def test_a_table_says_what_was_measured_and_why_the_rest_was_not(tmp_path: Path) -> None:
+    measured = read_measured(STORED / "psi.json")
+    shown = {line["case"]: line for line in measured["rows"]}
+    for case in ("vole/1000", "vole/10000"):
+        shown[case] |= {"reason": "no <clock>\nhere"}
+    some = block(measured, "v*")
+    assert "Not measured: `vole/1000`, `vole/10000`: no &lt;clock> here" in some
+    assert ("cases `v*`" in some, "| seconds |" in some) == (True, False)
+    shown["ecdh/1000"] |= {"seconds": 0.0125, "bytes": 33_000}
+    assert "| `ecdh/1000` | 12.5 ms | spu-rr22/1000 | 0.863 | 33.0 kB |" in block(measured)
     path = tmp_path / "psi.json"
     for key, value in (("bench", "none"), ("rows", [[]]), ("machine", 1)):
-        path.write_text(json.dumps(MEASURED | {key: value}))
+        path.write_text(json.dumps(measured | {key: value}))
         with pytest.raises(DataError, match=r"psi\.json is not what a bench wrote"):
             read_measured(path)
     assert not any("/home/" in stored.read_text("utf-8") for stored in STORED.iterdir())
