@@ -6,6 +6,7 @@ Between `<!-- KIND: WHAT -->` and `<!-- end -->` a page holds what one of `BLOCK
   and rows; one "of" another takes some of its columns and rows under names of its own.
 - `keys: run`: the keys of a settings file, from its classes and their docstrings.
 - `sentences: together`: a table of what the report says of a run, by its first column.
+- `bench: psi/*/10000`: what docs/performance/psi.json holds of cases that are like `*/10000`.
 
 Files at the top of the repository, and the report's tables, are pages of the site, too.
 """
@@ -165,7 +166,15 @@ def _told(settings: Any) -> dict[str, str]:
     return told
 
 
-BLOCKS = {"table": figures, "keys": keys, "sentences": sentences}
+def bench(what: str) -> str:
+    """A table of what a bench measured, of the cases that are like a glob, if there is one."""
+    from apfed_bench.table import block, read_measured
+
+    name, _, only = what.partition("/")
+    return block(read_measured(DOCS / f"performance/{name}.json"), only or "*")
+
+
+BLOCKS = {"table": figures, "keys": keys, "sentences": sentences, "bench": bench}
 
 
 def on_files(files: Any, *, config: Any) -> Any:

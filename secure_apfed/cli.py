@@ -324,7 +324,7 @@ _EVERYDAY: tuple[Callable[..., None], ...] = (
 )  # fmt: skip
 _RESEARCH: tuple[Callable[..., None], ...] = (
     research.contributions, research.search, finished.tradeoff, research.table,
-    bench.bench, bench.performance, bench.audit,
+    bench.bench, bench.audit,
 )  # fmt: skip
 for _command in _EVERYDAY:
     app.command()(_command)

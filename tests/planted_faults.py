@@ -171,7 +171,7 @@ _ACCOUNTS = (
         "return GaussianRelease(noise_multiplier=self.sigma / self.sensitivity())",
         "return GaussianRelease(noise_multiplier=self.sigma / self.clip)",
         "The guard states a quarter of the privacy loss that a release has.",
-        ("test_privacy_guards.py", "test_privacy_audit.py"),
+        ("test_privacy_guards.py", "test_audit_release.py"),
     ),
     Fault(
         "row_twice_counts_once",

@@ -44,15 +44,13 @@ LIGHT = _project(ROOT / "protocols")
 
 
 # Lock file -> the extras that it pins with all that they need. Those of `make setup` come first;
-# `bench` clashes with them, and NVFlare is left out of them for its size.
+# NVFlare is left out of them for its size.
 LOCKS = {
     "requirements.lock": (
         "mpc", "experiments", "tensorboard", "onnx", "search", "grpc", "docs", "browser", "dev",
     ),
     "requirements-nvflare.lock": ("nvflare", "all"),
-    "requirements-bench.lock": ("bench", "experiments", "mpc"),
 }  # fmt: skip
-REPLACED_FOR_BENCH = {"protobuf"}
 # What users have beside us, and with which Python; torch 2.6 is the oldest of our range.
 BESIDE = [
     *product(("flwr", "nvflare", "mlflow", "opacus", "torch"), ("3.11", "3.14")),
@@ -99,13 +97,6 @@ def test_pins_satisfy_the_requirements_and_are_releases_of_a_public_index(lock: 
     assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []
     assert len(pins) == len(lines), "a package is pinned twice"
     assert all(pin.local is None for pin in pins.values()), "a suffix ties torch to a CPU"
-
-
-def test_an_environment_of_its_own_differs_by_what_it_must() -> None:
-    usual, of_bench = _pins("requirements.lock"), _pins("requirements-bench.lock")
-    other = {name for name in usual.keys() & of_bench.keys() if usual[name] != of_bench[name]}
-    assert other == REPLACED_FOR_BENCH
-    assert of_bench.keys() - usual.keys() == {"openmined-psi", "phe"}
 
 
 def test_the_page_on_installing_names_every_extra_and_its_lock() -> None:

@@ -5,18 +5,24 @@ at the passive, the widths of Table 3. Ours: what messages with rows, codes, mas
 gradients hold, and `bytes` the same on the wire, with headers and seals. Peer: the formula, of the
 rows that were asked for: the evaluation at the end asks for those of tests, too. Set-up, alignment
 and the end of a session are left out on both sides.
+
+Numbers weigh 4 bytes in the formulas (float32), nothing frames or seals them, and requests are not
+counted. The paper's own figures of APC-VFL (Table 2: 9.73 MB for 10,000 aligned rows, of which 500
+test) are Eq. (6) at MB of 10^6. Where a formula is not legible in the text, it is written from the
+exchanges that the appendix lists.
 """
 
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from apfed_bench.rows import Bench, Group, Row, row, single
+from sklearn.datasets import load_breast_cancer
+
+from apfed_bench.rows import Bench, Row, row, single
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.exchange import Kind
-from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 
 __all__ = [
@@ -29,35 +35,14 @@ _ACTIVE = (
     "worst compactness", "concave points error", "smoothness error", "mean texture",
     "worst fractal dimension",
 )  # fmt: skip
-_MEASURES = (
-    "radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity",
-    "concave points", "symmetry", "fractal dimension",
-)  # fmt: skip
 _COUNTED = (
     Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.DEALT, Kind.CONTRIBUTION,
     Kind.SINGULAR_VECTORS,
 )  # fmt: skip
-_WIDTHS = {"network": "selu", "hidden": (64,), "representation": 128}
-_PASSIVE = {"network": "selu", "hidden": (128,), "representation": 256}
-_BRIEF: Mapping[str, Any] = {"train": {"epochs": 1, "device": "cpu"}}
-
-
-# What APC-VFL, SplitNN and VFedTrans send, by the formulas of APC-VFL's Appendix E.
-#
-# Run by: whoever compares methods by bytes. Numbers weigh 4 bytes there (float32), nothing frames
-# or seals them, and requests are not counted. Its own figures of APC-VFL (Table 2: 9.73 MB for
-# 10,000 aligned rows, of which 500 test) are Eq. (6) at MB of 10^6. Where a formula is not legible
-# in the text, it is written from the exchanges that the appendix lists; `secure-apfed bench
-# footprint` puts what this library sends beside it.
 
 
 def apc_vfl_bytes(rows: int, *, numbers: int = 256) -> int:
-    """Eq. (6): one passive's codes of N aligned rows, of so many numbers (Table 3), once.
-
-    Example:
-        >>> apc_vfl_bytes(9500) / 1e6
-        9.728
-    """
+    """Eq. (6): one passive's codes of N aligned rows, of so many numbers (Table 3), once."""
     return _NUMBER * rows * numbers
 
 
@@ -91,85 +76,73 @@ def vfedtrans_bytes(rows: int, features: Sequence[int]) -> int:
     return _NUMBER * (masks + parties * rows * total + rows * min(rows, total))
 
 
-def _groups(quick: bool) -> Sequence[Group]:
-    epochs = 2 if quick else 20
-    return [
+BENCH = Bench(
+    groups=lambda quick: [
         single("apc_vfl", _distilled),
         *(
             single(f"split_nn/b{batch_size}/e{epochs}", _split, batch_size, epochs)
+            for epochs in (2 if quick else 20,)
             for batch_size in (128, 8)
         ),
-        Group(("vfedtrans", "vfedtrans, P not counted"), _decomposed),
-    ]
-
-
-BENCH = Bench(
-    groups=_groups, ratio="bytes that messages hold over the formula's",
-    fields=("payload", "formula", "rows"),
+        single("vfedtrans", _decomposed),
+    ],
+    ratio="bytes that messages hold over the formula's", fields=("payload", "formula", "rows"),
 )  # fmt: skip
 
 
 def _distilled(case: str) -> Row:
     model = {"network": "selu", "hidden": (256,), "representation": 256}
-    sent = _sent({"name": "apc_vfl", "epochs": 1}, model=model, **_BRIEF)
-    rows = sum(_rows(sent))
-    return _row(case, sent, rows, apc_vfl_bytes(rows))
+    sent = _Sent({"name": "apc_vfl", "epochs": 1}, model)
+    rows = sent.train + sent.test
+    return sent.row(case, rows, apc_vfl_bytes(rows))
 
 
 def _split(case: str, batch_size: int, epochs: int) -> Row:
-    sent = _sent(
-        "split_nn", model=_WIDTHS, passives={"default": {"model": _PASSIVE}},
+    passive = {"network": "selu", "hidden": (128,), "representation": 256}
+    sent = _Sent(
+        "split_nn", {"network": "selu", "hidden": (64,), "representation": 128},
+        passives={"default": {"model": passive}},
         train={"epochs": epochs, "batch_size": batch_size, "device": "cpu"},
     )  # fmt: skip
-    train, test = _rows(sent)
-    formula = split_nn_forward_bytes(train, epochs=epochs) + apc_vfl_bytes(test)
-    formula += split_nn_backward_bytes(train, epochs=epochs, batch_size=batch_size)
-    return _row(case, sent, epochs * train + test, formula)
+    formula = split_nn_forward_bytes(sent.train, epochs=epochs) + apc_vfl_bytes(sent.test)
+    formula += split_nn_backward_bytes(sent.train, epochs=epochs, batch_size=batch_size)
+    return sent.row(case, epochs * sent.train + sent.test, formula)
 
 
-def _decomposed(_: Collection[str]) -> Iterator[Row]:
-    """Two formulas beside the same run."""
-    enriched = {"network": "enriched", "hidden": (256,), "representation": 30}
-    sent = _sent({"name": "vfedtrans", "epochs": 1}, model=enriched, **_BRIEF)
-    train, _test = _rows(sent)
-    whole = vfedtrans_bytes(train, (5, 25))
-    yield _row("vfedtrans", sent, train, whole)
-    yield _row("vfedtrans, P not counted", sent, train, whole - 4 * 2 * train * train)
+def _decomposed(case: str) -> Row:
+    model = {"network": "enriched", "hidden": (256,), "representation": 30}
+    sent = _Sent({"name": "vfedtrans", "epochs": 1}, model)
+    return sent.row(case, sent.train, vfedtrans_bytes(sent.train, (5, 25)))
 
 
-def _sent(method: str | Mapping[str, Any], **changes: Any) -> tuple[RunResult, float]:
-    columns = [
-        *(f"mean {name}" for name in _MEASURES), *(f"{name} error" for name in _MEASURES),
-        *(f"worst {name}" for name in _MEASURES),
-    ]  # fmt: skip
-    others = tuple(name for name in columns if name not in _ACTIVE)
-    held = {"active": _ACTIVE, "passive-1": others}
-    config = Config.model_validate({
-        "name": "footprint", "method": method, "guard": {"mechanism": "none"},
-        "data": {"dataset": "breast_cancer", "overlap": 0.6, "columns": held},
-        "transcript": {"keep": "none"}, **changes,
-    })  # fmt: skip
-    began = time.perf_counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        return run(config, None), time.perf_counter() - began
+class _Sent:
+    """What a run sent, and its aligned training and test rows."""
 
+    def __init__(
+        self, method: str | Mapping[str, Any], model: Mapping[str, Any], **changes: Any
+    ) -> None:
+        names = map(str, load_breast_cancer().feature_names)
+        config = Config.model_validate({
+            "name": "footprint", "method": method, "model": model, "guard": {"mechanism": "none"},
+            "data": {
+                "dataset": "breast_cancer", "overlap": 0.6,
+                "columns": {"active": _ACTIVE, "passive-1": sorted({*names} - {*_ACTIVE})},
+            },
+            "train": {"epochs": 1, "device": "cpu"}, "transcript": {"keep": "none"}, **changes,
+        })  # fmt: skip
+        began = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnsafeChoiceWarning)
+            recording = run(config, None).recording
+        self._seconds = time.perf_counter() - began
+        self._flows = [flow for flow in recording.transcript.flows if flow.kind in _COUNTED]
+        aligned, data = set(recording.alignment["active"].tolist()), recording.data
+        self.train = len(aligned.intersection(data.train_rows.tolist()))
+        self.test = len(aligned.intersection(data.test_rows.tolist()))
 
-def _rows(sent: tuple[RunResult, float]) -> tuple[int, int]:
-    """Aligned training rows, and aligned test rows."""
-    recording = sent[0].recording
-    aligned = set(recording.alignment["active"].tolist())
-    train, test = recording.data.train_rows.tolist(), recording.data.test_rows.tolist()
-    return len(aligned.intersection(train)), len(aligned.intersection(test))
-
-
-def _row(case: str, sent: tuple[RunResult, float], rows: int, formula: int) -> Row:
-    result, seconds = sent
-    flows = [flow for flow in result.recording.transcript.flows if flow.kind in _COUNTED]
-    payload, wire = (
-        sum(getattr(flow, counted) for flow in flows) for counted in ("payload_bytes", "wire_bytes")
-    )
-    return row(
-        case, seconds, peer="Appendix E", ratio=payload / formula, sent=wire, payload=payload,
-        formula=formula, rows=rows,
-    )  # fmt: skip
+    def row(self, case: str, rows: int, formula: int) -> Row:
+        payload = sum(flow.payload_bytes for flow in self._flows)
+        return row(
+            case, self._seconds, peer="Appendix E", ratio=payload / formula, payload=payload,
+            sent=sum(flow.wire_bytes for flow in self._flows), formula=formula, rows=rows,
+        )  # fmt: skip

@@ -19,12 +19,9 @@ from typing import Any, TypeAlias
 
 from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError
-from secure_apfed.config import Config
-from secure_apfed.data import VerticalData, load_data
-from secure_apfed.errors import DataError
 
 __all__ = [
-    "Bench", "Group", "Row", "clock_step", "compared", "interleave", "median_ratio", "on_images",
+    "Bench", "Group", "Row", "clock_step", "compared", "interleave", "median_ratio",
     "played", "quotient", "row", "single", "why_no_crypten",
 ]  # fmt: skip
 
@@ -44,18 +41,12 @@ def row(
 
 @dataclass(frozen=True)
 class Group:
-    """Cases that are measured together.
-
-    Attributes:
-        measure: from the names that are wanted to their rows. It measures these, what they are
-            compared with, and nothing else; rows of other cases are left out.
-        by_name: they are measured only where a case is named in full, as they take minutes or
-            gigabytes.
+    """Cases that are measured together; `measure` goes from the names that are wanted to their
+    rows, and measures these, what they are compared with, and nothing else.
     """
 
     cases: Sequence[str]
     measure: Callable[[Collection[str]], Iterable[Row]]
-    by_name: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,20 +68,6 @@ def single(case: str, measure: Callable[..., Row], *arguments: Any) -> Group:
     return Group((case,), lambda _: [measure(case, *arguments)])
 
 
-def on_images(config_of: Callable[[str], Config]) -> tuple[Config, VerticalData, str]:
-    """A run on Fashion-MNIST, or MNIST where it is not installed; its data, and which they are.
-
-    Raises:
-        DataError: neither set is there; says what to run.
-    """
-    try:
-        config = config_of("fashion_mnist")
-        return config, load_data(config.data, seed=0), config.data.dataset
-    except DataError:
-        config = config_of("mnist")
-        return config, load_data(config.data, seed=0), config.data.dataset
-
-
 def interleave(
     cases: Mapping[str, Callable[[], object]], *, repetitions: int, warm_up: int = 1
 ) -> dict[str, list[float]]:
@@ -107,19 +84,15 @@ def interleave(
 
 def compared(
     case: str, ours: Callable[[], object], theirs: Callable[[], object], *, peer: str,
-    repetitions: int, warm_up: int = 1, each: int = 1, faster: bool = False,
-    peer_seconds: bool = True, **more: Any,
+    repetitions: int, warm_up: int = 1, **more: Any,
 ) -> Row:  # fmt: skip
-    """The row of a call beside its peer's, in turns.
-
-    A call does `each` times what `seconds` tells of; where ours is to be `faster`, `ratio` is the
-    peer's seconds over ours; `peer_seconds` stand in the row, too, or not.
-    """
+    """The row of a call beside its peer's, in turns."""
     both = interleave({"ours": ours, "peer": theirs}, repetitions=repetitions, warm_up=warm_up)
-    more |= {"peer_seconds": statistics.median(both["peer"])} if peer_seconds else {}
-    parts = (both["peer"], both["ours"]) if faster else (both["ours"], both["peer"])
-    seconds, ratio = statistics.median(both["ours"]) / each, median_ratio(*parts)
-    return row(case, seconds, peer=peer, ratio=ratio, **more)
+    return row(
+        case, statistics.median(both["ours"]), peer=peer,
+        ratio=median_ratio(both["ours"], both["peer"]),
+        peer_seconds=statistics.median(both["peer"]), **more,
+    )  # fmt: skip
 
 
 def played(

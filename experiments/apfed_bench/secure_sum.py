@@ -1,26 +1,24 @@
 """What every secure sum costs, against the way that TenSEAL's tutorials show.
 
-A case `NAME/mM` is the whole path of one sum of M contributions of 128 x 256 float32 in one
-thread: clip, quantise, encrypt, serialise, check, combine, decode. `ratio` is the tutorial's
-time over the case's, each the fastest of several taken in turns (what else a machine does only
-adds to short times, and more to some than to others); the tutorial is CKKS with N = 8192, primes
+A case `NAME/m4` is the whole path of one sum of four contributions of 128 x 256 float32 in one
+thread: clip, quantise, encrypt, serialise, check, combine, decode. `ratio` is the tutorial's time
+over the case's, each the fastest of several taken in turns (what else a machine does only adds to
+short times, and more to some than to others); the tutorial is CKKS with N = 8192, primes
 [60, 40, 40, 60] and `tolist()`. `bytes_per_value` is of what one passive sends. With the pool,
-zeros were encrypted before the clock starts; with recovery, nobody falls silent. Longer runs
-add other M and D. `share/NAME` is what one sum adds to a training step of APFed-C on
-Fashion-MNIST in batches of 128, when passives encrypt at the same time: one contribution,
-combine and decode over the step; `share` is its `ratio` once more, 0.05 for 5 %.
+zeros were encrypted before the clock starts; with recovery, nobody falls silent. `share/NAME` is
+what one sum adds to a training step of APFed-C on Fashion-MNIST in batches of 128, when passives
+encrypt at the same time: one contribution, combine and decode over the step; `ratio` is 0.05 for
+5 %.
 """
 
-import importlib.util
 import itertools
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
-from typing import Any
 
 import numpy as np
 import tenseal as ts
@@ -32,11 +30,8 @@ from apfed_bench.rows import (
     Group,
     Row,
     clock_step,
-    interleave,
-    median_ratio,
     quotient,
     row,
-    single,
     why_no_crypten,
 )
 from apfed_protocols.conversation import converse
@@ -45,16 +40,13 @@ from apfed_protocols.sums import SECURE_SUMS, StepBinding, SumAgreement
 from apfed_protocols.sums.homomorphic import Encrypter
 from secure_apfed.seeds import one_thread
 
-__all__ = [
-    "BENCH", "CASES", "ON_CRYPTEN", "OurPath", "PackedPaillier", "Shape", "SumPath", "TutorialPath",
-    "Values", "why_no_paillier",
-]  # fmt: skip
+__all__ = ["BENCH", "CASES", "OurPath", "SumPath", "TutorialPath"]
 
 Shape = tuple[int, int]
 Values = list[NDArray[np.float32]]
 Parts = tuple[float, float, float]
 """Seconds to contribute, to combine and to decode."""
-ON_CRYPTEN = "crypten"
+_ON_CRYPTEN = "crypten"
 # case -> sum of the table
 CASES: Mapping[str, str] = {
     "ckks": "ckks",
@@ -65,21 +57,15 @@ CASES: Mapping[str, str] = {
     "bfv+masks+pool": "bfv + pairwise masks",
     "masked": "plain + pairwise masks",
     "masked-recovery": "plain + recoverable masks",
-    ON_CRYPTEN: "crypten",
+    _ON_CRYPTEN: "crypten",
     "plain": "plain",
 }
-_KEY_BITS = 2048
-_BITS = 16
-_LEVELS = 2 ** (_BITS - 1) - 1
 _SHAPE = (128, 256)
 _PASSIVES = 4
-_OTHER_PASSIVES = (2, 8, 16, 64)
-_OTHER_SHAPES = ((128, 64), (256, 1024), (256, 15_360))
 _STEP_SHAPE = (128, 64)
 _TURN = 0.01
 _FINE, _STEPS = 1e-4, 50
 _TUTORIAL = "tutorial"
-_PAILLIER = "phe-packed/m4"
 
 
 class SumPath:
@@ -180,85 +166,11 @@ def _laps() -> Callable[[], float]:
     return lap
 
 
-def why_no_paillier() -> str | None:
-    """Why Paillier cannot be measured here, or None."""
-    if importlib.util.find_spec("phe") is None:
-        return "phe is not installed; pip install phe"
-    return None
-
-
-class PackedPaillier:
-    """The peer of other federated learning systems: Paillier, with many fields in one number.
-
-    After Zhang et al. 2020 (BatchCrypt), section 4: signed fixed-point values are shifted to be
-    non-negative and packed side by side with room for all `passives`. One 2048-bit key. Library:
-    `phe`, which is no dependency of this project.
-    """
-
-    def __init__(self, *, passives: int) -> None:
-        # phe ships no types and is imported only where it is installed
-        from phe import paillier  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
-        self._public, self._private = paillier.generate_paillier_keypair(n_length=_KEY_BITS)
-        self._encrypted_number = paillier.EncryptedNumber
-        self._width = _BITS + math.ceil(math.log2(passives))
-        self._fields = (_KEY_BITS - 2) // self._width
-
-    def contribution_bytes(self, values: int) -> int:
-        """Bytes of the ciphertexts of one vector; each is a number modulo n^2."""
-        return -(-values // self._fields) * 2 * _KEY_BITS // 8
-
-    def add(self, values: list[NDArray[np.float32]]) -> NDArray[np.float64]:
-        """Encrypt, serialise, add and decrypt, as one path; values lie in [-1, 1]."""
-        sent = [self._encrypt(vector) for vector in values]
-        totals = sent[0]
-        for blobs in sent[1:]:
-            pairs = zip(totals, blobs, strict=True)
-            totals = [self._bytes(self._number(a) + self._number(b)) for a, b in pairs]
-        return self._decrypt(totals, len(values), values[0].size)
-
-    def _encrypt(self, values: NDArray[np.float32]) -> list[bytes]:
-        shifted = (np.rint(values.reshape(-1) * _LEVELS).astype(np.int64) + _LEVELS).tolist()
-        blobs = []
-        for start in range(0, len(shifted), self._fields):
-            places = enumerate(shifted[start : start + self._fields])
-            packed = sum(value << (self._width * place) for place, value in places)
-            blobs.append(self._bytes(self._public.encrypt(packed)))
-        return blobs
-
-    def _decrypt(self, blobs: list[bytes], addends: int, count: int) -> NDArray[np.float64]:
-        mask = 2**self._width - 1
-        fields = [
-            number >> (self._width * place) & mask
-            for number in (self._private.decrypt(self._number(blob)) for blob in blobs)
-            for place in range(self._fields)
-        ]
-        sums: NDArray[np.float64] = np.array(fields[:count], dtype=np.float64)
-        real: NDArray[np.float64] = (sums - addends * _LEVELS) / _LEVELS
-        return real
-
-    def _bytes(self, number: Any) -> bytes:
-        raw: int = number.ciphertext()
-        return raw.to_bytes(2 * _KEY_BITS // 8, "big")
-
-    def _number(self, blob: bytes) -> Any:
-        return self._encrypted_number(self._public, int.from_bytes(blob, "big"))
-
-
-def _groups(quick: bool) -> Sequence[Group]:
-    """Ratios at M = 4, shares of a step; unless `quick`, other M and D, and Paillier."""
-    brief = [
-        _table(_PASSIVES, 9 if quick else 31),
-        single(_PAILLIER, _paillier, quick),
+def _groups(quick: bool) -> list[Group]:
+    return [
+        _of_each_sum("{}/m4", partial(_against_tutorial, 9 if quick else 31), _TUTORIAL),
         _of_each_sum("share/{}", partial(_shares, 3 if quick else 21)),
     ]
-    if quick:
-        return brief
-    others = [_table(passives, 3) for passives in _OTHER_PASSIVES]
-    for rows, size in _OTHER_SHAPES:
-        form = f"{{}}/m{_PASSIVES}/{rows}x{size}"
-        others.append(_of_each_sum(form, partial(_sizes, (rows, size))))
-    return brief + others
 
 
 BENCH = Bench(
@@ -279,8 +191,8 @@ def _of_each_sum(
 
     def measured(wanted: Collection[str]) -> Iterator[Row]:
         named = {name: case for name, case in case_of.items() if case in wanted}
-        if ON_CRYPTEN in named and (reason := why_no_crypten()):
-            yield row(named.pop(ON_CRYPTEN), reason=reason)
+        if _ON_CRYPTEN in named and (reason := why_no_crypten()):
+            yield row(named.pop(_ON_CRYPTEN), reason=reason)
         if named:
             with one_thread():
                 yield from measure(named)
@@ -288,13 +200,8 @@ def _of_each_sum(
     return Group(tuple(case_of.values()), measured)
 
 
-def _table(passives: int, repetitions: int) -> Group:
-    form = f"{{}}/m{passives}"
-    return _of_each_sum(form, partial(_against_tutorial, passives, repetitions), _TUTORIAL)
-
-
-def _against_tutorial(passives: int, repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
-    values = _values(passives, _SHAPE)
+def _against_tutorial(repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
+    values = _values(_SHAPE)
     ours = {name: OurPath(name, values) for name in case_of if name != _TUTORIAL}
     paths: dict[str, SumPath] = {**ours, _TUTORIAL: TutorialPath(values)}
     seconds: dict[str, list[float]] = {name: [] for name in paths}
@@ -304,10 +211,11 @@ def _against_tutorial(passives: int, repetitions: int, case_of: Mapping[str, str
             if repetition >= 0:
                 seconds[name].append(spent)
     for name, case in case_of.items():
-        ratio, sent = quotient(min(seconds[_TUTORIAL]), min(seconds[name])), paths[name]
+        sent = paths[name].contribution_bytes
         yield row(
-            case, min(seconds[name]), peer=f"{_TUTORIAL}/m{passives}", ratio=ratio,
-            **_size(sent.contribution_bytes, _SHAPE),
+            case, min(seconds[name]), peer="tutorial/m4", sent=sent,
+            ratio=quotient(min(seconds[_TUTORIAL]), min(seconds[name])),
+            bytes_per_value=sent / math.prod(_SHAPE),
         )  # fmt: skip
 
 
@@ -329,59 +237,31 @@ def _turn(path: SumPath) -> Parts:
     return contribute, combine, decode
 
 
-def _sizes(shape: Shape, case_of: Mapping[str, str]) -> Iterator[Row]:
-    """Each sum once at another size of a contribution, without the tutorial."""
-    values = _values(_PASSIVES, shape)
-    for name, case in case_of.items():
-        path = OurPath(name, values)
-        spent = sum(_turn(path))
-        yield row(case, spent, **_size(path.contribution_bytes, shape))
-
-
 def _shares(repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
     step, images = training_step()
-    paths = {name: OurPath(name, _values(_PASSIVES, _STEP_SHAPE)) for name in case_of}
+    paths = {name: OurPath(name, _values(_STEP_SHAPE)) for name in case_of}
     costs: dict[str, list[float]] = {name: [] for name in paths}
     steps = []
     for repetition in range(-1, repetitions):
-        steps.append(interleave({"step": step}, repetitions=1, warm_up=0)["step"][0])
+        began = time.perf_counter()
+        step()
+        steps.append(time.perf_counter() - began)
         for name, path in paths.items():
             contribute, combine, decode = _turn(path)
             if repetition >= 0:
                 costs[name].append(contribute / _PASSIVES + combine + decode)
     for name, spent in costs.items():
         whole = min(steps[1:])
-        share = quotient(min(spent), whole)
         yield row(
-            case_of[name], min(spent), peer="training step", ratio=share, share=share,
+            case_of[name], min(spent), peer="training step", ratio=quotient(min(spent), whole),
             peer_seconds=whole, images=images,
         )  # fmt: skip
 
 
-@one_thread()
-def _paillier(case: str, quick: bool) -> Row:
-    reason = "it takes minutes; run without --quick" if quick else why_no_paillier()
-    if reason is not None:
-        return row(case, reason=reason)
-    peer = PackedPaillier(passives=_PASSIVES)
-    values = _values(_PASSIVES, _SHAPE)
-    calls = {_TUTORIAL: TutorialPath(values).run, case: lambda: peer.add(values)}
-    seconds = interleave(calls, repetitions=1, warm_up=0)
-    return row(
-        case, seconds[case][0], peer=f"{_TUTORIAL}/m{_PASSIVES}",
-        ratio=median_ratio(seconds[_TUTORIAL], seconds[case]),
-        **_size(peer.contribution_bytes(_SHAPE[0] * _SHAPE[1]), _SHAPE),
-    )  # fmt: skip
-
-
-def _size(sent: int, shape: Shape) -> dict[str, Any]:
-    return {"sent": sent, "bytes_per_value": sent / (shape[0] * shape[1])}
-
-
-def _values(passives: int, shape: Shape) -> Values:
+def _values(shape: Shape) -> Values:
     """Gradients of about a tenth of the clip bound."""
     rng = np.random.default_rng(0)
     scale = 0.1 / shape[1] ** 0.5
     return [
-        rng.normal(scale=scale, size=shape).astype(np.float32, copy=False) for _ in range(passives)
+        rng.normal(scale=scale, size=shape).astype(np.float32, copy=False) for _ in range(_PASSIVES)
     ]

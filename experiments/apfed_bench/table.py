@@ -1,139 +1,93 @@
 """All benches in one form: `secure-apfed bench NAME [--only CASES] [--json] [--quick]`.
 
-A new bench is a `Bench` and one line in the table. One is run, or all after another into a folder
-that says what is done (`bench all --output FOLDER`): a case that fails is a row with the reason, as
-one whose peer is missing, and ends no other. The tables of docs/performance.md are made of that
-folder: between `<!-- bench NAME -->` and `<!-- end NAME -->` the page holds what `block` makes of
-NAME.json; all else is written by hand and stays, and no figure is typed.
+A new bench is a `Bench` and one line in the table. One is run, or all after another into a folder:
+a case that fails is a row with the reason, as one whose peer is missing, and ends no other.
+docs/performance.md shows what such a folder holds: `python docs/site_pages.py` puts there what
+`block` makes of each file.
 """
 
-import functools
-import hashlib
 import json
 import os
-import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from apfed_bench import footprint, parties, psi, secure_sum, training, votes
+from apfed_bench import apart, footprint, parties, secure_sum
 from apfed_bench.rows import Bench, Group, Row, clock_step, row
-from apfed_experiments.columns import markdown, write_text
+from apfed_experiments.columns import Column, Table, write_text
 from apfed_experiments.machine import machine
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.files import to_json, write_atomically
+from secure_apfed.files import to_json
 
-__all__ = [
-    "BENCHES", "Measured", "block", "cells", "read_measured", "renewed", "run_bench",
-    "run_benches", "write_performance",
-]  # fmt: skip
+__all__ = ["BENCHES", "Measured", "block", "read_measured", "run_benches", "table_of"]
 
 BENCHES: Mapping[str, Bench] = {
-    "attacks": training.ATTACKS,
-    "audit-log": parties.LOG,
     "exchange": parties.EXCHANGE,
     "footprint": footprint.BENCH,
-    "joint-prediction": parties.JOINT,
-    "local": parties.LOCAL,
-    "nvflare": parties.NVFLARE,
-    "psi": psi.BENCH,
+    "psi": apart.PSI,
     "secure-sum": secure_sum.BENCH,
-    "training": training.TRAINING,
     "transport": parties.TRANSPORT,
-    "votes": votes.BENCH,
+    "votes": apart.VOTES,
 }
 Measured: TypeAlias = dict[str, Any]
 """Rows of a bench and what they were measured on: one JSON object."""
 _Chosen: TypeAlias = Sequence[tuple[Group, Sequence[str]]]
 
-_PACKAGES = ("apfed_protocols", "secure_apfed", "apfed_attacks", "apfed_experiments", "apfed_bench")
 _HEADS = {"peer_seconds": "the peer's seconds"}
 _MANY = 1_000_000
 _COARSE_S = 1e-4
-_BLOCK = re.compile(
-    r"<!-- bench (?P<name>\S+)(?: (?P<only>\S+))? -->\n.*?<!-- end (?P=name) -->", re.DOTALL
-)
-_SCALES = {
-    "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
-    "B": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
-}
-
-
-def run_bench(name: str, *, quick: bool = False, cases: str = "*") -> Measured:
-    """Run one bench; the arguments are those of `run_benches`.
-
-    Raises:
-        KeyError: no bench has that name.
-        ConfigError: `cases` names none of its cases.
-    """
-    chosen = _chosen(BENCHES[name], quick, cases)
-    if not chosen:
-        there = "\n".join(case for group in BENCHES[name].groups(quick) for case in group.cases)
-        raise ConfigError(f"{cases!r} names no case of bench {name}; there are\n{there}")
-    return _measured(name, chosen, quick, cases)
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def run_benches(
-    *, quick: bool = False, cases: str = "*", folder: Path | None = None, again: bool = False,
-    benches: Mapping[str, Bench] | None = None,
+    names: Sequence[str] = tuple(BENCHES), *, quick: bool = False, cases: str = "*",
+    folder: Path | None = None,
 ) -> Iterator[Measured]:  # fmt: skip
-    """Run benches after one another, those that have wanted cases.
+    """Run the benches of these names after one another, those that have wanted cases.
 
     Args:
+        names: keys of the table.
         quick: stay under 30 seconds in each.
-        cases: a glob; others are not measured, unless a wanted one is compared with them, nor those
-            of a group `by_name` unless it is a name.
-        folder: gets NAME.json of each bench when it ends. One that is there and was measured by
-            the same source, on the same machine and as quick, without failures, is taken as it is.
-        again: measure also what is there.
-        benches: by name; all of the table unless given.
+        cases: a glob; others are not measured, unless a wanted one is compared with them.
+        folder: gets NAME.json of each bench when it ends.
 
     Raises:
         ConfigError: `cases` names no case of any.
         OSError: `folder` cannot be written.
     """
-    every = BENCHES if benches is None else benches
-    chosen = {name: found for name in every if (found := _chosen(every[name], quick, cases))}
+    chosen = {name: found for name in names if (found := _chosen(BENCHES[name], quick, cases))}
     if not chosen:
+        there = [case for name in names for group in BENCHES[name].groups(quick)
+                 for case in group.cases]  # fmt: skip
         raise ConfigError(
-            f"{cases!r} names no case of any bench; ask one by its name for its cases"
+            "\n".join([f"{cases!r} names no case of bench {', '.join(names)}; there are", *there])
         )
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     for name, groups in chosen.items():
-        path = folder / f"{name}.json" if folder is not None else None
-        measured = None if again or path is None else _kept(path, _head(name, quick, cases))
-        if measured is None:
-            measured = _measured(name, groups, quick, cases)
-            if path is not None:
-                write_atomically(path, (to_json(measured, indent=1) + "\n").encode())
+        measured = _measured(name, groups, quick, cases)
+        if folder is not None:
+            write_text(folder / f"{name}.json", to_json(measured, indent=1) + "\n")
         yield measured
 
 
 def _chosen(bench: Bench, quick: bool, cases: str) -> _Chosen:
     wanted = (
-        (group, [case for case in group.cases
-                 if (case == cases if group.by_name else fnmatchcase(case, cases))])
+        (group, [case for case in group.cases if fnmatchcase(case, cases)])
         for group in bench.groups(quick)
-    )  # fmt: skip
+    )
     return [(group, names) for group, names in wanted if names]
 
 
-def _head(name: str, quick: bool, cases: str) -> Measured:
-    """What two measurements share where one can stand for the other."""
-    return {
-        "bench": name, "source": _source(), "quick": quick, "cases": cases, "machine": machine(),
-    }  # fmt: skip
-
-
 def _measured(name: str, chosen: _Chosen, quick: bool, cases: str) -> Measured:
-    head, before = _head(name, quick, cases), _ticks()
-    began = datetime.now(UTC).date().isoformat()
+    head = {"bench": name, "quick": quick, "cases": cases, "machine": machine()}
+    began, before = datetime.now(UTC).date().isoformat(), _ticks()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     first = clock_step()
     rows = [found for group, names in chosen for found in _rows(group, names)]
@@ -166,155 +120,70 @@ def _rows(group: Group, names: Sequence[str]) -> list[Row]:
     return [found.get(name) or row(name, reason=reason, failed=True) for name in names]
 
 
-def _kept(path: Path, head: Measured) -> Measured | None:
-    """What an earlier run left there, if it stands for what would be measured now."""
+def read_measured(path: Path) -> Measured:
+    """What a bench measured; DataError: the file is not what a bench wrote."""
     try:
-        kept: Measured = json.loads(path.read_bytes())
-        same = all(kept[key] == value for key, value in head.items())
-        return kept if same and not any(line.get("failed") for line in kept["rows"]) else None
-    except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
-@functools.cache
-def _source() -> str:
-    """Which code this is: a digest of the source of all packages."""
-    digest = hashlib.sha256()
-    for name in _PACKAGES:
-        (root,) = import_module(name).__path__
-        for path in sorted(Path(root).rglob("*.py")):
-            digest.update(f"{name}/{path.relative_to(root).as_posix()}\0".encode())
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:16]
-
-
-def write_performance(page: Path, folder: Path) -> None:
-    """Renew the tables of `page` from the JSON files in `folder`.
-
-    Raises:
-        DataError: no such files, one of another form, or one that the page has no place for.
-        OSError: the page cannot be read or written.
-    """
-    write_text(page, renewed(page.read_text("utf-8"), read_measured(folder)))
-
-
-def read_measured(folder: Path) -> dict[str, Measured]:
-    """What each bench measured, by its name.
-
-    Raises:
-        DataError: no such files, or one of another form.
-    """
-    found: dict[str, Measured] = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            measured = json.loads(path.read_bytes())
-            found[measured["bench"]] = measured
-            block(measured)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DataError(
-                f"{path} is not what a bench wrote ({type(error).__name__}: {error}); remove it "
-                f"and measure again: secure-apfed bench all --output {folder}"
-            ) from error
-    if not found:
+        measured: Measured = json.loads(path.read_bytes())
+        block(measured)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
-            f"{folder} holds no figures; first secure-apfed bench all --output {folder}"
-        )
-    return found
+            f"{path} is not what a bench wrote ({type(error).__name__}: {error}); remove it "
+            f"and measure again: secure-apfed bench all --output {path.parent}"
+        ) from error
+    return measured
 
 
-def renewed(text: str, measured: Mapping[str, Measured]) -> str:
-    """The text of a page with the tables of these benches in their places.
-
-    Raises:
-        DataError: a bench has no place there, or a place no bench.
-    """
-    places = [match["name"] for match in _BLOCK.finditer(text)]
-    if wrong := set(places) ^ set(measured):
-        name = min(wrong)
-        raise DataError(
-            f"the page has a place for bench {name}, which was not measured; measure it"
-            if name in places
-            else f"the page has no place for bench {name}; write <!-- bench {name} --> and "
-            f"<!-- end {name} --> on lines of their own where its table belongs"
-        )
-
-    machines: list[Any] = [None]
-
-    def fill(match: re.Match[str]) -> str:
-        name, only = match["name"], match["only"]
-        shown = measured[name]
-        machines.append(shown["machine"])
-        if only:
-            rows = [line for line in shown["rows"] if fnmatchcase(line["case"], only)]
-            shown = {**shown, "rows": rows, "cases": only}
-        head = match[0].partition("\n")[0]
-        return f"{head}\n{block(shown, above=machines[-2])}<!-- end {name} -->"
-
-    return _BLOCK.sub(fill, text)
-
-
-def block(measured: Measured, *, above: Any = None) -> str:
-    """A bench's table, what it was measured on, and why what is missing is missing.
-
-    Args:
-        measured: what it measured.
-        above: the machine of the table before it.
-    """
+def block(measured: Measured, only: str = "*") -> str:
+    """A bench's table, what it was measured on, and why what is missing is missing."""
     on, step = measured["machine"], measured["clock_step"]
-    header, rows = cells(measured)
-    reasons: dict[str, list[str]] = {}
-    for line in measured["rows"]:
+    rows = [line for line in measured["rows"] if fnmatchcase(line["case"], only)]
+    cases = measured["cases"] if only == "*" else only
+    missing: dict[str, list[str]] = {}
+    for line in rows:
         if "reason" in line:
-            reasons.setdefault(line["reason"], []).append(f"`{line['case']}`")
-    only = "" if measured["cases"] == "*" else f", cases `{measured['cases']}`"
+            reason = " ".join(line["reason"].split()).replace("<", "&lt;")
+            missing.setdefault(reason, []).append(f"`{line['case']}`")
+    shown = "" if cases == "*" else f", cases `{cases}`"
     load = "" if measured["load"] is None else f", load {measured['load']:.1f} when it began"
-    clock = f" The clock moved by {_scaled(step, 's')}." if step > _COARSE_S else ""
-    where = (
-        f"{on['processor']}, {on['cores']} cores, {on['gpu'] or 'no GPU'}, Python "
-        f"{on['python']}, torch {on['torch']}"
-    )
+    clock = f" The clock moved by {_scaled(_SECONDS, step)}." if step > _COARSE_S else ""
     told = (
-        f"{measured['date']}{', quick' if measured['quick'] else ''}{only}: "
-        f"{'there' if on == above else where}{load}, {measured['stolen']:.1%} stolen. "
-        f"*Ratio*: {BENCHES[measured['bench']].ratio}.{clock}"
+        f"{measured['date']}{', quick' if measured['quick'] else ''}{shown}: {on['processor']}, "
+        f"{on['cores']} cores, {on['gpu'] or 'no GPU'}, Python {on['python']}, torch {on['torch']}"
+        f"{load}, {measured['stolen']:.1%} stolen. *Ratio*: "
+        f"{BENCHES[measured['bench']].ratio}.{clock}"
     )
-    table = markdown(header, rows) if rows else ""
-    missing = "".join(
-        f"\nNot measured: {', '.join(cases)}: {_line(reason)}\n"
-        for reason, cases in reasons.items()
-    )
-    return f"{told}\n\n{table}{missing}"
+    table = table_of({**measured, "rows": rows})
+    reasons = [f"Not measured: {', '.join(of)}: {reason}" for reason, of in missing.items()]
+    tables = [table.markdown().rstrip()] if table.rows else []
+    return "\n\n".join([told, *tables, *reasons])
 
 
-def cells(measured: Measured) -> tuple[list[str], list[list[str]]]:
-    """Header and texts of a bench's table, without what was not measured and empty columns."""
-    rows: Sequence[Mapping[str, Any]] = [line for line in measured["rows"] if "reason" not in line]
-    fields = ["case", "seconds", "peer", "ratio", "bytes", *BENCHES[measured["bench"]].fields]
+def table_of(measured: Measured) -> Table:
+    """A bench's table, without what was not measured and empty columns."""
+    rows = [line for line in measured["rows"] if "reason" not in line]
+    fields = ("case", "seconds", "peer", "ratio", "bytes", *BENCHES[measured["bench"]].fields)
     shown = [name for name in fields if any(line.get(name) is not None for line in rows)]
-    header = [_HEADS.get(name, name.removesuffix("_seconds").replace("_", " ")) for name in shown]
-    return header, [[_text(name, line.get(name)) for name in shown] for line in rows]
+    return Table([_column(name) for name in shown], rows, f"bench {measured['bench']}")
 
 
-def _text(field: str, value: object) -> str:
-    """A number with its unit, which the field's name tells."""
-    if value is None:
-        return ""
-    if not isinstance(value, int | float):
-        return f"`{value}`" if field == "case" else _line(str(value))
-    if field.endswith("seconds"):
-        return _scaled(value, "s")
-    if field.endswith(("bytes", "memory", "payload", "formula")):
-        return _scaled(value, "B")
-    return f"{value:.3g}" if isinstance(value, float) or value >= _MANY else str(value)
+def _column(name: str) -> Column:
+    """Numbers with their unit, which the field's name tells."""
+    title = _HEADS.get(name, name.removesuffix("_seconds").replace("_", " "))
+    if name == "case":
+        return Column(name=name, title=title, form="`{}`".format)
+    if name.endswith("seconds"):
+        return Column(name=name, title=title, form=partial(_scaled, _SECONDS))
+    if name.endswith(("bytes", "memory", "payload", "formula")):
+        return Column(name=name, title=title, form=partial(_scaled, _BYTES))
+    return Column(name=name, title=title, form=_short)
 
 
-def _scaled(value: float, unit: str) -> str:
-    scales = _SCALES[unit]
+def _short(value: object) -> str:
+    is_long = isinstance(value, float) or (isinstance(value, int) and value >= _MANY)
+    return f"{value:.3g}" if is_long else str(value)
+
+
+def _scaled(scales: Sequence[tuple[float, str]], value: float) -> str:
     factor, name = next((scale for scale in scales if value >= scale[0]), scales[-1])
-    digits = max(0, 2 - len(str(int(value / factor))) + 1) if unit == "s" or factor > 1 else 0
+    digits = 0 if name == "B" else max(0, 3 - len(str(int(value / factor))))
     return f"{value / factor:.{digits}f} {name}"
-
-
-def _line(text: str) -> str:
-    """On one line, and without what would end a cell or begin a tag."""
-    return " ".join(text.split()).replace("|", "/").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""One sum of products, run as a script in an interpreter of its own by `apfed_bench.votes`.
+"""One sum of products, run as a script in an interpreter of its own by `apfed_bench.apart`.
 
 Takes people, labels, columns, passives and candidates (0: none); prints one JSON object: seconds of
 the one active, one passive and the aggregator, the same with labels that the passives see

@@ -1,4 +1,4 @@
-"""The commands `secure-apfed bench`, `performance` and `audit`: what things cost, and a slow check.
+"""The commands `secure-apfed bench` and `audit`: what things cost, and a slow check.
 
 Part of the composition root: `secure_apfed.cli` registers them, nothing else imports this.
 """
@@ -7,7 +7,7 @@ import warnings
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,16 +16,10 @@ from secure_apfed import terminal
 from secure_apfed.errors import ConfigError
 from secure_apfed.files import to_json
 
-if TYPE_CHECKING:
-    from apfed_bench.table import Measured
-
-__all__ = ["NAMES", "audit", "bench", "performance"]
+__all__ = ["NAMES", "audit", "bench"]
 
 # Of benches, for the help, which loads none of them; a test compares.
-NAMES = (
-    "attacks", "audit-log", "exchange", "footprint", "joint-prediction", "local", "nvflare", "psi",
-    "secure-sum", "training", "transport", "votes",
-)  # fmt: skip
+NAMES = ("exchange", "footprint", "psi", "secure-sum", "transport", "votes")
 _ALL = "all"
 
 
@@ -37,28 +31,31 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Stay under 30 seconds a bench.")] = False,
     only: Annotated[str, typer.Option(help="Glob of cases, such as 'vole/*'.")] = "*",
     output: Annotated[
-        Path | None,
-        typer.Option(help="With all: folder of a JSON file a bench; stopped ones go on."),
+        Path | None, typer.Option(help="Folder that gets a JSON file of each bench.")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure what is there, too.")] = False,
 ) -> None:
     """Measure one part against its peers, in turns within one run, or all after another."""
     if name not in (*NAMES, _ALL):
         there = ", ".join((*NAMES, _ALL))
         raise typer.BadParameter(f"no bench is called {name!r}; there are {there}")
-    if name != _ALL and (output is not None or again):
-        raise typer.BadParameter("--output and --again are for `bench all`")
-    run_bench, run_benches = _benches().run_bench, _benches().run_benches
+    table = _benches()
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # benches measure unsafe peers too
     failed = False
-    found = (
-        run_benches(quick=quick, cases=only, folder=output, again=again)
-        if name == _ALL
-        else iter([run_bench(name, quick=quick, cases=only)])
-    )
-    for measured in found:
-        _show(measured, as_json=as_json)
+    names = NAMES if name == _ALL else (name,)
+    for measured in table.run_benches(names, quick=quick, cases=only, folder=output):
         failed |= any(row.get("failed") for row in measured["rows"])
+        if as_json:
+            typer.echo(to_json(measured))
+            continue
+        shown = table.table_of(measured)
+        terminal.show_rows(shown.title, shown.header, shown.cells)
+        for row in measured["rows"]:
+            if "reason" in row:
+                typer.echo(f"{row['case']}: {row['reason']}")
+        typer.echo(
+            f"measured on {measured['machine']}; {measured['stolen']:.1%} of its processor time "
+            "was stolen"
+        )
     if failed:
         raise typer.Exit(1)
 
@@ -80,37 +77,8 @@ def _benches() -> ModuleType:
         ) from None
 
 
-def _show(measured: "Measured", *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(to_json(measured))
-        return
-    terminal.show_rows(f"bench {measured['bench']}", *_benches().cells(measured))
-    for row in measured["rows"]:
-        if "reason" in row:
-            typer.echo(f"{row['case']}: {row['reason']}")
-    typer.echo(
-        f"measured on {measured['machine']}; {measured['stolen']:.1%} of its processor time was "
-        "stolen"
-    )
-
-
-def performance(
-    folder: Annotated[Path, typer.Argument(help="What `bench all --output` wrote.")] = Path(
-        "docs/performance"
-    ),
-    page: Annotated[Path, typer.Option(help="The page with the tables.")] = Path(
-        "docs/performance.md"
-    ),
-) -> None:
-    """Renew the tables of docs/performance.md from what benches measured."""
-    _benches().write_performance(page, folder)
-    typer.echo(page)
-
-
 def audit(
-    output: Annotated[Path, typer.Option(help="Folder of audit.json and the picture.")] = Path(
-        "runs/audit"
-    ),
+    output: Annotated[Path, typer.Option(help="Folder of audit.json.")] = Path("runs/audit"),
     quick: Annotated[bool, typer.Option("--quick", help="1,000 retrainings a case.")] = False,
     retrainings: Annotated[
         int, typer.Option(min=120, help="Of both worlds together, a case.")
@@ -119,7 +87,7 @@ def audit(
     seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
 ) -> None:
     """Retrain with and without a record; print what that proves about the claims of privacy."""
-    from apfed_experiments.audit import run_audit
+    from apfed_experiments.audit.retraining import run_audit
     from secure_apfed.learning.descent import find_device
 
     typer.echo("claims and proved lower bounds; of trainings, and of votes, at 95 % together")

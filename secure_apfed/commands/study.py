@@ -217,20 +217,6 @@ def leaks(
         typer.echo(f"\n{name}\n\n{table_of(rows).markdown()}", nl=False)
 
 
-@app.command("hijacked-images")
-def hijacked_images(
-    picture: Annotated[Path, typer.Argument(metavar="PNG", help="File to write.")],
-    seed: Annotated[int, typer.Option(help="Of the first case; the other takes 0.")] = 1,
-) -> None:
-    """Draw MNIST images above what the server of split learning rebuilt of them."""
-    from apfed_experiments.leaks.hijacking import draw_both_cases
-    from secure_apfed.seeds import one_thread
-
-    with one_thread():
-        draw_both_cases(picture, seed=seed)
-    typer.echo(picture)
-
-
 def _known(given: Sequence[str] | None, names: Sequence[str]) -> None:
     for name in given or ():
         if name not in names:

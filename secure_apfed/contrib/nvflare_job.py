@@ -74,10 +74,10 @@ class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
         super().__init__(job_of(name, parties))
 
 
-def job_of(name: str, parties: Mapping[str, Site], *, packages: Sequence[str] = ()) -> FedJob:
+def job_of(name: str, parties: Mapping[str, Site]) -> FedJob:
     """A job that plays these at their sites, and ends where one of them is gone."""
     job = FedJob(name, len(parties), list(parties), fail_fast=True)
-    job.set_app_packages(["secure_apfed", *packages])
+    job.set_app_packages(["secure_apfed"])
     server = job.to_server(Server(), id="server")
     job.to_server(CollabController(server_obj_id=server), id="controller")
     for site, party in parties.items():

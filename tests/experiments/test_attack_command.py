@@ -66,35 +66,29 @@ def test_wrong_arguments_are_refused(
     assert "holds no finished run" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
-def test_reports_show_rebuilt_images_and_originals_on_request_only(finished: Path) -> None:
+def test_rebuilt_images_are_their_owners_and_shown_with_originals_on_request_only(
+    finished: Path,
+) -> None:
     mount_attacks(finished, [AttackChoice(name="inverse_network")])
-    picture = finished / "pictures" / "rebuilt.png"
+    picture, page = finished / "pictures" / "rebuilt.png", finished / "report.html"
     for arguments, shown in (([], False), (["--show-originals"], True), ([], False)):
         assert execute(["report", str(finished), *arguments]) == 0
-        text = (finished / "report.html").read_text("utf-8")
+        text = page.read_text("utf-8")
         assert picture.exists() == shown
         assert ("What attacks rebuilt." in text) == shown
         assert ("Attacks rebuilt images of people. They are left out" in text) == (not shown)
-        if shown:
-            for file in (picture, finished / "report.html"):
-                assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        for file in (picture, page) if shown else ():
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert execute(["attack", str(finished), "--attacks", "inverse_network", "--json"]) == 0
     assert not picture.exists()
     finished.chmod(0o755)  # as of an older run
     assert execute(["report", str(finished)]) == 0
     assert stat.S_IMODE(finished.stat().st_mode) == 0o700
-
-
-def test_rebuilt_images_are_kept_for_their_owner_only(finished: Path) -> None:
-    results = mount_attacks(finished, [AttackChoice(name="inverse_network")])
-    examples = read_examples(finished)
-    path = finished / FILE
-    shape = tuple(torch.as_tensor(next(iter(examples.values())).original.shape).tolist())
-    assert len(shape) == 4
-    assert shape[0] <= 8
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    examples, path = read_examples(finished), finished / FILE
     assert {key.rpartition("-")[0] for key in examples} == {"inverse_network"}
-    assert any(result.applicable for result in results)
+    images = torch.as_tensor(next(iter(examples.values())).original)
+    assert (images.ndim, len(images) <= 8) == (4, True)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(CheckpointError, match="holds no rebuilt images"):
         read_examples(finished)
@@ -103,28 +97,22 @@ def test_rebuilt_images_are_kept_for_their_owner_only(finished: Path) -> None:
 
 
 def test_damaged_files_are_told(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(name: str) -> str:
+        assert execute(["attack", str(finished), "--attacks", name]) != 0
+        return " ".join(capsys.readouterr().err.replace("│", "").split())
+
     for content in ("[{", '[{"attack": "temporal"}]', "3"):
         (finished / "attacks.json").write_text(content)
-        assert execute(["attack", str(finished), "--attacks", "label_gradients"]) != 0
-        assert "remove it and attack again" in plain(capsys.readouterr().err)
+        assert "remove it and attack again" in refused("label_gradients")
     (finished / "attacks.json").unlink()
-    path = finished / "alignment.safetensors"
-    whole = path.read_bytes()
+    path, digests = finished / "alignment.safetensors", finished / "SHA256SUMS"
+    whole, noted = path.read_bytes(), digests.read_bytes()
     path.write_bytes(whole[:100])
-    assert execute(["attack", str(finished), "--attacks", "label_gradients"]) != 0
-    assert "is not as the run left it" in plain(capsys.readouterr().err)
-    digests = finished / "SHA256SUMS"
-    noted = digests.read_bytes()
+    assert "is not as the run left it" in refused("label_gradients")
     digests.unlink()
-    assert execute(["attack", str(finished), "--attacks", "label_gradients"]) != 0
-    assert "cannot be read as this version writes them" in plain(capsys.readouterr().err)
+    assert "cannot be read as this version writes them" in refused("label_gradients")
     digests.write_bytes(noted)
     path.write_bytes(whole)
-
-
-def plain(told: str) -> str:
-    """Text in a box, as one line without the box."""
-    return " ".join(told.replace("│", "").split())
 
 
 @pytest.mark.parametrize("method", ["votes", "apfed_c", "tvfl"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from apfed_experiments.audit import play_case, run_audit
+from apfed_experiments.audit import retraining
 from apfed_experiments.audit.bounds import evidence_from
 from apfed_experiments.audit.retraining import (
     CASES,
@@ -20,19 +20,27 @@ from apfed_experiments.audit.retraining import (
     Task,
     WhiteBox,
     networks,
+    play_case,
+    run_audit,
     task_of,
 )
 from apfed_protocols.sums import PlainSum, SumAgreement, SumCombiner
-from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, PartyTable
-from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
+from secure_apfed.exchange import Kind, TensorSpec, unpack
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.privacy.dp_sgd import GradientGuard, PrivateUpdates
 from secure_apfed.privacy.guard import GaussianGuard
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.settings.training import TrainSettings
-from tests.secure_apfed.seats import LoneActive, contributed, lone_passive
+from tests.secure_apfed.seats import (
+    SESSION,
+    LoneActive,
+    contract,
+    contributed,
+    envelope,
+    lone_passive,
+)
 
 SENT = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float64, (None, 4))}
 EPOCHS = 6
@@ -88,14 +96,10 @@ def bound_of(kind: type[Retrainings], *, replaced: bool = True) -> float:
 
 
 @pytest.mark.slow
-def test_private_training_stays_under_its_claims_and_the_attack_is_a_real_one() -> None:
+def test_private_training_stays_under_its_claims_and_planted_bugs_do_not() -> None:
     assert 0.4 * MU < bound_of(Retrainings) <= MU
     assert bound_of(Loud) <= MU
     assert 0.6 * MU_LABEL < bound_of(Retrainings, replaced=False) <= MU_LABEL
-
-
-@pytest.mark.slow
-def test_planted_bugs_are_caught() -> None:
     assert bound_of(RowAfterTheClip) > MU
     assert bound_of(NoClip) > MU
     assert bound_of(TooLittleNoise, replaced=False) > MU_LABEL
@@ -104,23 +108,10 @@ def test_planted_bugs_are_caught() -> None:
 def parties(task: Task) -> tuple[LoneActive, ApfedPassive, SumCombiner]:
     """The same training between real parties, without noise that could be seen."""
     rows = len(task.features)
-    terms = {
-        "objective": {"name": "reconstruction"}, "weight": 1.0,
-        "representation": {"shape": (4,), "dtype": "float64", "minimum_norm": 0.0,
-                           "maximum_norm": 2.0},
-    }  # fmt: skip
-    roles = {"active": "active", "p": "passive", "aggregator": "aggregator"}
-    participants = [
-        {"name": name, "role": role, "identity": "00" * 32, "public_key": "00" * 32}
-        for name, role in roles.items()
-    ]
-    agreed = Contract.model_validate({
-        "session": "s", "settings": {}, "passives": {"p": terms}, "participants": participants,
-        "secure_sum": {}, "minimum_batch": 2, "epochs": 9, "batch_size": rows,
-    })  # fmt: skip
+    agreed = contract(shape=(4,), norms=(0.0, 2.0), passives=("p1",), batch_size=rows)
     sums = PlainSum(
-        SumAgreement(session="s", receiver="active", combiner="aggregator", contributors=("p",),
-                     clip_norm=SHORT.row_clip, allow_single=True),
+        SumAgreement(session=SESSION, receiver="active", combiner="aggregator",
+                     contributors=("p1",), clip_norm=SHORT.row_clip, allow_single=True),
         clip=True,
     )  # fmt: skip
     modules, objective = networks()
@@ -143,7 +134,7 @@ def parties(task: Task) -> tuple[LoneActive, ApfedPassive, SumCombiner]:
         private=PrivateUpdates(gradient_guard, ledger(gradient_guard.mechanism())),
     )  # fmt: skip
     passive = lone_passive(
-        agreed, objective, task.passive_features, "p", contributor=sums.contributor("p"),
+        agreed, objective, task.passive_features, contributor=sums.contributor("p1"),
         train=TrainSettings(learning_rate=task.passive_rate, **still),
     )  # fmt: skip
     return active, passive, sums.combiner()
@@ -167,14 +158,11 @@ def test_a_retraining_is_what_the_parties_do() -> None:
     for step in seen:
         sent = active.represent(step.number, step.rows)
         assert sent is not None
-        received = Envelope(
-            session="s", step=step.number, kind=Kind.REPRESENTATIONS, sender="active",
-            receiver="p", sequence=step.number, payload=sent,
-        )  # fmt: skip
+        received = envelope(sent, kind=Kind.REPRESENTATIONS, step=step.number)
         z_BD = unpack(sent, SENT, sender="active")[0]["z"]
         torch.testing.assert_close(z_BD, step.clean[0], rtol=0, atol=1e-10)
         clipped += int((z_BD.norm(dim=1) > SHORT.clip * (1 - 1e-9)).sum())
-        active.update(combiner.combine({"p": contributed(passive, received)}))
+        active.update(combiner.combine({"p1": contributed(passive, received)}))
     assert clipped > 0
     models: dict[Literal["active", "passive"], nn.Module] = {
         "active": active.role.trainer.networks, "passive": passive.trainer.objective,
@@ -216,12 +204,11 @@ def test_the_audit_shows_what_the_guard_alone_leaves_open(tmp_path: Path) -> Non
     assert [case["exceeded"] for case in told["cases"]] == [True, False, False]
     assert [case["title"] for case in told["votes"]] == [result.case.title for result in votes]
     assert told["cases"][0]["epsilon_low"] > told["cases"][0]["claim_epsilon"]
-    assert (tmp_path / "audit.png").stat().st_size > 10_000
 
 
 def test_a_case_counts_every_retraining_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apfed_experiments.audit._TOGETHER", 100)
-    monkeypatch.setattr("apfed_experiments.audit.task_of", lambda case: task_of(case, epochs=1))
+    monkeypatch.setattr(retraining, "_TOGETHER", 100)
+    monkeypatch.setattr(retraining, "task_of", lambda case: task_of(case, epochs=1))
     result = play_case(EVERYTHING, retrainings=250, seed=0, level=LEVEL, device=torch.device("cpu"))
     # Three parts of 82 or 83, of which each has two worlds of the same size.
     assert result.found["retrainings"] == 246

@@ -1,79 +1,48 @@
 """Benches measure the cases that are wanted; no failure ends the others; pages show the same."""
 
-import copy
+import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from apfed_bench import footprint, parties, psi, secure_sum, training, votes
+from apfed_bench import apart, footprint, parties, psi_case, rows, secure_sum
 from apfed_bench.rows import Bench, Group, Row, interleave, median_ratio, row
-from apfed_bench.table import (
-    BENCHES,
-    Measured,
-    block,
-    read_measured,
-    renewed,
-    run_bench,
-    run_benches,
-    write_performance,
-)
+from apfed_bench.table import BENCHES, block, read_measured, run_benches
+from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.products import SumOfProducts
 from secure_apfed.cli import execute
 from secure_apfed.commands import bench as command
 from secure_apfed.errors import ConfigError, DataError
+from tests.conftest import Children
 from tests.contracts.product_parties import agreement
+from tests.waiting import LONG_S
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-# glob, where something is measured, and what of its arguments is seen there; psi has its own test
+STORED = Path(__file__).resolve().parents[2] / "docs" / "performance"
+# glob, where something is measured, and what of its arguments is seen there
 WANTED: dict[str, tuple[str, ModuleType, str, list[Any]]] = {
-    "attacks": ("lira/16", training, "_attacks_row", ["lira/16"]),
-    "audit-log": ("resume", parties, "interleave", [["resume"]]),
     "exchange": ("*", parties, "_exchanged", ["apfed_c/fmnist/2-1/b256"]),
-    "footprint": ("split_nn/b8/*", footprint, "_sent", ["split_nn"]),
-    "joint-prediction": (
-        "summed/plain", parties, "interleave", [["concatenated", "summed/plain"]],
-    ),
-    "local": ("message/memory", parties, "interleave", [["message/memory"]]),
-    "nvflare": ("*/round/*", parties, "_in_a_job", [[2**17]]),
+    "footprint": ("split_nn/b8/*", footprint, "_Sent", ["split_nn"]),
+    "psi": ("circuit-crypten/1000", apart, "_intersected", ["circuit"]),
     "secure-sum": ("masked/m4", secure_sum, "OurPath", ["masked"]),
-    "training": ("step/tvfl/*", training, "_operations", ["step/tvfl/fmnist/2-1/b256"]),
     "transport": ("grpc/*", parties, "_apart_row", ["grpc/m3/b256"]),
-    "votes": ("encrypted/*", votes, "measure", ["encrypted/10000x50"]),
-}  # fmt: skip
-MEASURED: Measured = {
-    "bench": "psi", "source": "0", "quick": False, "cases": "*", "date": "2025-01-31",
-    "load": 0.25, "stolen": 0.0123, "clock_step": 0.02,
-    "machine": {"processor": "P", "cores": 2, "gpu": None, "python": "3", "torch": "2"},
-    "rows": [
-        {
-            "case": "vole/9", "seconds": 0.0125, "peer": "spu-rr22/9", "ratio": 0.664,
-            "bytes": 33_000, "rounds": 3, "peak_memory": 470_000_000, "dealt_bytes": 21,
-        },
-        {"case": "spu-rr22/9", "seconds": None, "peer": None, "reason": "no <spu>\nhere"},
-        {"case": "spu-ecdh/9", "seconds": None, "peer": None, "reason": "no <spu>\nhere"},
-    ],
-}  # fmt: skip
-BLOCK = """\
-2025-01-31: P, 2 cores, no GPU, Python 3, torch 2, load 0.2 when it began, 1.2% stolen. \
-*Ratio*: seconds over the peer's. The clock moved by 20.0 ms.
-
-| case | seconds | peer | ratio | bytes | rounds | peak memory | dealt bytes |
-| --- | --- | --- | --- | --- | --- | --- | --- |
-| `vole/9` | 12.5 ms | spu-rr22/9 | 0.664 | 33.0 kB | 3 | 470 MB | 21 B |
-
-Not measured: `spu-rr22/9`, `spu-ecdh/9`: no &lt;spu> here
-"""
+    "votes": ("encrypted/*", apart, "vote", ["encrypted/10000x50"]),
+}
 
 
-@pytest.mark.parametrize("name", WANTED)
+def _run(name: str, cases: str) -> dict[str, Row]:
+    (found,) = run_benches([name], quick=True, cases=cases)
+    return {line["case"]: line for line in found["rows"]}
+
+
+@pytest.mark.parametrize("name", BENCHES)
 def test_cases_that_are_not_wanted_are_not_measured(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,26 +50,24 @@ def test_cases_that_are_not_wanted_are_not_measured(
     seen: list[Any] = []
 
     def see(first: Any, *_: object, **__: object) -> None:
-        seen.append(list(first) if isinstance(first, dict) else first)
+        seen.append(first)
         raise RuntimeError("seen")
 
     monkeypatch.setattr(module, function, see)
-    nvflare = ModuleType("nvflare")
-    nvflare.__spec__ = ModuleSpec("nvflare", None)
-    monkeypatch.setitem(sys.modules, "nvflare", nvflare)
-    (found,) = run_bench(name, quick=True, cases=glob)["rows"]
+    monkeypatch.setattr(apart, "why_no_crypten", lambda: "")
+    (found,) = _run(name, glob).values()
     assert seen == expected
     assert found["reason"] == "it failed: RuntimeError: seen"
 
 
-def test_every_bench_has_such_a_test_and_cases_with_names_of_their_own() -> None:
-    assert set(WANTED) | {"psi"} == set(BENCHES) >= set(read_measured(DOCS / "performance"))
+def test_cases_have_names_of_their_own() -> None:
+    assert {path.stem for path in STORED.iterdir()} == set(BENCHES)
     for name, bench in BENCHES.items():
         brief, cases = ([case for group in bench.groups(quick) for case in group.cases]
                         for quick in (True, False))  # fmt: skip
         assert all(len(set(each)) == len(each) > 0 for each in (brief, cases))
         with pytest.raises(ConfigError, match="'nothing' names no case of bench") as told:
-            run_bench(name, cases="nothing")
+            list(run_benches([name], cases="nothing"))
         assert set(cases) <= set(str(told.value).splitlines())
 
 
@@ -112,81 +79,42 @@ def _measure(wanted: Collection[str]) -> Iterator[Row]:
     yield row("a case that nobody asked for", 1.0)
 
 
-def _bench(*cases: str, measure: Callable[[Collection[str]], Iterator[Row]] = _measure) -> Bench:
-    return Bench(groups=lambda _quick: [Group(cases, measure)])
-
-
-def _run_all(benches: dict[str, Bench], folder: Path | None, **changes: Any) -> list[Measured]:
-    told: dict[str, Any] = {"quick": True, "cases": "*", "again": False, **changes}
-    return list(run_benches(benches=benches, folder=folder, **told))
-
-
-def test_groups_by_name_are_measured_where_a_case_is_named_in_full() -> None:
-    groups = [Group(("a/1",), _measure), Group(("a/2", "a/3"), _measure, by_name=True)]
-    benches = {"one": Bench(groups=lambda _quick: groups), "other": _bench("b")}
-    for asked, expected in (("a/*", ["a/1"]), ("a/2", ["a/2"]), ("b", ["b"])):
-        (found,) = _run_all(benches, None, cases=asked)
-        assert [line["case"] for line in found["rows"]] == expected
-    with pytest.raises(ConfigError, match=r"'a/\[23\]' names no case of any bench"):
-        _run_all(benches, None, cases="a/[23]")
-
-
-def test_what_fails_is_a_row_with_the_reason_and_ends_no_other(tmp_path: Path) -> None:
-    silent = Bench(groups=lambda _quick: [Group(("nothing",), lambda _: [])])
-    benches = {"one": _bench("a", "broken", "b"), "silent": silent, "other": _bench("c")}
-    one, mute, other = _run_all(benches, tmp_path)
-    assert [line["seconds"] for line in one["rows"]] == [1.0, None, None]
-    assert one["rows"][1]["reason"] == "it failed: ValueError: no such thing"
-    assert mute["rows"][0]["reason"] == "its bench made no row of it"
-    assert [line["seconds"] for line in other["rows"]] == [1.0]
-    assert {path.name for path in tmp_path.iterdir()} == {"one.json", "silent.json", "other.json"}
-    assert json.loads((tmp_path / "one.json").read_text()) == one
-
-
-def test_what_is_there_is_taken_unless_it_failed_or_was_measured_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured: list[str] = []
-
-    def count(wanted: Collection[str]) -> Iterator[Row]:
-        measured.extend(wanted)
-        return _measure(wanted)
-
-    whole, broken = _bench("a", measure=count), _bench("broken", measure=count)
-    _run_all({"whole": whole, "broken": broken}, tmp_path)
-    first = _run_all({"whole": whole, "broken": broken}, tmp_path)
-    assert measured == ["a", "broken", "broken"]
-    assert first[0]["rows"][0]["case"] == "a"
-    (tmp_path / "whole.json").write_text('{"rows": [')
-    for changes in ({}, {"quick": False}, {"cases": "a"}, {"cases": "a", "again": True}):
-        _run_all({"whole": whole}, tmp_path, **changes)
-    monkeypatch.setattr("apfed_bench.table._source", lambda: "another")
-    _run_all({"whole": whole}, tmp_path, cases="a")
-    assert measured[3:] == ["a"] * 5
-
-
-def test_the_command_prints_a_line_a_bench_and_fails_where_a_case_did(
+def test_what_fails_is_a_row_with_the_reason_and_ends_no_other(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    benches = {"whole": _bench("a"), "broken": _bench("broken")}
+    groups = {
+        "one": Group(("a", "broken", "b"), _measure),
+        "silent": Group(("nothing",), lambda _: []),
+        "other": Group(("c",), _measure),
+    }
+    benches = {
+        name: Bench(groups=partial(lambda of, _: [of], group)) for name, group in groups.items()
+    }
     monkeypatch.setattr("apfed_bench.table.BENCHES", benches)
     monkeypatch.setattr(command, "NAMES", tuple(benches))
     assert execute(["bench", "all", "--json", "--output", str(tmp_path)]) == 1
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["bench"] for line in lines] == ["whole", "broken"]
-    assert execute(["bench", "whole", "--json"]) == 0
-    capsys.readouterr()
-    for option in (["--again"], ["--output", str(tmp_path)]):
-        assert execute(["bench", "whole", *option]) == 2
-        assert "are for `bench all`" in capsys.readouterr().err
-    assert execute(["bench", "exchnge"]) == 2
-    assert "no bench is called 'exchnge'" in capsys.readouterr().err
+    one, silent, other = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [line["seconds"] for line in one["rows"]] == [1.0, None, None]
+    assert one["rows"][1]["reason"] == "it failed: ValueError: no such thing"
+    assert silent["rows"][0]["reason"] == "its bench made no row of it"
+    assert [line["seconds"] for line in other["rows"]] == [1.0]
+    assert {path.stem for path in tmp_path.iterdir()} == set(benches)
+    assert json.loads((tmp_path / "one.json").read_text()) == one
+    assert execute(["bench", "other"]) == 0
+    assert "its processor time was stolen" in capsys.readouterr().out
+    assert execute(["bench", "othr"]) == 2
+    assert "no bench is called 'othr'" in capsys.readouterr().err
+
+
+def test_benches_need_a_checkout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "apfed_bench"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(
         sys, "path", [at for at in sys.path if not Path(at, "apfed_bench").is_dir()]
     )
-    assert execute(["bench", "whole"]) == 2
+    assert execute(["bench", "psi"]) == 2
     assert "run them from a checkout" in " ".join(capsys.readouterr().err.split())
 
 
@@ -201,9 +129,71 @@ def test_cases_take_turns_and_those_without_a_clock_tell_nothing() -> None:
         median_ratio([1.0, 0.0], [0.0, 1.0])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BENCHES)
+def test_every_bench_prints_one_object(name: str) -> None:
+    call = [sys.executable, "-m", "secure_apfed.cli", "bench", name, "--json", "--quick"]
+    done = subprocess.run(call, capture_output=True, text=True, check=True)
+    found = {line["case"]: line for line in json.loads(done.stdout)["rows"]}
+    assert list(found) == [case for group in BENCHES[name].groups(True) for case in group.cases]
+    for line in found.values():
+        assert {"case", "seconds", "peer", "ratio", "bytes"} <= line.keys()
+        assert line["seconds"] is not None or line.get("reason") or line["bytes"]
+    if name != "secure-sum":
+        return
+    most_bytes = {
+        "ckks": 16.1, "ckks+pool": 16.1, "ckks-fast": 8.1, "bfv+masks": 7.6, "masked": 4.1,
+        "masked-recovery": 4.1, "plain": 4.1,
+        # eight bytes of a share, and the frames around it and the keys of the others' shares
+        **({"crypten": 8.1} if importlib.util.find_spec("crypten") else {}),
+    }  # fmt: skip
+    for case, most in most_bytes.items():
+        assert found[f"{case}/m4"]["bytes_per_value"] <= most
+        assert found[f"{case}/m4"]["ratio"] > 1 == found["tutorial/m4"]["ratio"]
+    assert 0 < found["share/masked"]["ratio"] < found["share/ckks"]["ratio"]
+
+
+def test_a_table_says_what_was_measured_and_why_the_rest_was_not(tmp_path: Path) -> None:
+    measured = read_measured(STORED / "psi.json")
+    shown = {line["case"]: line for line in measured["rows"]}
+    for case in ("vole/1000", "vole/10000"):
+        shown[case] |= {"reason": "no <clock>\nhere"}
+    some = block(measured, "v*")
+    assert "Not measured: `vole/1000`, `vole/10000`: no &lt;clock> here" in some
+    assert ("cases `v*`" in some, "| seconds |" in some) == (True, False)
+    shown["ecdh/1000"] |= {"seconds": 0.0125, "bytes": 33_000}
+    assert "| `ecdh/1000` | 12.5 ms | spu-rr22/1000 | 0.863 | 33.0 kB |" in block(measured)
+    path = tmp_path / "psi.json"
+    for key, value in (("bench", "none"), ("rows", [[]]), ("machine", 1)):
+        path.write_text(json.dumps(measured | {key: value}))
+        with pytest.raises(DataError, match=r"psi\.json is not what a bench wrote"):
+            read_measured(path)
+    assert not any("/home/" in stored.read_text("utf-8") for stored in STORED.iterdir())
+
+
+# Secure sums and votes.
+
+
+def test_without_crypten_its_cases_are_rows_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent() -> None:
+        raise LocalProtocolError("install CrypTen")
+
+    monkeypatch.setattr(rows, "load_crypten", absent)
+    monkeypatch.setattr(secure_sum, "_SHAPE", (4, 8))
+    monkeypatch.setattr(apart, "_intersected", lambda case, size: {"seconds": 1.0})
+    sums = _run("secure-sum", "*[an]/m4")
+    sets = _run("psi", "circuit*/1000")
+    missing = {case for case, line in (sums | sets).items() if "reason" in line}
+    assert missing == {"crypten/m4", "circuit-crypten/1000"}
+    assert sums["crypten/m4"]["reason"] == sets["circuit-crypten/1000"]["reason"]
+    assert sums["plain/m4"]["seconds"] > 0
+
+
 @pytest.mark.parametrize("candidates", [0, 3])
 def test_the_bytes_of_sums_of_products_are_those_of_the_agreement(candidates: int) -> None:
-    found = votes.measure("a case", 300, 3, 1, candidates)
+    found = apart.vote("a case", 300, 3, 1, candidates)
     agreed = agreement(3, people=300, columns=10, labelled=3, candidates=candidates or None)
     described = SumOfProducts(agreed)
     assert found["case"] == "a case"
@@ -217,63 +207,94 @@ def test_the_bytes_of_sums_of_products_are_those_of_the_agreement(candidates: in
     assert 10**7 < found["peak_memory"] < 10**9
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BENCHES)
-def test_every_bench_prints_one_object(name: str) -> None:
-    command = [sys.executable, "-m", "secure_apfed.cli", "bench", name, "--json", "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    printed = json.loads(done.stdout)
-    assert printed["bench"] == name
-    declared = [case for group in BENCHES[name].groups(True) for case in group.cases]
-    assert [line["case"] for line in printed["rows"]] == declared
-    for line in printed["rows"]:
-        assert {"case", "seconds", "peer", "ratio", "bytes"} <= line.keys()
-        assert line["seconds"] is not None or line.get("reason") or line["bytes"]
+# Set intersections.
 
 
-def test_the_tables_of_the_page_are_what_was_measured_and_name_no_paths() -> None:
-    """`secure-apfed performance` writes them."""
-    page = (DOCS / "performance.md").read_text("utf-8")
-    assert renewed(page, read_measured(DOCS / "performance")) == page
-    for path in (DOCS / "performance").glob("*.json"):
-        assert path.stat().st_size < 100_000
-        assert "/home/" not in path.read_text("utf-8")
+def test_intersections_of_one_size_and_an_absent_peer_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SECURE_APFED_SPU_PYTHON", "/no/such/python")
+    cases = [f"{case}/300" for case in psi_case.CASES]
+    found = {line["case"]: line for line in apart.intersect(300, 1, cases)}
+    assert list(found) == cases
+    assert "/no/such/python" in found.pop("spu-rr22/300")["reason"]
+    if importlib.util.find_spec("crypten") is None:
+        del found["circuit-crypten/300"]
+    for line in found.values():
+        assert 0 < line["seconds"] < 60
+        assert 10**7 < line["peak_memory"] < 3 * 10**9  # three parties import torch, CUDA or not
+    assert found["circuit/300"]["peer"] == "spu-rr22/300"
+    assert found["circuit/300"]["ratio"] is None
+    assert 0 < found["ecdh/300"]["floor_seconds"] < 60
+    # 300 IDs of 32 bytes from each side, 300 tags of 16 bytes, 150 places of 4, four headers
+    assert found["ecdh/300"]["bytes"] == 2 * 300 * 32 + 300 * 16 + 150 * 4 + 4 * 22
+    assert found["vole/300"]["dealt_bytes"] > 0
 
 
-def test_a_table_says_what_was_measured_and_all_else_of_the_page_stays(tmp_path: Path) -> None:
-    assert block(MEASURED) == BLOCK
-    (tmp_path / "psi.json").write_text(json.dumps(MEASURED))
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- bench psi -->\nold\n<!-- end psi -->\nafter\n")
-    for _ in range(2):
-        write_performance(page, tmp_path)
-        text = f"before\n<!-- bench psi -->\n{BLOCK}<!-- end psi -->\nafter\n"
-        assert page.read_text() == text
-    two = "<!-- bench psi -->\n<!-- end psi -->\n<!-- bench votes -->\n<!-- end votes -->\n"
-    for wrong, says in (
-        ("", "the page has no place for bench psi; write <!-- bench psi -->"),
-        (two, "a place for bench votes, which was not measured"),
+def test_a_peer_may_fail_and_what_is_ours_must_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stand_in = tmp_path / "python"
+    found = {"seconds": 4.0, "bytes": 1, "common": 50}
+    stand_in.write_text(f"#!/bin/sh\necho '{json.dumps(found)}'\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("SECURE_APFED_SPU_PYTHON", str(stand_in))
+    real = apart._intersected
+    monkeypatch.setattr(
+        apart, "_intersected",
+        lambda case, size: real(case, size) if case == "spu-rr22" else {"seconds": 2.0},
+    )  # fmt: skip
+    (ours,) = apart.intersect(100, 2, ["vole/100"])
+    assert (ours["peer"], ours["ratio"]) == ("spu-rr22/100", 0.5)
+    (peer,) = apart.intersect(80, 1, ["spu-rr22/80"])
+    assert "found 50 IDs, not 40" in peer["reason"]
+    with pytest.raises(RuntimeError, match=r"circuit/-5 failed: .*"):
+        real("circuit", -5)
+
+
+@pytest.mark.parametrize(("protocol", "killed"), [("circuit", 0), ("ecdh", 1)])
+def test_a_party_that_dies_ends_the_case_soon(
+    protocol: str, killed: int, own_children: Children
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        case = pool.submit(psi_case._ours, protocol, 100_000)
+        try:
+            while len(parties := own_children()) < 2:
+                assert not case.done()
+            sorted(parties, key=lambda party: party.pid or 0)[killed].kill()
+            with pytest.raises(RuntimeError, match=r"^(hub|member) ended without a result"):
+                case.result(LONG_S)
+        finally:
+            for party in own_children():
+                party.kill()
+                party.join()
+
+
+# Footprints by the paper's formulas, and how far what is sent lies from them.
+
+
+def test_the_formulas_are_the_papers() -> None:
+    """Table 2, MIMIC-III; 500 of the aligned rows are for testing (Appendix A)."""
+    for aligned, megabytes in ((10_000, 9.73), (7_500, 7.17), (5_000, 4.61), (2_500, 2.05)):
+        assert round(footprint.apc_vfl_bytes(aligned - 500) / 1e6, 2) == megabytes
+    assert footprint.split_nn_forward_bytes(1000, epochs=3, numbers=10) == 3 * 1000 * 10 * 4
+    back = footprint.split_nn_backward_bytes(1000, epochs=3, batch_size=300, inputs=4, numbers=10)
+    assert back == 3 * 4 * (4 * 10 + 10) * 4
+    exchanges = (
+        50 * 50 + 2 * 5, 50 * 50 + 3 * 5,  # P and Q_i to each party
+        50 * 5, 50 * 5,  # their masked tables
+        50 * 5,  # the masked vectors
+    )  # fmt: skip
+    assert footprint.vfedtrans_bytes(50, (2, 3)) == 4 * sum(exchanges)
+
+
+def test_what_is_sent_lies_as_far_from_the_formula_as_told() -> None:
+    found = _run("footprint", "*")
+    for case, least, most in (
+        ("apc_vfl", 1.0, 1.03),  # and 16 bytes a row: its position, asked for and answered
+        ("split_nn/b128/e2", 0.75, 1.05),  # the gradient of codes for that of weights
+        ("split_nn/b8/e2", 0.1, 0.16),
+        ("vfedtrans", 0.3, 0.5),  # P as a seed
     ):
-        with pytest.raises(DataError, match=says):
-            renewed(wrong, {"psi": MEASURED})
-
-
-def test_a_place_may_show_some_cases_only_and_a_machine_is_told_once() -> None:
-    text = renewed("<!-- bench psi vole/* -->\n<!-- end psi -->\n", {"psi": MEASURED})
-    assert text.startswith("<!-- bench psi vole/* -->\n2025-01-31, cases `vole/*`: P, 2 cores")
-    assert "Not measured" not in text
-    assert renewed(text, {"psi": MEASURED}) == text
-    assert block(MEASURED, above=MEASURED["machine"]).startswith("2025-01-31: there, load 0.2")
-
-
-@pytest.mark.parametrize("change", [{"bench": "none"}, {"rows": [[]]}, {"machine": 1}])
-def test_a_file_of_something_else_is_an_error(change: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no figures"):
-        read_measured(tmp_path)
-    (tmp_path / "psi.json").write_text(json.dumps(copy.deepcopy(MEASURED) | change))
-    with pytest.raises(DataError, match=r"psi\.json is not what a bench wrote"):
-        read_measured(tmp_path)
-
-
-def test_psi_is_measured_by_its_own() -> None:
-    assert BENCHES["psi"] is psi.BENCH
+        assert least < found[case]["ratio"] < most
+        assert 1 < found[case]["bytes"] / found[case]["payload"] < 1.02

@@ -1,27 +1,45 @@
-"""The tables of what an active reads: their form, and that sessions are what they say."""
+"""The tables of what is read: their form, and that sessions, ballots and hijackers are real."""
 
 import json
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
+from torch.nn import functional
 
+from apfed_attacks.features.hijack import FeatureSpaceHijack
 from apfed_attacks.live.runs import ALL_RULES
 from apfed_attacks.run import prepare
 from apfed_experiments import leaks as parts
 from apfed_experiments.leaks import PARTS, play
-from apfed_experiments.leaks.live import UNPROTECTED, Setting, centred_cosine, live_config, sum_for
+from apfed_experiments.leaks.live import (
+    UNPROTECTED,
+    Setting,
+    centred_cosine,
+    hijack_client,
+    live_config,
+    sum_for,
+)
 from apfed_experiments.leaks.recorded import CASES, config_of, papers
+from apfed_experiments.leaks.votes import chosen_labels, poisoned_votes, repeated_votes
 from apfed_experiments.summary import Interval, Row
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
 from secure_apfed.secure_sums import sum_kind
 
-DOCS = Path(__file__).parents[2] / "docs"
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+STORED = json.loads((Path(__file__).parents[2] / "docs" / "leaks.json").read_bytes())
+
+
+def _setting(*rows: Row, ends: tuple[str, ...] = (), **columns: Any) -> Setting:
+    """That measured these rows, one for each seed."""
+    return Setting(columns=columns, measure=rows.__getitem__, seeds=range(len(rows)), ends=ends)
 
 
 def test_a_part_that_is_played_again_replaces_its_rows_and_no_others(
@@ -38,21 +56,37 @@ def test_a_part_that_is_played_again_replaces_its_rows_and_no_others(
     }
 
 
-@pytest.mark.parametrize("content", ["[1]", "no JSON", '{"nothing": []}'])
-def test_figures_are_stored_in_no_file_of_something_else(content: str, tmp_path: Path) -> None:
+def test_figures_are_stored_in_no_file_of_something_else(tmp_path: Path) -> None:
     path = tmp_path / "leaks.json"
-    path.write_text(content)
-    with pytest.raises(ConfigError, match=r"leaks\.json"):
-        play(["a part that would be missed if it were played"], path)
-    assert path.read_text() == content
+    for content in ("[1]", "no JSON", '{"nothing": []}'):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match=r"leaks\.json"):
+            play(["a part that would be missed if it were played"], path)
+        assert path.read_text() == content
     with pytest.raises(ConfigError, match="there is no folder"):
         play(["a part that would be missed"], tmp_path / "nowhere" / "leaks.json")
 
 
-def test_the_stored_figures_are_of_every_part() -> None:
-    stored = json.loads((DOCS / "leaks.json").read_bytes())
-    assert set(stored) == set(PARTS)
-    assert all(rows for rows in stored.values())
+def test_numbers_become_means_and_texts_are_listed_once() -> None:
+    merged = _setting({"r2": 0.5, "n": 3}, {"r2": 0.7, "n": 3}, ends=("r2",), data="d", M=2).line()
+    assert list(merged) == ["data", "M", "r2", "least r2", "greatest r2", "n"]
+    assert (merged["data"], merged["M"]) == ("d", 2)
+    assert merged["r2"] == Interval.of([0.5, 0.7])
+    assert (merged["least r2"], merged["greatest r2"]) == (0.5, 0.7)
+    assert merged["n"] == Interval(3.0, 3.0, 3.0)
+    merged = _setting({"best": "a", "r2": None}, {"best": "b", "r2": 0.5}, {"best": "a"}).line()
+    assert (merged["best"], merged["r2"].mean) == ("a / b", 0.5)
+    assert math.isnan(merged["r2"].low)
+    assert _setting({"epsilon": None}, {"epsilon": None}).line() == {}
+    assert _setting({"a": 1.5, "n": 2}, b="x").line() == {"b": "x", "a": 1.5, "n": 2}
+
+
+def test_a_refusal_is_a_figure() -> None:
+    def refused(seed: int) -> Row:
+        raise RemoteProtocolError("near-constant batch")
+
+    line = Setting(columns={"M": 1}, measure=refused).line()
+    assert line == {"M": 1, "refused": "near-constant batch"}
 
 
 def test_rules_decide_which_sum_protects() -> None:
@@ -69,58 +103,71 @@ def test_a_common_mean_is_no_agreement() -> None:
     assert centred_cosine(one + 50, one - 3) == pytest.approx(1, abs=1e-4)
 
 
-def _setting(*rows: Row, ends: tuple[str, ...] = (), **columns: Any) -> Setting:
-    """That measured these rows, one for each seed."""
-    return Setting(columns=columns, measure=rows.__getitem__, seeds=range(len(rows)), ends=ends)
-
-
-def test_numbers_become_means_and_what_was_run_stays() -> None:
-    merged = _setting({"r2": 0.5, "n": 3}, {"r2": 0.7, "n": 3}, ends=("r2",), data="d", M=2).line()
-    assert list(merged) == ["data", "M", "r2", "least r2", "greatest r2", "n"]
-    assert (merged["data"], merged["M"]) == ("d", 2)
-    assert math.isclose(merged["r2"].mean, 0.6)
-    assert merged["r2"] == Interval.of([0.5, 0.7])
-    assert (merged["least r2"], merged["greatest r2"]) == (0.5, 0.7)
-    assert merged["n"] == Interval(3.0, 3.0, 3.0)
-
-
-def test_texts_are_listed_once_and_what_a_seed_lacks_takes_no_part() -> None:
-    merged = _setting({"best": "ridge", "r2": None}, {"best": "mlp", "r2": 0.5}, {"best": "ridge"})
-    assert merged.line()["best"] == "ridge / mlp"
-    assert merged.line()["r2"].mean == 0.5
-    assert math.isnan(merged.line()["r2"].low)
-    assert _setting({"epsilon": None}, {"epsilon": None}).line() == {}
-    assert _setting({"a": 1.5, "n": 2}, b="x").line() == {"b": "x", "a": 1.5, "n": 2}
-
-
-def test_a_refusal_is_a_figure() -> None:
-    def refused(seed: int) -> Row:
-        raise RemoteProtocolError("near-constant batch")
-
-    assert Setting(columns={"M": 1}, measure=refused).line() == {
-        "M": 1, "refused": "near-constant batch",
-    }  # fmt: skip
-
-
-def test_every_method_of_the_papers_is_attacked() -> None:
+def test_cases_of_the_papers_are_runs_and_attacks_that_there_are() -> None:
     methods = {
         "split_nn", "split_nn_sum", "apc_vfl", "vfedtrans", "mmvfl", "v_fedmv", "h_fedmv",
         "s_fedmv",
     }  # fmt: skip
     assert {case.method for case in CASES} == methods
-    assert all(case.attacks for case in CASES)
-
-
-def test_cases_are_runs_and_attacks_that_there_are() -> None:
     for case in CASES:
         config = config_of(case, 1)
         assert (config.method.name, config.seed, config.transcript.keep) == (case.method, 1, "all")
+        assert case.attacks
         for name, options in case.attacks:
             prepare(AttackChoice(name=name, options=dict(options)))
 
 
-def test_the_stored_lines_are_those_that_are_played() -> None:
-    stored = json.loads((DOCS / "leaks.json").read_bytes())["papers"]
-    for row, setting in zip(stored, papers(), strict=True):
+def test_the_stored_figures_are_of_what_is_played() -> None:
+    assert set(STORED) == set(PARTS)
+    assert all(STORED.values())
+    for row, setting in zip(STORED["papers"], papers(), strict=True):
         assert {name: row[name] for name in setting.columns} == setting.columns
         assert "advantage" in row
+
+
+def measured(table: Callable[[], Iterator[Setting]], **columns: Any) -> Row:
+    """The figures of seed 0 in the line that these columns name, of breast cancer unless said."""
+    wanted = {"data": "breast_cancer", **columns}
+    (line,) = (setting for setting in table() if wanted.items() <= setting.columns.items())
+    return line.measure(0)
+
+
+def test_chosen_labels_name_the_nearest_of_passives_until_noise_hides_them() -> None:
+    clear, noisy = (
+        measured(chosen_labels, data="digits", opened="sum", epsilon=epsilon, runs=1)
+        for epsilon in (None, 4.0)
+    )
+    assert clear["found"] > clear["baseline"] + 0.1
+    assert noisy["found"] < noisy["baseline"]
+    assert clear["baseline"] == noisy["baseline"]  # the same person is asked about
+
+
+def test_new_runs_read_more_and_spend_more() -> None:
+    once, often = (
+        measured(repeated_votes, opened="each", epsilon=1.0, runs=runs) for runs in (1, 4)
+    )
+    assert often["class read"] > once["class read"] + 0.05
+    assert (once["epsilon spent"], often["epsilon spent"]) == (1.0, 4.0)
+
+
+def test_an_honest_passive_changes_nothing() -> None:
+    row = measured(poisoned_votes, opened="each", adversary="none")
+    assert row["change"] == 0
+    assert row["its agreement"] > 0.5
+    assert measured(poisoned_votes, opened="each", adversary="rotate")["its agreement"] < 0.5
+
+
+def _hijacked(iterations: int, ahead: int = 100) -> Row:
+    """A client of whole digits, twice as large, so that maps have places to tell apart."""
+    small = torch.from_numpy(load_digits().images).float()[:, None] / 8 - 1
+    images = functional.interpolate(small, scale_factor=2)
+    attack = FeatureSpaceHijack(conditioned=False, hidden=128, ahead=ahead)
+    return hijack_client(images[:1000], images[1000:], 0, attack=attack, iterations=iterations)
+
+
+def test_whole_digits_are_rebuilt_from_maps() -> None:
+    hijacked, quiet = _hijacked(300), _hijacked(1)
+    assert hijacked["mse in [-1, 1]"] < 0.4 * hijacked["mean of the outsiders"]
+    assert hijacked["own representations"] < hijacked["mse in [-1, 1]"]
+    assert quiet["mse in [-1, 1]"] > 0.9 * quiet["mean of the outsiders"]
+    assert _hijacked(2, ahead=5) == _hijacked(2, ahead=5)

@@ -40,9 +40,12 @@ def contract(
     norms: tuple[float, float] = (1e-6, 100.0),
     weights: Mapping[str, float] | None = None,
     spread: float = 0.0,
+    passives: Sequence[str] = PASSIVES,
+    batch_size: int = 8,
 ) -> Contract:
-    """An active, two passives and an aggregator."""
-    roles = {"active": "active", "p1": "passive", "p2": "passive", "aggregator": "aggregator"}
+    """An active, passives and an aggregator."""
+    helpers = dict.fromkeys(passives, "passive")
+    roles = {"active": "active", **helpers, "aggregator": "aggregator"}
     representation = {
         "shape": tuple(shape),
         "dtype": dtype,
@@ -64,12 +67,12 @@ def contract(
                     "weight": (weights or {}).get(name, 1.0),
                     "representation": representation,
                 }
-                for name in PASSIVES
+                for name in passives
             },
             "secure_sum": {},
             "minimum_batch": minimum_batch,
             "epochs": 100,
-            "batch_size": 8,
+            "batch_size": batch_size,
         }
     )
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import secure_apfed
+from apfed_experiments.audit.release import epsilon_below
 from apfed_protocols.moments import MomentAgreement
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.products.ring import ProductAgreement
@@ -19,7 +20,6 @@ from apfed_protocols.psi.interface import IntersectionAgreement
 from apfed_protocols.svd import SvdAgreement
 from secure_apfed.exchange import Kind
 from secure_apfed.privacy.accountants import ACCOUNTANTS
-from secure_apfed.privacy.audit import epsilon_below
 from secure_apfed.privacy.contributions import calibrate_noise
 from secure_apfed.privacy.dp_sgd import GradientGuard
 from secure_apfed.privacy.guard import FrozenGaussianGuard

@@ -10,10 +10,10 @@ import torch
 from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 
+from apfed_experiments.audit.release import audit_release
 from apfed_protocols.noise import MAX_DEVIATION, discrete_gaussian
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.accountants import gdp_epsilon
-from secure_apfed.privacy.audit import audit_release
 from secure_apfed.privacy.contributions import (
     SummedRelease,
     calibrate_noise,

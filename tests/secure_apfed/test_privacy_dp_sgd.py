@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from apfed_experiments.audit.release import mu_below_if_independent
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable
@@ -28,7 +29,6 @@ from secure_apfed.privacy.accountants import (
     gdp_epsilon,
     gdp_mu,
 )
-from secure_apfed.privacy.audit import mu_below_if_independent
 from secure_apfed.privacy.dp_sgd import (
     GradientGuard,
     PrivateUpdates,

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import secure_apfed.privacy.guard
+from apfed_experiments.audit.release import audit_release
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.privacy.accountants import GaussianRelease, NoPrivacy
-from secure_apfed.privacy.audit import audit_release
 from secure_apfed.privacy.guard import (
     GUARDS,
     FrozenGaussianGuard,

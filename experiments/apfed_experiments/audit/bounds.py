@@ -27,8 +27,9 @@ from scipy.stats import beta
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.privacy.accountants import gdp_epsilon
 
-__all__ = ["Claim", "Evidence", "Result", "epsilon_from", "evidence_from"]
+__all__ = ["DELTA", "Claim", "Evidence", "Result", "epsilon_from", "evidence_from"]
 
+DELTA = 1e-5
 _SMALLEST_PART = 20
 
 
@@ -41,7 +42,7 @@ class Claim:
     title: str
     says: str
     claim: float
-    exceeded: bool
+    exceeded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

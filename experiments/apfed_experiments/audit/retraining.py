@@ -13,8 +13,10 @@ Letters: R retrainings, N rows, B batch, F features, D numbers of a representati
 """
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -22,26 +24,33 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from apfed_experiments.audit.bounds import Claim
+from apfed_experiments.audit.bounds import DELTA, Claim, Result, evidence_from
+from apfed_experiments.audit.votes import VOTE_CASES, play_vote_case
+from apfed_experiments.columns import write_text
+from apfed_experiments.machine import machine
 from secure_apfed.data import load_data
+from secure_apfed.files import to_json
 from secure_apfed.learning.descent import ActiveNetworks, joint_loss
 from secure_apfed.models import encoder_and_head, projection_to
 from secure_apfed.objectives import Reconstruction
-from secure_apfed.privacy.accountants import gdp_mu
+from secure_apfed.privacy.accountants import gdp_epsilon, gdp_mu
 from secure_apfed.privacy.noise import onto_ball
 from secure_apfed.seeds import seeded, shuffled
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.training import ModelSettings, ReconstructionSettings
 
 __all__ = [
-    "CASES", "DELTA", "EPSILON", "Case", "OtherRows", "Protection", "Retrainings", "Step", "Task",
-    "WhiteBox", "directions", "networks", "task_of",
+    "CASES", "EPSILON", "Case", "OtherRows", "Protection", "Retrainings", "Step", "Task",
+    "WhiteBox", "directions", "networks", "play_case", "run_audit", "task_of",
 ]  # fmt: skip
 
 Weights = Mapping[str, Tensor]
 """Parameters of a module by name, as `torch.func.functional_call` takes them."""
 
-EPSILON, DELTA, EPOCHS = 8.0, 1e-5, 50
+EPSILON, EPOCHS = 8.0, 50
+_CONFIDENCE, _PAIRS = 0.95, 50
+_TOGETHER = 1000
+"""Retrainings that are held in memory at once."""
 _ROWS, _BATCH, _LENGTH, _SEED = 40, 20, 20.0, 0
 _MODEL = ModelSettings(network="mlp", hidden=(), representation=4, dropout=0.0)
 View = Literal["other rows", "everything"]
@@ -289,12 +298,12 @@ CASES: Mapping[str, Case] = {
         title="guard and DP-SGD, a label flipped: the other rows' releases",
         says="one label in whole training (epsilon_y)",
         replaced=False, view="other rows", protection=replace(_BOTH, row_clip=0.0),
-        claim=_MU / math.sqrt(2), exceeded=False, learning_rate=6.0,
+        claim=_MU / math.sqrt(2), learning_rate=6.0,
     ),
     "private, everything": Case(
         title="guard and DP-SGD, a record replaced: everything that is claimed",
         says="one record in whole training (epsilon_model)",
-        replaced=True, view="everything", protection=_BOTH, claim=_MU, exceeded=False,
+        replaced=True, view="everything", protection=_BOTH, claim=_MU,
         learning_rate=0.1,
     ),
 }  # fmt: skip
@@ -426,3 +435,69 @@ def _passive_gradients(
 
     own, row_BD = grad(loss, argnums=(0, 1))(weights, z_BD)
     return own, row_BD * len(z_BD)
+
+
+def run_audit(
+    folder: Path, *, retrainings: int, seed: int = 0, device: torch.device,
+    on_done: Callable[[Result], None] = lambda result: None,
+) -> tuple[list[Result], list[Result]]:  # fmt: skip
+    """Play all cases; write audit.json into `folder`.
+
+    The bounds of each table of cases hold together at 95 %. `retrainings`, of both worlds together
+    in each case, are even, at least 120; `seed` is that of the noise.
+    """
+    results, votes = list[Result](), list[Result]()
+    for index, case in enumerate(CASES.values()):
+        level = (1 - _CONFIDENCE) / len(CASES)
+        drawn = 1000 * seed + 100 * index
+        results.append(
+            play_case(case, retrainings=retrainings, seed=drawn, level=level, device=device)
+        )
+        on_done(results[-1])
+    for index, vote_case in enumerate(VOTE_CASES.values()):
+        level = (1 - _CONFIDENCE) / len(VOTE_CASES)
+        votes.append(
+            play_vote_case(vote_case, runs=retrainings // 2, seed=1000 * seed + index, level=level)
+        )
+        on_done(votes[-1])
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {
+        "confidence": _CONFIDENCE, "seed": seed, "device": str(device), "machine": machine(),
+        "cases": [result.as_json() for result in results],
+        "votes": [result.as_json() for result in votes],
+    }  # fmt: skip
+    write_text(folder / "audit.json", to_json(found))
+    return results, votes
+
+
+def play_case(
+    case: Case, *, retrainings: int, seed: int, level: float, device: torch.device
+) -> Result:
+    """Retrain, score and bound one case at significance `level`."""
+    began = time.monotonic()
+    task = task_of(case).to(device)
+    moved = directions(case, task, pairs=_PAIRS, seed=seed) if case.view == "other rows" else []
+    scores: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    batches = math.ceil(retrainings / _TOGETHER)
+    for part in range(batches):
+        modules, objective = networks()
+        count = 2 * (retrainings // (2 * batches))
+        runs = Retrainings(task, case.protection, modules=modules, objective=objective,
+                           count=count, seed=seed + 1 + part)  # fmt: skip
+        score = OtherRows(runs, moved) if case.view == "other rows" else WhiteBox(runs)
+        runs.play(score)
+        for world in (0, 1):
+            scores[world].append(score.score_R[runs.world_R == world].cpu())
+    scores_0, scores_1 = (torch.cat(parts).numpy() for parts in scores)
+    evidence, count = evidence_from(scores_0, scores_1, level=level), 2 * len(scores_0)
+    found = {
+        "view": case.view, "retrainings": count, "epochs": EPOCHS, "delta": DELTA,
+        "claim_mu": case.claim, "claim_epsilon": gdp_epsilon(case.claim, DELTA),
+        **asdict(evidence), "epsilon_low": evidence.epsilon_low(DELTA),
+        "seconds": time.monotonic() - began,
+    }  # fmt: skip
+    counted = f"mu {evidence.mu_low:.2f}, claimed {case.claim:.2f}; {count} retrainings"
+    exceeded = evidence.mu_low > case.claim
+    return Result(
+        case=case, exceeded=exceeded, counted=counted, found=found, scores=(scores_0, scores_1)
+    )

@@ -18,8 +18,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_experiments.audit.bounds import Claim, Result, epsilon_from, evidence_from
-from apfed_experiments.audit.retraining import DELTA
+from apfed_experiments.audit.bounds import DELTA, Claim, Result, epsilon_from, evidence_from
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed.labellers import Labeller, Logistic, PrivateLogistic, Ridge, Spreading, hard
@@ -252,7 +251,7 @@ class VoteCase(Claim):
         scores: of (runs, seed, world).
     """
 
-    gaussian: bool
+    gaussian: bool = False
     scores: Callable[[int, int, int], Floats]
 
 
@@ -298,25 +297,25 @@ VOTE_CASES: Mapping[str, VoteCase] = {
     "one answer": VoteCase(
         title="one vote under randomised response: its answer",
         says="one vote, labeller held fixed",
-        claim=_ANSWER.epsilon, gaussian=False, exceeded=False,
+        claim=_ANSWER.epsilon,
         scores=partial(one_answer, _ANSWER),
     ),
     "one vote in a sum": VoteCase(
         title="one hard vote in a sum under discrete noise: the sum",
         says="one vote, labeller held fixed",
-        claim=_SUM.epsilon_of(1, DELTA), gaussian=True, exceeded=False,
+        claim=_SUM.epsilon_of(1, DELTA), gaussian=True,
         scores=partial(one_vote_in_a_sum, _ADDED, _HARD_VOTES),
     ),
     "one signed vote in a sum": VoteCase(
         title="one row of a ridge's votes in a sum under discrete noise: the sum",
         says="one vote, labeller held fixed",
-        claim=_SOFT.epsilon_of(1, DELTA), gaussian=True, exceeded=False,
+        claim=_SOFT.epsilon_of(1, DELTA), gaussian=True,
         scores=partial(one_vote_in_a_sum, _ADDED, _SIGNED_VOTES),
     ),
     "one vote in a moment": VoteCase(
         title="one hard vote in a moment under Gaussian noise: the moment",
         says="one vote, labeller held fixed",
-        claim=gdp_epsilon(_OPENED.mu, DELTA), gaussian=True, exceeded=False,
+        claim=gdp_epsilon(_OPENED.mu, DELTA), gaussian=True,
         scores=partial(
             one_vote_in_a_moment, _OPENED.noise_multiplier * vote_distance(signed=False)
         ),
@@ -325,13 +324,12 @@ VOTE_CASES: Mapping[str, VoteCase] = {
         title="logistic regression, a record without a label replaced: all answers",
         says="the whole record of a person without a label",
         claim=table_guarantee(Logistic(), _TWO, delta=DELTA).unlabelled,
-        gaussian=False, exceeded=False,
         scores=partial(record_in_answers, Logistic(), _TWO, people_on_a_line(labelled=False)),
     ),
     "transductive, no label": VoteCase(
         title="label spreading, a record without a label replaced: all answers",
         says="one vote, labeller held fixed",
-        claim=_TWO.epsilon, gaussian=False, exceeded=True,
+        claim=_TWO.epsilon, exceeded=True,
         scores=partial(
             record_in_answers, Spreading(neighbours=2), _TWO, people_on_a_line(labelled=False)
         ),
@@ -339,27 +337,26 @@ VOTE_CASES: Mapping[str, VoteCase] = {
     "weights as they are": VoteCase(
         title="logistic regression, a labelled record replaced: all answers",
         says="one vote, labeller held fixed",
-        claim=_TWO.epsilon, gaussian=False, exceeded=True,
+        claim=_TWO.epsilon, exceeded=True,
         scores=partial(record_in_answers, Logistic(), _TWO, people_on_a_line(labelled=True)),
     ),
     "private weights": VoteCase(
         title="private logistic regression, a labelled record replaced: others' votes, bare",
         says="the weights",
-        claim=gdp_epsilon(gdp_mu(_WEIGHTS, DELTA), DELTA), gaussian=True, exceeded=False,
+        claim=gdp_epsilon(gdp_mu(_WEIGHTS, DELTA), DELTA), gaussian=True,
         scores=partial(record_in_weights, _private, labelled_person()),
     ),
     "private weights, own answer": VoteCase(
         title="private logistic regression, a labelled record replaced: weights, own answer",
         says="the whole record of a labelled person",
         claim=table_guarantee(_PRIVATE, _ANSWER, delta=DELTA).labelled,
-        gaussian=False, exceeded=False,
         scores=partial(weights_and_answer, _private, _ANSWER, labelled_person()),
     ),
     "private weights, own vote in a sum": VoteCase(
         title="private logistic regression, a labelled record replaced: weights, noisy sum",
         says="the whole record of a labelled person",
         claim=table_guarantee(_PRIVATE, _SUM, delta=DELTA).labelled,
-        gaussian=True, exceeded=False,
+        gaussian=True,
         scores=partial(weights_and_sum, _private, _ADDED, labelled_person()),
     ),
 }  # fmt: skip

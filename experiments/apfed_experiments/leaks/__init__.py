@@ -23,20 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from apfed_experiments.columns import plain, write_text
-from apfed_experiments.leaks.hijacking import (
-    hijacking,
-    joint_inversion,
-    reversed_hijacking,
-    split_learning,
-)
 from apfed_experiments.leaks.live import (
     Setting,
     chosen,
     decoder,
     degradation,
+    hijacking,
     inversion,
     isolation,
+    joint_inversion,
     noise,
+    reversed_hijacking,
+    split_learning,
     stuffing,
 )
 from apfed_experiments.leaks.recorded import few_labels, labels, papers
@@ -73,7 +71,7 @@ def play(names: Iterable[str], store: Path | None = None) -> dict[str, list[Row]
         found[name] = [setting.line() for setting in PARTS[name]()]
         if store:
             stored[name] = [plain(row) for row in found[name]]
-            ordered = {one: stored[one] for one in PARTS if one in stored}
+            ordered = {part: stored[part] for part in PARTS if part in stored}
             write_text(store, to_json(ordered, indent=1) + "\n")
     return found
 

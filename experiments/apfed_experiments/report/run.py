@@ -9,6 +9,7 @@ from typing import Any
 from scipy.special import ndtr, ndtri
 
 from apfed_experiments import words
+from apfed_experiments.audit.release import Audit, audit_release
 from apfed_experiments.finished import (
     FILE,
     FinishedRun,
@@ -23,7 +24,6 @@ from secure_apfed.files import count_lines, read_json, read_json_lines
 from secure_apfed.intervals import estimates
 from secure_apfed.measures import MEASURES, CalibrationPoint, calibration_curve
 from secure_apfed.privacy.accountants import gdp_mu
-from secure_apfed.privacy.audit import Audit, audit_release
 from secure_apfed.privacy.guard import make_guard
 from secure_apfed.runs.folder import RunFolder, read_scored
 from secure_apfed.runs.outcome import Epsilon, Written, scores_of

@@ -1,0 +1,150 @@
+"""Benches whose cases run in interpreters of their own: set intersections, encrypted votes.
+
+`PSI`: intersections at 50 % overlap, beside the library that is fastest. Cases `circuit/N`,
+`circuit-crypten/N` (its gates on CrypTen), `ecdh/N`, `ecdh-buckets/N` (as in a session, over
+sealed links), `vole/N`, `opprf/N` and `spu-rr22/N` for N IDs on each of two sides; the cases of a
+size take turns. Medians over the repetitions: seconds, processor seconds of the busier party,
+bytes and peak memory in bytes; `ratio` is seconds by those of `peer`. `floor_seconds`, of
+`ecdh`, is what the multiplications alone take: the same library on the same processors, and nothing
+else. The peer, spu 0.9.5, needs numpy 1 and jax up to 0.4.34: SECURE_APFED_SPU_PYTHON names the
+interpreter of an environment of its own.
+
+`VOTES`: what votes with encrypted labels cost: sums of products, against labels that passives see.
+A case `encrypted/PEOPLExLABELS` is one session of three passives with ten classes, in one thread:
+`seconds` of the active, one passive and the aggregator together, and of each apart; `bytes` is what
+one passive gets (`bytes_up`, the encrypted labels) and sends (`bytes_down`). `ratio` is these
+seconds over those of the same matrix product in the clear and the masked sum of the products, with
+labels that every passive sees; `ratio_to_product` is the passive's part over the product alone.
+`audited/...` is the same with 20 candidates, of which each passive sees through 19. Every sum is
+checked against the product of integers. Peak memory is that of all parties.
+"""
+
+import os
+import statistics
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from apfed_bench import psi_case, votes_case
+from apfed_bench.rows import Bench, Group, Row, played, quotient, row, single, why_no_crypten
+
+__all__ = ["PSI", "VOTES", "intersect", "vote"]
+
+_REPETITIONS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
+_QUICK = {1_000: 1, 10_000: 1}
+_PATIENCE_S = 1800
+_ON_CRYPTEN, _PEER, _PEER_PYTHON = "circuit-crypten", "spu-rr22", "SECURE_APFED_SPU_PYTHON"
+_RIVAL = {
+    **dict.fromkeys(("circuit", "opprf", "vole", "ecdh"), _PEER),
+    _ON_CRYPTEN: "circuit", "ecdh-buckets": "ecdh",
+}  # fmt: skip
+
+PSI = Bench(
+    groups=lambda quick: [
+        Group([f"{case}/{size}" for case in psi_case.CASES], partial(intersect, size, repetitions))
+        for size, repetitions in (_QUICK if quick else _REPETITIONS).items()
+    ],
+    fields=("peak_memory", "floor_seconds", "dealt_bytes"),
+)
+
+
+def intersect(size: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
+    """The rows of one size; what is wanted is compared with its rival."""
+    shown = [case for case in psi_case.CASES if f"{case}/{size}" in wanted]
+    needed = {*shown, *(_RIVAL[case] for case in shown if case in _RIVAL)}
+    runs: dict[str, list[Mapping[str, Any]]] = {
+        case: [] for case in psi_case.CASES if case in needed
+    }
+    missing: dict[str, str] = {}
+    if _ON_CRYPTEN in runs and (reason := why_no_crypten()):
+        missing[_ON_CRYPTEN] = reason
+    for _ in range(repetitions):
+        for case in [case for case in runs if case not in missing]:
+            try:
+                runs[case].append(_intersected(case, size))
+            except (RuntimeError, OSError) as error:
+                if case != _PEER:
+                    raise
+                last = str(error).splitlines()[-1]
+                missing[case] = f"{last}; {_PEER_PYTHON} names an interpreter with spu 0.9.5"
+    medians = {case: _medians(each) for case, each in runs.items() if case not in missing}
+    for case in shown:
+        if case in missing:
+            yield row(f"{case}/{size}", reason=missing[case])
+            continue
+        found, rival = medians[case], _RIVAL.get(case)
+        ratio = found["seconds"] / medians[rival]["seconds"] if rival in medians else None
+        peer = None if rival is None else f"{rival}/{size}"
+        yield {**row(f"{case}/{size}", peer=peer, ratio=ratio), **found}
+
+
+def _medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    # the lower of two middle ones: bytes stay whole numbers
+    return {
+        field: statistics.median_low([run[field] for run in runs])
+        for field in runs[0]
+        if field != "common"
+    }
+
+
+def _intersected(case: str, size: int) -> Mapping[str, Any]:
+    """Run one case in an interpreter of its own.
+
+    Raises:
+        RuntimeError: it failed, or found another number of common IDs.
+    """
+    python = os.environ.get(_PEER_PYTHON, sys.executable) if case == _PEER else sys.executable
+    found = played(
+        psi_case.__file__, case, size, python=python, ours=case != _PEER, patience_s=_PATIENCE_S
+    )
+    if found["common"] != size - size // 2:
+        raise RuntimeError(f"{case}/{size} found {found['common']} IDs, not {size - size // 2}")
+    return found
+
+
+_COLUMNS, _PASSIVES, _CANDIDATES = 10, 3, 20
+_SMALL = (10_000, 50, 0)
+_SIZES = (_SMALL, (100_000, 50, 0), (100_000, 50, _CANDIDATES), (1_000_000, 200, 0))
+_PARTS = ("passive_seconds", "active_seconds", "aggregator_seconds")
+
+
+def _vote_groups(quick: bool) -> Sequence[Group]:
+    """10,000 people and 50 labels; unless `quick`, up to a million people and 200 labels."""
+    return [
+        single(
+            f"{'audited' if candidates else 'encrypted'}/{people}x{labelled}", vote, people,
+            labelled, 1 if quick or people > 10**5 else 3, candidates,
+        )
+        for people, labelled, candidates in ((_SMALL,) if quick else _SIZES)
+    ]  # fmt: skip
+
+
+VOTES = Bench(groups=_vote_groups, fields=(*_PARTS, "peak_memory", "ratio_to_product"))
+
+
+def vote(case: str, people: int, labelled: int, repetitions: int, candidates: int = 0) -> Row:
+    """The fastest of some runs of one size; what else a machine does only adds.
+
+    Raises:
+        RuntimeError: one failed, or opened another sum.
+    """
+    runs = [
+        played(
+            votes_case.__file__, people, labelled, _COLUMNS, _PASSIVES, candidates,
+            patience_s=_PATIENCE_S, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1",
+        )
+        for _ in range(repetitions)
+    ]  # fmt: skip
+    found = min(runs, key=_seconds)
+    clear = min(run["clear_seconds"] for run in runs)
+    product = min(run["clear_product_seconds"] for run in runs)
+    return row(
+        case, _seconds(found), peer="clear product, masked sum",
+        ratio=quotient(_seconds(found), clear), sent=found["bytes_up"] + found["bytes_down"],
+        **found, ratio_to_product=quotient(found["passive_seconds"], product),
+    )  # fmt: skip
+
+
+def _seconds(found: Mapping[str, Any]) -> float:
+    return float(sum(found[part] for part in _PARTS))
