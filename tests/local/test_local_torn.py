@@ -41,7 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeCh
         ("passive-1", "contract.json", "torn"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=4)
 def test_who_is_killed_while_it_writes_goes_on_the_same(
     name: str, writing: str, moment: str, whole: Path, tmp_path: Path
 ) -> None:
