@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from apfed_protocols.errors import PartyLeftError, RunStoppedError
+from apfed_protocols.errors import PartyLeftError
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.between.grpc_link import GrpcConnection, dial
 from secure_apfed.between.relay import Relay, room_of, through
-from secure_apfed.exchange import Kind, Links, drive, play_one
 from secure_apfed.exchange.sealed_connection import LocalEnd
 from secure_apfed.exchange.sockets import parse_address
 from tests.links.pair import Pair, awaiting, gateway, say_and_hear
@@ -114,27 +113,6 @@ def test_who_is_not_of_a_room_does_not_enter_it(relayed: Pair) -> None:
         enter(relayed, eve)
     assert room_of([*known.values()]) != room_of([*known.values(), stranger.public])
     say_and_hear(relayed)
-
-
-def test_an_abort_reaches_all_and_who_left_is_named(pair: Pair) -> None:
-    pair.meet()
-    links = {name: Links(name, [peer], pair.met[name].post)
-             for name, peer in (("ann", "bob"), ("bob", "ann"))}  # fmt: skip
-
-    async def refuse() -> None:
-        raise ValueError("no")
-
-    async def wait() -> None:
-        await links["ann"].receive("bob", Kind.SUM, step=3)
-
-    with pytest.raises(ValueError, match="no"):
-        play_one(refuse(), links["bob"], pair.met.pop("bob"), timeout_s=5)
-    told = r"^training: bob stopped the run: ValueError; its own log says more$"
-    with pytest.raises(RunStoppedError, match=told) as stopped:
-        drive(wait(), pair.met["ann"], timeout_s=LONG_S)
-    assert stopped.value.left == ("bob",)
-    with pytest.raises(PartyLeftError, match=r"^training: ann expected .*; bob closed its link$"):
-        pair.met["ann"].take(awaiting("ann", "bob"), LONG_S)
 
 
 def test_a_peer_that_is_gone_is_named_after_the_patience(pair: Pair) -> None:
