@@ -137,7 +137,11 @@ def _meet(rank: int, size: int, port: int, timeout_s: float) -> Any:
         raise LocalProtocolError(f"a world meets at a port from 1 to 65535, got {port}")
     place, limit = (_LOOPBACK, port), timedelta(seconds=timeout_s)
     try:
-        descriptor = _listen(place) if rank == 0 else _await_listener(place, timeout_s)
+        descriptor = None
+        if rank == 0:
+            descriptor = _listen(place)
+        else:
+            _await_listener(place, timeout_s)
         store = TCPStore(*place, size, rank == 0, limit, master_listen_fd=descriptor)
         # torch's annotations know neither the options of gloo nor the constructor that takes them
         gloo: Any = dist.ProcessGroupGloo

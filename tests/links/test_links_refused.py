@@ -200,7 +200,12 @@ def test_what_proved_it_once_proves_nothing_again_nor_at_another_door() -> None:
     ann, bob = both_ends()
     here, there = map(SocketConnection, socket.socketpair())
     said, hear = list[bytes](), here.recv_bytes
-    vars(here)["recv_bytes"] = lambda: said.append(frame := hear()) or frame
+
+    def recorded() -> bytes:
+        said.append(hear())
+        return said[-1]
+
+    vars(here)["recv_bytes"] = recorded
     calling = Thread(target=prove, args=(there, bob, "ann"))
     calling.start()
     assert prove(here, ann)[0] == "bob"
