@@ -246,7 +246,7 @@ _MESSAGES = (
         "if envelope.header != header:",
         "if len(envelope.header) > len(header):",
         "One header has several spellings.",
-        ("test_exchange_envelope.py",),
+        ("test_exchange_codec.py",),
     ),
     Fault(
         "frame_for_somebody_else",

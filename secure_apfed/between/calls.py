@@ -75,16 +75,12 @@ class Calls:
             raise
 
     def take(self, caller: str, name: bytes, number: int, frame: bytes) -> bool:
-        """One frame of a peer; waits while many do already.
+        """Take one frame of a peer, and wait while many do already; False: the connection is over.
 
         Args:
             caller: whose call it is, by those who carry it; who is there proves itself afterwards.
             name: of the connection, as who dials drew it.
             number: of the frame, from 0; -1 - n: none comes after the first n.
-            frame: at most `MOST_SEALED` bytes, `MOST_UNPROVED` until it proved who it is.
-
-        Returns:
-            Whether it was taken; where not, the connection is over.
         """
         if type(name) is not bytes or type(number) is not int or type(frame) is not bytes:
             return False
@@ -183,10 +179,8 @@ class _Called(Pipe):
         self._most = MOST_SEALED
 
     def take(self, number: int, frame: bytes) -> bool:
-        """Take a frame, once its turn came and there is room; False: it is none of the next.
-
-        Who calls has at most `_AT_ONCE` calls under way, so that it gets no further than this even
-        where one of them is late.
+        """Take a frame, once its turn came and there is room; False: it is none of the next
+        `_AT_ONCE`, which are as many as who calls has under way.
         """
         with self._changed:
             if self._ended is not None or len(frame) > self._most:

@@ -2,11 +2,10 @@
 
 Run by: each party, once a process. Gives: CrypTen's tensors and protocols among the parties,
 with a limit on every wait, and nothing written to the environment or to the default process
-group of torch. Does not give: privacy or authenticity on the way. gloo neither encrypts nor
-authenticates, and whoever reads all links reads all shares, so the world binds to the
-loopback unless told otherwise; between machines it belongs inside a tunnel that does both
-(TLS, WireGuard). Semi-honest parties only; gloo ends the process of a party whose peer sends a
-longer message than expected.
+group of torch. Adds and opens; multiplies nothing. Does not give: privacy or authenticity on the
+way. gloo neither encrypts nor authenticates, and whoever reads all links reads all shares, so the
+world is of one machine. Semi-honest parties only; gloo ends the process of a party whose peer sends
+a longer message than expected.
 
 `crypten.init` is not called: it waits without end, needs and writes RANK, WORLD_SIZE and
 RENDEZVOUS, sends seeds in the clear, and fails beside another process group.
@@ -19,7 +18,6 @@ Example, in process `rank` of three::
 
 import socket
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -31,8 +29,8 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
 from apfed_protocols.crypten import Seat, load_crypten, seated
-from apfed_protocols.crypten.tensors import Communicator, DealtTriples
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
+from apfed_protocols.crypten.tensors import Communicator
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 
 __all__ = ["GlooCommunicator", "crypten_world"]
 
@@ -43,48 +41,25 @@ _LONGEST_S = 24 * 3600
 
 @contextmanager
 def crypten_world(
-    rank: int,
-    size: int,
-    *,
-    port: int,
-    host: str = _LOOPBACK,
-    own_address: str = _LOOPBACK,
-    timeout_s: float = 30.0,
-    provider: Any = None,
-    insecure_development: bool = False,
+    rank: int, size: int, *, port: int, timeout_s: float = 30.0
 ) -> Iterator["GlooCommunicator"]:
     """Meet the other parties, be one of them in this process, and leave.
 
     Args:
-        rank: of this party; that of rank 0 listens at `host` for the others to meet.
-        size: how many parties there are.
-        port: where rank 0 listens.
-        host: the address at which it does.
-        own_address: where this party takes connections of the others.
+        rank: of this party, of `size`; that of rank 0 listens at `port` for the others to meet.
         timeout_s: the limit of the meeting and of every later wait, in seconds.
-        provider: `apfed_protocols.crypten.tensors.DealtTriples`; None allows no multiplication.
-        insecure_development: accept a provider of CrypTen's own, such as TrustedFirstParty,
-            whose party 0 sees all triples and can open all products, and let CrypTen share
-            numbers by its weak generators. Never with data that matters.
 
     Raises:
-        LocalProtocolError: CrypTen is missing, an unsafe provider, a second world in this
-            process, or an address that cannot be used.
+        LocalProtocolError: CrypTen is missing, a second world in this process, or a port that
+            cannot be used.
         RemoteProtocolError: a party did not come, fell silent or went away.
     """
     crypten = load_crypten()
-    _check_provider(provider, insecure_development)
-    communicator = GlooCommunicator(
-        rank, size, _meet(rank, size, (host, port), own_address, timeout_s)
-    )
+    communicator = GlooCommunicator(rank, size, _meet(rank, size, port, timeout_s))
     generators = crypten.generators
     try:
-        with seated(Seat(communicator, provider), whole_process=True):
-            if insecure_development:
-                crypten.generators = {name: {} for name in generators}
-                vars(crypten)["_setup_prng"]()
-            else:
-                crypten.generators = _NoGenerators()
+        with seated(Seat(communicator), whole_process=True):
+            crypten.generators = _NoGenerators()
             yield communicator
             communicator.barrier()
     finally:
@@ -113,7 +88,7 @@ class GlooCommunicator(Communicator):
         shape = listed[self._rank].size() if size is None else size
         result = torch.empty(shape, dtype=torch.int64)
         sent = [listed] if src == self._rank else []
-        self._start("scatter", lambda group: group.scatter([result], sent, options)).wait()
+        self._wait("scatter", lambda group: group.scatter([result], sent, options))
         return result
 
     def gather(self, tensor: torch.Tensor, dst: int) -> list[Any]:
@@ -121,30 +96,17 @@ class GlooCommunicator(Communicator):
         options.rootRank = dst
         result = self._room(tensor) if dst == self._rank else []
         sent = [tensor.contiguous()]
-        self._start("gather", lambda group: group.gather(result, sent, options)).wait()
+        self._wait("gather", lambda group: group.gather(result, sent, options))
         return result[0] if result else [None]
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         result = self._room(tensor)
         sent = [tensor.contiguous()]
-        self._start("all_gather", lambda group: group.allgather(result, sent)).wait()
+        self._wait("all_gather", lambda group: group.allgather(result, sent))
         return result[0]
 
-    def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
-        """Give the tensor of party `src` to all."""
-        self._start("broadcast", lambda group: group.broadcast(tensor, root=src)).wait()
-        return tensor
-
-    def isend(self, tensor: torch.Tensor, dst: int) -> "_Waiting":
-        """Send to one party; what comes back has a `wait`."""
-        return self._start("send", lambda group: group.send([tensor], dst, 0))
-
-    def irecv(self, tensor: torch.Tensor, src: int) -> "_Waiting":
-        """Receive from one party into `tensor`; what comes back has a `wait`."""
-        return self._start("receive", lambda group: group.recv([tensor], src, 0))
-
     def barrier(self) -> None:
-        self._start("barrier", lambda group: group.barrier()).wait()
+        self._wait("barrier", lambda group: group.barrier())
 
     def close(self) -> None:
         self._group = None
@@ -152,58 +114,46 @@ class GlooCommunicator(Communicator):
     def _room(self, tensor: torch.Tensor) -> list[list[torch.Tensor]]:
         return [[torch.empty_like(tensor) for _ in range(self._size)]]
 
-    def _start(self, what: str, begin: Callable[[Any], Any]) -> "_Waiting":
+    def _wait(self, what: str, begin: Callable[[Any], Any]) -> None:
         if self._group is None:
             raise LocalProtocolError(f"this CrypTen world is closed; open another one to {what}")
-        return _Waiting(what, self._rank, self._size, lambda: begin(self._group))
-
-
-class _Waiting:
-    """A message under way; what gloo says of it becomes an error of the protocol."""
-
-    def __init__(self, what: str, rank: int, size: int, begin: Callable[[], Any]) -> None:
-        self._where = f"{what} at party {rank} of {size}"
-        self._work = self._named(begin)
-
-    def wait(self) -> None:
-        self._named(self._work.wait)
-
-    def _named(self, act: Callable[[], Any]) -> Any:
         try:
-            return act()
+            begin(self._group).wait()
         except RuntimeError as error:
             raise RemoteProtocolError(
-                f"{self._where}: another party fell silent or went away ({_first_line(error)}); "
-                "open a new world with all parties"
+                f"{what} at party {self._rank} of {self._size}: another party fell silent or went "
+                f"away ({_first_line(error)}); open a new world with all parties"
             ) from error
 
 
-def _meet(rank: int, size: int, place: tuple[str, int], own_address: str, timeout_s: float) -> Any:
+def _meet(rank: int, size: int, port: int, timeout_s: float) -> Any:
     """Return the group of all parties."""
     if not 0 <= rank < size or not 0 < timeout_s <= _LONGEST_S:
         raise LocalProtocolError(
             f"a world has ranks 0 to size - 1 and a timeout_s above 0 and up to {_LONGEST_S}, got "
             f"rank {rank} of {size} and {timeout_s} s"
         )
-    if not 0 < place[1] < 2**16:
-        raise LocalProtocolError(f"a world meets at a port from 1 to 65535, got {place[1]}")
-    limit = timedelta(seconds=timeout_s)
-    descriptor = _listen(place) if rank == 0 else None
+    if not 0 < port < 2**16:
+        raise LocalProtocolError(f"a world meets at a port from 1 to 65535, got {port}")
+    place, limit = (_LOOPBACK, port), timedelta(seconds=timeout_s)
     try:
-        if descriptor is None:
+        descriptor = None
+        if rank == 0:
+            descriptor = _listen(place)
+        else:
             _await_listener(place, timeout_s)
         store = TCPStore(*place, size, rank == 0, limit, master_listen_fd=descriptor)
         # torch's annotations know neither the options of gloo nor the constructor that takes them
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = limit
-        options._devices = [gloo.create_device(hostname=own_address)]
+        options._devices = [gloo.create_device(hostname=_LOOPBACK)]
         return gloo(PrefixStore("crypten", store), rank, size, options)
     except RuntimeError as error:
         raise RemoteProtocolError(
             f"party {rank}: the {size} parties of a CrypTen world did not meet at "
-            f"{place[0]}:{place[1]} within {timeout_s:g} s ({_first_line(error)}); start all of "
-            "them with the same size, host and port"
+            f"{_LOOPBACK}:{port} within {timeout_s:g} s ({_first_line(error)}); start all of them "
+            "with the same size and port"
         ) from error
 
 
@@ -235,24 +185,7 @@ class _NoGenerators:
     def __getitem__(self, name: str) -> Any:
         raise LocalProtocolError(
             f"CrypTen asks for its generator {name!r}, which is no cryptographic one; make shares "
-            "by apfed_protocols.crypten and give them to from_shares, or say "
-            "insecure_development"
-        )
-
-
-def _check_provider(provider: Any, insecure_development: bool) -> None:
-    if insecure_development:
-        warnings.warn(
-            "an insecure CrypTen world: it shares numbers by a weak generator, and where its first "
-            "party makes the triples it can open every product; for development only",
-            UnsafeChoiceWarning,
-            stacklevel=4,
-        )
-    elif provider is not None and not isinstance(provider, DealtTriples):
-        raise LocalProtocolError(
-            f"{type(provider).__name__} is no provider of a dealer's triples: CrypTen's own make "
-            "them where a party sees them, from a weak generator; give DealtTriples, or say "
-            "insecure_development"
+            "by apfed_protocols.crypten and give them to from_shares"
         )
 
 

@@ -53,11 +53,7 @@ class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
     Args:
         sites: the parties of the run, each the name of its site, too; with the aggregator and the
             dealer, where the run has them.
-        name: of the job.
         resume: go on from the checkpoints in the parties' folders.
-
-    Raises:
-        ConfigError: too few sites, or names that no party has.
     """
 
     def __init__(self, sites: Sequence[str], *, name: str = _NAME, resume: bool = False) -> None:
@@ -94,8 +90,6 @@ def simulate(
     Args:
         files: of all parties, as `prepare_parties` of `runs/local.py` makes them over "nvflare".
         workspace: NVFlare's; what lies there of a former job is removed.
-        resume: go on from the checkpoints in the parties' folders.
-        name: of the job.
     """
     local = workspace / name / "local"
     local.mkdir(parents=True, exist_ok=True)

@@ -99,10 +99,8 @@ async def agree(
     greeting: Callable[[RunKey], Greeting],
     draw: Callable[[str, Mapping[str, Greeting]], Contract],
 ) -> Agreement:
-    """Greet, draw up the contract, sign it, and seal the links.
-
-    Raises:
-        RemoteProtocolError: somebody else than expected, another contract, or no signature.
+    """Greet, draw up the contract, sign it, and seal the links; RemoteProtocolError: somebody else
+    than expected, another contract, or no signature.
     """
     if known.get(links.me) != identity.public:
         raise LocalProtocolError(

@@ -25,7 +25,6 @@ class Transport(Protocol):
 
     def post(self, receiver: str, frame: bytes) -> None:
         """Send a frame, without waiting for it to arrive."""
-        ...
 
     def take(self, awaited: Awaited, timeout_s: float) -> Frame:
         """Wait for a frame of one of the awaited.
@@ -33,18 +32,15 @@ class Transport(Protocol):
         Raises:
             PartyLeftError: fewer of them than `awaited.least` are there still, or nothing came.
         """
-        ...
 
     def returned(self, names: Collection[str]) -> Collection[str]:
         """Those of these peers, who left, that wait for a new session; none is heard in this one.
 
         Some transports find out in the background, from the first time that they are asked.
         """
-        ...
 
     def close(self) -> None:
         """Let the peers have what was sent, and end."""
-        ...
 
 
 class WaitObserver(Protocol):
@@ -52,11 +48,9 @@ class WaitObserver(Protocol):
 
     def waits(self, awaited: Awaited, timeout_s: float) -> None:
         """Is told before the role waits, at most for so long."""
-        ...
 
     def left(self, names: Iterable[str]) -> None:
         """Is told who left, or was silent for too long."""
-        ...
 
 
 def play_one(
@@ -105,14 +99,7 @@ class InMemory:
 
     Each link is first in, first out, and so is what one party gets. A role that waits for good
     notices silence as it would between machines: whoever has the least patience is told first that
-    a party left.
-
-    Args:
-        names: of all parties.
-        record: told of every envelope that is sent and of its bytes on the wire.
-
-    Attributes:
-        links: by party.
+    a party left. `record` is told of every envelope that is sent and of its bytes on the wire.
     """
 
     def __init__(
@@ -157,7 +144,6 @@ class InMemory:
         return network
 
     def post(self, sender: str, receiver: str, frame: bytes) -> None:
-        """Carry one frame."""
         self._inboxes[receiver].append((sender, frame))
         self._due.append(receiver)
 
@@ -186,9 +172,6 @@ class InMemory:
     def complete(self, name: str, script: Script[T]) -> T:
         """Play this party's script to its end, and the others as far as its messages take them.
 
-        Returns:
-            What the script returned.
-
         Raises:
             LocalProtocolError: the party plays another script.
             Exception: whatever any of the scripts raised; none of them goes on then.
@@ -197,10 +180,7 @@ class InMemory:
         return result
 
     def complete_all(self, scripts: Mapping[str, Script[Any]]) -> dict[str, Any]:
-        """Play all of these to their ends; return by party what its script returned.
-
-        Raises: as `complete`.
-        """
+        """Play all of these to their ends, as `complete`; by party what its script returned."""
         left = dict(scripts)
         try:
             for name in scripts:
@@ -223,8 +203,7 @@ class InMemory:
             role.close()
 
     @contextlib.contextmanager
-    def _ending_all(self) -> Iterator[None]:
-        """Where a script fails, none goes on."""
+    def _ending_all(self) -> Iterator[None]:  # where one fails, none goes on
         try:
             yield
         except BaseException:
@@ -252,7 +231,7 @@ class InMemory:
         ended = {name for name, role in self._roles.items() if role.ended}
 
         def left(awaited: Awaited) -> tuple[str, ...]:
-            """Who of too few that are there still has left; nobody where there are enough."""
+            """Who has left, where too few are there still."""
             gone = tuple(name for name in awaited.senders if name in ended)
             return gone if len(awaited.senders) - len(gone) < awaited.least else ()
 

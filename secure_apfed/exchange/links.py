@@ -97,26 +97,20 @@ class LinkObserver(Protocol):
 
     def sent(self, envelope: Envelope, frame: bytes) -> None:
         """Is told of a frame before it leaves."""
-        ...
 
     def received(self, envelope: Envelope, frame: bytes) -> None:
         """Is told of a frame that its receiver opened."""
-        ...
 
     def refused(self, sender: str, frame: bytes) -> None:
         """Is told of a frame on the link from `sender` that its receiver could not open."""
-        ...
 
 
 class Links:
-    """All that one party sees of a session.
+    """All that one party, `me`, sees of a session with these peers.
 
     Args:
-        me: the party.
-        peers: whom it has a link to.
         post: carries a frame to a peer.
         record: told of every envelope that is sent and of its bytes on the wire.
-        observers: told of all that is sent and received.
 
     Attributes:
         signs: of life, while this party computes for long, and those that it takes.
@@ -148,10 +142,8 @@ class Links:
         )
 
     def seal(self, session: str, seals: Mapping[str, SealedLink]) -> None:
-        """Send and take nothing but sealed envelopes of this session from now on.
-
-        Raises:
-            LocalProtocolError: the links are sealed already, or some would stay open.
+        """Send and take nothing but sealed envelopes of this session from now on. Raises
+        LocalProtocolError: the links are sealed already, or some would stay open.
         """
         if self._seals or set(seals) != set(self._peers):
             raise LocalProtocolError(
@@ -161,10 +153,8 @@ class Links:
         self._written.clear()
 
     def send(self, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
-        """Seal and send one message, in parts where its kind travels so.
-
-        Raises:
-            LocalProtocolError: there is no link to `receiver`.
+        """Seal and send one message, in parts where its kind travels so. Raises
+        LocalProtocolError: there is no link to `receiver`.
         """
         in_parts = kind in IN_PARTS
         self._require_links((receiver,))
@@ -209,9 +199,7 @@ class Links:
         self, senders: str | Sequence[str], *kinds: Kind, step: int | None = None,
         least: int = 1, patience: int = 1, most: int = MOST_BYTES,
     ) -> Envelope:  # fmt: skip
-        """Wait for the next message of one of these senders; see `Awaited`.
-
-        A message in parts has at most `most` bytes.
+        """The next message of one of these senders, in parts at most `most` bytes; see `Awaited`.
 
         Raises:
             PartyLeftError: nothing came.
@@ -241,7 +229,7 @@ class Links:
         return message
 
     def _message(self, awaited: Awaited, envelope: Envelope, most: int) -> Envelope | None:
-        """The message that is whole with this envelope; None: wait on."""
+        """The message that is whole with this envelope, if one is."""
         sender, kind, gathering = envelope.sender, envelope.kind, self._gathering[envelope.sender]
         if kind is Kind.ABORT:
             raise RunStoppedError(
@@ -271,10 +259,8 @@ class Links:
     ) -> None:
         """Play one end of an interactive protocol with these peers, before training.
 
-        Messages have at most `most` bytes.
-
-        A peer that is done may say that it is ready while messages of others are on their way
-        still; that is kept for who waits for it next.
+        Messages have at most `most` bytes. A peer that is done may say that it is ready while
+        messages of others are on their way still; that is kept for who waits for it next.
 
         Raises:
             LocalProtocolError: the role writes to somebody who takes no part.
@@ -355,16 +341,13 @@ class Links:
         return envelope
 
 
-# Large messages in parts, put together in order and within bounds.
-#
-# Run by: both ends, twice. Inside the seals of links messages of set-up travel in parts of 16 MiB,
-# since one of any length could not be sealed: AES-GCM ends at 2^31 - 1 bytes, which set
-# intersection reaches at 67 million IDs. Beneath them (`secure_apfed.exchange.resumable_link`) all
-# frames travel in parts of 1 MiB, so that little is sent again after a break. Every part says which
-# message it is of, how long that is and where the part begins, so a receiver refuses a message that
-# is too long before it takes any memory for it, and afterwards never holds more of it than came.
-# Protects from: peers that announce too much, stop midway, repeat, leave out or reorder parts, or
-# put one message into another.
+# Large messages in parts, put together in order and within bounds, twice. Inside seals messages of
+# set-up travel in parts of 16 MiB: AES-GCM ends at 2^31 - 1 bytes, which set intersection gets to
+# at 67 million IDs. Beneath (`exchange/resumable_link.py`) all frames travel in parts of 1 MiB,
+# so that little is sent again after a break. Every part says which message it is of, how long that
+# is and where the part begins, so a receiver refuses a message that is too long before it takes any
+# memory for it. Protects from: peers that announce too much, stop midway, repeat, leave out or
+# reorder parts, or put one message into another.
 
 
 def parts_of(number: int, message: bytes, size: int | None = None) -> Iterator[bytes]:
@@ -436,21 +419,16 @@ class Gathering:
         self.kind, self._total = kind, total
 
 
-# Signs of life: who computes for long tells those that may wait for it how far it is.
-#
-# Run by: both ends of a link. A sign is sent by the very thread that computes, between two pieces
-# of its work, and says how many IDs are behind it; none comes of a computation that hangs, of a
-# process that was stopped, or of a thread that has nothing to do with the work. A sign only renews
-# the patience of who waits. Each stands for `IDS_A_SIGN` IDs of work, and how much work there can
-# be follows from the numbers of IDs, so everybody knows how many signs a peer may send at most:
-# nobody is kept waiting for ever by signs alone.
+# Signs of life: who computes for long tells those that may wait for it how many IDs are behind it.
+# The very thread that computes sends them, between two pieces of its work, so none comes of a
+# computation that hangs or of a process that was stopped. A sign only renews the patience of who
+# waits. Each stands for `IDS_A_SIGN` IDs, and how much work there can be follows from how many IDs
+# there are, so a peer may send so many at most: nobody waits for ever for signs alone.
 
 
 def most_signs(work: int) -> int:
-    """How many signs a party may send for so much work, in IDs, of its own.
-
-    Twice as many as it makes: of a party that it waits for, too, others hear from it (see
-    `Signs.relays`).
+    """How many signs a party may send for its own work on so many IDs: twice as many as it makes,
+    since of a party that it waits for, too, others hear from it (see `Signs.relays`).
     """
     return 2 * (work // IDS_A_SIGN) + _SPARE_SIGNS
 

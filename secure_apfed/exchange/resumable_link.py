@@ -1,12 +1,11 @@
 """Links to peers that outlive their connections: what was under way is sent again.
 
 Run by: both ends, around any connection that keeps messages whole, and by the driver of one role
-over all its links (`Linked`). The protocols above keep their state, so after a break they go on
-where they were. Messages travel in parts, and every
-part has a number; after each new connection both ends say who they are, whom they had there, and
-how many parts they have, and send what the other lacks. So no link of a session before gets to one
-of the next. An end that has nothing left to send and is closed says goodbye, and waits for that of
-the other. While there is nothing to send, signs of life go both ways.
+over all its links (`Linked`). Messages travel in numbered parts; after each new connection both
+ends say who they are, whom they had there, and how many parts they have, and send what the other
+lacks. So no link of a session before gets to one of the next. An end that has nothing left to send
+and is closed says goodbye, and waits for that of the other. While there is nothing to send, signs
+of life go both ways.
 Protects from: connections that break or hang, and a peer that sends more than anybody reads: what
 waits here is bounded, and checked before memory is taken. Not from a process that ends, and from
 no attacker: `connect` must give an authenticated and encrypted connection to the same peer each
@@ -62,10 +61,7 @@ _LONGEST_WAIT_S = 3600.0  # systems take no time-out of months
 
 
 class Connection(Protocol):
-    """What `multiprocessing.connection` gives, and what is used of it.
-
-    The methods raise OSError or EOFError when the connection is broken.
-    """
+    """What is used of `multiprocessing.connection`; OSError or EOFError: it is broken."""
 
     def send_bytes(self, buf: bytes, /) -> None: ...
 
@@ -78,10 +74,8 @@ class Connection(Protocol):
 
 @dataclass(eq=False)
 class _Wire:
-    """One connection and how many threads use it; the last one closes it.
-
-    Nobody closes it under another thread's hands: a thread may hang in a write to a dead
-    connection, and the number of a closed file may be given to another one.
+    """One connection and how many threads use it; the last one closes it, since a thread may hang
+    in a write, and the number of a closed file may be given to another one.
     """
 
     connection: Connection
@@ -177,11 +171,8 @@ class ResumableLink:
         self._check()
 
     def receive(self, timeout_s: float) -> bytes:
-        """Return the peer's next message.
-
-        Raises:
-            TimeoutError: none came in this time.
-            RemoteProtocolError: the link is broken for good, or the peer closed it.
+        """The peer's next message; TimeoutError: none came in this time; RemoteProtocolError: the
+        link is broken for good, or the peer closed it.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._inbox or self._failure, timeout_s):
@@ -413,10 +404,9 @@ class ResumableLink:
 
 
 class Linked:
-    """Links to all peers; see `secure_apfed.exchange.drivers.Transport`.
+    """Links of a party, `me`, to all peers; see `secure_apfed.exchange.drivers.Transport`.
 
     Args:
-        me: the party.
         connect: by peer, what makes an authenticated connection to it, or raises OSError.
         patience_s: how long a peer may give no sign of life.
         meet_s: the same until it came first.
@@ -443,11 +433,7 @@ class Linked:
         cls, me: str, connect: Mapping[str, Callable[[], Connection]], *,
         patience_s: float, meet_s: float, end: Callable[[], None] = lambda: None,
     ) -> Self:  # fmt: skip
-        """Links to peers that all have come.
-
-        Raises:
-            PartyLeftError: names those who did not come.
-        """
+        """Links to peers that all have come; PartyLeftError names those who did not."""
         here = cls(me, connect, patience_s=patience_s, meet_s=meet_s, end=end)
         try:
             deadline = time.monotonic() + meet_s
@@ -477,11 +463,7 @@ class Linked:
             self._news.set()  # whoever waits for this peer is told why
 
     def take(self, awaited: Awaited, timeout_s: float) -> Frame:
-        """Wait for a frame of one of the awaited.
-
-        Raises:
-            PartyLeftError: too few of them are there still, or nothing came in time.
-        """
+        """Wait for a frame of one of the awaited; PartyLeftError: see `_bearable_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._news.clear()

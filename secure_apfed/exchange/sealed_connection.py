@@ -11,7 +11,6 @@ more come, and who comes a second time takes the place of its former connection,
 
 import contextlib
 import hashlib
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -48,7 +47,6 @@ class Carrier(Connection, Protocol):
 
     def trust(self) -> None:
         """The other end proved itself: frames of `MOST_SEALED` bytes, of which a few may wait."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +68,6 @@ class LocalEnd:
 
 
 class _Hello(NamedTuple):
-    """What one end says first."""
-
     sender: str
     receiver: str
     public: bytes
@@ -107,11 +103,9 @@ def prove(
     connection: Carrier, me: LocalEnd, peer: str | None = None, *,
     seen: Callable[[str], None] = lambda name: None,
 ) -> tuple[str, Connection]:  # fmt: skip
-    """Prove this party's identity, and have the other end prove its own.
+    """Prove this party's identity on a new connection, and have the other end prove its own.
 
     Args:
-        connection: just made.
-        me: this party.
         peer: who must be there; None: any of those whom `me` knows, who speaks first.
         seen: told who says to be there; raises RemoteProtocolError where something else than
             the identity (a certificate of TLS) says that it is somebody else.
@@ -198,11 +192,7 @@ def _require_valid(me: LocalEnd, name: str, theirs: _Hello) -> None:
 
 
 def read_before(connection: Connection, deadline: float) -> bytes:
-    """The next message of the other end.
-
-    Raises:
-        OSError, EOFError: none comes in time, or the other end refuses this party.
-    """
+    """The next message; OSError, EOFError: none comes in time, or the other end refuses."""
     if not connection.poll(max(0.0, deadline - time.monotonic())):
         raise TimeoutError("the other end is silent")
     message = connection.recv_bytes()
@@ -283,7 +273,6 @@ class Door:
     """One party's; peers take their place by name.
 
     Args:
-        me: the party, with those whom it knows.
         awaited: the peers that dial.
         require: raises RemoteProtocolError where a peer's certificate of TLS is not its own.
         absent: what may be so where a peer does not come.
@@ -295,8 +284,9 @@ class Door:
         absent: str = "it did not dial, or came without a certificate that TLS takes",
     ) -> None:  # fmt: skip
         self._me, self._require, self._absent = me, require, absent
-        self._crowd, self._lock = Crowd(), threading.Lock()
-        self._places = {name: queue.SimpleQueue[Connection]() for name in awaited}
+        self._crowd, self._changed = Crowd(), threading.Condition()
+        self._awaited = awaited
+        self._newest: dict[str, Connection] = {}  # that nobody has taken yet
         self._standing: dict[str, Connection] = {}
         self._trouble: dict[str, str] = {}
 
@@ -305,7 +295,7 @@ class Door:
         claimed: list[str] = []
 
         def seen(name: str) -> None:
-            if name in self._places:
+            if name in self._awaited:
                 claimed.append(name)
             self._require(name, certificate)
 
@@ -321,22 +311,22 @@ class Door:
             return
         finally:
             self._crowd.remove(stranger)
-        if name not in self._places:
+        if name not in self._awaited:
             me = self._me.name
             refuse(stranger, f"{me} dials {name}, not the other way: correct the file of {name}")
             stranger.close()
             return
-        with self._lock:
+        with self._changed:
             self._trouble.pop(name, None)
             former = self._standing.get(name)
-            self._standing[name] = connection
-            self._places[name].put(connection)
+            self._standing[name] = self._newest[name] = connection
+            self._changed.notify_all()
         if former is not None:
             former.close()
 
     def connect(self, name: str) -> Connection:
         """The peer's newest connection."""
-        try:
-            return self._places[name].get(timeout=_LOOK_S)
-        except queue.Empty:
-            raise TimeoutError(self._trouble.get(name, self._absent)) from None
+        with self._changed:
+            if not self._changed.wait_for(lambda: name in self._newest, _LOOK_S):
+                raise TimeoutError(self._trouble.get(name, self._absent))
+            return self._newest.pop(name)

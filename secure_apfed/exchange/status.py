@@ -82,9 +82,7 @@ class Status(_Frozen):
 
 
 class Meter(Protocol):
-    """What a party's releases cost so far: `charges` grows with every batch that may be sent, and
-    `epsilon` of all of them, infinite without noise, is called `figure`.
-    """
+    """What a party's releases cost: `charges` grows with every batch, `epsilon` is of all."""
 
     @property
     def charges(self) -> int: ...

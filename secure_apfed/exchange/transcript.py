@@ -49,11 +49,7 @@ class Flow:
 
 
 class Transcript:
-    """Records every envelope that is sent.
-
-    Call `begin_epoch` before an epoch's first step; only envelopes between such calls
-    are candidates for keeping.
-    """
+    """Records every envelope that is sent; keeps some, from the first `begin_epoch` on."""
 
     def __init__(self, settings: TranscriptSettings) -> None:
         self._settings = settings

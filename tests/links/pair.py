@@ -15,9 +15,10 @@ from secure_apfed.exchange.sealed_connection import Carrier
 from secure_apfed.exchange.sockets import parse_address, spell_address
 from secure_apfed.runs.local import free_addresses
 from secure_apfed.runs.party import PartyFile, Peer, Tls, connect
+from tests.links.proxies import Proxy, tls_proxy
 from tests.waiting import LONG_S, wait_until
 
-__all__ = ["Pair", "awaiting", "say_and_hear", "until_somebody_listens"]
+__all__ = ["Pair", "awaiting", "gateway", "say_and_hear", "until_somebody_listens"]
 
 
 class Pair:
@@ -50,13 +51,22 @@ class Pair:
         self.told["ann"]["listen"] = self.address
         self.peers["bob"]["ann"] = self.peer("ann", address=self.address)
 
-    def meet_at_a_relay(self, host: str) -> None:
+    def meet_at_a_relay(self, host: str, allowed: frozenset[bytes] | None = None) -> None:
         """Let both dial a relay at this host."""
         if self.relay is not None:
             self.relay.close()
-        self.relay = Relay((host, 0), self.authority.issue("relay"))
+        self.relay = Relay((host, 0), self.authority.issue("relay"), allowed)
         for told in self.told.values():
             told["relay"] = spell_address((host, self.relay.port))
+
+    def meet_at_a_gateway(self, gateway: Any, *, ann_knows: bool = True) -> Any:
+        """Let bob reach ann through something that ends TLS at its port; return that."""
+        there = self.peer("ann", address=f"localhost:{gateway.port}", behind_proxy=True)
+        self.peers = {
+            "ann": {"bob": self.peer("bob", behind_proxy=ann_knows)},
+            "bob": {"ann": there},
+        }
+        return gateway
 
     def peer(self, name: str, **told: Any) -> Peer:
         return Peer(identity=self.identities[name].public.hex(), **told)
@@ -131,6 +141,13 @@ class Pair:
             thread.join()
         if self.relay is not None:
             self.relay.close()
+
+
+def gateway(pair: Pair) -> Proxy:
+    """One that ends TLS before ann, with a certificate of the trial's."""
+    tls = pair.certify("gateway", hosts=("localhost",))
+    port = parse_address(pair.address)[1]
+    return tls_proxy(port, str(tls.ca), str(tls.certificate), str(tls.key))
 
 
 def awaiting(me: str, *senders: str) -> Awaited:

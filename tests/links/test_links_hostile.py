@@ -1,6 +1,7 @@
 """Mutated frames at a listening port and at a relay: honest peers go on as if nothing came."""
 
 import os
+import random
 import socket
 import struct
 import threading
@@ -10,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgpack
-import numpy as np
 import pytest
 
 from apfed_protocols.errors import RemoteProtocolError
@@ -19,6 +19,7 @@ from secure_apfed.between.grpc_link import GrpcConnection
 from secure_apfed.between.relay import Relay
 from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, Carrier, read_before
 from secure_apfed.exchange.sockets import parse_address
+from tests.contracts.hostile import mutated
 from tests.links.pair import Pair, say_and_hear, until_somebody_listens
 from tests.waiting import LONG_S, wait_until
 
@@ -43,19 +44,6 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
         told |= {"link": "tcp"} if request.param == "tcp" else {}
     yield made
     made.close()
-
-
-def mutated(body: bytes, chance: np.random.Generator) -> bytes:
-    """A few bytes other, less, more or twice."""
-    at = int(chance.integers(0, len(body)))
-    return [
-        lambda: body[:at] + bytes(chance.integers(0, 256, 1 + at % 7, dtype=np.uint8)) + body[at:],
-        lambda: body[:at],
-        lambda: body[:at] + bytes([body[at] ^ (1 << int(chance.integers(0, 8)))]) + body[at + 1 :],
-        lambda: body[at:] + body[:at],
-        lambda: body * 2,
-        lambda: bytes(chance.integers(0, 256, len(body), dtype=np.uint8)),
-    ][int(chance.integers(0, 6))]()
 
 
 def hellos() -> list[bytes]:
@@ -126,14 +114,14 @@ def test_mutated_frames_leave_honest_peers_unaffected(frames: int, pair: Pair) -
     wires = {
         name: [vars(link)["_wire"] for link in links.values()] for name, links in before.items()
     }
-    chance = np.random.default_rng(15)
+    chance = random.Random(15)
     with busy(pair) as exchanges:
         for number in range(frames // 5):
             genuine = hellos()
-            talk(pair, [mutated(genuine[number % len(genuine)], chance), *genuine[: number % 3]])
+            talk(pair, [mutated(chance, genuine[number % len(genuine)]), *genuine[: number % 3]])
         for number in range(frames - frames // 5):
-            body = PREFACE + SETTINGS + bytes(chance.integers(0, 256, 60, dtype=np.uint8))
-            shout(pair, mutated(body, chance) if number % 4 else mutated(hellos()[0], chance))
+            body = PREFACE + SETTINGS + chance.randbytes(60)
+            shout(pair, mutated(chance, body if number % 4 else hellos()[0]))
     assert exchanges
     for name, links in before.items():
         assert [vars(link)["_wire"] for link in links.values()] == wires[name]

@@ -1,21 +1,25 @@
 """Who does not belong is refused, each for its own reason; nobody else notices."""
 
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import grpc
+import msgpack
 import pytest
 
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError, UnsafeChoiceWarning
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.between.certificates import Credentials, make_authority
-from secure_apfed.between.grpc_link import dial
+from secure_apfed.between.grpc_link import GrpcConnection, Port, dial
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange.sealed_connection import LocalEnd, prove
-from secure_apfed.exchange.sockets import parse_address
-from tests.links.pair import Pair, say_and_hear, until_somebody_listens
+from secure_apfed.exchange.resumable_link import Connection
+from secure_apfed.exchange.sealed_connection import Door, LocalEnd, prove
+from secure_apfed.exchange.sockets import SocketConnection, parse_address
+from tests.links.pair import Pair, gateway, say_and_hear, until_somebody_listens
 
 
 @pytest.fixture
@@ -40,7 +44,44 @@ def test_both_may_listen(pair: Pair) -> None:
     say_and_hear(pair)
 
 
-REMOTE: dict[str, tuple[Callable[[Pair], object], str, str]] = {
+class Swapping:
+    """A gateway within the trial's authority, with keys of its own: it puts one into bob's first
+    frame, or plays ann itself.
+    """
+
+    def __init__(self, pair: Pair, *, keys: bool) -> None:
+        self._pair, self._keys = pair, keys
+        credentials = pair.authority.issue("gateway", hosts=("localhost",))
+        self._credentials = credentials
+        self._port = Port(("127.0.0.1", 0), credentials, self._welcome)
+        self.port, self.close = self._port.port, self._port.close
+
+    def _welcome(self, here: GrpcConnection, certificate: bytes) -> None:
+        if not self._keys:
+            known = {"bob": self._pair.identities["bob"].public}
+            ann = LocalEnd(name="ann", identity=fresh_identity(), known=known)
+            with pytest.raises((OSError, EOFError)):
+                prove(here, ann)[1].recv_bytes()
+            here.close()
+            return
+        there = dial(parse_address(self._pair.address), self._credentials, name="ann")
+        version, sender, receiver, public, digest = msgpack.unpackb(here.recv_bytes())
+        there.send_bytes(
+            msgpack.packb([version, sender, receiver, bytes([9]) + public[1:], digest])
+        )
+        Thread(target=carry, args=(there, here), daemon=True).start()
+        carry(here, there)
+
+
+def carry(one: Connection, other: Connection) -> None:
+    try:
+        while True:
+            other.send_bytes(one.recv_bytes())
+    except (OSError, EOFError):
+        other.close()
+
+
+REMOTE: dict[str, tuple[Callable[[Pair], Any], str, str]] = {
     # who is wrong, what bob is told, what ann is told
     "foreign": (
         lambda pair: pair.told["bob"].update(tls=pair.certify("bob", by=make_authority())),
@@ -62,6 +103,24 @@ REMOTE: dict[str, tuple[Callable[[Pair], object], str, str]] = {
         lambda pair: pair.identities.update(bob=fresh_identity()),
         "ann refuses this connection: what bob signed", "bob signed",
     ),
+    "a gateway that ann was told nothing of": (
+        lambda pair: pair.meet_at_a_gateway(gateway(pair), ann_knows=False),
+        "say behind_proxy: true of bob", "bob came with a certificate for gateway, localhost",
+    ),
+    "a gateway that swaps keys": (
+        lambda pair: pair.meet_at_a_gateway(Swapping(pair, keys=True)),
+        "what ann signed does not fit the key", "",
+    ),
+    "a gateway in ann's name": (
+        lambda pair: pair.meet_at_a_gateway(Swapping(pair, keys=False)),
+        "what ann signed does not fit the key", "",
+    ),
+    "not let in at the relay": (
+        lambda pair: pair.meet_at_a_relay(
+            "127.0.0.1", frozenset({pair.identities["ann"].public})
+        ),
+        "not among those that may enter", "bob: it did not come to the relay",
+    ),
 }  # fmt: skip
 
 
@@ -71,17 +130,22 @@ def test_who_does_not_belong_is_told_why(tmp_path: Path) -> None:
     for case in REMOTE:
         (tmp_path / case).mkdir()
         pairs[case] = Pair(tmp_path / case)
-        REMOTE[case][0](pairs[case])
-    meeting = [Thread(target=pair.meet, kwargs={"within_s": 15.0}) for pair in pairs.values()]
+    between = [REMOTE[case][0](pair) for case, pair in pairs.items()]
+    meeting = [Thread(target=pair.meet, kwargs={"within_s": 12.0}) for pair in pairs.values()]
     for thread in meeting:
         thread.start()
     for thread in meeting:
         thread.join()
     for case, pair in pairs.items():
-        for name, reads in zip(("bob", "ann"), REMOTE[case][1:], strict=True):
+        both = ("bob", "ann", REMOTE[case][1]), ("ann", "bob", REMOTE[case][2])
+        for name, peer, reads in both:
             error = pair.failed[name]
             assert isinstance(error, PartyLeftError)
+            assert error.left == (peer,)
             assert reads in str(error), (case, str(error))
+    for standing in (*between, *pairs.values()):
+        if standing is not None:
+            standing.close()
 
 
 class HungUp:
@@ -108,12 +172,16 @@ class HungUp:
     def close(self) -> None: ...
 
 
-def test_a_refusal_is_read_though_the_connection_broke_under_a_write() -> None:
+def both_ends() -> tuple[LocalEnd, LocalEnd]:
     ends = {name: fresh_identity() for name in ("ann", "bob")}
     known = {name: one.public for name, one in ends.items()}
-    bob = LocalEnd(name="bob", identity=ends["bob"], known=known)
-    lost = frozenset({known["bob"].hex()})
-    ann = LocalEnd(name="ann", identity=ends["ann"], known=known, revoked=lambda: lost)
+    ann, bob = (LocalEnd(name=name, identity=one, known=known) for name, one in ends.items())
+    return ann, bob
+
+
+def test_a_refusal_is_read_though_the_connection_broke_under_a_write() -> None:
+    ann, bob = both_ends()
+    ann = replace(ann, revoked=lambda: frozenset({ann.known["bob"].hex()}))
     calls = HungUp(writes=1)
     with pytest.raises(EOFError):
         prove(calls, bob, "ann")
@@ -126,6 +194,43 @@ def test_a_refusal_is_read_though_the_connection_broke_under_a_write() -> None:
         prove(refusing, ann)
     assert refusing.sent[-1].startswith(b"refused ann refuses this connection")
     assert not refusing.said  # it waited until the other end had read why, and closed
+
+
+def test_what_proved_it_once_proves_nothing_again_nor_at_another_door() -> None:
+    ann, bob = both_ends()
+    here, there = map(SocketConnection, socket.socketpair())
+    said, hear = list[bytes](), here.recv_bytes
+
+    def recorded() -> bytes:
+        said.append(hear())
+        return said[-1]
+
+    vars(here)["recv_bytes"] = recorded
+    calling = Thread(target=prove, args=(there, bob, "ann"))
+    calling.start()
+    assert prove(here, ann)[0] == "bob"
+    calling.join()
+    with pytest.raises(RemoteProtocolError, match="what bob signed does not fit"):
+        prove(HungUp(*said, writes=9), ann)
+    for sender, receiver in (("bob", "cid"), ("ann", "bob")):
+        hello = msgpack.packb([3, sender, receiver, bytes(32), ""])
+        with pytest.raises(RemoteProtocolError, match=f"'{sender}' comes to '{receiver}', but"):
+            prove(HungUp(hello, writes=9), ann)
+
+
+def test_of_a_peer_that_dials_again_and_again_the_newest_connection_is_taken() -> None:
+    """Those before are closed: who took one of them at a time found no living one."""
+    ann, bob = both_ends()
+    door = Door(ann, ("bob",))
+    for said in (b"first", b"second"):
+        here, there = map(SocketConnection, socket.socketpair())
+        coming = Thread(target=door.welcome, args=(here, b""))
+        coming.start()
+        prove(there, bob, "ann")[1].send_bytes(said)
+        coming.join()
+    assert door.connect("bob").recv_bytes() == b"second"
+    with pytest.raises(TimeoutError, match="did not dial"):
+        door.connect("bob")
 
 
 LOCAL: dict[str, tuple[Callable[[Pair], object], str]] = {

@@ -18,7 +18,7 @@ from typing import Any
 
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
-from secure_apfed.exchange import Awaited, Envelope, Frame, Kind, Transport
+from secure_apfed.exchange import Awaited, Envelope, Frame, Kind, Transport, resumable_link
 from secure_apfed.files import make_private
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.local import Way, prepare_parties, relaying
@@ -53,7 +53,8 @@ class Harm:
     Attributes:
         kind: of the message; None: before it sends or awaits anything.
         at: which of them, from 0.
-        signal: that its process gets; None: it waits there for the file `go-on` in its folder.
+        signal: that its process gets; None: it waits there, until the file `go-on` is in its
+            folder, or its transport says that the peer `until_back` waits for a new session.
         writing: in place of a message, the file that it is about to write.
         moment: of writing: "torn", half of it is written; "whole", it is not in its place yet;
             "in place", and what it takes the place of still lies there.
@@ -66,13 +67,16 @@ class Harm:
     writing: str | None = None
     moment: str = "torn"
     awaiting: bool = False
+    until_back: str = ""
 
-    def strike(self, folder: Path) -> None:
+    def strike(self, folder: Path, transport: Transport | None = None) -> None:
         """Let it happen to this process."""
         if self.signal is not None:
             os.kill(os.getpid(), self.signal)
-            return
-        wait_until((folder / _GO_ON).exists, "that it may go on")
+        elif transport is not None and self.until_back:
+            wait_until(lambda: transport.returned([self.until_back]), f"{self.until_back} is back")
+        else:
+            wait_until((folder / _GO_ON).exists, "that it may go on")
 
 
 def kind_of(frame: bytes) -> Kind:
@@ -92,7 +96,7 @@ class _Harmed:
     def post(self, receiver: str, frame: bytes) -> None:
         if kind_of(frame) is self._harm.kind:
             if self._sent == self._harm.at and not self._harm.awaiting:
-                self._harm.strike(self._folder)
+                self._harm.strike(self._folder, self._transport)
             self._sent += 1
         self._transport.post(receiver, frame)
 
@@ -134,11 +138,12 @@ def _harm_writing(harm: Harm, folder: Path) -> None:
     os.fsync, Path.replace = syncing, moving  # type: ignore[method-assign,assignment]  # its own
 
 
-def _play(file: Path, resume: bool, harm: Harm | None) -> None:
+def _play(file: Path, resume: bool, harm: Harm | None, silent_s: float) -> None:
     """The whole of one process."""
     import torch
 
     torch.set_num_threads(1)
+    resumable_link._SILENT_S = silent_s
     folder, restarts = file.parent, list[str]()
 
     def restarted(why: str) -> None:
@@ -177,15 +182,22 @@ def _by_command(file: Path, resume: bool, over: Callable[[Transport], Transport]
 
 
 class Parties:
-    """A run's folder with all parties' in it, played in processes again and again."""
+    """A run's folder with all parties' in it, played in processes again and again.
+
+    Attributes:
+        gone_after_s: of this machine, after so long whose process is gone is not waited for.
+    """
+
+    gone_after_s = 1.0
 
     def __init__(
         self, config: Config, folder: Path, *, data: VerticalData | None = None,
-        timeout_s: float = 60.0, meet_s: float = 60.0, over: Way = "tcp",
+        timeout_s: float = 60.0, meet_s: float = 60.0, silent_s: float = 15.0, over: Way = "tcp",
     ) -> None:  # fmt: skip
         self.config, self.run = config, RunFolder(folder)
         make_private(folder)
         self._data, self._timeout_s, self._meet_s = data, timeout_s, meet_s
+        self._silent_s = silent_s
         self._over: Way = over
         self.processes: dict[str, BaseProcess] = {}
 
@@ -200,7 +212,7 @@ class Parties:
         self.prepared(files)
         for name, file in files.items():
             told = file.read_text().replace("meet_s: 60.0", f"meet_s: {self._meet_s}")
-            file.write_text(told)
+            file.write_text(told.replace("reconnect_s: 3.0", f"reconnect_s: {self.gone_after_s}"))
             (file.parent / "said.json").unlink(missing_ok=True)
             # An active that was harmed before its first checkpoint begins anew.
             goes_on = resume and (name != "active" or any(file.parent.glob("checkpoint-*")))
@@ -220,7 +232,7 @@ class Parties:
         """Start one party's process, as whatever watches over its machine does."""
         file = self.run.party(name) / "party.yaml"
         process: BaseProcess = _CONTEXT.Process(
-            target=_play, args=(file, resume, harm), daemon=True
+            target=_play, args=(file, resume, harm, self._silent_s), daemon=True
         )
         process.start()
         self.processes[name] = process
@@ -270,6 +282,8 @@ class Parties:
 
 class Impatient(Parties):
     """Parties that soon give up, between machines, on one that is gone."""
+
+    gone_after_s = 3.0
 
     def prepared(self, files: Mapping[str, Path]) -> None:
         for file in files.values():

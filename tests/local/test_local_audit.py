@@ -8,7 +8,7 @@ import pytest
 
 from secure_apfed.audit_log import compare_logs, verify_log
 from secure_apfed.exchange import Kind
-from tests.local.processes import Harm, Parties
+from tests.local.processes import Harm, Parties, nobody_failed
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -28,8 +28,7 @@ def unreceived_of_every_link(run: Path) -> int:
 
 
 def test_the_logs_of_a_run_are_signed_and_agree_on_every_link(tmp_path: Path) -> None:
-    said = Parties(small_config(train=TRAIN), tmp_path / "run").play()
-    assert not {name: one for name, one in said.items() if one["kind"]}
+    nobody_failed(Parties(small_config(train=TRAIN), tmp_path / "run").play())
     assert unreceived_of_every_link(tmp_path / "run") == 0
     for party in (tmp_path / "run" / "parties").iterdir():
         summary = verify_log(party)
@@ -61,8 +60,7 @@ def test_a_killed_party_goes_on_in_its_log_and_all_agree_still(tmp_path: Path) -
     assert verify_log(killed.with_name("active")).signed
     with (killed / "audit.log").open("ab") as log:
         log.write(b'{"chain":"12')
-    said = parties.play(resume=True)
-    assert not {name: one for name, one in said.items() if one["kind"]}
+    nobody_failed(parties.play(resume=True))
     again = verify_log(killed)
     assert (again.opened, again.agreed, again.cut, again.signed) == (2, 2, 12, True)
     # What was on its way to the killed one, and its last contribution, which it logged.

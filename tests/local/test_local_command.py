@@ -16,12 +16,13 @@ import pytest
 from apfed_experiments.finished import read_finished_run
 from apfed_protocols.errors import PartyLeftError
 from secure_apfed.cli import TransportName, execute
+from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.runs import local
 from secure_apfed.runs.outcome import load_recording
 from secure_apfed.runs.run import TRANSPORTS, run
-from tests.local.processes import model_digests
+from tests.local.processes import Parties, model_digests, nobody_failed
 from tests.secure_apfed.small_runs import small_config
 from tests.waiting import LONG_S, wait_until
 
@@ -52,10 +53,12 @@ def processes_of(folder: Path) -> dict[str, int]:
 
 
 @pytest.fixture
-def training(tmp_path: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]:
+def training(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]:
     """A long run in processes, which has begun to train."""
     config, folder = tmp_path / "run.yaml", tmp_path / "run"
-    config.write_text(dump_settings(small_config(train=LONG)))
+    config.write_text(dump_settings(small_config(getattr(request, "param", "apfed_c"), train=LONG)))
     process = subprocess.Popen(
         command(config, folder, "--timeout", "5", "--json"), stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -79,11 +82,12 @@ FROZEN = "the link to active was broken for 3 s (no sign of life for 15 s)"
 
 
 @IN_PROC
+@pytest.mark.parametrize("training", ["split_nn"], indirect=True)
 def test_a_killed_launcher_leaves_no_process(
     training: tuple[Path, "subprocess.Popen[bytes]"],
 ) -> None:
     folder, launcher = training
-    assert set(processes_of(folder)) == {"active", "passive-1", "passive-2", "aggregator"}
+    assert set(processes_of(folder)) == {"active", "passive-1", "passive-2"}
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
     wait_until(lambda: not processes_of(folder), "that no process is left")
@@ -116,26 +120,51 @@ def test_whoever_is_harmed_is_named_and_nothing_is_left_running(
     wait_until(lambda: not processes_of(folder), "that no process is left")
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in processes, by the command."""
-    config = tmp_path_factory.mktemp("local") / "run.yaml"
-    attacks: Any = ({"name": "model_completion"},)
-    config.write_text(dump_settings(small_config(attacks=attacks)))
-    assert execute(command(config, config.parent / "run")[3:]) == 0
-    return config.parent / "run"
-
-
 def plain(capsys: pytest.CaptureFixture[str]) -> str:
     """What was told to people, in one line."""
     return " ".join(capsys.readouterr().err.replace("│", "").split())
 
 
+def costs_the_same(memory: Path, apart: Path, figure: str, party: str, capsys: Any) -> None:
+    """One thing has one price and one name in the folders of both runs, in that of the active
+    alone, in the report, and in the own log of the party that pays it.
+    """
+    alone, run_apart = read_finished_run(memory), read_finished_run(apart)
+    assert alone.outcome.contributions == run_apart.outcome.contributions
+    own = read_finished_run(apart / "parties" / "active")
+    # What the passives said at the end stands in the active's own folder, too.
+    assert (own.epsilon, own.figure) == (alone.epsilon, alone.figure)
+    assert own.solo == run_apart.solo
+    charged = {one.figure: one.epsilon for one in own.outcome.contributions.values()}
+    charged.setdefault(own.figure, own.epsilon)
+    assert 0 < charged[figure] < math.inf
+    assert figure in (apart / "report.html").read_text("utf-8")
+    capsys.readouterr()
+    assert execute(["audit-log", "verify", str(apart / "parties" / party)]) == 0
+    told = rf"{figure}, [^,]+, last +{charged[figure]:.4g}"
+    assert re.search(told, capsys.readouterr().out)
+
+
+def printed(config: Config, folder: Path, capsys: Any, *how: str) -> list[str]:
+    """The rows of a run's result that tell of privacy, as the command prints them."""
+    file = folder.with_suffix(".yaml")
+    file.write_text(dump_settings(config))
+    assert execute(["run", str(file), "--output", str(folder), *how]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return [" ".join(line.split()) for line in lines if line.startswith("epsilon_")]
+
+
 def test_it_leaves_a_run_folder_as_memory_does(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    attacks: Any = ({"name": "model_completion"},)
+    finished = tmp_path / "run"
+    printed(
+        small_config(attacks=attacks), finished, capsys, "--transport", "local", "--no-baselines"
+    )
     run(load_config(finished / "config.yaml"), tmp_path / "memory")
     assert model_digests(finished) == model_digests(tmp_path / "memory")
+    costs_the_same(tmp_path / "memory", finished, "epsilon_x", "active", capsys)
     results = [
         json.loads((folder / "result.json").read_bytes())
         for folder in (finished, tmp_path / "memory")
@@ -235,81 +264,47 @@ def test_a_death_is_told_once_and_its_cause_first(
     assert (type(error), str(error)) == (kind, told)
 
 
-PRIVATE: dict[str, dict[str, Any]] = {
-    "votes": {"method": {"name": "votes", "epsilon": 8.0}},
-    "split_nn": {},
-    "apfed_r": {"secure_sum": {"scheme": "plain", "masks": "pairwise", "noise": {"epsilon": 8.0}}},
-}
-FIGURE = {"votes": "epsilon_v", "split_nn": "epsilon_x", "apfed_r": "epsilon_c"}
-
-
-def epsilons(text: str) -> list[str]:
-    """The rows of a result's table that tell of privacy."""
-    return [" ".join(line.split()) for line in text.splitlines() if line.startswith("epsilon_")]
-
-
-@pytest.mark.parametrize(
-    ("method", "over"), [("split_nn", "local"), ("apfed_r", "local"), ("votes", "grpc")]
-)
-def test_one_thing_costs_the_same_by_the_same_name_wherever_it_is_told(
-    method: str, over: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_noise_under_a_sum_costs_the_same_wherever_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    config = small_config(**{"method": method, **PRIVATE[method]})
-    (tmp_path / "run.yaml").write_text(dump_settings(config))
-    told, runs = [], {}
-    alone = over == "grpc"  # once: all baselines take a while
-    for transport in ("memory", over):
-        folder = tmp_path / transport
-        arguments = ["run", str(tmp_path / "run.yaml"), "--output", str(folder)]
-        arguments += ["--transport", transport, *([] if alone else ["--no-baselines"])]
-        assert execute(arguments) == 0
-        told.append(epsilons(capsys.readouterr().out))
-        runs[transport] = read_finished_run(folder)
-        assert (folder / "report.html").is_file()
-    assert told[0] == told[1]
-    memory, apart = runs["memory"], runs[over]
-    assert (memory.solo is not None) is alone
-    if memory.solo is not None and apart.solo is not None:  # in this process, tests have fewer
-        measured = {one.name: one for one in apart.solo.baselines}
-        assert all(one == measured[one.name] for one in memory.solo.baselines)
-    assert (apart.solo is not None) is alone
-    assert memory.outcome.contributions == apart.outcome.contributions
-    # What the passives said at the end stands in the active's own folder, too.
-    active = tmp_path / over / "parties" / "active"
-    own = read_finished_run(active)
-    assert (own.epsilon, own.figure) == (memory.epsilon, memory.figure)
-    charged = {one.figure: one.epsilon for one in own.outcome.contributions.values()}
-    charged.setdefault(own.figure, own.epsilon)
-    epsilon = charged[FIGURE[method]]
-    assert 0 < epsilon < math.inf
-    assert own.solo == apart.solo
-    assert f"{FIGURE[method]}" in (tmp_path / over / "report.html").read_text("utf-8")
-    assert execute(["audit-log", "verify", str(active.parent / "passive-1")]) == 0
-    assert re.search(rf"{FIGURE[method]}, [^,]+, last +{epsilon:.4g}", capsys.readouterr().out)
+    noised = {"scheme": "plain", "masks": "pairwise", "noise": {"epsilon": 8.0}}
+    config, apart = small_config("apfed_r", secure_sum=noised), tmp_path / "apart"
+    nobody_failed(Parties(config, apart).play())
+    rows = printed(config, tmp_path / "memory", capsys, "--no-baselines")
+    gather = ("--resume", "--transport", "local", "--no-baselines")
+    assert printed(config, apart, capsys, *gather) == rows
+    costs_the_same(tmp_path / "memory", apart, "epsilon_c", "passive-1", capsys)
 
 
-def test_the_actives_own_process_measures_it_alone_and_reports(tmp_path: Path) -> None:
-    config, folder = tmp_path / "run.yaml", tmp_path / "run"
-    settings = {"labels": {"mechanism": "randomised_response", "epsilon": 2.0}}
-    config.write_text(dump_settings(small_config("votes", **settings)))
-    prepare = ["run", str(config), "--output", str(folder), "--prepare", "--transport", "grpc"]
-    assert execute(prepare) == 0
-    parties = sorted((folder / "parties").iterdir())
+def test_parties_that_are_started_by_hand_measure_report_and_cost_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    labels = {"mechanism": "randomised_response", "epsilon": 2.0}
+    config = small_config({"name": "votes", "epsilon": 8.0}, labels=labels)
+    folder = tmp_path / "apart"
+    printed(config, folder, capsys, "--prepare", "--transport", "grpc")
     started = {
         one.name: subprocess.Popen(
             [sys.executable, "-m", "secure_apfed.cli", "party", "--config",
              str(one / "party.yaml"), "--json"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
-        for one in parties
+        for one in sorted((folder / "parties").iterdir())
     }  # fmt: skip
     said = {name: process.communicate(timeout=300) for name, process in started.items()}
     assert {name: one.returncode for name, one in started.items()} == dict.fromkeys(said, 0), said
     assert {name for name, (out, _) in said.items() if out} == {"active"}
     told, active = json.loads(said["active"][0]), folder / "parties" / "active"
     assert (active / "report.html").is_file()
-    assert (active / "solo.json").is_file()
     assert not (folder / "parties" / "passive-1" / "report.html").exists()
     assert told["solo"]["labels"] == "answered"  # of its label mechanism
+    rows = printed(config, tmp_path / "memory", capsys)
+    assert printed(config, folder, capsys, "--resume", "--transport", "grpc") == rows
+    costs_the_same(tmp_path / "memory", folder, "epsilon_v", "passive-1", capsys)
+    alone, apart = (read_finished_run(one).solo for one in (tmp_path / "memory", folder))
+    assert alone is not None
+    assert apart is not None
+    measured = {one.name: one for one in apart.baselines}  # in this process, tests have fewer
+    assert all(one == measured[one.name] for one in alone.baselines)

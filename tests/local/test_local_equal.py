@@ -1,16 +1,23 @@
-"""Local processes and memory give the same models, for every method and every secure sum."""
+"""Parties apart and memory give the same models, for every method and every secure sum, also where
+connections break.
+"""
 
 import json
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from apfed_protocols.sums import SECURE_SUMS
+from secure_apfed.runs.local import Way
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from tests.local.processes import Parties, model_digests
+from tests.links.proxies import Proxy
+from tests.local.processes import Parties, model_digests, nobody_failed
 from tests.secure_apfed.small_runs import Said, small_config
+from tests.waiting import LONG_S, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
@@ -18,6 +25,7 @@ SUMS = {
     name: {"secure_sum": {"scheme": kind.scheme, "masks": kind.masks}}
     for name, kind in SECURE_SUMS.items()
 }
+SHORT = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
 OPEN = {"mechanism": "none", "noise": "reproducible_insecure"}
 FEW = {"data": {"dataset": "breast_cancer", "labelled": 40}}
 NOISED: dict[str, Any] = {"epsilon": 4.0, "prior": "ridge"}
@@ -54,18 +62,28 @@ CASES: dict[str, tuple[Said, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled(every=3)
-def test_the_same_models_in_one_process_and_in_many(case: str, tmp_path: Path) -> None:
+def same_models(parties: Parties, memory: Path) -> None:
+    run(parties.config, memory)
+    nobody_failed(parties.play())
+    assert model_digests(parties.run.path) == model_digests(memory)
+
+
+# Every so many-th is fast.
+PLAYED = [
+    *(pytest.param(case, "tcp", marks=[pytest.mark.slow] if at % 4 else [], id=case)
+      for at, case in enumerate(CASES)),
+    *(pytest.param(case, over, marks=pytest.mark.slow, id=f"{case} over {over}")
+      for case in ("tvfl", "votes, encrypted", "decomposed", "ckks") for over in ("grpc", "relay")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "over"), PLAYED)
+def test_the_same_models_in_one_process_and_in_many(case: str, over: Way, tmp_path: Path) -> None:
     method, changes = CASES[case]
-    train = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
-    config = small_config(method, **{"train": train, "guard": OPEN, **changes})
-    run(config, tmp_path / "memory")
-    said = Parties(config, tmp_path / "local").play()
-    assert not {name: one for name, one in said.items() if one["kind"]}
-    assert model_digests(tmp_path / "local") == model_digests(tmp_path / "memory")
+    config = small_config(method, **{"train": SHORT, "guard": OPEN, **changes})
+    same_models(Parties(config, tmp_path / "apart", over=over), tmp_path / "memory")
     whole = json.loads((tmp_path / "memory" / "result.json").read_bytes())
-    active = tmp_path / "local" / "parties" / config.data.active_name
+    active = tmp_path / "apart" / "parties" / config.data.active_name
     result = json.loads((active / "result.json").read_bytes())
     assert result["accuracy"] == whole["accuracy"]
     assert result["sum"] == whole["sum"]
@@ -80,3 +98,57 @@ def test_secret_seeds_give_other_models_each_time(tmp_path: Path) -> None:
         run(config, tmp_path / name)
         digests.append(model_digests(tmp_path / name))
     assert not set(digests[0].values()) & (set(digests[1].values()) - {digests[1]["aggregator"]})
+
+
+class Proxied(Parties):
+    """Each party that listens is reached through a proxy of its own."""
+
+    gone_after_s = 30.0
+    proxies: Mapping[str, Proxy] = {}
+    cut_after: tuple[int, ...] = ()
+
+    def prepared(self, files: Mapping[str, Path]) -> None:
+        texts = {name: file.read_text() for name, file in files.items()}
+        ports = {
+            name: int(found[1])
+            for name, text in texts.items()
+            if (found := re.search(r"^listen: .*:(\d+)$", text, re.MULTILINE))
+        }
+        self.proxies = {name: Proxy(port, cut_after=self.cut_after) for name, port in ports.items()}
+        for name, file in files.items():
+            text = texts[name]
+            for peer, proxy in self.proxies.items():
+                if peer != name:
+                    text = text.replace(f"127.0.0.1:{ports[peer]}", f"127.0.0.1:{proxy.port}")
+            file.write_text(text)
+
+
+@pytest.fixture(params=["grpc", "tcp"])
+def proxied(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Proxied]:
+    config = small_config("apfed_c", guard=OPEN, train={**SHORT, "epochs": 4, "batch_size": 64})
+    parties = Proxied(config, tmp_path / "cut", over=request.param, timeout_s=30)
+    yield parties
+    for proxy in parties.proxies.values():
+        proxy.close()
+
+
+def test_connections_that_are_cut_change_nothing(proxied: Proxied, tmp_path: Path) -> None:
+    proxied.cut_after = (20_000, 50_000, 80_000, 110_000)
+    same_models(proxied, tmp_path / "memory")
+    assert max(proxy.cuts for proxy in proxied.proxies.values()) == 4
+
+
+@pytest.mark.slow
+def test_a_partition_of_six_seconds_changes_nothing(proxied: Proxied, tmp_path: Path) -> None:
+    run(proxied.config, tmp_path / "memory")
+    with proxied.started():
+        wait_until(
+            lambda: sum(len(proxy.carried) for proxy in proxied.proxies.values()) > 150_000,
+            "that the training is under way",
+        )
+        for proxy in proxied.proxies.values():
+            proxy.part(6.0)
+        for process in proxied.processes.values():
+            process.join(LONG_S)
+            assert not process.is_alive()
+    assert model_digests(proxied.run.path) == model_digests(tmp_path / "memory")

@@ -1,18 +1,28 @@
-"""A party that is killed or stopped in any phase: the others end and say who, or go on without it.
-
-And then: resuming gives the models of a run that nothing befell.
+"""A party that is killed, frozen or asked to end, in any phase or while it writes: the others end
+and say who, or go on without it. Nothing is torn, and resuming gives the models of a run that
+nothing befell.
 """
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 from secure_apfed.config import Config
 from secure_apfed.exchange import Kind
-from tests.local.processes import Harm, Parties, model_digests, the_others_say_who_and_when
+from secure_apfed.runs.local import Way
+from tests.local.processes import (
+    Harm,
+    Impatient,
+    Parties,
+    hidden_files,
+    model_digests,
+    nobody_failed,
+    the_others_say_who_and_when,
+)
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -46,11 +56,56 @@ SENT: dict[tuple[str, Kind], int] = {
     ("dealer", Kind.ALIGNMENT): 1,
     ("dealer", Kind.READY): 1,
 }
+WRITTEN = [
+    ("active", "checkpoint-6.bin", "torn"), ("passive-1", "checkpoint-6.bin", "whole"),
+    ("aggregator", "contract.json", "whole"), ("active", "metrics.jsonl", "torn"),
+    ("passive-1", "checkpoint-6.bin", "in place"), ("active", "checkpoint-6.bin", "in place"),
+    ("passive-1", "contract.json", "torn"),
+]  # fmt: skip
 STOPPED = [
-    ("active", Kind.ALIGNMENT), ("active", Kind.REPRESENTATIONS), ("passive-1", Kind.SIGNATURE),
-    ("passive-1", Kind.CONTRIBUTION), ("passive-1", Kind.SAVED), ("aggregator", Kind.SUM),
+    ("active", Kind.ALIGNMENT), ("passive-1", Kind.CONTRIBUTION), ("active", Kind.REPRESENTATIONS),
+    ("passive-1", Kind.SIGNATURE), ("passive-1", Kind.SAVED), ("aggregator", Kind.SUM),
     ("aggregator", Kind.READY), ("dealer", Kind.ALIGNMENT),
 ]  # fmt: skip
+ASKED = [
+    ("active", Harm(Kind.REPRESENTATIONS, 7, signal.SIGTERM, awaiting=True)),
+    ("passive-1", Harm(Kind.CONTRIBUTION, 4, signal.SIGTERM)),
+    ("dealer", Harm(Kind.ALIGNMENT, 1, signal.SIGTERM, awaiting=True)),
+    ("aggregator", Harm(Kind.SAVED, 1, signal.SIGTERM)),
+    ("passive-1", Harm(Kind.ALIGNMENT, 1, signal.SIGTERM, awaiting=True)),
+]  # fmt: skip
+# A role in each phase, between machines; over the same links.
+APART: list[tuple[Way, list[tuple[str, Kind]]]] = [
+    ("grpc", [("passive-1", Kind.CONTRIBUTION), ("active", Kind.SIGNATURE),
+              ("dealer", Kind.ALIGNMENT), ("aggregator", Kind.READY), ("active", Kind.CHECKPOINT)]),
+    ("relay", [("active", Kind.REPRESENTATIONS), ("aggregator", Kind.SUM)]),
+]  # fmt: skip
+Case: TypeAlias = tuple[str, Harm, Way]
+CASES: dict[str, list[Case]] = {
+    "killed": [(name, Harm(kind, at), "tcp") for (name, kind), at in SENT.items()],
+    "killed while it writes": [
+        (name, Harm(None, writing=file, moment=moment), "tcp") for name, file, moment in WRITTEN
+    ],
+    "frozen": [(name, Harm(kind, SENT[name, kind], signal.SIGSTOP), "tcp")
+               for name, kind in STOPPED],
+    "asked to end": [(name, harm, "tcp") for name, harm in ASKED],
+    "between machines": [
+        *((name, Harm(kind, SENT[name, kind], number), over)
+          for number in (signal.SIGKILL, signal.SIGSTOP)
+          for over, harmed in APART for name, kind in harmed),
+        *((name, Harm(None, writing="checkpoint-6.bin"), over)
+          for over, _ in APART for name in ("active", "passive-1")),
+    ],
+}  # fmt: skip
+SAMPLED = {"killed": 6, "killed while it writes": 4, "frozen": 4, "asked to end": 3}
+
+
+def cases() -> Iterator[Any]:
+    """All; of each kind the first and every so many-th after it are fast."""
+    for what, harms in CASES.items():
+        for at, case in enumerate(harms):
+            slow = [pytest.mark.slow] if at % SAMPLED.get(what, len(harms)) else []
+            yield pytest.param(*case, marks=slow, id=f"{what}-{case[0]}-{at}")
 
 
 def config_of() -> Config:
@@ -65,7 +120,7 @@ def config_of() -> Config:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
     said = Parties(config_of(), folder).play()
-    assert not {name: one for name, one in said.items() if one["kind"]}
+    nobody_failed(said)
     return folder
 
 
@@ -78,41 +133,36 @@ def test_every_kind_of_message_of_every_role_is_harmed_once(whole: Path) -> None
     assert sent == set(SENT)
 
 
-@pytest.mark.parametrize(("name", "kind"), SENT)
-@pytest.mark.sampled(every=3)
-def test_who_is_killed_is_named_and_the_run_resumes_the_same(
-    name: str, kind: Kind, whole: Path, tmp_path: Path
+@pytest.mark.parametrize(("name", "harm", "over"), [*cases()])
+def test_who_comes_to_harm_is_named_and_the_run_resumes_the_same(
+    name: str, harm: Harm, over: Way, whole: Path, tmp_path: Path
 ) -> None:
-    parties = Parties(config_of(), tmp_path / "run")
-    said = parties.play({name: Harm(kind, SENT[name, kind])})
-    assert len(said) == len(model_digests(whole))  # all but one, and the dealer has none
+    kind = Parties if over == "tcp" else Impatient
+    frozen, asked = (harm.signal == number for number in (signal.SIGSTOP, signal.SIGTERM))
+    patience: Any = {"timeout_s": 5.0, "silent_s": 5.0} if frozen else {}
+    parties = kind(config_of(), tmp_path / "run", over=over, **patience)
+    with parties.started({name: harm}):
+        said = parties.watch([one for one in parties.processes if asked or one != name])
+    if asked:
+        assert "ended by SIGTERM" in said.pop(name)["message"]
     the_others_say_who_and_when(said, name)
-    ended = not any(one["kind"] for one in said.values())
-    if ended and (name, kind) == ("dealer", Kind.READY):  # all that it dealt has come
-        assert model_digests(parties.run.path) == model_digests(whole)
-        return
-    assert not ended
-    if kind is Kind.END:  # the result is complete, and nobody needs to go on
+    failed = [one["message"] for one in said.values() if one["kind"]]
+    if harm.awaiting:
+        assert any(f"{name} stopped the run: Terminated" in message for message in failed)
+    if harm.writing:
+        folder = parties.run.party(name)
+        assert bool(hidden_files(folder)) is (harm.moment != "in place")
+        if harm.writing.startswith("checkpoint"):
+            assert (folder / harm.writing).exists() is (harm.moment == "in place")
+    if not failed:  # all that a dealer dealt has come
+        assert (name, harm.kind) == ("dealer", Kind.READY)
+    elif harm.kind is Kind.END:  # the result is complete, and nobody needs to go on
         assert (parties.run.party("active") / "ended.json").exists()
         return
-    again = parties.play(resume=True)
-    assert not {name: one for name, one in again.items() if one["kind"]}
+    else:
+        nobody_failed(kind(config_of(), tmp_path / "run", over=over).play(resume=True))
+        assert not hidden_files(parties.run.path)
     assert model_digests(parties.run.path) == model_digests(whole)
-    assert not [path for path in parties.run.path.rglob(".*") if path.name != ".lock"]
-
-
-@pytest.mark.parametrize(("name", "kind"), STOPPED)
-@pytest.mark.sampled(every=3)
-def test_who_falls_silent_is_named_within_the_deadline(
-    name: str, kind: Kind, whole: Path, tmp_path: Path
-) -> None:
-    parties = Parties(config_of(), tmp_path / "run", timeout_s=5.0)
-    said = parties.play({name: Harm(kind, SENT[name, kind], signal=signal.SIGSTOP)})
-    the_others_say_who_and_when(said, name)
-    assert said["passive-2"]["kind"]
-    parties = Parties(config_of(), tmp_path / "run")
-    assert not {one: told for one, told in parties.play(resume=True).items() if told["kind"]}
-    assert model_digests(tmp_path / "run") == model_digests(whole)
 
 
 def recovering() -> Config:
@@ -132,9 +182,9 @@ def recovering() -> Config:
 def test_the_others_go_on_where_the_sum_recovers(
     kind: Kind, at: int, step: int, number: int, tmp_path: Path
 ) -> None:
-    parties = Parties(recovering(), tmp_path / "run", timeout_s=5.0)
+    parties = Parties(recovering(), tmp_path / "run", timeout_s=5.0, silent_s=5.0)
     said = parties.play({"passive-2": Harm(kind, at, signal=number)})
-    assert not {name: one for name, one in said.items() if one["kind"]}
+    nobody_failed(said)
     active = parties.run.party("active")
     attendance = json.loads((active / "result.json").read_bytes())["attendance"]
     assert attendance["left"] == {"passive-2": step}
@@ -149,7 +199,7 @@ def test_who_left_comes_back_when_the_run_is_resumed(tmp_path: Path) -> None:
     assert [path.name for path in held[0]] == ["checkpoint-0.bin", "checkpoint-4.bin"]
     assert [path.name for path in held[1]] == ["checkpoint-4.bin", "checkpoint-8.bin"]
     said = parties.play(resume=True)
-    assert not {name: one for name, one in said.items() if one["kind"]}
+    nobody_failed(said)
     result = json.loads((parties.run.party("active") / "result.json").read_bytes())
     assert result["attendance"] == {"left": {}, "steps_without_all": 0}
 
@@ -162,35 +212,34 @@ def test_who_was_ahead_by_a_checkpoint_is_resumed_again_and_again(
     ahead = sorted(path.name for path in parties.run.party("passive-2").glob("checkpoint-*"))
     behind = sorted(path.name for path in parties.run.party("active").glob("checkpoint-*"))
     assert ahead > behind
-    for _ in range(2):
-        parties.play({"active": Harm(Kind.REPRESENTATIONS, 3)}, resume=True)
-        for name in ("active", "passive-1", "passive-2"):
-            assert list(parties.run.party(name).glob("checkpoint-*")), name
-    assert not {name: one for name, one in parties.play(resume=True).items() if one["kind"]}
+    parties.play({"active": Harm(Kind.REPRESENTATIONS, 3)}, resume=True)
+    for name in ("active", "passive-1", "passive-2"):
+        assert list(parties.run.party(name).glob("checkpoint-*")), name
+    nobody_failed(parties.play(resume=True))
     assert model_digests(parties.run.path) == model_digests(whole)
 
 
 def test_checkpoints_of_another_run_or_party_are_refused(tmp_path: Path) -> None:
     """Of the same settings and people, but with the rows in another order; or of a peer."""
-    one, other = (Parties(config_of(), tmp_path / name, meet_s=5.0) for name in ("one", "other"))
+    one, other = (Parties(config_of(), tmp_path / name) for name in ("one", "other"))
     for parties in (one, other):
         parties.play({"active": Harm(Kind.REPRESENTATIONS, 0)})
-    mine = one.run.party("passive-1") / "checkpoint-0.bin"
-    kept = mine.read_bytes()
-    mine.write_bytes((other.run.party("passive-1") / "checkpoint-0.bin").read_bytes())
-    said = one.play(resume=True)
-    assert "with another identity than that of passive-1" in said["passive-1"]["message"]
-    key = one.run.party("passive-1") / "identity.pem"
-    own = key.read_bytes()
-    key.write_bytes((other.run.party("passive-1") / "identity.pem").read_bytes())
-    said = one.play(resume=True)
-    assert "whose rows stand in another order" in said["passive-1"]["message"]
-    key.write_bytes(own)
-    mine.write_bytes((one.run.party("passive-2") / "checkpoint-0.bin").read_bytes())
-    said = one.play(resume=True)
-    assert "is of 'passive-2' with another identity" in said["passive-1"]["message"]
-    mine.write_bytes(kept)
-    assert not {name: told for name, told in one.play(resume=True).items() if told["kind"]}
+    place, mine, key = one.run.party("passive-1"), "checkpoint-0.bin", "identity.pem"
+    theirs, peer = other.run.party("passive-1"), one.run.party("passive-2")
+    kept = {name: (place / name).read_bytes() for name in (mine, key)}
+    for taken, told in (
+        ({mine: theirs}, "with another identity than that of passive-1"),
+        ({mine: theirs, key: theirs}, "whose rows stand in another order"),
+        ({mine: peer}, "is of 'passive-2' with another identity"),
+    ):
+        for name, content in kept.items():
+            whose = taken.get(name)
+            (place / name).write_bytes((whose / name).read_bytes() if whose else content)
+        with one.started(resume=True):
+            assert told in one.watch(["passive-1"])["passive-1"]["message"]
+    for name, content in kept.items():
+        (place / name).write_bytes(content)
+    nobody_failed(one.play(resume=True))
 
 
 def test_nobody_begins_anew_over_what_others_hold(tmp_path: Path) -> None:

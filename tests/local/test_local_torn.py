@@ -1,10 +1,6 @@
-"""A party that is killed while it writes, asked to end, or has lost a checkpoint: nothing is torn.
-
-No log of what was released or answered ever loses a line, and all go on from what all hold.
-"""
+"""No log of what was released or answered ever loses a line, and all go on from what all hold."""
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +12,8 @@ from secure_apfed.runs.run import run
 from tests.local.processes import (
     Harm,
     Parties,
-    hidden_files,
     model_digests,
     nobody_failed,
-    the_others_say_who_and_when,
 )
 from tests.local.test_local_harm import TRAIN, config_of, whole
 from tests.secure_apfed.small_runs import interrupted, small_config
@@ -27,62 +21,6 @@ from tests.secure_apfed.small_runs import interrupted, small_config
 __all__ = ["whole"]  # a fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-
-
-@pytest.mark.parametrize(
-    ("name", "writing", "moment"),
-    [
-        ("active", "checkpoint-6.bin", "torn"),
-        ("active", "metrics.jsonl", "torn"),
-        ("aggregator", "contract.json", "whole"),
-        ("passive-1", "checkpoint-6.bin", "in place"),
-        ("passive-1", "checkpoint-6.bin", "whole"),
-        ("active", "checkpoint-6.bin", "in place"),
-        ("passive-1", "contract.json", "torn"),
-    ],
-)
-@pytest.mark.sampled(every=3)
-def test_who_is_killed_while_it_writes_goes_on_the_same(
-    name: str, writing: str, moment: str, whole: Path, tmp_path: Path
-) -> None:
-    parties = Parties(config_of(), tmp_path / "run")
-    said = parties.play({name: Harm(None, writing=writing, moment=moment)})
-    the_others_say_who_and_when(said, name)
-    folder = parties.run.party(name)
-    assert bool(hidden_files(folder)) is (moment != "in place")
-    if writing.startswith("checkpoint"):
-        assert (folder / writing).exists() is (moment == "in place")
-    assert (folder / ".lock").exists()  # it is no obstacle
-    nobody_failed(parties.play(resume=True))
-    assert model_digests(parties.run.path) == model_digests(whole)
-    assert not hidden_files(parties.run.path)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "at", "awaiting"),
-    [
-        ("active", Kind.REPRESENTATIONS, 7, True),
-        ("dealer", Kind.ALIGNMENT, 1, True),
-        ("aggregator", Kind.SAVED, 1, False),
-        ("passive-1", Kind.CONTRIBUTION, 4, False),
-        ("passive-1", Kind.ALIGNMENT, 1, True),
-    ],
-)
-@pytest.mark.sampled(every=3)
-def test_who_is_asked_to_end_says_so_to_all(
-    name: str, kind: Kind, at: int, awaiting: bool, whole: Path, tmp_path: Path
-) -> None:
-    parties = Parties(config_of(), tmp_path / "run")
-    with parties.started({name: Harm(kind, at, signal.SIGTERM, awaiting=awaiting)}):
-        said = parties.watch([*parties.processes], 30.0)
-    assert "ended by SIGTERM" in said[name].pop("message")
-    del said[name]
-    the_others_say_who_and_when(said, name)
-    told = [one["message"] for one in said.values() if one["kind"]]
-    if awaiting:
-        assert any(f"{name} stopped the run: Terminated" in one for one in told)
-    nobody_failed(parties.play(resume=True))
-    assert model_digests(parties.run.path) == model_digests(whole)
 
 
 def test_all_go_back_to_the_newest_step_that_all_hold(whole: Path, tmp_path: Path) -> None:

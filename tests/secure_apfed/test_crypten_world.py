@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
+from apfed_protocols.crypten import load_crypten
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.contrib.crypten_world import crypten_world
 from tests.free_port import free_port
 from tests.with_crypten import installed
@@ -26,7 +29,6 @@ import json, os, sys, time, warnings
 warnings.simplefilter("error")
 import numpy as np
 from apfed_protocols.crypten import sum_at_first
-from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contrib.crypten_world import crypten_world
 
@@ -77,39 +79,27 @@ with crypten_world(rank, size, port=port, timeout_s=2) as world:
         sys.stdout.flush()
         os._exit(0)
 """
-FIRST_PARTY = """
-warnings.simplefilter("ignore")
-crypten = load_crypten()
-first_party = crypten.mpc.provider.TrustedFirstParty()
-with crypten_world(rank, size, port=port, provider=first_party, insecure_development=True):
-    x = crypten.cryptensor([1.0, -2.0, 3.0], src=1)
-    opened = (x * x).get_plain_text().tolist()
-empty = not any(crypten.generators[name] for name in crypten.generators)
-print(json.dumps({"opened": opened, "generators_gone": empty}))
-"""
 
 
-def play(script: str, size: int) -> list[dict[str, Any]]:
+def play(script: str, size: int, *options: str) -> list[str]:
     """Run the script at every rank; return what each printed."""
-    port, started = str(free_port()), []
-    for rank in range(size):
-        command = [sys.executable, "-c", START + script, str(rank), str(size), port]
-        started.append(
-            subprocess.Popen(
-                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
+    port, path = str(free_port()), os.pathsep.join(sys.path)
+    started = [
+        subprocess.Popen(
+            [sys.executable, *options, "-c", script, str(rank), str(size), port],
+            env=os.environ | {"PYTHONPATH": path},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-    results = []
-    for party in started:
-        out, complaint = party.communicate(timeout=120)
-        assert party.returncode == 0, complaint[-3000:]
-        results.append(json.loads(out) if out else {})
-    return results
+        for rank in range(size)
+    ]  # fmt: skip
+    said = [party.communicate(timeout=120) for party in started]
+    assert {party.returncode for party in started} == {0}, said
+    return [out for out, _ in said]
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_first_party_alone_learns_the_exact_sum(size: int) -> None:
-    results = play(SUM, size)
+    results = [json.loads(said) for said in play(START + SUM, size)]
     ranks = range(1, size + 1)
     exact = [[sum(ranks), -(2**40) * sum(ranks)], [2**61 * (2 - size), 0]]
     assert [result["total"] for result in results] == [exact] + [None] * (size - 1)
@@ -122,41 +112,21 @@ def test_the_first_party_alone_learns_the_exact_sum(size: int) -> None:
         assert result["plain"] == exact
 
 
-def test_the_guides_example_runs(tmp_path: Path) -> None:
-    blocks = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs/secure-sum.md").read_text(), re.DOTALL
-    )
+def test_the_guides_example_runs() -> None:
+    page = (ROOT / "docs/secure-sum.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (example,) = [block for block in blocks if "crypten_world" in block]
-    script, port = tmp_path / "party.py", str(free_port())
-    script.write_text(example)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", str(script), str(rank), "2", port],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    assert [party.communicate(timeout=120) for party in started] == [
-        ("[0 3 6]\n", ""),
-        ("None\n", ""),
-    ]
+    assert play(example, 2, "-W", "error") == ["[0 3 6]\n", "None\n"]
 
 
 @pytest.mark.parametrize(
     ("how_long", "least"), [(0, 0.0), pytest.param(6, 1.0, marks=pytest.mark.slow)]
 )
 def test_a_party_that_dies_or_falls_silent_ends_the_wait(how_long: int, least: float) -> None:
-    first = play(SILENT.replace("HOW_LONG", str(how_long)), 2)[0]
+    first = json.loads(play(START + SILENT.replace("HOW_LONG", str(how_long)), 2)[0])
     assert "another party fell silent or went away" in first["error"]
     assert "open a new world" in first["error"]
     assert first["seconds"] >= least
-
-
-@pytest.mark.slow
-def test_the_first_partys_triples_are_for_development_only() -> None:
-    for result in play(FIRST_PARTY, 2):
-        assert result == {"opened": [1.0, 4.0, 9.0], "generators_gone": True}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -179,69 +149,43 @@ def refused(says: str, rank: int, size: int, **how: Any) -> None:
         pass
 
 
-def test_providers_of_crypten_are_refused() -> None:
-    from apfed_protocols.crypten import load_crypten
-
-    provider = load_crypten().mpc.provider
-    for unsafe in (provider.TrustedFirstParty(), provider.TrustedThirdParty(), object()):
-        refused("or say insecure_development", 0, 1, provider=unsafe)
-    how: Any = {"provider": provider.TrustedFirstParty(), "insecure_development": True}
-    with (
-        pytest.warns(UnsafeChoiceWarning, match="for development only"),
-        crypten_world(0, 1, port=free_port(), **how),
-    ):
-        pass
+def listening() -> set[str]:
+    """Addresses at which this process listens, as Linux tells them."""
+    own = {str(at.readlink()) for at in Path("/proc/self/fd").iterdir() if at.is_symlink()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in own:
+                found.add(words[1])
+    return found
 
 
-def test_crypten_does_not_share_numbers_by_its_own_generators() -> None:
-    from apfed_protocols.crypten import load_crypten
-
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="reads /proc")
+def test_a_world_is_the_only_one_listens_at_the_loopback_and_leaves_nothing() -> None:
     crypten = load_crypten()
-    before = crypten.generators
-    with (
-        crypten_world(0, 1, port=free_port()),
-        pytest.raises(LocalProtocolError, match="'prev', which is no cryptographic one"),
-    ):
-        crypten.cryptensor([1.0])
-    assert crypten.generators is before
-
-
-def test_without_a_provider_there_is_no_multiplication() -> None:
-    import torch
-
-    from apfed_protocols.crypten import load_crypten
-
-    with crypten_world(0, 1, port=free_port()):
-        shared = load_crypten().mpc.primitives.BinarySharedTensor.from_shares(torch.tensor([1]))
-        with pytest.raises(LocalProtocolError, match="adds but does not multiply"):
-            _ = shared & shared
-
-
-def test_plaintext_for_one_party_is_gathered_not_reduced() -> None:
-    import torch
-
-    from apfed_protocols.crypten import load_crypten
-
-    with crypten_world(0, 1, port=free_port()):
-        arithmetic = load_crypten().mpc.primitives.ArithmeticSharedTensor
-        shared = arithmetic.from_shares(torch.tensor([7]), precision=0)
-        with pytest.raises(LocalProtocolError, match="leave plaintext at other parties"):
-            shared.reveal(dst=0)
-        assert shared.reveal().tolist() == [7]
-
-
-def test_worlds_follow_one_another_but_do_not_overlap() -> None:
+    before, generators = listening(), crypten.generators
+    primitives = crypten.mpc.primitives
     for _ in range(2):
         with crypten_world(0, 1, port=free_port()) as world:
+            assert {at.partition(":")[0] for at in listening() - before} == {"0100007F"}
             refused("close that world first", 0, 1)
+            with pytest.raises(LocalProtocolError, match="'prev', which is no cryptographic one"):
+                crypten.cryptensor([1.0])
+            bits = primitives.BinarySharedTensor.from_shares(torch.tensor([1]))
+            with pytest.raises(LocalProtocolError, match="adds but does not multiply"):
+                _ = bits & bits
+            shared = primitives.ArithmeticSharedTensor.from_shares(torch.tensor([7]), precision=0)
+            with pytest.raises(LocalProtocolError, match="leave plaintext at other parties"):
+                shared.reveal(dst=0)
+            assert shared.reveal().tolist() == [7]
             world.barrier()
         with pytest.raises(LocalProtocolError, match="this CrypTen world is closed"):
             world.barrier()
+        assert crypten.generators is generators
 
 
 def test_a_process_group_of_the_caller_is_left_alone(tmp_path: Path) -> None:
-    import torch.distributed as dist
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/m", rank=0, world_size=1)
@@ -252,25 +196,6 @@ def test_a_process_group_of_the_caller_is_left_alone(tmp_path: Path) -> None:
         dist.barrier()
     finally:
         dist.destroy_process_group()
-
-
-@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="reads /proc")
-def test_only_the_loopback_listens() -> None:
-    def listening() -> set[str]:
-        own = {str(at.readlink()) for at in Path("/proc/self/fd").iterdir() if at.is_symlink()}
-        found = set()
-        for table in ("tcp", "tcp6"):
-            for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
-                words = line.split()
-                if words[3] == "0A" and f"socket:[{words[9]}]" in own:
-                    found.add(words[1])
-        return found
-
-    before = listening()
-    with crypten_world(0, 1, port=free_port()):
-        opened = listening() - before
-        assert opened
-        assert {address.partition(":")[0] for address in opened} == {"0100007F"}
 
 
 def test_a_port_in_use_and_bad_ranks_are_named() -> None:

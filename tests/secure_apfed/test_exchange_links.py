@@ -1,8 +1,9 @@
 """A party's links: sealed, in order, one session, and nothing but what its role waits for."""
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -104,11 +105,8 @@ def test_what_is_waited_for_is_data() -> None:
     assert str(awaited) == "passive expected sum from active or other"
     one.close()
     some.close()
-
-
-def test_nobody_waits_for_a_party_without_a_link() -> None:
     with pytest.raises(LocalProtocolError, match="no link from 'passive' to 'ghost'"):
-        begun(Wire.of_three().links["passive"].receive(("active", "ghost"), Kind.SUM))
+        begun(links.receive(("active", "ghost"), Kind.SUM))
 
 
 @pytest.mark.parametrize("expected", [{"kind": Kind.GRADIENTS}, {"step": 1}])
@@ -119,16 +117,13 @@ def test_another_kind_or_step_is_refused(expected: dict[str, Any]) -> None:
         wire.receive(**expected)
 
 
-def test_a_replayed_frame_is_refused() -> None:
+def test_a_frame_that_came_before_or_is_of_another_link_is_refused() -> None:
     wire = Wire.of_three()
     wire.send()
     wire.frames.append(wire.frames[0])
     wire.receive()
     with pytest.raises(RemoteProtocolError, match="expected message 1 of active, got 0"):
         wire.receive()
-
-
-def test_a_frame_of_another_link_is_refused() -> None:
     wire = Wire.of_three()
     wire.send(to="other")
     foreign = wire.carried["active", "other"][0]
@@ -210,20 +205,17 @@ def test_a_conversation_travels_over_the_links() -> None:
     assert sent.payload == next(parts_of(0, b"to passive"))
 
 
-def test_a_conversation_with_somebody_who_takes_no_part_is_refused() -> None:
+def test_a_conversation_is_with_who_takes_part_before_training_and_of_one_kind() -> None:
     wire, role = Wire.of_three(), Speaker(Outgoing("other", b""))
     with pytest.raises(LocalProtocolError, match=r"'other', who takes no part in sum-setup"):
         begun(conversing(wire, role, ["passive"]))
     assert not wire.recorded
-
-
-@pytest.mark.parametrize(("kind", "step"), [(Kind.SUM, -1), (Kind.SUM_SETUP, 0), (Kind.READY, 0)])
-def test_a_conversation_is_held_before_training_and_of_one_kind(kind: Kind, step: int) -> None:
-    wire, role = Wire.of_three(), Speaker()
-    frame = said(wire, "passive", kind, step=step)
-    with pytest.raises(RemoteProtocolError, match=f"got {kind} of step {step} from passive"):
-        given(conversing(wire, role, ["passive"]), frame)
-    assert not role.got
+    for kind, step in ((Kind.SUM, -1), (Kind.SUM_SETUP, 0), (Kind.READY, 0)):
+        wire, role = Wire.of_three(), Speaker()
+        frame = said(wire, "passive", kind, step=step)
+        with pytest.raises(RemoteProtocolError, match=f"got {kind} of step {step} from passive"):
+            given(conversing(wire, role, ["passive"]), frame)
+        assert not role.got
 
 
 def test_a_peer_that_is_ready_early_is_heard_when_that_is_asked() -> None:
@@ -243,19 +235,11 @@ def test_a_peer_that_is_ready_early_is_heard_when_that_is_asked() -> None:
     assert role.got == [("passive", b"1"), ("other", b"2")]
 
 
-def test_after_it_was_ready_a_peer_has_no_part_in_the_conversation() -> None:
+def test_after_it_was_ready_a_peer_has_no_part_and_is_named_in_the_silence() -> None:
     wire = Wire.of_three()
     script = conversing(wire, Speaker(wanted=2), ("passive", "other"))
     assert begun(script).senders == ("passive", "other")
     assert script.send(said(wire, "passive", Kind.READY)).senders == ("other",)
-    script.close()
-
-
-def test_who_was_ready_too_early_is_named_in_the_silence_that_follows() -> None:
-    wire = Wire.of_three()
-    script = conversing(wire, Speaker(wanted=2), ("passive", "other"))
-    begun(script)
-    script.send(said(wire, "passive", Kind.READY))
     with pytest.raises(PartyLeftError, match=r"nothing came; passive said before that .* is over"):
         script.throw(PartyLeftError("nothing came"))
 
@@ -279,25 +263,16 @@ def interrupted(receiver: str, frame: bytes) -> None:
 
 
 def test_a_unit_of_patience_is_what_the_contract_says() -> None:
-    wire = Wire.of_three()
-    asked: list[float] = []
+    wire, asked = Wire.of_three(), list[float]()
 
-    class Silent:
-        def take(self, awaited: Awaited, timeout_s: float) -> Frame:
-            asked.append(timeout_s)
-            raise PartyLeftError("nothing came", left=awaited.senders)
+    def nothing(awaited: Awaited, timeout_s: float) -> Frame:
+        asked.append(timeout_s)
+        raise PartyLeftError("nothing came", left=awaited.senders)
 
-        def post(self, receiver: str, frame: bytes) -> None: ...
-
-        def returned(self, names: Collection[str]) -> Collection[str]:
-            return ()
-
-        def close(self) -> None: ...
-
+    silent: Any = SimpleNamespace(take=nothing)
     for unit_s in (None, 7.0):
         wire.links["passive"].unit_s = unit_s
+        waiting = wire.links["passive"].receive("active", Kind.SUM, patience=4)
         with pytest.raises(PartyLeftError):
-            drive(
-                wire.links["passive"].receive("active", Kind.SUM, patience=4), Silent(), timeout_s=2
-            )
+            drive(waiting, silent, timeout_s=2)
     assert asked == [8, 28]

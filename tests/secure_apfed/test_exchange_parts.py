@@ -1,7 +1,8 @@
 """Messages in parts, and signs of life: whole or refused by name, and nobody waits for ever."""
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -61,11 +62,14 @@ def test_messages_of_any_length_arrive_whole_and_in_order(length: int) -> None:
     assert len(pair.sizes) == max(1, -(-length // SIZE)) + 4
 
 
-def test_messages_of_two_peers_may_come_part_by_part_in_turns() -> None:
+def test_messages_of_two_peers_come_in_turns_and_an_announcement_takes_no_memory() -> None:
     halves = {name: Gathering("ann", name) for name in ("bob", "cid")}
     cut = list(parts_of(0, MESSAGE))
     came = [halves[name].add(one, Kind.ALIGNMENT, most=99) for one in cut for name in halves]
     assert came == [None] * (2 * len(cut) - 2) + [MESSAGE] * 2
+    half, vast = Gathering("ann", "bob"), 2**60
+    assert half.add(part(0, vast, 0, bytes(SIZE)), Kind.ALIGNMENT, most=vast) is None
+    assert f"{SIZE} of {vast} bytes of alignment came" in half.midway
 
 
 HOSTILE = {
@@ -94,14 +98,6 @@ def test_other_parts_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> Non
         pair.send(monkeypatch, *given)
         with pytest.raises(RemoteProtocolError, match=f"^bob .*{says}"):
             pair.hear(times=2)
-
-
-def test_an_announcement_takes_no_memory() -> None:
-    """A gathering holds what came, and nothing of what was announced."""
-    half = Gathering("ann", "bob")
-    vast = 2**60
-    assert half.add(part(0, vast, 0, bytes(SIZE)), Kind.ALIGNMENT, most=vast) is None
-    assert f"{SIZE} of {vast} bytes of alignment came" in half.midway
 
 
 def test_who_stops_midway_is_told_with_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,25 +138,22 @@ def test_signs_are_heard_while_a_role_waits_and_reach_no_role() -> None:
     assert pair.hear() == [MESSAGE]
 
 
-def test_a_sign_without_progress_is_refused() -> None:
-    for bodies in ((100, 100), (100, 199), (99,), (200, 100)):
+NO_PROGRESS = "bob sent ann a sign of life without progress"
+
+
+def test_signs_without_progress_or_agreement_and_malformed_ones_are_refused() -> None:
+    for allowed, signs, says in (
+        *((9, at, NO_PROGRESS) for at in ((100, 100), (100, 199), (99,), (200, 100))),
+        (0, (100,), "more signs of life than its work can take"),
+        (9, (b"12345",), "bob sent ann a malformed sign of life"),
+    ):
         pair = Pair()
-        pair.ann.signs.allow({"bob": 9})
-        for done in bodies:
-            pair.bob.send("ann", Kind.ALIVE, BEFORE_TRAINING, done.to_bytes(8, "big"))
-        with pytest.raises(RemoteProtocolError, match=r"^bob sent ann a sign of life without prog"):
+        pair.ann.signs.allow({"bob": allowed})
+        for sign in signs:
+            body = sign if isinstance(sign, bytes) else sign.to_bytes(8, "big")
+            pair.bob.send("ann", Kind.ALIVE, BEFORE_TRAINING, body)
+        with pytest.raises(RemoteProtocolError, match=says):
             pair.hear()
-
-
-def test_a_sign_where_no_work_was_agreed_and_a_malformed_one_are_refused() -> None:
-    pair = Pair()
-    pair.bob.signs.worked(100)
-    with pytest.raises(RemoteProtocolError, match="more signs of life than its work can take"):
-        pair.hear()
-    other = Pair()
-    other.bob.send("ann", Kind.ALIVE, BEFORE_TRAINING, b"12345")
-    with pytest.raises(RemoteProtocolError, match="bob sent ann a malformed sign of life"):
-        other.hear()
 
 
 def test_a_bound_within_a_block_counts_against_the_one_around_it() -> None:
@@ -218,10 +211,7 @@ def test_a_role_in_a_conversation_gives_signs_while_it_computes() -> None:
         pair.ann.send("bob", Kind.ALIGNMENT, BEFORE_TRAINING, MESSAGE)
         return (await pair.ann.receive("bob", Kind.ALIGNMENT)).payload
 
-    def scripts() -> Iterator[tuple[str, object]]:
-        yield "ann", ask()
-        yield "bob", pair.bob.converse(Kind.ALIGNMENT, Slow(pair.bob.signs), ["ann"])
-
-    found = pair.network.complete_all(dict(scripts()))  # type: ignore[arg-type]  # two results
-    assert found["ann"] == MESSAGE * 2
+    answering = pair.bob.converse(Kind.ALIGNMENT, Slow(pair.bob.signs), ["ann"])
+    scripts: dict[str, Any] = {"ann": ask(), "bob": answering}
+    assert pair.network.complete_all(scripts)["ann"] == MESSAGE * 2
     assert pair.sizes.count(8) == 2

@@ -33,6 +33,7 @@ class Recorder:
             self.transcript.begin_epoch(epoch)
             for to in ("p1", "p2"):
                 self.send(b"epoch %d" % epoch, step=epoch, to=to)
+            self.transcript.keep_opened(epoch, torch.full((2, 3), float(epoch)))
 
 
 def bodies(envelopes: Iterable[Envelope]) -> list[bytes]:
@@ -62,17 +63,17 @@ def test_flows_add_up() -> None:
 @pytest.mark.parametrize(
     ("keep", "epochs"), [("none", []), ("first_and_last", [0, 3]), ("all", [0, 1, 2, 3])]
 )
-def test_epochs_are_kept_as_the_settings_say(
-    keep: Literal["none", "first_and_last", "all"], epochs: list[int]
-) -> None:
+def test_epochs_and_opened_sums_are_kept_as_the_settings_say(keep: Any, epochs: list[int]) -> None:
     recorder = Recorder(keep)
     recorder.send(b"early", to="p2")
+    recorder.transcript.keep_opened(9, torch.ones(1, 1))  # before the first epoch
     recorder.epochs(4)
-    kept = recorder.transcript.kept
-    assert list(kept) == epochs
+    kept, opened = recorder.transcript.kept, recorder.transcript.opened
+    assert list(kept) == list(opened) == epochs
     for epoch in epochs:
         assert bodies(kept[epoch]) == [b"epoch %d" % epoch] * 2
         assert [envelope.receiver for envelope in kept[epoch]] == ["p1", "p2"]
+        assert torch.equal(opened[epoch], torch.full((2, 3), float(epoch)))
     assert [flow.messages for flow in recorder.transcript.flows] == [5, 4]
 
 
@@ -94,14 +95,16 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_equal_payloads_are_held_once() -> None:
-    recorder = Recorder()
-    recorder.transcript.begin_epoch(0)
-    for to in ("p1", "p2", "p1", "p2"):
-        recorder.send(bytes([7]) * 900, to=to)
+def test_equal_payloads_are_held_once_and_forgotten_epochs_make_room() -> None:
+    recorder = Recorder("first_and_last")
+    for epoch in range(5):
+        recorder.transcript.begin_epoch(epoch)
+        for to in ("p1", "p2", "p1"):
+            recorder.send(bytes([epoch]) * 450, to=to)
+    assert list(recorder.transcript.kept) == [0, 4]
     first, *others = recorder.transcript.kept[0]
     assert all(envelope.payload is first.payload for envelope in others)
-    assert len(recorder.transcript.state_dict()["payloads"]) == 1
+    assert len(recorder.transcript.state_dict()["payloads"]) == 2
 
 
 @pytest.mark.usefixtures("small")
@@ -112,25 +115,15 @@ def test_the_limit_names_the_ways_out() -> None:
     with pytest.raises(LocalProtocolError, match=r"smaller .*transcript\.keep to none"):
         recorder.send(bytes([2]) * 600)
     with pytest.raises(LocalProtocolError, match=r"set transcript\.keep to none"):
-        _sums(Recorder(), 50)
+        Recorder().epochs(50)
     recorder = Recorder("none")
     recorder.transcript.begin_epoch(0)
     recorder.send(bytes(5000))
     assert recorder.transcript.kept == {}
 
 
-@pytest.mark.usefixtures("small")
-def test_forgotten_epochs_make_room() -> None:
-    recorder = Recorder("first_and_last")
-    for epoch in range(5):
-        recorder.transcript.begin_epoch(epoch)
-        recorder.send(bytes([epoch]) * 450)
-    assert list(recorder.transcript.kept) == [0, 4]
-    assert len(recorder.transcript.state_dict()["payloads"]) == 2
-
-
 def through_msgpack(state: dict[str, Any]) -> Any:
-    return msgpack.unpackb(msgpack.packb(state))
+    return msgpack.unpackb(msgpack.packb(state), strict_map_key=False)
 
 
 def test_the_state_survives_msgpack() -> None:
@@ -142,6 +135,10 @@ def test_the_state_survives_msgpack() -> None:
     assert again.flows == recorder.transcript.flows
     assert again.kept == recorder.transcript.kept
     assert again.state_dict() == state
+    assert torch.equal(again.opened[1], torch.ones(2, 3))
+    del state["opened"]  # written before sums were kept
+    again.load_state_dict(state)
+    assert again.opened == {}
 
 
 def test_a_resumed_transcript_adds_to_what_was_recorded() -> None:
@@ -162,34 +159,3 @@ def test_a_resumed_transcript_adds_to_what_was_recorded() -> None:
     assert flows["p1", Kind.REPRESENTATIONS].messages == 4
     assert flows["p1", Kind.REPRESENTATIONS].first_step == 0
     assert flows["p1", Kind.REPRESENTATIONS].last_step == 3
-
-
-def _sums(recorder: Recorder, count: int) -> None:
-    for epoch in range(count):
-        recorder.transcript.begin_epoch(epoch)
-        recorder.transcript.keep_opened(epoch, torch.full((2, 3), float(epoch)))
-
-
-@pytest.mark.parametrize(
-    ("keep", "steps"), [("none", []), ("first_and_last", [0, 3]), ("all", [0, 1, 2, 3])]
-)
-def test_opened_sums_are_kept_like_payloads(keep: Any, steps: list[int]) -> None:
-    recorder = Recorder(keep)
-    recorder.transcript.keep_opened(9, torch.ones(1, 1))  # before the first epoch
-    _sums(recorder, 4)
-    opened = recorder.transcript.opened
-    assert list(opened) == steps
-    assert all(torch.equal(opened[step], torch.full((2, 3), float(step))) for step in steps)
-
-
-def test_opened_sums_survive_a_checkpoint_and_count_for_the_limit() -> None:
-    recorder = Recorder()
-    _sums(recorder, 2)
-    state = msgpack.unpackb(msgpack.packb(recorder.transcript.state_dict()), strict_map_key=False)
-    again = Transcript(TranscriptSettings())
-    again.load_state_dict(state)
-    assert list(again.opened) == [0, 1]
-    assert torch.equal(again.opened[1], torch.ones(2, 3))
-    del state["opened"]  # written before sums were kept
-    again.load_state_dict(state)
-    assert again.opened == {}

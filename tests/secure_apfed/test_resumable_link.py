@@ -5,15 +5,18 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
 
 import numpy as np
 import pytest
 
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
+from secure_apfed.exchange import Awaited, Kind
 from secure_apfed.exchange import resumable_link as module
-from secure_apfed.exchange.resumable_link import ResumableLink
+from secure_apfed.exchange.resumable_link import Linked, ResumableLink
 from tests.waiting import LONG_S, wait_until
 
 
@@ -269,3 +272,71 @@ def test_an_end_says_goodbye_and_the_other_knows() -> None:
         ends.there.receive(5)
     ends.there.close(1)
     ends.listener.close()
+
+
+class Hub:
+    """Ann's links to bob and cid, each of whom has one to ann."""
+
+    def __init__(self) -> None:
+        self.listeners = {name: Listener(("localhost", 0)) for name in ("bob", "cid")}
+        self.ends = {
+            name: ResumableLink("ann", partial(Client, listener.address))
+            for name, listener in self.listeners.items()
+        }
+        ways = {name: listener.accept for name, listener in self.listeners.items()}
+        self.ann = Linked.meet("ann", ways, patience_s=20, meet_s=20)
+
+    def awaits(self, *senders: str, timeout_s: float = 10.0, **more: Any) -> tuple[str, bytes]:
+        waiting = Awaited(me="ann", senders=senders, kinds=(Kind.SUM,), step=3, **more)
+        return self.ann.take(waiting, timeout_s)
+
+    def lose(self, name: str) -> None:
+        self.ends.pop(name).close(5, linger_s=0.1)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    made = Hub()
+    yield made
+    closing = threading.Thread(target=made.ann.close)
+    closing.start()
+    for link in made.ends.values():
+        link.close(5)
+    closing.join()
+    for listener in made.listeners.values():
+        listener.close()
+
+
+def test_who_is_not_waited_for_waits_and_all_who_are_silent_are_named(hub: Hub) -> None:
+    hub.ends["cid"].send(b"first")
+    hub.ends["bob"].send(b"second")
+    assert hub.awaits("bob") == ("bob", b"second")
+    assert hub.awaits("bob", "cid") == ("cid", b"first")
+    with pytest.raises(PartyLeftError, match=r"from bob or cid; nothing came for 0\.3 s") as told:
+        hub.awaits("bob", "cid", timeout_s=0.3)
+    assert told.value.left == ("bob", "cid")
+
+
+def test_too_few_that_are_left_are_told_at_once(hub: Hub) -> None:
+    hub.lose("bob")
+    with pytest.raises(PartyLeftError, match=r"^training: ann expected .*; bob closed") as told:
+        hub.awaits("bob", "cid", least=2, timeout_s=LONG_S)
+    assert told.value.left == ("bob",)
+    hub.ann.post("bob", b"nobody hears this")
+    hub.ends["cid"].send(b"still here")
+    assert hub.awaits("bob", "cid") == ("cid", b"still here")
+
+
+def test_where_a_third_has_left_who_is_awaited_has_time_for_last_words(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LAST_WORDS_S", LONG_S)
+    hub.lose("cid")
+    hub.ends["bob"].send(b"cid is gone")
+    assert hub.awaits("bob", needed=("cid",), timeout_s=LONG_S) == ("bob", b"cid is gone")
+    monkeypatch.setattr(module, "_LAST_WORDS_S", 0.5)
+    with pytest.raises(PartyLeftError, match="nothing came, and cid closed its link") as told:
+        hub.awaits("bob", needed=("cid",), timeout_s=LONG_S)
+    assert told.value.left == ("cid",)
+    with pytest.raises(PartyLeftError, match=r"nothing came for 0\.1 s"):  # nobody needs cid here
+        hub.awaits("bob", timeout_s=0.1)
