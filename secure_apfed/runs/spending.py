@@ -19,19 +19,8 @@ from secure_apfed.privacy.randomised_response import LabelMechanism
 from secure_apfed.secure_sums import sum_kind
 
 __all__ = [
-    "ReleaseMeter", "cross_checked", "guarantee_text", "shown_figure",
-    "spent_in", "worst_of",
+    "ReleaseMeter", "cross_checked", "guarantee_text", "spent_in", "worst_of",
 ]  # fmt: skip
-
-
-def shown_figure(
-    config: Config, epsilon_x: float | None, epsilon_passives: float | None
-) -> tuple[ReleaseFigure, float | None]:
-    """What a display of progress shows of a run: the name of the figure of what leaves a party, and
-    its value; None while nobody said it.
-    """
-    figure = config.method.figure
-    return figure, epsilon_x if figure == "epsilon_x" else epsilon_passives
 
 
 class ReleaseMeter:
