@@ -18,7 +18,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-__all__ = ["BLOCKS", "MOVED", "on_files", "on_page_markdown", "renewed", "today"]
+__all__ = ["BLOCKS", "on_files", "on_page_markdown", "renewed"]
 
 DOCS = Path(__file__).resolve().parent
 TOP = DOCS.parent
@@ -29,14 +29,6 @@ PAGES = {
     "security.md": "SECURITY.md",
     "who-learns-what.md": SENTENCES,
 }
-MOVED = {
-    "across-organisations": "between-organisations", "add-a-labeller": "extend",
-    "add-a-task": "extend", "audit-log": "when-a-party-dies", "bad-inputs": "data",
-    "contributions": "studies", "credit-card": "results", "encrypted-votes": "votes-protocols",
-    "measures": "tasks-and-measures", "multiview": "papers", "onnx": "python",
-    "operators-guide": "between-organisations", "search": "studies", "tasks": "tasks-and-measures",
-}  # fmt: skip
-"""Pages of earlier versions, which the changelog names, and where their content is now."""
 _BLOCK = re.compile(r"<!-- (?P<kind>\w+): (?P<what>\S+) -->\n.*?<!-- end -->", re.DOTALL)
 _EVIDENT = ("number", "text", "true, false", "list")
 _TAGS = ("kind", "name")
@@ -195,14 +187,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         markdown = markdown.replace(f"../{source})", f"{name})")
         if added:
             markdown = markdown.replace(f"]({source})", f"]({name})")
-    return today(markdown).replace("](docs/", "](") if added else renewed(markdown)
-
-
-def today(markdown: str) -> str:
-    """With links to pages of earlier versions turned to those of today."""
-    for old, new in MOVED.items():
-        markdown = markdown.replace(f"](docs/{old}.md", f"](docs/{new}.md")
-    return markdown
+    return markdown.replace("](docs/", "](") if added else renewed(markdown)
 
 
 if __name__ == "__main__":

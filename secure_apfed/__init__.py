@@ -8,23 +8,28 @@ Names are loaded when they are first used, so that importing one part does not l
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import apfed_protocols
+
 if TYPE_CHECKING:
-    from apfed_protocols.conversation import converse
-    from apfed_protocols.ids import IdNormalisation
-    from apfed_protocols.psi import align
-    from apfed_protocols.seal import Identity, SealedLink, fresh_identity, fresh_run_key
-    from apfed_protocols.sums import (
+    from apfed_protocols import (
         SECURE_SUMS,
         BfvSum,
         CkksSum,
         CryptenSum,
+        Identity,
+        IdNormalisation,
         MaskedBfvSum,
         MaskedSum,
         PlainSum,
         RecoverableSum,
+        SealedLink,
         SecureSum,
         StepBinding,
         SumAgreement,
+        align,
+        converse,
+        fresh_identity,
+        fresh_run_key,
         join_sum,
     )
     from secure_apfed.config import Config
@@ -83,53 +88,28 @@ __all__ = [
 ]
 
 _HOME: dict[str, str] = {
-    **dict.fromkeys(("converse",), "apfed_protocols.conversation"),
-    **dict.fromkeys(
-        ("Identity", "SealedLink", "fresh_identity", "fresh_run_key"), "apfed_protocols.seal"
-    ),
-    **dict.fromkeys(
-        (
-            "SECURE_SUMS",
-            "BfvSum",
-            "CkksSum",
-            "CryptenSum",
-            "MaskedBfvSum",
-            "MaskedSum",
-            "PlainSum",
-            "RecoverableSum",
-            "SecureSum",
-            "StepBinding",
-            "SumAgreement",
-            "join_sum",
-        ),
-        "apfed_protocols.sums",
-    ),
-    "AlignmentSettings": "secure_apfed.settings.alignment",
-    "IdNormalisation": "apfed_protocols.ids",
-    "align": "apfed_protocols.psi",
-    "Config": "secure_apfed.config",
-    "load_config": "secure_apfed.config.file",
-    **dict.fromkeys(("Envelope", "InMemory", "Links", "Transcript"), "secure_apfed.exchange"),
-    "Linked": "secure_apfed.exchange.resumable_link",
-    "LocalEnd": "secure_apfed.exchange.sealed_connection",
-    "ResumableLink": "secure_apfed.exchange.resumable_link",
-    **dict.fromkeys(
-        ("GaussianGuard", "NoGuard", "RepresentationGuard"), "secure_apfed.privacy.guard"
-    ),
-    "PrivacyLedger": "secure_apfed.privacy.ledger",
-    "calibrate_sigma": "secure_apfed.privacy.accountants",
-    "run_frames": "secure_apfed.frames",
-    "load_model": "secure_apfed.runs.solo",
-    "load_recording": "secure_apfed.runs.outcome",
-    "run": "secure_apfed.runs.run",
+    "AlignmentSettings": "settings.alignment",
+    "Config": "config",
+    "load_config": "config.file",
+    **dict.fromkeys(("Envelope", "InMemory", "Links", "Transcript"), "exchange"),
+    **dict.fromkeys(("Linked", "ResumableLink"), "exchange.resumable_link"),
+    "LocalEnd": "exchange.sealed_connection",
+    **dict.fromkeys(("GaussianGuard", "NoGuard", "RepresentationGuard"), "privacy.guard"),
+    "PrivacyLedger": "privacy.ledger",
+    "calibrate_sigma": "privacy.accountants",
+    "run_frames": "frames",
+    "load_model": "runs.solo",
+    "load_recording": "runs.outcome",
+    "run": "runs.run",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Load an everyday name from its home."""
-    if name not in _HOME:
+    """Load an everyday name from its home; those not listed above are of `apfed_protocols`."""
+    if name not in __all__:
         raise AttributeError(f"secure_apfed has no {name!r}; its names are {', '.join(__all__)}")
-    return getattr(import_module(_HOME[name]), name)
+    home = _HOME.get(name)
+    return getattr(import_module(f"secure_apfed.{home}") if home else apfed_protocols, name)
 
 
 def __dir__() -> list[str]:

@@ -534,13 +534,8 @@ class Parting:
 
 @dataclass(frozen=True, kw_only=True)
 class Direction:
-    """From a sender to a receiver.
-
-    Attributes:
-        equal, equal_size: envelopes that both have, and their bytes.
-        unreceived, unreceived_size: what the sender sent at the end of sessions and the receiver
-            never had; where the logs part, those before that.
-        parting: where they part; None: nowhere.
+    """Envelopes that both ends have, those of the ends of sessions that the receiver never had, and
+    where the logs part, if they do; then both counts are of what lies before.
     """
 
     sender: str

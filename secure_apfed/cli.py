@@ -27,7 +27,6 @@ from secure_apfed.commands import (
     before,
     bench,
     finished,
-    research,
     study,
 )
 from secure_apfed.errors import ApfedError
@@ -323,7 +322,7 @@ _EVERYDAY: tuple[Callable[..., None], ...] = (
     before.check_encoder, before.check_ids, apart.party, apart.relay, doctor,
 )  # fmt: skip
 _RESEARCH: tuple[Callable[..., None], ...] = (
-    research.contributions, research.search, finished.tradeoff, research.table,
+    study.contributions, study.search, finished.tradeoff, study.table,
     bench.bench, bench.audit,
 )  # fmt: skip
 for _command in _EVERYDAY:

@@ -29,14 +29,7 @@ if TYPE_CHECKING:
     from secure_apfed.exchange import Status, Waiting
     from secure_apfed.runs.outcome import Progress
 
-__all__ = [
-    "Board",
-    "counting",
-    "downloading",
-    "figures",
-    "showing",
-    "watching",
-]
+__all__ = ["Board", "counting", "downloading", "figures", "showing", "watching"]
 
 _PERIOD_S = 1.0
 _AGAIN_S = 30.0  # a line although nothing changed

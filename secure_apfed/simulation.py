@@ -9,12 +9,11 @@ batches, dropout, every update and the weights are those of the parties.
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from joblib import Parallel, delayed
 from torch import Tensor
 
 from apfed_protocols.errors import UnsafeChoiceWarning
@@ -29,7 +28,7 @@ from secure_apfed.secure_sums import sum_kind
 from secure_apfed.seeds import undisturbed
 from secure_apfed.tasks import Classification
 
-__all__ = ["Simulated", "begin", "finish", "simulate", "simulate_many", "train", "why_not"]
+__all__ = ["Simulated", "begin", "finish", "simulate", "train", "why_not"]
 
 _NO_KEY = bytes(32)
 """No mechanism draws anything here: labels that may be learnt from stay, the others are hidden."""
@@ -37,12 +36,7 @@ _NO_KEY = bytes(32)
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """What a simulated run gives.
-
-    Attributes:
-        accuracy: on the active's test rows, by inference variant.
-        seconds: that it took; of a run that trained together with others, its share.
-    """
+    """Accuracy on the active's test rows, by inference variant, and the seconds that it took."""
 
     accuracy: Mapping[str, float]
     seconds: float
@@ -84,12 +78,7 @@ def simulate(
     data: VerticalData | None = None,
     alignment: Mapping[str, Tensor] | None = None,
 ) -> Simulated:
-    """Train one run, and measure what it reaches.
-
-    Args:
-        config: of the run.
-        data: of the run, where it is loaded already.
-        alignment: by party, positions in its table; None: of the IDs that all have, ascending.
+    """Train one run, aligned by the IDs that all have unless said, and measure what it reaches.
 
     Raises:
         ConfigError: the run needs parties that send messages; see `why_not`.
@@ -104,11 +93,7 @@ def simulate(
 def begin(
     config: Config, data: VerticalData, alignment: Mapping[str, Tensor] | None = None
 ) -> Simulation:
-    """Build the parties of a run that can be simulated, ready to train.
-
-    Raises:
-        ConfigError: see `simulate`.
-    """
+    """Build the parties of a run that can be simulated, ready to train; see `simulate`."""
     if reason := why_not(config):
         raise ConfigError(f"this run cannot be simulated: {reason}; run it with its parties")
     alignment = alignment or _aligned(data)
@@ -153,21 +138,3 @@ def _aligned(data: VerticalData) -> dict[str, Tensor]:
         order = np.argsort(ids)
         found[table.name] = torch.from_numpy(order[np.searchsorted(ids, common, sorter=order)])
     return found
-
-
-def simulate_many(configs: Sequence[Config], *, jobs: int = 1) -> list[Simulated]:
-    """Train runs, in any order, and return what each reaches, in theirs; one a core is fastest.
-
-    Args:
-        configs: of the runs.
-        jobs: processes, one thread each; those of runs on a GPU wait for each other there.
-
-    Raises:
-        ConfigError: a run cannot be simulated.
-    """
-    return list(Parallel(n_jobs=jobs)(delayed(_alone)(config) for config in configs))
-
-
-def _alone(config: Config) -> Simulated:
-    torch.set_num_threads(1)
-    return simulate(config)

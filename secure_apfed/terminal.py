@@ -47,14 +47,7 @@ _USAGE, _DATA, _PROTOCOL, _BUDGET = 2, 3, 4, 5
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One error for people.
-
-    Attributes:
-        code: exit code: 2 usage or config, 3 data or files, 4 protocol or security, 5 privacy
-            budget exhausted, 130 interrupted.
-        title: of the panel; kind: for programs.
-        cause: what was raised.
-    """
+    """One error: a panel with a title for people, a kind for programs, and the exit code."""
 
     code: int
     title: str

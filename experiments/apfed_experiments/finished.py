@@ -30,7 +30,6 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.files import make_private, read_bytes, read_json, write_atomically
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import Outcome, Recording, load_recording, read_outcome
-from secure_apfed.runs.spending import shown_figure
 
 __all__ = [
     "FILE", "FinishedRun", "Reconstruction", "keep_examples", "key_of", "mount_attacks",
@@ -64,10 +63,10 @@ class FinishedRun:
         person's votes or contributions at the passive where they cost most; inf: nothing is
         promised.
         """
+        if self.config.method.figure == "epsilon_x":
+            return self.outcome.privacy.epsilon_x
         spent = self.outcome.contributions.values()
-        passives = max((account.epsilon for account in spent), default=math.inf)
-        _, epsilon = shown_figure(self.config, self.outcome.privacy.epsilon_x, passives)
-        return math.inf if epsilon is None else epsilon
+        return max((account.epsilon for account in spent), default=math.inf)
 
 
 def read_finished_run(path: Path) -> FinishedRun:

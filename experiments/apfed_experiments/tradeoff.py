@@ -7,7 +7,6 @@ a leaderboard (CSV, Markdown), pictures and one self-contained page.
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import cycle
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 from adjustText import adjust_text
-from joblib import Parallel, delayed, parallel_config
+from joblib import Parallel, delayed
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
@@ -473,30 +472,28 @@ class TradeOffError(ApfedError):
 
 
 def run_tradeoff(
-    tradeoff: TradeOff, folder: Path, *, jobs: int = 1, backend: Literal["loky", "ray"] = "loky",
+    tradeoff: TradeOff, folder: Path, *, jobs: int = 1,
     on_done: OnDone = lambda done, total: None,
 ) -> Board:  # fmt: skip
     """Run what is missing, and write the leaderboard, the pictures and the page.
 
     Every trial is a run folder of its own below `folder`; finished ones are not run again. A trial
-    that ends with an error is named in the board's failures, and its point left out. `backend`
-    "ray" gives trials to a Ray cluster, the nodes of which share this file system.
+    that ends with an error is named in the board's failures, and its point left out.
 
     Raises:
-        ConfigError: a defence that no run accepts, or Ray is not installed.
+        ConfigError: a defence that no run accepts.
         CheckpointError: the folder holds something else, or a trial's has other settings; nothing
             was run.
         TradeOffError: the undefended point failed, with which all others are compared.
     """
     points = points_of(tradeoff, folder)
     study = Study(points=points, seeds=range(tradeoff.seeds))
-    with _in_processes(backend):
-        _claim(folder, tradeoff, study)
-        results = study.run(jobs=jobs, keep_going=True, on_done=on_done, solo=True)
-        _refuse_without_undefended(tradeoff, points, results)
-        board = Board.of(points, results)
-        reported = [row["point"] for row in board.rows if not row["point"].centralised]
-        Parallel(n_jobs=jobs)(delayed(write_report)(point.trial(0).path) for point in reported)
+    _claim(folder, tradeoff, study)
+    results = study.run(jobs=jobs, keep_going=True, on_done=on_done, solo=True)
+    _refuse_without_undefended(tradeoff, points, results)
+    board = Board.of(points, results)
+    reported = [row["point"] for row in board.rows if not row["point"].centralised]
+    Parallel(n_jobs=jobs)(delayed(write_report)(point.trial(0).path) for point in reported)
     table = board.table
     write_text(folder / "leaderboard.csv", table.csv())
     write_text(folder / "leaderboard.md", board.as_markdown())
@@ -510,20 +507,6 @@ def run_tradeoff(
         reading=f"{READING} {at_delta}", rows=table.cells, reports=reports, failures=board.failures,
     )  # fmt: skip
     return board
-
-
-@contextmanager
-def _in_processes(backend: Literal["loky", "ray"]) -> Iterator[None]:
-    if backend == "ray":
-        try:
-            from ray.util.joblib import register_ray
-        except ModuleNotFoundError:
-            raise ConfigError(
-                "backend ray: Ray is not installed; pip install ray, or use loky"
-            ) from None
-        register_ray()
-    with parallel_config(backend=backend):
-        yield
 
 
 def _claim(folder: Path, tradeoff: TradeOff, study: Study) -> None:

@@ -10,7 +10,7 @@ second time.
 
 import hashlib
 import os
-import secrets
+import secrets  # noqa: TID251 - this is the one module
 from collections.abc import Iterator
 
 import numpy as np

@@ -236,8 +236,7 @@ def _show_quality(found: "EncoderQuality", *, title: str) -> None:
 def check_ids(
     config_file: ConfigFile,
     party: Annotated[
-        list[str] | None,
-        typer.Option(help="Whose IDs; all whose file is here, unless given."),
+        list[str] | None, typer.Option(help="Whose IDs; all whose file is here, unless given.")
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,

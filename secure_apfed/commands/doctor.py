@@ -11,19 +11,20 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from apfed_protocols.crypten import INSTALL
 from secure_apfed.data.catalogue import DATASETS
 from secure_apfed.data.files import default_folder
-from secure_apfed.data.readers import DataSet, file_path
+from secure_apfed.data.readers import file_path
 from secure_apfed.errors import DataError
+from secure_apfed.workers import usable_cores
 
 __all__ = ["Finding", "examine", "healthy"]
 
 _OLDEST_PYTHON = (3, 11)
-_PROJECT = "secure-apfed"
-
+_AGAIN, _EXTRA = "pip install --upgrade secure-apfed", "pip install 'secure-apfed[{}]'"
+_EXPERIMENTS = _EXTRA.format("experiments")
 # distribution -> (module, what it is for); a run needs these.
 _REQUIRED: Mapping[str, tuple[str, str]] = {
     "torch": ("torch", "networks"),
@@ -43,18 +44,13 @@ _REQUIRED: Mapping[str, tuple[str, str]] = {
     "pandas": ("pandas", "tables"),
     "pyarrow": ("pyarrow", "Parquet"),
 }
-_EXPERIMENTS = f"pip install '{_PROJECT}[experiments]'"
 # distribution -> (module, what it is for, how to get it); a run does without these.
 _OPTIONAL: Mapping[str, tuple[str, str, str]] = {
     "matplotlib": ("matplotlib", "pictures", _EXPERIMENTS),
     "jinja2": ("jinja2", "the HTML report", _EXPERIMENTS),
-    "grpcio": ("grpc", "links between machines", f"pip install '{_PROJECT}[grpc]'"),
+    "grpcio": ("grpc", "links between machines", _EXTRA.format("grpc")),
     "dp-accounting": ("dp_accounting", "a third opinion on epsilon", _EXPERIMENTS),
-    "tensorboard": (
-        "tensorboard",
-        "curves while training",
-        f"pip install '{_PROJECT}[tensorboard]'",
-    ),
+    "tensorboard": ("tensorboard", "curves while training", _EXTRA.format("tensorboard")),
 }
 
 # Tried in a process of its own: this one does not need its modules.
@@ -62,16 +58,12 @@ _CRYPTEN = "from apfed_protocols.crypten import load_crypten; load_crypten()"
 _CRYPTEN_SECONDS = 60
 
 
+_Lacking: TypeAlias = Literal["optional", "missing"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        group, name: what it is.
-        state: ok; "optional": missing, and a run does without it; "missing": required.
-        value: what was found.
-        remedy: what to do about it; empty if nothing.
-    """
+    """One thing that was looked at; of what is "optional" and missing a run does without."""
 
     group: str
     name: str
@@ -90,65 +82,68 @@ def examine() -> tuple[Finding, ...]:
     return (*_system(), *_packages(), *_accelerator(), *_data())
 
 
+def _ok(group: str, name: str, value: str) -> Finding:
+    return Finding(group=group, name=name, state="ok", value=value)
+
+
+def _lacking(
+    group: str,
+    name: str,
+    value: str,
+    remedy: str,
+    state: Literal["optional", "missing"] = "optional",
+) -> Finding:
+    return Finding(group=group, name=name, state=state, value=value, remedy=remedy)
+
+
 def _system() -> Iterator[Finding]:
-    new_enough = sys.version_info >= _OLDEST_PYTHON
-    yield Finding(
-        group="system", name="python", state="ok" if new_enough else "missing",
-        value=platform.python_version(),
-        remedy="" if new_enough else "install Python {}.{} or newer".format(*_OLDEST_PYTHON),
-    )  # fmt: skip
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    machine = f"{platform.system()} on {platform.machine()}, {cores} cores"
-    yield Finding(group="system", name="machine", state="ok", value=machine)
+    python = "system", "python", platform.python_version()
+    if sys.version_info >= _OLDEST_PYTHON:
+        yield _ok(*python)
+    else:
+        newer = "install Python {}.{} or newer".format(*_OLDEST_PYTHON)
+        yield _lacking(*python, newer, "missing")
+    machine = f"{platform.system()} on {platform.machine()}, {usable_cores()} cores"
+    yield _ok("system", "machine", machine)
 
 
 def _packages() -> Iterator[Finding]:
     for name, (module, purpose) in _REQUIRED.items():
-        yield _package(name, module, purpose, f"pip install --upgrade {_PROJECT}", "missing")
+        yield _package(name, module, purpose, _AGAIN, "missing")
     for name, (module, purpose, remedy) in _OPTIONAL.items():
         yield _package(name, module, purpose, remedy, "optional")
     yield _crypten()
 
 
-def _package(
-    name: str, module: str, purpose: str, remedy: str, absent: Literal["optional", "missing"]
-) -> Finding:
+def _package(name: str, module: str, purpose: str, remedy: str, absent: _Lacking) -> Finding:
     quiet = io.StringIO()
     try:
         with warnings.catch_warnings(), redirect_stdout(quiet), redirect_stderr(quiet):
             warnings.simplefilter("ignore")
             importlib.import_module(module)
-        version = importlib.metadata.version(name)
+        return _ok("packages", name, importlib.metadata.version(name))
     except (ImportError, OSError, AttributeError) as error:
         # OSError: a shared library does not load; AttributeError: two packages do not fit.
         reason = str(error).splitlines()[0]
-        return Finding(
-            group="packages",
-            name=name,
-            state=absent,
-            value=f"for {purpose}: {reason}",
-            remedy=remedy,
-        )
-    return Finding(group="packages", name=name, state="ok", value=version)
+        return _lacking("packages", name, f"for {purpose}: {reason}", remedy, absent)
 
 
 def _crypten() -> Finding:
-    purpose = "for the sum `crypten` and the intersection `circuit_crypten`"
     try:
         version = importlib.metadata.version("crypten")
         subprocess.run(  # noqa: S603 - a fixed program, no input
             [sys.executable, "-c", _CRYPTEN],
             check=True, capture_output=True, text=True, timeout=_CRYPTEN_SECONDS,
         )  # fmt: skip
+        return _ok("packages", "crypten", version)
     except importlib.metadata.PackageNotFoundError:
-        value = f"{purpose}: not installed"
+        why = "not installed"
     except subprocess.CalledProcessError as error:
-        value = f"{purpose}: {(error.stderr.splitlines() or ['does not load'])[-1]}"
+        why = (error.stderr.splitlines() or ["does not load"])[-1]
     except subprocess.TimeoutExpired:
-        value = f"{purpose}: does not load within {_CRYPTEN_SECONDS} s"
-    else:
-        return Finding(group="packages", name="crypten", state="ok", value=version)
-    return Finding(group="packages", name="crypten", state="optional", value=value, remedy=INSTALL)
+        why = f"does not load within {_CRYPTEN_SECONDS} s"
+    purpose = "for the sum `crypten` and the intersection `circuit_crypten`"
+    return _lacking("packages", "crypten", f"{purpose}: {why}", INSTALL)
 
 
 def _accelerator() -> Iterator[Finding]:
@@ -158,39 +153,29 @@ def _accelerator() -> Iterator[Finding]:
         return
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
-        value = f"{', '.join(names)}, CUDA {torch.version.cuda}"
-        yield Finding(group="system", name="GPU", state="ok", value=value)
+        yield _ok("system", "GPU", f"{', '.join(names)}, CUDA {torch.version.cuda}")
         return
-    built = torch.version.cuda
     remedy = (
-        "check the driver with nvidia-smi" if built
+        "check the driver with nvidia-smi" if torch.version.cuda
         else "on a machine with one, install a CUDA build of torch (see pytorch.org)"
     )  # fmt: skip
     value = f"none that torch {torch.__version__} can use; runs take the CPU"
-    yield Finding(group="system", name="GPU", state="optional", value=value, remedy=remedy)
+    yield _lacking("system", "GPU", value, remedy)
 
 
 def _data() -> Iterator[Finding]:
     folder = default_folder()
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    writable = nearest.is_dir() and os.access(nearest, os.W_OK)
-    yield Finding(
-        group="data", name="folder for downloads", state="ok" if writable else "optional",
-        value=f"{folder} ({'writable' if writable else 'not writable'})",
-        remedy="" if writable else "set SECURE_APFED_DATA to a folder that you may write to",
-    )  # fmt: skip
-    yield from map(_dataset, DATASETS.values())
-
-
-def _dataset(dataset: DataSet) -> Finding:
-    if not dataset.files:
-        return Finding(group="data", name=dataset.name, state="ok", value=dataset.how)
-    try:
-        places = {file_path(dataset, file, None).parent for file in dataset.files}
-    except DataError:
-        return Finding(
-            group="data", name=dataset.name, state="optional", value="not found",
-            remedy=dataset.how,
-        )  # fmt: skip
-    where = ", ".join(sorted(map(str, places)))
-    return Finding(group="data", name=dataset.name, state="ok", value=f"found in {where}")
+    if nearest.is_dir() and os.access(nearest, os.W_OK):
+        yield _ok("data", "folder for downloads", f"{folder} (writable)")
+    else:
+        remedy = "set SECURE_APFED_DATA to a folder that you may write to"
+        yield _lacking("data", "folder for downloads", f"{folder} (not writable)", remedy)
+    for dataset in DATASETS.values():
+        try:
+            places = {file_path(dataset, file, None).parent for file in dataset.files}
+        except DataError:
+            yield _lacking("data", dataset.name, "not found", dataset.how)
+        else:
+            where = f"found in {', '.join(sorted(map(str, places)))}"
+            yield _ok("data", dataset.name, where if places else dataset.how)

@@ -23,14 +23,6 @@ __all__ = ["AttackChoice", "Config"]
 class Config(RunSettings):
     """The settings of a run, which fit its method and each other."""
 
-    moved = {
-        "votes": "method: {name: votes, epsilon: 8}",
-        "teacher": "method: {name: joint_teacher, labels: spreading}",
-        "distilled": "method: {name: apc_vfl, epochs: 200}",
-        "decomposed": "method: {name: vfedtrans, mask_rows: 1024}",
-        "multiview": "method: {name: mmvfl, beta: 1.0}",
-    }
-
     @field_validator("method", mode="before")
     @classmethod
     def _is_a_method(cls, said: Any, info: ValidationInfo) -> MethodSettings:

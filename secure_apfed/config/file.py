@@ -105,10 +105,9 @@ def _sentence(cls: type[Settings], path: KeyPath, details: list[ErrorDetails], r
     first = details[0]
     if first["type"] == "extra_forbidden":
         *above, name = first["loc"]
-        for model in _models_at(cls, tuple(above), raw):
-            if issubclass(model, Settings) and name in model.moved:
-                return f"is no key any more; say {model.moved[str(name)]}"
-        return _unknown(str(name), sorted(set(_known_keys(cls, tuple(above), raw))))
+        known = sorted(set(_known_keys(cls, tuple(above), raw)))
+        guess = did_you_mean(str(name), known)
+        return f"is an unknown key{f'; {guess}' if guess else '.'} Known here: {', '.join(known)}"
     if first["type"] == "missing":
         return "is missing; it has no default"
     if first["type"] in ("value_error", "assertion_error"):
@@ -144,11 +143,6 @@ def _nearest(given: Any, details: list[ErrorDetails]) -> str:
     ]
     guess = did_you_mean(str(given), filter(None, choices), cutoff=0.7)
     return f"; {guess}" if guess else ""
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    guess = did_you_mean(name, known)
-    return f"is an unknown key{f'; {guess}' if guess else '.'} Known here: {', '.join(known)}"
 
 
 def _shown(value: Any) -> str:

@@ -79,7 +79,7 @@ from secure_apfed.methods.terms import check_passives, require_own_terms
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.privacy.randomised_response import VoteResponse
-from secure_apfed.settings import OF_THE_RUN, THE_ACTIVE, unknown_name
+from secure_apfed.settings import THE_ACTIVE, unknown_name
 from secure_apfed.settings.method import FormSettings, MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import NoiseSettings
@@ -131,8 +131,6 @@ class VoteSettings(MethodSettings):
         weights_epsilon: what the weights of a labeller that noises them may cost a labelled
             person; for `private_logistic`, which needs it.
     """
-
-    moved = OF_THE_RUN
 
     labeller: str = "spreading"
     prior: Annotated[str, THE_ACTIVE] = _BEST_SOLO

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from apfed_protocols.conversation import Conversation, converse
-from apfed_protocols.psi import SET_INTERSECTIONS, align
+from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import canonical_ids, intersection
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
@@ -64,7 +64,7 @@ _FEWEST = 4
 _GOLDEN = 0.618
 _SAMPLE = 1000
 _DEALER = "dealer"
-_TWINS = frozenset({"circuit_crypten"})  # sends what `circuit` sends, and takes an extra
+_TWINS = {"circuit_crypten": "circuit"}  # sends what the other sends, and takes an extra
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +157,8 @@ def forecast(config: Config) -> Forecast:
         played = _rehearse(config, data, batch=batch, aligned=share, labelled=labelled)
         privacy = _privacy(config)
     links = tuple(_links(played, data, *scales))
+    intersections = _intersection_costs(config, data)
+    aligned_by = _TWINS.get(config.alignment.backend, config.alignment.backend)
     evaluations = -(-config.train.epochs // config.train.evaluate_every)
     tested = len(data.test_rows) / len(played.data.test_rows)
     return Forecast(
@@ -170,7 +172,7 @@ def forecast(config: Config) -> Forecast:
         numbers_per_row=played.numbers_per_row,
         wire_bytes=sum(link.wire_bytes for link in links),
         links=links,
-        seconds=_alignment_seconds(config, data, played)
+        seconds=sum(way.seconds for way in intersections if way.protocol == aligned_by)
         + steps * played.step_seconds
         + evaluations * played.evaluation_seconds * tested,
         seconds_per_step=played.step_seconds,
@@ -186,7 +188,7 @@ def forecast(config: Config) -> Forecast:
         },
         delta_passives=config.delta if noise else None,
         releases_passives=releases if noise else None,
-        intersections=_intersection_costs(config, data),
+        intersections=intersections,
         warnings=tuple(_warnings(config, played, links, privacy.epsilon_x, len(data.passives))),
     )
 
@@ -207,24 +209,6 @@ def _links(
                 sender=flow.sender, receiver=flow.receiver, kind=flow.kind.value,
                 messages=round(flow.messages * count), wire_bytes=round(flow.wire_bytes * size),
             )  # fmt: skip
-
-
-def _alignment_seconds(config: Config, data: VerticalData, played: "_Rehearsal") -> float:
-    """Time an intersection of the rehearsal's IDs, and scale it by the number of real ones."""
-    if not config.method.aligns:
-        return 0.0
-    tables = played.data.tables
-    ids = {table.name: table.ids for table in tables}
-    settings = config.alignment.for_a_trial()
-    began = time.perf_counter()
-    align(
-        ids, hub=played.data.active.name, protocol=settings.backend,
-        normalisation=id_rules(settings), minimum_rows=settings.minimum_rows,
-        maximum_ids=settings.maximum_ids, threads=settings.threads,
-    )  # fmt: skip
-    seconds = time.perf_counter() - began
-    real = sum(len(table.ids) for table in data.tables)
-    return seconds * real / sum(map(len, ids.values()))
 
 
 def _privacy(config: Config) -> PrivacySpent:

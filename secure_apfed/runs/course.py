@@ -41,24 +41,9 @@ from secure_apfed.methods import PartyState, Session, train
 from secure_apfed.methods.method import batches_of, end_all, held_out_of, save_all
 from secure_apfed.methods.terms import task_of
 from secure_apfed.privacy.ledger import PrivacySpent
-from secure_apfed.runs.folder import (
-    RunFolder,
-    keep_scored,
-    save_tensors,
-    signed,
-)
-from secure_apfed.runs.outcome import (
-    AgreementOf,
-    Attendance,
-    Contributions,
-    Outcome,
-    Privacy,
-    Progress,
-    Recording,
-    RunResult,
-    write_outcome,
-)
-from secure_apfed.runs.spending import cross_checked, guarantee_text, shown_figure, spent_in
+from secure_apfed.runs.folder import RunFolder, keep_scored, save_tensors, signed
+from secure_apfed.runs.outcome import Outcome, Progress, Recording, RunResult, write_outcome
+from secure_apfed.runs.spending import cross_checked, guarantee_text, spent_in
 from secure_apfed.runs.training_labels import TrainingLabels, gone_back
 from secure_apfed.tasks import scored_rows
 
@@ -75,16 +60,11 @@ _PACKAGES = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Judged:
-    """What a model is found to be worth.
+    """What a model is found to be worth, by inference variant: by the measure of the run, or by all
+    where it is finished.
 
-    Attributes:
-        measure: that the run is judged by.
-        said: of test rows, by inference variant.
-        accuracy: by variant; NaN where it was asked for no row, or nothing is classified.
-        measures: by variant and name: the run's measure, or all where the model is finished.
-        threshold: that the active's model decides at; None: it takes the likeliest class.
-        ranges: how its scores of training rows are spread, where it is finished and may be told.
-        extremes: by column of numbers, between which these rows lie; likewise.
+    Without threshold it takes the likeliest class; how its scores of training rows are spread, and
+    between which numbers these lie, is there where it is finished and may tell of them.
     """
 
     measure: str
@@ -207,13 +187,7 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 class RunWriter:
-    """Writes one run's folder while it runs.
-
-    Args:
-        folder: of the run, or of the active where it runs apart from the others.
-        config: of the run.
-        apart: whether it does.
-    """
+    """Writes a run's folder, or that of the active where it runs `apart`, while it runs."""
 
     def __init__(self, folder: RunFolder, config: Config, *, apart: bool = False) -> None:
         self.folder, self._config, self._apart = folder, config, apart
@@ -260,29 +234,24 @@ class RunWriter:
             self._board.close()
         folder.write_json(folder.flows, [asdict(flow) for flow in transcript.flows])
         aligned = session.alignment.get(session.active)
-        outcome = Outcome(
-            method=self._config.method.name,
+        told = {
+            "method": self._config.method.name,
             **judged.told,
-            wire_bytes=transcript.wire_bytes,
-            privacy=Privacy.of(privacy),
-            contributions={
-                passive: Contributions.model_validate(account)
-                for passive, account in session.passive_accounts.items()
-            },
-            seconds=seconds,
-            aligned_rows=0 if aligned is None else len(aligned),
-            train_rows=len(data.train_rows),
-            labelled_rows=len(data.labelled_rows),
-            test_rows=len(data.test_rows),
-            sum=session.secure_sum,
-            agreement={
-                passive: AgreementOf.model_validate(asdict(agreement))
-                for passive, agreement in learner.agreement.items()
-            },
-            attendance=Attendance.model_validate(session.attendance()),
-            guarantee=guarantee,
-            apart=self._apart,
-        )
+            "wire_bytes": transcript.wire_bytes,
+            "privacy": asdict(privacy),
+            "contributions": session.passive_accounts,
+            "seconds": seconds,
+            "aligned_rows": 0 if aligned is None else len(aligned),
+            "train_rows": len(data.train_rows),
+            "labelled_rows": len(data.labelled_rows),
+            "test_rows": len(data.test_rows),
+            "sum": session.secure_sum,
+            "agreement": learner.agreement,
+            "attendance": session.attendance(),
+            "guarantee": guarantee,
+            "apart": self._apart,
+        }
+        outcome = Outcome.model_validate(told)
         card = self._card(session, data, outcome, judged)
         keep_scored(folder, judged.said)
         networks = learner.solo()
@@ -337,11 +306,8 @@ class PartyBackError(RunStoppedError):
 
 
 class Watch:
-    """Whoever plays the active, as a run's course has it to do with them.
-
-    Args:
-        writer: of their folder; None: nothing is written.
-        on_progress: told after every step, and again after an evaluation.
+    """Whoever plays the active, as a run's course has it to do with them; without a writer nothing
+    is written.
     """
 
     def __init__(self, writer: RunWriter | None, on_progress: Callable[[Progress], None]) -> None:
@@ -362,16 +328,7 @@ class Watch:
 
 
 class Course:
-    """One session's course, and where it stands; see `secure_apfed.methods.Course`.
-
-    Args:
-        session: set up; labels: that it trains on.
-        watch: of whoever plays the active.
-        state: the newest of the active, where the session goes on from one.
-
-    Attributes:
-        judged: the last evaluation; None before the first.
-    """
+    """One session's course, and where it stands; see `secure_apfed.methods.Course`."""
 
     def __init__(
         self, session: Session, labels: TrainingLabels, watch: Watch, state: PartyState | None
@@ -633,11 +590,11 @@ class Course:
             )
 
     def _shown(self) -> tuple[str, float | None]:
-        """The figure of what leaves a party, and what it cost so far."""
-        passive = self._worst_passive
-        return shown_figure(
-            self._config, self.privacy().epsilon_x, passive["epsilon"] if passive else None
-        )
+        """The figure of what leaves a party, and what it cost so far; None while nobody said it."""
+        figure, passive = self._config.method.figure, self._worst_passive
+        if figure == "epsilon_x":
+            return figure, self.privacy().epsilon_x
+        return figure, passive["epsilon"] if passive else None
 
     def _tell(self, epoch: int) -> None:
         judged, own, measure = self.judged, self.session.headline, self._config.measure

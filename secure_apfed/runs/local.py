@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from pydantic import TypeAdapter
+
 from apfed_protocols.errors import (
     LocalProtocolError,
     PartyLeftError,
@@ -57,7 +59,6 @@ from secure_apfed.runs.outcome import (
     write_outcome,
 )
 from secure_apfed.runs.party import PartyFile, Peer, Tls
-from secure_apfed.runs.spending import shown_figure
 
 __all__ = ["free_addresses", "prepare_parties", "relaying", "run_locally", "trial_ways"]
 
@@ -72,6 +73,8 @@ _GONE_S = 3.0  # a process of this machine that cannot be reached for so long ha
 _START_S = 60.0
 WAYS: Mapping[str, Way] = {"local": "tcp", "grpc": "grpc", "relay": "relay"}
 """By transport, how parties in processes of their own reach each other."""
+_PROGRESS = TypeAdapter(Progress)
+_Hear: TypeAlias = Callable[[Mapping[str, Any]], None]
 _LOOK_S = 0.05
 _GRACE_S = 10.0
 _MOST_LINE = 2**20
@@ -182,8 +185,8 @@ def run_locally(
     """Train, evaluate and write one run, whose parties' folders lie in its own; see
     `secure_apfed.run`.
 
-    Of each party `on_status` hears in a thread, once a second at most. With `baselines` the
-    active's process measures, too, what it would do alone.
+    Of each party `on_status` hears in a thread, once a second at most, and so does `on_progress`
+    of the active. With `baselines` its process measures, too, what it would do alone.
     """
     if folder is None:
         raise ConfigError("parties that run apart need a folder each; name a run folder")
@@ -197,9 +200,16 @@ def run_locally(
                 config, folder, data=data, timeout_s=timeout_s, resume=resume, over=over
             )
             asked = [*(["--resume"] if resume else []), *([] if baselines else ["--no-baselines"])]
-            with relaying(files.values()), _started(files, asked, on_status=on_status) as processes:
-                shown = _Shown(led, config, on_progress)
-                _wait(processes, config.data.active_name, led, shown, timeout_s)
+
+            def hear(event: Mapping[str, Any]) -> None:
+                if isinstance(status := event.get("status"), dict):
+                    known = {name: status[name] for name in Status.model_fields & status.keys()}
+                    on_status(Status.model_validate(known))
+                if progress := event.get("progress"):
+                    on_progress(_PROGRESS.validate_python(progress))
+
+            with relaying(files.values()), _started(files, asked, hear) as processes:
+                _wait(processes, config.data.active_name, led, timeout_s)
             failed = _failures(processes)
             if failed and not led.result.exists():
                 raise failed
@@ -284,10 +294,8 @@ def _known(run: RunFolder, names: Sequence[str], over: Way) -> dict[str, Peer]:
 class _Process:
     """One party's process, which says on stdout where it stands, and how it failed (`said`)."""
 
-    def __init__(
-        self, name: str, process: "subprocess.Popen[bytes]", on_status: Callable[[Status], None]
-    ) -> None:
-        self.name, self.process, self._on_status = name, process, on_status
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]", hear: _Hear) -> None:
+        self.name, self.process, self._hear = name, process, hear
         self.said: Mapping[str, Any] = {}
         self._reader = threading.Thread(target=self._listen, daemon=True)
         self._reader.start()
@@ -312,14 +320,12 @@ class _Process:
                     if not isinstance(event, dict):
                         continue
                     self.said = event.get("error", self.said)
-                    if isinstance(status := event.get("status"), dict):
-                        shown = {name: status[name] for name in Status.model_fields & status.keys()}
-                        self._on_status(Status.model_validate(shown))
+                    self._hear(event)
 
 
 @contextmanager
 def _started(
-    files: Mapping[str, Path], asked: Sequence[str], *, on_status: Callable[[Status], None]
+    files: Mapping[str, Path], asked: Sequence[str], hear: _Hear
 ) -> Iterator[Sequence[_Process]]:
     """One process a party; none outlives the block."""
     processes: list[_Process] = []
@@ -331,7 +337,7 @@ def _started(
                 started = subprocess.Popen(  # noqa: S603 - this very program
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
                 )
-            processes.append(_Process(name, started, on_status))
+            processes.append(_Process(name, started, hear))
         yield processes
     finally:
         _end(processes)
@@ -352,9 +358,7 @@ def _end(processes: Sequence[_Process]) -> None:
         process.read()
 
 
-def _wait(
-    processes: Sequence[_Process], active: str, led: RunFolder, shown: "_Shown", timeout_s: float
-) -> None:
+def _wait(processes: Sequence[_Process], active: str, led: RunFolder, timeout_s: float) -> None:
     """Wait until the active has ended, and the others soon after it; for none of them for ever."""
     before = _signed_at(led)
     leading = next(process for process in processes if process.name == active)
@@ -362,7 +366,6 @@ def _wait(
     alone_since: float | None = None
     while leading.code is None:
         time.sleep(_LOOK_S)
-        shown.look()
         if any(process.code in _OWN_FAULTS for process in processes) and _signed_at(led) == before:
             return  # it never began, and the others would wait for it
         # Once it has a result it waits for nobody: it may measure what it would do alone.
@@ -370,7 +373,6 @@ def _wait(
             alone_since = alone_since or time.monotonic()
             if time.monotonic() - alone_since > 8 * timeout_s + _GRACE_S:
                 return  # whatever it waits for, nobody is there any more
-    shown.look()
     # The others need no more than to hear of the end, or to notice that it came without a word.
     deadline = time.monotonic() + (_GRACE_S if leading.code == 0 else 8 * timeout_s)
     while any(other.code is None for other in others) and time.monotonic() < deadline:
@@ -380,42 +382,6 @@ def _wait(
 def _signed_at(folder: RunFolder) -> int:
     """When a contract was signed last; 0: never."""
     return folder.contract.stat().st_mtime_ns if folder.contract.exists() else 0
-
-
-class _Shown:
-    """The epochs that the active has written, told as they come."""
-
-    def __init__(
-        self, led: RunFolder, config: Config, on_progress: Callable[[Progress], None]
-    ) -> None:
-        self._path, self._config, self._on_progress = led.metrics, config, on_progress
-        self._read = 0
-
-    def look(self) -> None:
-        """Tell of the lines that are whole since the last look."""
-        if not self._path.is_file():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._read)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for text in whole.splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # only a display
-                self._tell(json.loads(text))
-
-    def _tell(self, line: Mapping[str, Any]) -> None:
-        epochs, measure = self._config.train.epochs, self._config.measure
-        epsilons = (line["epsilon"], line["epsilon_passives"])
-        figure, epsilon = shown_figure(
-            self._config, *(None if epsilon is None else float(epsilon) for epsilon in epsilons)
-        )
-        told = {name: line[name] for name in ("epoch", "step", "loss", "wire_bytes")}
-        told["steps"] = line["step"] * epochs // line["epoch"]
-        told["accuracy"] = next(iter((line["accuracy"] or {}).values()), None)
-        scores = (own.get(measure) for own in (line["measures"] or {}).values())
-        told |= {"measure": measure, "score": next(scores, None)}
-        self._on_progress(Progress(**told, epochs=epochs, figure=figure, epsilon=epsilon))
 
 
 def _failures(processes: Sequence[_Process]) -> Exception | None:

@@ -26,12 +26,12 @@ from secure_apfed.files import read_bytes, read_json
 from secure_apfed.learning.descent import without_prefix
 from secure_apfed.measures import ACCURACY, Measure, find_measure
 from secure_apfed.methods import METHODS, Session
+from secure_apfed.methods.method import Agreement
 from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.solo import load_model
 
 __all__ = [
-    "AgreementOf",
     "Attendance",
     "Contributions",
     "Count",
@@ -107,15 +107,6 @@ class Contributions(Written):
     trace: tuple[str, ...] = ()
 
 
-class AgreementOf(Written):
-    """How far one passive's votes agree with others'; see `secure_apfed.methods.method`."""
-
-    others: float | None
-    labels: float
-    others_noise: float
-    labels_noise: float
-
-
 class Outcome(Written):
     """result.json, with the cross-checks of accountants.json where that was written."""
 
@@ -133,7 +124,7 @@ class Outcome(Written):
     guarantee: str | None = None
     apart: bool = False
     contributions: Mapping[str, Contributions] = {}
-    agreement: Mapping[str, AgreementOf] = {}
+    agreement: Mapping[str, Agreement] = {}
     measure: str = ACCURACY.name
     measures: Mapping[str, Mapping[str, float]] = {}
     threshold: float | None = None

@@ -95,14 +95,18 @@ class PartyFile(Settings):
     relative start at the file's folder.
 
     Attributes:
-        party: its name; active, passives: who is who.
+        party: its own name.
+        active: the name of the party whose labels are learnt and who predicts.
+        passives: the names of those who help it.
         config: YAML of the run; what the parties agree on must be the same in everybody's.
         folder: its own, for keys, checkpoints and logs.
         listen: "host:port" where the others reach it; null: it dials out only.
         peers: the others, by name.
         link: how it reaches them: "tcp", between processes of one machine; "grpc", across machines;
             "nvflare", inside a job of NVFlare's, which needs no addresses.
-        tls: for "grpc"; insecure_plaintext_on_loopback: without it, on this machine alone.
+        tls: files that "grpc" takes.
+        insecure_plaintext_on_loopback: "grpc" without TLS, which no address but those of this
+            machine may have. Frames are sealed all the same.
         relay: "host:port" that all dial, where some cannot be reached.
         relay_name: the name in the relay's certificate; null: the host's own.
         proxy: "http://host:port" of a proxy that is asked to CONNECT; null: the environment's.
@@ -324,23 +328,12 @@ def play_party(
     status: StatusKeeper | None = None,
     meet: Connect = connect,
 ) -> RunResult | None:
-    """Play one party's part of a run to its end.
+    """Play one party's part of a run to its end; at the active return what the run gave: its own
+    bytes on the links, and of passives what they say that they charged.
 
     Under `rules.restarts` it goes on from what lies in its folder, and where another party left or
-    comes back, it begins a new session by itself.
-
-    Args:
-        path: of its file.
-        resume: go on from the checkpoint in its folder.
-        on_progress: at the active, called after every step.
-        over: what the frames go through besides the links.
-        on_restart: told why a session ended, before another one begins.
-        status: told where the party stands.
-        meet: connects it to the others.
-
-    Returns:
-        What the run gave, at the active: its own bytes on the links, and of passives what they say
-        that they charged.
+    comes back, it begins a new session by itself; `on_restart` is told why. `meet` connects it to
+    the others, and frames go through `over` besides the links.
 
     Raises: as `secure_apfed.run`, and PartyLeftError where another party stopped or left.
     """

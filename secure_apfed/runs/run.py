@@ -231,8 +231,8 @@ def run(
         folder: of the run; made where missing. None: write nothing.
         data: of the run, where it is loaded already.
         resume: go on from the checkpoints in `folder`.
-        on_progress: called after every step, and again after an evaluation; after every epoch
-            where parties run apart.
+        on_progress: called after every step, and again after an evaluation; where parties run
+            apart, once a second at most.
         transport: a key of `TRANSPORTS`: "memory", one process plays all; "local", one process a
             party, over loopback; "grpc", the same as between machines; "relay", through a relay.
         options: of the transport: `timeout_s`, seconds of patience with a silent party.

@@ -254,13 +254,8 @@ def row_writer(path: Path) -> Iterator[_Write]:
 class Compared:
     """How predicted rows differ from those of training.
 
-    Attributes:
-        rows: how many were predicted.
-        stability: how far the scores are spread otherwise than those of the training rows, see
-            `secure_apfed.measures.stability_index`; None: nobody kept those, or too few rows.
-        stability_needs: rows that have an index at least; 0: nobody kept those.
-        drift: of each raw column, see `secure_apfed.data.inputs`; none of images, of which the
-            encoding keeps no figures.
+    There is no stability index of fewer rows than it needs (0: nobody kept the spread of scores in
+    training), and no drift of images, of which the encoding keeps no figures.
     """
 
     rows: int
@@ -277,15 +272,8 @@ class Compared:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Predicted:
-    """What a model says of each row of a file.
-
-    Attributes:
-        ids: names of the rows, or their numbers from 0.
-        outputs: what the task tells: probabilities (N, K), of which each row sums to 1, or a number
-            (N,) a row, of a regression in the unit of the labels.
-        what: such a number's name.
-        compared: with training rows.
-        classes: K names; decided: (N,), places in them of what each row is given; None of numbers.
+    """What a model says of each row of a file, by its ID or its number from 0: probabilities (N, K)
+    of `classes` and the places (N,) in them that it decides for, or a number (N,) called `what`.
     """
 
     ids: tuple[str, ...]
@@ -295,33 +283,24 @@ class Predicted:
     classes: tuple[str, ...] = ()
     decided: Tensor | None = None
 
-    def columns(self) -> tuple[str, ...]:
-        """Names of the columns that are written."""
+    def frame(self) -> pd.DataFrame:
+        """Of each row its ID, its class and the probability of every class, or ID and number."""
         if self.decided is None:
-            return ("id", self.what)
-        return ("id", "class", *(f"p({class_})" for class_ in self.classes))
-
-    def cells(self) -> Iterator[tuple[Any, ...]]:
-        """Of each row id, class and the probability of every class, or id and number."""
-        if self.decided is None:
-            yield from zip(self.ids, self.outputs.tolist(), strict=True)
-            return
-        best_N, rows = self.decided.tolist(), self.outputs.tolist()
-        for name, best, row in zip(self.ids, best_N, rows, strict=True):
-            yield name, self.classes[best], *row
+            return pd.DataFrame({"id": self.ids, self.what: self.outputs.tolist()})
+        decided = [self.classes[at] for at in self.decided.tolist()]
+        shares = zip(self.classes, self.outputs.T.tolist(), strict=True)
+        told = {f"p({name})": column for name, column in shares}
+        return pd.DataFrame({"id": self.ids, "class": decided, **told})
 
     def as_json(self) -> dict[str, Any]:
+        rows = self.frame()
         if self.decided is None:
-            keys = self.columns()
-            rows = [dict(zip(keys, row, strict=True)) for row in self.cells()]
-            return {**self.compared.as_json(), "predictions": rows}
-        rows = [
-            {"id": name, "class": best, "probabilities": row} for name, best, *row in self.cells()
+            return {**self.compared.as_json(), "predictions": rows.to_dict("records")}
+        told = [
+            {"id": name, "class": best, "probabilities": shares}
+            for name, best, *shares in rows.itertuples(index=False, name=None)
         ]
-        return {"classes": list(self.classes), **self.compared.as_json(), "predictions": rows}
-
-    def frame(self) -> pd.DataFrame:
-        return pd.DataFrame(list(self.cells()), columns=list(self.columns()))
+        return {"classes": list(self.classes), **self.compared.as_json(), "predictions": told}
 
     def write(self, path: Path) -> None:
         """Write them, see `row_writer`."""
@@ -331,13 +310,9 @@ class Predicted:
 
 @undisturbed()
 def predict_file(folder: Path, path: Path, *, id_columns: Sequence[str] | None = None) -> Predicted:
-    """Predict the rows of a file.
+    """Predict the rows of a file (CSV, Parquet, .npy or IDX) by the model of a finished run.
 
-    Args:
-        folder: of a finished run.
-        path: CSV, Parquet, .npy or IDX with the columns or images of the active.
-        id_columns: columns that name a row; None takes those that the run was trained with
-            where it was trained on the parties' own tables.
+    Rows are named by these columns; None takes those of training, where that was on own tables.
     """
     predictor = _Predictor(load_model(folder))
     blocks = list(predictor.blocks(path, _named(folder, id_columns)))

@@ -20,7 +20,7 @@ from secure_apfed.secure_sums import sum_kind
 
 __all__ = [
     "LABEL_ASSUMPTIONS", "ReleaseMeter", "cross_checked", "guarantee_of", "guarantee_text",
-    "shown_figure", "spent_in", "worst_of",
+    "spent_in", "worst_of",
 ]  # fmt: skip
 
 LABEL_ASSUMPTIONS = (
@@ -34,16 +34,6 @@ _SEEDED = (
     "and label DP holds only against somebody who does not know the run's seed, since the "
     "answers are derived from it"
 )
-
-
-def shown_figure(
-    config: Config, epsilon_x: float | None, epsilon_passives: float | None
-) -> tuple[ReleaseFigure, float | None]:
-    """What a display of progress shows of a run: the name of the figure of what leaves a party, and
-    its value; None while nobody said it.
-    """
-    figure = config.method.figure
-    return figure, epsilon_x if figure == "epsilon_x" else epsilon_passives
 
 
 class ReleaseMeter:

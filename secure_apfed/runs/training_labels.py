@@ -38,15 +38,8 @@ _BATCH = 1000
 
 
 class TrainingLabels:
-    """Answers for the training labels, stage by stage.
-
-    Args:
-        config: of the run; data: the active's, with the true labels.
-        key: the active's noise key.
-        log: file that keeps a keyed digest of each stage's answers; None keeps none.
-
-    Attributes:
-        held: the active's data, with the true labels.
+    """Answers for the true labels that are `held`, drawn from the active's noise key by stages; a
+    log keeps a keyed digest of each.
     """
 
     def __init__(

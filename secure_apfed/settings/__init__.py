@@ -10,13 +10,12 @@ with file, key and nearest key.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
 __all__ = [
     "EACH_ALONE",
-    "OF_THE_RUN",
     "THE_ACTIVE",
     "DecidedBy",
     "Settings",
@@ -43,21 +42,8 @@ EACH_ALONE = DecidedBy("each party")
 """Of a key of one party's own data, machine or speed."""
 
 
-OF_THE_RUN: Mapping[str, str] = {
-    "delta": "delta: 1.0e-5 of the run, which all its epsilons state",
-    "colluders": "colluders: 1 of the run, whose noise is not counted",
-}
-"""What each noise once had of its own; see `Settings.moved`."""
-
-
 class Settings(BaseModel):
-    """Base of every settings class.
-
-    Attributes:
-        moved: keys of earlier versions, and what to say in their place.
-    """
-
-    moved: ClassVar[Mapping[str, str]] = {}
+    """Base of every settings class."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False

@@ -1,11 +1,11 @@
 """The settings of an intersection: what the parties agree on, and what each chooses for itself."""
 
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from secure_apfed.settings import Settings
+from secure_apfed.settings import EACH_ALONE, Settings
 
 __all__ = ["ID_RULES", "AlignmentSettings", "IdRule"]
 
@@ -17,11 +17,14 @@ ID_RULES: tuple[IdRule, ...] = get_args(IdRule)
 
 
 class AlignmentSettings(Settings):
-    """How rows are matched; all parties must agree, but for the last three.
+    """How rows are matched; all parties must agree, but for what each decides for itself: `dealer`
+    and `pairwise_overlaps`, if they take the same protocol, `threads`, `history` and
+    `runs_with_a_peer`.
 
     Attributes:
         protocol: a key of `apfed_protocols.psi.SET_INTERSECTIONS`, or `auto` for what the next two
-        allow. dealer: under `auto`, whether a party without IDs that works with nobody may deal.
+            allow.
+        dealer: under `auto`, whether a party without IDs that works with nobody may deal.
         pairwise_overlaps: whether the active may learn its overlap with every single passive. Under
             `auto`, `shown` takes `vole` with a dealer and `ecdh` without one; `hidden` takes
             `opprf`, which needs a dealer. They are hidden from an active that follows the protocol:
@@ -44,26 +47,16 @@ class AlignmentSettings(Settings):
     """
 
     protocol: str = "auto"
-    dealer: bool = False
-    pairwise_overlaps: Literal["shown", "hidden"] = "shown"
+    dealer: Annotated[bool, EACH_ALONE] = False
+    pairwise_overlaps: Annotated[Literal["shown", "hidden"], EACH_ALONE] = "shown"
     mode: Literal["all", "pairwise"] = "all"
     minimum_rows: int = Field(default=2, ge=1)
     maximum_ids: int = Field(default=10_000_000, ge=1, lt=2**32)
     normalisation: tuple[IdRule, ...] = ("unicode_nfc", "strip")
     date_formats: tuple[str, ...] = ()
-    threads: int | None = Field(default=None, ge=1)
-    history: Path | None = None
-    runs_with_a_peer: int | None = Field(default=None, ge=1)
-
-    @field_validator("normalisation", mode="before")
-    @classmethod
-    def _is_a_list(cls, rules: Any) -> Any:
-        if isinstance(rules, dict):
-            raise ValueError(
-                "normalisation: lists the rules that hold, as [unicode_nfc, strip, case_fold]; "
-                "date_formats stands beside it, as alignment.date_formats"
-            )
-        return tuple(rules) if isinstance(rules, list) else rules  # strict once it was looked at
+    threads: Annotated[int | None, Field(ge=1), EACH_ALONE] = None
+    history: Annotated[Path | None, EACH_ALONE] = None
+    runs_with_a_peer: Annotated[int | None, Field(ge=1), EACH_ALONE] = None
 
     @field_validator("normalisation")
     @classmethod
@@ -99,8 +92,7 @@ class AlignmentSettings(Settings):
 
     def terms(self) -> dict[str, Any]:
         """What is played, and none of a party's own choices."""
-        own = {"dealer", "pairwise_overlaps", "threads", "history", "runs_with_a_peer"}
-        return self.model_dump(mode="json", exclude=own) | {"protocol": self.backend}
+        return super().terms() | {"protocol": self.backend}
 
     def for_a_trial(self) -> "AlignmentSettings":
         """The same for tables of random IDs: any overlap will do, and no history counts it."""

@@ -154,12 +154,6 @@ class DataSettings(Settings):
             tables under `task: regression`, which need not say it, and splits read no label then.
     """
 
-    moved = {
-        "labelled_choice": "split, by which rows with a label are drawn, too",
-        "natural_views": "views, as [means, worst]",
-        "numeric_labels": "task: regression, under which labels of own tables are numbers",
-    }
-
     dataset: str = "digits"
     partition: Literal["vertical", "horizontal"] = "vertical"
     clients: int | None = Field(None, ge=2)

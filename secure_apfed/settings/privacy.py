@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from secure_apfed.settings import OF_THE_RUN, Settings
+from secure_apfed.settings import Settings
 
 __all__ = [
     "LARGEST_CLIP", "LARGEST_LABEL_EPSILON", "SMALLEST_CLIP", "CompressionSettings",
@@ -32,8 +32,6 @@ class GuardSettings(Settings):
         noise: "secret" draws a fresh key; "reproducible_insecure" derives it from the run's
             seed, for experiments: whoever knows the seed can take the noise off.
     """
-
-    moved = OF_THE_RUN
 
     mechanism: Literal["none", "gaussian", "frozen_gaussian"]
     clip: float = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from secure_apfed.settings import EACH_ALONE, OF_THE_RUN, THE_ACTIVE, Settings, SilentPassive
+from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings, SilentPassive
 
 __all__ = [
     "DEVICE", "ContrastiveSettings", "ModelSettings", "NoiseSettings", "ObjectiveSettings",
@@ -109,8 +109,6 @@ class TrainSettings(Settings):
         precision: arithmetic of the networks; what is sent is never narrower than float32.
     """
 
-    moved = {"schedule": "schedule_steps, as 1000 for a cosine over so many steps"}
-
     epochs: int = Field(300, ge=1)
     batch_size: int = Field(128, ge=2)
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -175,8 +173,6 @@ class NoiseSettings(Settings):
         epsilon: what all contributions that involve one person may cost a passive together; the
             noise is calibrated to it, and the run stops before it is exceeded.
     """
-
-    moved = OF_THE_RUN
 
     sigma: float | None = Field(None, gt=0)
     epsilon: float | None = Field(None, gt=0)

@@ -6,8 +6,9 @@ extra `browser`, and downloads no other.
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.docs.pages import built_site
 from tests.experiments.run_folder import attack_result, config_of, write_run
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Request
 
 pytestmark = pytest.mark.slow
 
@@ -79,19 +80,34 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }  # fmt: skip
 
 
+@contextmanager
+def opened(
+    browser: "Browser", path: Path, **options: Any
+) -> "Iterator[tuple[Page, list[str], list[str]]]":
+    """The page, what it says on its console, and what it asks of others."""
+    said, asked = list[str](), list[str]()
+
+    def ask(request: "Request") -> None:
+        if not request.url.startswith(("file:", "data:", "blob:")):
+            asked.append(request.url)
+
+    with browser.new_context(**options) as context:
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", ask)
+        page.goto(path.as_uri())
+        yield page, said, asked
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESK])
 @pytest.mark.parametrize("name", ["report", "list", "start", "page"])
 def test_a_page_is_whole_on_a_phone_and_a_desk_by_day_and_night(
-    name: str, width: int, scheme: Literal["light", "dark"], browser: "Browser",
-    pages: dict[str, Path],
-) -> None:  # fmt: skip
-    with browser.new_context(
-        viewport={"width": width, "height": 900}, color_scheme=scheme
-    ) as context:
-        page = context.new_page()
-        said, asked = watched(page)
-        page.goto(pages[name].as_uri())
+    name: str, width: int, scheme: str, browser: "Browser", pages: dict[str, Path]
+) -> None:
+    size = {"width": width, "height": 900}
+    with opened(browser, pages[name], viewport=size, color_scheme=scheme) as (page, said, asked):
         assert page.evaluate(SIDEWAYS) <= 0
         assert page.evaluate(UNDRAWN) == []
         assert page.evaluate(UNNAMED) == []
@@ -99,17 +115,14 @@ def test_a_page_is_whole_on_a_phone_and_a_desk_by_day_and_night(
         assert page.evaluate(CONTRAST) >= 4.5
         assert page.title()
         assert page.locator("html").get_attribute("lang") == "en"
-        assert said == []
-        assert asked == []
+        assert said == asked == []
 
 
 @pytest.mark.parametrize("name", ["report", "list"])
 def test_the_keyboard_reaches_all_that_can_be_used(
     name: str, browser: "Browser", pages: dict[str, Path]
 ) -> None:
-    with browser.new_context() as context:
-        page = context.new_page()
-        page.goto(pages[name].as_uri())
+    with opened(browser, pages[name]) as (page, _, _):
         usable = page.locator("a[href], button, input, select, summary").count()
         reached = set[str]()
         for _ in range(usable):
@@ -122,9 +135,7 @@ def test_the_keyboard_reaches_all_that_can_be_used(
 
 @pytest.mark.parametrize("name", ["report", "list", "page"])
 def test_a_page_prints(name: str, browser: "Browser", pages: dict[str, Path]) -> None:
-    with browser.new_context() as context:
-        page = context.new_page()
-        page.goto(pages[name].as_uri())
+    with opened(browser, pages[name]) as (page, _, _):
         printed = page.pdf(format="A4")
         assert printed.startswith(b"%PDF-")
         assert printed.count(b"/Type /Page\n") > 0
@@ -133,25 +144,9 @@ def test_a_page_prints(name: str, browser: "Browser", pages: dict[str, Path]) ->
 def test_a_list_of_runs_is_sorted_and_filtered_by_hand(
     browser: "Browser", pages: dict[str, Path]
 ) -> None:
-    with browser.new_context() as context:
-        page = context.new_page()
-        said, _ = watched(page)
-        page.goto(pages["list"].as_uri())
+    with opened(browser, pages["list"]) as (page, said, _):
         rows = page.locator("tbody tr:visible")
         assert rows.count() == 2
         page.locator("input").first.fill("guarded")
         assert rows.count() == 1
         assert said == []
-
-
-def watched(page: "Page") -> tuple[list[str], list[str]]:
-    """What the page says on its console, and what it asks of others, from now on."""
-    said, asked = list[str](), list[str]()
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on(
-        "request",
-        lambda request: None if request.url.startswith(("file:", "data:", "blob:"))
-        else asked.append(request.url),
-    )  # fmt: skip
-    return said, asked

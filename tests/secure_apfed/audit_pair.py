@@ -23,6 +23,9 @@ class FakeMeter:
         self.charges, self.epsilon = self.charges + 1, epsilon
 
 
+_ENDS = (("ann", "bob"), ("bob", "ann"))
+
+
 class Pair:
     """Ann and Bob, who keep their identities over sessions.
 
@@ -48,15 +51,15 @@ class Pair:
                 self.paths[me], me, self.identities[me], {peer: self.identities[peer].public},
                 self.meter if me == "ann" else FakeMeter(),
             )
-            for me, peer in (("ann", "bob"), ("bob", "ann"))
+            for me, peer in _ENDS
         }  # fmt: skip
-        self.links = {me: self._links(me, peer) for me, peer in (("ann", "bob"), ("bob", "ann"))}
+        self.links = {me: self._links(me, peer) for me, peer in _ENDS}
         keys = {name: fresh_run_key() for name in self.links}
         seals = {
             me: SealedLink(me=me, peer=peer, run_key=keys[me], contract_hash=bytes(32))
-            for me, peer in (("ann", "bob"), ("bob", "ann"))
+            for me, peer in _ENDS
         }
-        for me, peer in (("ann", "bob"), ("bob", "ann")):
+        for me, peer in _ENDS:
             seals[me].agree(keys[peer].public, seals[peer].hello)
             self.links[me].seal("session", {peer: seals[me]})
 

@@ -64,7 +64,7 @@ def test_defaults_are_those_of_the_protocols() -> None:
         ("{protocol: vole, pairwise_overlaps: hidden}", "run.yaml:4: alignment: pairwise_overlaps"),
         ("{date_formats: ['%d%m%Y']}", r"run.yaml:4: alignment.date_formats: '%d%m%Y' must have"),
         ("{normalisation: [case_fodl]}", "did you mean 'case_fold'"),
-        ("{normalisation: {case_fold: true}}", r"run.yaml:4: alignment.normalisation: lists the"),
+        ("{normalisation: {case_fold: true}}", r"alignment.normalisation: expected a list"),
     ],
 )  # fmt: skip
 def test_a_run_says_where_its_alignment_is_wrong(alignment: str, says: str) -> None:

@@ -50,6 +50,12 @@ def test_both_ends_hold_the_digest_of_the_same_sealed_bytes(pair: Pair) -> None:
     assert sent.items() >= {**shared, "event": "sent", "peer": "bob"}.items()
     assert received.items() >= {**shared, "event": "received", "peer": "ann"}.items()
     assert b"secret" not in pair.paths["ann"].read_bytes()
+    summary = verify_log(pair.paths["ann"].parent, identity=pair.identities["ann"].public.hex())
+    assert (summary.party, summary.lines, summary.opened, summary.signed) == ("ann", 3, 1, True)
+    (flow,) = summary.flows
+    assert (flow.event, flow.envelopes, flow.size) == ("sent", 1, len(frame))
+    with pytest.raises(CheckpointError, match="not of 00"):
+        verify_log(pair.paths["ann"], identity="00" * 32)
     assert stat.S_IMODE(pair.paths["ann"].stat().st_mode) == 0o600
 
 
@@ -81,20 +87,6 @@ def test_epsilon_stands_where_a_charged_payload_leaves(pair: Pair) -> None:
     assert verify_log(pair.paths["ann"]).epsilon == float("inf")
 
 
-def test_a_whole_log_adds_up(pair: Pair) -> None:
-    pair.send("ann", 0, 1, 2)
-    pair.send("bob", 0)
-    pair.close()
-    summary = verify_log(pair.paths["ann"].parent, identity=pair.identities["ann"].public.hex())
-    assert (summary.party, summary.lines, summary.opened, summary.signed) == ("ann", 6, 1, True)
-    sent, received = summary.flows
-    size = sum(one["size"] for one in lines_of(pair.paths["ann"]) if one["event"] == "sent")
-    assert (sent.event, sent.envelopes, sent.size) == ("sent", 3, size)
-    assert (received.event, received.envelopes) == ("received", 1)
-    with pytest.raises(CheckpointError, match="not of 00"):
-        verify_log(pair.paths["ann"], identity="00" * 32)
-
-
 ALTERED: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int]] = {
     "a flipped byte": (
         lambda lines: [*lines[:2], lines[2].replace(b'"step":1', b'"step":4'), *lines[3:]], 3
@@ -124,7 +116,7 @@ def test_an_alteration_is_found_where_it_is(pair: Pair) -> None:
             pair.begin()
 
 
-def test_a_log_written_anew_does_not_keep_its_signature(pair: Pair) -> None:
+def test_a_log_written_anew_or_shortened_does_not_keep_its_signature(pair: Pair) -> None:
     pair.send("ann", 0, 1, 2)
     pair.close()
     path = pair.paths["ann"]
@@ -133,21 +125,13 @@ def test_a_log_written_anew_does_not_keep_its_signature(pair: Pair) -> None:
     with pytest.raises(CheckpointError, match=r"line 4 is no signature of the key"):
         verify_log(path)
     path.write_bytes(rechained([*lines[:2], *lines[3:-1]]))  # without the signature it shows less
-    assert not verify_log(path).signed
-    parting = compare_logs(path, pair.paths["bob"]).directions[0].parting
-    assert parting is not None
-    assert (parting.sent_line, parting.received_line) == (3, 3)
-
-
-def test_a_shortened_log_is_no_longer_signed(pair: Pair) -> None:
-    pair.send("ann", 0, 1)
-    pair.close()
-    path = pair.paths["ann"]
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     summary = verify_log(path)
     assert (summary.signed, summary.unsigned) == (False, 3)
     with pytest.raises(CheckpointError, match="is not signed at its end"):
         verify_log(path, identity=pair.identities["ann"].public.hex())
+    parting = compare_logs(path, pair.paths["bob"]).directions[0].parting
+    assert parting is not None
+    assert (parting.sent_line, parting.received_line) == (3, 3)
 
 
 @pytest.mark.parametrize("keep", [1, 60, -2])
@@ -171,18 +155,7 @@ def test_a_torn_last_line_is_told_and_cut_and_the_cut_is_logged(keep: int, pair:
     assert (again.cut, again.torn, again.opened, again.signed) == (len(torn), 0, 2, True)
 
 
-def test_a_whole_last_line_without_its_newline_counts(pair: Pair) -> None:
-    pair.send("ann", 0, 1)
-    path = pair.paths["ann"]
-    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
-    assert (verify_log(path).torn, verify_log(path).lines) == (0, 3)
-    with warnings.catch_warnings(action="error"):
-        pair.begin()
-    pair.close()
-    assert verify_log(path).lines == 5
-
-
-def test_a_line_that_is_no_beginning_of_one_is_not_cut(pair: Pair) -> None:
+def test_a_last_line_is_whole_without_its_newline_and_no_other_end_is_cut(pair: Pair) -> None:
     pair.send("ann", 0, 1)
     path = pair.paths["ann"]
     content = path.read_bytes()
@@ -191,16 +164,12 @@ def test_a_line_that_is_no_beginning_of_one_is_not_cut(pair: Pair) -> None:
         with pytest.raises(CheckpointError, match="line 4 is not chained"):
             pair.begin()
         assert path.read_bytes() == content + end
-
-
-def test_a_log_is_of_one_party_and_no_link(pair: Pair, tmp_path: Path) -> None:
+    path.write_bytes(content.removesuffix(b"\n"))
+    assert (verify_log(path).torn, verify_log(path).lines) == (0, 3)
+    with warnings.catch_warnings(action="error"):
+        pair.begin()
     pair.close()
-    with pytest.raises(CheckpointError, match="is the audit log of ann, this party is eve"):
-        AuditLog(pair.paths["ann"], "eve", fresh_identity(), {}, FakeMeter())
-    link = tmp_path / "audit.log"
-    link.symlink_to(pair.paths["ann"])
-    with pytest.raises(CheckpointError, match="symbolic link"):
-        AuditLog(link, "ann", pair.identities["ann"], {}, FakeMeter())
+    assert verify_log(path).lines == 5
 
 
 def test_two_logs_of_one_link_are_equal_over_sessions(pair: Pair) -> None:
@@ -262,7 +231,7 @@ def test_what_a_log_lacks_in_the_middle_or_has_too_much_is_told(pair: Pair) -> N
     assert (there.parting.sent_line, there.parting.received_line) == (None, 5)
 
 
-def test_logs_of_parties_that_do_not_know_each_other_are_not_compared(
+def test_a_log_is_of_one_party_no_link_and_compared_with_a_peers(
     pair: Pair, tmp_path: Path
 ) -> None:
     pair.close()
@@ -273,6 +242,12 @@ def test_logs_of_parties_that_do_not_know_each_other_are_not_compared(
         compare_logs(pair.paths["ann"], other.paths["bob"])
     with pytest.raises(CheckpointError, match="who has no link to ann"):
         compare_logs(pair.paths["ann"], pair.paths["ann"])
+    with pytest.raises(CheckpointError, match="is the audit log of ann, this party is eve"):
+        AuditLog(pair.paths["ann"], "eve", fresh_identity(), {}, FakeMeter())
+    link = tmp_path / "audit.log"
+    link.symlink_to(pair.paths["ann"])
+    with pytest.raises(CheckpointError, match="symbolic link"):
+        AuditLog(link, "ann", pair.identities["ann"], {}, FakeMeter())
 
 
 HOSTILE: dict[str, tuple[bytes, str]] = {

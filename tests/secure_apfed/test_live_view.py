@@ -11,17 +11,7 @@ from rich.console import Console
 
 from apfed_protocols.errors import PartyLeftError
 from secure_apfed import progress as shown_progress
-from secure_apfed.cli import execute
-from secure_apfed.exchange import (
-    Awaited,
-    Envelope,
-    Frame,
-    Kind,
-    Links,
-    Status,
-    StatusKeeper,
-    drive,
-)
+from secure_apfed.exchange import Awaited, Envelope, Frame, Kind, Links, Status, StatusKeeper, drive
 from secure_apfed.progress import Board
 from secure_apfed.runs.outcome import Progress
 from tests.secure_apfed.audit_pair import FakeMeter
@@ -133,21 +123,17 @@ def test_a_word_of_one_does_not_make_the_other_less_silent() -> None:
     assert second.peers["bob"].silent_s == pytest.approx(32.0)
 
 
-def test_who_left_is_left_whether_it_said_so_or_not() -> None:
+def test_who_left_is_left_whether_it_said_so_or_not_until_all_begin_again() -> None:
     silence = PartyLeftError("nothing came", left=("cid",))
     _, end = stood([(1.0, silence)], "cid")
     assert (end.phase, end.peers["cid"].state) == ("failed", "left")
     assert end.peers["bob"].state == "connected"
     _, end = stood([(1.0, frame_of("bob", Kind.ABORT))], "bob")
     assert end.peers["bob"].state == "left"
-
-
-def test_a_party_that_begins_again_is_nobodys_left_one() -> None:
     keeper = StatusKeeper()
     for _ in range(2):
         keeper.begin("ann", ["bob"], FakeMeter())
-        assert keeper.status().phase == "connecting"
-        assert keeper.status().names("expected") == ["bob"]
+        assert (keeper.status().phase, keeper.status().names("expected")) == ("connecting", ["bob"])
         keeper.connected()
         keeper.left(["bob"])
         assert keeper.status().names("left") == ["bob"]
@@ -231,14 +217,3 @@ def test_events_are_objects_a_line_and_programs_can_read_infinity(
     for event in events:
         del event["at"]
         assert Status.model_validate(event)
-
-
-def test_events_of_a_run_in_memory_are_refused(
-    tmp_path: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from secure_apfed.config.file import dump_settings
-    from tests.secure_apfed.small_runs import small_config
-
-    (tmp_path / "run.yaml").write_text(dump_settings(small_config()))
-    assert execute(["run", str(tmp_path / "run.yaml"), "--json-events"]) == 2
-    assert "parties that run apart" in json.loads(capsys.readouterr().out)["error"]["message"]

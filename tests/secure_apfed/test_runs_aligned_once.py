@@ -25,35 +25,24 @@ def alignment_bytes(result: RunResult) -> int:
     return sum(flow.wire_bytes for flow in flows if flow.kind is Kind.ALIGNMENT)
 
 
-def test_a_later_run_of_another_method_stands_in_the_same_order_and_counts_the_bytes() -> None:
+def test_runs_on_the_same_tables_stand_in_one_order_count_its_bytes_and_find_the_same() -> None:
+    config, votes = small_config("apfed_c", **SHORT), small_config("votes", **SHORT)
     past: dict[str, PastAlignment] = {}
     with aligned_once(past):
-        first = run(small_config("apfed_c", **SHORT), None)
-        second = run(small_config("votes", **SHORT), None)
-        assert run(small_config("single_view", **SHORT), None).wire_bytes == 0
-    assert torch.equal(rows_of(first), rows_of(second))
-    assert alignment_bytes(first) == alignment_bytes(second) > 0
-    assert len(past) == 1
-
-
-def test_a_shared_alignment_changes_no_figure_and_hardly_a_byte() -> None:
-    config = small_config("apfed_c", **SHORT)
-    apart = run(config, None)
-    with aligned_once({}):
         first, second = run(config, None), run(config, None)
+        other_method = run(votes, None)
+        assert run(small_config("single_view", **SHORT), None).wire_bytes == 0
+        assert len(past) == 1
+        other_tables = run(votes.model_copy(update={"seed": 1}), None)
+    apart = run(config, None)
+    for later in (second, other_method):
+        assert torch.equal(rows_of(first), rows_of(later))
+        assert alignment_bytes(first) == alignment_bytes(later) > 0
+    for other in (other_tables, apart):
+        assert not torch.equal(rows_of(first), rows_of(other))
     assert apart.accuracy == first.accuracy == second.accuracy
     # Numbers of messages are shorter where an alignment did not use any.
     assert second.wire_bytes == pytest.approx(first.wire_bytes, rel=1e-3)
-
-
-def test_runs_apart_and_runs_on_other_tables_align_themselves() -> None:
-    config = small_config("votes", **SHORT)
-    with aligned_once({}):
-        first = run(config, None)
-        other = run(config.model_copy(update={"seed": 1}), None)
-    apart = run(config, None)
-    for rows in (rows_of(other), rows_of(apart)):
-        assert not torch.equal(rows_of(first), rows)
 
 
 def test_tables_that_are_brought_are_shared_where_they_are_the_very_same() -> None:

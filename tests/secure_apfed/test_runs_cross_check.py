@@ -1,12 +1,15 @@
 """Cross-checks of epsilon: bounded, said where they are left out, and never a run's loss."""
 
 import json
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from secure_apfed.privacy import accountants
 from secure_apfed.privacy.accountants import (
     ACCOUNTANTS,
     MAX_GRID_POINTS,
@@ -45,7 +48,8 @@ def test_prv_is_computed_where_its_grid_is_bounded() -> None:
             ACCOUNTANTS[name].epsilon(release(1000.0, 10), releases=10, delta=DELTA)
 
 
-def test_the_grid_of_prv_is_as_large_as_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreseen_grids_are_those_of_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dp_accounting.pld import privacy_loss_distribution
     from opacus.accountants.prv import Domain
 
     made: list[int] = []
@@ -56,26 +60,17 @@ def test_the_grid_of_prv_is_as_large_as_foreseen(monkeypatch: pytest.MonkeyPatch
         return domain
 
     monkeypatch.setattr(Domain, "create_aligned", noted)
-    monkeypatch.setattr("secure_apfed.privacy.accountants.MAX_GRID_POINTS", 60_000)
-    ACCOUNTANTS["prv"].epsilon(release(0.5, 1), releases=1, delta=DELTA)
-    monkeypatch.setattr("secure_apfed.privacy.accountants.MAX_GRID_POINTS", made[0] - 10)
-    with pytest.raises(NoFigureError):
-        ACCOUNTANTS["prv"].epsilon(release(0.5, 1), releases=1, delta=DELTA)
-    monkeypatch.setattr("secure_apfed.privacy.accountants.MAX_GRID_POINTS", made[0] + 10)
-    ACCOUNTANTS["prv"].epsilon(release(0.5, 1), releases=1, delta=DELTA)
-
-
-def test_the_foreseen_grid_of_pld_is_that_of_its_library() -> None:
-    from dp_accounting.pld import privacy_loss_distribution
-
-    from secure_apfed.privacy.accountants import _pld_grid
-
+    prv = partial(ACCOUNTANTS["prv"].epsilon, release(0.5, 1), releases=1, delta=DELTA)
+    prv()
+    for bound, refused in ((made[0] - 10, True), (made[0] + 10, False)):
+        monkeypatch.setattr(accountants, "MAX_GRID_POINTS", bound)
+        with pytest.raises(NoFigureError) if refused else nullcontext():
+            prv()
     for epsilon in (0.5, 20.0):
-        mechanism = release(epsilon, 1)
-        library = privacy_loss_distribution.from_gaussian_mechanism(mechanism.noise_multiplier)
-        assert _pld_grid(mechanism.noise_multiplier, 1)[0] == pytest.approx(
-            library._pmf_remove.size, rel=0.01
-        )
+        multiplier = release(epsilon, 1).noise_multiplier
+        library = privacy_loss_distribution.from_gaussian_mechanism(multiplier)
+        foreseen, _ = accountants._pld_grid(multiplier, 1)
+        assert foreseen == pytest.approx(library._pmf_remove.size, rel=0.01)
 
 
 def test_what_is_left_out_stands_where_its_figure_would() -> None:

@@ -57,9 +57,18 @@ def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> N
     assert stat.S_IMODE(folder.scored.stat().st_mode) == 0o600
     data = result.recording.data
     rows = data.active.features[data.test_rows]
-    assert kept.scores == pytest.approx(load_model(folder.path).predict(rows).numpy(), abs=1e-6)
+    model = load_model(folder.path)
+    assert kept.scores == pytest.approx(model.predict(rows).numpy(), abs=1e-6)
     assert data.active.labels is not None
     assert kept.truth.tolist() == data.active.labels[data.test_rows].tolist()
+    assert model.ranges is not None  # new rows are compared with those of training
+    features = data.active.features
+    trained, same, moved = (
+        stability_index(model.ranges, model.ranges.counts(model.predict(rows).double().numpy()))
+        for rows in (features[data.labelled_rows], features, features + 2)
+    )
+    assert trained < 1e-6
+    assert same < 0.1 < moved
     with pytest.raises(CheckpointError, match="no scores of other"):
         read_scored(folder, "other", threshold=None)
     folder.scored.write_bytes(folder.scored.read_bytes()[:-1] + b"x")
@@ -73,7 +82,13 @@ def test_a_student_that_learns_in_one_go_is_measured_as_finished() -> None:
     assert "apc_vfl_together" in result.accuracy
 
 
-def test_a_chosen_threshold_is_kept_and_decides(tmp_path: Path) -> None:
+def test_a_threshold_is_kept_and_decides(tmp_path: Path) -> None:
+    run(config_of(threshold=1e-9), tmp_path / "number")
+    lines = (tmp_path / "number/metrics.jsonl").read_text().splitlines()
+    kept = read_scored(RunFolder(tmp_path / "number"), "single_view", threshold=None)
+    assert kept is not None
+    share = float(kept.truth.mean())
+    assert [json.loads(line)["accuracy"]["single_view"] for line in lines] == [share] * 3
     result = run(config_of(threshold="f1"), tmp_path / "run")
     model = load_model(tmp_path / "run")
     assert result.threshold is not None
@@ -96,15 +111,6 @@ def test_test_labels_choose_no_threshold() -> None:
     other = run(config, None, data=data)
     assert first.threshold == other.threshold
     assert first.accuracy["single_view"] == pytest.approx(1 - other.accuracy["single_view"])
-
-
-def test_a_number_decides_in_every_evaluation(tmp_path: Path) -> None:
-    run(config_of(threshold=1e-9), tmp_path / "run")
-    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-    kept = read_scored(RunFolder(tmp_path / "run"), "single_view", threshold=None)
-    assert kept is not None
-    share = float(kept.truth.mean())
-    assert [json.loads(line)["accuracy"]["single_view"] for line in lines] == [share] * 3
 
 
 def test_weights_of_classes_make_a_rare_one_found() -> None:
@@ -179,21 +185,6 @@ def test_baselines_are_chosen_by_the_measure(tmp_path: Path) -> None:
     assert record.sentence(record.best.test - 0.125).startswith("+0.125")
     assert MEASURES["log_loss"].rank(math.inf) == -math.inf
     assert all(np.isfinite(one.test) for one in record.baselines)
-
-
-def test_new_rows_are_compared_with_those_of_training(tmp_path: Path) -> None:
-    config = config_of()
-    run(config, tmp_path / "run")
-    model = load_model(tmp_path / "run")
-    assert model.ranges is not None
-    data = load_data(config.data, seed=config.seed)
-    features = data.active.features
-    trained, same, moved = (
-        stability_index(model.ranges, model.ranges.counts(model.predict(rows).double().numpy()))
-        for rows in (features[data.labelled_rows], features, features + 2)
-    )
-    assert trained < 1e-6
-    assert same < 0.1 < moved
 
 
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")

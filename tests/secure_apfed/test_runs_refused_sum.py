@@ -1,24 +1,33 @@
-"""A run whose aggregator alters a sum: it ends, its key with it; a resumed run has another key.
-
-It is resumed only where its user says by name that it may.
+"""What breaking off and resuming may not get: more answers of a passive than are agreed for the
+whole run, or sums after the active refused one, unless its user says by name that it may.
 """
 
 import json
+import stat
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
+import torch
+from torch import Tensor, nn
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums.homomorphic import KeyHolder
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
-from secure_apfed.exchange import Kind, Links
-from secure_apfed.methods.sum_end import RefusedSums
+from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, unpack
+from secure_apfed.methods.apfed import ApfedActive
+from secure_apfed.methods.joint import TvflActive, TvflPassive
+from secure_apfed.methods.sum_end import Admitted, PassiveSum, RefusedSums
 from secure_apfed.runs.run import run
 from tests.secure_apfed.seats import own_of
 from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.with_crypten import pair_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
 @pytest.fixture
@@ -104,35 +113,134 @@ def test_a_note_that_nobody_can_read_counts_as_a_refused_sum(tmp_path: Path) -> 
     run(config, tmp_path / "run", resume=True)
 
 
-def test_a_refusal_that_cannot_be_noted_says_so(tmp_path: Path) -> None:
-    """The note is on the disk before the refusal is told; where it cannot be, that is the error."""
-    log = tmp_path / "gone" / "refused-active.jsonl"
-    refused = RefusedSums(own_of(log.parent))
-    with (
-        pytest.raises(CheckpointError, match=r"cannot note that active refused the sum of step 3"),
-        refused.noting(step=3, contract="c"),
-    ):
-        raise RemoteProtocolError("altered")
-
-
-@pytest.mark.parametrize("error", [LocalProtocolError("our misuse"), KeyboardInterrupt()])
-def test_what_the_aggregator_did_not_cause_is_not_noted(
-    error: BaseException, tmp_path: Path
-) -> None:
-    refused = RefusedSums(own_of(tmp_path))
-    with pytest.raises(type(error)), refused.noting(step=3, contract="c"):
-        raise error
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_refusal_is_not_noted_behind_a_link(tmp_path: Path) -> None:
-    other, log = tmp_path / "elsewhere", tmp_path / "refused-active.jsonl"
+def test_a_refusal_is_noted_before_it_is_told_or_that_is_the_error(tmp_path: Path) -> None:
+    name, other, logs = "refused-active.jsonl", tmp_path / "elsewhere", tmp_path / "linked"
     other.touch()
-    refused = RefusedSums(own_of(tmp_path))
-    log.symlink_to(other)
-    with (
-        pytest.raises(CheckpointError, match="is a symbolic link"),
-        refused.noting(step=3, contract="ab"),
-    ):
-        raise RemoteProtocolError("altered")
+    logs.mkdir()
+    linked, lost = RefusedSums(own_of(logs)), RefusedSums(own_of(tmp_path / "gone"))
+    (logs / name).symlink_to(other)
+    unnoted = "cannot note that active refused the sum of step 3"
+    for refused, said in ((lost, unnoted), (linked, "is a symbolic link")):
+        with pytest.raises(CheckpointError, match=said), refused.noting(step=3, contract="c"):
+            raise RemoteProtocolError("altered")
     assert other.read_bytes() == b""
+    for error in (LocalProtocolError("our misuse"), KeyboardInterrupt()):  # nobody else's doing
+        refused = RefusedSums(own_of(tmp_path))
+        with pytest.raises(type(error)), refused.noting(step=3, contract="c"):
+            raise error
+    assert not (tmp_path / name).exists()
+
+
+EPOCHS = 3
+
+
+def bare(method: str, **changes: Any) -> Config:
+    """Nothing hides whether an answer is the same again."""
+    train = {"epochs": EPOCHS, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"}
+    single = {"scheme": "plain", "allow_single_passive": True}
+    settings = {"train": train, "guard": {"mechanism": "none"}, "secure_sum": single}
+    return small_config(method, **{**settings, **changes})
+
+
+class Probe:
+    """An active that asks otherwise in every step, and a count of different answers by row."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.answers: Counter[tuple[str, int]] = Counter()
+        self._different: set[tuple[str, int, bytes]] = set()
+        self._asked = 0
+        for party, asks in ((ApfedActive, "forward"), (TvflActive, "learn")):
+            patch.setattr(party, asks, self._asking(getattr(party, asks)))
+        patch.setattr(TvflPassive, "represent", self._counting(TvflPassive.represent))
+        patch.setattr(PassiveSum, "contribution", self._summed(PassiveSum.contribution))
+
+    def _asking(self, honest: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(party: Any, *args: Any) -> Any:
+            self._asked += 1
+            generator = torch.Generator().manual_seed(self._asked)
+            with torch.no_grad():
+                for value in _networks(party).parameters():
+                    value.add_(0.01 * torch.randn(value.shape, generator=generator))
+            return honest(party, *args)
+
+        return ask
+
+    def _counting(self, honest: Callable[..., bytes]) -> Callable[..., bytes]:
+        def answer(party: Any, envelope: Envelope) -> bytes:
+            sent = honest(party, envelope)
+            specs = {"rows": TensorSpec(torch.int64, (None,))}
+            rows = unpack(envelope.payload, specs, sender="active")[0]["rows"]
+            self._note(party.name, envelope.step, rows, sent)
+            return sent
+
+        return answer
+
+    def _summed(self, honest: Callable[..., bytes]) -> Callable[..., bytes]:
+        def answer(sum_end: PassiveSum, admitted: Admitted, values_BD: Any) -> bytes:
+            sent = honest(sum_end, admitted, values_BD)
+            self._note(sum_end.name, admitted.step, admitted.rows, values_BD.tobytes())
+            return sent
+
+        return answer
+
+    def _note(self, name: str, step: int, rows: Tensor, sent: bytes) -> None:
+        if (name, step, sent) not in self._different:
+            self._different.add((name, step, sent))
+            self.answers.update((name, row) for row in rows.tolist())
+
+
+def _networks(party: ApfedActive | TvflActive) -> nn.Module:
+    """What makes the active ask what it asks."""
+    if isinstance(party, ApfedActive):
+        return party.trainer.networks.encoder
+    return party.trainer.encoder
+
+
+@pytest.mark.parametrize(("method", "beyond"), [("apfed_c", 0), ("tvfl", 1)])
+def test_breaking_off_and_resuming_gets_no_more_answers(
+    method: str, beyond: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, probe = bare(method), Probe(monkeypatch)
+    interrupted(config, tmp_path, at_step=4)
+    agreed = EPOCHS + config.rules.spare_answers + beyond
+    refusal = f"asked passive-[12] for a row more than {agreed} times, all sessions"
+    with pytest.raises(RemoteProtocolError, match=refusal):
+        break_off(config, tmp_path, times=12)
+    assert max(probe.answers.values()) == agreed
+
+
+def break_off(config: Config, folder: Path, *, times: int) -> None:
+    for _ in range(times):
+        interrupted(config, folder, at_step=4, resume=True)
+
+
+def answers_in(folder: Path) -> dict[str, int]:
+    """How many answers each passive has counted."""
+    logs = folder.glob("parties/*/answers-*.jsonl")
+    return {log.name: len(log.read_bytes().splitlines()) - 1 for log in logs}
+
+
+@pytest.mark.parametrize("protocol", ["ckks", "bfv + pairwise masks"])
+def test_an_honest_run_that_breaks_off_often_gives_the_same_answers_again(
+    protocol: str, tmp_path: Path
+) -> None:
+    rules = {"spare_answers": 0}
+    config = bare("apfed_c", secure_sum=pair_of(protocol), rules=rules)
+    interrupted(config, tmp_path, at_step=4)
+    break_off(config, tmp_path, times=3)
+    run(config, tmp_path, resume=True)
+    answers, metrics = answers_in(tmp_path), (tmp_path / "metrics.jsonl").read_text()
+    steps = json.loads(metrics.splitlines()[-1])["step"]
+    assert answers == dict.fromkeys(answers, steps)
+    assert len(answers) >= 2
+
+
+@pytest.mark.parametrize("method", ["apfed_r", "tvfl"])
+def test_a_log_of_answers_that_was_removed_is_missed(method: str, tmp_path: Path) -> None:
+    config = bare(method, secure_sum={"scheme": "plain", "masks": "pairwise"})
+    interrupted(config, tmp_path, at_step=9)
+    log = tmp_path / "parties" / "passive-1" / "answers-passive-1.jsonl"
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    log.unlink()
+    with pytest.raises(CheckpointError, match=r"answers-passive-1.jsonl misses"):
+        run(config, tmp_path, resume=True)

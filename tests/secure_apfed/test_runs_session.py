@@ -1,7 +1,10 @@
-"""Runs: resuming after a kill, what the folder holds, and every damaged file's error."""
+"""Runs: resuming after a kill, what the folder holds and what it does not, and every damaged
+file's error.
+"""
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -17,29 +20,31 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError, NoHelpWarning
 from secure_apfed.exchange import Kind
 from secure_apfed.files import to_json
+from secure_apfed.methods import METHODS, PartyState
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.folder import PartyFolder, read_sealed, write_sealed
-from secure_apfed.runs.keeper import config_digest
+from secure_apfed.runs.keeper import PartyKeeper, config_digest
 from secure_apfed.runs.outcome import RunResult, load_recording
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
+from tests.contracts.sum_secrets import SealKeys, secrets_alive, shown_in
 from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.waiting import wait_until
+from tests.with_crypten import pair_of, usable_secure_sums
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
-def parameters_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
 def assert_same_run(one: Path, other: Path) -> None:
-    for name, value in parameters_of(one).items():
-        assert torch.equal(value, parameters_of(other)[name]), name
+    models = [path / "model.safetensors" for path in (one, other)]
+    assert models[0].exists() is models[1].exists()
+    for name, value in load_file(models[0]).items() if models[0].exists() else ():
+        assert torch.equal(value, load_file(models[1])[name]), name
     results = [json.loads((path / "result.json").read_bytes()) for path in (one, other)]
     for result in results:
         del result["seconds"], result["wire_bytes"]  # a resumed run sets its sum up once more
@@ -59,24 +64,36 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]
     return folder, run(small_config(), folder)
 
 
-@pytest.mark.parametrize("at_step", [6, 23])
+STAGES = {"labels": {"mechanism": "lp_mst", "epsilon": 1.0}}
+ALIGNED_ONLY = {"epochs": 4, "batch_size": 64, "learning_rate": 0.05, "device": "cpu",
+                "use_unaligned": False}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "stops"),
+    [
+        ("apfed_c", {}, [6, 23]),
+        ("tvfl", {}, [15]),
+        ("apfed_r", {}, [15]),
+        ("single_view", {}, [15]),
+        ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, [8]),
+        # The second stage is answered between steps 8 and 9, and saved before step 9.
+        ("apfed_c", STAGES, [8, 9]),
+        ("apfed_c", {**STAGES, "train": ALIGNED_ONLY}, [8]),
+    ],
+)
 def test_a_stopped_run_resumes_bit_for_bit(
-    at_step: int, finished: tuple[Path, RunResult], tmp_path: Path
+    method: str, changes: dict[str, Any], stops: list[int], tmp_path: Path
 ) -> None:
-    interrupted(small_config(), tmp_path / "run", at_step=at_step)
-    run(small_config(), tmp_path / "run", resume=True)
-    assert_same_run(finished[0], tmp_path / "run")
-
-
-@pytest.mark.parametrize("method", ["tvfl", "apfed_r", "single_view"])
-def test_every_method_resumes_bit_for_bit(method: str, tmp_path: Path) -> None:
-    run(small_config(method), tmp_path / "whole")
-    interrupted(small_config(method), tmp_path / "run", at_step=15)
-    run(small_config(method), tmp_path / "run", resume=True)
-    for name, value in json.loads((tmp_path / "whole" / "result.json").read_bytes()).items():
-        if name not in ("seconds", "wire_bytes"):
-            resumed = json.loads((tmp_path / "run" / "result.json").read_bytes())
-            assert resumed[name] == value, name
+    config, whole = small_config(method, **changes), tmp_path / "whole"
+    run(config, whole)
+    sessions = json.loads((whole / "contract.json").read_bytes())["sessions"]
+    assert len(sessions) == 1  # a stage of labels begins within the session
+    for at_step in stops:
+        folder = tmp_path / f"stopped at {at_step}"
+        interrupted(config, folder, at_step=at_step)
+        run(config, folder, resume=True)
+        assert_same_run(whole, folder)
 
 
 def test_a_run_with_rare_checkpoints_plays_more_again_and_comes_to_the_same(
@@ -193,6 +210,9 @@ def test_the_folder_tells_the_whole_run(finished: tuple[Path, RunResult]) -> Non
     epsilon = json.loads((folder / "result.json").read_bytes())["privacy"]
     assert 7.9 < epsilon["epsilon_x"] <= 8.0
     assert epsilon["epsilon_model"] == "inf"
+    figures = json.loads((folder / "accountants.json").read_bytes())
+    assert figures["gdp"] <= figures["rdp"] < 1.15 * figures["gdp"]
+    assert figures["prv"] == pytest.approx(figures["gdp"], rel=0.01)
     assert json.loads(to_json([float("inf"), float("nan"), 1.5])) == ["inf", "nan", 1.5]
 
 
@@ -211,13 +231,7 @@ def test_secrets_are_their_owners_and_go_with_the_run(tmp_path: Path) -> None:
         assert (tmp_path / "run" / name).stat().st_mode & 0o077 == 0
 
 
-def test_epsilon_is_cross_checked(finished: tuple[Path, RunResult]) -> None:
-    figures = json.loads((finished[0] / "accountants.json").read_bytes())
-    assert figures["gdp"] <= figures["rdp"] < 1.15 * figures["gdp"]
-    assert figures["prv"] == pytest.approx(figures["gdp"], rel=0.01)
-
-
-def test_the_model_predicts_alone(finished: tuple[Path, RunResult]) -> None:
+def test_the_model_predicts_alone(finished: tuple[Path, RunResult], tmp_path: Path) -> None:
     folder, result = finished
     model, data = load_model(folder), result.recording.data
     assert data.active.labels is not None
@@ -227,9 +241,6 @@ def test_the_model_predicts_alone(finished: tuple[Path, RunResult]) -> None:
     assert right.item() == pytest.approx(result.accuracy["apfed_c"])
     with pytest.raises(ModelError, match=r"reads rows of shape \(10,\), got \(3,\)"):
         model.predict(torch.zeros(2, 3))
-
-
-def test_a_tvfl_run_has_no_model_of_its_own(tmp_path: Path) -> None:
     run(small_config("tvfl", train={"epochs": 1, "device": "cpu"}), tmp_path / "run")
     with pytest.raises(ModelError, match="needs every party to predict"):
         load_model(tmp_path / "run")
@@ -356,3 +367,70 @@ def test_the_accuracy_told_with_an_epoch_is_its_own(tmp_path: Path) -> None:
     kept = {one["epoch"]: one["accuracy"][found.method] for one in map(json.loads, lines)}
     assert told == kept
     assert len(kept) > 1
+
+
+@pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.sampled(every=3)
+def test_whatever_step_the_active_saves_all_others_saved_before(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[tuple[str, int]] = []
+
+    def save(keeper: PartyKeeper, state: PartyState) -> None:
+        kept(keeper, state)
+        saved.append((keeper._name, state.step))
+
+    kept = PartyKeeper.save
+    monkeypatch.setattr(PartyKeeper, "save", save)
+    config = small_config(method)
+    config = config.model_copy(
+        update={"train": config.train.model_copy(update={"epochs": 2, "batch_size": 128})}
+    )
+    run(config, tmp_path / "run")
+    others = {path.name for path in (tmp_path / "run/parties").iterdir()} - {"active", "dealer"}
+    assert bool(others) is METHODS[method].settings.has_passives
+    of_active = [place for place, (name, _) in enumerate(saved) if name == "active"]
+    assert len({saved[place][1] for place in of_active}) >= 2
+    before = 0
+    for place in of_active:
+        step = saved[place][1]
+        assert {(name, step) for name in others} <= {*saved[before:place]}, (method, step)
+        before = place + 1
+
+
+@pytest.mark.parametrize("protocol", usable_secure_sums())
+@pytest.mark.sampled(every=3)
+def test_no_secret_of_a_session_is_written(
+    protocol: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = SealKeys(monkeypatch)
+    settings: dict[str, Any] = {
+        "name": "secrets",
+        "method": "apfed_c",
+        "data": {"dataset": "breast_cancer", "overlap": 0.8},
+        "model": {"hidden": [8], "representation": 4, "projection": 4},
+        "train": {"epochs": 1, "batch_size": 128, "device": "cpu"},
+        "secure_sum": pair_of(protocol),
+        "guard": {"mechanism": "gaussian", "epsilon": 8.0},
+    }
+    folder, secrets, written = tmp_path / "run", set[bytes](), set[bytes]()
+
+    def spy(_: object) -> None:
+        secrets.update(secrets_alive())
+        written.update(file.read_bytes() for file in folder.rglob("checkpoint-*.bin"))
+
+    with caplog.at_level(logging.NOTSET):
+        run(Config.model_validate(settings), folder, on_progress=spy)
+    secrets |= keys.numbers()
+    files = {file.name: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    assert {"transcript.msgpack", "result.json", "contract.json"} <= set(files)
+    assert len(secrets) >= 3
+    said = "".join([caplog.text, *capfd.readouterr()]).encode()
+    for told in (*files.values(), *written, said):
+        assert shown_in(secrets, told) == []
+    assert shown_in(secrets, files["contract.json"] + next(iter(secrets)).hex().encode())

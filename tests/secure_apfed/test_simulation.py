@@ -15,7 +15,7 @@ from secure_apfed.methods import METHODS, Simulation, Start
 from secure_apfed.methods.method import batches_of
 from secure_apfed.runs.run import run
 from secure_apfed.runs.training_labels import TrainingLabels
-from secure_apfed.simulation import begin, simulate, simulate_many, train, why_not
+from secure_apfed.simulation import begin, simulate, train, why_not
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
@@ -39,10 +39,7 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
         "apfed_c",
         {"train": {"optimizer": "adamw", "weight_decay": 0.1, "warmup_steps": 4}},
     ),
-    "cosine": (
-        "apfed_r",
-        {"train": {"schedule_steps": 9, "warmup_steps": 2}},
-    ),
+    "cosine": ("apfed_r", {"train": {"schedule_steps": 9, "warmup_steps": 2}}),
     "adam, typical": ("tvfl", {"train": {"optimizer": "adam", "learning_rate": 1e-3}}),
     "spread labels": ("apfed_c", {"train": {"spread_labels": True}, "data": {"labelled": 30}}),
     "whole maps": ("apfed_r", {"model": {"projection": "none"}}),
@@ -115,8 +112,10 @@ def test_the_weights_are_those_of_parties_that_send_messages(case: str) -> None:
     assert apart(weights_of(together), weights_of(sent)) < 1e-9
 
 
-@pytest.mark.parametrize("labelled", [None, 30])
-@pytest.mark.parametrize("method", ["apfed_c", "apfed_r", "single_view", "tvfl"])
+@pytest.mark.parametrize(
+    ("method", "labelled"),
+    [("apfed_c", 30), ("apfed_r", None), ("single_view", 30), ("tvfl", None)],
+)
 def test_accuracy_is_that_of_a_run(method: str, labelled: int | None) -> None:
     """Also where few rows have a label: those of the others are not learnt from."""
     config = config_of(method, {"data": {"labelled": labelled}, "train": {"epochs": 8}})
@@ -126,17 +125,6 @@ def test_accuracy_is_that_of_a_run(method: str, labelled: int | None) -> None:
     if method != "tvfl":
         assert simulated.accuracy == played.accuracy
     assert simulated.accuracy.keys() == played.accuracy.keys()
-
-
-def test_many_runs_come_back_in_their_order() -> None:
-    configs = [
-        config_of("apfed_c", {}, seed=seed, passives={"default": {"weight": weight}})
-        for seed in (0, 1)
-        for weight in (0.0, 10.0)
-    ]
-    configs.append(config_of("tvfl", {}))
-    apart_ = [simulate(config).accuracy for config in configs]
-    assert [one.accuracy for one in simulate_many(configs, jobs=2)] == apart_
 
 
 @pytest.mark.parametrize(

@@ -50,22 +50,16 @@ def test_the_example_of_the_module_runs() -> None:
     assert result.attempted
 
 
-def test_what_was_stored_serves_an_intersection_and_is_gone(files: dict[str, Path]) -> None:
+def test_what_was_stored_is_its_owners_serves_an_intersection_and_is_gone(
+    files: dict[str, Path],
+) -> None:
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o600}
+    copy = files["hub"].read_bytes()
     assert align({name: take_supply(path) for name, path in files.items()}) == list(range(30, 40))
     for path in files.values():
         with pytest.raises(DataError, match="there is no supply in"):
             take_supply(path)
-
-
-def test_the_owner_alone_can_read_it(files: dict[str, Path]) -> None:
-    for path in files.values():
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_a_copy_that_is_put_back_is_noticed(files: dict[str, Path]) -> None:
-    copy = files["hub"].read_bytes()
-    take_supply(files["hub"])
-    for name in ("hub", "another name"):
+    for name in ("hub", "another name"):  # a copy that is put back is noticed
         (files["hub"].parent / name).write_bytes(copy)
         with pytest.raises(DataError, match=r"was taken before; have another dealt"):
             take_supply(files["hub"].parent / name)
@@ -88,32 +82,21 @@ def test_of_several_processes_one_takes_it(files: dict[str, Path]) -> None:
     assert sum(taken) == 1
 
 
-def test_two_supplies_do_not_share_a_marker(files: dict[str, Path], tmp_path: Path) -> None:
-    store_supply(stock()["hub"], tmp_path / "another")
-    take_supply(files["hub"])
-    take_supply(tmp_path / "another")
-
-
-def test_a_file_is_not_written_over(files: dict[str, Path]) -> None:
-    before, supply = files["hub"].read_bytes(), stock()["hub"]
+def test_a_file_is_not_written_over_and_a_damaged_one_not_marked_as_taken(
+    files: dict[str, Path],
+) -> None:
+    whole, supply = files["hub"].read_bytes(), stock()["hub"]
     with pytest.raises(DataError, match="exists already; store each supply in a file of its own"):
         store_supply(supply, files["hub"])
-    assert files["hub"].read_bytes() == before
-    store_supply(supply, files["hub"].with_name("free"))
-
-
-def test_a_damaged_file_is_not_marked_as_taken(files: dict[str, Path]) -> None:
-    whole = files["hub"].read_bytes()
+    assert files["hub"].read_bytes() == whole
+    free, two = files["hub"].with_name("free"), files["hub"].with_name("two")
+    store_supply(supply, free)
+    with pytest.raises(LocalProtocolError, match="was stored already"):
+        store_supply(supply, two)
+    assert not two.exists()
     files["hub"].write_bytes(whole[:-1])
     with pytest.raises(LocalProtocolError, match="a stored supply does not match its checksum"):
         take_supply(files["hub"])
     files["hub"].write_bytes(whole)
     take_supply(files["hub"])
-
-
-def test_a_supply_that_was_stored_elsewhere_leaves_no_empty_file(tmp_path: Path) -> None:
-    supply = stock()["hub"]
-    store_supply(supply, tmp_path / "one")
-    with pytest.raises(LocalProtocolError, match="was stored already"):
-        store_supply(supply, tmp_path / "two")
-    assert not (tmp_path / "two").exists()
+    take_supply(free)  # two supplies share no marker

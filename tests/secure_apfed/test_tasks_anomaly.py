@@ -151,7 +151,7 @@ def test_strangers_are_told_in_own_tables(tmp_path: Path) -> None:
                  tmp_path / "run")  # fmt: skip
     assert result.scores["single_view"] > 0.8
     told = predict_file(tmp_path / "run", tmp_path / "active.csv")
-    assert told.columns() == ("id", "score")
+    assert [*told.frame().columns] == ["id", "score"]
     assert float(told.outputs[:30].median()) > float(told.outputs[30:].median())
     assert json.loads(RunFolder(tmp_path / "run").card.read_text())["task"] == "anomaly"
     onnxruntime = pytest.importorskip("onnxruntime")

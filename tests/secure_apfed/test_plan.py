@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from secure_apfed.cli import execute
+from secure_apfed.errors import DataError
+from secure_apfed.planning.stored import load_sweeps, nearest, sentence
 
+Capture = pytest.CaptureFixture[str]
 CONFIG = """
 name: planned
 method: apfed_c
@@ -28,13 +31,13 @@ def _config(tmp_path: Path) -> Path:
     return path
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+def told(capsys: Capture, *arguments: object) -> dict[str, Any]:
     assert execute([*map(str, arguments), "--json"]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return answer
 
 
-def test_without_a_config_both_guards_are_calibrated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_config_both_guards_are_calibrated(capsys: Capture) -> None:
     answer = told(capsys, "plan", "--epsilon", 2, "--epochs", 50)
     fresh, frozen = answer["calibration"]
     assert (fresh["mechanism"], frozen["mechanism"]) == ("gaussian", "frozen_gaussian")
@@ -47,15 +50,14 @@ def test_without_a_config_both_guards_are_calibrated(capsys: pytest.CaptureFixtu
     assert "rows" not in answer
 
 
-def test_expected_losses_are_those_of_the_stored_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_expected_losses_are_those_of_the_stored_sweeps_and_shown_to_people(
+    capsys: Capture,
+) -> None:
     found = told(capsys, "plan", "--epsilon", 4, "--epochs", 50)["expected"]
     assert len(found) == 4
     for dataset in ("digits", "breast_cancer"):
         assert sum(f"on {dataset} at epsilon_x 4 (delta 1e-05, T " in one for one in found) == 2
     assert told(capsys, "plan", "--epsilon", 100)["expected"] == []
-
-
-def test_it_is_shown_to_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["plan", "--epsilon", "4", "--epochs", "50"]) == 0
     shown = capsys.readouterr().out
     assert "Noise for epsilon_x 4 at delta 1e-05, 50 epochs" in shown
@@ -65,9 +67,7 @@ def test_it_is_shown_to_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no stored sweep fits" in capsys.readouterr().out
 
 
-def test_with_a_config_its_numbers_are_taken_and_options_win(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_with_a_config_its_numbers_are_taken_and_options_win(config: Path, capsys: Capture) -> None:
     answer = told(capsys, "plan", config, "--epsilon", 4, "--set", "guard.clip=2.0")
     aligned = {one["protocol"]: one for one in answer["intersections"]}
     assert [name for name, one in aligned.items() if one["chosen"]] == ["ecdh"]
@@ -87,9 +87,7 @@ def test_with_a_config_its_numbers_are_taken_and_options_win(
     assert (noise["delta"], answer["delta"]) == (1e-6, 1e-6)
 
 
-def test_labels_and_private_training_are_forecast(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labels_and_private_training_are_forecast(config: Path, capsys: Capture) -> None:
     labels = ["--set", "labels={mechanism: lp_mst, epsilon: 4.0}"]
     answer = told(capsys, "plan", config, *labels)
     assert answer["epsilon_y"] == 4.0
@@ -104,13 +102,7 @@ def test_labels_and_private_training_are_forecast(
     assert 0 < answer["epsilon_y"] < 6.0
 
 
-def test_nothing_is_invented(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = told(capsys, "plan", config, "--epsilon", 4, "--set", "method=tvfl")
-    assert answer["expected"] == []
-    assert told(capsys, "plan", config)["epsilon_passives"] == {}
-
-
-def test_what_cannot_be_planned_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_planned_is_refused(capsys: Capture) -> None:
     for arguments, message in (
         ("", "give CONFIG, or --epsilon"),
         ("--epochs 5", "give CONFIG, or --epsilon"),
@@ -140,7 +132,7 @@ SUM = "secure_sum={scheme: plain, masks: pairwise, noise: {sigma: 4.0}}"
 )  # fmt: skip
 def test_passives_forecast_what_their_noise_costs_and_the_run_agrees(
     method: str, changes: list[str], row: str, config: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("COLUMNS", "300")
     changed = [f"--set={one}" for one in (f"method={method}", *changes)]
@@ -157,28 +149,44 @@ def test_passives_forecast_what_their_noise_costs_and_the_run_agrees(
     assert re.search(rf"{name} +\S+ at delta 1e-05, T {releases}", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(("method", "private"), [
-    ("single_view", "dp_sgd={noise_multiplier: 4}"),
-    ("apfed_c", "labels={mechanism: lp_mst, epsilon: 1}"),
-])  # fmt: skip
-def test_any_noise_from_the_seed_is_warned_of(
-    private: str, method: str, config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    changes = ("--set", f"method={method}", "--set", private)
-    for noise, warned in (("reproducible_insecure", True), ("secret", False)):
-        answer = told(capsys, "plan", config, *changes, "--set", f"guard.noise={noise}")
-        assert any("knows the seed" in one for one in answer["warnings"]) is warned
+def test_it_warns_of_unsafe_and_costly_choices(config: Path, capsys: Capture) -> None:
+    wide = "model={hidden: [8], representation: 2000, projection: none}"
+    warned = " ".join(told(capsys, "plan", config, "--set", wide)["warnings"])
+    assert "this sends 2,000 numbers a row; with model.projection: 64 it would be 31" in warned
+    assert "epsilon is infinite" in warned
+    assert "the aggregator reads every gradient" in warned
+    for method, private in (
+        ("single_view", "dp_sgd={noise_multiplier: 4}"),
+        ("apfed_c", "labels={mechanism: lp_mst, epsilon: 1}"),
+    ):
+        for noise, told_of in (("reproducible_insecure", True), ("secret", False)):
+            changes = (f"method={method}", private, f"guard.noise={noise}")
+            answer = told(capsys, "plan", config, *(f"--set={change}" for change in changes))
+            assert any("knows the seed" in one for one in answer["warnings"]) is told_of
 
 
-def test_links_are_summed_by_kind_unless_they_are_asked_for(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    links = told(capsys, "plan", config)["links"]
+def test_of_the_active_alone_nothing_is_sent(config: Path, capsys: Capture) -> None:
+    answer = told(capsys, "plan", config, "--set=method=single_view")
+    assert (answer["wire_bytes"], answer["links"]) == (0, [])
+    assert (answer["epsilon_x"], answer["releases"]) == (0.0, 0)
+    # Nobody receives anything, but the model is fitted to the labels.
+    assert answer["epsilon_y"] == answer["epsilon_model"] == "inf"
+    private = ["--set=method=single_view", "--set=dp_sgd={epsilon: 4}"]
+    assert execute(["plan", str(config), *private]) == 0
+    assert re.search(r"epsilon_y, one training label +4 at delta 1e-05", capsys.readouterr().out)
+
+
+def test_links_are_summed_by_kind_unless_they_are_asked_for(config: Path, capsys: Capture) -> None:
+    answer = told(capsys, "plan", config)
+    assert answer["epsilon_passives"] == {}
+    links = answer["links"]
     kinds = {link["kind"] for link in links}
     assert len(kinds) < len(links)
     for option, header, rows in (((), "kind", len(kinds)), (("--links",), "from", len(links))):
         assert execute(["plan", str(config), *option]) == 0
-        lines = capsys.readouterr().out.splitlines()
+        shown = capsys.readouterr().out
+        assert re.findall(r"^(epsilon_[xvc])\S* .* inf$", shown, re.MULTILINE) == ["epsilon_x"]
+        lines = shown.splitlines()
         (at,) = [at for at, line in enumerate(lines) if line.startswith("By ")]
         table = lines[at + 2 : at + 2 + rows]
         assert lines[at + 1].split()[0] == header
@@ -186,12 +194,81 @@ def test_links_are_summed_by_kind_unless_they_are_asked_for(
         assert sum(int(line.split()[-3].replace(",", "")) for line in table) == sum(
             link["messages"] for link in links
         )
+    voted = told(capsys, "plan", config, "--epsilon", 4, "--set", "method=votes")
+    assert (voted["figure"], voted["expected"]) == ("epsilon_v", []), "nothing is invented"
 
 
-def test_a_forecast_tells_the_one_figure_of_what_leaves_a_party(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for method, figure in (("votes", "epsilon_v"), ("apfed_c", "epsilon_x")):
-        assert execute(["plan", str(config), f"--set=method={method}"]) == 0
-        told = re.findall(r"^(epsilon_[xvc])\S* .* inf$", capsys.readouterr().out, re.MULTILINE)
-        assert told == [figure]
+# What `plan` reads of measured sweeps: the shipped file, what fits, and damage.
+
+
+def point(epsilon: float | str, guard: str = "gaussian", **changes: Any) -> dict[str, Any]:
+    span = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    return {
+        "label": "made up", "method": "apfed_c", "guard": guard, "labels": "none",
+        "epsilon": epsilon, "releases": 3, "accuracy": span, "loss": span, **changes,
+    }  # fmt: skip
+
+
+def text_of(*points: dict[str, Any], **changes: Any) -> str:
+    alone = point("inf", "none", method="single_view", releases=0)
+    sweep = {
+        "dataset": "digits",
+        "settings": {"train": {"epochs": 3}, "data": {"limit": 1000, "labelled": 50}},
+        "delta": 1e-5, "clip": 1.0, "seeds": [0, 1], "points": [alone, *points], **changes,
+    }  # fmt: skip
+    return json.dumps({"format": 1, "command": "none", "sweeps": [sweep]})
+
+
+def test_the_shipped_sweeps_are_of_few_labels_and_five_seeds() -> None:
+    sweeps = load_sweeps()
+    assert {sweep.dataset for sweep in sweeps} == {"digits", "breast_cancer"}
+    for sweep in sweeps:
+        assert sweep.settings["data"]["labelled"] in (20, 50)
+        assert sweep.seeds == (0, 1, 2, 3, 4)
+        for guard in ("gaussian", "frozen_gaussian"):
+            found = nearest(sweeps, epsilon=4.0, dataset=sweep.dataset, guards=(guard,))
+            assert [one.epsilon for _, one in found] == [4.0]
+        assert 0.3 < sweep.alone.mean < 1
+
+
+def test_the_same_epsilon_is_taken_or_others_from_both_sides_and_none_that_does_not_fit() -> None:
+    sweeps = load_sweeps(
+        text_of(point(1.0), point(4.0), point(8.0), point(4.0, "none", labels="lp_mst"))
+    )
+
+    def epsilons(epsilon: float, **wanted: Any) -> list[float | str]:
+        found = nearest(sweeps, epsilon=epsilon, **{"guards": ("gaussian",), **wanted})
+        return [one.epsilon for _, one in found]
+
+    assert epsilons(4.0) == [4.0]
+    assert epsilons(5.0) == [4.0, 8.0]
+    assert epsilons(0.5) == epsilons(9.0) == epsilons(float("inf")) == []
+    assert epsilons(4.0, dataset="mnist") == epsilons(4.0, method="tvfl") == []
+    assert epsilons(4.0, guards=("frozen_gaussian",)) == []
+    assert epsilons(4.0, guards=(), labels="randomised_response") == []
+    assert epsilons(4.0, guards=(), labels="lp_mst") == [4.0]
+
+
+def test_a_sentence_names_data_seeds_epochs_and_the_active_alone() -> None:
+    ((sweep, one),) = nearest(load_sweeps(text_of(point(4.0))), epsilon=4, guards=("gaussian",))
+    assert sentence(sweep, one) == (
+        "made up on digits at epsilon_x 4 (delta 1e-05, T 3) lost 50.0 points of accuracy "
+        "[40.0, 60.0] and reached 50.0 %, where the active alone reached 50.0 % (2 seeds, 3 "
+        "epochs, 1,000 training rows, 50 of them with a label)"
+    )
+    nothing = point(4.0, loss={"mean": -1e-4, "low": -0.01, "high": 1e-4})
+    ((sweep, one),) = nearest(load_sweeps(text_of(nothing)), epsilon=4, guards=("gaussian",))
+    assert "lost 0.0 points of accuracy [-1.0, 0.0]" in sentence(sweep, one)
+    labels = load_sweeps(text_of(point(4.0, "none", labels="lp_mst")))
+    ((sweep, one),) = nearest(labels, epsilon=4, labels="lp_mst")
+    assert "at epsilon_y 4 lost" in sentence(sweep, one)
+
+
+def test_damage_is_an_error_for_people() -> None:
+    for text in (
+        "", "{", "[]", "{}", '{"format": 2, "sweeps": []}', '{"format": 1}',
+        text_of(point(4.0, more=1)), text_of(point(4.0), seeds=None), text_of(points=[]),
+        text_of(point(4.0, accuracy={"mean": 1})),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match="stored sweeps"):
+            load_sweeps(text)

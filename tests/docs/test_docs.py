@@ -1,0 +1,297 @@
+"""The documents: code that compiles, commands that there are, links that lead somewhere, generated
+parts that say what their source says, and what docs/deploy takes for granted.
+
+What the guides' examples do is tested beside what they explain; here the start page and the
+tutorial's tables are run as printed.
+"""
+
+import ast
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import typer
+import yaml
+from sklearn.datasets import load_digits
+
+from secure_apfed.cli import app, execute
+from secure_apfed.config.file import load_config_text
+from secure_apfed.config.plain_yaml import parse_yaml
+from tests.architecture_rules import LAYERS, the_tree
+from tests.docs.pages import DOCS, DOCUMENTS, HOOK, ROOT, blocks, command_lines, text_of
+
+START, TUTORIAL = "docs/start.md", "docs/tutorial.md"
+TREE = the_tree(ROOT)
+
+
+def _imports(code: str) -> Iterator[tuple[str, str | None]]:
+    """Yield each module of ours that is imported, and each name from it."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            named: list[tuple[str, str | None]] = [(alias.name, None) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            named = [(node.module, alias.name) for alias in node.names]
+        else:
+            continue
+        yield from ((module, name) for module, name in named if module.split(".")[0] in LAYERS)
+
+
+def missing(code: str) -> list[str]:
+    """What the code imports of us that is not there; read from sources, since extras may lack."""
+    offences = []
+    for module, name in _imports(code):
+        if module not in TREE or not (
+            name is None or name in _public(module) or f"{module}.{name}" in TREE
+        ):
+            offences.append(f"{module}: {name}")
+    return offences
+
+
+def _public(module: str) -> set[str]:
+    for node in ast.walk(TREE[module].tree):
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if isinstance(value, ast.List) and ast.unparse(node).startswith("__all__"):
+            return set(ast.literal_eval(value))
+    return set()
+
+
+@pytest.mark.parametrize("document", [each for each in DOCUMENTS if blocks(each, "python")])
+def test_python_compiles_and_imports_what_is_there(document: str) -> None:
+    assert [name for code in blocks(document, "python") for name in missing(code)] == []
+
+
+def test_a_name_that_is_not_there_would_be_found() -> None:
+    code = "from secure_apfed import run, walk\nfrom secure_apfed.walks import far\nimport numpy"
+    assert missing(code) == ["secure_apfed: walk", "secure_apfed.walks: far"]
+
+
+@pytest.mark.parametrize("document", [each for each in DOCUMENTS if blocks(each, "yaml")])
+def test_yaml_is_plain_and_files_of_runs_are_taken(document: str) -> None:
+    for text in blocks(document, "yaml"):
+        given: Any = parse_yaml(text, document)[0]
+        # A guide's run names what the guide adds, and is run beside it.
+        of_a_run = {"name", "method", "data"} <= set(given)
+        if of_a_run and not document.startswith(("docs/add-a", "docs/extend")):
+            assert load_config_text(text, source=document).name == given["name"]
+
+
+def test_json_is_json() -> None:
+    for document in DOCUMENTS:
+        for text in blocks(document, "json"):
+            json.loads(text)
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the start page's file, and an image to predict."""
+    folder = tmp_path_factory.mktemp("start")
+    (text,) = blocks(START, "yaml")
+    (folder / "run.yaml").write_text(text)
+    np.save(folder / "new_images.npy", load_digits().images[:3, None])
+    return folder
+
+
+@pytest.mark.slow
+def test_the_start_page_runs_as_printed(
+    started: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(started)
+    monkeypatch.setenv("COLUMNS", "160")
+    lines = [line for block in blocks(START, "sh") for line in block.splitlines()]
+    calls = [line.split("#")[0].split() for line in lines if line.startswith("secure-apfed")]
+    for program, *arguments in calls:
+        assert (program, execute(arguments)) == ("secure-apfed", 0)
+    told = capsys.readouterr().out
+    assert "epsilon_v of passive-1, one person's votes" in told
+    assert "best alone" in told
+    assert re.search(r"^encrypted +votes_encrypted", told, re.MULTILINE)
+    there = ("runs/first/report.html", "runs.html", "model.onnx")
+    assert all((started / name).is_file() for name in there)
+
+
+def test_the_tutorial_makes_the_tables_that_its_run_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (script,) = blocks(TUTORIAL, "python")
+    exec(compile(script, TUTORIAL, "exec"), {})
+    config = load_config_text(blocks(TUTORIAL, "yaml")[0])
+    assert config.data.parties is not None
+    columns = {
+        name: set(pd.read_csv(party.file).columns) for name, party in config.data.parties.items()
+    }
+    assert all(config.data.id_column in of_party for of_party in columns.values())
+    assert config.data.label_column in columns[config.data.active]
+    assert columns[config.data.active] - {"late"} == set(pd.read_csv("new_customers.csv").columns)
+
+
+# Commands.
+
+# What a wrong call raises: typer names its child alone.
+UsageError: Any = typer.BadParameter.__base__
+
+
+def parse(arguments: list[str], *, whole: bool) -> None:
+    """Walk down the groups and read the last command's options; nothing is run.
+
+    What is not `whole` may lack arguments, but may not name a command or option that is not there.
+    """
+    command = typer.main.get_command(app)
+    rest = list(arguments)
+    while isinstance(command, typer.core.TyperGroup) and rest:
+        name = rest.pop(0)
+        assert name in command.commands, f"secure-apfed has no {name}"
+        command = command.commands[name]
+    if not whole and not rest:
+        return
+    try:
+        command.make_context("call", rest)
+    except UsageError as error:
+        if whole or not error.format_message().startswith("Missing"):
+            raise
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_command_line_takes_every_call(document: str) -> None:
+    for arguments, whole in command_lines(document, "secure-apfed"):
+        parse(arguments, whole=whole)
+
+
+def test_there_are_calls_and_a_wrong_one_would_be_found() -> None:
+    calls = [call for document in DOCUMENTS for call in command_lines(document, "secure-apfed")]
+    assert len(calls) > 50
+    for wrong, whole in (
+        ("run run.yaml --outptu x", True), ("run --outptu x", False), ("run", True),
+        ("study main --jobs many", True),
+    ):  # fmt: skip
+        with pytest.raises(UsageError):
+            parse(wrong.split(), whole=whole)
+    for wrong in ("trian run.yaml", "study trian"):
+        with pytest.raises(AssertionError, match="has no trian"):
+            parse(wrong.split(), whole=False)
+
+
+DEPLOY = DOCS / "deploy"
+SERVICES = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+
+
+def test_services_and_the_unit_say_commands_that_there_are() -> None:
+    for service in SERVICES.values():
+        parse(service["command"], whole=True)
+    lines = (DEPLOY / "secure-apfed-party.service").read_text().splitlines()
+    (start,) = [line for line in lines if line.startswith("ExecStart=")]
+    program, *words = shlex.split(start.removeprefix("ExecStart="))
+    assert program.endswith("/secure-apfed")
+    parse(words, whole=True)
+
+
+def test_no_two_parties_share_a_network_or_a_folder() -> None:
+    parties = {name: one for name, one in SERVICES.items() if name != "relay"}
+    for what in ("networks", "volumes"):
+        places = [place for one in parties.values() for place in one[what]]
+        assert len(places) == len(set(places))
+        assert all(len(one[what]) == 1 for one in parties.values())
+    assert set(SERVICES["relay"]["networks"]) == {one["networks"][0] for one in parties.values()}
+
+
+def test_the_image_copies_what_there_is_and_no_data() -> None:
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]
+    assert copied
+    assert all((ROOT / name).exists() for name in copied)
+    assert "USER apfed" in lines
+
+
+# Links.
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
+_FIGURE = re.compile(r"[+-]\d+\.\d \[[+-]\d+\.\d, [+-]\d+\.\d\]")
+
+
+def _links(document: str) -> list[str]:
+    found = _LINK.findall(_FENCED.sub("", text_of(document)))
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+def _anchors(path: Path) -> set[str]:
+    """Of a page's headings, as MkDocs and GitHub name them."""
+    text = _FENCED.sub("", path.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings]
+    return {re.sub(r"\s+", "-", heading) for heading in plain}
+
+
+def broken_links(document: str, links: list[str]) -> list[str]:
+    """Those of the document's links that lead nowhere."""
+    broken = []
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = (ROOT / document).parent / name if name else ROOT / document
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_leads_somewhere(document: str) -> None:
+    assert broken_links(document, _links(document)) == []
+
+
+def test_broken_links_would_be_found() -> None:
+    links = ["nowhere.md", "results.md#no-such-heading", "results.md#the-main-job"]
+    assert broken_links("docs/start.md", links) == links[:2]
+
+
+def test_the_start_page_is_read_in_five_minutes() -> None:
+    assert len(text_of("docs/start.md").split()) < 1000
+
+
+def test_every_gain_of_the_decision_page_was_measured() -> None:
+    figures = _FIGURE.findall(text_of("docs/which-method.md"))
+    measured = text_of("docs/results.md")
+    assert len(figures) > 20
+    assert [figure for figure in figures if figure not in measured] == []
+
+
+# What is generated.
+
+
+@pytest.mark.parametrize("document", [one for one in DOCUMENTS if "<!-- end -->" in text_of(one)])
+def test_a_page_holds_what_is_generated(document: str) -> None:
+    """`python docs/site_pages.py` writes it."""
+    assert HOOK.renewed(text_of(document)) == text_of(document)
+
+
+def test_another_figure_would_be_found() -> None:
+    page = text_of("docs/results.md")
+    assert "+17.4 [+13.3, +21.6]" in page
+    wrong = page.replace("+17.4 [+13.3, +21.6]", "+18.4 [+13.3, +21.6]")
+    assert HOOK.renewed(wrong) == page
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "data").glob("*.json")), ids=lambda path: path.stem)
+def test_every_stored_table_is_whole_and_shown_somewhere(path: Path) -> None:
+    shown = "".join(map(text_of, DOCUMENTS))
+    for name, table in json.loads(path.read_bytes()).items():
+        assert f"<!-- table: {path.stem}.{name} -->" in shown
+        if "of" not in table:
+            assert {len(row) for row in table["rows"]} == {len(table["columns"])}
+
+
+def test_every_key_of_a_run_is_told() -> None:
+    rows = re.findall(r"^\| `[\w.]+` \|.*$", text_of("docs/run-yaml.md"), re.MULTILINE)
+    assert len(rows) > 140
+    assert [row for row in rows if len(row.split(" | ")[2].split()) < 2] == []
+
+
+def test_a_glossary_has_every_epsilon() -> None:
+    words = text_of("docs/glossary.md")
+    for of in ("x", "y", "v", "w", "c", "model"):
+        assert f"| epsilon_{of} |" in words

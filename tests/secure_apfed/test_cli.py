@@ -1,0 +1,392 @@
+"""The command line: every command on a small real run, and what it says of errors, as exit code,
+panel or JSON object.
+"""
+
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console
+from sklearn.datasets import load_breast_cancer
+
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.psi.interface import IntersectionTooSmallError
+from secure_apfed import progress, terminal
+from secure_apfed.cli import execute
+from secure_apfed.commands.doctor import Finding, healthy
+from secure_apfed.data import find_dataset
+from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
+from secure_apfed.privacy.ledger import BudgetExhaustedError
+from secure_apfed.runs.outcome import Progress
+
+CONFIG = """\
+name: small-run
+method: apfed_c
+data: {dataset: breast_cancer, overlap: 0.8}
+model: {hidden: [8], representation: 8, projection: 8}
+guard: {mechanism: gaussian, epsilon: 8, noise: secret}
+secure_sum: {scheme: plain, masks: pairwise}
+train: {epochs: 3, batch_size: 128, learning_rate: 0.05}
+attacks: [{name: model_completion}]
+"""
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "run.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture(scope="module")
+def printed(config_file: Path) -> tuple[Path, str, str]:
+    """The folder of a finished run, and what stood on stdout and stderr."""
+    folder, out, err = config_file.parent / "runs" / "one", io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        assert execute(["run", str(config_file), "--output", str(folder)]) == 0
+    return folder, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def finished(printed: tuple[Path, str, str]) -> Path:
+    return printed[0]
+
+
+def told(capsys: Capture, *arguments: object, code: int = 0) -> Any:
+    """Run a command with --json; its stdout is one object and nothing else."""
+    assert execute([*map(str, arguments), "--json"]) == code
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+def test_a_run_leaves_what_the_folder_promises_and_tells_it(printed: tuple[Path, str, str]) -> None:
+    folder, out, err = printed
+    assert {path.name for path in folder.iterdir()} >= {
+        "config.yaml", "contract.json", "seeds.json", "versions.json", "metrics.jsonl",
+        "model.safetensors", "model.json", "transcript.json", "result.json", "attacks.json",
+        "pictures", "report.html", "tensorboard",
+    }  # fmt: skip
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
+    page = (folder / "report.html").read_text()
+    assert "masks among the passives remain" in page
+    assert "labels of active by model completion" in page
+    assert re.search(r"epoch 3/3 +loss \d\.\d{4}.* epsilon_x \S+ +\d+\.\d MB sent", err)
+    assert "accuracy, apfed_c" in out
+    assert re.search(r"epsilon_x, one row's releases +8 at delta 1e-05, T 3", out)
+    assert re.search(r"epsilon_y, one training label +inf", out)
+    assert re.search(r"epsilon_model, one whole record +not claimed", out)
+    assert "epoch" not in out
+
+
+def test_json_is_one_object_with_what_the_folder_holds(
+    config_file: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    answer = told(capsys, "run", config_file, "--output", tmp_path / "r", "--set", "train.epochs=1")
+    result = json.loads((tmp_path / "r" / "result.json").read_text())
+    assert answer["accuracy"] == result["accuracy"]
+    assert answer["privacy"]["epsilon_y"] == "inf"
+    assert {one["adversary"] for one in answer["attacks"]} == {"passive-1", "passive-2"}
+    assert Path(answer["report"]).is_file()
+
+
+def test_an_interrupted_run_says_how_to_resume(
+    config_file: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def stops_in_epoch_2(name: str, *, quiet: bool) -> Iterator[Any]:
+        def update(progress: Progress) -> None:
+            if progress.epoch == 2:
+                raise KeyboardInterrupt
+
+        yield update
+
+    folder = tmp_path / "r"
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "watching", stops_in_epoch_2)
+        assert execute(["run", str(config_file), "--output", str(folder)]) == 130
+    message = "".join(capsys.readouterr().err.replace("│", "").split())
+    again = ["run", str(folder / "config.yaml"), "--output", str(folder), "--resume"]
+    assert "".join(["secure-apfed", *again]) in message
+    assert not (folder / "result.json").exists()
+    assert execute([*again, "--no-baselines"]) == 0
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_prediction_needs_no_other_party(finished: Path, tmp_path: Path, capsys: Capture) -> None:
+    columns = find_dataset("breast_cancer").natural_views["means"]
+    frame: pd.DataFrame = load_breast_cancer(as_frame=True).data[list(columns)].head(5)
+    rows = tmp_path / "new rows.csv"
+    frame.to_csv(rows, index=False)
+    arguments = ("predict", "--model", str(finished), "--data", str(rows))
+    answer = told(capsys, *arguments)
+    assert answer["classes"] == ["malignant", "benign"]
+    assert [one["id"] for one in answer["predictions"]] == ["0", "1", "2", "3", "4"]
+    for one in answer["predictions"]:
+        assert sum(one["probabilities"]) == pytest.approx(1, abs=1e-5)
+        best = max(range(2), key=one["probabilities"].__getitem__)
+        assert one["class"] == answer["classes"][best]
+    for name, read in (("p.csv", pd.read_csv), ("p.parquet", pd.read_parquet)):
+        assert execute([*arguments, "--output", str(tmp_path / name)]) == 0
+        written = read(tmp_path / name)
+        assert list(written.columns) == ["id", "class", "p(malignant)", "p(benign)"]
+        assert len(written) == 5
+    assert execute([*arguments, "--output", str(tmp_path / "p.xlsx")]) == 3
+    frame.drop(columns=["mean area"]).to_csv(rows, index=False)
+    capsys.readouterr()
+    error = told(capsys, *arguments, code=3)["error"]
+    assert error["kind"] == "DataError"
+    assert "1 of 10 columns are missing: mean area" in error["message"]
+
+
+def test_a_report_is_made_again_from_the_folder(finished: Path, capsys: Capture) -> None:
+    (finished / "report.html").unlink()
+    assert told(capsys, "report", finished) == {"report": str(finished / "report.html")}
+    assert (finished / "report.html").is_file()
+
+
+def test_a_plan_forecasts_what_the_run_then_sends(
+    config_file: Path, finished: Path, capsys: Capture
+) -> None:
+    answer = told(capsys, "plan", config_file)
+    result = json.loads((finished / "result.json").read_text())
+    assert answer["wire_bytes"] == pytest.approx(result["wire_bytes"], rel=0.05)
+    assert answer["epsilon_x"] == pytest.approx(result["privacy"]["epsilon_x"], rel=1e-6)
+    assert answer["aligned_rows"] == result["aligned_rows"]
+    assert answer["train_rows"] == result["train_rows"]
+    assert answer["numbers_per_row"] == 8
+    assert answer["seconds"] > 0
+    assert answer["warnings"] == []
+
+
+def test_doctor_names_what_is_there_and_how_to_get_the_rest(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = {"torch": ("torch", "networks"), "nowhere": ("nowhere_at_all", "tests")}
+    monkeypatch.setattr("secure_apfed.commands.doctor._REQUIRED", missing)
+    answer = told(capsys, "doctor", code=1)
+    assert not answer["healthy"]
+    found = {one["name"]: Finding(**one) for one in answer["findings"]}
+    assert found["torch"].state == "ok"
+    assert found["digits"].value == "ships with scikit-learn"
+    assert all(finding.remedy for finding in found.values() if finding.state != "ok")
+    lacking = found.pop("nowhere")
+    assert lacking.state == "missing"
+    assert "pip install" in lacking.remedy
+    assert healthy(tuple(found.values()))
+
+
+def test_the_data_sets_are_listed(capsys: Capture, tmp_path: Path) -> None:
+    names = [one["name"] for one in told(capsys, "data", "list")["datasets"]]
+    assert {"digits", "breast_cancer", "mnist", "cifar100"} <= set(names)
+    answer = told(capsys, "data", "fetch", "digits", "--folder", tmp_path)
+    assert answer == {"name": "digits", "files": []}
+
+
+HELP = "secure_apfed.cli; secure_apfed.cli.execute(['--help'])"
+
+
+@pytest.mark.parametrize(
+    ("imported", "spared"),
+    [
+        (HELP, {"torch", "pandas", "tenseal", "matplotlib", "sklearn"}),
+        ("secure_apfed.config.file, secure_apfed.runs.run", {"sklearn", "matplotlib", "opacus"}),
+        ("apfed_attacks", {"torchmetrics", "matplotlib"}),
+    ],
+)
+def test_help_and_runs_begin_without_what_comes_later(imported: str, spared: set[str]) -> None:
+    code = f"import sys, {imported}\nsys.exit(str({spared} & set(sys.modules) or ''))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
+    for command in ("run", "predict", "report", "data", "doctor", "plan") * (imported is HELP):
+        assert command in done.stdout
+
+
+@pytest.mark.parametrize("party_seeds", ["secret", "shared_for_comparison"])
+def test_several_seeds_by_one_option(tmp_path: Path, capsys: Capture, party_seeds: str) -> None:
+    """With either kind of party seeds, paired with what the active does alone."""
+    path = tmp_path / "run.yaml"
+    path.write_text(CONFIG.replace("noise: secret", "noise: reproducible_insecure") + "seed: 3\n")
+
+    def found(name: str) -> dict[str, Any]:
+        place = tmp_path / name
+        one: dict[str, Any] = told(
+            capsys, "run", path, "--seeds", "2", "--output", place, "--set",
+            f"party_seeds={party_seeds}", "--set", "data.labelled=40", "--set", "measure=auc",
+        )  # fmt: skip
+        assert one == json.loads((place / "several.json").read_text())
+        return one
+
+    first = found("first")
+    assert (first["seeds"], first["party_seeds"]) == ([3, 4], party_seeds)
+    reached = list(first["reached"].values())
+    mean, low = (first["intervals"]["apfed_c"][key] for key in ("mean", "low"))
+    assert low < mean == pytest.approx(sum(reached) / 2)
+    for seed, folder in first["folders"].items():
+        assert (Path(folder) / "report.html").is_file()
+        outcome = json.loads((Path(folder) / "result.json").read_text())
+        assert outcome["measures"]["apfed_c"]["auc"] == first["reached"][seed]
+    gain = first["gain"]
+    assert gain["over_chosen"]["mean"] == pytest.approx(gain["reached"] - gain["solo"])
+    assert 0 < gain["shared"] < 0.25 * 40 / 100
+    assert found("first") == first, "what lies there is not run again"
+
+    def losses(one: dict[str, Any]) -> list[float]:
+        files = [Path(folder) / "result.json" for folder in one["folders"].values()]
+        return [json.loads(file.read_text())["measures"]["apfed_c"]["log_loss"] for file in files]
+
+    same = losses(found("second")) == losses(first)
+    assert same is (party_seeds == "shared_for_comparison")
+
+
+def test_several_seeds_say_what_they_drew_and_refuse_other_ways(
+    config_file: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    several = ["run", str(config_file), "--seeds", "2", "--output", str(tmp_path / "two")]
+    assert execute([*several, "--no-baselines", "--set", "attacks=[]"]) == 0
+    out, err = capsys.readouterr()
+    assert "seed 0" in out
+    assert "help" not in out, "nothing was measured to compare with"
+    assert re.search(r"each party\s+drew a\s+secret seed", err)
+    for other in (["--transport", "local"], ["--resume"]):
+        assert execute([*several, *other]) == 2
+    assert "--seeds runs in memory" in capsys.readouterr().err
+    assert execute(["run", str(config_file), "--json-events"]) == 2
+    assert "parties that run apart" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+# Errors: one panel on stderr or one JSON object, and an exit code that tells.
+
+
+def test_each_kind_of_error_has_its_exit_code(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    raised: Exception = ZeroDivisionError()
+
+    def fails(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("secure_apfed.runs.run.run", fails)
+    monkeypatch.setattr("apfed_experiments.report.write_report", fails)
+    arguments = ["run", str(config_file), "--output", str(tmp_path / "r")]
+    with pytest.raises(ZeroDivisionError):  # a fault of the program keeps its traceback
+        execute(arguments)
+    for kind, code in (
+        (ConfigError, 2), (DataError, 3), (ModelError, 3), (CheckpointError, 3),
+        (IntersectionTooSmallError, 3), (OSError, 3), (LocalProtocolError, 4),
+        (RemoteProtocolError, 4), (BudgetExhaustedError, 5),
+    ):  # fmt: skip
+        raised = kind("x")
+        assert execute(arguments) == code, kind
+    raised = ModuleNotFoundError("No module named 'torch'", name="torch")
+    with pytest.raises(ModuleNotFoundError, match="torch"):
+        execute(["report", "runs/one"])
+    raised = ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+    capsys.readouterr()
+    assert execute(["report", "runs/one"]) == 2
+    said = " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert "matplotlib is not installed; pip install 'secure-apfed[experiments]'" in said
+
+
+def test_an_error_is_one_panel_on_stderr_and_debug_shows_the_traceback(
+    config_file: Path, capsys: Capture
+) -> None:
+    wrong = ["run", str(config_file), "--set", "train.epoch=3"]
+    assert execute(wrong) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "The configuration is wrong" in err
+    assert "did you mean 'epochs'?" in err
+    assert "Traceback" not in err
+    for arguments in (["--debug", *wrong], [*wrong, "--debug"]):
+        assert execute(arguments) == 2
+        assert "Traceback" in capsys.readouterr().err
+    failure = terminal.Failure(code=3, title="Data", kind="DataError", message="column [bold]x[/]")
+    terminal.show_failure(failure, as_json=False, debug=False)
+    assert "[bold]x[/]" in capsys.readouterr().err
+
+
+def test_errors_are_one_json_object_for_programs(
+    config_file: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("done").mkdir()
+    Path("done/result.json").write_text("{}")
+    run = f"run {config_file} --output"
+    for arguments, code, kind, message in (
+        ("run absent.yaml", 2, "ConfigError", "absent.yaml: there is no such file"),
+        ("plan absent.yaml", 2, "ConfigError", "absent.yaml: there is no such file"),
+        ("report absent", 3, "CheckpointError", "absent: there is no such run folder"),
+        ("predict --model absent --data x.csv", 3, "CheckpointError", "absent"),
+        ("data fetch digit", 2, "ConfigError", "did you mean 'digits'?"),
+        ("attack absent --attacks ,", 2, "ConfigError", "no name is given"),
+        ("run", 2, "UsageError", "Missing argument"),
+        ("rnu", 2, "UsageError", "No such command"),
+        ("doctor --hurry", 2, "UsageError", "No such option"),
+        (f"{run} r --set 'attacks=[{{name: model_completoin}}]'", 2, "ConfigError", "model_comple"),
+        (f"{run} r --set data.dataset=cifar100 --set data.folder=.", 3, "DataError",
+         "secure-apfed data fetch cifar100"),
+        *((f"{run} r --set 'name={name}'", 2, "ConfigError", "--set: name: expected")
+          for name in ("..", '" "', r'"a\nb"', "x" * 201)),
+        # A folder that cannot be used says why, and is left alone.
+        (f"{run} done --resume", 3, "CheckpointError", "holds a finished run; there is nothing to"),
+        (f"{run} done", 3, "CheckpointError", "holds a run already, which is finished; choose"),
+        (f"{run} absent --resume", 3, "CheckpointError", "start the run without --resume"),
+        (f"{run} file", 3, "CheckpointError", "cannot be a run folder (File exists); choose ano"),
+        (f"{run} file/below", 3, "CheckpointError", "cannot be a run folder (Not a directory)"),
+    ):  # fmt: skip
+        error = told(capsys, *shlex.split(arguments), code=code)["error"]
+        assert (error["exit_code"], error["kind"]) == (code, kind), arguments
+        assert message in error["message"], arguments
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["done", "file"]
+
+
+def test_without_a_command_there_is_help_and_no_empty_panel(capsys: Capture) -> None:
+    for group in ("", "data", "certs", "audit-log"):
+        assert execute(group.split()) in (0, 2)  # click before 8.2 says 0
+        out, err = capsys.readouterr()
+        assert "Usage:" in out
+        assert err == ""
+
+
+def test_a_file_that_an_unfinished_run_lacks_needs_no_copy(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    for told_of in ("has not finished; continue it with --resume", "restore it from a copy"):
+        error = told(capsys, "predict", "--model", tmp_path, "--data", "x.csv", code=3)["error"]
+        assert told_of in error["message"]
+        (tmp_path / "result.json").write_text("{}")
+
+
+ROWS = [
+    ("a-run/in-a-folder-of-a-long-name", "3.1", "of people who are told apart by their words"),
+    ("another/one", "22.0", ""),
+]
+
+
+def test_tables_cut_no_word(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    terminal.show_rows("Runs", ("run", "figure", "note"), [(*row[:2], 9 * row[2]) for row in ROWS])
+    title, _, first, second = capsys.readouterr().out.splitlines()
+    assert (title, second.split()) == ("Runs", ["another/one", "22.0"])
+    assert first.endswith(9 * ROWS[0][2])
+    assert second == second.rstrip()
+    words = [word for row in ROWS for cell in row for word in cell.split()]
+    for width in (34, 60, 200):
+        shown = partial(Console, force_terminal=True, width=width, color_system=None)
+        monkeypatch.setattr(terminal, "Console", shown)
+        terminal.show_rows("Runs", ("run", "figure", "note"), ROWS)
+        out = capsys.readouterr().out
+        assert max(map(len, out.splitlines())) <= max(width, len("figure") + 2 + len(ROWS[0][0]))
+        assert not [word for word in words if word not in out.split()]
