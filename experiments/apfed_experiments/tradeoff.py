@@ -7,7 +7,6 @@ a leaderboard (CSV, Markdown), pictures and one self-contained page.
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import cycle
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 from adjustText import adjust_text
-from joblib import Parallel, delayed, parallel_config
+from joblib import Parallel, delayed
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
@@ -23,7 +22,16 @@ from matplotlib.text import Text
 from pydantic import Field, field_validator, model_validator
 
 from apfed_attacks.run import expand
-from apfed_experiments.columns import P_HOLM, Column, Table, adjust, stored, within, write_text
+from apfed_experiments.columns import (
+    P_HOLM,
+    Column,
+    Table,
+    adjust,
+    shown,
+    stored,
+    within,
+    write_text,
+)
 from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, Picture, drawing
 from apfed_experiments.report import write_report
 from apfed_experiments.report.page import write_page
@@ -299,20 +307,17 @@ _STORED = stored(
 )  # fmt: skip
 
 
-def _shown(name: str, title: str, form: Callable[[Any], str]) -> Column:
-    return Column(name=name, title=title, form=form, missing="-", keys=())
-
-
 def _leak(target: str, title: str, form: Callable[[Leakage], str], missing: str) -> Column:
-    return _shown(
-        "leakage", title, lambda leaks: form(leaks[target]) if target in leaks else missing
-    )
+    return shown(
+        "leakage", title, lambda leaks: form(leaks[target]) if target in leaks else missing,
+        missing="-",
+    )  # fmt: skip
 
 
-_DEFENCE = _shown("label", "defence", str)
-_SPENT = _shown("epsilon", "ε_x", epsilon)
-_RELEASES = _shown("releases", "T", str)
-_DCS = _shown("dcs_baseline", "dcs_baseline", within(".3f"))
+_DEFENCE = shown("label", "defence")
+_SPENT = shown("epsilon", "ε_x", epsilon)
+_RELEASES = shown("releases", "T")
+_DCS = shown("dcs_baseline", "dcs_baseline", within(".3f"), missing="-")
 
 
 @dataclass(frozen=True)
@@ -326,7 +331,6 @@ class Board:
 
     @classmethod
     def of(cls, points: Sequence[DefencePoint], results: Results) -> "Board":
-        """Average over the seeds, compare with the undefended point, and rank."""
         failed = {failure.point for failure in results.failures}
         whole = [
             (point, Summary.of(results.of(point))) for point in points if point.name not in failed
@@ -349,19 +353,19 @@ class Board:
             for target in self.targets
         ]  # fmt: skip
         gain = within("+.1f", scale=100)
-        shown = (
+        columns = (
             _DEFENCE,
-            _shown("accuracy", "accuracy %", within(".1f", scale=100)),
-            _shown("gain", "gain, points", lambda one: gain(one.over_chosen)),
+            shown("accuracy", "accuracy %", within(".1f", scale=100)),
+            shown("gain", "gain, points", lambda of: gain(of.over_chosen), missing="-"),
             replace(P_HOLM, keys=()),
             *leaks,
             _SPENT,
-            _shown("epsilon_y", "ε_y", epsilon),
+            shown("epsilon_y", "ε_y", epsilon),
             _RELEASES,
             _DCS,
-            _shown("dcs_vflair", "dcs_vflair", within(".3f")),
+            shown("dcs_vflair", "dcs_vflair", within(".3f"), missing="-"),
         )
-        return Table((*_STORED, *shown), self.rows)
+        return Table((*_STORED, *columns), self.rows)
 
     @property
     def summary(self) -> Table:
@@ -370,7 +374,7 @@ class Board:
             _leak(target, target, lambda leak: f"{leak.advantage.mean:+.3f}", "-")
             for target in self.targets
         )
-        accuracy = _shown("accuracy", "accuracy %", lambda one: f"{100 * one.mean:.1f}")
+        accuracy = shown("accuracy", "accuracy %", lambda of: f"{100 * of.mean:.1f}")
         return Table((_DEFENCE, accuracy, *leaks, _SPENT, _RELEASES, _DCS), self.rows)
 
     def as_markdown(self) -> str:
@@ -394,7 +398,6 @@ def _write_picture(board: Board, target: str, folder: Path) -> Picture:
 
 
 def draw(figure: Figure, board: Board, target: str) -> list[Text]:
-    """Draw the picture; return the points' numbers in it, which do not overlap."""
     references = [row for row in board.rows if row["reference"]]
     shown = [row for row in board.rows if target in row["leakage"] and not row["reference"]]
     # The legend has two columns; one line of it is for the front.
@@ -432,7 +435,6 @@ def draw(figure: Figure, board: Board, target: str) -> list[Text]:
 
 
 def _draw_points(axes: Axes, shown: Sequence[Row], target: str) -> list[Text]:
-    """One colour and marker a defence; returns the points' numbers, which may still overlap."""
     defences = dict.fromkeys(row["defence"] for row in shown)
     styles = dict(zip(defences, cycle(zip(COLOURS, _MARKERS, strict=True)), strict=False))
     numbers: list[Text] = []
@@ -473,30 +475,28 @@ class TradeOffError(ApfedError):
 
 
 def run_tradeoff(
-    tradeoff: TradeOff, folder: Path, *, jobs: int = 1, backend: Literal["loky", "ray"] = "loky",
+    tradeoff: TradeOff, folder: Path, *, jobs: int = 1,
     on_done: OnDone = lambda done, total: None,
 ) -> Board:  # fmt: skip
     """Run what is missing, and write the leaderboard, the pictures and the page.
 
     Every trial is a run folder of its own below `folder`; finished ones are not run again. A trial
-    that ends with an error is named in the board's failures, and its point left out. `backend`
-    "ray" gives trials to a Ray cluster, the nodes of which share this file system.
+    that ends with an error is named in the board's failures, and its point left out.
 
     Raises:
-        ConfigError: a defence that no run accepts, or Ray is not installed.
+        ConfigError: a defence that no run accepts.
         CheckpointError: the folder holds something else, or a trial's has other settings; nothing
             was run.
         TradeOffError: the undefended point failed, with which all others are compared.
     """
     points = points_of(tradeoff, folder)
     study = Study(points=points, seeds=range(tradeoff.seeds))
-    with _in_processes(backend):
-        _claim(folder, tradeoff, study)
-        results = study.run(jobs=jobs, keep_going=True, on_done=on_done, solo=True)
-        _refuse_without_undefended(tradeoff, points, results)
-        board = Board.of(points, results)
-        reported = [row["point"] for row in board.rows if not row["point"].centralised]
-        Parallel(n_jobs=jobs)(delayed(write_report)(point.trial(0).path) for point in reported)
+    _claim(folder, tradeoff, study)
+    results = study.run(jobs=jobs, keep_going=True, on_done=on_done, solo=True)
+    _refuse_without_undefended(tradeoff, points, results)
+    board = Board.of(points, results)
+    reported = [row["point"] for row in board.rows if not row["point"].centralised]
+    Parallel(n_jobs=jobs)(delayed(write_report)(point.trial(0).path) for point in reported)
     table = board.table
     write_text(folder / "leaderboard.csv", table.csv())
     write_text(folder / "leaderboard.md", board.as_markdown())
@@ -510,20 +510,6 @@ def run_tradeoff(
         reading=f"{READING} {at_delta}", rows=table.cells, reports=reports, failures=board.failures,
     )  # fmt: skip
     return board
-
-
-@contextmanager
-def _in_processes(backend: Literal["loky", "ray"]) -> Iterator[None]:
-    if backend == "ray":
-        try:
-            from ray.util.joblib import register_ray
-        except ModuleNotFoundError:
-            raise ConfigError(
-                "backend ray: Ray is not installed; pip install ray, or use loky"
-            ) from None
-        register_ray()
-    with parallel_config(backend=backend):
-        yield
 
 
 def _claim(folder: Path, tradeoff: TradeOff, study: Study) -> None:

@@ -7,9 +7,8 @@ active.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from secure_apfed.runs.outcome import RunResult
 
 __all__ = [
-    "Backend",
     "alone",
     "attack",
     "export",
@@ -245,22 +243,12 @@ def _options_by_attack(options: Sequence[str]) -> dict[str, dict[str, object]]:
     return given
 
 
-class Backend(StrEnum):
-    """Where the processes of a study run."""
-
-    loky = "loky"
-    ray = "ray"
-
-
 def tradeoff(
     study_file: Annotated[Path, typer.Argument(metavar="STUDY", help="YAML file of the study.")],
     output: Annotated[
         Path | None, typer.Option(help="Folder; runs/NAME unless given. A stopped study goes on.")
     ] = None,
     jobs: Jobs = 2,
-    backend: Annotated[
-        Backend, typer.Option(help="Where processes run; ray: on a Ray cluster.")
-    ] = Backend.loky,
     as_json: AsJson = False,
 ) -> None:
     """Sweep defences and their strengths: accuracy against leakage, with pictures and a table."""
@@ -268,7 +256,7 @@ def tradeoff(
 
     study = load_tradeoff(study_file)
     folder = output or Path("runs", study.name)
-    board = _played(study, folder, jobs, backend.value, quiet=as_json)
+    board = _played(study, folder, jobs, quiet=as_json)
     if as_json:
         failures = {failure.trial: failure.message for failure in board.failures}
         terminal.print_json({
@@ -285,16 +273,14 @@ def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Board | Non
         return None
     from apfed_experiments.tradeoff import tradeoff_of
 
-    return _played(tradeoff_of(config), folder, 2, "loky", quiet=quiet)
+    return _played(tradeoff_of(config), folder, 2, quiet=quiet)
 
 
-def _played(
-    study: "TradeOff", folder: Path, jobs: int, backend: Literal["loky", "ray"], *, quiet: bool
-) -> "Board":
+def _played(study: "TradeOff", folder: Path, jobs: int, *, quiet: bool) -> "Board":
     from apfed_experiments.tradeoff import run_tradeoff
 
     with progress.counting(f"{study.name}: trials", quiet=quiet) as on_done:
-        board = run_tradeoff(study, folder, jobs=jobs, backend=backend, on_done=on_done)
+        board = run_tradeoff(study, folder, jobs=jobs, on_done=on_done)
     if not quiet:
         title = f"Trade-off {study.name}: accuracy, and the worst attack's advantage"
         terminal.show_rows(title, board.summary.header, board.summary.cells)

@@ -35,9 +35,6 @@ def contributions(
         list[str] | None,
         typer.Option(metavar="PASSIVE", help="Replace its features by noise: a check."),
     ] = None,
-    count_bytes: Annotated[
-        bool, typer.Option("--count-bytes", help="Simulate no run, so that bytes are counted.")
-    ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -50,7 +47,7 @@ def contributions(
     with progress.counting(f"{config.name}: coalitions", quiet=as_json) as on_done:
         board = measure_passives(
             config, folder, seeds=range(seeds), jobs=jobs, share=held_back, drawn=orders,
-            noise=noise or (), simulated=not count_bytes, on_done=on_done,
+            noise=noise or (), on_done=on_done,
         )  # fmt: skip
     if as_json:
         terminal.print_json({**board.as_json(), "folder": folder})
@@ -140,7 +137,7 @@ def table(
         terminal.show_note(". ".join(filter(None, (wanted.unit.capitalize(), wanted.reading))))
         if wanted.leaves_out and not full:
             terminal.show_note(f"Left out, and run by --full: {wanted.leaves_out}.")
-        terminal.show_note(f"{board.forecast.sentence}.")
+        terminal.show_note(f"{board.sentence}.")
         for reason in dict.fromkeys(board.failures.values()):
             names = [name for name, why in board.failures.items() if why == reason]
             terminal.show_note(f"failed, left out: {', '.join(names)}: {reason}")
