@@ -18,8 +18,8 @@ from apfed_experiments.words import epsilon
 from secure_apfed.files import to_csv, to_json, write_atomically
 
 __all__ = [
-    "EPSILON", "P_HOLM", "Column", "Table", "adjust", "markdown", "plain", "stored", "table_of",
-    "within", "write_tables", "write_text",
+    "EPSILON", "P_HOLM", "Column", "Table", "adjust", "markdown", "plain", "shown", "stored",
+    "table_of", "within", "write_tables", "write_text",
 ]  # fmt: skip
 
 Form: TypeAlias = Callable[[Any], str]
@@ -59,7 +59,6 @@ class Column:
     scale: float = 1.0
 
     def cell(self, row: Row) -> str:
-        """What people see."""
         value = row.get(self.name)
         if value is None:
             return self.missing
@@ -67,7 +66,6 @@ class Column:
         return f"{self.form(value)} ({note})" if note else self.form(value)
 
     def plain(self, row: Row) -> Row:
-        """What programs find."""
         keys = (self.name,) if self.keys is None else self.keys
         if self.name not in row or not keys:
             return {}
@@ -93,10 +91,13 @@ def stored(*names: str) -> tuple[Column, ...]:
     return tuple(Column(name=name) for name in names)
 
 
+def shown(name: str, title: str, form: Form = str, *, missing: str = "") -> Column:
+    """What people see, and programs do not find."""
+    return Column(name=name, title=title, form=form, missing=missing, keys=())
+
+
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns."""
-
     columns: Sequence[Column]
     rows: Sequence[Row]
     title: str = ""

@@ -6,17 +6,19 @@ baseline, APFed, votes, and joint prediction, which nobody can do alone afterwar
 over seeds. Runs that are done are not run again.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
+import numpy as np
 import pandas as pd
-from joblib import Parallel, delayed
 
 from apfed_experiments.columns import P_HOLM, Column, Table, adjust, within, write_tables
 from apfed_experiments.finished import FinishedRun
-from apfed_experiments.solo import SoloRecord, keep_solo, solo_file
+from apfed_experiments.solo import BaselineResult, SoloRecord, keep_solo, solo_file
 from apfed_experiments.study import (
     MASKED,
     STUDENT,
@@ -26,9 +28,9 @@ from apfed_experiments.study import (
     Point,
     Study,
     centralise,
-    solo_figures,
+    in_processes,
 )
-from apfed_experiments.summary import Gain, Interval, Row, shared_share_of
+from apfed_experiments.summary import Interval, Row, shared_share_of
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.solo import BASELINES
@@ -86,7 +88,6 @@ LINES: tuple[Line, ...] = (
     Line(key="tvfl", label="TVFL", settings={"method": "tvfl", **_NETWORK},
          said={"predicts": "all parties"}),
 )  # fmt: skip
-_ALONE = "votes"  # whose settings the solo baselines are measured with
 
 
 def compare_credit(
@@ -104,55 +105,79 @@ def compare_credit(
         for count in labelled
         for line in lines
     }
-    solo = _solo_records(folder, labelled, seeds, jobs)
+    wanted = list(product(labelled, (False, True), _MEASURES, seeds))
+    records = in_processes(
+        [(str(asked), partial(_record, folder, *asked)) for asked in wanted], len(wanted),
+        jobs=jobs, on_done=lambda done, total: None,
+    )  # fmt: skip
     results = Study(points=list(points.values()), seeds=seeds).run(
         jobs=jobs, on_done=on_done, figures=_both_measures
     )
-    settings = config_of(LINES[0], None).data
     tables = []
     for count in labelled:
-        of_count = settings.model_copy(update={"labelled": count})
-        # Of every line: all have the rows of one table.
-        shared = shared_share_of(of_count, load_data(of_count, seed=0))
-        alone, joint = (_Baselines(solo[count, whole], shared) for whole in (False, True))
-        rows = alone.rows("the active alone", alone)
-        rows += [_row(line, results.of(points[count, line.key]), alone) for line in lines]
-        rows += joint.rows("all, one table", alone)
+        found = {
+            (joint, measure, of.name): [
+                records[str((count, joint, measure, seed))].of(of.name) for seed in seeds
+            ]
+            for joint, measure, of in product((False, True), _MEASURES, BASELINES.values())
+        }
+        frames = [(line, results.of(points[count, line.key])) for line in lines]
         title = f"Credit card, {'all' if count is None else count} labels"
-        tables.append(Table(COLUMNS, [{"labelled": count, **row} for row in rows], title))
+        tables.append(Table(COLUMNS, list(_rows(count, found, frames)), title))
     adjust([row for table in tables for row in table.rows], len(seeds))
     write_tables(folder / "credit-card", tables)
     return tables
 
 
-_Records: TypeAlias = Mapping[str, Sequence[SoloRecord]]
-"""By measure, one a seed."""
-
-
-def _solo_records(
-    folder: Path, labelled: Sequence[int | None], seeds: Sequence[int], jobs: int
-) -> dict[tuple[int | None, bool], _Records]:
-    """Of the active's columns, and of all columns in one table."""
-    wanted = [
-        (count, joint, name, seed)
-        for count in labelled
-        for joint in (False, True)
-        for name in _MEASURES
-        for seed in seeds
-    ]
-    found = Parallel(n_jobs=jobs)(delayed(_record)(folder, *asked) for asked in wanted)
-    kept: dict[tuple[int | None, bool], dict[str, list[SoloRecord]]] = {}
-    for (count, joint, name, _), record in zip(wanted, found, strict=True):
-        kept.setdefault((count, joint), {}).setdefault(name, []).append(record)
-    return dict(kept)
-
-
 def _record(folder: Path, labelled: int | None, joint: bool, measure: str, seed: int) -> SoloRecord:
-    line = next(line for line in LINES if line.key == _ALONE)
-    config = config_of(line, labelled).model_copy(update={"measure": measure, "seed": seed})
+    """Of the active's columns, or of all columns in one table; by the settings of votes."""
+    config = config_of(LINES[3], labelled).model_copy(update={"measure": measure, "seed": seed})
     data = load_data(config.data, seed=seed)
     place = folder / "one-table" if joint else folder
     return keep_solo(config, solo_file(config, place), data=centralise(data) if joint else data)
+
+
+def _rows(
+    labelled: int | None, solo: Mapping[tuple[bool, str, str], Sequence[BaselineResult]],
+    lines: Iterable[tuple[Line, pd.DataFrame]],
+) -> Iterator[Row]:  # fmt: skip
+    """Baselines of the active, lines and baselines of one table; gains in the first measure are
+    over the baseline that the active's own labels choose (*), which has none.
+    """
+    settings = config_of(LINES[0], labelled).data
+    shared = shared_share_of(settings, load_data(settings, seed=0))  # the rows of all lines
+
+    def chosen(joint: bool) -> str:
+        """By held-out labels: the best mean over the seeds, the first of equals."""
+        held_out = {
+            name: np.mean([of.validation or -math.inf for of in solo[joint, _MEASURES[0], name]])
+            for name in BASELINES
+        }
+        return max(held_out, key=held_out.__getitem__)
+
+    best = [of.test for of in solo[False, _MEASURES[0], chosen(False)]]
+
+    def row(model: str, predicts: str, by_measure: Sequence[Sequence[float]], sent: float) -> Row:
+        auc, ks = (Interval.of(values, shared=shared) for values in by_measure)
+        gain = Interval.of(np.subtract(by_measure[0], best).tolist(), shared=shared)
+        return {
+            "labelled": labelled, "model": model, "predicts": predicts, "auc": auc, "ks": ks,
+            "gain": gain, "wire_bytes": sent,
+        }  # fmt: skip
+
+    def alone(joint: bool, predicts: str) -> Iterator[Row]:
+        own = chosen(joint)
+        for name, baseline in BASELINES.items():
+            tests = [[of.test for of in solo[joint, measure, name]] for measure in _MEASURES]
+            found = row(baseline.title + " *" * (name == own), predicts, tests, 0.0)
+            yield found | ({} if joint or name != own else {"gain": None})
+
+    yield from alone(False, "the active alone")
+    for line, found in lines:
+        reached = [found.loc[found["metric"] == of, "score"].tolist() for of in _MEASURES]
+        sent = float(found.drop_duplicates("seed")["wire_bytes"].mean())
+        yield row(line.label, line.said.get("predicts", "the active alone"), reached, sent)
+    yield from alone(True, "all, one table")
 
 
 def _both_measures(run: FinishedRun) -> Figures:
@@ -161,56 +186,3 @@ def _both_measures(run: FinishedRun) -> Figures:
     for name in _MEASURES:
         value = run.outcome.measures[own][name]
         yield {"target": "task", "name": own, "metric": name, "score": value}
-
-
-@dataclass(frozen=True)
-class _Baselines:
-    """All solo baselines of one table; shared: see `shared_share`."""
-
-    records: _Records
-    shared: float
-
-    def of(self, measure: str, name: str) -> list[float]:
-        """Of one baseline on the test rows, by seed."""
-        return [
-            next(found.test for found in record.baselines if found.name == name)
-            for record in self.records[measure]
-        ]
-
-    def gain(self, reached: Sequence[float]) -> Gain:
-        """In the first measure, over the baseline that held-out labels choose."""
-        task = {"target": "task", "name": "", "metric": _MEASURES[0], "shared": self.shared}
-        rows = [{"seed": seed, "score": value, **task} for seed, value in enumerate(reached)]
-        for seed, record in enumerate(self.records[_MEASURES[0]]):
-            rows += [{"seed": seed, **figure} for figure in solo_figures(record)]
-        found = Gain.of(pd.DataFrame(rows))
-        assert found is not None  # baselines are among the rows
-        return found
-
-    def rows(self, predicts: str, alone: "_Baselines") -> list[Row]:
-        """Of all baselines; the one that the active would choose alone has no gain."""
-        chosen = self.gain(self.of(_MEASURES[0], next(iter(BASELINES)))).baseline
-        rows = []
-        for name, baseline in BASELINES.items():
-            auc, ks = (self.of(measure, name) for measure in _MEASURES)
-            row = alone.compared(auc, ks) | {
-                "model": baseline.title + (" *" if name == chosen else ""), "predicts": predicts,
-                "wire_bytes": 0.0,
-            }  # fmt: skip
-            rows.append(row | ({"gain": None} if self is alone and name == chosen else {}))
-        return rows
-
-    def compared(self, auc: Sequence[float], ks: Sequence[float]) -> Row:
-        """Intervals of both, and of the gain in the first over the best of these."""
-        return {
-            "auc": Interval.of(auc, shared=self.shared), "ks": Interval.of(ks, shared=self.shared),
-            "gain": self.gain(auc).over_chosen,
-        }  # fmt: skip
-
-
-def _row(line: Line, found: pd.DataFrame, alone: _Baselines) -> Row:
-    auc, ks = (found.loc[found["metric"] == measure, "score"].tolist() for measure in _MEASURES)
-    return alone.compared(auc, ks) | {
-        "model": line.label, "predicts": "the active alone", **line.said,
-        "wire_bytes": float(found.drop_duplicates("seed")["wire_bytes"].mean()),
-    }  # fmt: skip

@@ -105,7 +105,6 @@ def draw_line(
     axes: Axes, places: Sequence[float], intervals: Sequence[Interval], *, scale: float = 1.0,
     **look: Any,
 ) -> None:  # fmt: skip
-    """Means and their intervals, over these places."""
     means = [scale * one.mean for one in intervals]
     arms = np.reshape([one.arms(scale) for one in intervals], (-1, 2)).T
     axes.errorbar(places, means, yerr=arms, capsize=2.5, **look)

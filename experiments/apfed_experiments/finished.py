@@ -70,10 +70,8 @@ class FinishedRun:
 
 
 def read_finished_run(path: Path) -> FinishedRun:
-    """Read a run folder.
-
-    Raises:
-        CheckpointError: a file is missing or not as this version writes it, or it has not finished.
+    """Raises CheckpointError where a file is missing or not as this version writes it, or it has
+    not finished.
     """
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such run folder")
@@ -101,7 +99,6 @@ class Reconstruction:
 
 
 def key_of(result: AttackResult) -> str:
-    """What tells this result from the others of its run."""
     told = (result.attack, result.adversary, result.victim, sorted(result.knowledge.items()))
     return f"{result.attack}-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:12]}"
 
@@ -192,7 +189,6 @@ def mount_attacks(
 
 
 def _others(folder: Path, mounted: set[str]) -> list[AttackResult]:
-    """Return the results of earlier attacks that are not mounted again."""
     path = folder / "attacks.json"
     if not path.is_file():
         return []

@@ -25,27 +25,26 @@ from apfed_experiments.summary import Gain, Row, Summary
 from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
 from secure_apfed.files import to_json
-from secure_apfed.measures import ACCURACY, MEASURES, Measure
+from secure_apfed.measures import ACCURACY
 from secure_apfed.runs.outcome import Outcome, Privacy
 
 __all__ = [
-    "CASES", "EPSILONS", "QUICK", "QUICK_SEEDS", "READING", "SEEDS", "GainCase", "cases_like",
-    "columns_of", "run_gains", "stored_of",
+    "CASES", "QUICK", "QUICK_SEEDS", "READING", "SEEDS", "GainCase", "cases_like", "run_gains",
+    "stored_of",
 ]  # fmt: skip
 
 READING = (
-    "Gain: accuracy (or another measure, if asked for) minus that of the best solo baseline on the "
-    "same seeds, turned so that more is better; mean and 95 % interval over the re-splits of one "
-    "table (corrected resampled t; of test rows that a set brings along, Student's). p: adjusted "
-    "for the number of cases (Holm). The baseline is chosen by cross-validation over the active's "
-    "labelled rows, so test rows only measure. Beside it: the gain over the baseline that the test "
-    "rows would have chosen; and over no help, which is the student of votes taught by its prior "
-    "alone, or APFed's own network and training at lambda 0, with what that reaches. Epsilon: of "
-    "one person's vote at one passive, with the labeller held fixed, at delta 1e-5 (randomised "
-    "answers: 0)."
+    "Gain: accuracy minus that of the best solo baseline on the same seeds; mean and 95 % interval "
+    "over the re-splits of one table (corrected resampled t; of test rows that a set brings along, "
+    "Student's). p: adjusted for the number of cases (Holm). The baseline is chosen by "
+    "cross-validation over the active's labelled rows, so test rows only measure. Beside it: the "
+    "gain over the baseline that the test rows would have chosen; and over no help, which is the "
+    "student of votes taught by its prior alone, or APFed's own network and training at lambda 0, "
+    "with what that reaches. Epsilon: of one person's vote at one passive, with the labeller held "
+    "fixed, at delta 1e-5 (randomised answers: 0)."
 )
 SEEDS, QUICK_SEEDS = 10, 3
-EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
+_EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
 _ALONE, _NO_HELP, _LAMBDA_0 = "votes", "no-help", "lambda-0"
 QUICK = ("votes/digits/n50", "votes-randomised/digits/n50/eps4", "votes/wine/n9")
 _DATA: Mapping[str, dict[str, Any]] = {
@@ -103,8 +102,7 @@ class _NoHelpPoint(Point):
         scored = taught_alone(config, data).scored(data.test_rows)
         return Outcome(
             method=config.method.name, accuracy={_NO_HELP: ACCURACY.of(scored)},
-            measure=config.measure, wire_bytes=0, seconds=time.monotonic() - began,
-            measures={_NO_HELP: {config.measure: MEASURES[config.measure].of(scored)}},
+            wire_bytes=0, seconds=time.monotonic() - began,
             privacy=Privacy(epsilon_x=0.0, epsilon_y=0.0, epsilon_model=math.inf),
         )  # fmt: skip
 
@@ -134,17 +132,12 @@ class GainCase:
 
     @property
     def control(self) -> "GainCase":
-        """The same without help, which cases on the same rows share."""
         method = _LAMBDA_0 if self.config.method.sums_gradients else _NO_HELP
         return replace(self, method=method, epsilon=None)
 
-    def point(self, folder: Path, measure: Measure) -> Point:
+    def point(self, folder: Path) -> Point:
         kind = _NoHelpPoint if self.method == _NO_HELP else Point
-        config, alone = (
-            config.model_copy(update={"measure": measure.name})
-            for config in (self.config, self.alone)
-        )
-        return kind(config=config, folder=folder, figures_only=True, alone=alone)
+        return kind(config=self.config, folder=folder, figures_only=True, alone=self.alone)
 
     @property
     def config(self) -> Config:
@@ -175,7 +168,7 @@ def _cases() -> dict[str, GainCase]:
             (method, data, 20, epsilon)
             for method in ("votes-randomised", "votes-moment")
             for data in ("handwritten-zer", "digits")
-            for epsilon in EPSILONS
+            for epsilon in _EPSILONS
         ),
         ("votes-randomised", "digits", 50, 4.0),
         ("votes-encrypted", "digits", 50, None),
@@ -211,37 +204,33 @@ def cases_like(patterns: Sequence[str]) -> list[GainCase]:
     return list(found.values())
 
 
-def columns_of(measure: Measure) -> tuple[Column, ...]:
-    """Of the table of runs that are judged by this measure; measures and gains in hundredths."""
-    accuracy = measure is ACCURACY
-    judged = "accuracy %" if accuracy else f"{measure.title} x 100"
-    points = within("+.1f", scale=100)
-    return (
-        Column(name="case", title="case"),
-        Column(name="seeds"),
-        Column(name="solo", title="best solo %" if accuracy else f"best solo, {judged}", scale=100,
-               form=within(".1f", scale=100), note=lambda row: row["baseline"]),
-        Column(name="measure"),
-        Column(name="reached", title=judged, form=within(".1f", scale=100), scale=100,
-               keys=("accuracy" if accuracy else "reached",)),
-        Column(name="gain", title="gain, points" if accuracy else "gain, hundredths", form=points,
-               keys=("gain", "low", "high"), scale=100),
-        P_HOLM,
-        Column(name="baseline"),
-        Column(name="hindsight"),
-        Column(name="gain_hindsight", title="over the best by test rows", form=points,
-               note=lambda row: row["hindsight"], scale=100,
-               keys=("gain_hindsight", "low_hindsight", "high_hindsight")),
-        Column(name="control"),
-        Column(name="no_help", scale=100),
-        Column(name="gain_no_help", title="over no help", form=points, scale=100,
-               note=lambda row: f"{100 * row['no_help']:.1f}",
-               keys=("gain_no_help", "low_no_help", "high_no_help")),
-        replace(EPSILON, title="epsilon of a vote"),
-        Column(name="wire_bytes"),
-        Column(name="missing"),
-        Column(name="paid", title="", keys=()),
-    )  # fmt: skip
+_points = within("+.1f", scale=100)
+COLUMNS = (
+    Column(name="case", title="case"),
+    Column(name="seeds"),
+    Column(name="solo", title="best solo %", scale=100, form=within(".1f", scale=100),
+           note=lambda row: row["baseline"]),
+    Column(name="measure"),
+    Column(name="reached", title="accuracy %", form=within(".1f", scale=100), scale=100,
+           keys=("accuracy",)),
+    Column(name="gain", title="gain, points", form=_points, scale=100,
+           keys=("gain", "low", "high")),
+    P_HOLM,
+    Column(name="baseline"),
+    Column(name="hindsight"),
+    Column(name="gain_hindsight", title="over the best by test rows", form=_points,
+           note=lambda row: row["hindsight"], scale=100,
+           keys=("gain_hindsight", "low_hindsight", "high_hindsight")),
+    Column(name="control"),
+    Column(name="no_help", scale=100),
+    Column(name="gain_no_help", title="over no help", form=_points, scale=100,
+           note=lambda row: f"{100 * row['no_help']:.1f}",
+           keys=("gain_no_help", "low_no_help", "high_no_help")),
+    replace(EPSILON, title="epsilon of a vote"),
+    Column(name="wire_bytes"),
+    Column(name="missing"),
+    Column(name="paid", title="", keys=()),
+)  # fmt: skip
 
 
 def _row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataFrame) -> Row:
@@ -260,19 +249,17 @@ def _row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataFrame)
 
 def run_gains(
     folder: Path, cases: Sequence[GainCase], *, seeds: int, jobs: int,
-    on_done: OnDone = lambda done, total: None, measure: Measure = ACCURACY,
-    store: Path | None = None,
+    on_done: OnDone = lambda done, total: None, store: Path | None = None,
 ) -> Table:  # fmt: skip
     """Run what is missing; return and write a row for each case.
 
-    `store` gets what `secure-apfed plan` reads. Raises CheckpointError where the folder holds runs
-    that were judged by another measure.
+    `store` gets what `secure-apfed plan` reads.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     missing = {case.name: absent(case.config) for case in cases}
     there = [case for case in cases if not missing[case.name]]
     every = [*there, *(case.control for case in there)]
-    points = {case.name: case.point(folder, measure) for case in every}
+    points = {case.name: case.point(folder) for case in every}
     results = Study(points=list(points.values()), seeds=range(seeds)).run(
         jobs=jobs, on_done=on_done, solo=True
     )
@@ -285,7 +272,7 @@ def run_gains(
             own, control = (results.of(points[of.name]) for of in (case, case.control))
             rows.append(_row(case, seeds, own, control))
     adjust([row for row in rows if "gain" in row], seeds)
-    table = Table(columns_of(measure), rows, "What help is worth")
+    table = Table(COLUMNS, rows, "What help is worth")
     write_text(folder / "gains.json", to_json({"rows": table.plain()}))
     write_text(folder / "gains.md", table.markdown())
     _draw(folder / "gains.png", rows)
@@ -312,7 +299,6 @@ def stored_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def _draw(path: Path, rows: Sequence[Row]) -> None:
-    """Gain against epsilon for each method and data set that has several of both."""
     lines: dict[str, list[Row]] = {}
     for row in rows:
         if "gain" in row and row["of"].epsilon is not None:
@@ -333,6 +319,6 @@ def _draw(path: Path, rows: Sequence[Row]) -> None:
             xscale="log", xlabel="epsilon of one person's vote at one passive, labeller held fixed",
             ylabel="hundredths over the best solo baseline",
         )  # fmt: skip
-        axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+        axes.set_xticks(_EPSILONS, [f"{epsilon:g}" for epsilon in _EPSILONS])
         axes.minorticks_off()
         axes.legend(fontsize=8)

@@ -135,7 +135,6 @@ def config_of(line: Line, base: Config) -> Config:
 
 
 def points_of(base: Config, folder: Path) -> list[Point]:
-    """All variants of one data set, whose runs lie in a folder of its name."""
     return [
         Point(config=config_of(line, base), folder=folder / base.name, line=line, alone=base)
         for line in VARIANTS
@@ -207,7 +206,6 @@ def run_main_job(
 
 
 def draw(path: Path, table: Table) -> Picture:
-    """Gain, epsilon and what is read, of each row, side by side."""
     rows = table.rows
     with drawing(path, (12.0, 0.9 + 0.33 * len(rows))) as figure:
         gain, epsilon, *reads = figure.subplots(1, 2 + len(_TARGETS), sharey=True)
@@ -234,7 +232,6 @@ def _dots(
     axes: Axes, rows: Sequence[Row], intervals: Sequence[Interval | None], *, colour: str,
     scale: float = 1.0,
 ) -> None:  # fmt: skip
-    """One dot and interval a row, the first on top."""
     for height, (row, interval) in enumerate(zip(rows, intervals, strict=True)):
         if interval is not None:
             axes.errorbar(

@@ -71,8 +71,6 @@ _VOTES = {"model": {"network": "random_features"}, "train": {"epochs": 1, "devic
 
 @dataclass(frozen=True, kw_only=True)
 class OverlapPoint(Point):
-    """Runs in which each passive knows this share of the active's training people."""
-
     overlap: float
     mode: Mode
 
@@ -166,7 +164,6 @@ def _spread(accuracies: "pd.Series[float]") -> tuple[float, float]:
 
 
 def _figures(run: FinishedRun) -> Figures:
-    """Those of every study, and whom passives help on: anybody aligned but the test people."""
     yield from figures_of(run)
     told = run.outcome
     helped = told.aligned_rows - told.test_rows if told.aligned_rows and told.test_rows else 0

@@ -65,17 +65,11 @@ class Leak:
 class ListedRun:
     """One run folder.
 
-    Attributes:
-        name: of the folder below the one that was listed.
-        state, reason: how far it came; why it is broken, or how much of it is done.
-        date: of the last change of the file that tells how far it came; a copy may have another.
-        config: what was asked; None where that cannot be read.
-        accuracy: share of the test rows, of the method's own inference; None also where the task is
-            no classification. value: of the measure that the run is judged by; NaN: undefined.
-        alone: what the active would do alone; None where nobody measured it.
-        epsilon: see `FinishedRun.epsilon`; leaks: by target, where attacks applied.
-        attacked: whether any attack was mounted; without, no leaks say nothing.
-        report: whether it has a page of its own.
+    name: of the folder below the one that was listed; state, reason: how far it came, and why it is
+    broken, or how much of it is done; date: of the last change of the file that tells how far it
+    came; accuracy: of the method's own inference, None also where the task is no classification;
+    value: of the measure that the run is judged by; alone: what the active would do alone, None
+    where nobody measured it; attacked: whether any attack was mounted.
     """
 
     path: Path
@@ -112,7 +106,6 @@ class ListedRun:
 
     @property
     def gained(self) -> str:
-        """The gain, or why there is none."""
         if self.value is None:
             return ""
         if self.alone is None:
@@ -123,7 +116,6 @@ class ListedRun:
 
     @property
     def data(self) -> str:
-        """Which data, cut how, and how many rows have a label."""
         if self.config is None:
             return ""
         data = self.config.data
@@ -136,7 +128,6 @@ class ListedRun:
         return ", ".join(told)
 
     def cells(self) -> tuple[str, ...]:
-        """Texts in the order of `HEADER`."""
         method = "" if self.config is None else self.config.method.name
         epsilon = "" if self.epsilon is None else f"{self.epsilon:.3g}"
         leaks = ", ".join(f"{leak.target} {leak.advantage:+.2f}" for leak in self.leaks.values())
@@ -180,7 +171,6 @@ def list_runs(top: Path) -> list[ListedRun]:
 
 
 def settings_in(config: Config) -> dict[str, str]:
-    """The settings that are not defaults, as text by dotted key."""
     given = config.model_dump(mode="json", exclude_defaults=True)
     return dict(_flat(given, ""))
 

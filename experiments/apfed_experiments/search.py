@@ -82,7 +82,6 @@ class Charge:
 
     @property
     def epsilons(self) -> dict[str, float]:
-        """By what it protects."""
         return {
             "a row's representations": gdp_epsilon(self.mu, self.delta),
             "a label": self.label,
@@ -184,7 +183,6 @@ class Choice(Settings):
     choices: tuple[Any, ...] = Field(min_length=2)
 
     def draw(self, trial: "BaseTrial", key: str) -> str:
-        """What the trial takes, as JSON."""
         return str(trial.suggest_categorical(key, [json.dumps(choice) for choice in self.choices]))
 
 
@@ -219,7 +217,6 @@ class SearchSpace(Settings):
 
 
 def load_space(path: Path) -> SearchSpace:
-    """Read the file of a search; ConfigError where there is none, or its settings are wrong."""
     return load_settings_text(SearchSpace, read_text(path), source=str(path))
 
 
@@ -245,7 +242,6 @@ class Found:
 
     @property
     def notes(self) -> list[str]:
-        """On which data trials ran, and what they cost, in sentences."""
         finals = "the final run" if self.final else "one run more of the best settings"
         if self.finals > 1:
             finals = f"{self.finals} final runs, one of each of the best settings so far,"
@@ -310,16 +306,10 @@ def search(
 ) -> Found:  # fmt: skip
     """Try settings until there are so many trials in the folder's study, then run the best.
 
-    Args:
-        config: of the run whose settings vary.
-        space: which of them.
-        folder: of the study; made where missing. A stopped search goes on there.
-        trials: in all, refused and failed ones included.
-        share: of the active's labelled rows that is held back to judge.
-        budget: the largest epsilon, of everything that the run promises, of all trials and the
-            final run together; a trial that would exceed it is refused.
-        final: whether the best settings are run on all labels, and measured on the test rows.
-        on_done: called after each trial.
+    `trials` counts refused and failed ones; `share` of the active's labelled rows is held back to
+    judge; `budget` is the largest epsilon, of everything that the run promises, of all trials and
+    the final run together; with `final` the best settings are run on all labels, and measured on
+    the test rows. A stopped search goes on.
 
     Raises:
         ConfigError: nothing that a budget could hold, no trial that can be judged, settings that
@@ -333,8 +323,6 @@ def search(
 
 
 class _Search:
-    """A study, and what it is about."""
-
     def __init__(
         self, config: Config, space: SearchSpace, folder: Path, *, share: float,
         budget: float | None,
@@ -443,7 +431,6 @@ class _Search:
         return [_row(trial) for trial in self._study.get_trials(deepcopy=False)]
 
     def found(self, *, final: bool) -> Found:
-        """The best, its file, and its final run."""
         rows = self._rows()
         judged = [row for row in rows if row["value"] is not None]
         if not judged:

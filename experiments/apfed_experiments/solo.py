@@ -13,37 +13,43 @@ as they are (`keep_solo`), and it is no part of what its runs promise.
 
 import hashlib
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from pydantic import AfterValidator, Field
 
 from secure_apfed.config import Config
 from secure_apfed.data import OwnData, VerticalData, files_digest, load_data
-from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
-from secure_apfed.measures import ACCURACY, MEASURES, Measure, find_measure
+from secure_apfed.measures import (
+    ACCURACY,
+    MEASURES,
+    Measure,
+    Scored,
+    find_measure,
+    probabilities_of,
+)  # fmt: skip
 from secure_apfed.methods import Start, fresh_secrets
 from secure_apfed.methods.student import Student, train_student, with_prior
 from secure_apfed.methods.votes import prior_of
 from secure_apfed.runs.folder import RunFolder, read_sealed, write_sealed
 from secure_apfed.runs.outcome import Written
-from secure_apfed.seeds import one_thread, undisturbed
-from secure_apfed.solo import BASELINES, SoloTask
-from secure_apfed.solo.choice import (
-    DETECTORS,
-    BaselineResult,
-    best,
-    compare,
-    compare_detectors,
-    compare_numbers,
-)
-from secure_apfed.solo.kept import FitStore
+from secure_apfed.seeds import derive_seed, one_thread, undisturbed
+from secure_apfed.solo import BASELINES, Baseline, SoloTask
+from secure_apfed.solo.choice import validation_of
+from secure_apfed.solo.interface import FloatArray, IntArray
+from secure_apfed.solo.kept import FitStore, fits_kept_meanwhile
 
 __all__ = [
-    "LEFT_OUT", "SoloRecord", "beside_run", "fits_beside", "keep_solo", "read_solo",
+    "DETECTORS", "LEFT_OUT", "REGRESSORS", "BaselineResult", "SoloRecord", "beside_run", "best",
+    "compare", "compare_detectors", "compare_numbers", "fits_beside", "keep_solo", "read_solo",
     "settings_digest", "solo_file", "taught_alone",
 ]  # fmt: skip
 
@@ -52,6 +58,46 @@ LEFT_OUT = (
     "rows what this run's epsilons do not cover; to see it, run method single_view without dp_sgd, "
     "in another folder"
 )
+
+
+_LAMBDAS = tuple(10.0**power for power in range(-3, 5))
+_COSINES = 300
+_FOLDS, _FEWEST = 5, 4
+_SHARE = 0.9  # of the variance, that principal components keep
+_NEIGHBOURS = 20
+REGRESSORS: Mapping[str, str] = {
+    "ridge": "Ridge regression",
+    "cosines": "Ridge on random features",
+    "gradient_boosting": "Gradient boosting",
+    "random_forest": "Random forest",
+    "mean": "Mean of the labels",
+}
+DETECTORS: Mapping[str, str] = {
+    "components": "Probabilistic PCA",
+    "neighbours": "Local outlier factor",
+    "one_class_svm": "One-class SVM",
+    "isolation_forest": "Isolation forest",
+}
+"""Titles by name, in the order in which equals are preferred."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineResult:
+    """How one baseline did, by the measure on held-out labels and on test rows.
+
+    The first is None where none could be held out, since every class has one, or where they do not
+    define it.
+    """
+
+    name: str
+    title: str
+    validation: float | None
+    test: float
+
+
+def best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> BaselineResult:
+    """The one with the best validation; the first of equals."""
+    return max(results, key=lambda result: measure.rank(result.validation))
 
 
 class SoloRecord(Written):
@@ -74,6 +120,9 @@ class SoloRecord(Written):
     def best(self) -> BaselineResult:
         """The one that the active's own labels choose."""
         return best(self.baselines, measure=self.judged_by)
+
+    def of(self, name: str) -> BaselineResult:
+        return next(found for found in self.baselines if found.name == name)
 
     @property
     def chosen(self) -> str:
@@ -108,7 +157,6 @@ def settings_digest(config: Config) -> str:
 
 
 def solo_file(config: Config, folder: Path) -> Path:
-    """Where a study keeps the baselines of this data, seed, network and training."""
     return folder / f"solo-{settings_digest(config)[:16]}.json"
 
 
@@ -154,7 +202,6 @@ def beside_run(config: Config, folder: Path, trained: OwnData | None) -> SoloRec
 
 
 def _measured(config: Config, path: Path, own: OwnData, *, files: str = "") -> SoloRecord:
-    """Measure on one thread, and write."""
     with one_thread():
         if config.data.anomaly is not None:
             found = _anomalies(config, own)
@@ -170,13 +217,49 @@ def _measured(config: Config, path: Path, own: OwnData, *, files: str = "") -> S
 
 
 def _anomalies(config: Config, own: OwnData) -> list[BaselineResult]:
-    """Detectors of the training rows; no label chooses among them."""
     table, test = own.table, own.test_rows
     assert table.labels is not None
+    train_TF, test_BF = (
+        table.features[rows].flatten(1).double() for rows in (own.train_rows, test)
+    )
+    measure = MEASURES[config.measure]
     return compare_detectors(
-        table.features[own.train_rows], table.features[test], table.labels[test],
-        measure=MEASURES[config.measure], seed=config.seed,
+        train_TF.numpy(), test_BF.numpy(), table.labels[test].numpy(), measure=measure,
+        seed=config.seed,
     )  # fmt: skip
+
+
+def compare_detectors(
+    train_TF: FloatArray, test_BF: FloatArray, anomalies_B: IntArray, *, measure: Measure,
+    seed: int = 0,
+) -> list[BaselineResult]:  # fmt: skip
+    """Every detector of training rows, measured on test rows, where anomalies_B is 1 for one.
+
+    Training rows have no label to choose a detector by, so each is chosen by what it does on the
+    test rows: that favours the best of them, and a gain over it is rather too small than too large.
+    Raises DataError where there are too few rows.
+    """
+    from sklearn.decomposition import PCA
+    from sklearn.ensemble import IsolationForest
+    from sklearn.neighbors import LocalOutlierFactor
+    from sklearn.svm import OneClassSVM
+
+    rows, state = len(train_TF), derive_seed(seed, "solo", "isolation_forest") % 2**32
+    if rows < _FEWEST:
+        raise DataError(f"solo: {rows} training rows; give {_FEWEST} training rows or more")
+    models: dict[str, Any] = {
+        "components": PCA(n_components=_SHARE, svd_solver="full"),
+        "neighbours": LocalOutlierFactor(n_neighbors=min(_NEIGHBOURS, rows - 1), novelty=True),
+        "one_class_svm": OneClassSVM(nu=0.1),
+        "isolation_forest": IsolationForest(random_state=state),
+    }
+    found = []
+    for name, title in DETECTORS.items():
+        # Lower for what is stranger.
+        scores_B = -models[name].fit(train_TF).score_samples(test_BF)
+        value = measure.of(Scored(truth=anomalies_B, scores=scores_B))
+        found.append(BaselineResult(name=name, title=title, validation=value, test=value))
+    return found
 
 
 def _numbers(config: Config, own: OwnData) -> list[BaselineResult]:
@@ -191,6 +274,63 @@ def _numbers(config: Config, own: OwnData) -> list[BaselineResult]:
     return compare_numbers(*parts[0], *parts[1], measure=MEASURES[config.measure], seed=config.seed)
 
 
+def compare_numbers(
+    features_nF: ArrayLike, targets_n: ArrayLike, test_features_BF: ArrayLike,
+    test_targets_B: ArrayLike, *, measure: Measure, seed: int = 0,
+) -> list[BaselineResult]:  # fmt: skip
+    """Every regression of all labelled rows, and of folds of them; rows are of any shape.
+
+    Raises DataError where too few rows have a label.
+    """
+    from sklearn.dummy import DummyRegressor
+    from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
+    from sklearn.kernel_approximation import RBFSampler
+    from sklearn.linear_model import RidgeCV
+    from sklearn.model_selection import KFold, cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    x_nF, y_n, x_BF, y_B = (
+        np.asarray(of, dtype=np.float64)
+        for of in (features_nF, targets_n, test_features_BF, test_targets_B)
+    )
+    x_nF, x_BF, count = x_nF.reshape(len(x_nF), -1), x_BF.reshape(len(x_BF), -1), len(y_n)
+    if count < _FEWEST:
+        raise DataError(
+            f"solo: {count} labelled rows are too few to choose a regression by; label "
+            f"{_FEWEST} or more"
+        )
+
+    def state(of: str) -> int:
+        return derive_seed(seed, "solo", of) % 2**32
+
+    ridge = RidgeCV(alphas=_LAMBDAS)
+    cosines = RBFSampler(gamma="scale", n_components=_COSINES, random_state=state("cosines"))
+    models: dict[str, Any] = {
+        "ridge": make_pipeline(StandardScaler(), ridge),
+        "cosines": make_pipeline(StandardScaler(), cosines, ridge),
+        "gradient_boosting": HistGradientBoostingRegressor(
+            max_iter=60, max_leaf_nodes=8, min_samples_leaf=min(max(count // 8, 1), 20),
+            early_stopping=False, random_state=state("gradient_boosting"),
+        ),
+        "random_forest": RandomForestRegressor(
+            n_estimators=200, min_samples_leaf=3, random_state=state("random_forest")
+        ),
+        "mean": DummyRegressor(),
+    }  # fmt: skip
+    folds = KFold(min(_FOLDS, count), shuffle=True, random_state=state("folds"))
+    found = []
+    for name, title in REGRESSORS.items():
+        said_n = cross_val_predict(models[name], x_nF, y_n, cv=folds)
+        value = measure.of(Scored(truth=y_n, scores=said_n))
+        test_B = models[name].fit(x_nF, y_n).predict(x_BF)
+        found.append(BaselineResult(
+            name=name, title=title, validation=None if math.isnan(value) else value,
+            test=measure.of(Scored(truth=y_B, scores=test_B)),
+        ))  # fmt: skip
+    return found
+
+
 def _classes(config: Config, own: OwnData) -> list[BaselineResult]:
     table, rows = own.table, own.train_rows
     assert table.labels is not None
@@ -199,10 +339,29 @@ def _classes(config: Config, own: OwnData) -> list[BaselineResult]:
         table.features[rows], labelled, table.labels[rows[labelled]], classes=len(own.classes),
         seed=config.seed, model=config.model, train=config.train,
     )  # fmt: skip
-    return compare(
-        task, table.features[own.test_rows], table.labels[own.test_rows],
-        baselines=BASELINES, measure=MEASURES[config.measure],
-    )  # fmt: skip
+    test_BF = table.features[own.test_rows].flatten(1).double().numpy()
+    labels_B = table.labels[own.test_rows].numpy()
+    return compare(task, test_BF, labels_B, BASELINES, measure=MEASURES[config.measure])
+
+
+def compare(
+    task: SoloTask, test_BF: FloatArray, labels_B: IntArray, baselines: Mapping[str, Baseline], *,
+    measure: Measure = ACCURACY,
+) -> list[BaselineResult]:  # fmt: skip
+    """Every baseline of all labels for the test rows, and of parts of them for the choice.
+
+    Raises ModelError where the run's own network diverged or cannot take such rows.
+    """
+    found = []
+    with fits_kept_meanwhile():
+        for name, baseline in baselines.items():
+            validation = validation_of(baseline, task, measure)
+            scores_BK = probabilities_of(baseline.fit(task).scores(test_BF))
+            test = measure.of(Scored(truth=labels_B, scores=scores_BK))
+            found.append(BaselineResult(
+                name=name, title=baseline.title, validation=validation, test=test
+            ))  # fmt: skip
+    return found
 
 
 def taught_alone(config: Config, data: VerticalData) -> Student:

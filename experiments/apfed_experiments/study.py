@@ -11,16 +11,18 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import pandas as pd
 import torch
 from joblib import Parallel, delayed
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
 
 from apfed_experiments.finished import FinishedRun, mount_attacks, read_finished_run
 from apfed_experiments.solo import SoloRecord, fits_beside, keep_solo, read_solo, solo_file
@@ -35,14 +37,15 @@ from secure_apfed.files import own_subfolder, read_json, to_json, write_atomical
 from secure_apfed.runs.folder import RunFolder, resumable
 from secure_apfed.runs.outcome import Contributions, Outcome, Privacy, Written
 from secure_apfed.runs.run import PastAlignment, aligned_once, run
+from secure_apfed.seeds import one_thread
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.privacy import LabelSettings
 from secure_apfed.solo.kept import fits_kept_by
 
 __all__ = [
-    "MASKED", "STUDENT", "Failure", "Figures", "Line", "OnDone", "Point", "Results", "Study",
-    "Trial", "absent", "base_config", "centralise", "figures_of", "finish", "results_of", "rows_of",
-    "solo_figures",
+    "MASKED", "STUDENT", "Failure", "Figures", "Kept", "Line", "OnDone", "Point", "Results",
+    "Study", "Trial", "absent", "base_config", "centralise", "figures_of", "finish", "in_processes",
+    "measured_once", "or_failure", "results_of", "rows_of", "solo_figures",
 ]  # fmt: skip
 
 OnDone: TypeAlias = Callable[[int, int], None]
@@ -129,7 +132,6 @@ class Point:
         return Trial(self, seed)
 
     def data(self, seed: int) -> VerticalData:
-        """What a run of which figures are kept trains on."""
         data = _loaded(self.config.data.model_dump_json(), seed)
         return centralise(data) if self.centralised else data
 
@@ -191,7 +193,7 @@ class Trial:
         """Raise CheckpointError where what lies in its place was started by other settings."""
         if self.keeps_figures:
             if self.path.exists():
-                _read_figures(self)
+                _read_kept(self.path, _KeptOutcome, self.settings)
             return
         folder = RunFolder(self.path)
         begun = folder.result.exists() or resumable(self.path, self.config)
@@ -201,33 +203,80 @@ class Trial:
             )
 
 
+class Kept(Written):
+    """A small file of figures, with the digest of all that they depend on but the code."""
+
+    settings: str
+
+
+_K = TypeVar("_K", bound=Kept)
+_T = TypeVar("_T")
+
+
+def measured_once(
+    path: Path, kind: type[_K], settings: str, measure: Callable[[], Mapping[str, Any]]
+) -> _K:
+    """What is kept at `path`, or else what `measure` finds, on one thread, which is then kept.
+
+    Raises CheckpointError where something else lies there, or figures of other settings.
+    """
+    if not path.is_file():
+        with _alone_on_a_thread(path.parent), threadpool_limits(1):
+            kept = kind(settings=settings, **measure())
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(path, to_json(kept.model_dump(exclude_unset=True)).encode())
+    return _read_kept(path, kind, settings)
+
+
+def _read_kept(path: Path, kind: type[_K], settings: str) -> _K:
+    try:
+        kept = read_json(path, kind)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{path} holds no figures of a run; remove it and run again"
+        ) from error
+    if kept.settings != settings:
+        raise CheckpointError(
+            f"{path} is of a run with other settings; remove it, or choose another folder"
+        )
+    return kept
+
+
+@contextmanager
+def _alone_on_a_thread(folder: Path) -> Iterator[None]:
+    """As studies play: fits are kept in the folder, and tables say that plain sums are unsafe."""
+    with one_thread(), warnings.catch_warnings(), fits_kept_by(fits_beside(folder)):
+        warnings.simplefilter("ignore", UnsafeChoiceWarning)
+        yield
+
+
+class _KeptOutcome(Kept):
+    outcome: Outcome
+
+
 def finish(trial: Trial) -> FinishedRun:
     """Run and attack, on one thread, what the folder does not show to be done, and read it.
 
     Raises CheckpointError where the folder is a link or holds other settings, and as a run does.
     """
-    torch.set_num_threads(1)
-    if not trial.keeps_figures:
-        own_subfolder(trial.path)
-    trial.refuse_another_run()
-    fits = fits_kept_by(fits_beside(trial.point.folder))
-    with warnings.catch_warnings(), fits, aligned_once(_ALIGNED):
-        # Plain sums are unsafe by name, and the tables say so.
-        warnings.simplefilter("ignore", UnsafeChoiceWarning)
+    with aligned_once(_ALIGNED):
         if trial.keeps_figures:
-            if not trial.path.exists():
-                outcome = trial.point.played(trial.config)
-                kept = _KeptFigures(settings=trial.settings, outcome=outcome)
-                trial.point.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                write_atomically(trial.path, to_json(kept.model_dump(exclude_unset=True)).encode())
-            return _read_figures(trial)
+            played = partial(trial.point.played, trial.config)
+            outcome = measured_once(
+                trial.path, _KeptOutcome, trial.settings, lambda: {"outcome": played()}
+            ).outcome
+            solo = _solo(trial)
+            return FinishedRun(config=trial.config, outcome=outcome, attacks=None, solo=solo)
+        own_subfolder(trial.path)
+        trial.refuse_another_run()
         recording = None
-        if not RunFolder(trial.path).result.exists():
-            resume = resumable(trial.path, trial.config)
-            data = _data_of(trial.config)
-            recording = run(trial.config, trial.path, data=data, resume=resume).recording
-        if not (trial.path / "attacks.json").exists():
-            mount_attacks(trial.path, data=_data_of(trial.config), recording=recording)
+        with _alone_on_a_thread(trial.point.folder):
+            if not RunFolder(trial.path).result.exists():
+                resume = resumable(trial.path, trial.config)
+                data = _data_of(trial.config)
+                recording = run(trial.config, trial.path, data=data, resume=resume).recording
+            if not (trial.path / "attacks.json").exists():
+                mount_attacks(trial.path, data=_data_of(trial.config), recording=recording)
     return replace(read_finished_run(trial.path), solo=_solo(trial))
 
 
@@ -246,50 +295,48 @@ def _loaded(settings: str, seed: int) -> VerticalData:
     return load_data(DataSettings.model_validate_json(settings), seed=seed)
 
 
-class _KeptFigures(Written):
-    """The file of a run without a folder, with the digest of its settings."""
-
-    settings: str
-    outcome: Outcome
-
-
-def _read_figures(trial: Trial) -> FinishedRun:
-    try:
-        kept = read_json(trial.path, _KeptFigures)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"{trial.path} holds no figures of a run; remove it and run again"
-        ) from error
-    if kept.settings != trial.settings:
-        raise CheckpointError(
-            f"{trial.path} is of a run with other settings; remove it, or choose another folder"
-        )
-    return FinishedRun(config=trial.config, outcome=kept.outcome, attacks=None, solo=_solo(trial))
-
-
 def _solo(trial: Trial) -> SoloRecord | None:
     """What the active would do alone on the trial's data, where the study measured it."""
     path = solo_file(trial.alone, trial.point.folder)
     return read_solo(trial.alone, path) if path.is_file() else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Failure:
     """A trial that ended with an error; the next start of the study tries it again."""
 
-    point: str
     trial: str
     message: str
 
+    @property
+    def point(self) -> str:
+        return self.trial.rpartition("-seed")[0]
 
-def _attempt(trial: Trial, *, keep_going: bool) -> tuple[str, FinishedRun | Failure]:
+
+def or_failure(name: str, task: Callable[[], _T]) -> _T | Failure:
+    """What it finds; an error meant for people becomes a failure."""
     try:
-        return trial.name, finish(trial)
+        return task()
     except (ApfedError, LocalProtocolError, RemoteProtocolError) as error:
-        if not keep_going:
-            raise
-        message = f"{type(error).__name__}: {error}"
-        return trial.name, Failure(point=trial.point.name, trial=trial.name, message=message)
+        return Failure(name, f"{type(error).__name__}: {error}")
+
+
+def in_processes(
+    tasks: Iterable[tuple[str, Callable[[], _T]]], total: int, *, jobs: int, on_done: OnDone
+) -> dict[str, _T]:
+    """By name what each task finds, in `jobs` processes; a task is drawn as it begins."""
+    found: dict[str, _T] = {}
+    parallel = Parallel(
+        n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs, batch_size=1
+    )
+    for name, result in parallel(delayed(_named)(*task) for task in tasks):
+        found[name] = result
+        on_done(len(found), total)
+    return found
+
+
+def _named(name: str, task: Callable[[], _T]) -> tuple[str, _T]:
+    return name, task()
 
 
 def figures_of(run: FinishedRun) -> Figures:
@@ -314,7 +361,6 @@ def figures_of(run: FinishedRun) -> Figures:
 
 
 def solo_figures(record: SoloRecord) -> Figures:
-    """Of every solo baseline; see `figures_of`."""
     for of in record.baselines:
         found = {"name": of.name, "metric": record.measure, "score": of.test}
         yield {"target": "solo", **found, "baseline": of.validation}
@@ -368,8 +414,6 @@ def _shared(data: DataSettings, outcome: Outcome) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Points times seeds."""
-
     points: Sequence[Point]
     seeds: Sequence[int]
 
@@ -390,16 +434,19 @@ class Study:
         too, what the active would do alone, once for all runs on the same data.
         """
         trials = self.trials
-        files = {solo_file(of.alone, of.point.folder): of.alone for of in trials if solo}
-        found: dict[str, FinishedRun | Failure] = {}
-        finished = Parallel(n_jobs=jobs, return_as="generator_unordered")([
-            *(delayed(_keep_alone)(of, path) for path, of in files.items()),
-            *(delayed(_attempt)(trial, keep_going=keep_going) for trial in trials),
-        ])  # fmt: skip
-        for done in finished:
-            if done is not None:
-                found.update([done])
-                on_done(len(found), len(trials))
+        alone = {solo_file(of.alone, of.point.folder): of.alone for of in trials if solo}
+        tasks: list[tuple[str, Callable[[], Any]]] = [
+            (str(path), partial(_keep_alone, of, path)) for path, of in alone.items()
+        ]
+        for trial in trials:
+            task = partial(finish, trial)
+            tasks.append(
+                (trial.name, partial(or_failure, trial.name, task) if keep_going else task)
+            )
+        found = in_processes(
+            tasks, len(trials), jobs=jobs,
+            on_done=lambda done, total: on_done(max(0, done - len(alone)), total),
+        )  # fmt: skip
         # Some baselines may have been measured after the runs that they stand beside.
         for trial in trials:
             ran = found[trial.name]

@@ -40,7 +40,6 @@ def shared_share(data: DataSettings | None, *, train: int, labelled: int, test: 
 
 
 def shared_share_of(settings: DataSettings, data: VerticalData) -> float:
-    """Of runs on these data."""
     return shared_share(
         settings, train=len(data.train_rows), labelled=len(data.labelled_rows),
         test=len(data.test_rows),
@@ -116,7 +115,6 @@ class Leakage:
 
     @classmethod
     def of(cls, attacks: pd.DataFrame, *, target: str, seeds: int) -> "Leakage":
-        """Of all attacks on the target, at least one."""
         worst = attacks.groupby("name", sort=False)["advantage"].mean().idxmax()
         rows = attacks[attacks["name"] == worst]
         return cls(
@@ -241,12 +239,10 @@ class Summary:
 
     @property
     def accuracy(self) -> Interval:
-        """Of the method's own inference."""
         return next(iter(self.accuracies.values()))
 
     @classmethod
     def of(cls, rows: pd.DataFrame) -> "Summary":
-        """Of the rows of a point."""
         runs = rows.drop_duplicates("seed")
         by_target = {str(target): found for target, found in rows.groupby("target", sort=False)}
         tasks = by_target.pop("task").groupby("name", sort=False)["score"]
@@ -272,7 +268,6 @@ def accuracy_of(rows: pd.DataFrame) -> "pd.Series[float]":
 
 
 def _shared(rows: pd.DataFrame) -> float:
-    """Of a point's seeds; see `shared_share`."""
     return float(rows["shared"].max())
 
 

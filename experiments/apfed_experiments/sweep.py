@@ -200,7 +200,6 @@ _APART = 0.05
 
 
 def _draw_swept(axes: Axes, lines: Mapping[str, Sequence[Row]], epsilons: Sequence[float]) -> None:
-    """Each line over its epsilons, moved apart a little, so that no interval hides another."""
     for at, (key, (colour, marker, style)) in enumerate(_LOOKS.items()):
         line = lines[key]
         shift = (at - (len(_LOOKS) - 1) / 2) * _APART
@@ -212,7 +211,6 @@ def _draw_swept(axes: Axes, lines: Mapping[str, Sequence[Row]], epsilons: Sequen
 
 
 def draw(path: Path, table: Table) -> Picture:
-    """Accuracy over epsilon, and lines that bound what one may hope for, of one data set."""
     rows, title = table.rows, table.title
     lines = {key: [row for row in rows if row["line"].key == key] for key in (*_LOOKS, *_FLAT)}
     epsilons = sorted({row["epsilon"] for row in rows if _swept(row["line"])})

@@ -138,7 +138,6 @@ def compare_tasks(
 def _rows(
     case: Case, points: Mapping[str, Sequence[Point]], results: Results, seeds: Sequence[int]
 ) -> list[Row]:
-    """What the active does alone has no gain."""
     first, *helped = points
     solo = [[_record(point, seed) for point in points[first]] for seed in seeds]
     shared = float(results.of(points[first][0])["shared"].max())
@@ -175,5 +174,4 @@ def _record(point: Point, seed: int) -> SoloRecord:
 
 
 def _means(by_seed: Sequence[Sequence[float]]) -> list[float]:
-    """The mean over a seed's data."""
     return [float(mean) for mean in np.array(by_seed).mean(axis=1)]

@@ -22,7 +22,16 @@ from matplotlib.text import Text
 from pydantic import Field, field_validator, model_validator
 
 from apfed_attacks.run import expand
-from apfed_experiments.columns import P_HOLM, Column, Table, adjust, stored, within, write_text
+from apfed_experiments.columns import (
+    P_HOLM,
+    Column,
+    Table,
+    adjust,
+    shown,
+    stored,
+    within,
+    write_text,
+)
 from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, Picture, drawing
 from apfed_experiments.report import write_report
 from apfed_experiments.report.page import write_page
@@ -298,20 +307,17 @@ _STORED = stored(
 )  # fmt: skip
 
 
-def _shown(name: str, title: str, form: Callable[[Any], str]) -> Column:
-    return Column(name=name, title=title, form=form, missing="-", keys=())
-
-
 def _leak(target: str, title: str, form: Callable[[Leakage], str], missing: str) -> Column:
-    return _shown(
-        "leakage", title, lambda leaks: form(leaks[target]) if target in leaks else missing
-    )
+    return shown(
+        "leakage", title, lambda leaks: form(leaks[target]) if target in leaks else missing,
+        missing="-",
+    )  # fmt: skip
 
 
-_DEFENCE = _shown("label", "defence", str)
-_SPENT = _shown("epsilon", "ε_x", epsilon)
-_RELEASES = _shown("releases", "T", str)
-_DCS = _shown("dcs_baseline", "dcs_baseline", within(".3f"))
+_DEFENCE = shown("label", "defence")
+_SPENT = shown("epsilon", "ε_x", epsilon)
+_RELEASES = shown("releases", "T")
+_DCS = shown("dcs_baseline", "dcs_baseline", within(".3f"), missing="-")
 
 
 @dataclass(frozen=True)
@@ -325,7 +331,6 @@ class Board:
 
     @classmethod
     def of(cls, points: Sequence[DefencePoint], results: Results) -> "Board":
-        """Average over the seeds, compare with the undefended point, and rank."""
         failed = {failure.point for failure in results.failures}
         whole = [
             (point, Summary.of(results.of(point))) for point in points if point.name not in failed
@@ -348,19 +353,19 @@ class Board:
             for target in self.targets
         ]  # fmt: skip
         gain = within("+.1f", scale=100)
-        shown = (
+        columns = (
             _DEFENCE,
-            _shown("accuracy", "accuracy %", within(".1f", scale=100)),
-            _shown("gain", "gain, points", lambda one: gain(one.over_chosen)),
+            shown("accuracy", "accuracy %", within(".1f", scale=100)),
+            shown("gain", "gain, points", lambda of: gain(of.over_chosen), missing="-"),
             replace(P_HOLM, keys=()),
             *leaks,
             _SPENT,
-            _shown("epsilon_y", "ε_y", epsilon),
+            shown("epsilon_y", "ε_y", epsilon),
             _RELEASES,
             _DCS,
-            _shown("dcs_vflair", "dcs_vflair", within(".3f")),
+            shown("dcs_vflair", "dcs_vflair", within(".3f"), missing="-"),
         )
-        return Table((*_STORED, *shown), self.rows)
+        return Table((*_STORED, *columns), self.rows)
 
     @property
     def summary(self) -> Table:
@@ -369,7 +374,7 @@ class Board:
             _leak(target, target, lambda leak: f"{leak.advantage.mean:+.3f}", "-")
             for target in self.targets
         )
-        accuracy = _shown("accuracy", "accuracy %", lambda one: f"{100 * one.mean:.1f}")
+        accuracy = shown("accuracy", "accuracy %", lambda of: f"{100 * of.mean:.1f}")
         return Table((_DEFENCE, accuracy, *leaks, _SPENT, _RELEASES, _DCS), self.rows)
 
     def as_markdown(self) -> str:
@@ -393,7 +398,6 @@ def _write_picture(board: Board, target: str, folder: Path) -> Picture:
 
 
 def draw(figure: Figure, board: Board, target: str) -> list[Text]:
-    """Draw the picture; return the points' numbers in it, which do not overlap."""
     references = [row for row in board.rows if row["reference"]]
     shown = [row for row in board.rows if target in row["leakage"] and not row["reference"]]
     # The legend has two columns; one line of it is for the front.
@@ -431,7 +435,6 @@ def draw(figure: Figure, board: Board, target: str) -> list[Text]:
 
 
 def _draw_points(axes: Axes, shown: Sequence[Row], target: str) -> list[Text]:
-    """One colour and marker a defence; returns the points' numbers, which may still overlap."""
     defences = dict.fromkeys(row["defence"] for row in shown)
     styles = dict(zip(defences, cycle(zip(COLOURS, _MARKERS, strict=True)), strict=False))
     numbers: list[Text] = []

@@ -10,42 +10,39 @@ import hashlib
 import itertools
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from joblib import Parallel, delayed
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apfed_experiments.columns import EPSILON, Column, Table, plain, within, write_text
 from apfed_experiments.drawing import ATTACK, OTHER, OURS, Picture, drawing
 from apfed_experiments.report.page import Part, write_comparison
-from apfed_experiments.solo import fits_beside, taught_alone
-from apfed_experiments.study import OnDone
+from apfed_experiments.solo import taught_alone
+from apfed_experiments.study import Kept, OnDone, in_processes, measured_once
 from apfed_experiments.summary import Interval, Row, shared_share
 from apfed_experiments.words import epsilon
-from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, files_digest, load_data
 from secure_apfed.data.partition import choose_labelled
-from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.files import read_json, to_json, write_atomically
+from secure_apfed.errors import ConfigError
+from secure_apfed.files import to_json
 from secure_apfed.learning.descent import predictor_of
 from secure_apfed.methods import ALONE
 from secure_apfed.methods.terms import make_sum, settings_of
-from secure_apfed.runs.outcome import Epsilon, Written
+from secure_apfed.runs.outcome import Epsilon
 from secure_apfed.runs.run import run
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.seeds import derive_seed
 from secure_apfed.settings.privacy import GuardSettings, LabelSettings
 from secure_apfed.simulation import begin, finish, train, why_not
-from secure_apfed.solo.kept import fits_kept_by
 from secure_apfed.tasks import Classification
 
 __all__ = [
@@ -116,7 +113,6 @@ class Game:
 
     @property
     def never_asked(self) -> tuple[Coalition, ...]:
-        """Those that the minimum forbids."""
         sizes = range(1, self.minimum)
         few = (itertools.combinations(self.players, size) for size in sizes)
         return tuple(map(frozenset, itertools.chain(*few)))
@@ -141,7 +137,6 @@ class Game:
         return {name: None if rest is None else every - rest for name, rest in lost.items()}
 
     def gain(self, worth: Mapping[Coalition, float]) -> float:
-        """The worth of all minus that of the active alone."""
         return worth[self.everybody] - worth[frozenset()]
 
     def _without(self, name: str) -> Coalition:
@@ -210,18 +205,16 @@ def _minimum(config: Config, active: str, passives: tuple[str, ...]) -> int:
 # Figures of each run are kept in a file, so that a stopped study goes on.
 
 
-class Measured(Written):
+class Measured(Kept):
     """The file of one coalition's run.
 
     Attributes:
-        settings: digest of all that the figures depend on.
         loss: mean cross-entropy on the labels held back, nats; accuracy: on the same rows.
         wire_bytes: of all links; None: simulated, nothing was sent.
         epsilon_x, epsilon_y: what the active spent; passives: what a person cost each, inf without
             noise; delta: of these.
     """
 
-    settings: str
     loss: float
     accuracy: float
     wire_bytes: int | None = None
@@ -232,7 +225,6 @@ class Measured(Written):
     seconds: float = 0.0
 
     def worth(self, measure: str) -> float:
-        """By loss or accuracy; more is better."""
         return -self.loss if measure == "loss" else self.accuracy
 
 
@@ -244,7 +236,6 @@ class CoalitionRun:
         config: of all runs; folder: of their figures; data: digest of own tables.
         share: of the active's labelled rows that is held back.
         noise: passives whose features are replaced by noise; a check of the measure.
-        simulated: whether a run that can be simulated is.
     """
 
     config: Config
@@ -254,15 +245,13 @@ class CoalitionRun:
     share: float
     data: str
     noise: tuple[str, ...] = ()
-    simulated: bool = True
 
     @property
     def settings(self) -> str:
-        """SHA-256 of all that the figures depend on; the code is not in it."""
         own = self.config.model_dump_json(exclude={"name", "seed", "party_seeds", "attacks"})
         files = (self.data,) if self.data else ()
         coalition = sorted(self.coalition)
-        parts = (own, *files, coalition, self.seed, self.share, self.noise, self.simulated)
+        parts = (own, *files, coalition, self.seed, self.share, self.noise)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     @property
@@ -270,27 +259,22 @@ class CoalitionRun:
         return self.folder / f"coalition-{self.settings[:16]}.json"
 
 
-def measure(one: CoalitionRun) -> Measured:
+def measure(run_of: CoalitionRun) -> Measured:
     """Train with this coalition on one thread, unless its figures are kept, and measure.
 
     Raises CheckpointError where its place holds something else, and as a run does.
     """
-    torch.set_num_threads(1)
-    if one.path.is_file():
-        kept = read_json(one.path, Measured)
-        if kept.settings != one.settings:
-            raise CheckpointError(f"{one.path} is of another run; remove it and run again")
-        return kept
-    began = time.monotonic()
-    config = _config_of(one)
-    data = held_back(load_data(config.data, seed=one.seed), one.share, seed=one.seed)
-    data = with_noise(data, one.noise, seed=one.seed)
-    passives = tuple(table for table in data.passives if table.name in one.coalition)
+    return measured_once(run_of.path, Measured, run_of.settings, partial(_measured, run_of))
+
+
+def _measured(run_of: CoalitionRun) -> dict[str, Any]:
+    began, seed, coalition = time.monotonic(), run_of.seed, run_of.coalition
+    config = _config_of(run_of)
+    data = held_back(load_data(config.data, seed=seed), run_of.share, seed=seed)
+    data = with_noise(data, run_of.noise, seed=seed)
+    passives = tuple(table for table in data.passives if table.name in coalition)
     data = replace(data, passives=passives)
-    with warnings.catch_warnings(), fits_kept_by(fits_beside(one.folder)):
-        # Plain sums are unsafe by name, and the page says so.
-        warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        spent, trained = _trained(config, data, one)
+    spent, trained = _trained(config, data)
     rows = data.test_rows
     assert data.active.labels is not None
     assert trained is not None
@@ -302,14 +286,10 @@ def measure(one: CoalitionRun) -> Measured:
     accuracy = float((scores_VK.argmax(1) == labels_V).double().mean())
     if not math.isfinite(loss):
         raise ConfigError(
-            f"training with {', '.join(sorted(one.coalition)) or 'nobody'} under seed {one.seed} "
+            f"training with {', '.join(sorted(coalition)) or 'nobody'} under seed {seed} "
             "diverged, so that nobody can be told apart; lower train.learning_rate"
         )
-    seconds = time.monotonic() - began
-    found = Measured(settings=one.settings, loss=loss, accuracy=accuracy, seconds=seconds, **spent)
-    one.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomically(one.path, to_json(found.model_dump()).encode())
-    return found
+    return {**spent, "loss": loss, "accuracy": accuracy, "seconds": time.monotonic() - began}
 
 
 def held_back(data: VerticalData, share: float, *, seed: int) -> VerticalData:
@@ -356,41 +336,36 @@ def with_noise(data: VerticalData, names: tuple[str, ...], *, seed: int) -> Vert
     ))  # fmt: skip
 
 
-def _config_of(one: CoalitionRun) -> Config:
+def _config_of(run_of: CoalitionRun) -> Config:
     """With settings of the coalition's passives alone."""
-    config = one.config
-    wanted = {*one.coalition, "default"}
-    named = {name: of for name, of in config.passives.items() if name in wanted}
-    own: dict[str, Any] = {"seed": one.seed, "party_seeds": "shared_for_comparison"}
-    own["passives"] = named
+    config, coalition = run_of.config, run_of.coalition
+    own: dict[str, Any] = {"seed": run_of.seed, "party_seeds": "shared_for_comparison"}
+    own["passives"] = {
+        name: of for name, of in config.passives.items() if name in {*coalition, "default"}
+    }
     if config.secure_sum.threshold is not None:  # of all: each coalition asks as many as it has
-        threshold = min(config.secure_sum.threshold, max(1, len(one.coalition)))
+        threshold = min(config.secure_sum.threshold, max(1, len(coalition)))
         own["secure_sum"] = config.secure_sum.model_copy(update={"threshold": threshold})
     return config.model_copy(update=own)
 
 
-def _trained(
-    config: Config, data: VerticalData, one: CoalitionRun
-) -> tuple[dict[str, Any], nn.Module | None]:
+def _trained(config: Config, data: VerticalData) -> tuple[dict[str, Any], nn.Module | None]:
     """What was spent, by attributes of `Measured`, and the active's model."""
-    if not data.passives:
+    names = sorted(table.name for table in data.passives)
+    if not names:
         return {"wire_bytes": 0}, _alone(config, data)
-    if one.simulated and not why_not(config):
-        unprotected = dict.fromkeys(one.coalition, math.inf)
+    if not why_not(config):
+        unprotected = dict.fromkeys(names, math.inf)
         spent = {"epsilon_x": math.inf, "epsilon_y": math.inf, "passives": unprotected}
         return spent, _simulated(config, data)
     result = run(config, None, data=data)
     accounts, privacy = result.contributions, result.privacy
+    each = {name: accounts[name]["epsilon"] if name in accounts else math.inf for name in names}
     return {
-        "wire_bytes": result.wire_bytes,
-        "epsilon_x": privacy.epsilon_x,
-        "epsilon_y": privacy.epsilon_y,
-        "passives": {
-            name: accounts[name]["epsilon"] if name in accounts else math.inf
-            for name in sorted(one.coalition)
-        },
-        "delta": max([privacy.delta, *(each["delta"] for each in accounts.values())]),
-    }, result.recording.model
+        "wire_bytes": result.wire_bytes, "passives": each,
+        "epsilon_x": privacy.epsilon_x, "epsilon_y": privacy.epsilon_y,
+        "delta": max([privacy.delta, *(account["delta"] for account in accounts.values())]),
+    }, result.recording.model  # fmt: skip
 
 
 def _alone(config: Config, data: VerticalData) -> nn.Module | None:
@@ -421,38 +396,31 @@ class Board:
     """What a study of contributions found, one run of each coalition for each seed.
 
     Attributes:
-        table: a row of each passive, the most helpful by loss first, and one of all; see `_rows`.
-        gain: of all over the active alone, by measure; worst_gap: the largest difference, over
-            seeds and measures, from the sum of the Shapley values; rounding alone.
-        wire_bytes: of all coalitions of a seed, mean; None: simulated. runs: of a seed.
-        epsilon_x, epsilon_y: charged to the active, of all coalitions of a seed.
-        delta: of every epsilon that is charged, at most.
+        table: a row of each passive, the most helpful by loss first, and one of all.
+        found: gain: of all over the active alone, by measure; worst_gap: the largest difference,
+            over seeds and measures, from the sum of the Shapley values, rounding alone; runs: of a
+            seed; wire_bytes: of all of these, mean, None: simulated; epsilon_x, epsilon_y: charged
+            to the active for these; delta: of every epsilon that is charged, at most.
     """
 
     config: Config
     game: Game
     seeds: Sequence[int]
     table: Table
-    gain: Mapping[str, Interval]
-    worst_gap: float
-    wire_bytes: float | None
-    runs: int
-    epsilon_x: float
-    epsilon_y: float
-    delta: float
+    found: Mapping[str, Any]
 
     @property
     def notes(self) -> list[str]:
-        """What was charged, and what could not be asked, in sentences."""
+        found = self.found
         sent = (
             "nothing was sent, since the runs were simulated"
-            if self.wire_bytes is None
-            else f"{self.wire_bytes / 1e6:.1f} MB sent"
+            if found["wire_bytes"] is None
+            else f"{found['wire_bytes'] / 1e6:.1f} MB sent"
         )
         charged = (
-            f"Charged for the {self.runs} coalitions of a seed, added up: {sent}; epsilon of a row "
-            f"that the active released {epsilon(self.epsilon_x)}, of one of its labels "
-            f"{epsilon(self.epsilon_y)}, at delta {self.delta:.2g}."
+            f"Charged for the {found['runs']} coalitions of a seed, added up: {sent}; epsilon of a "
+            f"row that the active released {epsilon(found['epsilon_x'])}, of one of its labels "
+            f"{epsilon(found['epsilon_y'])}, at delta {found['delta']:.2g}."
         )
         told = [charged]
         if self.config.labels_are_private:
@@ -471,29 +439,24 @@ class Board:
         return told
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values: nats, shares, bytes."""
         *passives, _total = self.table.plain()
         return {
             "title": self.table.title, "exact": self.game.exact, "minimum": self.game.minimum,
-            "seeds": list(self.seeds), "runs": self.runs,
-            "never_asked": [sorted(of) for of in self.game.never_asked],
-            "passives": passives, "gain": plain(self.gain), "worst_gap": self.worst_gap,
-            "wire_bytes": self.wire_bytes, "epsilon_x": self.epsilon_x,
-            "epsilon_y": self.epsilon_y, "delta": self.delta,
+            "seeds": list(self.seeds), "passives": passives,
+            "never_asked": [sorted(of) for of in self.game.never_asked], **plain(self.found),
         }  # fmt: skip
 
 
 def measure_passives(
     config: Config, folder: Path, *, seeds: Sequence[int], jobs: int = 1, share: float = 0.3,
-    drawn: int | None = None, noise: Sequence[str] = (), simulated: bool = True,
+    drawn: int | None = None, noise: Sequence[str] = (),
     on_done: OnDone = lambda done, total: None,
 ) -> Board:  # fmt: skip
     """Run the coalitions that are missing, and write what all of them say.
 
     `share` of the active's labelled rows is held back to measure; `drawn` are orders for each seed
     (None: all where there are few passives); the features of `noise` passives are replaced, a check
-    of the measure; where runs are `simulated`, their bytes are not counted. Raises ConfigError
-    where nothing is left to tell apart, and as a run does.
+    of the measure. Raises ConfigError where nothing is left to tell apart, and as a run does.
     """
     data = load_data(config.data, seed=seeds[0])
     names, minimum = players_of(config, data.active.name, [table.name for table in data.passives])
@@ -501,14 +464,14 @@ def measure_passives(
     games = {seed: Game.of(names, minimum=minimum, seed=seed, drawn=drawn) for seed in seeds}
     trials = [
         CoalitionRun(config=config, folder=folder / "coalitions", coalition=coalition, seed=seed,
-                     share=share, data=content, noise=tuple(noise), simulated=simulated)
+                     share=share, data=content, noise=tuple(noise))
         for seed, game in games.items() for coalition in game.coalitions
     ]  # fmt: skip
+    tasks = [(trial.path.stem, partial(measure, trial)) for trial in trials]
+    measured = in_processes(tasks, len(tasks), jobs=jobs, on_done=on_done)
     found: dict[int, dict[Coalition, Measured]] = {seed: {} for seed in games}
-    finished = Parallel(n_jobs=jobs, return_as="generator")(delayed(measure)(one) for one in trials)
-    for done, (one, measured) in enumerate(zip(trials, finished, strict=True), start=1):
-        found[one.seed][one.coalition] = measured
-        on_done(done, len(trials))
+    for trial in trials:
+        found[trial.seed][trial.coalition] = measured[trial.path.stem]
     labelled = len(data.labelled_rows)
     back = round(share * labelled)
     alike = shared_share(
@@ -525,90 +488,64 @@ def measure_passives(
     return board
 
 
-_Added = Sequence[NDArray[np.float64]]
-"""By seed, what each passive adds in each order, (orders, passives)."""
-_Worth = Sequence[Mapping[Coalition, float]]
-"""By seed and coalition."""
-
-
 def _board(
     config: Config, games: Mapping[int, Game], found: Mapping[int, Mapping[Coalition, Measured]], *,
     shared: float,
 ) -> Board:  # fmt: skip
-    seeds, game = list(games), next(iter(games.values()))
+    """Of a passive's row, shapley and left_out: by measure, "loss" (in nats gained) or "accuracy"
+    (a share), see `Game`; None where the others are too few to be asked. least: seeds in which no
+    passive's Shapley value by loss is smaller. epsilon: what a person there is charged for all
+    coalitions of a seed, at most; inf: no noise, so nothing is promised.
+    """
+    game, every = next(iter(games.values())), list(found.values())
 
     def charged(spent: Callable[[Measured], float]) -> float:
         """For all coalitions of a seed, at most."""
-        return max(sum(map(spent, of_seed.values())) for of_seed in found.values())
+        return max(sum(map(spent, of_seed.values())) for of_seed in every)
 
-    worth = {
-        name: [{of: run.worth(name) for of, run in ran.items()} for ran in found.values()]
-        for name in _MEASURES
-    }
-    added = {
-        name: [games[seed].shapley(of) for seed, of in zip(seeds, of_seeds, strict=True)]
-        for name, of_seeds in worth.items()
-    }
-    gains = {name: list(map(game.gain, of_seeds)) for name, of_seeds in worth.items()}
-    gaps = [
-        abs(of_seed.sum(1).mean() - gain)
-        for name in _MEASURES
-        for of_seed, gain in zip(added[name], gains[name], strict=True)
-    ]
-    sent = [run.wire_bytes for of_seed in found.values() for run in of_seed.values()]
-    gain = {name: Interval.of(of_seeds, shared=shared) for name, of_seeds in gains.items()}
-    spent = {
-        name: charged(lambda run: run.passives.get(name, 0.0))  # noqa: B023 - called at once
+    rows: list[Row] = [
+        {"name": name, "shapley": {}, "left_out": {},
+         "epsilon": charged(lambda run: run.passives.get(name, 0.0))}  # noqa: B023 - called at once
         for name in game.players
-    }
-    rows = _rows(game, worth, added, spent, shared=shared)
+    ]  # fmt: skip
+    gain, gaps = dict[str, Interval](), list[float]()
+    for measure in _MEASURES:
+        worth = [{of: run.worth(measure) for of, run in of_seed.items()} for of_seed in every]
+        # By seed, what each passive adds in each order, (orders, passives).
+        added = [of.shapley(known) for of, known in zip(games.values(), worth, strict=True)]
+        gains = [game.gain(of_seed) for of_seed in worth]
+        gain[measure] = Interval.of(gains, shared=shared)
+        gaps += [abs(of.sum(1).mean() - all_) for of, all_ in zip(added, gains, strict=True)]
+        for at, row in enumerate(rows):
+            # Over the seeds; of one seed, over its orders, where these were drawn.
+            drawn = len(added) == 1 and not game.exact
+            orders = [of[:, at] for of in added]
+            values = orders[0].tolist() if drawn else [float(of.mean()) for of in orders]
+            row["shapley"][measure] = Interval.of(values, shared=0.0 if drawn else shared)
+            lost = [game.leave_one_out(of_seed)[row["name"]] for of_seed in worth]
+            asked = [difference for difference in lost if difference is not None]
+            row["left_out"][measure] = Interval.of(asked, shared=shared) if asked else None
+            if measure == "loss":
+                row["least"] = sum(int(of.mean(0).argmin()) == at for of in added)
+    rows.sort(key=lambda row: -float(row["shapley"]["loss"].mean))
     rows.append({"name": "all, over the active alone", "shapley": gain})
-    orders = "all orders" if game.exact else f"{len(game.orders)} drawn orders"
+    told = "all orders" if game.exact else f"{len(game.orders)} drawn orders"
+    seeds = f"{len(every)} seed{'' if len(every) == 1 else 's'}"
     title = (
-        f"{config.method.title} on {config.data.dataset}: {len(game.players)} passives, "
-        f"{orders}, {len(seeds)} seed{'' if len(seeds) == 1 else 's'}"
+        f"{config.method.title} on {config.data.dataset}: {len(game.players)} passives, {told}, "
+        f"{seeds}"
     )
+    sent = [run.wire_bytes for of_seed in every for run in of_seed.values()]
     return Board(
-        config=config, game=game, seeds=seeds, table=Table(_columns(len(seeds)), rows, title),
-        gain=gain, worst_gap=float(max(gaps)),
-        wire_bytes=None if None in sent else sum(each or 0 for each in sent) / len(seeds),
-        runs=len(found[seeds[0]]), epsilon_x=charged(lambda run: run.epsilon_x),
-        epsilon_y=charged(lambda run: run.epsilon_y), delta=charged(lambda run: run.delta),
+        config=config, game=game, seeds=list(games), table=Table(_columns(len(every)), rows, title),
+        found={
+            "gain": gain, "worst_gap": float(max(gaps)), "runs": len(every[0]),
+            "wire_bytes": None if None in sent else sum(of or 0 for of in sent) / len(every),
+            "epsilon_x": charged(lambda run: run.epsilon_x),
+            "epsilon_y": charged(lambda run: run.epsilon_y),
+            "delta": charged(lambda run: run.delta),
+        },
     )  # fmt: skip
-
-
-def _rows(
-    game: Game, worth: Mapping[str, _Worth], added: Mapping[str, _Added],
-    charged: Mapping[str, float], *, shared: float,
-) -> list[Row]:  # fmt: skip
-    """One of each passive, the most helpful by loss first.
-
-    shapley, left_out: by measure, "loss" (in nats gained) or "accuracy" (a share), see `Game`; None
-    where the others are too few to be asked. least: seeds in which no passive's Shapley value by
-    loss is smaller. epsilon: what a person there is charged for all coalitions of a seed, at most;
-    inf: no noise, so nothing is promised.
-    """
-
-    def over(of_seeds: _Added, at: int) -> Interval:
-        """Over the seeds; of one seed, over its orders, where these were drawn."""
-        orders = [of_seed[:, at] for of_seed in of_seeds]
-        if len(orders) == 1 and not game.exact:
-            return Interval.of(orders[0].tolist())
-        return Interval.of([float(of_seed.mean()) for of_seed in orders], shared=shared)
-
-    def without(of_seeds: _Worth, passive: str) -> Interval | None:
-        lost = (game.leave_one_out(of_seed)[passive] for of_seed in of_seeds)
-        known = [difference for difference in lost if difference is not None]
-        return Interval.of(known, shared=shared) if known else None
-
-    least = [int(of_seed.mean(0).argmin()) for of_seed in added["loss"]]
-    rows: list[Row] = []
-    for at, passive in enumerate(game.players):
-        shapley = {name: over(added[name], at) for name in _MEASURES}
-        left_out = {name: without(worth[name], passive) for name in _MEASURES}
-        row = {"name": passive, "shapley": shapley, "left_out": left_out}
-        rows.append({**row, "least": least.count(at), "epsilon": charged[passive]})
-    return sorted(rows, key=lambda row: -float(row["shapley"]["loss"].mean))
 
 
 def _columns(seeds: int) -> list[Column]:
@@ -633,7 +570,6 @@ def _columns(seeds: int) -> list[Column]:
 
 
 def _draw(path: Path, table: Table) -> Picture:
-    """A bar of each passive's Shapley value by loss, and what leaving it out costs."""
     rows = table.rows[-2::-1]
     with drawing(path, (7.5, 1.2 + 0.55 * len(rows))) as figure:
         axes = figure.subplots()

@@ -25,17 +25,14 @@ def count(value: int) -> str:
 
 
 def signed(value: float) -> str:
-    """Return a difference with its sign and three decimals."""
     return f"{value:+.3f}".replace("-", "\u2212")
 
 
 def percent(share: float) -> str:
-    """Return a share of 1 as per cent with one decimal."""
     return f"{100 * share:.1f}\u202f%"
 
 
 def size(value: float) -> str:
-    """Return bytes in a decimal unit, as in 1.2 MB."""
     for unit in _STEPS:
         if value < 1000 or unit == _STEPS[-1]:
             digits = 0 if unit == "B" or value >= 100 else 1
@@ -57,12 +54,10 @@ def duration(seconds: float) -> str:
 
 
 def epsilon(value: float) -> str:
-    """Return a privacy loss; infinity means that nothing is promised."""
     return "\u221e" if math.isinf(value) else f"{value:.3g}"
 
 
 def model_epsilon(value: float) -> str:
-    """Return the privacy loss of a finished model, which is infinite where none is claimed."""
     return "not claimed" if math.isinf(value) else epsilon(value)
 
 
@@ -71,7 +66,6 @@ def plain(key: str) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Return a setting or figure, and what is nested in it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -84,6 +78,5 @@ def in_words(value: Any) -> str:
 
 
 def attack_title(result: AttackResult) -> str:
-    """Return what was attempted, such as "labels of active by model completion"."""
     victim = f" of {result.victim}" if result.victim else ""
     return f"{result.target}{victim} by {plain(result.attack)}"

@@ -31,7 +31,6 @@ _ENVIRONMENT = {
 
 
 def begin() -> None:
-    """Start the server, and let joblib's processes be forked there."""
     if sys.platform != "linux":
         return
     from joblib.externals.loky.backend.context import set_start_method
@@ -44,7 +43,6 @@ def begin() -> None:
 
 @contextmanager
 def playing() -> Iterator[None]:
-    """Begin the server, and import within what plays the runs."""
     begin()
     with uncollected():
         yield

@@ -20,24 +20,11 @@ from secure_apfed.errors import NarrowBatchWarning, NoHelpWarning
 if TYPE_CHECKING:
     from apfed_experiments.columns import Table
 
-__all__ = [
-    "GAIN_MEASURES",
-    "LEAKS",
-    "REFERENCES",
-    "SWEEPS",
-    "app",
-    "contributions",
-    "search",
-    "table",
-]
+__all__ = ["LEAKS", "REFERENCES", "SWEEPS", "app", "contributions", "search", "table"]
 
 # Names for the help, which loads none of the tables that they are the keys of; a test compares.
 SWEEPS = ("sweep-digits", "sweep-breast-cancer")
 REFERENCES = ("membership", "model_completion")
-GAIN_MEASURES = (
-    "accuracy", "auc", "average_precision", "ks", "gini", "balanced_accuracy", "f1", "brier",
-    "log_loss",
-)  # fmt: skip
 LEAKS = (
     "inversion", "chosen", "decoder", "noise", "isolation", "degradation", "labels",
     "joint_inversion", "hijacking", "reversed_hijacking", "split_learning", "stuffing",
@@ -127,27 +114,19 @@ def gains(
         list[str] | None, typer.Option(help="Cases, as globs such as 'votes/*'; all unless given.")
     ] = None,
     store: Store = None,
-    measure: Annotated[
-        str, typer.Option(help=f"Of classes: {', '.join(GAIN_MEASURES)}.")
-    ] = GAIN_MEASURES[0],
     as_json: AsJson = False,
     quick: Annotated[bool, typer.Option("--quick", help="Three cases, three seeds.")] = False,
 ) -> None:
     """What help adds to the best that the active does alone, case by case."""
-    _known([measure], GAIN_MEASURES)
-    if store is not None and measure != GAIN_MEASURES[0]:
-        raise typer.BadParameter("--store is for accuracy, which `secure-apfed plan` tells")
     with _workers():
         from apfed_experiments import gains as help_by_case
-        from secure_apfed.measures import MEASURES
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)
     cases = help_by_case.cases_like(only or (help_by_case.QUICK if quick else ("*",)))
     usual = help_by_case.QUICK_SEEDS if quick else help_by_case.SEEDS
     with progress.counting("runs", quiet=as_json) as on_done:
         table = help_by_case.run_gains(
-            output, cases, seeds=seeds or usual, jobs=jobs, on_done=on_done,
-            measure=MEASURES[measure], store=store,
+            output, cases, seeds=seeds or usual, jobs=jobs, on_done=on_done, store=store
         )  # fmt: skip
     _show([table], help_by_case.READING, output / "gains.md", as_json=as_json)
 
@@ -270,9 +249,6 @@ def contributions(
         list[str] | None,
         typer.Option(metavar="PASSIVE", help="Replace its features by noise: a check."),
     ] = None,
-    count_bytes: Annotated[
-        bool, typer.Option("--count-bytes", help="Simulate no run, so that bytes are counted.")
-    ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -285,7 +261,7 @@ def contributions(
     with progress.counting(f"{config.name}: coalitions", quiet=as_json) as on_done:
         board = measure_passives(
             config, folder, seeds=range(seeds), jobs=jobs, share=held_back, drawn=orders,
-            noise=noise or (), simulated=not count_bytes, on_done=on_done,
+            noise=noise or (), on_done=on_done,
         )  # fmt: skip
     if as_json:
         terminal.print_json({**board.as_json(), "folder": folder})
@@ -375,7 +351,7 @@ def table(
         terminal.show_note(". ".join(filter(None, (wanted.unit.capitalize(), wanted.reading))))
         if wanted.leaves_out and not full:
             terminal.show_note(f"Left out, and run by --full: {wanted.leaves_out}.")
-        terminal.show_note(f"{board.forecast.sentence}.")
+        terminal.show_note(f"{board.sentence}.")
         for reason in dict.fromkeys(board.failures.values()):
             names = [name for name, why in board.failures.items() if why == reason]
             terminal.show_note(f"failed, left out: {', '.join(names)}: {reason}")

@@ -1,4 +1,4 @@
-"""Finished runs made up in memory, for tests of what compares runs."""
+"""Runs for tests of what compares them: finished ones made up in memory, and small ones to play."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,29 @@ from secure_apfed.config import Config
 from secure_apfed.runs.outcome import Outcome
 from tests.experiments.run_folder import attack_result, config_of
 
-__all__ = ["attacked", "finished"]
+__all__ = ["APFED", "attacked", "finished", "on_few_labels"]
 CONFIG: Config = config_of()
+APFED: dict[str, Any] = {
+    "method": "apfed_c",
+    "model": {"hidden": [16], "representation": 8, "projection": 8, "dropout": 0.0},
+    "train": {"epochs": 2, "batch_size": 64, "learning_rate": 0.05},
+    "secure_sum": {"scheme": "plain", "clip": None},
+}
+
+
+def on_few_labels(**changes: Any) -> Config:
+    """A run of votes on digits, with these sections in place of its own."""
+    settings: dict[str, Any] = {
+        "name": "few-labels",
+        "method": {"name": "votes", "prior": "labeller"},
+        "data": {"dataset": "digits", "views": 4, "labelled": 60, "limit": 300},
+        "model": {"network": "random_features"},
+        "train": {"epochs": 1},
+        "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
+        "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+        "transcript": {"keep": "none"},
+    }
+    return Config.model_validate({**settings, **changes})
 
 
 def attacked(advantage: float, **changed: Any) -> AttackResult:

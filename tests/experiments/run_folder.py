@@ -2,13 +2,43 @@
 
 import json
 from collections.abc import Mapping
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text
 
-__all__ = ["attack_result", "config_of", "flow", "write_run"]
+__all__ = ["Page", "attack_result", "config_of", "flow", "write_run"]
+
+
+class Page(HTMLParser):
+    """Collects addresses, rows and scripts of a page, whose tags are balanced."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.rows: list[dict[str, str | None]] = []
+        self.open: list[str] = []
+        self.data: dict[str, str] = {}
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.links += [value or "" for key, value in attrs if key in ("src", "href")]
+        if "data-at" in given:
+            self.rows.append(given)
+        if tag not in ("meta", "img", "br", "link", "input"):
+            self.open.append(tag if tag != "script" else given.get("id") or "script")
+
+    def handle_endtag(self, tag: str) -> None:
+        opened = self.open.pop()
+        assert opened == tag or tag == "script"
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.data[self.open[-1]] = self.data.get(self.open[-1], "") + data
 
 
 def config_of(method: str = "apfed_c", guard: str = "{mechanism: none}", **settings: str) -> Config:

@@ -9,15 +9,15 @@ import pandas as pd
 import pytest
 
 from apfed_experiments.gains import CASES, GainCase, run_gains, stored_of
-from apfed_experiments.solo import fits_beside, keep_solo, read_solo, taught_alone
+from apfed_experiments.solo import compare, fits_beside, keep_solo, read_solo, taught_alone
 from apfed_experiments.summary import Gain
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError
-from secure_apfed.measures import ACCURACY
 from secure_apfed.planning.stored import StoredGain, load_gains, nearest_gain
 from secure_apfed.solo import SoloTask
-from secure_apfed.solo.choice import compare
+from tests.experiments.finished_runs import APFED, on_few_labels
+from tests.experiments.own_tables import own_tables
 
 
 def rows_of(accuracies: list[float], **baselines: list[tuple[float, float]]) -> pd.DataFrame:
@@ -78,7 +78,7 @@ def test_every_case_is_a_run_and_its_control_the_same_without_help() -> None:
 
 
 def test_a_student_without_help_reads_nothing_of_passives() -> None:
-    point = GainCase(method="votes", data="wine", labelled=9).control.point(Path(), ACCURACY)
+    point = GainCase(method="votes", data="wine", labelled=9).control.point(Path())
     config = point.trial(0).config
     data = load_data(config.data, seed=0)
     other = replace(data, passives=tuple(
@@ -102,14 +102,20 @@ def test_a_case_is_measured_written_and_not_run_again(tmp_path: Path) -> None:
     assert "9 labelled rows" in StoredGain.model_validate(stored).sentence
 
 
-def test_baselines_of_other_data_are_refused(tmp_path: Path) -> None:
-    config = GainCase(method="votes", data="wine", labelled=9).config
+def test_baselines_are_of_the_data_and_of_the_actives_own_table(tmp_path: Path) -> None:
+    config = on_few_labels(**APFED, data=own_tables(tmp_path))
     path = tmp_path / "solo.json"
     record = keep_solo(config, path)
     assert read_solo(config, path) == record
     assert "one run shows no gain" in record.sentence(0.9)
     with pytest.raises(CheckpointError, match="other data or settings"):
         read_solo(config.model_copy(update={"seed": 1}), path)
+    (tmp_path / "shop.csv").write_text("id,c\np1,1\n")
+    assert keep_solo(config, path) == record
+    own = pd.read_csv(tmp_path / "active.csv")
+    own.assign(a=own["a"] + 1).to_csv(tmp_path / "active.csv", index=False)
+    with pytest.raises(CheckpointError, match="a table that was edited since"):
+        keep_solo(config, path)
 
 
 def test_a_study_fits_its_prior_once(tmp_path: Path) -> None:
@@ -135,7 +141,7 @@ def test_hidden_labels_do_not_reach_the_baselines(
 
     def spy(task: SoloTask, *rest: object, **more: object) -> object:
         seen.append(task)
-        return compare(task, *rest, **more)  # type: ignore[arg-type]  # passed on as they came
+        return compare(task, *rest, **more)  # type: ignore[arg-type]  # as they came
 
     monkeypatch.setattr("apfed_experiments.solo.compare", spy)
     keep_solo(config, tmp_path / "solo.json")

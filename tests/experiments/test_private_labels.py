@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from apfed_experiments import solo
-from apfed_experiments.report import find_reference, read_run
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
-from secure_apfed.config.file import dump_settings, load_config, load_config_text
+from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.randomised_response import LabelResponse, MultiStageResponse
@@ -170,15 +169,10 @@ def test_dp_sgd_leaves_out_what_its_noise_does_not_cover(
     assert (card["scores_in_training"], card["columns_in_training"]) == (None, {})
 
 
-def test_a_run_beside_that_knows_the_labels_is_no_reference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told({"method": "single_view"}, tmp_path, None, capsys)
-    (tmp_path / "w0").rename(tmp_path / "beside")
-    told(CASES["apfed"], tmp_path, None, capsys)
-    assert find_reference(read_run(tmp_path / "w0")) is None
+def test_baselines_of_the_labels_as_they_are_are_refused(tmp_path: Path) -> None:
+    config = config_of(**{**CASES["apfed"], "data": own_tables(tmp_path)})
     with pytest.raises(ConfigError, match="baselines of the labels as they are would tell them"):
-        solo.keep_solo(load_config(tmp_path / "run.yaml"), tmp_path / "solo.json")
+        solo.keep_solo(config, tmp_path / "solo.json")
 
 
 @pytest.mark.parametrize("private", [RESPONSE, {"dp_sgd": {"noise_multiplier": 2.0}}])

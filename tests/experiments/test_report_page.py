@@ -2,18 +2,19 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from apfed_experiments.report import find_reference, read_run, write_report
+from apfed_experiments.report import read_run, write_report
 from apfed_experiments.report.contents import settings_of
 from apfed_experiments.words import count, duration, epsilon, number, percent, size
 from secure_apfed.errors import CheckpointError
 from secure_apfed.files import MOST_JSON_BYTES
-from tests.experiments.run_folder import attack_result, config_of, write_run
+from secure_apfed.runs.run import run
+from tests.attacks.test_attacks_votes import config_of as voting
+from tests.experiments.run_folder import Page, attack_result, config_of, write_run
 
 
 @pytest.fixture
@@ -31,39 +32,18 @@ def guarded(tmp_path: Path) -> Path:
     )  # fmt: skip
 
 
-class _Page(HTMLParser):
-    """Collects what a browser would fetch, and checks that tags are balanced."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.references: list[str] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.references += [value or "" for key, value in attrs if key in ("src", "href")]
-        if tag not in ("meta", "img", "br", "link"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def text_of(folder: Path) -> str:
     return write_report(folder).read_text(encoding="utf-8")
 
 
 def test_the_page_is_well_formed_and_holds_everything_itself(guarded: Path) -> None:
-    parser = _Page()
+    (guarded / "pictures").mkdir()
+    (guarded / "pictures" / "old.png").write_bytes(b"")
     text = text_of(guarded)
-    parser.feed(text)
-    assert parser.open == []
-    assert len(parser.references) == 2  # learning curves and attacks
-    assert all(value.startswith("data:image/png;base64,") for value in parser.references)
+    links = Page(text).links
+    assert len(links) == 2  # learning curves and attacks
+    assert all(value.startswith("data:image/png;base64,") for value in links)
     assert not re.search(r"https?://|url\(|@import|<script|<link", text)
-
-
-def test_the_page_tells_figures_parties_limits_and_how_to_repeat(guarded: Path) -> None:
-    text = text_of(guarded)
     for told in (
         "91.2\u202f%", "7.98", "+0.220", "passive-1, passive-2, passive-3 (passive, each of them)",
         "Active", "Aggregator", "active and aggregator", "A failed attack proves no privacy",
@@ -72,14 +52,16 @@ def test_the_page_tells_figures_parties_limits_and_how_to_repeat(guarded: Path) 
         "The hub learns its pairwise intersection with every member",
     ):  # fmt: skip
         assert told in text, told
-
-
-def test_the_table_counts_what_the_transcript_counts(guarded: Path) -> None:
     flows = json.loads((guarded / "transcript.json").read_text())
     sent = sum(one["messages"] for one in flows if one["receiver"] == "aggregator")
-    text = text_of(guarded)
     rows = re.findall(r'data-name="messages">([^<]*)<', text.split("<h3>Aggregator</h3>")[1])
     assert sum(int(row) for row in rows) == sent
+    pictures = sorted((guarded / "pictures").iterdir())
+    assert [path.name for path in pictures] == ["attacks.png", "learning.png"]
+    for path in pictures:
+        with Image.open(path) as image:
+            assert image.width >= 1000
+            assert len(image.convert("L").getcolors() or []) > 10
 
 
 def test_text_from_the_config_cannot_become_markup(tmp_path: Path) -> None:
@@ -99,54 +81,13 @@ def test_unsafe_choices_are_told_first(tmp_path: Path) -> None:
     assert "There is no guard" in warnings[2]
 
 
-def test_accuracy_is_compared_only_with_a_run_on_the_same_data(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "c", config_of(), accuracy={"apfed_c": 0.9})
-    other = config_of("single_view", data="{dataset: digits, views: 2}")
-    write_run(tmp_path / "other", other, accuracy={"single_view": 0.8})
-    assert find_reference(read_run(folder)) is None
-    assert "There is no SingleVL run" in text_of(folder)
-    assert not (folder / "pictures" / "accuracy.png").exists()
-    assert "No attack was mounted" in text_of(folder)
-    assert json.loads((folder / "privacy.json").read_bytes())["accounting"]["audit"] is None
-    same = write_run(tmp_path / "same", config_of("single_view"), accuracy={"single_view": 0.8})
-    reference = find_reference(read_run(folder))
-    assert reference is not None
-    assert reference.path == same
-    assert "There is no SingleVL run" not in text_of(folder)
-    assert (folder / "pictures" / "accuracy.png").exists()
-
-
-def test_a_damaged_sibling_does_not_stop_a_report(guarded: Path) -> None:
-    sibling = guarded.parent / "broken"
-    sibling.mkdir()
-    (sibling / "result.json").write_text("{")
-    older = write_run(guarded.parent / "older", config_of("single_view"), accuracy={"x": 0.5})
-    with (older / "config.yaml").open("a") as config:
-        config.write("a_key_that_is_gone: 1\n")
-    assert write_report(guarded).is_file()
-
-
-def test_pictures_are_pictures_and_stale_ones_go(guarded: Path) -> None:
-    (guarded / "pictures").mkdir()
-    (guarded / "pictures" / "old.png").write_bytes(b"")
-    write_report(guarded)
-    pictures = sorted((guarded / "pictures").iterdir())
-    assert [path.name for path in pictures] == ["attacks.png", "learning.png"]
-    for path in pictures:
-        with Image.open(path) as image:
-            assert image.width >= 1000
-            assert len(image.convert("L").getcolors() or []) > 10
-
-
 def test_single_view_and_tvfl_have_reports_too(tmp_path: Path) -> None:
     alone = write_run(tmp_path / "s", config_of("single_view"), accuracy={"single_view": 0.8})
     assert "the active trained alone" in text_of(alone)
-    joint = write_run(
-        tmp_path / "t",
-        config_of("tvfl"),
-        accuracy={"tvfl": 0.95, "tvfl_0": 0.6, "tvfl_a": 0.61, "tvfl_r": 0.1},
-    )
-    text = text_of(joint)
+    assert "No attack was mounted" in text_of(alone)
+    assert json.loads((alone / "privacy.json").read_bytes())["accounting"]["audit"] is None
+    ways = {"tvfl": 0.95, "tvfl_0": 0.6, "tvfl_a": 0.61, "tvfl_r": 0.1}
+    text = text_of(write_run(tmp_path / "t", config_of("tvfl"), accuracy=ways))
     assert "give the labels away" in text
     assert "gradients that give labels away" in text
 
@@ -177,10 +118,9 @@ def test_a_damaged_folder_names_the_file(
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="it is no run folder"):
-        write_report(tmp_path)
-    with pytest.raises(CheckpointError, match="there is no such run folder"):
-        write_report(tmp_path / "absent")
+    for folder, told in ((tmp_path, "it is no run folder"), (tmp_path / "x", "no such run folder")):
+        with pytest.raises(CheckpointError, match=told):
+            write_report(folder)
 
 
 def test_figures_read_well() -> None:
@@ -231,3 +171,25 @@ def test_an_accountant_that_was_left_out_says_so_in_its_place(guarded: Path) -> 
     assert "cross-check, gdp accountant: epsilon_x 7.98" in text
     figures = json.loads((guarded / "privacy.json").read_bytes())["accounting"]["figures"]
     assert figures["accountants"] == checks
+
+
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.parametrize("method", ["votes", "votes_randomised"])
+def test_a_real_run_of_votes_is_reported(method: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(voting(method), folder)
+    page = text_of(folder)
+    told = json.loads((folder / "privacy.json").read_text(encoding="utf-8"))
+    assert not (folder / "pictures" / "learning.png").exists()  # they are asked once
+    each = method == "votes_randomised"
+    learned = json.dumps(told["threat_model"]["who_learns_what"])
+    assert "every passive is shown every label" in learned
+    assert ("Randomised response" in learned) is each
+    assert ("sum of all passives' votes" in learned) is not each
+    assert "gradient" not in learned + json.dumps(told["threat_model"]["coalitions"])
+    assert any("shown the labels" in one for one in told["warnings"])
+    assert any("no noise on votes" in one for one in told["warnings"]) is not each
+    assert ("How far each passive" in page) is each
+    assert set(told["agreement_of_votes"]) == ({"passive-1", "passive-2"} if each else set())
+    assert ("labeller held fixed" if each else "no guarantee") in page
+    assert "how passives vote" in page

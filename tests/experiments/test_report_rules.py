@@ -54,6 +54,7 @@ VOTES: dict[VoteOpening, list[tuple[Kind, Role]]] = {
     "encrypted": messages("ENCRYPTED_LABELS passive\nSUM active"),
 }
 SECOND_ROUND = messages("SUM_REQUEST passive\nSUM_ANSWER aggregator")
+OPENINGS = {of.settings.opens_votes: of.declared for of in METHODS.values()}
 
 
 def facts(
@@ -65,16 +66,20 @@ def facts(
 
 def voting(opening: VoteOpening, passives: int = 3, **others: Any) -> RunFacts:
     usual = {"secure_sum": "plain + pairwise masks", "passives": passives}
-    by_opening = {one.settings.opens_votes: one.declared for one in METHODS.values()}
-    return RunFacts(happens=by_opening[opening].happens, **{**usual, **others})
-
-
-def limits_in(run: RunFacts) -> tuple[str, ...]:
-    return tuple(limit.sentence for limit in LIMITS if limit.holds(run))
+    return RunFacts(happens=OPENINGS[opening].happens, **{**usual, **others})
 
 
 def coalitions_in(run: RunFacts) -> dict[str, str]:
     return {each.who: each.learns for each in COALITIONS if each.holds(run)}
+
+
+def told(run: RunFacts, received: str = "") -> str:
+    """All limits and coalitions, and the rules of these messages."""
+    rules = (rule_for(kind, role, run) for kind, role in messages(received))
+    return " ".join([
+        *(limit.sentence for limit in LIMITS if limit.holds(run)), *coalitions_in(run).values(),
+        *(f"{rule.reads} {rule.protects} {rule.remains}" for rule in rules),
+    ])  # fmt: skip
 
 
 @pytest.mark.parametrize("method", MESSAGES)
@@ -84,34 +89,17 @@ def test_every_message_that_a_run_can_send_has_a_rule(method: str) -> None:
         two = method == "apfed" and SECURE_SUMS[secure_sum].rounds == 2
         for kind, receiver in [*MESSAGES[method], *(SECOND_ROUND if two else ())]:
             assert rule_for(kind, receiver, case).reads
+    for kind, receiver in MESSAGES["apfed"]:
+        assert rule_for(kind, receiver, facts(pairwise=True)).reads
     for role in Role:
         assert "about how large these are" in rule_for(Kind.ALIVE, role, facts()).remains
 
 
-def test_pairwise_alignment_is_told_as_what_it_opens() -> None:
-    pairs = facts(pairwise=True)
-    for kind, receiver in MESSAGES["apfed"]:
-        assert rule_for(kind, receiver, pairs).reads
-    assert "one passive alone knows" in rule_for(Kind.SUM, Role.ACTIVE, pairs).remains
-    assert "one passive alone" not in rule_for(Kind.SUM, Role.ACTIVE, facts()).remains
-    assert "each of them has" in rule_for(Kind.ALIGNMENT, Role.ACTIVE, pairs).reads
-    assert "overlap with each passive" in " ".join(limits_in(pairs))
-    assert "overlap with each passive" not in " ".join(limits_in(facts()))
-
-
-def test_a_message_without_a_rule_is_an_error_and_not_an_empty_cell() -> None:
+def test_a_message_without_a_rule_and_a_row_without_a_fact_are_errors() -> None:
     with pytest.raises(ApfedError, match="nothing says what the aggregator learns of gradients"):
         rule_for(Kind.GRADIENTS, Role.AGGREGATOR, facts())
-
-
-def test_what_one_passive_or_a_plain_sum_does_not_hide_is_told() -> None:
-    rule = rule_for(Kind.SUM, Role.ACTIVE, facts(passives=1))
-    assert "gradient of the only passive" in rule.reads
-    assert "sum of all" in rule_for(Kind.SUM, Role.ACTIVE, facts(passives=2)).reads
-    rule = rule_for(Kind.CONTRIBUTION, Role.AGGREGATOR, facts(secure_sum="plain"))
-    assert "in the clear" in rule.reads
-    assert "other passive's gradient" in " ".join(coalitions_in(facts(passives=2)).values())
-    assert "other passive's gradient" not in " ".join(coalitions_in(facts(passives=3)).values())
+    with pytest.raises(ApfedError, match=r"tvfl in 'tvfl; guard on' is no fact of a run"):
+        Limit("tvfl; guard on", "Something.")
 
 
 @pytest.mark.parametrize("name", SECURE_SUMS)
@@ -128,24 +116,8 @@ def test_the_tables_say_of_a_sum_word_for_word_what_its_class_says(name: str) ->
     if not kind.unsafe:  # under the plain sum the aggregator needs nobody
         assert coalitions_in(run)["active and aggregator"] == kind.leaks.active_and_aggregator
     last = Kind.SUM_ANSWER if name == "crypten" else Kind.CONTRIBUTION
-    told = "not alter it" if name == "crypten" else "can alter the sum without being noticed"
-    assert told in rule_for(last, Role.AGGREGATOR, run).remains
-
-
-def test_labels_that_passives_hold_are_told_to_be_read() -> None:
-    for passives in (1, 2, 3):
-        run = facts("mmvfl", passives=passives, labelled_passives=True)
-        reads = rule_for(Kind.SUM, Role.ACTIVE, run).reads
-        assert "of whom a passive has a label, and which" in reads
-        assert "labels that a passive holds are read by the active" in " ".join(limits_in(run))
-    assert "has a label" not in rule_for(Kind.SUM, Role.ACTIVE, facts("mmvfl")).reads
-
-
-def test_a_guarded_run_says_that_training_is_not_private() -> None:
-    told = " ".join(limits_in(facts()))
-    assert "not differentially private training" in told
-    assert "epsilon_y is infinite" in told
-    assert "failed attack proves no privacy" in told
+    said = "not alter it" if name == "crypten" else "can alter the sum without being noticed"
+    assert said in rule_for(last, Role.AGGREGATOR, run).remains
 
 
 def test_the_threat_model_repeats_coalitions_and_limits_word_for_word() -> None:
@@ -154,15 +126,10 @@ def test_the_threat_model_repeats_coalitions_and_limits_word_for_word() -> None:
         resources.files("apfed_experiments.report").joinpath("who_learns.md").read_text("utf-8")
     )
     page = Path("docs/threat-model.md").read_text(encoding="utf-8")
-    messages, *others = tables.strip().split("\n\n")
-    assert messages.startswith("| message |")
+    first, *others = tables.strip().split("\n\n")
+    assert first.startswith("| message |")
     assert len(others) == 2
     assert [table for table in others if table not in page] == []
-
-
-def test_a_row_that_holds_by_no_fact_of_a_run_is_refused() -> None:
-    with pytest.raises(ApfedError, match=r"tvfl in 'tvfl; guard on' is no fact of a run"):
-        Limit("tvfl; guard on", "Something.")
 
 
 @pytest.mark.parametrize("opening", VOTES)
@@ -172,99 +139,81 @@ def test_every_message_about_votes_has_a_rule_that_speaks_of_votes(opening: Vote
         run = voting(opening, passives, noisy=noisy, pairwise=pairwise, label_dp=label_dp)
         for kind, receiver in VOTES[opening]:
             rule = rule_for(kind, receiver, run)
-            told = f"{rule.reads} {rule.protects} {rule.remains}"
-            assert "gradient" not in told
-            assert "representation" not in told
-        told = " ".join([*limits_in(run), *coalitions_in(run).values()])
-        assert "Gradients carry no noise" not in told
-        assert "passive's gradient, " not in told
+            said = f"{rule.reads} {rule.protects} {rule.remains}"
+            assert "gradient" not in said
+            assert "representation" not in said
+        assert "Gradients carry no noise" not in told(run)
+        assert "passive's gradient, " not in told(run)
 
 
-def test_passives_are_told_to_read_the_labels_that_they_are_shown() -> None:
-    def labels(opening: VoteOpening, **others: Any) -> str:
-        rule = rule_for(Kind.LABELS, Role.PASSIVE, voting(opening, **others))
-        return f"{rule.reads} {rule.protects}"
+SUM, SHOWN, LABELS = "SUM active", "REPRESENTATIONS passive", "LABELS passive"
+PAIRS = facts(pairwise=True)
+SVD = facts("vfedtrans", guarded=False)
+# A run, messages, what is told of it, and what is not.
+TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
+    (PAIRS, f"{SUM}\nALIGNMENT active",
+     ("one passive alone knows", "each of them has", "overlap with each passive"), ()),
+    (facts(), SUM, (), ("one passive alone knows", "overlap with each passive")),
+    (facts(passives=1), SUM, ("gradient of the only passive",), ()),
+    (facts(passives=2), SUM, ("sum of all", "other passive's gradient"), ()),
+    (facts(passives=3), "", (), ("other passive's gradient",)),
+    (facts(secure_sum="plain"), "CONTRIBUTION aggregator", ("in the clear",), ()),
+    *((facts("mmvfl", passives=passives, labelled_passives=True), SUM,
+       ("of whom a passive has a label, and which",
+        "labels that a passive holds are read by the active"), ())
+      for passives in (1, 2, 3)),
+    (facts("mmvfl"), SUM, (), ("has a label",)),
+    (facts(), SHOWN,
+     ("not differentially private training", "epsilon_y is infinite", "Gradients carry no noise",
+      "failed attack proves no privacy", "Labels have no differential privacy"), ("empirical",)),
+    (facts(label_dp=True), SHOWN,
+     ("Test labels are not randomised", "epsilon_model is not claimed",
+      "encoder held fixed. It is not differentially private"), ("no differential privacy",)),
+    (facts(private=True), SHOWN, (), ("no differential privacy", "epsilon_model is not claimed")),
+    (facts(private=True, guarded=False), SHOWN, ("not claimed",), ()),
+    (facts(defended=True), SHOWN, ("none has an epsilon or any other guarantee",), ()),
+    (facts(noisy=True), SHOWN,
+     ("networks held fixed, and by the noise of honest passives alone",
+      "one passive alone, for which no epsilon is claimed"), ("Gradients carry no noise",)),
+    (facts(secure_sum="bfv + pairwise masks", noisy=True), SUM, ("noise of each",),
+     ("for which no epsilon is claimed",)),
+    *((voting(of), LABELS, ("every passive is shown every label",), ())
+      for of in ("sum", "randomised", "moment")),
+    *((voting(of, label_dp=True), LABELS, ("as the label mechanism answers them",),
+       ("every passive is shown every label",)) for of in ("sum", "randomised", "moment")),
+    (voting("encrypted"), "ENCRYPTED_LABELS passive", ("the labels as ciphertexts",),
+     ("shown to every passive",)),
+    (voting("randomised"), "", ("Votes carry no noise",), ()),
+    (voting("randomised", noisy=True), "", ("NOTHING is claimed for a person's record",),
+     ("Votes carry no noise",)),
+    (voting("randomised", noisy=True, inductive=True), "",
+     ("covered only where the guarantee of this run says so",), ("NOTHING is claimed",)),
+    (voting("sum", 2), "", ("other passive's votes",), ()),
+    (voting("sum", 3), "", (), ("other passive's votes",)),
+    (voting("moment"), "", ("in the clear",), ()),
+    (SVD, "CONTRIBUTION aggregator\nSINGULAR_VECTORS active",
+     ("no encryption", "singular values of each party's table", "epsilon is infinite",
+      "up to one orthogonal transformation", "rests on no proof"),
+     ("passives' representations decided", "the contribution of")),
+    (facts("tvfl"), "", (), ("rests on no proof",)),
+    (facts("single_view", "plain", 0, guarded=False), "", ("epsilon_y is infinite",), ()),
+)  # fmt: skip
 
-    for opening in ("sum", "randomised", "moment"):
-        assert "every passive is shown every label" in labels(opening)
-        assert "every passive is shown" not in labels(opening, label_dp=True)
-    assert "as the label mechanism answers them" in labels("sum", label_dp=True)
-    encrypted = rule_for(Kind.ENCRYPTED_LABELS, Role.PASSIVE, voting("encrypted"))
-    assert "the labels as ciphertexts" in encrypted.reads
-    assert "shown to every passive" not in " ".join(limits_in(voting("encrypted")))
 
-
-def test_the_epsilon_on_votes_is_told_as_what_it_covers() -> None:
-    def told(**others: Any) -> str:
-        return " ".join(limits_in(voting("randomised", **others)))
-
-    assert "Votes carry no noise" in told()
-    assert "Votes carry no noise" not in told(noisy=True)
-    assert "NOTHING is claimed for a person's record" in told(noisy=True)
-    stand_alone = told(noisy=True, inductive=True)
-    assert "NOTHING is claimed" not in stand_alone
-    assert "covered only where the guarantee of this run says so" in stand_alone
-
-
-def test_two_voters_are_told_what_one_of_them_learns_with_the_active() -> None:
-    assert "other passive's votes" in " ".join(coalitions_in(voting("sum", 2)).values())
-    assert "other passive's votes" not in " ".join(coalitions_in(voting("sum", 3)).values())
+def test_what_protects_and_what_does_not_is_told_of_each_run() -> None:
+    for run, received, says, never in TOLD:
+        text = told(run, received)
+        assert [said for said in says if said not in text] == [], run
+        assert [said for said in never if said in text] == [], run
+    assert "exactly" in coalitions_in(SVD)["aggregator and dealer"]
     assert "dealer" not in " ".join(coalitions_in(voting("sum")))
     assert "in the clear" in coalitions_in(voting("moment"))["active and aggregator"]
-
-
-def told_of(**changes: Any) -> str:
-    case = facts(**changes)
-    rule = rule_for(Kind.REPRESENTATIONS, Role.PASSIVE, case)
-    return " ".join([*limits_in(case), rule.protects, rule.remains])
-
-
-def test_limits_say_what_label_dp_and_private_training_give_and_no_more() -> None:
-    assert "Labels have no differential privacy" in told_of()
-    assert "no differential privacy" not in told_of(label_dp=True)
-    assert "Test labels are not randomised" in told_of(label_dp=True)
-    assert "encoder held fixed. It is not differentially private" in told_of(label_dp=True)
-    assert "epsilon_model is not claimed" in told_of(label_dp=True)
-    assert "no differential privacy" not in told_of(private=True)
-    assert "not claimed" not in told_of(private=True)
-    assert "not claimed" in told_of(private=True, guarded=False)
-    assert "empirical" not in told_of()
-    assert "none has an epsilon or any other guarantee" in told_of(defended=True)
 
 
 @pytest.mark.parametrize("method", ["apfed", "tvfl", "single_view"])
 def test_computed_noise_is_told_once_wherever_a_figure_rests_on_it(method: str) -> None:
     for guarded, private in product([True, False], [True, False]):
-        limits = limits_in(facts(method, guarded=guarded, private=private))
+        run = facts(method, guarded=guarded, private=private)
         used = private or (guarded and method != "single_view")
-        assert sum("what floating point leaves" in limit for limit in limits) == used
-        assert sum("of this run alone, and of one row" in limit for limit in limits) == 1
-    case = facts("single_view", "plain", 0, guarded=False)
-    assert "epsilon_y is infinite" in " ".join(limits_in(case))
-
-
-def test_noise_under_the_sum_is_told_as_what_it_gives_and_no_more() -> None:
-    assert "Gradients carry no noise" in told_of()
-    told = told_of(noisy=True)
-    assert "Gradients carry no noise" not in told
-    assert "networks held fixed, and by the noise of honest passives alone" in told
-    assert "one passive alone, for which no epsilon is claimed" in told  # under ckks
-    case = facts(secure_sum="bfv + pairwise masks", noisy=True)
-    assert "for which no epsilon is claimed" not in " ".join(limits_in(case))
-    assert "noise of each" in rule_for(Kind.SUM, Role.ACTIVE, case).reads
-
-
-def test_what_is_decomposed_is_told_as_what_masks_do_not_hide() -> None:
-    case = facts("vfedtrans", guarded=False)
-    masked = rule_for(Kind.CONTRIBUTION, Role.AGGREGATOR, case)
-    assert "contribution" not in masked.reads
-    assert "no encryption" in masked.protects
-    assert "singular values of each party's table" in masked.remains
-    assert "epsilon is infinite" in rule_for(Kind.SINGULAR_VECTORS, Role.ACTIVE, case).protects
-    told = coalitions_in(case)
-    assert "up to one orthogonal transformation" in told["active and aggregator"]
-    assert "exactly" in told["aggregator and dealer"]
-    limits = " ".join(limits_in(case))
-    assert "rests on no proof" in limits
-    assert "passives' representations decided" not in limits
-    assert "rests on no proof" not in " ".join(limits_in(facts("tvfl")))
+        assert told(run).count("what floating point leaves") == used
+        assert told(run).count("of this run alone, and of one row") == 1

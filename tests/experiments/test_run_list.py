@@ -6,20 +6,18 @@ import math
 import os
 import re
 from datetime import UTC, datetime
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from apfed_experiments.run_list import HEADER, ListedRun, State, list_runs
-from apfed_experiments.solo import SoloRecord, settings_digest, solo_file
+from apfed_experiments.solo import BaselineResult, SoloRecord, settings_digest, solo_file
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.errors import DataError
 from secure_apfed.files import own_subfolder
-from secure_apfed.solo.choice import BaselineResult
-from tests.experiments.run_folder import attack_result, config_of, write_run
+from tests.experiments.run_folder import Page, attack_result, config_of, write_run
 
 SOLO = "solo.json"
 DAY = datetime(2025, 3, 1, 12, tzinfo=UTC)
@@ -70,13 +68,13 @@ def by_name(top: Path) -> dict[str, ListedRun]:
     return {run.name: run for run in list_runs(top)}
 
 
-def test_every_run_folder_is_a_row_and_the_newest_comes_first(top: Path) -> None:
-    names = [run.name for run in list_runs(top)]
-    assert names == ["begun", "misread", "unset", "cut", "study/alone", "guarded"]
-
-
-def test_a_finished_run_tells_what_it_reached(top: Path) -> None:
-    run = by_name(top)["guarded"]
+def test_every_run_folder_is_a_row_and_tells_what_is_there(top: Path, tmp_path: Path) -> None:
+    """The newest comes first, and links are not followed."""
+    write_run(tmp_path / "elsewhere" / "run", config_of(), accuracy={"apfed_c": 0.5})
+    (top / "link").symlink_to(tmp_path / "elsewhere")
+    runs = by_name(top)
+    assert list(runs) == ["begun", "misread", "unset", "cut", "study/alone", "guarded"]
+    run = runs["guarded"]
     assert run.state is State.FINISHED
     assert run.gain == pytest.approx(0.05)
     assert run.epsilon == 7.98
@@ -88,26 +86,23 @@ def test_a_finished_run_tells_what_it_reached(top: Path) -> None:
         "gain": "+5.0 points", "epsilon": "7.98", "worst attacks": "labels +0.30",
         "date, UTC": "2025-03-01 12:00", "state": "finished",
     }  # fmt: skip
-
-
-def test_runs_of_a_study_and_begun_ones_say_what_is_there(top: Path) -> None:
-    run = by_name(top)["study/alone"]
-    assert run.gain == pytest.approx(-0.02)
-    assert run.epsilon == math.inf
-    assert "none mounted" in run.cells()
-    run = by_name(top)["begun"]
-    assert run.state is State.UNFINISHED
-    assert run.reason.startswith("6 of 6 epochs")
-    assert run.accuracy is None
+    alone = runs["study/alone"]
+    assert alone.gain == pytest.approx(-0.02)
+    assert alone.epsilon == math.inf
+    assert "none mounted" in alone.cells()
+    begun = runs["begun"]
+    assert (begun.state, begun.accuracy) == (State.UNFINISHED, None)
+    assert begun.reason.startswith("6 of 6 epochs")
+    assert [of.name for of in list_runs(top / "guarded")] == ["guarded"]
+    with pytest.raises(DataError, match="no such folder"):
+        list_runs(tmp_path / "missing")
 
 
 def test_a_broken_folder_is_a_row_that_names_the_file(top: Path) -> None:
-    said = {
-        "cut": "result.json: is not JSON",
-        "unset": "config.yaml",
-        "misread": "attacks.json: is",
-    }
-    for name, beginning in said.items():
+    for name, beginning in (
+        ("cut", "result.json: is not JSON"), ("unset", "config.yaml"),
+        ("misread", "attacks.json: is"),
+    ):  # fmt: skip
         run = by_name(top)[name]
         assert run.state is State.BROKEN
         assert run.reason.startswith(beginning)
@@ -171,18 +166,6 @@ def test_a_folder_that_may_not_be_entered_is_a_row(
     assert "may not be entered" in by_name(top)["guarded"].reason
 
 
-def test_links_are_not_followed(top: Path, tmp_path: Path) -> None:
-    write_run(tmp_path / "elsewhere" / "run", config_of(), accuracy={"apfed_c": 0.5})
-    (top / "link").symlink_to(tmp_path / "elsewhere")
-    assert "link/run" not in by_name(top)
-
-
-def test_a_run_folder_itself_can_be_named_and_none_is_an_error(top: Path, tmp_path: Path) -> None:
-    assert [run.name for run in list_runs(top / "guarded")] == ["guarded"]
-    with pytest.raises(DataError, match="no such folder"):
-        list_runs(tmp_path / "missing")
-
-
 def test_the_command_prints_a_table_one_object_or_a_note(
     top: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,42 +190,14 @@ def test_the_command_prints_a_table_one_object_or_a_note(
     assert "No run folder lies there" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-class _Page(HTMLParser):
-    """Collects addresses, rows and scripts, and checks that tags are balanced."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.links: list[str] = []
-        self.rows: list[dict[str, str | None]] = []
-        self.open: list[str] = []
-        self.data: dict[str, str] = {}
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.links += [value or "" for key, value in attrs if key in ("src", "href")]
-        if "data-at" in given:
-            self.rows.append(given)
-        if tag not in ("meta", "img", "br", "link", "input"):
-            self.open.append(tag if tag != "script" else given.get("id") or "script")
-
-    def handle_endtag(self, tag: str) -> None:
-        opened = self.open.pop()
-        assert tag in (opened, "script")
-
-    def handle_data(self, data: str) -> None:
-        if self.open:
-            self.data[self.open[-1]] = self.data.get(self.open[-1], "") + data
-
-
-def page_of(top: Path, path: Path) -> _Page:
+def page_of(top: Path, path: Path) -> Page:
     assert execute(["runs", str(top), "--html", str(path)]) == 0
-    parser = _Page()
-    parser.feed(path.read_text(encoding="utf-8"))
-    assert parser.open == []
-    return parser
+    return Page(path.read_text(encoding="utf-8"))
 
 
-def test_the_page_holds_every_row_and_links_to_reports_alone(top: Path, tmp_path: Path) -> None:
+def test_the_page_holds_every_row_links_to_reports_alone_and_names_stay_text(
+    top: Path, tmp_path: Path
+) -> None:
     page = page_of(top, tmp_path / "page.html")
     assert page.links == ["runs/guarded/report.html"]
     assert [row["data-state"] for row in page.rows] == [str(run.state) for run in list_runs(top)]
@@ -250,9 +205,6 @@ def test_the_page_holds_every_row_and_links_to_reports_alone(top: Path, tmp_path
     assert settings[-1]["guard.epsilon"] == "8.0"
     assert "data.test_fraction" not in settings[-1]
     assert settings[2] == {}
-
-
-def test_names_that_look_like_markup_stay_text(top: Path, tmp_path: Path) -> None:
     evil = "<script>alert(1)<"
     strange = config_of(data="{dataset: digits, views: 4, folder: '</script><b>'}")
     write_run(top / evil, strange, accuracy={"apfed_c": 0.5})

@@ -18,6 +18,8 @@ from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.privacy.accountants import gdp_epsilon
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
+from tests.experiments.finished_runs import APFED as PLAIN_APFED
+from tests.experiments.finished_runs import on_few_labels
 from tests.experiments.own_tables import own_tables
 
 CONFIGS = Path(package.__file__).parent / "configs"
@@ -25,17 +27,8 @@ SPACE = {"model.random_features": {"low": 50, "high": 200}}
 
 
 def config_of(**changes: Any) -> Config:
-    settings = {
-        "name": "search",
-        "method": {"name": "votes", "prior": "labeller", "epsilon": 4},
-        "data": {"dataset": "digits", "views": 4, "labelled": 60, "limit": 300},
-        "model": {"network": "random_features"},
-        "train": {"epochs": 1},
-        "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
-        "secure_sum": {"scheme": "plain", "masks": "pairwise"},
-        "transcript": {"keep": "none"},
-    }
-    return Config.model_validate({**settings, **changes})
+    noisy = {"name": "votes", "prior": "labeller", "epsilon": 4}
+    return on_few_labels(**{"method": noisy, **changes})
 
 
 def space_of(space: dict[str, Any] = SPACE, **more: Any) -> SearchSpace:
@@ -43,10 +36,8 @@ def space_of(space: dict[str, Any] = SPACE, **more: Any) -> SearchSpace:
 
 
 PASSIVES = [f"passive-{at}" for at in (1, 2, 3)]
-APFED: dict[str, Any] = {
-    "method": "apfed_c",
-    "model": {"hidden": [16], "representation": 8, "projection": 8, "dropout": 0.0},
-    "train": {"epochs": 2, "batch_size": 64, "learning_rate": 0.05},
+APFED = {
+    **PLAIN_APFED,
     "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 1.0},
     "guard": {"mechanism": "gaussian", "epsilon": 3, "noise": "reproducible_insecure"},
 }
@@ -80,26 +71,33 @@ def test_the_bound_holds_what_the_ledger_of_the_run_tells() -> None:
     assert bound_of(silent, PASSIVES).promised() == ()
 
 
-def test_trials_and_the_final_run_are_charged_together(tmp_path: Path) -> None:
-    config = config_of()
-    found = search(config, space_of(), tmp_path, trials=2)
-    assert [one["state"] for one in found.trials] == ["finished", "finished"]
+def test_trials_and_final_runs_are_charged_together(tmp_path: Path) -> None:
+    config, space = config_of(seed=4), space_of({"model.random_features": {"low": 10, "high": 400}})
+    first = search(config, space, tmp_path, trials=1, budget=12)
     # Whole votes take discrete draws, whose ledger is a little below what is asked.
-    assert found.spent.passives == pytest.approx(dict.fromkeys(PASSIVES, 8.0), rel=1e-4)
-    assert found.total.passives == pytest.approx(dict.fromkeys(PASSIVES, 12.0), rel=1e-4)
-    assert found.final is not None
-    best = found.trials[found.best]
-    assert best["value"] == max(one["value"] or 0.0 for one in found.trials)
-    assert found.config.model.random_features == int(best["settings"]["model.random_features"])
-    assert load_config(tmp_path / "best.yaml") == found.config
+    assert first.spent.passives == pytest.approx(dict.fromkeys(PASSIVES, 4.0), rel=1e-4)
+    assert first.total.passives == pytest.approx(dict.fromkeys(PASSIVES, 8.0), rel=1e-4)
+    assert first.final is not None
+    assert search(config, space, tmp_path, trials=1, budget=12).as_json() == first.as_json()
+    refused = search(config, space, tmp_path, trials=2, budget=12)
+    assert [of["state"] for of in refused.trials] == ["finished", "refused"]
+    more = search(config, space, tmp_path, trials=4)
+    assert more.finals == 1 + (more.best != 0)
+    assert (tmp_path / "final-2").exists() is (more.best != 0)
+    in_all = pytest.approx(4.0 * (3 + more.finals), rel=1e-3)
+    assert max(more.total.passives.values()) == in_all
+    best = more.trials[more.best]
+    assert best["value"] == max(of["value"] or 0.0 for of in more.trials)
+    assert more.config.model.random_features == int(best["settings"]["model.random_features"])
+    assert load_config(tmp_path / "best.yaml") == more.config
     told = json.loads((tmp_path / "search.json").read_text())
-    assert told["epsilon_in_all"]["a person at passive-1"] == pytest.approx(12.0, rel=1e-4)
+    assert told["epsilon_in_all"]["a person at passive-1"] == in_all
     assert "charged" in (tmp_path / "search.md").read_text()
 
 
 def test_one_that_was_stopped_goes_on_and_stays_charged(tmp_path: Path) -> None:
-    config, whole = config_of(), search(config_of(), space_of(), tmp_path / "whole", trials=3)
-    parts = tmp_path / "parts"
+    config, parts = config_of(data=own_tables(tmp_path)), tmp_path / "parts"
+    whole = search(config, space_of(), tmp_path / "whole", trials=3, final=False)
     search(config, space_of(), parts, trials=1, final=False)
     killed = package._Search(config, space_of(), parts, share=0.3, budget=None)
 
@@ -111,48 +109,39 @@ def test_one_that_was_stopped_goes_on_and_stays_charged(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             killed.go_on(2, lambda done, total: None)
     found = search(config, space_of(), parts, trials=3, final=False)
-    assert [one["state"] for one in found.trials] == ["finished", "stopped", "finished"]
-    assert found.spent.passives["passive-1"] == pytest.approx(12.0, rel=1e-4)
+    assert [of["state"] for of in found.trials] == ["finished", "stopped", "finished"]
+    assert len(found.spent.passives) == 2
+    assert all(of == pytest.approx(12.0, rel=1e-4) for of in found.spent.passives.values())
     assert found.trials[0]["settings"] == whole.trials[0]["settings"]
     with pytest.raises(CheckpointError, match="other settings"):
         search(config.model_copy(update={"seed": 1}), space_of(), parts, trials=3)
+    text = (tmp_path / "shop.csv").read_text()
+    (tmp_path / "shop.csv").write_text(f"{text.rsplit(',', 1)[0]},0.125\n")
+    with pytest.raises(CheckpointError, match="other settings or data"):
+        search(config, space_of(), parts, trials=3, final=False)
 
 
-def test_what_would_exceed_the_budget_is_refused_before_it_begins(tmp_path: Path) -> None:
-    found = search(config_of(), space_of(), tmp_path, trials=4, budget=13.0, final=False)
-    assert [one["state"] for one in found.trials] == ["finished", "finished", "refused", "refused"]
-    assert "would be 16, the budget is 13" in found.trials[2]["why"]
-    assert max(found.total.passives.values()) <= 13.0
-    with pytest.raises(ConfigError, match="promises no epsilon"):
-        search(config_of(method="votes"), space_of(), tmp_path / "none", trials=1, budget=1.0)
-
-
-def test_a_trial_that_stops_early_leaves_enough_for_the_final_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("left", "budget"), [(None, 13.0), (1.0, 9.5)])
+def test_what_would_exceed_the_budget_with_a_final_run_is_refused_before_it_begins(
+    left: float | None, budget: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def early(result: RunResult, bound: Charge) -> Charge:
-        return replace(bound, passives=dict.fromkeys(bound.passives, 1.0))
-
-    monkeypatch.setattr(package, "charge_of", early)
-    found = search(config_of(), space_of(), tmp_path, trials=4, budget=9.5, final=False)
+    """Also where trials stop early, and leave enough for the final run of their settings."""
+    if left is not None:
+        monkeypatch.setattr(package, "charge_of", lambda result, bound: replace(
+            bound, passives=dict.fromkeys(bound.passives, left)
+        ))  # fmt: skip
+    found = search(config_of(), space_of(), tmp_path, trials=4, budget=budget, final=False)
     assert [one["state"] for one in found.trials] == ["finished", "finished", "refused", "refused"]
-    assert max(found.total.passives.values()) <= 9.5
+    assert f"the budget is {budget:g}" in found.trials[2]["why"]
+    assert max(found.total.passives.values()) <= budget
     with pytest.raises(ConfigError, match="the final run is not begun"):
         search(config_of(), space_of(), tmp_path, trials=4, budget=5.0)
     assert not (tmp_path / "final").exists()
 
 
-def test_a_final_run_stands_and_one_more_is_counted(tmp_path: Path) -> None:
-    config, space = config_of(seed=4), space_of({"model.random_features": {"low": 10, "high": 400}})
-    first = search(config, space, tmp_path, trials=1, budget=12)
-    again = search(config, space, tmp_path, trials=1, budget=12)
-    assert again.as_json() == first.as_json()
-    refused = search(config, space, tmp_path, trials=2, budget=12)
-    assert [one["state"] for one in refused.trials] == ["finished", "refused"]
-    more = search(config, space, tmp_path, trials=4)
-    assert more.finals == 1 + (more.best != 0)
-    assert max(more.total.passives.values()) == pytest.approx(4.0 * (3 + more.finals), rel=1e-3)
-    assert (tmp_path / "final-2").exists() is (more.best != 0)
+def test_a_budget_needs_a_promise(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="promises no epsilon"):
+        search(config_of(method="votes"), space_of(), tmp_path, trials=1, budget=1.0)
 
 
 def test_a_final_run_that_nobody_noted_stands(
@@ -179,16 +168,6 @@ def test_a_budget_holds_what_the_space_promises(tmp_path: Path) -> None:
     found = search(config_of(**APFED), space, tmp_path, trials=4, budget=10)
     assert found.total.epsilons["a label"] <= 10
     assert "refused" in [one["state"] for one in found.trials]
-
-
-def test_a_search_does_not_go_on_with_other_data(tmp_path: Path) -> None:
-    config = config_of(data=own_tables(tmp_path))
-    search(config, space_of(), tmp_path / "study", trials=1, final=False)
-    search(config, space_of(), tmp_path / "study", trials=1, final=False)
-    text = (tmp_path / "shop.csv").read_text()
-    (tmp_path / "shop.csv").write_text(f"{text.rsplit(',', 1)[0]},0.125\n")
-    with pytest.raises(CheckpointError, match="other settings or data"):
-        search(config, space_of(), tmp_path / "study", trials=2, final=False)
 
 
 def test_trials_on_public_data_cost_the_parties_nothing(tmp_path: Path) -> None:

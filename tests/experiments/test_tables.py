@@ -13,14 +13,14 @@ import pytest
 from apfed_experiments.tables import TABLES, apfed, find_table
 from apfed_experiments.tables.apc_vfl import SCENARIOS, alone, exchanged, helped
 from apfed_experiments.tables.mmvfl import importance
-from apfed_experiments.tables.table import FunctionJob, Line, PaperTable, Printed, Size, fill, write
+from apfed_experiments.tables.table import Job, Line, PaperTable, Printed, Size, fill, write
 from secure_apfed.cli import execute
+from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.learning.autoencoder import DistillationSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-Measure = Callable[..., Mapping[str, float]]
 VALUES = {("a", 0): 10.0, ("a", 1): 12.0, ("b", 0): 7.0, ("b", 1): 7.0}
 
 
@@ -32,31 +32,23 @@ def impossible(*, seed: int, name: str) -> Mapping[str, float]:
     raise DataError(f"no data for {name}")
 
 
-def line(name: str, **more: object) -> Line:
-    return Line(cells={"method": name}, series=name, **more)  # type: ignore[arg-type]
+def job(name: str, measure: Callable[..., Mapping[str, float]] = measured) -> Job:
+    return Job(label=name, measure=measure, settings={"name": name})
 
 
-def job(name: str, seed: int, measure: Measure = measured) -> FunctionJob:
-    return FunctionJob(
-        label=name, seed=seed, measure=measure, settings={"name": name}, lines={name: "found"},
-        cost=2.0 if name == "b" else 1.0,
-    )  # fmt: skip
+def line(name: str, measure: Callable[..., Mapping[str, float]] = measured, **more: Any) -> Line:
+    cells = {"method": name}
+    return Line(cells=cells, job=job(name, measure), figure="found", series=name, **more)
 
 
 def toy(*, axis: str = "") -> PaperTable:
     """Two measured lines and their difference; the full table has a third, of missing data."""
 
     def size(full: bool) -> Size:
-        lines = [
-            line("a", paper=Printed(mean=9.0, sd=1.0), at=1.0),
-            line("b", paper=Printed(mean=7.0), at=1.0),
-            line("a minus b", combines={"a": 1.0, "b": -1.0}),
-        ]
-        jobs = [job(name, seed) for seed in (0, 1) for name in ("a", "b")]
-        if full:
-            lines.append(line("c"))
-            jobs.append(job("c", 0, impossible))
-        return Size(lines=lines, jobs=jobs)
+        a = line("a", paper=Printed(mean=9.0, sd=1.0), at=1.0)
+        b = line("b", paper=Printed(mean=7.0), at=1.0)
+        gain = Line(cells={"method": "a minus b"}, combines=((1.0, a), (-1.0, b)))
+        return Size([a, b, gain, *([line("c", impossible)] if full else ())], 2)
 
     return PaperTable(
         name="toy", source="nowhere, Table 0", title="A toy", unit="points", reading="Made up.",
@@ -64,102 +56,73 @@ def toy(*, axis: str = "") -> PaperTable:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))
-def test_every_line_is_measured_or_combines_some_that_are(table: PaperTable, full: bool) -> None:
-    size = table.size(full)
-    names = [one.name for one in size.lines]
-    filled = {name for one in size.jobs for name in one.lines}
-    assert len(set(names)) == len(names)
-    assert len({one.name for one in size.jobs}) == len(size.jobs)
-    assert filled == {one.name for one in size.lines if not one.combines}
-    assert all(set(one.combines) <= filled for one in size.lines)
-    assert len({tuple(one.cells) for one in size.lines}) == 1
-    if table.leaves_out:
-        default, whole = (sum(job.cost for job in table.size(full).jobs) for full in (False, True))
-        assert whole > default
+def test_every_line_is_measured_or_combines_some_that_are(table: PaperTable) -> None:
+    runs = []
+    for full in (False, True):
+        size = table.size(full)
+        assert len({tuple(of.cells.values()) for of in size.lines}) == len(size.lines)
+        assert len({tuple(of.cells) for of in size.lines}) == 1
+        assert len({of.label for of in size.jobs}) == len(size.jobs)
+        for of in size.lines:
+            assert (of.job is None) is bool(of.combines)
+            assert all(part in size.lines and part.job for _, part in of.combines)
+        runs.append((size.seeds, {of.label for of in size.jobs}))
+    assert (runs[0] != runs[1]) is bool(table.leaves_out)
 
 
 def test_figures_that_are_none_or_of_other_settings_are_refused(tmp_path: Path) -> None:
     def nothing(seed: int, name: str) -> Mapping[str, float]:
         return {"found": math.nan}
 
+    path = tmp_path / "a.json"
     with pytest.raises(ModelError, match="found is no finite number"):
-        job("a", 0, nothing).finish(tmp_path)
-    assert not list(tmp_path.iterdir())
-    job("a", 0).finish(tmp_path)
-    with pytest.raises(CheckpointError, match="was measured with other settings"):
-        replace(job("a", 0), settings={"name": "b"}).finish(tmp_path)
+        job("a", nothing).finish(0, path)
+    assert not path.exists()
+    job("a").finish(0, path)
+    with pytest.raises(CheckpointError, match="other settings"):
+        replace(job("a"), settings={"name": "b"}).finish(0, path)
+    path.write_text("{")
+    with pytest.raises(CheckpointError, match="holds no figures"):
+        job("a").finish(0, path)
 
 
-def test_a_table_is_filled_beside_the_papers_figures(tmp_path: Path) -> None:
-    board = fill(toy(), tmp_path)
+@pytest.mark.parametrize("axis", ["", "a number"])
+def test_a_table_is_filled_beside_the_papers_figures(tmp_path: Path, axis: str) -> None:
+    board = fill(toy(axis=axis), tmp_path)
     a, b, gain = board.rows
-    assert a["mean"] == 11.0
+    assert (a["mean"], a["difference"], b["difference"]) == (11.0, 2.0, 0.0)
     assert a["sd"] == pytest.approx(math.sqrt(2))
-    assert a["difference"] == 2.0
     assert a["in_sd"] == pytest.approx(2.0 / math.sqrt(2 + 1))
-    assert b["difference"] == 0.0
     assert b["in_sd"] is None, "the paper prints no deviation"
     assert gain["values"] == {0: 3.0, 1: 5.0}
     # 12.706 is the .975 quantile of Student's t for one degree of freedom.
     assert gain["high"] - 4.0 == pytest.approx(12.706, rel=1e-4)
-
-
-def test_a_job_is_run_once_and_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ticks = iter([0.0, 1.0, 30.0, *[61.0] * 20])
-    begun = fill(toy(), tmp_path, minutes=1.0, clock=lambda: next(ticks))
-    assert (begun.forecast.done, begun.forecast.jobs) == (2, 4)
-    assert [row["seeds"] for row in begun.rows] == [1, 1, 1]
-    assert begun.rows[0]["sd"] is None
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "jobs").iterdir()}
-    done = fill(toy(), tmp_path)
-    assert done.forecast.done == 4
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    monkeypatch.setitem(VALUES, ("a", 0), 99.0)
-    assert fill(toy(), tmp_path).rows == done.rows
-
-
-def test_a_forecast_is_the_mean_of_what_is_done_times_what_is_left(tmp_path: Path) -> None:
-    ticks = iter([0.0, 1.0, *[61.0] * 20])
-    begun = fill(toy(), tmp_path, jobs=1, minutes=1.0, clock=lambda: next(ticks))
-    (path,) = (tmp_path / "jobs").iterdir()
-    content = json.loads(path.read_text())
-    content["measured"]["seconds"] = 3600.0
-    path.write_text(json.dumps(content))
-    again = fill(toy(), tmp_path, minutes=0.0)
-    # a took an hour and costs 1; one more a and two b, which cost 2, are left.
-    assert again.forecast.hours == pytest.approx(5.0)
-    assert again.forecast.full_hours == pytest.approx(1.0)
-    assert again.forecast.sentence == (
-        "1 of 4 jobs are done; the others take about 5.0 hours; the full table has 1 more, about "
-        "1.0 hours, since these took 3.5 times what --list reckons with"
-    )
-    assert begun.forecast.done == 1
-
-
-def test_what_fails_is_left_out_and_told(tmp_path: Path) -> None:
-    board = fill(toy(), tmp_path, full=True)
-    assert board.failures == {"c-seed0": "DataError: no data for c"}
-    assert [row["seeds"] for row in board.rows] == [2, 2, 2, 0]
-
-
-@pytest.mark.parametrize("axis", ["", "a number"])
-def test_it_is_written_as_csv_markdown_and_a_picture(tmp_path: Path, axis: str) -> None:
-    board = fill(toy(axis=axis), tmp_path)
     files = write(board, tmp_path)
     header, first, *_ = files["csv"].read_text().splitlines()
     assert header == "method,seeds,mean,sd,low,high,paper,paper_sd,difference,in_sd"
     assert first.startswith("a,2,11.0,1.414")
-    page = files["md"].read_text()
-    assert "| a | 11.00 ± 1.41 |" in page
-    assert "Left out, and run by `--full`: c." in page
+    assert "Left out, and run by `--full`: c." in files["md"].read_text()
     assert files["png"].read_bytes().startswith(b"\x89PNG")
-    assert {path.name for path in write(fill(toy(), tmp_path, full=True), tmp_path).values()} == {
-        "toy-full.csv", "toy-full.md", "toy-full.png",
-    }  # fmt: skip
+
+
+def test_a_job_is_run_once_goes_on_where_it_was_and_tells_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = iter([0.0, 1.0, 30.0, *[61.0] * 20])
+    begun = fill(toy(), tmp_path, minutes=1.0, clock=lambda: next(ticks))
+    assert begun.sentence == "2 of 4 jobs are done"
+    assert [row["seeds"] for row in begun.rows] == [1, 1, 1]
+    assert begun.rows[0]["sd"] is None
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "jobs").iterdir()}
+    done = fill(toy(), tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    monkeypatch.setitem(VALUES, ("a", 0), 99.0)
+    again = fill(toy(), tmp_path, full=True)
+    assert [row["values"] for row in again.rows[:3]] == [row["values"] for row in done.rows]
+    assert set(again.failures) == {"c-seed0", "c-seed1"}
+    assert again.failures["c-seed0"] == "DataError: no data for c"
+    assert again.rows[3]["seeds"] == 0
 
 
 def test_the_command_lists_fills_and_names_what_is_near(
@@ -175,6 +138,7 @@ def test_the_command_lists_fills_and_names_what_is_near(
     assert told["lines"][0]["in_sd"] == pytest.approx(2.0 / math.sqrt(3))
     assert Path(told["files"]["md"]).is_file()
     assert execute([*wanted, "--full"]) == 3
+    assert (tmp_path / "toy-full.csv").is_file()
     assert execute(["table"]) == 2
     with pytest.raises(ConfigError, match="did you mean 'toy'"):
         find_table("toyy")
@@ -200,29 +164,19 @@ def test_importance_keeps_the_longest_rows() -> None:
     assert importance(weights, 0.01).tolist() == [1]
 
 
-def test_lambda_0_is_the_active_alone_for_both_methods() -> None:
-    size = TABLES["apfed-lambda"].size(False)
-    at_0 = [one for one in size.jobs if any(name.endswith("/ 0") for name in one.lines)]
-    assert {one.config.method.name for one in at_0} == {"single_view"}  # type: ignore[attr-defined]
-    assert {name for one in at_0 for name in one.lines} == {
-        "MNIST / APFed-R / 0", "MNIST / APFed-C / 0",
-        "Fashion-MNIST / APFed-R / 0", "Fashion-MNIST / APFed-C / 0",
-    }  # fmt: skip
-
-
-def test_with_few_labels_each_method_takes_the_steps_of_the_active_alone() -> None:
-    size = TABLES["apfed-few-labels"].size(False)
-    configs = [one.config for one in size.jobs]  # type: ignore[attr-defined]
-    assert {one.method.name for one in configs} == {"single_view", "apfed_r", "apfed_c"}
-    assert {(one.data.labelled, one.data.limit, one.train.epochs) for one in configs} == {
-        (500, 10_000, 13)
-    }
-    assert all(line.paper is None for line in size.lines)
-
-
-def test_the_full_table_trains_as_the_paper_does() -> None:
-    one, *_ = TABLES["apfed-table2"].size(True).jobs
-    train = one.config.train  # type: ignore[attr-defined]
+def test_runs_are_those_that_tables_say() -> None:
+    at_0 = [of for of in TABLES["apfed-lambda"].size(False).lines if of.cells["lambda"] == "0"]
+    assert len(at_0) == 4
+    assert {of.job.settings["config"]["method"]["name"] for of in at_0 if of.job} == {"single_view"}
+    few = TABLES["apfed-few-labels"].size(False)
+    methods = {of.settings["config"]["method"]["name"] for of in few.jobs}
+    assert methods == {"single_view", "apfed_r", "apfed_c"}
+    for of in few.jobs:
+        data, train = of.settings["config"]["data"], of.settings["config"]["train"]
+        assert (data["labelled"], data["limit"], train["epochs"]) == (500, 10_000, 13)
+    assert all(line.paper is None for line in few.lines)
+    config = Config.model_validate(TABLES["apfed-table2"].size(True).jobs[0].settings["config"])
+    train = config.train
     assert (train.epochs, train.learning_rate, train.momentum) == (300, 1e-3, 0.9)
     scenario = SCENARIOS["breast_cancer"]
     config = scenario.config(scenario.data(2, 100), "apc_vfl", {})
@@ -244,21 +198,19 @@ def test_without_distillation_the_run_is_the_ablation() -> None:
     own = alone(seed=1, **small())
     same = helped(seed=1, **small(weight=0.0))
     other = helped(seed=1, **small(weight=10.0))
-    assert same["code accuracy"] == own["code accuracy"]
-    assert same["code f1"] == own["code f1"]
+    for score in ("code accuracy", "code f1"):
+        assert same[score] == own[score]
     assert other["code accuracy"] != own["code accuracy"]
     assert 60 < own["columns accuracy"] < 95
     assert same["bytes"] > 100 * 256 * 4
 
 
 def test_one_exchange_against_one_for_every_step() -> None:
-    jobs = {one.name: one for one in TABLES["apc-vfl-splitnn"].size(False).jobs}
+    jobs = {of.label: of for of in TABLES["apc-vfl-splitnn"].size(False).jobs}
     found = {}
-    for name in ("apc_vfl", "split_nn"):
-        settings = dict(jobs[f"breast_cancer-{name}-n100-seed0"].settings)  # type: ignore[attr-defined]
-        config = dict(settings["config"])
-        section = "train" if name == "split_nn" else "method"
-        config[section] = {**config[section], "epochs": 2}
+    for name, section in (("apc_vfl", "method"), ("split_nn", "train")):
+        settings = jobs[f"breast_cancer-{name}-n100"].settings
+        config = {**settings["config"], section: {**settings["config"][section], "epochs": 2}}
         found[name] = exchanged(seed=0, config=config, way=settings["way"])
     assert found["apc_vfl"]["rounds"] == 1.0
     # 45 rows in batches of 8 make 6 steps, and 5 that are held out make one message an epoch.

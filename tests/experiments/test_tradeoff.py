@@ -1,8 +1,15 @@
+"""Trade-off studies: what they may vary, what they write, and that a stopped one goes on."""
+
 import json
 import math
+import shutil
+from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 
 import pytest
+from joblib import parallel_config
+from matplotlib.figure import Figure
 
 import apfed_experiments as package
 from apfed_attacks import ATTACKS
@@ -12,6 +19,7 @@ from apfed_experiments.tradeoff import (
     TradeOff,
     TradeOffError,
     dcs,
+    draw,
     load_tradeoff,
     on_the_front,
     points_of,
@@ -21,15 +29,17 @@ from apfed_experiments.tradeoff import (
 from secure_apfed.cli import execute
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.solo import BASELINES
 from tests.experiments.finished_runs import attacked, finished
 
 STUDY = """
 name: tiny
 base: base.yaml
-seeds: 2
+seeds: 1
+references: [single_view, centralised]
 defences:
   - {name: none, undefended: true}
-  - {name: noise, set: {guard: {mechanism: gaussian}}, knob: guard.epsilon, values: [1.0, 50.0]}
+  - {name: noise, set: {guard: {mechanism: gaussian}}, knob: guard.epsilon, values: [1.0]}
 """
 BASE = """
 name: tiny
@@ -41,19 +51,33 @@ secure_sum: {scheme: plain, allow_single_passive: true}
 guard: {mechanism: none}
 attacks: [{name: model_completion, options: {labels_per_class: 4}}, {name: inverse_network}]
 """
+DIVERGING = "{name: diverging, set: {train: {learning_rate: 1.0e+30, device: cpu}}}"
 
 
 @pytest.fixture
 def study_file(tmp_path: Path) -> Path:
     (tmp_path / "base.yaml").write_text(BASE)
-    file = tmp_path / "study.yaml"
-    file.write_text(STUDY)
-    return file
+    (tmp_path / "study.yaml").write_text(STUDY)
+    return tmp_path / "study.yaml"
 
 
-def _board(tradeoff: TradeOff, folder: Path, **by_defence: tuple[float, float]) -> Board:
-    points = points_of(tradeoff, folder)
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[TradeOff, Path, Board]:
+    """A study one of whose defences diverges."""
+    place = tmp_path_factory.mktemp("tradeoff")
+    (place / "base.yaml").write_text(BASE)
+    (place / "study.yaml").write_text(f"{STUDY}  - {DIVERGING}\n")
+    study, told = load_tradeoff(place / "study.yaml"), list[tuple[int, int]]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("apfed_experiments.solo.BASELINES", {"ridge": BASELINES["ridge"]})
+        board = run_tradeoff(study, place / "out", on_done=lambda *now: told.append(now))
+    assert told[-1] == (5, 5)
+    return study, place / "out", board
+
+
+def board_of(tradeoff: TradeOff, **by_defence: tuple[float, float]) -> Board:
     found = []
+    points = points_of(tradeoff, Path("out"))
     for point in points:
         accuracy, advantage = by_defence.get(point.defence, (0.7, 0.1))
         run = finished(accuracy, releases=3, attacks=[attacked(advantage)])
@@ -61,32 +85,19 @@ def _board(tradeoff: TradeOff, folder: Path, **by_defence: tuple[float, float]) 
     return Board.of(points, results_of(found))
 
 
-def test_dcs_is_one_where_nothing_leaks_and_nothing_is_lost() -> None:
-    assert dcs(attack=0.1, ideal=0.1, accuracy=0.9, undefended=0.9) == 1
-    assert dcs(attack=0.0, ideal=0.1, accuracy=0.95, undefended=0.9) == 1, "it is one-sided"
-    assert dcs(attack=0.6, ideal=0.0, accuracy=0.8, undefended=0.9) == pytest.approx(
-        1 / (1 + math.sqrt(0.5 * 0.6**2 + 0.5 * 0.1**2))
-    )
-    assert dcs(attack=-3.0, ideal=0.0, accuracy=0.9, undefended=0.9) == 1
-
-
 def test_points_are_every_strength_and_the_references(study_file: Path) -> None:
+    study_file.write_text(STUDY.replace("[1.0]", "[1.0, 50.0]").replace("d]", "d, tvfl]"))
     listed = points_of(load_tradeoff(study_file), Path("out"))
-    assert [point.label for point in listed] == [
-        "SingleVL (the active alone)", "centralised (one table of all features)",
-        "TVFL (all parties predict)", "none", "noise, epsilon 1.0", "noise, epsilon 50.0",
+    assert [(point.label, point.reference, point.centralised) for point in listed] == [
+        ("SingleVL (the active alone)", True, False),
+        ("centralised (one table of all features)", True, True),
+        ("TVFL (all parties predict)", True, False), ("none", False, False),
+        ("noise, epsilon 1.0", False, False), ("noise, epsilon 50.0", False, False),
     ]  # fmt: skip
-    assert [point.reference for point in listed] == [True, True, True, False, False, False]
     assert len({point.config.name for point in listed}) == 6
     assert listed[4].config.guard.epsilon == 1.0
-    assert [point.centralised for point in listed] == [False, True, False, False, False, False]
     whole = listed[1].config
     assert (whole.method.name, whole.data.overlap, whole.attacks) == ("single_view", 1.0, ())
-    study_file.write_text(STUDY + "references: [tvfl, single_view]\n")
-    listed = points_of(load_tradeoff(study_file), Path("out"))
-    assert [point.label for point in listed if point.reference] == [
-        "TVFL (all parties predict)", "SingleVL (the active alone)",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -97,30 +108,19 @@ def test_points_are_every_strength_and_the_references(study_file: Path) -> None:
         ("name: noise", "name: none", "defences are all different"),
         ("name: tiny", "name: ../tiny", "name"),
         ("base: base.yaml", "base: bace.yaml", "there is no 'bace.yaml' beside"),
-        ("seeds: 2", "seed: 2", "did you mean 'seeds'"),
-        ("seeds: 2", "references: [tvlf]", "references"),
-        ("seeds: 2", "seeds: [", "study.yaml"),
-    ],
-)
-def test_a_wrong_study_is_refused(study_file: Path, old: str, new: str, told: str) -> None:
-    study_file.write_text(STUDY.replace(old, new))
-    with pytest.raises(ConfigError, match=told):
-        load_tradeoff(study_file)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "told"),
-    [
+        ("seeds: 1", "seed: 1", "did you mean 'seeds'"),
+        ("single_view,", "tvlf,", "references"),
+        ("seeds: 1", "seeds: [", "study.yaml"),
         ("knob: guard.epsilon", "knob: guard.epsilonn", r"noise epsilonn 1\.0: .*epsilonn"),
         ("mechanism: gaussian", "mechanism: gausian", r"study tiny, noise epsilon 1\.0: "),
-        ("values: [1.0, 50.0]", "values: [.nan]", "noise epsilon nan: "),
-        ("values: [1.0, 50.0]", "values: [2.0, 2.0]", "would share the folder"),
+        ("values: [1.0]", "values: [.nan]", "noise epsilon nan: "),
+        ("values: [1.0]", "values: [2.0, 2.0]", "would share the folder"),
         ("undefended: true}", "undefended: true}\n  - {name: None}", "would share the folder"),
-        ("seeds: 2", "set: {attacks: [{name: temporall}]}", "none: .*did you mean 'temporal'"),
-        ("seeds: 2", "set: {attacks: [{name: temporal, options: {x: 1}}]}", "none: .*options: x"),
+        ("seeds: 1", "set: {attacks: [{name: temporall}]}", "none: .*did you mean 'temporal'"),
+        ("seeds: 1", "set: {attacks: [{name: temporal, options: {x: 1}}]}", "none: .*options: x"),
     ],
 )
-def test_what_no_run_could_do_is_refused_before_the_first(
+def test_a_wrong_study_is_refused_before_its_first_run(
     study_file: Path, tmp_path: Path, old: str, new: str, told: str
 ) -> None:
     study_file.write_text(STUDY.replace(old, new))
@@ -129,64 +129,89 @@ def test_what_no_run_could_do_is_refused_before_the_first(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(
-    study_file: Path, tmp_path: Path
-) -> None:
-    board = _board(load_tradeoff(study_file), tmp_path, none=(0.9, 0.4), noise=(0.88, 0.0))
-    assert [row["reference"] for row in board.rows] == [True] * 3 + [False] * 3
-    assert [row["defence"] for row in board.rows[3:]] == ["noise", "noise", "none"]
+def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(study_file: Path) -> None:
+    assert dcs(attack=0.1, ideal=0.1, accuracy=0.9, undefended=0.9) == 1
+    assert dcs(attack=0.0, ideal=0.1, accuracy=0.95, undefended=0.9) == 1, "it is one-sided"
+    assert dcs(attack=-3.0, ideal=0.0, accuracy=0.9, undefended=0.9) == 1
+    assert dcs(attack=0.6, ideal=0.0, accuracy=0.8, undefended=0.9) == pytest.approx(
+        1 / (1 + math.sqrt(0.5 * 0.6**2 + 0.5 * 0.1**2))
+    )
+    study = load_tradeoff(study_file)
+    board = board_of(study, none=(0.9, 0.4), noise=(0.88, 0.0))
+    assert [row["reference"] for row in board.rows] == [True, True, False, False]
+    assert [row["defence"] for row in board.rows[2:]] == ["noise", "none"]
     undefended = board.rows[-1]
     assert undefended["dcs_baseline"] == pytest.approx(1 / (1 + math.sqrt(0.5 * 0.4**2)))
     assert undefended["dcs_vflair"] == pytest.approx(1 / (1 + math.sqrt(0.5 * 0.9**2)))
-    assert board.as_markdown().count("\n") == 2 + 6
-    assert "dcs_baseline" in board.table.csv().splitlines()[0]
-
-
-def test_the_front_holds_what_nothing_beats(study_file: Path, tmp_path: Path) -> None:
-    board = _board(load_tradeoff(study_file), tmp_path, none=(0.9, 0.4), noise=(0.88, 0.0))
-    front = on_the_front(board.rows, "labels")
-    assert [row["defence"] for row in front] == ["noise", "none"]
-    worse = _board(load_tradeoff(study_file), tmp_path, noise=(0.5, 0.3))
+    assert [row["defence"] for row in on_the_front(board.rows, "labels")] == ["noise", "none"]
+    worse = board_of(study, noise=(0.5, 0.3))
     assert [row["defence"] for row in on_the_front(worse.rows, "labels")] == ["none"]
 
 
-def test_a_study_runs_resumes_and_writes_its_page(study_file: Path, tmp_path: Path) -> None:
-    study, folder = load_tradeoff(study_file), tmp_path / "out"
-    told: list[tuple[int, int]] = []
-    board = run_tradeoff(study, folder, on_done=lambda done, total: told.append((done, total)))
-    assert told[-1] == (12, 12)
+def test_numbers_of_points_do_not_overlap_and_the_legend_says_which_each_is(
+    study_file: Path,
+) -> None:
+    """Some in one spot, some in a crowd, some apart, and one far away."""
+    places = [
+        (0.6 + spread * (k % 3), 0.1 + spread * (k % 4))
+        for spread in (0.0, 0.001, 0.03) for k in range(4)
+    ]  # fmt: skip
+    by_defence = {f"d{at}": place for at, place in enumerate([*places, (0.2, 0.05)])}
+    more = "".join(f"  - {{name: {name}}}\n" for name in by_defence)
+    study_file.write_text(STUDY + more)
+    figure = Figure(layout="constrained")
+    numbers = draw(figure, board_of(load_tradeoff(study_file), **by_defence), "labels")
+    figure.draw_without_rendering()
+    boxes = [number.get_window_extent() for number in numbers]
+    assert [number.get_text() for number in numbers] == [str(k) for k in range(1, 16)]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    inside = figure.axes[0].get_window_extent()
+    assert all(inside.contains(*box.min) and inside.contains(*box.max) for box in boxes)
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert any("d12 (∞, ∞, 3)" in text for text in legend)
+    box = figure.legends[0].get_window_extent()
+    assert 0 <= box.x0 <= box.x1 <= figure.get_window_extent().width
+
+
+def test_a_study_runs_resumes_leaves_out_what_fails_and_writes_its_page(
+    played: tuple[TradeOff, Path, Board],
+) -> None:
+    study, folder, board = played
     assert board.targets == ("features", "labels")
+    single, centralised, *defended = board.rows
+    assert centralised["label"] == "centralised (one table of all features)"
+    assert centralised["accuracy"].mean > single["accuracy"].mean + 0.02
+    assert {row["label"] for row in defended} == {"none", "noise, epsilon 1.0"}, board.failures
+    assert [of.trial for of in board.failures] == ["tiny-diverging-seed0"]
     page = (folder / "index.html").read_text()
     assert "ε_x holds at delta 1e-05." in page
     assert page.count("data:image/png;base64,") == 2
     for link in (part.split('"')[0] for part in page.split('href="')[1:]):
         assert (folder / link).is_file()
-    labels = [row["label"] for row in board.rows]
-    assert labels[1] == "centralised (one table of all features)"
-    assert board.rows[1]["accuracy"].mean > board.rows[0]["accuracy"].mean + 0.02
+    for name in ("leaderboard.md", "index.html"):
+        assert "tiny-diverging-seed0: " in (folder / name).read_text()
     stamps = {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
     stamps |= {path: path.stat().st_mtime_ns for path in folder.glob("*seed*.json")}
-    assert len(stamps) == 10 + 2
+    assert len(stamps) == 3 + 1
     again = run_tradeoff(study, folder)
     assert again.table.plain() == board.table.plain()
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    assert json.loads((folder / "points.json").read_bytes())[0]["seeds"] == 2
-
-
-def _short(text: str = STUDY) -> str:
-    return text.replace("seeds: 2", "seeds: 1\nreferences: []").replace("[1.0, 50.0]", "[1.0]")
+    assert json.loads((folder / "points.json").read_bytes())[0]["seeds"] == 1
 
 
 def test_the_folder_of_another_study_or_of_a_run_is_refused(
-    study_file: Path, tmp_path: Path
+    played: tuple[TradeOff, Path, Board], tmp_path: Path
 ) -> None:
-    study_file.write_text(_short())
-    study, out = load_tradeoff(study_file), tmp_path / "out"
-    run_tradeoff(study, out)
-    before = {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    study, out = played[0], tmp_path / "out"
+    shutil.copytree(played[1], out)
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
+
+    before = files()
     with pytest.raises(CheckpointError, match="holds the study 'tiny', this one is 'other'"):
         run_tradeoff(study.model_copy(update={"name": "other"}), out)
-    assert {path: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+    assert files() == before
     with pytest.raises(CheckpointError, match="holds a run, not a study"):
         run_tradeoff(study, out / "tiny-none-seed0")
     for damage in ("", "{", "[]", "base: x"):
@@ -194,35 +219,22 @@ def test_the_folder_of_another_study_or_of_a_run_is_refused(
         with pytest.raises(CheckpointError, match=r"study\.yaml names no study"):
             run_tradeoff(study, out)
     (out / "study.yaml").write_text("{name: tiny, of_an_earlier_version: 1}")
-    run_tradeoff(study, out)
-    (tmp_path / "base.yaml").write_text(BASE.replace("epochs: 2", "epochs: 1"))
+    other = study.model_copy(update={"base": BASE.replace("epochs: 2", "epochs: 1")})
     with pytest.raises(CheckpointError, match="run with other settings"):
-        run_tradeoff(load_tradeoff(study_file), out)
-
-
-def test_a_trial_that_fails_leaves_its_point_out_and_the_others_whole(
-    study_file: Path, tmp_path: Path
-) -> None:
-    diverging = "{name: diverging, set: {train: {learning_rate: 1.0e+30, device: cpu}}}"
-    study_file.write_text(f"{_short()}  - {diverging}\n")
-    board = run_tradeoff(load_tradeoff(study_file), tmp_path / "out")
-    labels = {row["label"] for row in board.rows}
-    assert labels == {"none", "noise, epsilon 1.0"}, board.failures
-    assert [one.trial for one in board.failures] == ["tiny-diverging-seed0"]
-    for name in ("leaderboard.md", "index.html"):
-        assert "tiny-diverging-seed0: " in (tmp_path / "out" / name).read_text()
+        run_tradeoff(other, out)
 
 
 def test_without_the_undefended_point_there_is_no_board(study_file: Path, tmp_path: Path) -> None:
     undefended = "undefended: true, set: {train: {learning_rate: 1.0e+30}}"
-    study_file.write_text(_short().replace("undefended: true", undefended))
+    study_file.write_text(STUDY.replace("undefended: true", undefended))
+    study = load_tradeoff(study_file).model_copy(update={"references": ()})
     with pytest.raises(TradeOffError, match="'none', which the others are compared with, failed"):
-        run_tradeoff(load_tradeoff(study_file), tmp_path / "out")
+        run_tradeoff(study, tmp_path / "out")
     assert (tmp_path / "out").stat().st_mode & 0o077 == 0  # its owner's alone
     assert (tmp_path / "out" / "tiny-noise-epsilon-1-0-seed0" / "result.json").exists()
 
 
-def _own_study(**study: object) -> str:
+def own_study(**study: object) -> str:
     return f"{BASE}tradeoff: {json.dumps({'seeds': 1, 'references': [], **study})}\n"
 
 
@@ -247,18 +259,25 @@ def test_a_runs_study_is_checked_before_the_run(
     study: dict[str, object], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, folder = tmp_path / "run.yaml", tmp_path / "run"
-    file.write_text(_own_study(**study))
+    file.write_text(own_study(**study))
     assert execute(["run", str(file), "--output", str(folder), "--json"]) == 2
     assert told in json.loads(capsys.readouterr().out)["error"]["message"]
     assert not folder.exists()
 
 
+@pytest.fixture
+def _in_this_process() -> Iterator[None]:
+    with parallel_config(backend="sequential"):
+        yield
+
+
+@pytest.mark.usefixtures("_in_this_process")
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 def test_a_run_is_followed_by_its_own_study(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, folder = tmp_path / "run.yaml", tmp_path / "run"
-    file.write_text(_own_study(defences=DEFENCES))
+    file.write_text(own_study(defences=DEFENCES))
     told = ["run", str(file), "--output", str(folder), "--no-baselines", "--set", "attacks=[]"]
     assert execute([*told, "--set", 'tradeoff.set={"attacks": [{"name": "temporal"}]}',
                     "--json"]) == 0  # fmt: skip

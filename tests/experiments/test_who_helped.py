@@ -3,7 +3,7 @@
 import json
 import math
 from dataclasses import replace
-from itertools import combinations, permutations
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from apfed_experiments import study
-from apfed_experiments.solo import keep_solo
 from apfed_experiments.study import base_config
 from apfed_experiments.who_helped import (
     Coalition,
@@ -30,6 +29,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.settings.privacy import LabelSettings
+from tests.experiments.finished_runs import APFED, on_few_labels
 from tests.experiments.own_tables import own_tables
 
 NAMES = ("a", "b", "c", "d")
@@ -42,25 +42,8 @@ def drawn_worth(names: tuple[str, ...] = NAMES) -> dict[Coalition, float]:
 
 
 def config_of(**changes: Any) -> Config:
-    settings = {
-        "name": "who-helped",
-        "method": {"name": "votes", "prior": "labeller"},
-        "data": {"dataset": "digits", "views": 4, "labelled": 60, "limit": 300},
-        "model": {"network": "random_features"},
-        "train": {"epochs": 1},
-        "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
-        "secure_sum": {"scheme": "plain", "masks": "pairwise", "allow_single_passive": True},
-        "transcript": {"keep": "none"},
-    }
-    return Config.model_validate({**settings, **changes})
-
-
-APFED: dict[str, Any] = {
-    "method": "apfed_c",
-    "model": {"hidden": [16], "representation": 8, "projection": 8, "dropout": 0.0},
-    "train": {"epochs": 2, "batch_size": 64, "learning_rate": 0.05},
-    "secure_sum": {"scheme": "plain", "clip": None},
-}
+    sums = {"scheme": "plain", "masks": "pairwise", "allow_single_passive": True}
+    return on_few_labels(**{"secure_sum": sums, **changes})
 
 
 def coalition(folder: Path, *names: str, **settings: Any) -> CoalitionRun:
@@ -118,26 +101,21 @@ def test_drawn_orders_come_near_all_orders() -> None:
     drawn = Game.of(NAMES, minimum=1, seed=0, drawn=3000).shapley(worth)
     error = drawn.std(0) / math.sqrt(len(drawn))
     assert (abs(drawn.mean(0) - exact) < 4 * error).all()
-    assert len(set(map(tuple, drawn))) <= len(list(permutations(NAMES)))
 
 
 def test_what_a_contract_allows() -> None:
-    def minimum(changes: dict[str, Any], *, count: int = 3) -> int:
-        names = [f"passive-{at}" for at in range(1, count + 1)]
-        return players_of(config_of(**changes), "active", names)[1]
-
     noisy = {
         "method": {"name": "votes", "epsilon": 4.0},
         "secure_sum": {"scheme": "plain", "masks": "pairwise"},
     }
-    colluding = {**noisy, "colluders": 2}
     recoverable = {**noisy, "secure_sum": {"scheme": "plain", "masks": "recoverable"}}
-    assert minimum({}) == 1
-    assert minimum(noisy) == 2
-    assert minimum(colluding, count=4) == 3
-    assert minimum({**noisy, "method": {"name": "votes_randomised", "epsilon": 4.0}}) == 1
-    assert minimum(recoverable, count=6) == 5
-    assert minimum(APFED) == 2
+    randomised = {**noisy, "method": {"name": "votes_randomised", "epsilon": 4.0}}
+    for changes, count, least in (
+        ({}, 3, 1), (noisy, 3, 2), ({**noisy, "colluders": 2}, 4, 3), (randomised, 3, 1),
+        (recoverable, 6, 5), (APFED, 3, 2),
+    ):  # fmt: skip
+        names = [f"passive-{at}" for at in range(1, count + 1)]
+        assert players_of(config_of(**changes), "active", names) == (tuple(names), least)
     config = config_of(**{**APFED, "passives": {"passive-2": {"weight": 0.0}}})
     names = [f"passive-{at}" for at in range(1, 5)]
     assert players_of(config, "active", names)[0] == ("passive-1", "passive-3", "passive-4")
@@ -159,24 +137,20 @@ def test_what_cannot_be_told_apart_is_refused(
         measure_passives(config_of(**changes), tmp_path, seeds=[0])
 
 
-def test_rows_held_back_have_a_label_and_are_learnt_nothing_from() -> None:
+def test_rows_held_back_are_learnt_nothing_from_and_noise_replaces_one_passive_alone() -> None:
     data = load_data(config_of().data, seed=0)
     split = held_back(data, 0.5, seed=0)
     assert len(split.test_rows) == len(split.labelled_rows) == 30
-    assert not set(split.test_rows.tolist()) & set(split.train_rows.tolist())
-    assert not set(split.test_rows.tolist()) & set(data.test_rows.tolist())
-    together = torch.cat([split.test_rows, split.labelled_rows]).sort().values
-    assert torch.equal(together, data.labelled_rows.sort().values)
+    held = set(split.test_rows.tolist())
+    assert not held & set(split.train_rows.tolist())
+    assert held | set(split.labelled_rows.tolist()) == set(data.labelled_rows.tolist())
     assert torch.equal(split.test_rows, held_back(data, 0.5, seed=0).test_rows)
-
-
-def test_noise_replaces_one_passive_alone() -> None:
-    data = load_data(config_of().data, seed=0)
     noisy = with_noise(data, ("passive-2",), seed=0)
-    first, second, third = zip(data.passives, noisy.passives, strict=True)
-    assert torch.equal(first[0].features, first[1].features)
-    assert torch.equal(third[0].features, third[1].features)
-    assert not torch.equal(second[0].features, second[1].features)
+    same = [
+        torch.equal(before.features, after.features)
+        for before, after in zip(data.passives, noisy.passives, strict=True)
+    ]
+    assert same == [True, False, True]
     with pytest.raises(ConfigError, match="no passive is called nobody"):
         with_noise(data, ("nobody",), seed=0)
 
@@ -189,13 +163,13 @@ def test_a_passive_with_noise_comes_last_and_values_add_up(tmp_path: Path) -> No
     *rows, _total = board.table.rows
     assert rows[-1]["name"] == "passive-2"
     assert rows[-1]["least"] == 2
-    assert board.worst_gap < 1e-12
+    found = board.found
+    assert found["worst_gap"] < 1e-12
     total = sum(row["shapley"]["loss"].mean for row in rows)
-    assert total == pytest.approx(board.gain["loss"].mean)
-    assert board.gain["loss"].mean > 0
-    assert board.runs == 8
-    assert board.wire_bytes is not None
-    assert board.wire_bytes > 0
+    assert total == pytest.approx(found["gain"]["loss"].mean)
+    assert total > 0
+    assert found["runs"] == 8
+    assert found["wire_bytes"] > 0
     assert all(math.isinf(row["epsilon"]) for row in rows)
     stored = json.loads((tmp_path / "contributions.json").read_text())
     assert [one["name"] for one in stored["passives"]] == [row["name"] for row in rows]
@@ -213,7 +187,7 @@ def test_charges_of_all_coalitions_are_added_up(tmp_path: Path) -> None:
         secure_sum={"scheme": "plain", "masks": "pairwise"},
     )
     board = measure_passives(config, tmp_path, seeds=[0])
-    assert board.runs == 5  # nobody, three pairs, all
+    assert board.found["runs"] == 5  # nobody, three pairs, all
     # Each passive is in two pairs and in all three.
     for row in board.table.rows[:-1]:
         assert 3 * 3.9 < row["epsilon"] <= 3 * 4.0
@@ -229,18 +203,14 @@ def test_charges_of_all_coalitions_are_added_up(tmp_path: Path) -> None:
     assert all(value.low <= value.mean for value in values)
 
 
-def test_a_simulated_coalition_is_worth_what_its_parties_reach(tmp_path: Path) -> None:
-    one = coalition(tmp_path, "passive-1", "passive-3", **APFED)
-    simulated, played = measure(one), measure(replace(one, simulated=False))
-    assert simulated.wire_bytes is None
-    assert played.wire_bytes
-    assert (simulated.loss, simulated.accuracy) == (played.loss, played.accuracy)
-    assert dict(simulated.passives) == dict.fromkeys(sorted(one.coalition), math.inf)
+RECOVERABLE = {"scheme": "plain", "masks": "recoverable", "clip": 1.0, "threshold": 3}
 
 
 @pytest.mark.parametrize("changes", [
     {"train": {"patience": 1, "keep_best": True}},
     {"secure_sum": {"clip": 1.0, "noise": {"epsilon": 4.0}}},
+    # A threshold of all is one of each coalition.
+    {"train": {"patience": 1, "keep_best": True}, "secure_sum": RECOVERABLE},
 ])  # fmt: skip
 def test_the_active_alone_is_worth_something_whatever_protects_sums(
     changes: dict[str, Any], tmp_path: Path
@@ -250,9 +220,7 @@ def test_the_active_alone_is_worth_something_whatever_protects_sums(
     alone = measure(nobody)
     assert (alone.wire_bytes, alone.epsilon_x) == (0, 0)
     assert 0 < alone.loss < 3
-    pair = frozenset({"passive-1", "passive-2"})
-    played = measure(replace(nobody, coalition=pair))
-    assert played.wire_bytes
+    assert measure(replace(nobody, coalition=frozenset({"passive-1", "passive-2"}))).wire_bytes
 
 
 def test_figures_of_files_that_were_edited_are_measured_again(tmp_path: Path) -> None:
@@ -267,28 +235,9 @@ def test_figures_of_files_that_were_edited_are_measured_again(tmp_path: Path) ->
         tmp_path / "shop.csv", index=False
     )
     again = measure_passives(config, tmp_path / "study", seeds=[0], share=0.5)
-    assert before.gain["loss"].mean != again.gain["loss"].mean
+    assert before.found["gain"] != again.found["gain"]
     assert len(set((tmp_path / "study/coalitions").iterdir())) == 2 * len(kept)
     assert point.trial(0).settings != settings
-
-
-def test_baselines_are_of_the_actives_own_table(tmp_path: Path) -> None:
-    config = config_of(**{**APFED, "data": own_tables(tmp_path)})
-    kept = keep_solo(config, tmp_path / "solo.json")
-    (tmp_path / "shop.csv").write_text("id,c\np1,1\n")
-    assert keep_solo(config, tmp_path / "solo.json") == kept
-    own = pd.read_csv(tmp_path / "active.csv")
-    own.assign(a=own["a"] + 1).to_csv(tmp_path / "active.csv", index=False)
-    with pytest.raises(CheckpointError, match="a table that was edited since"):
-        keep_solo(config, tmp_path / "solo.json")
-
-
-def test_a_threshold_of_all_is_one_of_each_coalition(tmp_path: Path) -> None:
-    sums = {"scheme": "plain", "masks": "recoverable", "clip": 1.0, "threshold": 4}
-    data = {"dataset": "digits", "views": 5, "labelled": 60, "limit": 200}
-    settings = {**APFED, "secure_sum": sums, "data": data}
-    pair = coalition(tmp_path, "passive-1", "passive-2", **settings)
-    assert measure(replace(pair, simulated=False)).wire_bytes
 
 
 def test_a_training_that_diverged_and_figures_of_another_run_are_refused(tmp_path: Path) -> None:
@@ -299,21 +248,18 @@ def test_a_training_that_diverged_and_figures_of_another_run_are_refused(tmp_pat
         measure(replace(nobody, config=diverging))
     measure(nobody)
     nobody.path.write_text(nobody.path.read_text().replace(nobody.settings, "0" * 64))
-    with pytest.raises(CheckpointError, match="is of another run"):
+    with pytest.raises(CheckpointError, match="a run with other settings"):
         measure(nobody)
 
 
 def test_the_command_says_who_helped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(study.__file__).parent / "configs/contributions-digits.yaml").read_text()
-    (tmp_path / "run.yaml").write_text(text)
-    folder = tmp_path / "out"
-    arguments = ["contributions", str(tmp_path / "run.yaml"), "--output", str(folder), "--json",
-                 "--seeds", "1", "--jobs", "1", "--held-back", "0.6667",
-                 "--set", "method.prior=labeller", "--set", "data.limit=300"]  # fmt: skip
+    config = Path(study.__file__).parent / "configs/contributions-digits.yaml"
+    arguments = ["contributions", str(config), "--output", str(tmp_path), "--json", "--seeds", "1",
+                 "--jobs", "1", "--held-back", "0.6667", "--set", "method.prior=labeller",
+                 "--set", "data.limit=300"]  # fmt: skip
     assert execute(arguments) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["runs"] == 8
-    assert {one["name"] for one in told["passives"]} == {f"passive-{at}" for at in (1, 2, 3)}
-    refused = [*arguments, "--set", "secure_sum.allow_single_passive=false"]
-    assert execute(refused) == 2
+    assert {of["name"] for of in told["passives"]} == {f"passive-{at}" for at in (1, 2, 3)}
+    assert execute([*arguments, "--set", "secure_sum.allow_single_passive=false"]) == 2
     assert "open its votes" in capsys.readouterr().out

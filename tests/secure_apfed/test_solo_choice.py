@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from secure_apfed.errors import DataError, ModelError
+from apfed_experiments.solo import BaselineResult, best, compare
+from secure_apfed.errors import ModelError
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import BASELINES, Baseline, Predictor, SoloTask
-from secure_apfed.solo.choice import FOLDS, BaselineResult, best, chosen, compare
+from secure_apfed.solo.choice import FOLDS, chosen
 from secure_apfed.solo.interface import ENOUGH_LABELS, FloatArray, IntArray, held_out
 from secure_apfed.solo.kept import fits_kept_meanwhile
 
@@ -106,13 +107,6 @@ def test_test_labels_choose_nothing() -> None:
     assert [result.name for result in truly] == list(FAST)
 
 
-def test_images_and_flat_test_rows_are_the_same() -> None:
-    task, x, y = blobs(12)
-    task = replace(task, shape=(1, 2, 3))
-    flat = compare(task, x, y, baselines={"ridge": BASELINES["ridge"]})
-    assert flat == compare(task, x.reshape(-1, 1, 2, 3), y, baselines={"ridge": BASELINES["ridge"]})
-
-
 def test_one_label_a_class_leaves_none_to_choose_by_and_the_first_of_equals_is_best() -> None:
     task, x, y = blobs(4)
     results = compare(task, x, y, baselines=FAST)
@@ -123,8 +117,6 @@ def test_one_label_a_class_leaves_none_to_choose_by_and_the_first_of_equals_is_b
         for name, validation, test in (("a", None, 1.0), ("b", 0.5, 0.2), ("c", 0.5, 0.9))
     ]
     assert best(results).name == "b"
-    with pytest.raises(DataError, match="no baseline"):
-        best([])
 
 
 def test_parts_leave_every_class_a_label() -> None:
@@ -152,15 +144,3 @@ def test_parts_follow_from_the_seed_and_are_as_many_as_the_rarest_class_has_labe
     (part,) = held_out(labels, 5, 0)
     assert len(part) == ENOUGH_LABELS // 5
     assert set(np.bincount(labels[part]).tolist()) == {len(part) // 4}
-
-
-def test_test_rows_that_do_not_fit_are_refused() -> None:
-    task, _, _ = blobs(8)
-    for features, labels, says in (
-        (np.zeros((3, 5)), np.zeros(3), "rows of shape"),
-        (np.full((3, 6), np.nan), np.zeros(3), "NaN"),
-        (np.zeros((3, 6)), np.zeros(2), "3 test rows need as many labels"),
-        (np.zeros((0, 6)), np.zeros(0), "rows of shape"),
-    ):
-        with pytest.raises(DataError, match=says):
-            compare(task, features, labels, baselines=FAST)

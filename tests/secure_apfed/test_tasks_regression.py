@@ -16,7 +16,7 @@ from sklearn.metrics import r2_score
 from apfed_attacks.run import full_suite, mount
 from apfed_experiments.report import write_report
 from apfed_experiments.run_list import list_runs
-from apfed_experiments.solo import keep_solo
+from apfed_experiments.solo import REGRESSORS, compare_numbers, keep_solo
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import TargetScale, load_data, pack_own, read_own
@@ -33,7 +33,6 @@ from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model, predict_file
 from secure_apfed.settings.data import DataSettings, PartySettings
 from secure_apfed.simulation import why_not
-from secure_apfed.solo.choice import REGRESSORS, compare_numbers
 from secure_apfed.tasks import TASKS, Regression
 from tests.secure_apfed.small_runs import Said, interrupted, small_config
 

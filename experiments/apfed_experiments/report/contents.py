@@ -21,7 +21,6 @@ from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.exchange import Kind
 from secure_apfed.measures import ACCURACY
 from secure_apfed.privacy_rows import figure_title
-from secure_apfed.runs.outcome import scores_of
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
 from secure_apfed.tasks import TASKS, Classification
@@ -57,7 +56,6 @@ class Learned:
 
 
 def headline_of(run: ReportedRun) -> str:
-    """Return in a sentence who trained, and who is needed to predict."""
     method, passives = run.config.method, run.facts.passives
     if not run.helped:
         return f"{method.title}: the active trained alone; nothing was sent."
@@ -70,7 +68,6 @@ def headline_of(run: ReportedRun) -> str:
 
 
 def warnings_of(run: ReportedRun) -> tuple[str, ...]:
-    """Return what a reader must know before any figure: unsafe choices and made-up data."""
     facts, words = run.facts, run.facts.words
     summed = "contributions are summed" in words
     in_clear = summed and sum_kind(run.config.secure_sum).unsafe
@@ -113,8 +110,7 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
     return (*(sentence for holds, sentence in sentences if holds), *silent)
 
 
-def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
-    """Yield the figures of the summary; `reference` is a run of the active alone."""
+def tiles_of(run: ReportedRun) -> Iterator[Tile]:
     outcome = run.outcome
     tested = f"of {words.count(outcome.test_rows)} test rows" if outcome.test_rows else "of tests"
     measure = outcome.judged_by
@@ -129,11 +125,6 @@ def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
         title = f"{run.title_of(variant)} accuracy"
         yield Tile(title, ACCURACY.text(share) if math.isnan(share) else words.percent(share),
                    why if math.isnan(share) else tested)  # fmt: skip
-    if reference is not None and run.helped:
-        judged, other = ACCURACY if classifies else measure, reference.outcome
-        reached = scores_of(judged.name, other.accuracy, other.measures)
-        title = f"{reference.config.method.title} {judged.title}"
-        yield Tile(title, judged.text(next(iter(reached.values()))), "the active alone")
     if run.solo is not None:
         alone = run.solo.best
         told = run.solo.judged_by.text(alone.test)
@@ -155,7 +146,6 @@ def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
 
 
 def _epsilon_tile(run: ReportedRun) -> Tile:
-    """What the releases of one row cost, or one vote where passives vote."""
     privacy = run.outcome.privacy
     model = words.model_epsilon(privacy.epsilon_model)
     others = f"labels {words.epsilon(privacy.epsilon_y)}, model {model}"
@@ -209,7 +199,6 @@ def _received(run: ReportedRun, name: str, role: Role) -> Iterator[Learned]:
 
 
 def alignment_leaks_of(run: ReportedRun) -> tuple[str, ...]:
-    """Return what the set intersection reveals beyond its result, as it says itself."""
     if not any(flow.kind == Kind.ALIGNMENT for flow in run.flows):
         return ()
     settings = run.config.alignment
@@ -231,7 +220,6 @@ def limits_of(run: ReportedRun) -> tuple[str, ...]:
 
 
 def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
-    """Return the privacy accounting as (name, value) rows."""
     privacy = run.outcome.privacy
     votes = "passives vote" in run.facts.words
     rows = [
@@ -260,7 +248,6 @@ def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
 
 
 def agreement_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
-    """Return how far each passive's votes agree with others', where each one's are read."""
     rows = []
     for passive, of in run.outcome.agreement.items():
         told = f"as labelled on {of.labels:.2f} of the labelled ones, +- {of.labels_noise:.2f}"
@@ -272,7 +259,6 @@ def agreement_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
 
 
 def trace_of(run: ReportedRun) -> tuple[str, ...]:
-    """Return how the accountant came to epsilon_x, and what others say of it, or why not."""
     privacy = run.outcome.privacy
     return privacy.trace + tuple(
         f"cross-check, {name} accountant: "
@@ -297,7 +283,6 @@ def unevenness(result: AttackResult) -> str:
 
 
 def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
-    """Yield the settings that a reader asks for first; the whole config stands below them."""
     config, outcome = run.config, run.outcome
     data, train, labels = config.data, config.train, config.labels
     own = data.dataset == "tables"

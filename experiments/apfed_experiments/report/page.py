@@ -15,7 +15,7 @@ from apfed_experiments import words
 from apfed_experiments.columns import Table, write_text
 from apfed_experiments.drawing import Picture
 from apfed_experiments.report import contents
-from apfed_experiments.report.run import Audited, MeasuredModel, ReportedRun
+from apfed_experiments.report.run import Audited, ReportedRun
 from apfed_experiments.run_list import TARGETS, ListedRun, State, settings_in
 from apfed_experiments.solo import LEFT_OUT
 from secure_apfed.config.file import dump_settings
@@ -25,15 +25,10 @@ __all__ = ["Part", "fill", "inside", "render", "write_comparison", "write_page",
 
 
 def render(
-    run: ReportedRun, reference: ReportedRun | None, pictures: Sequence[Picture],
-    audited: Audited | None, measured: MeasuredModel | None = None,
+    run: ReportedRun, pictures: Sequence[Picture], audited: Audited | None,
+    measured: Mapping[str, Any] | None,
 ) -> str:  # fmt: skip
-    """The page.
-
-    `reference` is a run of the active alone on the same data, or None, which the page then says;
-    `audited` is what an audit of its guard found; None: there is no guard; `measured` what its
-    model is worth by all measures; None: no scores were kept.
-    """
+    """The page; see `audit_of` and `measured_of`."""
     return fill(
         "report.html.jinja",
         run=run,
@@ -42,9 +37,8 @@ def render(
         measure=run.outcome.judged_by,
         measured=measured,
         warnings=contents.warnings_of(run),
-        tiles=contents.tiles_of(run, reference),
+        tiles=contents.tiles_of(run),
         pictures=[inside(picture) for picture in pictures],
-        lacks_reference=reference is None and run.helped and not run.config.labels_are_private,
         left_out="" if run.config.dp_sgd is None else f"{LEFT_OUT[0].upper()}{LEFT_OUT[1:]}.",
         learned=contents.learned_by(run),
         alignment_leaks=contents.alignment_leaks_of(run),
@@ -83,7 +77,6 @@ def _environment() -> Environment:
 
 
 def inside(picture: Picture) -> dict[str, str]:
-    """What a template shows of a picture, its pixels as text."""
     encoded = base64.b64encode(picture.path.read_bytes()).decode("ascii")
     said = {"key": picture.path.stem, "title": picture.title, "caption": picture.caption}
     return {**said, "base64": encoded}
@@ -97,7 +90,6 @@ def _flat(values: Mapping[str, Any]) -> str:
 
 
 def write_page(folder: Path, template: str, *, pictures: Sequence[Picture], **values: Any) -> None:
-    """Write index.html, which holds the pictures, from a template of the reports."""
     page = fill(template, pictures=[inside(picture) for picture in pictures], **values)
     write_text(folder / "index.html", page)
 

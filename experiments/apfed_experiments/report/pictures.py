@@ -1,4 +1,4 @@
-"""The pictures of a run: learning, accuracy against the active alone, attacks, what they rebuilt.
+"""The pictures of a run: learning, attacks against their baselines, and what they rebuilt.
 
 Each is drawn by a function of what it shows, which returns a figure and a sentence that says what
 it shows, or None where there is nothing to show.
@@ -13,7 +13,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from scipy.stats import binomtest
 
 from apfed_attacks.interface import AttackResult
 from apfed_experiments.drawing import (
@@ -30,8 +29,7 @@ from apfed_experiments.finished import Reconstruction, key_of
 from apfed_experiments.report.run import ReportedRun
 from apfed_experiments.words import attack_title, plain, signed
 from secure_apfed.files import own_subfolder
-from secure_apfed.measures import ACCURACY, Measure
-from secure_apfed.runs.outcome import scores_of
+from secure_apfed.measures import Measure
 
 __all__ = ["write_pictures"]
 
@@ -43,19 +41,13 @@ _MOST = 4
 Drawn = tuple[Figure, str] | None
 
 
-def write_pictures(
-    run: ReportedRun, reference: ReportedRun | None, folder: Path
-) -> tuple[Picture, ...]:
-    """Write every picture that the run has data for; return them in the order of reading.
-
-    `reference` is a run of the active alone on the same data, or None.
-    """
+def write_pictures(run: ReportedRun, folder: Path) -> tuple[Picture, ...]:
+    """Write every picture that the run has data for; return them in the order of reading."""
     for stale in own_subfolder(folder).glob("*.png"):
         stale.unlink()
     made: list[Picture] = []
     drawings: tuple[tuple[str, str, Callable[[], Drawn]], ...] = (
         ("learning", "Learning", lambda: _learning(run)),
-        ("accuracy", "Against SingleVL", lambda: _accuracy(run, reference)),
         ("attacks", "Attacks against their baselines", lambda: _attacks(run.attacks or ())),
         ("roc", "Who trained the model", lambda: _roc(run)),
         ("rebuilt", "What attacks rebuilt", lambda: _rebuilt(run)),
@@ -130,48 +122,6 @@ def _label_ends(
     return texts
 
 
-def _accuracy(run: ReportedRun, reference: ReportedRun | None) -> Drawn:
-    if reference is None or not run.helped:
-        return None
-    measure, alone = run.outcome.judged_by, reference.outcome
-    counted, scale = measure is ACCURACY, 100 if measure.share else 1
-    title = f"{reference.config.method.title} (the active alone)"
-    rows = [
-        (run.title_of(variant), value, run.outcome.test_rows, OURS)
-        for variant, value in run.outcome.scores.items()
-    ]
-    rows += [
-        (title, value, alone.test_rows, OTHER)
-        for value in scores_of(measure.name, alone.accuracy, alone.measures).values()
-    ]
-    rows = [row for row in rows if not math.isnan(row[1])]
-    if not rows:
-        return None
-    figure = Figure(figsize=(_WIDTH, 0.9 + 0.48 * len(rows)))
-    axes = figure.subplots()
-    for place, (_, value, tested, color) in enumerate(rows):
-        ends = (value, value)
-        if tested and counted:
-            test = binomtest(round(value * tested), tested).proportion_ci(method="wilson")
-            ends = (float(test.low), float(test.high))
-        axes.plot([scale * end for end in ends], [place, place], color=color, linewidth=2.5)
-        axes.plot(scale * value, place, "o", color=color, markersize=8)
-        axes.annotate(
-            measure.text(value), (scale * value, place), xytext=(0, 8),
-            textcoords="offset points", ha="center", color=color,
-        )  # fmt: skip
-    _name_rows(axes, [name for name, *_ in rows])
-    axes.set(xlabel=f"test {measure.title}{', per cent' if measure.share else ''}")
-    axes.margins(x=0.1)
-    left = 0.15 + inches_of(name for name, *_ in rows)
-    set_margins(figure, left=left, right=0.1, bottom=0.5, top=0.05)
-    drawn = "The lines are 95 % intervals (Wilson) for the number of test rows; they"
-    return figure, (
-        f"One run with one seed each. {drawn if counted else 'The points'} do not contain the "
-        "spread over seeds."
-    )
-
-
 def _attacks(results: Sequence[AttackResult]) -> Drawn:
     by_metric: dict[str, list[tuple[str, float, float]]] = {}
     for result in results:
@@ -222,7 +172,6 @@ def _draw_dumbbells(axes: Axes, metric: str, rows: Sequence[tuple[str, float, fl
 
 
 def _name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Name horizontal rows, the first on top."""
     axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(names) - 0.5, -0.75)

@@ -22,7 +22,7 @@ from apfed_protocols.randomness import fresh_key
 from secure_apfed.exchange import Flow
 from secure_apfed.files import count_lines, read_json, read_json_lines
 from secure_apfed.intervals import estimates
-from secure_apfed.measures import MEASURES, CalibrationPoint, calibration_curve
+from secure_apfed.measures import MEASURES, calibration_curve
 from secure_apfed.privacy.accountants import gdp_mu
 from secure_apfed.privacy.guard import make_guard
 from secure_apfed.runs.folder import RunFolder, read_scored
@@ -30,8 +30,7 @@ from secure_apfed.runs.outcome import Epsilon, Written, scores_of
 from secure_apfed.secure_sums import sum_kind
 
 __all__ = [
-    "Audited", "EpochMetrics", "MeasuredModel", "ReportedRun", "audit_of", "measured_of",
-    "read_run",
+    "Audited", "EpochMetrics", "ReportedRun", "audit_of", "measured_of", "read_run",
 ]  # fmt: skip
 
 _FALSE_ALARMS = 0.01
@@ -96,7 +95,6 @@ class ReportedRun(FinishedRun):
 
     @property
     def facts(self) -> RunFacts:
-        """What decides who can read what."""
         config = self.config
         return RunFacts(
             happens=config.method.happens,
@@ -152,33 +150,14 @@ def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredModel:
-    """One way to predict, measured on so many rows.
+def measured_of(run: ReportedRun) -> dict[str, Any] | None:
+    """What the page shows of the variant that the run reports first; None where no scores were
+    kept.
 
-    Attributes:
-        lines: measure, value, ends of the interval, and whether higher or lower is better.
-        calibration: shares foretold and observed, by range of scores; none of what is no
-            probability.
-        finite: whether the model says a finite number of every row; ranked: whether KS is measured.
-        binary: whether these are of the second of two classes.
-        threshold: that it decides at; None: it takes the likeliest class.
-    """
-
-    title: str
-    rows: int
-    lines: tuple[tuple[str, str, str, str], ...]
-    calibration: tuple[CalibrationPoint, ...]
-    finite: bool
-    binary: bool
-    ranked: bool
-    threshold: float | None
-
-
-def measured_of(run: ReportedRun) -> MeasuredModel | None:
-    """Measure the variant that the run reports first; None where no scores were kept.
-
-    Raises CheckpointError where the scores are not as the run left them.
+    lines: measure, value, ends of the interval, and whether higher or lower is better; calibration:
+    shares foretold and observed, by range of scores; finite: whether the model says a finite number
+    of every row; ranked: whether KS is measured. Raises CheckpointError where the scores are not as
+    the run left them.
     """
     variant, threshold = next(iter(run.outcome.accuracy)), run.outcome.threshold
     scored = read_scored(RunFolder(run.path), variant, threshold=threshold)
@@ -191,11 +170,12 @@ def measured_of(run: ReportedRun) -> MeasuredModel | None:
         ends = "-" if math.isnan(of.low) else f"{measure.text(of.low)} to {measure.text(of.high)}"
         better = "higher" if measure.higher_is_better else "lower"
         lines.append((measure.title, measure.text(of.value), ends, better))
-    return MeasuredModel(
-        title=run.title_of(variant), rows=len(scored.truth), lines=tuple(lines),
-        calibration=calibration_curve(scored) if scored.classes else (), finite=scored.finite,
-        binary=scored.classes == 2, ranked="ks" in found, threshold=scored.threshold,
-    )  # fmt: skip
+    return {
+        "title": run.title_of(variant), "rows": len(scored.truth), "lines": lines,
+        "calibration": calibration_curve(scored) if scored.classes else (),
+        "finite": scored.finite, "binary": scored.classes == 2, "ranked": "ks" in found,
+        "threshold": scored.threshold,
+    }  # fmt: skip
 
 
 # How an audit of a run's guard, and the best possible test, compare with what it claims.
@@ -220,7 +200,6 @@ class Audited:
 
     @property
     def contradicted(self) -> bool:
-        """Whether the audit proves the claim wrong, at its confidence."""
         return self.audit.contradicts(self.claimed)
 
     def rows(self) -> tuple[tuple[str, str], ...]:

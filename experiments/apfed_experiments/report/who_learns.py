@@ -33,17 +33,10 @@ class Role(StrEnum):
 class RunFacts:
     """What of a run decides who can read what.
 
-    Attributes:
-        happens: what its method does, in words; secure_sum: key of `SECURE_SUMS`; passives: M.
-        guarded: whether a guard is set, for whoever sends representations.
-        pairwise: whether each passive helps on its own overlap with the active.
-        label_dp: whether training labels went through a mechanism; private: DP-SGD trained.
-        noisy: whether every passive adds noise, under the sum or to its votes.
-        inductive: whether a row that has no label moves no vote but its own.
-        labelled_passives: whether passives hold labels of the aligned people, too.
-        defended: whether defences without a guarantee were on.
-        apart: whether each party ran in a process of its own.
-        shared_seeds: whether all parties' initial weights follow from the run's seed.
+    happens: what its method does, in words; secure_sum: key of `SECURE_SUMS`; passives: M; guarded:
+    for whoever sends representations; pairwise: each passive helps on its own overlap with the
+    active; noisy: every passive adds noise, under the sum or to its votes; inductive: a row that
+    has no label moves no vote but its own; apart: each party ran in a process of its own.
     """
 
     happens: frozenset[str]

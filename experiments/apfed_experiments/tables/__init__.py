@@ -16,7 +16,6 @@ TABLES: Mapping[str, PaperTable] = {
 
 
 def find_table(name: str) -> PaperTable:
-    """The table of this name; ConfigError: there is none; names the nearest."""
     if name not in TABLES:
         raise ConfigError(f"table: {unknown_name(name, TABLES)}")
     return TABLES[name]

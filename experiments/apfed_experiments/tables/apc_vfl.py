@@ -4,7 +4,7 @@ Figures 5 and 7 to 16 of the paper: logistic regression on the active's columns 
 of its autoencoder alone (Ablation), and on a code that was drawn to the joint one (APC-VFL), each
 cross-validated over all of the active's rows, for every number of its features and of aligned rows.
 The paper's values are not in the text that we have, so that none stands beside ours. Lambda, the
-distance of codes and the share of held-out rows are not in it either: see `READING`.
+distance of codes and the share of held-out rows are not in it either: see `_READING`.
 """
 
 import math
@@ -12,21 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from apfed_experiments.presets import preset
-from apfed_experiments.tables.table import (
-    Figures,
-    FunctionJob,
-    Line,
-    PaperTable,
-    Printed,
-    Size,
-    line_of,
-)
+from apfed_experiments.tables.table import Figures, Job, Line, PaperTable, Printed, Size
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.exchange import Kind
@@ -41,12 +33,9 @@ from secure_apfed.methods.distilled import ApcVflSettings
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.run import run
 
-__all__ = [
-    "HELPED", "READING", "SCENARIOS", "TABLES", "USUAL", "Changes", "Part", "Scenario", "alone",
-    "exchanged", "helped", "size_of", "table2_size",
-]  # fmt: skip
+__all__ = ["SCENARIOS", "TABLES", "Part", "Scenario", "alone", "exchanged", "helped"]
 
-READING = (
+_READING = (
     "Mean over the seeds of ten-fold cross-validations, which are drawn with the seed as rows, "
     "aligned rows and weights are; minus: paired by seed. Intervals hold what these change, and "
     "not "
@@ -86,14 +75,13 @@ _PRINTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """How much of a scenario is measured: numbers of the active's columns and of aligned rows,
-    seeds, and which of `HELPED`, the first of which is compared with all others.
+    """How much of a scenario is measured: numbers of the active's columns and of aligned rows, and
+    seeds.
     """
 
     features: tuple[int, ...]
     aligned: tuple[int, ...]
     seeds: int
-    helped: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +113,6 @@ class Scenario:
         mine = {"limit": self.rows, "test_fraction": self.test_fraction, "split": "at_random"}
         return kept | mine
 
-    @property
-    def width(self) -> int:
-        """How many columns all parties have."""
-        return sum(map(len, self.data(self.full.features[0], None)["columns"].values()))
-
     def config(
         self, data: Mapping[str, Any], method: str, changes: Mapping[str, Mapping[str, Any]]
     ) -> Config:
@@ -149,36 +132,14 @@ class Scenario:
         return Config.model_validate(settings | merged)
 
 
-Changes: TypeAlias = Callable[[Scenario], Mapping[str, Mapping[str, Any]]]
-"""What a method needs of the settings of a scenario, by section."""
-
-
-USUAL = "APC-VFL"
-_VECTORS = "VFedTrans"
-
-
-# Label -> method, and the settings in which it differs from the scenario's. A method is one line
-# here if its encoder turns the active's columns into what a classifier reads.
-HELPED: Mapping[str, tuple[str, Changes]] = {
-    USUAL: ("apc_vfl", lambda scenario: {}),
-    # As many singular vectors as all parties have columns (section 6.1).
-    _VECTORS: (
-        "vfedtrans",
-        lambda scenario: {"model": {"network": "enriched", "representation": scenario.width}},
-    ),
-    "APC-VFL, lambda 0.1": ("apc_vfl", lambda scenario: {"method": {"weight": 0.1}}),
-    "APC-VFL, lambda 10": ("apc_vfl", lambda scenario: {"method": {"weight": 10.0}}),
-    "APC-VFL, absolute distance": ("apc_vfl", lambda scenario: {"method": {"loss": "mae"}}),
-}
-_FEATURES, _SEEDS_OF_FIGURES, _COMPARED = (5, 4, 3, 2), 5, (USUAL, _VECTORS)
+# Those that are helped: a method is one line here if its encoder turns the active's columns into
+# what a classifier reads. The first is compared with all others.
+_USUAL, _VECTORS = "APC-VFL", "VFedTrans"
+_HELPED = {_USUAL: "apc_vfl", _VECTORS: "vfedtrans"}
 _MANY, _FEW = (10_000, 7500, 5000, 2500), (750, 500, 250, 100)
-_SMALL = Part(features=(5, 2), aligned=(10_000, 2500), seeds=2, helped=_COMPARED)
-_LARGE = Part(
-    features=_FEATURES, aligned=(*_MANY, *_FEW), seeds=_SEEDS_OF_FIGURES, helped=_COMPARED
-)
-_BREAST_CANCER = Part(
-    features=_FEATURES, aligned=(250, 200, 150, 100), seeds=_SEEDS_OF_FIGURES, helped=_COMPARED
-)
+_SMALL = Part(features=(5, 2), aligned=(10_000, 2500), seeds=2)
+_LARGE = Part(features=(5, 4, 3, 2), aligned=(*_MANY, *_FEW), seeds=5)
+_BREAST_CANCER = replace(_LARGE, aligned=(250, 200, 150, 100))
 _many = partial(Scenario, rows=20_000, test_fraction=0.25, batch_size=128, quick=_SMALL)
 SCENARIOS: Mapping[str, Scenario] = {
     "mimic_iii": _many(
@@ -187,8 +148,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "breast_cancer": Scenario(
         dataset="breast_cancer", rows=500, test_fraction=69 / 569, batch_size=8,
-        scores={"accuracy": "accuracy"}, quick=_BREAST_CANCER,
-        full=replace(_BREAST_CANCER, helped=tuple(HELPED)),
+        scores={"accuracy": "accuracy"}, quick=_BREAST_CANCER, full=_BREAST_CANCER,
     ),
     "credit_card": _many(
         dataset="credit_card", full=replace(_LARGE, aligned=(*_MANY, 100)), scores={"f1": "F1"}
@@ -236,74 +196,69 @@ def _opened(
     return of_run, data, score
 
 
-def size_of(scenario: Scenario, full: bool) -> Size:
+def _size_of(scenario: Scenario, full: bool) -> Size:
     part = scenario.full if full else scenario.quick
-    lines = [line for score in scenario.scores.values() for line in _lines(score, part)]
-    jobs = [
-        job
-        for seed in range(part.seeds)
-        for features in part.features
-        for job in _jobs(scenario, part, features, seed)
-    ]
-    return Size(lines=lines, jobs=jobs)
+    return Size(list(_lines(scenario, part)), part.seeds)
 
 
-def _line(header: Sequence[str], *texts: object, **more: Any) -> Line:
-    return Line(cells=dict(zip(header, map(str, texts), strict=True)), **more)
+def _job(
+    scenario: Scenario, features: int, method: str = _ABLATION, rows: int | None = None
+) -> Job:
+    """Of the active alone, or with so many aligned rows."""
+    changes: dict[str, Any] = {}
+    if method == _VECTORS:  # as many singular vectors as all parties have columns (section 6.1)
+        columns = scenario.data(scenario.full.features[0], None)["columns"]
+        width = sum(map(len, columns.values()))
+        changes["model"] = {"network": "enriched", "representation": width}
+    name = _HELPED.get(method, _HELPED[_USUAL])
+    config = scenario.config(scenario.data(features, rows), name, changes)
+    told = config.model_dump(mode="json", exclude_defaults=True)
+    settings = {"config": told, "scores": list(scenario.scores)}
+    if rows is None:
+        return Job(label=f"alone-f{features}", measure=alone, settings=settings)
+    label = f"{method.lower()}-f{features}-n{rows}"
+    return Job(label=label, measure=helped, settings=settings)
 
 
-def _lines(score: str, part: Part) -> Iterator[Line]:
-    """Of one score: every cell, and what help gains in each and on average over the features."""
-    panels = {rows: f"{rows:,} aligned rows, {score}" for rows in part.aligned}
-    (usual, *others), weight = part.helped, 1 / len(part.features)
+def _lines(scenario: Scenario, part: Part) -> Iterator[Line]:
+    """Of each score: every cell, and what help gains in each and on average over the features."""
+    own = {features: _job(scenario, features) for features in part.features}
+    joint = {
+        of: _job(scenario, of[0], of[2], of[1])
+        for of in product(part.features, part.aligned, _HELPED)
+    }
+    for score, title in scenario.scores.items():
+        panels = {rows: f"{rows:,} aligned rows, {title}" for rows in part.aligned}
 
-    def name(features: int | str, rows: int | str, method: str) -> str:
-        return line_of(str(features), str(rows), method, score)
+        def cells(features: object, rows: object, method: str) -> dict[str, str]:
+            texts = (str(features), str(rows), method, title)  # noqa: B023 - called at once
+            return dict(zip(_HEADER, texts, strict=True))
 
-    def line(features: int | str, rows: int | str, method: str, **more: Any) -> Line:
-        return _line(_HEADER, features, rows, method, score, **more)
-
-    for features in part.features:
-        at = float(features)
-        for method in (_LOCAL, _ABLATION):
-            every = tuple(panels.values())
-            yield line(features, _ANY, method, panels=every, series=method, at=at)
-        for rows, method in product(part.aligned, part.helped):
-            yield line(features, rows, method, panels=(panels[rows],), series=method, at=at)
-    for base, rows in product((_LOCAL, _ABLATION, *others), part.aligned):
-        known = rows if base in others else _ANY
+        lines: dict[tuple[int, object, str], Line] = {}
         for features in part.features:
-            gain = {name(features, rows, usual): 1.0, name(features, known, base): -1.0}
-            yield line(features, rows, f"{usual} minus {base}", combines=gain)
-        gains = {name(features, rows, usual): weight for features in part.features}
-        gains |= {name(features, known, base): -weight for features in part.features}
-        yield line("mean", rows, f"{usual} minus {base}", combines=gains)
-
-
-def _jobs(scenario: Scenario, part: Part, features: int, seed: int) -> Iterator[FunctionJob]:
-    """Of one seed and number of features."""
-    scores = scenario.scores
-
-    def settings(label: str, aligned: int | None) -> dict[str, Any]:
-        method, changes = HELPED[label]
-        config = scenario.config(scenario.data(features, aligned), method, changes(scenario))
-        told = config.model_dump(mode="json", exclude_defaults=True)
-        return {"config": told, "scores": list(scores)}
-
-    def lines(rows: int | str, method: str, what: str) -> dict[str, str]:
-        return {
-            line_of(str(features), str(rows), method, label): f"{what} {score}"
-            for score, label in scores.items()
-        }
-
-    both = lines(_ANY, _LOCAL, "columns") | lines(_ANY, _ABLATION, "code")
-    own: dict[str, Any] = {"seed": seed, "measure": alone, "settings": settings(USUAL, None)}
-    yield FunctionJob(label=f"alone-f{features}", lines=both, **own)
-    for rows, method in product(part.aligned, part.helped):
-        name = method.lower().replace(", ", "-").replace(" ", "-")
-        own = {"seed": seed, "measure": helped, "settings": settings(method, rows), "cost": 2.0}
-        filled = lines(rows, method, "code")
-        yield FunctionJob(label=f"{name}-f{features}-n{rows}", lines=filled, **own)
+            for method, what in ((_LOCAL, "columns"), (_ABLATION, "code")):
+                lines[features, _ANY, method] = Line(
+                    cells=cells(features, _ANY, method), job=own[features],
+                    figure=f"{what} {score}", panels=tuple(panels.values()), series=method,
+                    at=float(features),
+                )  # fmt: skip
+            for rows, method in product(part.aligned, _HELPED):
+                lines[features, rows, method] = Line(
+                    cells=cells(features, rows, method), job=joint[features, rows, method],
+                    figure=f"code {score}", panels=(panels[rows],), series=method,
+                    at=float(features),
+                )  # fmt: skip
+        yield from lines.values()
+        for base, rows in product((_LOCAL, _ABLATION, _VECTORS), part.aligned):
+            known = rows if base in _HELPED else _ANY
+            pairs = {of: (lines[of, rows, _USUAL], lines[of, known, base]) for of in part.features}
+            minus, weight = f"{_USUAL} minus {base}", 1 / len(pairs)
+            for features, (ours, other) in pairs.items():
+                gain = ((1.0, ours), (-1.0, other))
+                yield Line(cells=cells(features, rows, minus), combines=gain)
+            mean = [(weight, ours) for ours, _ in pairs.values()]
+            mean += [(-weight, other) for _, other in pairs.values()]
+            yield Line(cells=cells("mean", rows, minus), combines=mean)
 
 
 # APC-VFL's Table 2: what all parties predict together, against SplitNN's rounds and bytes.
@@ -363,54 +318,41 @@ def _table2_config(scenario: Scenario, rows: int, method: str) -> Config:
     })  # fmt: skip
 
 
-def table2_size(full: bool) -> Size:
-    """Lines and jobs; those of breast cancer by default."""
+def _table2_size(full: bool) -> Size:
     wanted = [one for name, one in SCENARIOS.items() if full or name == _QUICK]
-    jobs = [
-        job
-        for seed in range(_TABLE2_SEEDS)
-        for scenario in wanted
-        for rows in _aligned(scenario)
-        for job in _table2_jobs(scenario, rows, seed)
-    ]
-    return Size(lines=[line for scenario in wanted for line in _table2_lines(scenario)], jobs=jobs)
-
-
-def _aligned(scenario: Scenario) -> tuple[int, ...]:
-    """The four numbers of the paper's Table 2."""
-    return scenario.full.aligned[:4]
-
-
-def _table2_jobs(scenario: Scenario, rows: int, seed: int) -> Iterator[FunctionJob]:
-    for label, method in _METHODS.items():
-        config = _table2_config(scenario, rows, method)
-        way = method if method == _METHODS["SplitNN"] else f"{method}_together"
-        told = config.model_dump(mode="json", exclude_defaults=True)
-        title = _title(scenario)
-        lines = {line_of(title, str(rows), label, of): name for name, of in _MEASURES.items()}
-        yield FunctionJob(
-            label=f"{scenario.dataset}-{method}-n{rows}", seed=seed, measure=exchanged, lines=lines,
-            settings={"config": told, "way": way}, cost=rows / scenario.batch_size,
-        )  # fmt: skip
-
-
-def _title(scenario: Scenario) -> str:
-    return scenario.dataset.replace("_", " ")
+    return Size([line for scenario in wanted for line in _table2_lines(scenario)], _TABLE2_SEEDS)
 
 
 def _table2_lines(scenario: Scenario) -> Iterator[Line]:
-    title = _title(scenario)
-    for (measure, told), rows, label in product(_MEASURES.items(), _aligned(scenario), _METHODS):
-        printed = _PRINTED.get((title, rows, label, measure))
-        yield _line(
-            _TABLE2_HEADER, title, rows, label, told, panels=(f"{title}: {told}",), series=label,
-            paper=None if printed is None else Printed(mean=printed), at=float(rows),
+    title, aligned = scenario.dataset.replace("_", " "), scenario.full.aligned[:4]
+    jobs = {}
+    for rows, (label, method) in product(aligned, _METHODS.items()):
+        told = _table2_config(scenario, rows, method).model_dump(mode="json", exclude_defaults=True)
+        way = method if label == "SplitNN" else f"{method}_together"
+        jobs[rows, label] = Job(
+            label=f"{scenario.dataset}-{method}-n{rows}", measure=exchanged,
+            settings={"config": told, "way": way},
         )  # fmt: skip
-    for rows in _aligned(scenario):
-        told = _MEASURES["accuracy"]
-        one, other = (line_of(title, str(rows), label, told) for label in ("APC-VFL", "SplitNN"))
-        minus, weights = "APC-VFL minus SplitNN", {one: 1.0, other: -1.0}
-        yield _line(_TABLE2_HEADER, title, rows, minus, told, combines=weights)
+
+    def cells(rows: int, method: str, measure: str) -> dict[str, str]:
+        texts = (title, str(rows), method, _MEASURES[measure])
+        return dict(zip(_TABLE2_HEADER, texts, strict=True))
+
+    lines = {}
+    for measure, rows, label in product(_MEASURES, aligned, _METHODS):
+        printed = _PRINTED.get((title, rows, label, measure))
+        lines[measure, rows, label] = Line(
+            cells=cells(rows, label, measure), job=jobs[rows, label], figure=measure,
+            panels=(f"{title}: {_MEASURES[measure]}",), series=label, at=float(rows),
+            paper=None if printed is None else Printed(mean=printed),
+        )  # fmt: skip
+    yield from lines.values()
+    for rows in aligned:
+        ours, other = (lines["accuracy", rows, label] for label in ("APC-VFL", "SplitNN"))
+        yield Line(
+            cells=cells(rows, "APC-VFL minus SplitNN", "accuracy"),
+            combines=((1.0, ours), (-1.0, other)),
+        )
 
 
 _SMALLER = "3 and 4 features, most numbers of aligned rows, and three of five seeds"
@@ -419,18 +361,17 @@ TABLES: tuple[PaperTable, ...] = (
         PaperTable(
             name=f"apc-vfl-{dataset}".replace("_", "-"), source=f"APC-VFL, Figures {figures}",
             title=f"APC-VFL on {title}", unit="per cent", hours=hours, leaves_out=leaves_out,
-            reading=f"{SCENARIOS[dataset].rows:,} rows at the active. {READING}",
-            size=partial(size_of, SCENARIOS[dataset]), axis="features of the active",
+            reading=f"{SCENARIOS[dataset].rows:,} rows at the active. {_READING}",
+            size=partial(_size_of, SCENARIOS[dataset]), axis="features of the active",
         )
         for dataset, title, figures, hours, leaves_out in (
-            ("breast_cancer", "breast cancer", "5 and 10", 0.8,
-             "other values of lambda, and the absolute distance of codes"),
+            ("breast_cancer", "breast cancer", "5 and 10", 0.3, ""),
             ("credit_card", "defaults of credit card clients", "5, 11 and 16", 5.0, _SMALLER),
             ("mimic_iii", "lengths of stay in MIMIC-III", "5, 7 to 9 and 12 to 15", 5.0, _SMALLER),
         )
     ),
     PaperTable(
-        name="apc-vfl-splitnn", source="APC-VFL, Table 2", unit="", hours=6.0, size=table2_size,
+        name="apc-vfl-splitnn", source="APC-VFL, Table 2", unit="", hours=6.0, size=_table2_size,
         title="APC-VFL and SplitNN where all rows are aligned", axis="aligned rows",
         reading="50 of the aligned rows test on breast cancer, 500 elsewhere; five features at the "
         "active. A round is a message of representations or gradients. All are scored by accuracy; "

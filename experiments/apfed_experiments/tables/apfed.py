@@ -7,16 +7,15 @@ the paper leaves open: batches of 128, and lambda as its section 5.3 finds best.
 what the paper does not: the same where 500 rows have a label.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
 
 from apfed_experiments.study import base_config
-from apfed_experiments.tables.table import Line, PaperTable, Printed, RunJob, Size, line_of
+from apfed_experiments.tables.table import Job, Line, PaperTable, Printed, Size, accuracies
 from secure_apfed.config import Config
-from secure_apfed.data.catalogue import view_count
 from secure_apfed.methods import METHODS
 
 __all__ = ["PRINTED", "PROXY", "TABLES", "Training", "run_of"]
@@ -69,13 +68,6 @@ _FEW_LABELS = 500
 _BEST = {"mnist": 10.0, "fashion_mnist": 10.0, "cifar10": 1.0, "cifar100": 10.0}
 _LAMBDAS, _STRIPS = (0.0, 0.1, 1.0, 10.0), "2-1"
 _HELPED = ("APFed-R", "APFed-C")
-# Seconds that an epoch of MNIST took here, by views and method, for forecasts; of CIFAR, whose
-# representations are smaller, about a third of it.
-_IMAGES = 60_000
-_SECONDS = {
-    2: {"single_view": 19.0, "apfed_r": 29.0, "apfed_c": 31.0, "tvfl": 31.0},
-    3: {"single_view": 8.0, "apfed_r": 19.0, "apfed_c": 25.0, "tvfl": 25.0},
-}
 _READING = (
     "Batches of 128, bfloat16 networks, views and networks of the authors' release. By default "
     "10,000 images at a learning rate of 1e-2 for 13 epochs stand in for all at 1e-3 for 300 "
@@ -133,36 +125,9 @@ def run_of(
     return Config.model_validate(base.model_dump(mode="json", exclude_defaults=True) | changes)
 
 
-def _job(config: Config, seed: int, lines: Mapping[str, str]) -> RunJob:
-    share = 0.3 if config.data.dataset.startswith("cifar") else 1.0
-    share *= (config.data.limit or _IMAGES) / _IMAGES
-    cost = share * config.train.epochs * _SECONDS[view_count(config.data)][config.method.name]
-    return RunJob(config=config, seed=seed, lines=lines, cost=cost)
-
-
-def _jobs(
-    cells: Sequence[tuple[str, str]], training: Training, methods: Collection[str],
-    labelled: int | None = None,
-) -> list[RunJob]:  # fmt: skip
-    """Short ones first, so that a table that was stopped says more."""
-    jobs = [
-        _job(run_of(*cell, method, _BEST[cell[0]], training, labelled), seed, lines)
-        for seed in range(training.seeds)
-        for cell in cells
-        for method, lines in _ways(*cell).items()
-        if method in methods
-    ]
-    return sorted(jobs, key=lambda job: (job.seed, job.cost))
-
-
-def _table2(full: bool) -> Size:
-    training, cells = (_PAPER, tuple(PRINTED)) if full else (PROXY, _QUICK)
-    lines = [line for cell in cells for line in _cell(*cell)]
-    return Size(lines=lines, jobs=_jobs(cells, training, _SECONDS[2]))
-
-
-def _name(dataset: str, setting: str, column: str) -> str:
-    return line_of(_TITLES[dataset], setting, column)
+def _job(config: Config) -> Job:
+    told = config.model_dump(mode="json", exclude_defaults=True)
+    return Job(label=config.name, measure=accuracies, settings={"config": told})
 
 
 def _printed(dataset: str, setting: str, column: str) -> Printed:
@@ -171,40 +136,46 @@ def _printed(dataset: str, setting: str, column: str) -> Printed:
     return Printed(mean=mean, sd=sd)
 
 
-def _ways(dataset: str, setting: str) -> Mapping[str, Mapping[str, str]]:
-    """By method, its lines and what each holds."""
-    ways: dict[str, dict[str, str]] = {}
-    for column, (method, way) in _COLUMNS.items():
-        ways.setdefault(method, {})[_name(dataset, setting, column)] = way
-    return ways
-
-
-def _cell(dataset: str, setting: str) -> Iterator[Line]:
-    """The lines of one row of the paper's table, and what the passives' help adds."""
-    title, cell = _TITLES[dataset], (dataset, setting)
-    for column in _COLUMNS:
-        cells = {"data": title, "views": setting, "method": column}
-        panels = (f"{title} {setting}",)
-        yield Line(cells=cells, paper=_printed(*cell, column), panels=panels, series=column)
+def _cell(
+    dataset: str, setting: str, training: Training, labelled: int | None = None
+) -> Iterator[Line]:
+    """The lines of one row of the paper's table, and what the passives' help adds; where few rows
+    have a label, of methods that predict alone, and the paper says nothing.
+    """
+    title, weight = _TITLES[dataset], _BEST[dataset]
+    methods = {
+        method: _job(run_of(dataset, setting, method, weight, training, labelled))
+        for method in dict.fromkeys(method for method, _ in _COLUMNS.values())
+        if not labelled or METHODS[method].settings.predicts_alone
+    }
+    lines = {
+        column: Line(
+            cells={"data": title, "views": setting, "method": column},
+            job=methods[method], figure=way, panels=(f"{title} {setting}",), series=column,
+            paper=None if labelled else _printed(dataset, setting, column),
+        )
+        for column, (method, way) in _COLUMNS.items()
+        if method in methods
+    }  # fmt: skip
+    yield from lines.values()
     for column in _HELPED:
-        gain = _printed(*cell, column).mean - _printed(*cell, _SINGLE).mean
+        helped, alone = (_printed(dataset, setting, of).mean for of in (column, _SINGLE))
         yield Line(
             cells={"data": title, "views": setting, "method": f"{column} minus {_SINGLE}"},
-            paper=Printed(mean=gain),
-            combines={_name(*cell, column): 1.0, _name(*cell, _SINGLE): -1.0},
+            paper=None if labelled else Printed(mean=helped - alone),
+            combines=((1.0, lines[column]), (-1.0, lines[_SINGLE])),
         )
+
+
+def _table2(full: bool) -> Size:
+    training, cells = (_PAPER, tuple(PRINTED)) if full else (PROXY, _QUICK)
+    return Size([line for cell in cells for line in _cell(*cell, training)], training.seeds)
 
 
 def _few_labels(full: bool) -> Size:
     training = _PAPER if full else replace(PROXY, seeds=_PAPER.seeds)
-    alone = [name for name in _SECONDS[2] if METHODS[name].settings.predicts_alone]
-    lines = [
-        replace(line, paper=None)
-        for cell in _FEW
-        for line in _cell(*cell)
-        if not line.cells["method"].startswith("TVFL")
-    ]
-    return Size(lines=lines, jobs=_jobs(_FEW, training, alone, _FEW_LABELS))
+    lines = [line for cell in _FEW for line in _cell(*cell, training, _FEW_LABELS)]
+    return Size(lines, training.seeds)
 
 
 def _lambda(full: bool) -> Size:
@@ -212,32 +183,18 @@ def _lambda(full: bool) -> Size:
     datasets, training = ("mnist", "cifar10"), _PAPER
     if not full:
         datasets, training = ("mnist", "fashion_mnist"), PROXY
-    lines = [
-        Line(
+    jobs: dict[str, Job] = {}
+    lines = []
+    for dataset, column, (place, weight) in product(datasets, _HELPED, enumerate(_LAMBDAS)):
+        method, way = _COLUMNS[column if weight else _SINGLE]
+        config = run_of(dataset, _STRIPS, method, weight, training)
+        lines.append(Line(
             cells={"data": _TITLES[dataset], "method": column, "lambda": f"{weight:g}"},
+            job=jobs.setdefault(config.name, _job(config)), figure=way,
             paper=None if weight else _printed(dataset, _STRIPS, _SINGLE),
-            panels=(f"{_TITLES[dataset]} {_STRIPS}",),
-            series=column,
-            at=float(place),
-        )
-        for dataset, column in product(datasets, _HELPED)
-        for place, weight in enumerate(_LAMBDAS)
-    ]
-    jobs = [
-        _job(run_of(dataset, _STRIPS, method, weight, training), seed, of_run)
-        for seed, dataset, weight in product(range(training.seeds), datasets, _LAMBDAS)
-        for method, of_run in _at(dataset, weight).items()
-    ]
-    return Size(lines=lines, jobs=jobs)
-
-
-def _at(dataset: str, weight: float) -> Mapping[str, Mapping[str, str]]:
-    """By method that runs at this lambda, its lines and what each holds."""
-    lines = {column: line_of(_TITLES[dataset], column, f"{weight:g}") for column in _HELPED}
-    if not weight:
-        alone, way = _COLUMNS[_SINGLE]
-        return {alone: dict.fromkeys(lines.values(), way)}
-    return {_COLUMNS[column][0]: {line: _COLUMNS[column][1]} for column, line in lines.items()}
+            panels=(f"{_TITLES[dataset]} {_STRIPS}",), series=column, at=float(place),
+        ))  # fmt: skip
+    return Size(lines, training.seeds)
 
 
 _table = partial(PaperTable, unit="test accuracy, per cent")

@@ -20,14 +20,7 @@ from sklearn.metrics import accuracy_score, precision_recall_fscore_support, sil
 from torch import nn
 
 from apfed_experiments.drawing import ATTACK, OURS, drawing
-from apfed_experiments.tables.table import (
-    Figures,
-    Line,
-    PaperTable,
-    Printed,
-    Size,
-    one_job_a_seed,
-)
+from apfed_experiments.tables.table import Figures, Job, Line, PaperTable, Printed, Size
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.learning.descent import Compute
 from secure_apfed.methods.averaging import LinearViews, SequenceViews
@@ -37,15 +30,11 @@ from secure_apfed.seeds import seeded
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.training import TrainSettings
 
-__all__ = [
-    "METRICS", "TABLES", "VIEWS", "Clients", "client_data", "h_fedmv", "measure_handwritten",
-    "measure_sessions", "measure_spaces", "measure_weights", "multi_view", "single_view", "spaces",
-    "trained", "wanted_labels",
-]  # fmt: skip
+__all__ = ["TABLES"]
 
-Rows = NDArray[np.int64]
+_Rows = NDArray[np.int64]
 _BETA, _WEIGHT = 4.0, 8.0
-METRICS = ("accuracy", "precision", "recall", "F1")
+_METRICS = ("accuracy", "precision", "recall", "F1")
 # Tables 1 to 3 of the paper, on BiAffect: accuracy, precision, recall, F1, mean and deviation.
 _PRINTED: Mapping[str, tuple[float, ...]] = {
     "V-FedMV": (88.76, 0.74, 90.89, 0.83, 87.09, 1.89, 88.93, 0.84),
@@ -86,45 +75,32 @@ _READING = (
 
 
 @dataclass(frozen=True, eq=False)
-class Clients:
+class _Clients:
     """Views of each client's training rows, by client and view, (N, F), their labels (N,), and the
     same of the test rows.
     """
 
     train: Sequence[Sequence[Floats]]
-    truth: Sequence[Rows]
+    truth: Sequence[_Rows]
     test: Sequence[Floats]
-    wanted: Rows
+    wanted: _Rows
 
     @property
-    def pooled(self) -> "Clients":
+    def pooled(self) -> "_Clients":
         views = [np.concatenate(parts) for parts in zip(*self.train, strict=True)]
-        return Clients([views], [np.concatenate(list(self.truth))], self.test, self.wanted)
+        return _Clients([views], [np.concatenate(list(self.truth))], self.test, self.wanted)
 
-    def only(self, views: Sequence[int]) -> "Clients":
+    def only(self, views: Sequence[int]) -> "_Clients":
         train = [[client[at] for at in views] for client in self.train]
-        return Clients(train, self.truth, [self.test[at] for at in views], self.wanted)
+        return _Clients(train, self.truth, [self.test[at] for at in views], self.wanted)
 
-    def alone(self, client: int) -> "Clients":
-        return Clients([self.train[client]], [self.truth[client]], self.test, self.wanted)
-
-
-def client_data(data: VerticalData) -> Clients:
-    """The plain features of a horizontal partition, view by view."""
-
-    def views(features_NF: torch.Tensor) -> list[Floats]:
-        return [
-            features_NF[:, view.columns].double().numpy() for view in data.active.views.values()
-        ]
-
-    parts, test_NF, wanted_N = _parts(data)
-    train = [views(features) for features, _ in parts]
-    return Clients(train, [labels.numpy() for _, labels in parts], views(test_NF), wanted_N)
+    def alone(self, client: int) -> "_Clients":
+        return _Clients([self.train[client]], [self.truth[client]], self.test, self.wanted)
 
 
 def _parts(
     data: VerticalData,
-) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Rows]:
+) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor, _Rows]:
     """Training rows of each client with their labels, and the test rows and theirs."""
     labels_N, features_NF = data.active.labels, data.active.features
     assert labels_N is not None
@@ -133,13 +109,13 @@ def _parts(
     return parts, features_NF[data.test_rows], labels_N[data.test_rows].numpy()
 
 
-def h_fedmv(clients: Clients, **options: Any) -> Floats:
-    """Algorithm 3, or with one client multi-view learning; return the scores of the test rows."""
-    return joint_scores(trained(clients, **options), np.arange(len(clients.wanted)))
+def _h_fedmv(clients: _Clients, **options: Any) -> Floats:
+    """Algorithm 3, or with one client multi-view learning; the scores of the test rows."""
+    return joint_scores(_views_of(clients, **options), np.arange(len(clients.wanted)))
 
 
-def trained(
-    clients: Clients, *, seed: int, rounds: int = 20, zetas: Sequence[float] = (),
+def _views_of(
+    clients: _Clients, *, seed: int, rounds: int = 20, zetas: Sequence[float] = (),
     eta: float = _WEIGHT,
 ) -> Sequence[ViewModel]:  # fmt: skip
     """Algorithm 3; return the views with their average weights, and with the test rows.
@@ -172,16 +148,16 @@ def trained(
     return models[0].views
 
 
-def multi_view(clients: Clients, *, seed: int, **weights: Any) -> Floats:
+def _multi_view(clients: _Clients, *, seed: int, **weights: Any) -> Floats:
     """V-FedMV, which is multi-view learning on the pooled rows.
 
     With one view it is Eq. (20) at another beta, (1 + 1 / zeta + 1 / eta) times its own: what the
-    pseudo-labels may differ by is minimised over, too. `single_view` is Eq. (20) itself.
+    pseudo-labels may differ by is minimised over, too. `_single_view` is Eq. (20) itself.
     """
-    return h_fedmv(clients.pooled, seed=seed, rounds=3, **weights)
+    return _h_fedmv(clients.pooled, seed=seed, rounds=3, **weights)
 
 
-def single_view(clients: Clients) -> Floats:
+def _single_view(clients: _Clients) -> Floats:
     """Eq. (20): |X W - Y|^2 + beta |W|_21 of one view, the weights averaged over the clients.
 
     Every client's minimum is its own whatever it begins with, so that one round is all (section
@@ -197,18 +173,16 @@ def single_view(clients: Clients) -> Floats:
     return np.asarray(test_NF @ np.tensordot(rows / rows.sum(), weights, 1))
 
 
-def _scored(scores_NC: Floats, wanted_N: Rows) -> dict[str, float]:
-    """Accuracy, and precision, recall and F1 of the second class, in per cent."""
-    guessed_N = scores_NC.argmax(1)
+def _scored(name: str, scores_NC: Floats, clients: _Clients) -> dict[str, float]:
+    """Accuracy, and precision, recall and F1 of the second class, per cent, by name and metric."""
+    guessed_N, wanted_N = scores_NC.argmax(1), clients.wanted
     found = precision_recall_fscore_support(
         wanted_N, guessed_N, labels=[1], average="macro", zero_division=0.0
     )
     values = (accuracy_score(wanted_N, guessed_N), *found[:3])
-    return {name: 100 * float(value) for name, value in zip(METRICS, values, strict=True)}
-
-
-def _named(name: str, scores_NC: Floats, clients: Clients) -> dict[str, float]:
-    return {f"{name} {key}": of for key, of in _scored(scores_NC, clients.wanted).items()}
+    return {
+        f"{name} {metric}": 100 * float(of) for metric, of in zip(_METRICS, values, strict=True)
+    }
 
 
 def _mean(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -221,7 +195,7 @@ class _Sessions:
 
     parts: Sequence[tuple[torch.Tensor, torch.Tensor]]
     test: torch.Tensor
-    wanted: Rows
+    wanted: _Rows
     sequences: Sequence[tuple[int, int]]
 
     @classmethod
@@ -236,7 +210,7 @@ class _Sessions:
         parts = [(torch.cat(features), torch.cat(labels))]
         return _Sessions(parts, self.test, self.wanted, self.sequences)
 
-    def encoded(self, encoders: Sequence[SequenceEncoder], *, by: int = 0) -> Clients:
+    def encoded(self, encoders: Sequence[SequenceEncoder], *, by: int = 0) -> _Clients:
         """The states of each client's GRUs, and of the test rows by those of client `by`."""
 
         def states(encoder: SequenceEncoder, features_NF: torch.Tensor) -> list[Floats]:
@@ -246,7 +220,7 @@ class _Sessions:
         pairs = zip(encoders, self.parts, strict=True)
         train = [states(encoder, features) for encoder, (features, _) in pairs]
         truth = [labels.numpy() for _, labels in self.parts]
-        return Clients(train, truth, states(encoders[by], self.test), self.wanted)
+        return _Clients(train, truth, states(encoders[by], self.test), self.wanted)
 
 
 def _trained(
@@ -276,7 +250,7 @@ def _trained(
     return [model.encoder for model in models]
 
 
-def _centrally(sessions: _Sessions, *, seed: int, units: int, epochs: int) -> Clients:
+def _centrally(sessions: _Sessions, *, seed: int, units: int, epochs: int) -> _Clients:
     """All clients' states by GRUs that were trained on the rows of all."""
     (central,) = _trained(
         sessions.pooled, seed=seed, units=units, rounds=1, epochs=epochs, average=False
@@ -291,10 +265,10 @@ def _sessions(seed: int, rows: int) -> _Sessions:
     return _Sessions.of(load_data(settings, seed=seed))
 
 
-VIEWS = ("alphanum", "special", "accel")
+_VIEWS = ("alphanum", "special", "accel")
 
 
-def measure_sessions(
+def _measure_sessions(
     *, seed: int, rows: int, units: int, epochs: int, rounds: int, local_epochs: int
 ) -> Figures:
     """Tables 1 to 3: by method and metric.
@@ -308,37 +282,37 @@ def measure_sessions(
         _trained(sessions, seed=seed, units=units, rounds=rounds, epochs=local_epochs, average=True)
     )
     local = _trained(sessions, seed=seed, units=units, rounds=1, epochs=epochs, average=False)
-    found = {**_tables_of(clients, seed), **_named("S-FedMV", h_fedmv(shared, seed=seed), shared)}
+    found = {**_tables_of(clients, seed), **_scored("S-FedMV", _h_fedmv(shared, seed=seed), shared)}
     own = [sessions.encoded(local, by=at) for at in range(len(local))]
     name = "Local sequential"
-    found |= _mean([_named(f"{name} H-FedMV", h_fedmv(of, seed=seed), of) for of in own])
+    found |= _mean([_scored(f"{name} H-FedMV", _h_fedmv(of, seed=seed), of) for of in own])
     return found | _mean([
-        _named(f"{name} LocalMV", multi_view(of.alone(at), seed=seed), of)
+        _scored(f"{name} LocalMV", _multi_view(of.alone(at), seed=seed), of)
         for at, of in enumerate(own)
     ])  # fmt: skip
 
 
-def _tables_of(clients: Clients, seed: int) -> dict[str, float]:
+def _tables_of(clients: _Clients, seed: int) -> dict[str, float]:
     """Tables 1 and 2, whose views were made by one GRU a view for all clients."""
-    found = _named("V-FedMV", multi_view(clients, seed=seed), clients)
-    found |= _named("H-FedMV", h_fedmv(clients, seed=seed), clients)
+    found = _scored("V-FedMV", _multi_view(clients, seed=seed), clients)
+    found |= _scored("H-FedMV", _h_fedmv(clients, seed=seed), clients)
     found |= _mean([
-        _named("MV w/o FL", multi_view(clients.alone(at), seed=seed), clients)
+        _scored("MV w/o FL", _multi_view(clients.alone(at), seed=seed), clients)
         for at in range(len(clients.train))
     ])  # fmt: skip
-    for kept in combinations(range(len(VIEWS)), 2):
-        (gone,) = set(range(len(VIEWS))) - set(kept)
+    for kept in combinations(range(len(_VIEWS)), 2):
+        (gone,) = set(range(len(_VIEWS))) - set(kept)
         both = clients.only(kept)
-        found |= _named(f"V w/o {VIEWS[gone]}", multi_view(both, seed=seed), both)
-        found |= _named(f"H w/o {VIEWS[gone]}", h_fedmv(both, seed=seed), both)
-    for at, view in enumerate(VIEWS):
+        found |= _scored(f"V w/o {_VIEWS[gone]}", _multi_view(both, seed=seed), both)
+        found |= _scored(f"H w/o {_VIEWS[gone]}", _h_fedmv(both, seed=seed), both)
+    for at, view in enumerate(_VIEWS):
         alone = clients.only([at])
-        found |= _named(f"{view} w/o FL", single_view(alone.pooled), alone)
-        found |= _named(f"{view} FL", single_view(alone), alone)
+        found |= _scored(f"{view} w/o FL", _single_view(alone.pooled), alone)
+        found |= _scored(f"{view} FL", _single_view(alone), alone)
     return found
 
 
-def measure_weights(
+def _measure_weights(
     *, seed: int, rows: int, units: int, epochs: int, values: Sequence[float]
 ) -> Figures:
     """Figure 6: accuracy where one weight of the objective differs from 8."""
@@ -346,124 +320,130 @@ def measure_weights(
     clients = _centrally(sessions, seed=seed, units=units, epochs=epochs)
     found: dict[str, float] = {}
     for value in values:
-        for at, view in enumerate(VIEWS):
-            zetas = [value if at == other else _WEIGHT for other in range(len(VIEWS))]
+        for at, view in enumerate(_VIEWS):
+            zetas = [value if at == other else _WEIGHT for other in range(len(_VIEWS))]
             found |= _both(clients, f"zeta of {view} {value:g}", seed=seed, zetas=zetas)
         found |= _both(clients, f"eta {value:g}", seed=seed, eta=value)
     return found
 
 
-def _both(clients: Clients, name: str, *, seed: int, **weights: Any) -> dict[str, float]:
-    methods = {"V-FedMV": multi_view, "H-FedMV": h_fedmv}
-    scores = {method: of(clients, seed=seed, **weights) for method, of in methods.items()}
-    accuracy = {method: _scored(of, clients.wanted)["accuracy"] for method, of in scores.items()}
-    return {f"{method} {name}": of for method, of in accuracy.items()}
+def _both(clients: _Clients, name: str, *, seed: int, **weights: Any) -> dict[str, float]:
+    return {
+        f"{title} {name}": _scored("", of(clients, seed=seed, **weights), clients)[" accuracy"]
+        for title, of in (("V-FedMV", _multi_view), ("H-FedMV", _h_fedmv))
+    }
 
 
-def measure_handwritten(*, seed: int) -> Figures:
+def _measure_handwritten(*, seed: int) -> Figures:
     """Accuracy on Handwritten by the number of views, in the order of the paper's Table 1."""
     order = ("zer", "fou", "kar", "pix", "fac")
     settings = DataSettings(dataset="handwritten", partition="horizontal", clients=4, views=order)
-    clients = client_data(load_data(settings, seed=seed))
-    found = {}
+    data = load_data(settings, seed=seed)
+    parts, test_NF, wanted_N = _parts(data)
+
+    def views(features_NF: torch.Tensor) -> list[Floats]:
+        return [
+            features_NF[:, view.columns].double().numpy() for view in data.active.views.values()
+        ]
+
+    train, truth = [views(of) for of, _ in parts], [labels.numpy() for _, labels in parts]
+    clients, found = _Clients(train, truth, views(test_NF), wanted_N), dict[str, float]()
     for many in range(1, len(order) + 1):
         some = clients.only(range(many))
-        scores = {"V-FedMV": multi_view(some, seed=seed), "H-FedMV": h_fedmv(some, seed=seed)}
-        for method, of in scores.items():
-            found[f"{method} {many}"] = 100 * float((of.argmax(1) == some.wanted).mean())
-        local = [multi_view(some.alone(at), seed=seed).argmax(1) for at in range(len(some.train))]
+        found |= _both(some, f"{many}", seed=seed)
+        local = [_multi_view(some.alone(at), seed=seed).argmax(1) for at in range(len(some.train))]
         found[f"MV w/o FL {many}"] = 100 * float(
             np.mean([guessed == some.wanted for guessed in local])
         )
     return found
 
 
-def measure_spaces(*, seed: int, rows: int, units: int, epochs: int) -> Figures:
-    """How far the classes lie apart in each of `spaces`: the silhouette, -1 to 1."""
-    sessions = _sessions(seed, rows)
-    found = spaces(seed=seed, rows=rows, units=units, epochs=epochs)
-    return {name: float(silhouette_score(of, sessions.wanted)) for name, of in found.items()}
+def _measure_spaces(**size: int) -> Figures:
+    """How far the classes lie apart in each of `_spaces`: the silhouette, -1 to 1."""
+    found, wanted_N = _spaces(**size)
+    return {name: float(silhouette_score(of, wanted_N)) for name, of in found.items()}
 
 
-def spaces(*, seed: int, rows: int, units: int, epochs: int) -> dict[str, Floats]:
-    """Figure 5: the test rows as GRUs give them, as views score them, and as Z, both methods."""
+def _spaces(*, seed: int, rows: int, units: int, epochs: int) -> tuple[dict[str, Floats], _Rows]:
+    """Figure 5: the test rows as GRUs give them, as views score them, and as Z, both methods; and
+    their labels.
+    """
     sessions = _sessions(seed, rows)
     clients = _centrally(sessions, seed=seed, units=units, epochs=epochs)
     every = np.arange(len(sessions.wanted))
-    found = {f"before: {view}": of for view, of in zip(VIEWS, clients.test, strict=True)}
+    found = {f"before: {view}": of for view, of in zip(_VIEWS, clients.test, strict=True)}
     for method, views in (
-        ("V-FedMV", trained(clients.pooled, seed=seed, rounds=3)),
-        ("H-FedMV", trained(clients, seed=seed)),
+        ("V-FedMV", _views_of(clients.pooled, seed=seed, rounds=3)),
+        ("H-FedMV", _views_of(clients, seed=seed)),
     ):
-        for name, view in zip(VIEWS, views, strict=True):
+        for name, view in zip(_VIEWS, views, strict=True):
             found[f"{method}: {name}"] = view.scores(every)
         found[f"{method}: Z"] = joint_scores(views, every)
-    return found
-
-
-def wanted_labels(*, seed: int, rows: int) -> Rows:
-    """Of the test rows of `spaces`."""
-    return _sessions(seed, rows).wanted
+    return found, sessions.wanted
 
 
 def _keystrokes(full: bool) -> Size:
+    job = Job(
+        label="sessions", measure=_measure_sessions,
+        settings={**_SIZE, "rounds": 20, "local_epochs": 3},
+    )  # fmt: skip
     panels = [name for name, many in _PANELS.items() for _ in range(many)]
-    lines = {
-        f"{method} {metric}": Line(
+    lines = [
+        Line(
             cells={"table": panel, "method": method, "metric": metric},
+            job=job, figure=f"{method} {metric}",
             paper=Printed(mean=printed[2 * at], sd=printed[2 * at + 1]), panels=(panel,),
             series=method if metric == "accuracy" else "",
         )
         for panel, (method, printed) in zip(panels, _PRINTED.items(), strict=True)
-        for at, metric in enumerate(METRICS)
-    }  # fmt: skip
-    return one_job_a_seed(
-        lines.items(), "sessions", measure_sessions, seeds=10 if full else 3, **_SIZE, rounds=20,
-        local_epochs=3,
-    )  # fmt: skip
+        for at, metric in enumerate(_METRICS)
+    ]  # fmt: skip
+    return Size(lines, 10 if full else 3)
 
 
 _VALUES = tuple(2.0**power for power in range(6))
 
 
 def _weights(full: bool) -> Size:
-    lines = {
-        f"{method} {weight} {value:g}": Line(
-            cells={"weight": weight, "method": method, "value": f"{value:g}"}, panels=(weight,),
-            series=method, at=np.log2(value),
+    settings = {**_SIZE, "values": list(_VALUES)}
+    job = Job(label="weights", measure=_measure_weights, settings=settings)
+    lines = [
+        Line(
+            cells={"weight": weight, "method": method, "value": f"{value:g}"},
+            job=job, figure=f"{method} {weight} {value:g}", panels=(weight,), series=method,
+            at=np.log2(value),
         )
-        for weight in (*(f"zeta of {view}" for view in VIEWS), "eta")
+        for weight in (*(f"zeta of {view}" for view in _VIEWS), "eta")
         for method in ("V-FedMV", "H-FedMV")
         for value in _VALUES
-    }  # fmt: skip
-    return one_job_a_seed(
-        lines.items(), "weights", measure_weights, seeds=10 if full else 3, **_SIZE,
-        values=list(_VALUES),
-    )  # fmt: skip
+    ]  # fmt: skip
+    return Size(lines, 10 if full else 3)
 
 
 def _by_views(full: bool) -> Size:
-    lines = {
-        f"{method} {many}": Line(
-            cells={"method": method, "views": str(many)}, series=method, at=many
+    job = Job(label="handwritten", measure=_measure_handwritten)
+    lines = [
+        Line(
+            cells={"method": method, "views": str(many)}, job=job, figure=f"{method} {many}",
+            series=method, at=many,
         )
         for method in ("V-FedMV", "H-FedMV", "MV w/o FL")
         for many in range(1, 6)
-    }
-    seeds = 10 if full else 5
-    return one_job_a_seed(lines.items(), "handwritten", measure_handwritten, seeds=seeds)
+    ]  # fmt: skip
+    return Size(lines, 10 if full else 5)
 
 
-def _spaces(full: bool) -> Size:
-    names = [f"before: {view}" for view in VIEWS]
-    names += [f"{method}: {of}" for method in ("V-FedMV", "H-FedMV") for of in (*VIEWS, "Z")]
-    lines = [(name, Line(cells={"space": name}, series=name)) for name in names]
-    return one_job_a_seed(lines, "spaces", measure_spaces, seeds=10 if full else 3, **_SIZE)
+def _silhouettes(full: bool) -> Size:
+    job = Job(label="spaces", measure=_measure_spaces, settings=_SIZE)
+    names = [f"before: {view}" for view in _VIEWS]
+    names += [f"{method}: {of}" for method in ("V-FedMV", "H-FedMV") for of in (*_VIEWS, "Z")]
+    lines = [Line(cells={"space": name}, job=job, figure=name, series=name) for name in names]
+    return Size(lines, 10 if full else 3)
 
 
 def _draw_spaces(path: Path) -> None:
     """t-SNE of the first seed's test rows in every space, a colour a class."""
-    found, wanted_N = spaces(seed=0, **_SIZE), wanted_labels(seed=0, rows=_SIZE["rows"])
+    found, wanted_N = _spaces(seed=0, **_SIZE)
     with drawing(path, (12.0, 9.0)) as figure:
         grid = figure.subplots(3, 4)
         places = [at for at in range(12) if at != 3]
@@ -485,8 +465,8 @@ TABLES: tuple[PaperTable, ...] = (
     _table(
         name="fedmv-spaces", source="FedMV, Figure 5", unit="silhouette of the classes", hours=0.5,
         title="Where people of the two classes lie before and after FedMV, synthetic sessions",
-        reading=f"{_READING} Test rows; the picture is t-SNE of the first seed's.", size=_spaces,
-        picture=_draw_spaces,
+        reading=f"{_READING} Test rows; the picture is t-SNE of the first seed's.",
+        size=_silhouettes, picture=_draw_spaces,
     ),
     _table(
         name="fedmv-keystrokes", source="FedMV, Tables 1 to 3", unit="%", hours=1.0, form=".1f",

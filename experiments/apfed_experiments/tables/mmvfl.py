@@ -7,20 +7,13 @@ gives the same is tested (`tests/secure_apfed/test_methods_pseudo_labels.py`).
 Letters: N rows, F features of a view, C classes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_experiments.tables.table import (
-    Figures,
-    Line,
-    PaperTable,
-    Printed,
-    Size,
-    one_job_a_seed,
-)
+from apfed_experiments.tables.table import Figures, Job, Line, PaperTable, Printed, Size
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.methods.multiview import (
     Floats,
@@ -159,44 +152,44 @@ def _fold(labels_N: Rows, fold: int) -> tuple[Rows, Rows]:
     return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
 
 
-def _sized(lines: Iterable[tuple[str, Line]]) -> Size:
-    return one_job_a_seed(
-        lines, "handwritten", measure_fold, seeds=_FOLDS, betas=list(_BETAS),
-        iterations=list(_ITERATIONS),
-    )  # fmt: skip
+_JOB = Job(
+    label="handwritten", measure=measure_fold,
+    settings={"betas": list(_BETAS), "iterations": list(_ITERATIONS)},
+)  # fmt: skip
 
 
 def _curves(full: bool) -> Size:
-    measured = {"MMVFL": f"MMVFL {max(_ITERATIONS)}", "supFL": "supFL"}
-    lines = {
-        f"{measured[method]} {participant} {share}": Line(
+    lines = [
+        Line(
             cells={
                 "participant": str(participant), "view": view, "method": method,
                 "features %": str(share),
             },
+            job=_JOB, figure=f"{measured} {participant} {share}",
             panels=(f"Participant {participant} ({view})",), series=method, at=share,
         )
         for participant, view in enumerate(_VIEWS, 1)
-        for method in measured
+        for method, measured in (("MMVFL", f"MMVFL {max(_ITERATIONS)}"), ("supFL", "supFL"))
         for share in _SHARES
-    }  # fmt: skip
-    return _sized(lines.items())
+    ]  # fmt: skip
+    return Size(lines, _FOLDS)
 
 
 def _differences(full: bool) -> Size:
     """Both models of the paper are the same one, so that a figure has two lines."""
-    lines: list[tuple[str, Line]] = []
-    for against, printed in _PAPER.items():
-        participants = [f"{at} ({view})" for at, view in enumerate(_VIEWS, 1)]
-        for participant, mean in zip([*participants, "average"], printed, strict=True):
-            for most in _ITERATIONS:
-                cells = {"MMVFL minus": against, "participant": participant}
-                line = Line(
-                    cells={**cells, "iterations": str(most)}, paper=Printed(mean=mean),
-                    panels=(f"MMVFL minus {against}",), series=f"{participant}, {most} iterations",
-                )  # fmt: skip
-                lines.append((f"apart {most} {participant.partition(' ')[0]}", line))
-    return _sized(lines)
+    participants = [*(f"{at} ({view})" for at, view in enumerate(_VIEWS, 1)), "average"]
+    lines = [
+        Line(
+            cells={"MMVFL minus": against, "participant": participant, "iterations": str(most)},
+            job=_JOB, figure=f"apart {most} {participant.partition(' ')[0]}",
+            paper=Printed(mean=mean), panels=(f"MMVFL minus {against}",),
+            series=f"{participant}, {most} iterations",
+        )
+        for against, printed in _PAPER.items()
+        for participant, mean in zip(participants, printed, strict=True)
+        for most in _ITERATIONS
+    ]  # fmt: skip
+    return Size(lines, _FOLDS)
 
 
 _table = partial(PaperTable, reading=_READING, leaves_out="", hours=0.02, shared=_SHARED)

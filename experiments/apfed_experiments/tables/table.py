@@ -1,42 +1,36 @@
 """A table or figure of a paper: its lines, what the paper prints of them, and jobs that fill it.
 
-A job measures figures of some lines for one seed and keeps them in one small file, so that a table
-that was stopped goes on where it was; what is not measured yet stays empty, and a forecast says how
-long the rest takes. `RunJob` is a run of a method; `FunctionJob` is any function of plain settings.
-Adding a table is one entry in the `TABLES` of its paper's file.
+A job measures figures of some lines for a seed and keeps them in one small file, so that a table
+that was stopped goes on where it was; what is not measured yet stays empty. Adding a table is one
+entry in the `TABLES` of its paper's file.
 """
 
 import hashlib
 import json
 import math
 import time
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
-from joblib import Parallel, delayed
 from matplotlib.axes import Axes
-from pydantic import BaseModel, ConfigDict
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
+from pydantic import BaseModel
 
-from apfed_experiments.columns import Column, Table, stored, within, write_text
-from apfed_experiments.drawing import COLOURS, OTHER, OURS, drawing
-from apfed_experiments.study import OnDone
+from apfed_experiments.columns import Column, Table, shown, stored, within, write_text
+from apfed_experiments.drawing import COLOURS, OTHER, OURS, draw_line, drawing
+from apfed_experiments.study import Failure, Kept, OnDone, in_processes, measured_once, or_failure
 from apfed_experiments.summary import Interval, Row
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed.config import Config
-from secure_apfed.errors import ApfedError, CheckpointError, ModelError
-from secure_apfed.files import read_json, write_atomically
+from secure_apfed.errors import ModelError
 from secure_apfed.runs.run import run
 from secure_apfed.simulation import simulate, why_not
 
 __all__ = [
-    "Board", "Figures", "Forecast", "FunctionJob", "Job", "Line", "Measured", "PaperTable",
-    "Printed", "RunJob", "Size", "fill", "line_of", "one_job_a_seed", "write",
+    "Board", "Figures", "Job", "Line", "PaperTable", "Printed", "Size", "accuracies", "fill",
+    "write",
 ]  # fmt: skip
 
 Clock: TypeAlias = Callable[[], float]
@@ -49,192 +43,108 @@ _APART, _BELOW = 0.012, 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class Printed:
-    """What a paper prints: a mean, and the standard deviation where it gives one."""
-
     mean: float
     sd: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+class _Measured(BaseModel):
+    figures: dict[str, float]
+    seconds: float
+
+
+class _KeptMeasured(Kept):
+    measured: _Measured
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Job:
+    """Figures of one seed, by which lines are paired.
+
+    Attributes:
+        label: distinct within the table.
+        measure: of the seed and plain settings; a module's, so that another process finds it.
+    """
+
+    label: str
+    measure: Callable[..., Figures]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def finish(self, seed: int, path: Path) -> Figures:
+        """Measure on one thread and keep it, or read what was kept.
+
+        Raises CheckpointError where a file in its place has other settings.
+        """
+        told = json.dumps({**self.settings, "seed": seed}, sort_keys=True)
+        digest = hashlib.sha256(told.encode()).hexdigest()
+        kept = measured_once(path, _KeptMeasured, digest, partial(self._measured, seed))
+        return kept.measured.figures
+
+    def _measured(self, seed: int) -> dict[str, _Measured]:
+        began = time.monotonic()
+        figures = dict(self.measure(seed=seed, **self.settings))
+        if lost := sorted(name for name, of in figures.items() if not math.isfinite(of)):
+            raise ModelError(
+                f"{self.label}: {', '.join(lost)} is no finite number, so its training diverged; "
+                "nothing is kept of it"
+            )
+        return {"measured": _Measured(figures=figures, seconds=time.monotonic() - began)}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Line:
     """One line of a table.
 
     Attributes:
         cells: text by column; the same columns in all lines, and no two lines the same texts.
+        job, figure: what of whose figures it holds.
+        combines: else weights of lines, whose sum it is for every seed that has all of them: a
+            mean, or a difference that is paired by seed.
         paper: what the paper prints; None: nothing, or nothing that can be read.
-        combines: weights by line; this one is their sum, for every seed that has all of them, and
-            no job measures it. A mean, or a difference that is paired by seed.
         panels: of the picture, by title, in which it is shown; at: its place on their axis.
         series: whose curve it lies on, or what its dot is called; "": it is not drawn.
     """
 
     cells: Mapping[str, str]
+    job: Job | None = None
+    figure: str = ""
+    combines: Sequence[tuple[float, "Line"]] = ()
     paper: Printed | None = None
-    combines: Mapping[str, float] = field(default_factory=dict)
     panels: tuple[str, ...] = ("",)
     series: str = ""
     at: float | None = None
 
-    @property
-    def name(self) -> str:
-        """Its texts, which jobs name it by."""
-        return line_of(*self.cells.values())
+    def values(self, found: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
+        """By seed."""
+        if self.job is not None:
+            label = self.job.label
+            return {seed: of[self.figure] for (job, seed), of in found.items() if job == label}
+        parts = [(weight, line.values(found)) for weight, line in self.combines]
+        seeds = set.intersection(*(set(values) for _, values in parts))
+        return {
+            seed: sum(weight * values[seed] for weight, values in parts) for seed in sorted(seeds)
+        }
 
 
-def line_of(*texts: str) -> str:
-    return " / ".join(texts)
-
-
-class Measured(BaseModel):
-    """What one job found, by the name of a line, and how long it took."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    figures: dict[str, float]
-    seconds: float
-
-
-class _Kept(BaseModel):
-    """The file of a job's figures."""
-
-    settings: str
-    measured: Measured
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """Measures some lines for one seed, by which lines are paired.
-
-    Attributes:
-        lines: that it fills, each with what of its figures the line holds; others are only kept.
-        cost: seconds that it takes, against those of the table's other jobs.
+def accuracies(*, seed: int, config: Mapping[str, Any]) -> Figures:
+    """Of a run, by way of inference, in per cent; where these can be had without messages between
+    the parties, none are sent.
     """
-
-    seed: int
-    lines: Mapping[str, str]
-    cost: float = 1.0
-
-    @property
-    def title(self) -> str:
-        """Distinct within the table, but for the seed."""
-        raise NotImplementedError
-
-    @property
-    def kept_as(self) -> str:
-        """All that figures depend on; those that were kept under another are refused."""
-        raise NotImplementedError
-
-    def figures(self) -> Figures:
-        raise NotImplementedError
-
-    @property
-    def name(self) -> str:
-        return f"{self.title}-seed{self.seed}"
-
-    def file(self, folder: Path) -> Path:
-        """Of its figures."""
-        return folder / f"{self.name}.json"
-
-    def finish(self, folder: Path) -> Measured:
-        """Measure on one thread and keep it, or read what was kept.
-
-        Raises CheckpointError where a file in its place has other settings.
-        """
-        path, digest = self.file(folder), hashlib.sha256(self.kept_as.encode()).hexdigest()
-        if not path.is_file():
-            torch.set_num_threads(1)
-            began = time.monotonic()
-            with threadpool_limits(1):
-                figures = dict(self.figures())
-            if lost := sorted(name for name, of in figures.items() if not math.isfinite(of)):
-                raise ModelError(
-                    f"{path.stem}: {', '.join(lost)} is no finite number, so its training "
-                    "diverged; nothing is kept of it"
-                )
-            measured = Measured(figures=figures, seconds=time.monotonic() - began)
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            kept = _Kept(settings=digest, measured=measured)
-            write_atomically(path, kept.model_dump_json().encode())
-        found = read_json(path, _Kept)
-        if found.settings != digest:
-            raise CheckpointError(
-                f"{path} was measured with other settings; remove it, or choose another folder"
-            )
-        shown = {line: found.measured.figures[name] for line, name in self.lines.items()}
-        return Measured(figures=shown, seconds=found.measured.seconds)
+    own = {"seed": seed, "party_seeds": "shared_for_comparison"}
+    of_run = Config.model_validate({**config, **own})
+    found = run(of_run, None) if why_not(of_run) else simulate(of_run)
+    return {way: 100 * accuracy for way, accuracy in found.accuracy.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunJob(Job):
-    """A run of a method; lines hold the accuracy of a way of inference, in per cent."""
-
-    config: Config
-
-    @property
-    def title(self) -> str:
-        return self.config.name
-
-    @property
-    def of_seed(self) -> Config:
-        own = {"name": self.name, "seed": self.seed, "party_seeds": "shared_for_comparison"}
-        return self.config.model_copy(update=own)
-
-    @property
-    def kept_as(self) -> str:
-        return self.of_seed.model_dump_json(exclude_defaults=True)
-
-    def figures(self) -> Figures:
-        """Where accuracy can be had without messages between the parties, none are sent."""
-        config = self.of_seed
-        with warnings.catch_warnings():
-            # Plain sums are unsafe by name, and the tables say so.
-            warnings.simplefilter("ignore", UnsafeChoiceWarning)
-            of_run = run(config, None) if why_not(config) else simulate(config)
-        return {way: 100 * accuracy for way, accuracy in of_run.accuracy.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FunctionJob(Job):
-    """A function of plain settings and the seed; `label` is distinct within the table, but for the
-    seed, and `measure` of a module, so that another process finds it.
-    """
-
-    label: str
-    measure: Callable[..., Figures]
-    settings: Mapping[str, Any]
-
-    @property
-    def title(self) -> str:
-        return self.label
-
-    @property
-    def kept_as(self) -> str:
-        return json.dumps({**self.settings, "seed": self.seed}, sort_keys=True)
-
-    def figures(self) -> Figures:
-        return self.measure(seed=self.seed, **self.settings)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Size:
     """What is measured of a table: its default part, or all of it."""
 
     lines: Sequence[Line]
-    jobs: Sequence[Job]
+    seeds: int
 
-
-def one_job_a_seed(
-    lines: Iterable[tuple[str, Line]], label: str, measure: Callable[..., Figures], *, seeds: int,
-    **settings: Any,
-) -> Size:  # fmt: skip
-    """Lines beside what the measure calls their figures, all of which every seed's job fills."""
-    named = list(lines)
-    figure_of = {line.name: figure for figure, line in named}
-    jobs = [
-        FunctionJob(label=label, seed=seed, measure=measure, settings=settings, lines=figure_of)
-        for seed in range(seeds)
-    ]
-    return Size(lines=[line for _, line in named], jobs=jobs)
+    @property
+    def jobs(self) -> list[Job]:
+        return list(dict.fromkeys(line.job for line in self.lines if line.job is not None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,16 +152,14 @@ class PaperTable:
     """A table or figure of a paper.
 
     Attributes:
-        name: of the command; begins with the paper's. source: paper, and table or figure.
-        title: what it shows; unit, form: of its figures.
         reading: how it is measured here, and in what that differs from the paper.
         leaves_out: of the full table in what runs by default; empty: nothing.
         hours: that the full table takes on two cores, about.
-        size: its lines and jobs, given whether all of it is wanted.
+        size: its lines and seeds, given whether all of it is wanted.
         axis: what `Line.at` is; empty: the picture has one dot a line. ticks: what stands at a
             place of that axis, if not its number.
         shared: how alike two seeds' figures are; see `apfed_experiments.summary.shared_share`.
-        picture: draws it in place of the lines, to this path; None: the lines are drawn.
+        picture: draws it in place of the lines, to this path.
     """
 
     name: str
@@ -270,57 +178,27 @@ class PaperTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """How far a table is, and how long the rest takes in so many processes.
-
-    Attributes:
-        hours: of the jobs that are not done, at the pace of those that are; None: none is.
-        full_jobs, full_hours: the same of all of the table.
-        pace: the median job's seconds, of those that `PaperTable.hours` gives it.
-    """
-
-    done: int
-    jobs: int
-    hours: float | None
-    full_jobs: int
-    full_hours: float | None
-    pace: float | None
-
-    @property
-    def sentence(self) -> str:
-        told = f"{self.done} of {self.jobs} jobs are done"
-        if self.hours:
-            told += f"; the others take about {_hours(self.hours)}"
-        if self.full_jobs and self.full_hours:
-            told += f"; the full table has {self.full_jobs} more, about {_hours(self.full_hours)}"
-        if self.pace and (self.hours or self.full_hours) and not 2 / 3 < self.pace < 3 / 2:
-            told += f", since these took {self.pace:.1f} times what --list reckons with"
-        return told
-
-
-def _hours(hours: float) -> str:
-    return f"{60 * hours:.0f} minutes" if hours < 1 else f"{hours:.1f} hours"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Board:
     """A table as far as it is filled, all of it or its default part; `rows` of each line, see
-    `_row`; by job, why it ended with an error: the same command tries it again.
+    `_row`; how many jobs are done, of how many; by job, why it ended with an error: the same
+    command tries it again.
     """
 
     table: PaperTable
     full: bool
     rows: Sequence[Row]
-    forecast: Forecast
+    done: int
+    jobs: int
     failures: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.done} of {self.jobs} jobs are done"
 
     @property
     def lines(self) -> Table:
         """What is missing is empty, and a paper's unread figure is "-"."""
         form = self.table.form
-
-        def shown(name: str, title: str, text: Callable[[Any], str], missing: str = "") -> Column:
-            return Column(name=name, title=title, form=text, missing=missing, keys=())
 
         def with_sd(both: tuple[float, float | None]) -> str:
             mean, sd = both
@@ -339,7 +217,7 @@ class Board:
                 "limits", "95 % interval", lambda ends: " to ".join(f"{end:{form}}" for end in ends)
             ),
             shown("seeds", "seeds", lambda many: str(many or "")),
-            shown("printed", "paper", with_sd, "-"),
+            shown("printed", "paper", with_sd, missing="-"),
             shown("difference", "difference", within(f"+{form}")),
             shown("in_sd", "in combined sd", within("+.1f")),
         )
@@ -348,19 +226,19 @@ class Board:
     def as_json(self) -> dict[str, Any]:
         return {
             "table": self.table.name, "source": self.table.source, "unit": self.table.unit,
-            "full": self.full, "done": self.forecast.done, "jobs": self.forecast.jobs,
-            "hours_left": self.forecast.hours, "full_hours_left": self.forecast.full_hours,
+            "full": self.full, "done": self.done, "jobs": self.jobs,
             "failures": dict(self.failures), "lines": self.lines.plain(),
         }  # fmt: skip
 
 
-def _row(line: Line, by_seed: Mapping[int, float], shared: float) -> Row:
+def _row(line: Line, found: Mapping[tuple[str, int], Figures], shared: float) -> Row:
     """One line with what was measured of it; None: nothing was, or not enough.
 
     sd: over the seeds; difference: ours minus the paper's; in_sd: the same in units of the combined
     standard deviation, sqrt(ours^2 + paper's^2).
     """
-    values, paper = list(by_seed.values()), line.paper
+    by_seed, paper = line.values(found), line.paper
+    values = list(by_seed.values())
     interval = Interval.of(values, shared=shared) if values else None
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
     difference = in_sd = None
@@ -371,7 +249,7 @@ def _row(line: Line, by_seed: Mapping[int, float], shared: float) -> Row:
     limits = None if interval is None or sd is None else (interval.low, interval.high)
     low, high = limits or (None, None)
     return {
-        **line.cells, "line": line, "values": dict(by_seed), "interval": interval,
+        **line.cells, "line": line, "values": by_seed, "interval": interval,
         "seeds": len(values), "mean": interval and interval.mean, "sd": sd, "low": low,
         "high": high, "paper": paper and paper.mean, "paper_sd": paper and paper.sd,
         "difference": difference, "in_sd": in_sd, "limits": limits,
@@ -393,72 +271,24 @@ def fill(
     size, kept = table.size(full), folder / "jobs"
     kept.mkdir(mode=0o700, parents=True, exist_ok=True)
     until = math.inf if minutes is None else clock() + 60 * minutes
-    # One at a time and in its turn, so that none begins after its time.
-    parallel = Parallel(
-        n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs, batch_size=1
+    every = {(job.label, seed): job for seed in range(size.seeds) for job in size.jobs}
+    files = {of: kept / f"{of[0]}-seed{of[1]}.json" for of in every}
+    tasks = (
+        (path.stem, partial(or_failure, path.stem, partial(every[of].finish, of[1], path)))
+        for of, path in files.items()
+        if path.is_file() or clock() < until
     )
-    finished = parallel(
-        delayed(_attempt)(job, kept)
-        for job in size.jobs
-        if job.file(kept).is_file() or clock() < until
+    ended = in_processes(tasks, len(every), jobs=jobs, on_done=on_done)
+    failures = {name: of.message for name, of in ended.items() if isinstance(of, Failure)}
+    found: dict[tuple[str, int], Figures] = {}
+    for of, path in files.items():
+        figures = ended.get(path.stem)
+        if isinstance(figures, Mapping):
+            found[of] = figures
+    rows = [_row(line, found, table.shared) for line in size.lines]
+    return Board(
+        table=table, full=full, rows=rows, done=len(found), jobs=len(every), failures=failures
     )
-    found, failures = dict[str, Measured](), dict[str, str]()
-    for name, result in finished:
-        if isinstance(result, Measured):
-            found[name] = result
-        else:
-            failures[name] = result
-        on_done(len(found), len(size.jobs))
-    forecast = _forecast(size, table.size(True), kept, found, jobs, table.hours)
-    rows = _rows(size, found, shared=table.shared)
-    return Board(table=table, full=full, rows=rows, forecast=forecast, failures=failures)
-
-
-def _attempt(job: Job, kept: Path) -> tuple[str, Measured | str]:
-    try:
-        return job.name, job.finish(kept)
-    except (ApfedError, LocalProtocolError, RemoteProtocolError) as error:
-        return job.name, f"{type(error).__name__}: {error}"
-
-
-def _rows(size: Size, found: Mapping[str, Measured], *, shared: float) -> list[Row]:
-    """Every line with its values; those that combine others read what jobs measured."""
-    values: dict[str, dict[int, float]] = {line.name: {} for line in size.lines}
-    for job in size.jobs:
-        for name, value in found[job.name].figures.items() if job.name in found else ():
-            values[name][job.seed] = value
-    for line in size.lines:
-        if line.combines:
-            seeds = set.intersection(*(set(values[name]) for name in line.combines))
-            values[line.name] = {
-                seed: sum(weight * values[name][seed] for name, weight in line.combines.items())
-                for seed in sorted(seeds)
-            }
-    return [_row(line, values[line.name], shared) for line in size.lines]
-
-
-def _forecast(
-    size: Size, full: Size, kept: Path, found: Mapping[str, Measured], processes: int,
-    reckoned: float,
-) -> Forecast:  # fmt: skip
-    """Args: reckoned: hours of the full table on two cores, as `PaperTable` says."""
-    wanted = {job.name for job in size.jobs}
-    left = [job for job in size.jobs if job.name not in found]
-    more = [job for job in full.jobs if job.name not in wanted and not job.file(kept).is_file()]
-    unit = 2 * reckoned / sum(job.cost for job in full.jobs)
-    paces = [
-        found[job.name].seconds / 3600 / (unit * job.cost) for job in size.jobs if job.name in found
-    ]
-    # Not the mean: a few jobs that waited for others on a busy machine say nothing of the rest.
-    pace = float(np.median(paces)) if paces else None
-
-    def hours(jobs: Sequence[Job]) -> float | None:
-        return pace and pace * unit * sum(job.cost for job in jobs) / processes
-
-    return Forecast(
-        done=len(found), jobs=len(size.jobs), hours=hours(left), full_jobs=len(more),
-        full_hours=hours(more), pace=pace,
-    )  # fmt: skip
 
 
 def write(board: Board, folder: Path) -> Mapping[str, Path]:
@@ -475,14 +305,13 @@ def write(board: Board, folder: Path) -> Mapping[str, Path]:
 
 
 def _page(board: Board, *, picture: str) -> str:
-    """The table with all that a reader needs beside it."""
     table = board.table
     command = f"secure-apfed table {table.name}{' --full' if board.full else ''}"
     unit = f": {table.unit}" if table.unit else ""
     notes = [f"# {table.title}", f"{table.source}. `{command}`{unit}. {table.reading}"]
     if table.leaves_out and not board.full:
         notes.append(f"Left out, and run by `--full`: {table.leaves_out}.")
-    notes += [f"{board.forecast.sentence}.", board.lines.markdown()]
+    notes += [f"{board.sentence}.", board.lines.markdown()]
     return "\n\n".join(notes) + f"\n![{table.title}]({picture})\n"
 
 
@@ -523,7 +352,7 @@ def _draw(path: Path, board: Board) -> None:
 
 def _label(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
     """Ticks where lines are; intervals of what is never below 0 may reach there, and are cut."""
-    places = sorted({row["line"].at for row in lines if row["line"].at is not None})
+    places = sorted({row["line"].at for row in lines})
     axes.set(xlabel=table.axis, ylabel=table.unit)
     axes.set_xticks(places, [table.ticks.get(at, f"{at:g}") for at in places])
     means = [row["interval"].mean for row in lines if row["interval"] is not None]
@@ -534,18 +363,15 @@ def _label(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
 
 def _dots(axes: Axes, lines: Sequence[Row]) -> None:
     """A dot a line, the first on top, and the paper's a little below."""
+    ours: dict[str, Any] = {"fmt": "o", "color": OURS, "label": "here, 95 % interval"}
+    theirs: dict[str, Any] = {"fmt": "D", "color": OTHER, "label": "paper, standard deviation"}
     for height, row in enumerate(lines):
-        interval, printed = row["interval"], row["line"].paper
-        if interval is not None:
-            axes.errorbar(
-                interval.mean, -height + 0.12, xerr=interval.arms(), fmt="o", color=OURS,
-                capsize=2.5, label="here, 95 % interval",
-            )  # fmt: skip
-        if printed is not None:
-            axes.errorbar(
-                printed.mean, -height - 0.18, xerr=printed.sd or None, fmt="D", color=OTHER,
-                markerfacecolor="white", capsize=2.5, label="paper, standard deviation",
-            )  # fmt: skip
+        for of, up, look in (
+            (row["interval"], 0.12, ours),
+            (_beside(row), -0.18, {**theirs, "markerfacecolor": "white"}),
+        ):
+            if of is not None:
+                axes.errorbar(of.mean, up - height, xerr=of.arms(), capsize=2.5, **look)
     axes.set_yticks([-height for height in range(len(lines))])
     axes.set_yticklabels([row["line"].series for row in lines], fontsize=8)
     axes.set_ylim(-len(lines) + 0.4, 0.6)
@@ -556,31 +382,26 @@ def _curves(axes: Axes, lines: Sequence[Row]) -> None:
     """A curve a series; the paper's figures are hollow and in its colour."""
     series: dict[str, list[Row]] = {}
     for row in lines:
-        if row["line"].at is not None:
-            series.setdefault(row["line"].series, []).append(row)
-    ends = [row["line"].at for row in lines if row["line"].at is not None]
-    step = _APART * (max(ends) - min(ends) or 1.0) if ends else 0.0
-    for place, (name, of_series) in enumerate(series.items()):
+        series.setdefault(row["line"].series, []).append(row)
+    ends = [row["line"].at for row in lines]
+    step = _APART * (max(ends) - min(ends) or 1.0)
+    for place, (name, rows) in enumerate(series.items()):
         colour, shift = COLOURS[place % len(COLOURS)], step * (place - (len(series) - 1) / 2)
-        for mine, label in ((True, name), (False, f"{name}, paper")):
-            _curve(axes, of_series, mine=mine, shift=shift, colour=colour, label=label)
+        ours: dict[str, Any] = {"fmt": "o-", "label": name}
+        theirs: dict[str, Any] = {"fmt": "D:", "label": f"{name}, paper", "mfc": "white"}
+        for intervals, look in (
+            ([row["interval"] for row in rows], ours), ([_beside(row) for row in rows], theirs),
+        ):  # fmt: skip
+            shown = [
+                (row["line"].at + shift, of)
+                for row, of in zip(rows, intervals, strict=True) if of is not None
+            ]  # fmt: skip
+            if shown:
+                places, found = zip(*shown, strict=True)
+                draw_line(axes, places, found, color=colour, markersize=5, **look)
 
 
-def _curve(
-    axes: Axes, lines: Sequence[Row], *, mine: bool, shift: float, colour: str, label: str
-) -> None:
-    points = []
-    for row in lines:
-        interval, printed, at = row["interval"], row["line"].paper, row["line"].at or 0.0
-        if mine and interval is not None:
-            (low,), (high,) = interval.arms()
-            points.append((at + shift, interval.mean, low, high))
-        if not mine and printed is not None:
-            points.append((at + shift, printed.mean, printed.sd or 0.0, printed.sd or 0.0))
-    if not points:
-        return
-    places, means, below, above = zip(*points, strict=True)
-    axes.errorbar(
-        places, means, yerr=(below, above), fmt="o-" if mine else "D:", color=colour,
-        markerfacecolor=colour if mine else "white", capsize=2.5, markersize=5, label=label,
-    )  # fmt: skip
+def _beside(row: Row) -> Interval | None:
+    """What the paper prints, one standard deviation to each side."""
+    mean, sd = row["paper"], row["paper_sd"] or 0.0
+    return None if mean is None else Interval(mean, mean - sd, mean + sd)

@@ -1,0 +1,361 @@
+"""Studies: points that are run once, what is made of them, and what they write."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from apfed_attacks.run import prepare
+from apfed_experiments import credit_card, main_job, overlap, sweep
+from apfed_experiments.columns import Table
+from apfed_experiments.finished import FinishedRun
+from apfed_experiments.references import REFERENCES, Reference, run_reference
+from apfed_experiments.report.page import Part, write_comparison
+from apfed_experiments.study import Line, Trial, base_config, centralise, finish, results_of
+from secure_apfed.config import AttackChoice, Config
+from secure_apfed.data import load_data
+from secure_apfed.errors import CheckpointError, DataError
+from secure_apfed.methods import method_settings
+from secure_apfed.planning.stored import load_sweeps
+from secure_apfed.solo import BASELINES
+from tests.experiments.finished_runs import attacked, finished
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
+    pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
+]
+BY_KEY = {variant.key: variant for variant in main_job.VARIANTS}
+SINGLE, TVFL = BY_KEY["alone"], BY_KEY["tvfl"]
+PLAIN, GUARDED, NOISY = BY_KEY["apfed_c"], BY_KEY["apfed_c-protected"], BY_KEY["votes-randomised"]
+
+
+def small(name: str = "sweep-breast-cancer") -> Config:
+    base = base_config(name)
+    train = base.train.model_copy(update={"epochs": 2, "evaluate_every": 2})
+    return base.model_copy(update={"train": train})
+
+
+def stamps(folder: Path, pattern: str) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob(pattern)}
+
+
+@pytest.mark.parametrize("name", sweep.CONFIGS)
+def test_a_centralised_table_holds_everybodys_features_of_the_same_people(name: str) -> None:
+    data = load_data(base_config(name).data, seed=3)
+    whole = centralise(data)
+    assert whole.passives == ()
+    assert whole.active.ids == data.active.ids
+    assert whole.active.labels is data.active.labels
+    cut = 2 if name == "sweep-digits" else 1
+    assert whole.active.features.shape[cut] == sum(of.features.shape[cut] for of in data.tables)
+    # One person's row, put together by hand.
+    person = data.active.ids[7]
+    rows = [table.features[table.ids.index(person)] for table in data.tables]
+    assert torch.equal(whole.active.features[7], torch.cat(rows, dim=cut - 1))
+
+
+def test_strips_stand_in_the_order_of_the_image_whichever_the_active_holds() -> None:
+    settings = base_config("sweep-digits").data
+    first = centralise(load_data(settings, seed=0)).active
+    third = centralise(load_data(settings.model_copy(update={"active_view": 3}), seed=0)).active
+    place = {person: row for row, person in enumerate(third.ids)}
+    assert torch.equal(first.features, third.features[[place[person] for person in first.ids]])
+    settings = small().data.model_copy(update={"overlap": 0.5})
+    with pytest.raises(DataError, match=r"passive-1 does not know \d+ .* needs data.overlap: 1.0"):
+        centralise(load_data(settings, seed=0))
+
+
+def test_lines_differ_in_what_they_say_alone(tmp_path: Path) -> None:
+    base = small()
+    points = sweep.points_of(base, tmp_path, epsilons=[1.0, 4.0])
+    trials = [point.trial(seed) for point in points for seed in (0, 1)]
+    assert len(trials) == len({trial.path for trial in trials}) == 2 * (3 + 5 * 2)
+    for point in points:
+        settings, plain = point.config.model_dump(), base.model_dump()
+        changed = {key for key, value in settings.items() if value != plain[key]}
+        assert changed <= {"name", "method", "guard", "labels"}
+        protected = (point.config.guard.epsilon, point.config.labels.epsilon)
+        assert sum(of is not None for of in protected) == len(point.line.settings) - 1
+    assert {line.key for line in sweep.LINES} == {point.line.key for point in points}
+    for name in main_job.CONFIGS:
+        base = base_config(name)
+        assert base.data.labelled == 20
+        for point in main_job.points_of(base, tmp_path):
+            config = point.trial(3).config
+            assert (config.data, config.attacks, point.alone) == (base.data, base.attacks, base)
+            assert config.seed == point.trial(3).alone.seed == 3
+    assert main_job.config_of(GUARDED, base).guard == base.guard
+    assert main_job.config_of(PLAIN, base).guard.mechanism == "none"
+    for line, labelled in product(credit_card.LINES, (200, None)):
+        config = credit_card.config_of(line, labelled)
+        assert (config.data.dataset, config.data.labelled) == ("credit_card", labelled)
+        assert config.measure == "auc"
+        assert config.method.predicts_alone is not bool(line.said) or config.method.name == "tvfl"
+    for reading, names in (
+        (main_job.READING, main_job.CONFIGS), (sweep.READING, sweep.CONFIGS),
+    ):  # fmt: skip
+        assert "at delta 1e-5" in reading
+        assert {base_config(name).delta for name in names} == {1e-5}
+
+
+def test_a_point_is_run_once_and_read_and_other_settings_and_damage_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = sweep.points_of(small(), tmp_path, epsilons=[4.0])
+    trial = next(point for point in points if point.line.key == "response").trial(0)
+    first = finish(trial).outcome
+    privacy = first.privacy
+    assert (privacy.epsilon_x, privacy.epsilon_y, privacy.releases) == (math.inf, 4.0, 2)
+    assert 0.5 < first.accuracy["apfed_c"] <= 1
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("run again")
+
+    monkeypatch.setattr("apfed_experiments.study.run", never)
+    assert finish(trial).outcome == first
+    train = trial.config.train.model_copy(update={"batch_size": 17})
+    for changes in (
+        {"config": trial.point.config.model_copy(update={"train": train})},
+        {"centralised": True},
+    ):
+        other = dataclasses.replace(trial.point, **changes)
+        with pytest.raises(CheckpointError, match="a run with other settings"):
+            finish(other.trial(0))
+    whole = trial.path.read_text()
+    for damage in ("", "{", "[]", '{"settings": "x"}', whole.replace("accuracy", "precision")):
+        trial.path.write_text(damage)
+        with pytest.raises(CheckpointError, match="holds no figures of a run"):
+            finish(trial)
+
+
+def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
+    base = base_config("main-breast-cancer")
+    point = next(point for point in main_job.points_of(base, tmp_path) if point.line == TVFL)
+    trial = point.trial(0)
+    first = finish(trial)
+    written = stamps(trial.path, "result.json")
+    assert finish(trial) == first
+    assert stamps(trial.path, "result.json") == written
+    assert set(first.outcome.accuracy) == {"tvfl", "tvfl_0", "tvfl_a", "tvfl_r"}
+    rows = results_of([(trial, first)]).of(point)
+    assert set(rows["epsilon_x"]) == {math.inf}
+    gains = [of.advantage for of in first.attacks or () if of.advantage is not None]
+    told = rows["advantage"].dropna().tolist() if "advantage" in rows else []
+    assert sorted(told) == sorted(gains)
+    with pytest.raises(CheckpointError, match="a run with other settings"):
+        finish(
+            dataclasses.replace(
+                point, config=point.config.model_copy(update={"attacks": ()})
+            ).trial(0)
+        )
+
+
+def test_losses_are_paired_by_seed_and_intervals_hold_the_mean(tmp_path: Path) -> None:
+    reached = {"single": (0.5, 0.5, 0.5), "plain": (0.9, 0.8, 0.7), "fresh": (0.8, 0.7, 0.6)}
+    points = [
+        point for point in sweep.points_of(small(), tmp_path, epsilons=[4.0])
+        if point.line.key in reached
+    ]  # fmt: skip
+    found = [
+        (point.trial(seed), finished(reached[point.line.key][seed]))
+        for seed, point in product(range(3), points)
+    ]
+    rows = {row["line"].key: row for row in sweep.summarise(points, results_of(found))}
+    fresh = rows["fresh"]
+    assert list(rows) == list(reached)
+    assert fresh["loss"].mean == pytest.approx(0.1)
+    assert fresh["loss"].high - fresh["loss"].low < 1e-9  # the same in every seed
+    assert fresh["accuracy"].low < fresh["accuracy"].mean < fresh["accuracy"].high
+    assert Table(sweep.COLUMNS, [fresh]).cells[0][1:3] == ("released rows (epsilon_x)", "4")
+
+
+def test_a_sweep_writes_tables_pictures_a_page_and_what_plan_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made_up(trial: Trial) -> FinishedRun:
+        releases = 2 if trial.config.method.has_passives else 0
+        return finished(0.8 + trial.config.seed / 100, releases=releases)
+
+    monkeypatch.setattr("apfed_experiments.sweep.base_config", small)
+    monkeypatch.setattr("apfed_experiments.study.finish", made_up)
+    (table,) = sweep.run_sweep(
+        tmp_path / "out", seeds=[0, 1], jobs=1, configs=["sweep-breast-cancer"],
+        store=tmp_path / "stored.json", figures=tmp_path / "figures",
+    )  # fmt: skip
+    assert len(table.rows) == 3 + 5 * 3
+    (stored,) = load_sweeps((tmp_path / "stored.json").read_text())
+    assert (stored.dataset, stored.seeds) == ("breast_cancer", (0, 1))
+    assert stored.settings["train"]["epochs"] == 2
+    assert len(stored.points) == len(table.rows) - 1  # nobody holds the centralised table
+    assert stored.alone.mean == pytest.approx(0.805)
+    picture = (tmp_path / "figures" / "epsilon-breast-cancer.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "data:image/png;base64," in page
+    assert "Reports of the first seed" not in page
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["format"] == 1
+
+
+def lines_of(runs: Mapping[Line, Sequence[FinishedRun]]) -> Table:
+    points = [
+        point for point in main_job.points_of(base_config(main_job.CONFIGS[0]), Path("out"))
+        if point.line in runs
+    ]  # fmt: skip
+    found = [
+        (point.trial(seed), run) for point in points for seed, run in enumerate(runs[point.line])
+    ]
+    return main_job.compare(points, results_of(found))
+
+
+def test_the_main_job_has_one_line_for_each_inference_and_a_page(tmp_path: Path) -> None:
+    lines = lines_of({
+        SINGLE: [finished(0.9, epsilon=0.0, releases=0, wire_bytes=0)],
+        TVFL: [finished({"tvfl": 0.9, "tvfl_0": 0.2}, attacks=[attacked(0.1)])],
+        GUARDED: [finished(0.9, epsilon=epsilon) for epsilon in (8.0, 7.5)],
+    })  # fmt: skip
+    assert [row[0] for row in lines.cells] == ["SingleVL", "TVFL, all parties", "TVFL-0", "APFed-C"]
+    assert lines.rows[3]["summary"].epsilon_x == 8
+    (line,) = lines_of({NOISY: [finished(0.9, epsilon=0.0)]}).rows
+    assert line["epsilon"] == math.inf  # this outcome has no account of a passive
+    lines = dataclasses.replace(lines, title="digits <4>")
+    picture = main_job.draw(tmp_path / "digits.png", lines)
+    part = Part(table=lines, picture=picture, reports=[("one", "a/report.html")])
+    write_comparison(tmp_path, title="All", reading="How", parts=[part])
+    page = (tmp_path / "index.html").read_text("utf-8")
+    assert "digits &lt;4&gt;" in page
+    assert 'href="a/report.html"' in page
+    assert page.count("data:image/png;base64,") == 1
+    assert "http" not in page
+
+
+def test_the_worst_attack_is_the_one_that_gains_most_on_average() -> None:
+    def lines(*seeds: Mapping[str, float]) -> Table:
+        runs = [
+            finished(0.9, attacks=[attacked(gain, adversary=who) for who, gain in seed.items()])
+            for seed in seeds
+        ]
+        return lines_of({PLAIN: runs})
+
+    # The highest of each seed would be 0.3 where each of the two is 0.1 on average.
+    (line,) = lines({"shop": 0.3, "bank": -0.1}, {"shop": -0.1, "bank": 0.3}).rows
+    assert line["labels"].mean == pytest.approx(0.1)
+    assert line["features"] is None
+    (cells,) = lines({"shop": 0.1, "bank": math.nan}, {"shop": 0.1, "once": 0.9}).cells
+    assert cells[-2:] == ("0.900 (1 of 2 seeds)", "not applicable")
+
+
+def test_each_passive_knows_its_own_share() -> None:
+    (point, *_) = overlap.points_of("digits", Path("unused"), overlaps=(0.2,))
+    data = load_data(point.config.data, seed=0)
+    thinned = overlap.with_overlap(data, 0.2, seed=0)
+    train = {data.active.ids[row] for row in data.train_rows.tolist()}
+    test = {data.active.ids[row] for row in data.test_rows.tolist()}
+    known = [set(table.ids) for table in thinned.passives]
+    assert [len(people & train) for people in known] == [round(0.2 * len(train))] * 3
+    assert all(people >= test for people in known)
+    assert len({frozenset(people) for people in known}) == 3
+    for before, after in zip(data.passives, thinned.passives, strict=True):
+        rows = [before.ids.index(person) for person in after.ids]
+        assert torch.equal(after.features, before.features[rows])
+
+
+def test_overlaps_of_one_data_set(tmp_path: Path) -> None:
+    points = overlap.points_of("breast_cancer", tmp_path, overlaps=(0.05, 0.5), epochs=1)
+    table = overlap.compare_overlaps(points, seeds=2)
+    alone, *lines = table.plain()
+    assert alone["method"].startswith("best solo model (")
+    assert [(line["method"], line["mode"], line["overlap"]) for line in lines] == [
+        ("apfed_c", "all", 0.05), ("apfed_c", "all", 0.5), ("apfed_c", "pairwise", 0.05),
+        ("apfed_c", "pairwise", 0.5), ("votes", "pairwise", 0.5),
+    ]  # fmt: skip
+    for line in lines:
+        assert line["gain"] == pytest.approx(line["accuracy"] - alone["accuracy"])
+        assert line["low"] <= line["gain"] <= line["high"]
+    few, both, _, pairs, voted = (line["helped"] for line in lines)
+    assert 0 <= few < 0.02 * 427
+    assert 0.1 * 427 < both < 0.4 * 427
+    assert 0.6 * 427 < pairs == voted < 427
+    assert all(0.5 < line["accuracy"] <= 1 for line in lines)
+    written = stamps(tmp_path, "*.json")
+    assert len(written) == 5 * 2 + 2
+    assert overlap.compare_overlaps(points, seeds=2).cells == table.cells
+    assert stamps(tmp_path, "*.json") == written
+    overlap.draw_overlaps(table, tmp_path / "new" / "overlap.png")
+    assert (tmp_path / "new" / "overlap.png").read_bytes().startswith(b"\x89PNG")
+
+
+def of_two_strips(name: str) -> Config:
+    base = small(name)
+    return base.model_copy(update={
+        "method": method_settings("tvfl"),
+        "data": base.data.model_copy(update={"views": 2, "labelled": None, "limit": None}),
+        "guard": base.guard.model_copy(update={"mechanism": "none", "epsilon": None}),
+        "attacks": (
+            AttackChoice(name="model_completion", options={"labels_per_class": 4}),
+            AttackChoice(name="semi_supervised", options={"iterations": 2}),
+        ),
+    })  # fmt: skip
+
+
+def test_a_reference_has_every_score_what_was_published_and_the_distance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, reference in REFERENCES.items():
+        assert name in {"membership", "model_completion"}
+        assert reference.seeds >= 3
+        assert set(reference.published) <= set(reference.metrics)
+        for choice in base_config(reference.config).attacks:
+            prepare(choice)
+    monkeypatch.setattr("apfed_experiments.references.base_config", of_two_strips)
+    made_up = Reference(
+        config="main-digits", seeds=2, variant="logistic on h", metrics=("accuracy", "auc"),
+        published={"accuracy": 0.5}, source="nobody", setting="a made-up setting",
+    )  # fmt: skip
+    told: list[tuple[int, int]] = []
+    table, _ = run_reference(made_up, tmp_path, on_done=lambda *now: told.append(now))
+    assert told == [(1, 2), (2, 2)]
+    rows = {row[0]: row[1:] for row in table.cells}
+    assert table.header == ("", "accuracy", "auc")
+    assert {"attack: logistic on h", "attack: MixMatch on h", "baseline: mlp on x"} <= set(rows)
+    assert rows["published: a made-up setting"] == ("0.500", "-")
+    ours = next(row for row in table.rows if row["name"] == "attack: logistic on h")["accuracy"]
+    assert ours.low < ours.mean < ours.high
+    assert 0.1 < ours.mean < 1
+    assert rows["logistic on h minus published"] == (f"{ours.mean - 0.5:+.3f}", "-")
+    assert (tmp_path / "main-digits.md").read_text().endswith(f". nobody.\n\n{table.markdown()}")
+    written = stamps(tmp_path, "result.json")
+    assert len(written) == 2
+    run_reference(made_up, tmp_path)
+    assert stamps(tmp_path, "result.json") == written
+
+
+@pytest.mark.slow
+def test_each_line_is_compared_with_the_baseline_that_labels_choose(tmp_path: Path) -> None:
+    try:
+        load_data(credit_card.config_of(credit_card.LINES[0], 200).data, seed=0)
+    except DataError as error:
+        pytest.skip(str(error))
+    small: dict[str, Any] = {"seeds": [0, 1], "lines": credit_card.LINES[:1], "labelled": (200,)}
+    (table,) = credit_card.compare_credit(tmp_path, jobs=2, **small)
+    rows = table.rows
+    assert len(rows) == 2 * len(BASELINES) + 1
+    (reference,) = (row for row in rows if row["gain"] is None)
+    assert reference["predicts"] == "the active alone"
+    auc = reference["auc"].mean
+    for row in rows:
+        assert 0.4 < row["auc"].mean < 0.9
+        if row["gain"] is not None:
+            assert row["gain"].mean == pytest.approx(row["auc"].mean - auc, abs=1e-12)
+    (together,) = (
+        row for row in rows
+        if row["predicts"].startswith("all") and row["model"].startswith("Gradient boosting")
+    )  # fmt: skip
+    assert together["auc"].mean > auc + 0.05
+    (again,) = credit_card.compare_credit(tmp_path, jobs=1, **small)
+    assert again.plain() == table.plain()
