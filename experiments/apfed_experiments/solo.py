@@ -40,7 +40,7 @@ from secure_apfed.solo.choice import (
     compare_detectors,
     compare_numbers,
 )
-from secure_apfed.solo.kept import FitStore
+from secure_apfed.solo.interface import FitStore
 
 __all__ = [
     "LEFT_OUT", "SoloRecord", "beside_run", "fits_beside", "keep_solo", "read_solo",

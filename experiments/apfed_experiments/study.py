@@ -37,7 +37,7 @@ from secure_apfed.runs.outcome import Contributions, Outcome, Privacy, Written
 from secure_apfed.runs.run import PastAlignment, aligned_once, run
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.privacy import LabelSettings
-from secure_apfed.solo.kept import fits_kept_by
+from secure_apfed.solo.interface import fits_kept_by
 
 __all__ = [
     "MASKED", "STUDENT", "Failure", "Figures", "Line", "OnDone", "Point", "Results", "Study",

@@ -45,7 +45,7 @@ from secure_apfed.secure_sums import sum_kind
 from secure_apfed.seeds import derive_seed
 from secure_apfed.settings.privacy import GuardSettings, LabelSettings
 from secure_apfed.simulation import begin, finish, train, why_not
-from secure_apfed.solo.kept import fits_kept_by
+from secure_apfed.solo.interface import fits_kept_by
 from secure_apfed.tasks import Classification
 
 __all__ = [

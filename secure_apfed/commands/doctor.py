@@ -15,8 +15,7 @@ from typing import Literal
 
 from apfed_protocols.crypten import INSTALL
 from secure_apfed.data.catalogue import DATASETS
-from secure_apfed.data.files import default_folder
-from secure_apfed.data.readers import DataSet, file_path
+from secure_apfed.data.files import DataSet, default_folder, file_path
 from secure_apfed.errors import DataError
 
 __all__ = ["Finding", "examine", "healthy"]

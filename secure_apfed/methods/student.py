@@ -31,7 +31,7 @@ from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings, TrainSettings
 from secure_apfed.solo import Baseline, SoloTask
 from secure_apfed.solo.choice import chosen
-from secure_apfed.solo.kept import fits_kept_meanwhile
+from secure_apfed.solo.interface import fits_kept_meanwhile
 from secure_apfed.tasks import LOSSES, Classification, Regression, Task, scored_rows
 
 __all__ = [

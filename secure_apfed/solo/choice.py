@@ -28,9 +28,10 @@ from secure_apfed.solo.interface import (
     IntArray,
     SoloTask,
     checked_rows,
+    fits_kept_meanwhile,
     held_out,
+    scored_once,
 )
-from secure_apfed.solo.kept import fits_kept_meanwhile, scored_once
 
 __all__ = [
     "DETECTORS",

@@ -25,14 +25,17 @@ from hypothesis import strategies as st
 from secure_apfed.data import DATASETS, catalogue, fetch, load_data
 from secure_apfed.data.files import (
     DataFile,
+    DataSet,
     Download,
     check_digest,
     data_folders,
     default_folder,
     fetch_file,
+    is_idx,
+    parse_cifar,
+    parse_idx,
     read_file,
 )
-from secure_apfed.data.readers import DataSet, is_idx, parse_cifar, parse_idx
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings.data import DataSettings
 

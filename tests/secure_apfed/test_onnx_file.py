@@ -106,7 +106,7 @@ def mixed(missing: Missing, columns: tuple[Any, ...] = ()) -> SoloModel:
 
 
 def test_truths_may_be_spelled_as_other_programs_do(tmp_path: Path) -> None:
-    columns = (CategoricalColumn(name="smoker", categories=("False", "True"), buckets=2),)
+    columns = (CategoricalColumn(name="smoker", categories=("False", "True")),)
     model = mixed("mean", columns)
     write_onnx(model, tmp_path / "model.onnx")
     cells = np.array([["TRUE"], ["true"], ["True"], ["FALSE"], ["other"]], dtype=object)
@@ -147,21 +147,6 @@ def test_categories_and_empty_cells_are_those_of_the_encoding(tmp_path: Path) ->
     write_onnx(model, tmp_path / "model.onnx")
     _, probability_NK = said(tmp_path / "model.onnx", model, ROWS.to_numpy(object))
     expected_NK = model.predict(model.encoding.encode(ROWS)).numpy()
-    assert np.abs(probability_NK - expected_NK).max() < 1e-6
-
-
-@pytest.mark.parametrize("buckets", [1, 64])
-def test_texts_that_share_buckets_share_them_in_the_graph(tmp_path: Path, buckets: int) -> None:
-    columns = (
-        CategoricalColumn(name="städt", categories=("Köln", "no"), buckets=buckets),
-        NumericColumn(name="debt", mean=1e6, scale=3.0),
-    )
-    model = mixed("mean", columns)
-    write_onnx(model, tmp_path / "model.onnx")
-    texts = ["Köln", "no", "", "elsewhere", "KÖLN", *(f"town {at}" for at in range(200))]
-    rows = pd.DataFrame({"städt": texts, "debt": 1e6})
-    _, probability_NK = said(tmp_path / "model.onnx", model, rows.to_numpy(object))
-    expected_NK = model.predict(model.encoding.encode(rows)).numpy()
     assert np.abs(probability_NK - expected_NK).max() < 1e-6
 
 
