@@ -57,7 +57,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::secure_apfed.errors.SuspectColu
 
 PAGE = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
 TWO = {"active": {"file": "a.csv"}, "shop": {"file": "b.csv"}}
-BREAST = {"dataset": "breast_cancer", "partition": "horizontal", "clients": 3}
+BREAST: dict[str, Any] = {"dataset": "breast_cancer", "partition": "horizontal", "clients": 3}
 
 
 def load(dataset: str = "digits", seed: int = 0, **settings: object) -> VerticalData:

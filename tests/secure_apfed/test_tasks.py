@@ -372,7 +372,7 @@ def test_attacks_on_labels_are_left_out_with_a_reason(
 ) -> None:
     suite = full_suite(["model_completion", "membership", "inverse_network"])
     results = mount(run(config, None).recording, suite, seed=0)
-    told = {one.target: str(one.reason) for one in results}
+    told: dict[str, str] = {one.target: str(one.reason) for one in results}
     assert all(reason in told[target] for target, reason in reasons.items())
     assert any(one.applicable for one in results if one.target == "features")
 
