@@ -111,7 +111,7 @@ def run(
 ) -> None:
     """Align, train, protect, attack and report."""
     from secure_apfed.config.file import load_config
-    from secure_apfed.solo.kept import fits_kept_meanwhile
+    from secure_apfed.solo.interface import fits_kept_meanwhile
 
     config = load_config(config_file, overrides=overrides or ())
     folder = output or Path("runs", config.name)

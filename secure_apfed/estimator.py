@@ -26,9 +26,8 @@ from apfed_protocols.errors import UnsafeChoiceWarning
 from apfed_protocols.ids import id_texts
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
-from secure_apfed.data.cells import has_measures
 from secure_apfed.data.encoding import fit_columns
-from secure_apfed.data.frames import as_pandas, plain_cells
+from secure_apfed.data.frames import as_pandas, has_measures, plain_cells
 from secure_apfed.data.labels import require_one_spelling, warn_of_empty_words
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.methods import ALONE

@@ -31,8 +31,7 @@ from apfed_protocols.ids import IdNormalisation, id_texts, require_comparable
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
-from secure_apfed.data.cells import cell_text
-from secure_apfed.data.frames import as_pandas
+from secure_apfed.data.frames import as_pandas, cell_text
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.files import make_private
 from secure_apfed.intervals import Estimate, estimates
@@ -45,7 +44,7 @@ from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import SoloModel, load_model
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.alignment import AlignmentSettings
-from secure_apfed.solo.kept import fits_kept_meanwhile
+from secure_apfed.solo.interface import fits_kept_meanwhile
 from secure_apfed.tasks import Classification
 
 if TYPE_CHECKING:

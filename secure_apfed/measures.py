@@ -44,6 +44,7 @@ __all__ = [
     "find_measure",
     "measure_all",
     "names_of",
+    "outputs_of",
     "probabilities_of",
     "rows_for_stability",
     "scored_by",
@@ -151,13 +152,16 @@ class Scored:
 
 
 @torch.no_grad()
+def outputs_of(predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """Ask a model for its outputs of `rows` of a table, a few thousand at a time."""
+    parts = [predict(rows_B).double().cpu() for rows_B in rows.split(_EVALUATION_ROWS)]
+    return torch.cat(parts)
+
+
 def scored_by(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor) -> Scored:
-    """Ask a model for the scores (B, K) of `rows` of a table, a few thousand at a time."""
-    parts = [
-        predict(rows_B).double().cpu()
-        for rows_B in rows.to(labels_N.device).split(_EVALUATION_ROWS)
-    ]
-    return Scored.of_network(labels_N[rows.to(labels_N.device)].cpu(), torch.cat(parts))
+    """The scores (B, K) that a model gives `rows` of a table, beside their labels."""
+    here = rows.to(labels_N.device)
+    return Scored.of_network(labels_N[here].cpu(), outputs_of(predict, here))
 
 
 def probabilities_of(scores_BK: FloatArray) -> FloatArray:
@@ -177,12 +181,9 @@ class Measure:
 
     Attributes:
         name: its key in the table; title: for people.
-        task: of which models.
-        higher_is_better: whether the highest value is the best one.
         share: whether it is a share of rows, which is told in per cent.
         decides: whether it reads what is decided, and no score.
         ranks: whether it needs rows of two classes.
-        function: of scored rows.
     """
 
     name: str
@@ -287,9 +288,8 @@ def _average_precision(scored: Scored) -> float:
 
 
 def _f1(scored: Scored) -> float:
-    if scored.classes == 2:
-        return float(_metrics().f1_score(scored.truth, scored.decided, zero_division=0))
-    found = _metrics().f1_score(scored.truth, scored.decided, average="macro", zero_division=0)
+    average = "binary" if scored.classes == 2 else "macro"
+    found = _metrics().f1_score(scored.truth, scored.decided, average=average, zero_division=0)
     return float(found)
 
 
@@ -312,15 +312,8 @@ def _log_loss(scored: Scored) -> float:
     return float(_metrics().log_loss(scored.truth, scored.scores, labels=range(scored.classes)))
 
 
-def _r2(scored: Scored) -> float:
-    return float(_metrics().r2_score(scored.truth, scored.scores))
-
-
 _RANKED: tuple[Task, ...] = ("classification", "anomaly")
-
-
 _NUMBERS: tuple[Task, ...] = ("regression",)
-
 
 # fmt: off
 _ALL = (
@@ -337,20 +330,18 @@ _ALL = (
     Measure(name="f1", title="F1", decides=True, function=_f1),
     Measure(name="brier", title="Brier score", higher_is_better=False, function=_brier),
     Measure(name="log_loss", title="log loss", higher_is_better=False, function=_log_loss),
-    Measure(name="r2", title="R2", tasks=_NUMBERS, function=_r2),
+    Measure(name="r2", title="R2", tasks=_NUMBERS,
+            function=lambda scored: _metrics().r2_score(scored.truth, scored.scores)),
     Measure(name="mae", title="MAE", tasks=_NUMBERS, higher_is_better=False,
             function=lambda scored: _metrics().mean_absolute_error(scored.truth, scored.scores)),
     Measure(name="rmse", title="RMSE", tasks=_NUMBERS, higher_is_better=False,
             function=lambda scored: math.sqrt(
                 _metrics().mean_squared_error(scored.truth, scored.scores))),
 )
-
-
 # fmt: on
 
 MEASURES: Mapping[str, Measure] = MappingProxyType({measure.name: measure for measure in _ALL})
 """By name, in the order in which they are shown."""
-
 
 ACCURACY = MEASURES["accuracy"]
 """What runs are judged by unless their settings say another."""
@@ -406,11 +397,8 @@ def best_threshold(scored: Scored, measure: str) -> float:
     """The threshold of the second of two classes with the highest value of a measure.
 
     Candidates lie half-way between neighbouring scores, and are 200 of them at most, at even
-    quantiles; of equals the one nearest to 0.5 is taken.
-
-    Args:
-        scored: rows whose labels may be learnt from; never test rows.
-        measure: a key of `THRESHOLDS`.
+    quantiles; of equals the one nearest to 0.5 is taken. Labels of the rows may be learnt from:
+    they are never test rows.
     """
     if measure not in THRESHOLDS:
         raise DataError(
@@ -426,7 +414,7 @@ def best_threshold(scored: Scored, measure: str) -> float:
     between = (levels[1:] + levels[:-1]) / 2
     if len(between) > _CANDIDATES:
         between = np.quantile(between, np.linspace(0, 1, _CANDIDATES))
-    candidates: list[float] = sorted({0.5, *between.tolist()}, key=lambda one: abs(one - 0.5))
+    candidates: list[float] = sorted({0.5, *between.tolist()}, key=lambda at: abs(at - 0.5))
     reached = {candidate: MEASURES[measure].of(scored.at(candidate)) for candidate in candidates}
     return max(candidates, key=reached.__getitem__)
 

@@ -33,7 +33,6 @@ __all__ = [
     "RandomFeatureFamily",
     "RandomFeatures",
     "Recurrent",
-    "Reshape",
     "Selu",
     "SequenceEncoder",
     "Shape",
@@ -58,15 +57,12 @@ class NetworkFamily(Protocol):
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         """Makes features -> representation."""
-        ...
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
         """Makes flattened representation of `size` numbers -> class scores (B, K)."""
-        ...
 
     def decoder(self, representation: Shape, features: Shape, settings: ModelSettings) -> nn.Module:
         """Makes representation -> features of another party; mirrors `encoder`."""
-        ...
 
 
 def output_shape(module: nn.Module, features: Shape) -> Shape:
@@ -96,17 +92,6 @@ def two_layer_head(size: int, width: int, classes: int, dropout: float) -> nn.Mo
     """Tables 3 and 4: fc(size, width), ReLU, dropout, fc(width, classes)."""
     layers = (nn.Linear(size, width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, classes))
     return nn.Sequential(nn.Flatten(), *layers)
-
-
-class Reshape(nn.Module):
-    """Gives every row the shape `shape`."""
-
-    def __init__(self, shape: Sequence[int]) -> None:
-        super().__init__()
-        self.shape = tuple(shape)
-
-    def forward(self, values_BD: Tensor) -> Tensor:
-        return values_BD.reshape(len(values_BD), *self.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +137,7 @@ class Convolutional:
         layers: list[nn.Module] = []
         if len(representation) == 1:
             layers += [nn.Linear(representation[0], math.prod(image_map)), nn.ReLU()]
-            layers += [Reshape(image_map)]
+            layers += [nn.Unflatten(1, image_map)]
         backwards = list(zip(pairwise(self.channels), self.kernels, self.strides, strict=True))
         for (wide, narrow), kernel, stride in reversed(backwards):
             layers += [nn.ConvTranspose2d(narrow, wide, kernel, stride, _PADDING), nn.ReLU()]
@@ -187,7 +172,9 @@ class Perceptron:
     def decoder(self, representation: Shape, features: Shape, settings: ModelSettings) -> nn.Module:
         """The encoder's widths backwards; linear at the end, since features may be negative."""
         widths = (math.prod(representation), *reversed(settings.hidden), math.prod(features))
-        return nn.Sequential(nn.Flatten(), *_layers(widths, self.activation), Reshape(features))
+        return nn.Sequential(
+            nn.Flatten(), *_layers(widths, self.activation), nn.Unflatten(1, features)
+        )
 
 
 def _layers(widths: tuple[int, ...], activation: type[nn.Module]) -> list[nn.Module]:

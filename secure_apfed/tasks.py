@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Self
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from secure_apfed.data.labels import UNLABELLED, TargetScale
 from secure_apfed.errors import DataError
-from secure_apfed.measures import ACCURACY, Scored
+from secure_apfed.measures import ACCURACY, Scored, outputs_of
 from secure_apfed.models import Shape
 
 __all__ = [
@@ -34,7 +33,6 @@ __all__ = [
     "scored_rows",
 ]
 
-_EVALUATION_ROWS = 4096
 LOSSES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"squared": F.mse_loss, "absolute": F.l1_loss, "huber": F.huber_loss}
 )
@@ -62,11 +60,7 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def of(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
-        """The task of a run.
-
-        Args:
-            targets: how labels that are numbers were standardised; None: they are classes.
-            loss: `train.loss`.
+        """The task of a run, whose labels are numbers standardised so, or (None) classes.
 
         Raises:
             DataError: labels of another kind than the task's.
@@ -81,14 +75,7 @@ class Task(ABC):
         self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor,
         weights_K: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Mean loss of the rows of a batch that can be learnt from; 0 where none can.
-
-        Args:
-            outputs_BK: of the head.
-            labels_B: as the table has them.
-            features_B: as the encoder reads them.
-            weights_K: of classes.
-        """
+        """Mean loss of the rows of a batch that can be learnt from; 0 where none can."""
 
     @abstractmethod
     def told(self, outputs_BK: Tensor, features_B: Tensor) -> Tensor:
@@ -99,15 +86,13 @@ class Task(ABC):
         """The same of rows whose truth is known, for measures."""
 
 
-@torch.no_grad()
 def scored_rows(
     task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor, *, labels_N: Tensor,
     features_N: Tensor,
 ) -> Scored:  # fmt: skip
-    """Ask a model for its outputs of `rows` of a table, a few thousand at a time."""
+    """What a model tells of `rows` of a table, beside their labels."""
     here = rows.to(labels_N.device)
-    parts = [predict(rows_B).double().cpu() for rows_B in here.split(_EVALUATION_ROWS)]
-    return task.scored(torch.cat(parts), labels_N[here].cpu(), features_N[here].cpu())
+    return task.scored(outputs_of(predict, here), labels_N[here].cpu(), features_N[here].cpu())
 
 
 class Classification(Task):

@@ -44,8 +44,7 @@ from secure_apfed.runs.outcome import Written
 from secure_apfed.seeds import derive_seed, one_thread, undisturbed
 from secure_apfed.solo import BASELINES, Baseline, SoloTask
 from secure_apfed.solo.choice import validation_of
-from secure_apfed.solo.interface import FloatArray, IntArray
-from secure_apfed.solo.kept import FitStore, fits_kept_meanwhile
+from secure_apfed.solo.interface import FitStore, FloatArray, IntArray, fits_kept_meanwhile
 
 __all__ = [
     "DETECTORS", "LEFT_OUT", "REGRESSORS", "BaselineResult", "SoloRecord", "beside_run", "best",

@@ -40,7 +40,7 @@ from secure_apfed.runs.run import PastAlignment, aligned_once, run
 from secure_apfed.seeds import one_thread
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.privacy import LabelSettings
-from secure_apfed.solo.kept import fits_kept_by
+from secure_apfed.solo.interface import fits_kept_by
 
 __all__ = [
     "MASKED", "STUDENT", "Failure", "Figures", "Kept", "Line", "OnDone", "Point", "Results",

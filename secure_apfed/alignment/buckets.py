@@ -86,8 +86,6 @@ class BucketedIds:
     """One party's IDs as digests, a bucket at a time.
 
     Args:
-        me: the party; ids: its own.
-        settings: how IDs become bytes, and how many there may be.
         key: 32 bytes that the parties drew together; buckets: how many they agreed on.
         secret: 32 bytes of this party alone, from which follows what fills up the buckets.
         folder: where the digests lie, for its owner alone; None: in memory.
@@ -114,7 +112,7 @@ class BucketedIds:
             )
         self.capacity = capacity(self.size, buckets)
         self._folder = folder
-        self._held: dict[int, list[NDArray[np.void]]] = {bucket: [] for bucket in range(buckets)}
+        self._held: dict[int, list[NDArray[np.void]]] = {}
         self.fingerprint = self._fill(ids, settings, key, worked)
         self._check()
 
@@ -122,7 +120,7 @@ class BucketedIds:
         self, ids: SizedIds, settings: AlignmentSettings, key: bytes, worked: Callable[[int], None]
     ) -> bytes:
         whole, first = _whole(key), 0
-        self._clear_folder()
+        self.clear()
         with ExitStack() as closing:
             files = [
                 closing.enter_context(os.fdopen(os.open(self._file(bucket), _NEW, 0o600), "wb"))
@@ -199,17 +197,14 @@ class BucketedIds:
 
     def clear(self) -> None:
         self._held = {bucket: [] for bucket in range(self._buckets)}
-        self._clear_folder()
+        if self._folder is not None:
+            for file in self._folder.glob("ids-*.bin"):
+                file.unlink()
 
     def _records(self, bucket: int) -> NDArray[np.void]:
         if self._folder is not None:
             return np.fromfile(self._file(bucket), _RECORD)
         return np.concatenate([np.empty(0, _RECORD), *self._held[bucket]])
-
-    def _clear_folder(self) -> None:
-        if self._folder is not None:
-            for file in self._folder.glob("ids-*.bin"):
-                file.unlink()
 
     def _file(self, bucket: int) -> Path:
         assert self._folder is not None

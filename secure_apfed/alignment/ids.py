@@ -6,10 +6,10 @@ and of the IDs no more than a piece is held. Nothing is sent.
 
 import lzma
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from apfed_protocols.errors import DataError
 from apfed_protocols.ids import EMPTY, JOINT, IdNormalisation, IdReader, IdStream, encode_pieces
@@ -23,13 +23,6 @@ __all__ = ["IdCheck", "IdFile", "check_normalisation", "id_rules"]
 
 _SHOWN = 5
 _NOTHING = IdNormalisation(unicode_nfc=False, strip=False)
-_RULES: Mapping[str, IdNormalisation] = {
-    "unicode_nfc": replace(_NOTHING, unicode_nfc=True),
-    "strip": replace(_NOTHING, strip=True),
-    "case_fold": replace(_NOTHING, case_fold=True),
-    "whole_numbers": replace(_NOTHING, whole_numbers=True),
-}
-_DATES = "date_formats"
 _ROWS_OF_A_PIECE = 2**16
 
 
@@ -43,13 +36,11 @@ class IdCheck:
     """What was found; rows are from 0, and no ID is in it.
 
     Attributes:
-        party, rows: whose, and how many.
         by_rule: IDs that each rule changes by itself, whether it was agreed on or not.
         agreed: the rules that were.
         changed: IDs that the agreed rules change together; first: some of their rows.
         repeated: rows whose ID an earlier row has, once normalised; pairs: some of them, each with
-            that row.
-        repeated_as_written: the same without any rule.
+            that row; repeated_as_written: the same without any rule.
     """
 
     party: str
@@ -65,10 +56,13 @@ class IdCheck:
 
 def check_normalisation(party: str, ids: IdStream, normalisation: IdNormalisation) -> IdCheck:
     """Count what these rules change and make equal."""
-    alone = dict(_RULES)
+    alone: dict[str, Any] = dict.fromkeys(ID_RULES, True)
     if normalisation.date_formats:
-        alone[_DATES] = replace(_NOTHING, date_formats=normalisation.date_formats)
-    by_rule = {name: len(list(_changes(party, ids, rule))) for name, rule in alone.items()}
+        alone["date_formats"] = normalisation.date_formats
+    by_rule = {
+        name: len(list(_changes(party, ids, replace(_NOTHING, **{name: rule}))))
+        for name, rule in alone.items()
+    }
     changed = list(_changes(party, ids, normalisation))
     pairs = list(_repeats(party, ids, normalisation))
     return IdCheck(
@@ -101,10 +95,6 @@ def _repeats(party: str, ids: IdStream, rules: IdNormalisation) -> Iterator[tupl
             yield row, first[identity]
 
 
-def _line(row: int) -> str:
-    return f"line {row + 2}"
-
-
 class IdFile:
     r"""The IDs in a CSV or Parquet file; read anew each time that they are asked for.
 
@@ -129,6 +119,7 @@ class IdFile:
     def __init__(self, party: str, path: Path, columns: str | Sequence[str]) -> None:
         self._party, self._path = party, path
         self._columns = (columns,) if isinstance(columns, str) else tuple(columns)
+        self._packed = path.suffix.lower() in PARQUET
         with self._readable():
             self._rows = self._count()
 
@@ -138,7 +129,7 @@ class IdFile:
     def pieces(self) -> Iterator[list[str]]:
         """Yield the IDs of some thousand rows after another, those of several columns joined."""
         several = len(self._columns) > 1
-        place = None if self._path.suffix.lower() in PARQUET else _line
+        place = None if self._packed else lambda row: f"line {row + 2}"
         readers = {
             name: IdReader(
                 f"{self._party}: column {name!r} of {self._path}", place=place, strip=True,
@@ -155,16 +146,21 @@ class IdFile:
             reader.check()
 
     def _count(self) -> int:
-        if self._path.suffix.lower() in PARQUET:
-            from pyarrow.parquet import ParquetFile
+        if not self._packed:
+            return sum(batch.num_rows for batch in self._batches())
+        from pyarrow.parquet import ParquetFile
 
-            with ParquetFile(self._path) as file:
-                self._require_columns(file.schema_arrow.names)
-                return int(file.metadata.num_rows)
-        return sum(batch.num_rows for batch in self._batches())
+        with ParquetFile(self._path) as file:
+            found = file.schema_arrow.names
+            if absent := [name for name in self._columns if found.count(name) != 1]:
+                raise DataError(
+                    f"{self._party}: {self._path} must have each of the columns "
+                    f"{', '.join(absent)} once; it has {', '.join(found)}"
+                )
+            return int(file.metadata.num_rows)
 
     def _batches(self) -> Iterator["pyarrow.RecordBatch"]:
-        if self._path.suffix.lower() in PARQUET:
+        if self._packed:
             from pyarrow.parquet import ParquetFile
 
             with ParquetFile(self._path) as file:
@@ -180,28 +176,13 @@ class IdFile:
             null_values=sorted(EMPTY),
         )
         lines = csv.ParseOptions(newlines_in_values=True)
+        # By its name pyarrow knows how a file is packed, but for xz.
+        opened = lzma.open if self._path.suffix == ".xz" else nullcontext
         with (
-            self._opened() as file,
+            opened(self._path) as file,
             csv.open_csv(file, parse_options=lines, convert_options=options) as reader,
         ):
             yield from reader
-
-    @contextmanager
-    def _opened(self) -> Iterator[object]:
-        """What pyarrow reads: by its name, which says how it is packed, but for xz."""
-        if self._path.suffix == ".xz":
-            with lzma.open(self._path) as file:
-                yield file
-        else:
-            yield self._path
-
-    def _require_columns(self, found: Sequence[str]) -> None:
-        absent = [name for name in self._columns if found.count(name) != 1]
-        if absent:
-            raise DataError(
-                f"{self._party}: {self._path} must have each of the columns {', '.join(absent)} "
-                f"once; it has {', '.join(found)}"
-            )
 
     @contextmanager
     def _readable(self) -> Iterator[None]:

@@ -27,10 +27,12 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import RemoteProtocolError
@@ -67,8 +69,9 @@ __all__ = [
 Rows = NDArray[np.int64]
 _OPENING_BYTES = 2**16
 _TOO_FEW, _OPENED = b"\0", b"\1"
-_MALFORMED = (ValueError, TypeError, msgpack.UnpackException)
 NONCE_BYTES = 32
+_Nonce = Annotated[bytes, Field(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+_Count = Annotated[int, Field(ge=0)]
 _VERSION = 1
 _AGREED, _SECRET = "agreed.msgpack", "secret.bin"
 _RESULT_BYTES = 2**36
@@ -118,42 +121,30 @@ async def align_hub(
 ) -> Rows:
     """The hub's script; return its row at each position, (rows,).
 
-    Args:
-        links: its own, on which signs of life are allowed.
-        members: all of them.
-        ids: its own, which are read several times: no generator.
-        settings: equal at all parties.
-        session: names the intersection, once.
-        folder: of this intersection alone; keeps what is needed to go on after a break. None: a
-            break ends it.
+    Its IDs are read several times: no generator. `session` names the intersection, once. A folder
+    of this intersection alone keeps what is needed to go on after a break; None: a break ends it.
     """
     end = _End(links, links.me, tuple(members), ids, settings, folder)
     with relaying(links):
         end.look_back()
-        openings = {name: _Opening.parse(await end.receive(name), settings) for name in members}
+        openings = {name: _read(_OPENING, await end.receive(name), settings) for name in members}
         sizes = {name: opening.size for name, opening in openings.items()}
         agreed, start = end.unfinished.agreed, 0
         again = agreed is not None and {agreed.identity} == {
             opening.of for opening in openings.values()
         }
         if agreed is None or not again:
-            nonces = {links.me: fresh_key()} | {
-                name: opening.nonce for name, opening in openings.items()
-            }
-            agreed = Agreed(
-                session, end.terms, bucket_count(max(len(ids), *sizes.values())), nonces
-            )
+            nonces = {links.me: fresh_key()}
+            nonces |= {name: opening.nonce for name, opening in openings.items()}
+            count = bucket_count(max(len(ids), *sizes.values()))
+            agreed = Agreed(session, end.terms, count, nonces)
         else:
-            start = min(
-                end.unfinished.finished, *(opening.finished for opening in openings.values())
-            )
+            done = [opening.finished for opening in openings.values()]
+            start = min(end.unfinished.finished, *done)
+        drawn = tuple(agreed.nonces.items())
+        reply = _Reply(again, start, agreed.session, agreed.buckets, len(ids), drawn)
         for name in members:
-            end.send(
-                name,
-                _Reply(
-                    again, start, agreed.session, agreed.buckets, len(ids), agreed.nonces
-                ).pack(),
-            )
+            end.send(name, reply.pack())
         await end.intersect(agreed, sizes, start, again=again)
     return end.open_at_hub(sizes)
 
@@ -177,7 +168,7 @@ async def align_member(
         finished=end.unfinished.finished if known else 0,
     )  # fmt: skip
     end.send(hub, own.pack())
-    reply = _Reply.parse(await end.receive(hub, patience=4), settings)
+    reply = _read(_REPLY, await end.receive(hub, patience=4), settings)
     agreed = end.check(reply, own, session)
     await end.intersect(agreed, {hub: reply.size}, reply.start, again=reply.again)
     return end.open_at_member(
@@ -185,78 +176,51 @@ async def align_member(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Opening:
+class _Opening(NamedTuple):
     """What a member says first: `of` names the intersection that it can go on with, or nothing."""
 
-    nonce: bytes
-    size: int
+    nonce: _Nonce
+    size: Any
     of: bytes
-    finished: int
+    finished: _Count
 
     def pack(self) -> bytes:
-        packed: bytes = msgpack.packb([self.nonce, self.size, self.of, self.finished])
-        return packed
-
-    @classmethod
-    def parse(cls, message: Envelope, settings: AlignmentSettings) -> "_Opening":
-        try:
-            nonce, size, of, finished = msgpack.unpackb(message.payload)
-            if (type(nonce), type(of)) != (bytes, bytes) or len(nonce) != NONCE_BYTES:
-                raise TypeError("no bytes")
-            if type(finished) is not int or finished < 0:
-                raise TypeError("no count")
-        except _MALFORMED as error:
-            raise _no_opening(message) from error
-        _check_size(message, size, settings)
-        return cls(nonce=nonce, size=size, of=of, finished=finished)
+        return bytes(msgpack.packb(self))
 
 
-@dataclass(frozen=True)
-class _Reply:
+class _Reply(NamedTuple):
     """What the hub says to it: where and how it goes on, and whose bytes the key is made of."""
 
     again: bool
     start: int
     session: str
     buckets: int
-    size: int
-    nonces: Mapping[str, bytes]
+    size: Any
+    nonces: tuple[tuple[str, _Nonce], ...]
 
     def pack(self) -> bytes:
-        fields = [self.again, self.start, self.session, self.buckets, self.size]
-        packed: bytes = msgpack.packb([*fields, list(self.nonces.items())])
-        return packed
-
-    @classmethod
-    def parse(cls, message: Envelope, settings: AlignmentSettings) -> "_Reply":
-        try:
-            again, start, session, buckets, size, nonces = msgpack.unpackb(message.payload)
-            if [type(one) for one in (again, start, session, buckets)] != [bool, int, str, int]:
-                raise TypeError("fields of other types")
-            drawn = dict(nonces)
-            for name, nonce in drawn.items():
-                if (type(name), type(nonce)) != (str, bytes) or len(nonce) != NONCE_BYTES:
-                    raise TypeError("no name and bytes")
-        except _MALFORMED as error:
-            raise _no_opening(message) from error
-        _check_size(message, size, settings)
-        return cls(again, start, session, buckets, size, drawn)
+        return bytes(msgpack.packb(self))
 
 
-def _no_opening(message: Envelope) -> RemoteProtocolError:
-    return RemoteProtocolError(
-        f"{message.sender} sent {message.receiver} something else than the opening of an "
-        "intersection; use the same release at all parties"
-    )
+_OPENING: TypeAdapter[_Opening] = TypeAdapter(_Opening, config=ConfigDict(strict=True))
+_REPLY: TypeAdapter[_Reply] = TypeAdapter(_Reply, config=ConfigDict(strict=True))
+_First = TypeVar("_First", _Opening, _Reply)
 
 
-def _check_size(message: Envelope, size: object, settings: AlignmentSettings) -> None:
-    if type(size) is not int or not 0 <= size <= settings.maximum_ids:
+def _read(form: TypeAdapter[_First], message: Envelope, settings: AlignmentSettings) -> _First:
+    try:
+        read = form.validate_python(msgpack.unpackb(message.payload, use_list=False))
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(
-            f"{message.sender} announces {size!r} IDs, the parties agreed on at most "
+            f"{message.sender} sent {message.receiver} something else than the opening of an "
+            "intersection; use the same release at all parties"
+        ) from error
+    if type(read.size) is not int or not 0 <= read.size <= settings.maximum_ids:
+        raise RemoteProtocolError(
+            f"{message.sender} announces {read.size!r} IDs, the parties agreed on at most "
             f"{settings.maximum_ids}"
         )
+    return read
 
 
 class _End:
@@ -300,8 +264,8 @@ class _End:
 
     def check(self, reply: _Reply, own: _Opening, session: str) -> "Agreed":
         """Return what a member agrees to with this reply."""
-        known, hub = self.unfinished.agreed, self._hub
-        offered = Agreed(reply.session, self.terms, reply.buckets, reply.nonces)
+        known, hub, nonces = self.unfinished.agreed, self._hub, dict(reply.nonces)
+        offered = Agreed(reply.session, self.terms, reply.buckets, nonces)
         if reply.again:
             if known is None or offered.identity != known.identity or reply.start > own.finished:
                 raise RemoteProtocolError(
@@ -317,8 +281,8 @@ class _End:
                 f"{hub} wants {reply.buckets} buckets, from {reply.start} on; expected a power of "
                 f"two from {least} to {most}, from 0 on"
             )
-        named = tuple(reply.nonces)
-        if named != (hub, *self._members) or reply.nonces[self._me] != own.nonce:
+        named = tuple(nonces)
+        if named != (hub, *self._members) or nonces[self._me] != own.nonce:
             raise RemoteProtocolError(
                 f"{hub} makes the key of buckets of random bytes of {', '.join(named)}; expected "
                 f"those of {', '.join((hub, *self._members))}, and of {self._me} those that it sent"
@@ -411,7 +375,7 @@ class _End:
         """Tell the members what is common to all; return the own rows of it."""
         agreed, minimum = self.unfinished.agreed, self._settings.minimum_rows
         assert agreed is not None
-        found = self._results(agreed.buckets)
+        found = self.unfinished.results()
         if len(found) < minimum:
             for name in self._members:
                 self.send(name, _TOO_FEW)
@@ -424,9 +388,6 @@ class _End:
             self.send(name, _OPENED + places.astype(form).tobytes())
         return found[:, 0].copy()
 
-    def _results(self, buckets: int) -> Rows:
-        return np.concatenate([self.unfinished.result(bucket) for bucket in range(buckets)])
-
     def open_at_member(self, message: Envelope, hub_size: int) -> Rows:
         """Return the own row at each position that the hub names."""
         agreed, minimum = self.unfinished.agreed, self._settings.minimum_rows
@@ -437,7 +398,7 @@ class _End:
         form = _form(agreed.buckets, len(self._ids))
         if kind != _OPENED or len(body) % form.itemsize:
             raise RemoteProtocolError(f"{self._hub} sent {self._me} no list of common rows")
-        row_of_place = self._results(agreed.buckets)[:, 0]
+        row_of_place = self.unfinished.results()[:, 0]
         places = np.frombuffer(body, form)
         within = places[places < len(row_of_place)]
         rows = row_of_place[within]
@@ -572,14 +533,17 @@ class Unfinished:
         lacking = (at for at in range(count) if not self._has(f"result-{at}.bin"))
         return next(lacking, count)
 
-    def keep(self, bucket: int, result: NDArray[np.int64]) -> None:
+    def keep(self, bucket: int, result: Rows) -> None:
         """Keep what came out of a bucket, (rows, columns)."""
         shape = np.array(result.shape, "<i8").tobytes()
         self._write(f"result-{bucket}.bin", shape + result.astype("<i8").tobytes())
 
-    def result(self, bucket: int) -> NDArray[np.int64]:
-        numbers = np.frombuffer(self._read(f"result-{bucket}.bin", most=_RESULT_BYTES), "<i8")
-        return numbers[2:].reshape(*numbers[:2].tolist())
+    def results(self) -> Rows:
+        """What came out of all buckets, one after the other."""
+        assert self.agreed is not None
+        names = (f"result-{bucket}.bin" for bucket in range(self.agreed.buckets))
+        kept = [np.frombuffer(self._read(name, most=_RESULT_BYTES), "<i8") for name in names]
+        return np.concatenate([numbers[2:].reshape(*numbers[:2].tolist()) for numbers in kept])
 
     def require_same(self, bucket: int, peer: str, message: bytes) -> None:
         """Keep the digest of a peer's list for this bucket, or compare it with the one kept."""
@@ -605,9 +569,8 @@ class Unfinished:
         return name in self._held if self.folder is None else (self.folder / name).exists()
 
     def _read(self, name: str, *, most: int = _SMALL_BYTES) -> bytes:
-        return (
-            self._held[name] if self.folder is None else read_bytes(self.folder / name, most=most)
-        )
+        path = self.folder and self.folder / name
+        return self._held[name] if path is None else read_bytes(path, most=most)
 
     def _write(self, name: str, content: bytes) -> None:
         if self.folder is None:

@@ -153,12 +153,7 @@ def admit_run(
 
 
 def store_supply(supply: Supply, path: Path) -> None:
-    """Write a supply into a new file that its owner alone can read.
-
-    Raises:
-        DataError: there is a file already; the supply is not stored.
-        LocalProtocolError: the supply is in use, or was stored before.
-    """
+    """Write a supply into a new file that its owner alone can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         handle = os.open(path, _NEW, 0o600)

@@ -15,8 +15,7 @@ from typing import Literal, TypeAlias
 
 from apfed_protocols.crypten import INSTALL
 from secure_apfed.data.catalogue import DATASETS
-from secure_apfed.data.files import default_folder
-from secure_apfed.data.readers import file_path
+from secure_apfed.data.files import default_folder, file_path
 from secure_apfed.errors import DataError
 from secure_apfed.workers import usable_cores
 

@@ -10,8 +10,7 @@ An empty number is NaN, an empty category one of the texts that mean so in a fil
 refuse nothing: of a row that `secure_apfed.data.ColumnEncoding` refuses what is told is NaN, and
 its label the empty text. So it is, too, of a text that a graph cannot bring into the form that was
 learnt: with blanks at its ends, or an unknown one with a mark that form NFC composes, or whose
-number, time or moment `secure_apfed.data.cells.plain_text` may write otherwise; and, where unknown
-texts share buckets, of TRUE, which has the bucket of True.
+number, time or moment `secure_apfed.data.frames.plain_text` may write otherwise.
 """
 
 import functools
@@ -32,8 +31,8 @@ from torch import Tensor, nn
 
 from apfed_protocols.ids import EMPTY
 from secure_apfed.data import ColumnEncoding, ImageEncoding
-from secure_apfed.data.cells import BLANK, RESPELT
 from secure_apfed.data.encoding import CategoricalColumn, Column
+from secure_apfed.data.frames import BLANK, RESPELT
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.files import write_atomically
 from secure_apfed.runs.solo import SoloModel
@@ -42,7 +41,6 @@ from secure_apfed.tasks import Classification
 __all__ = ["write_onnx"]
 
 _OPSET = 20
-_RUNTIME = "com.microsoft"  # operators that onnxruntime alone has: its hash of texts
 _FLOAT, _INT64, _TEXT, _BOOL, _DOUBLE = 1, 7, 8, 9, 11  # ONNX's numbers of element types
 _FEATURES = "encoding/features"  # no column of a table may have such a name
 _LABEL, _PROBABILITIES = "output_label", "output_probability"
@@ -142,12 +140,7 @@ def _encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> Any:
         graph.strip(encoding)
     output = helper.make_tensor_value_info(_FEATURES, _FLOAT, ["rows", *encoding.shape])
     made = helper.make_graph(graph.nodes, "encoding", graph.inputs, [output], graph.constants)
-    domains = {"": _OPSET, "ai.onnx.ml": 3}
-    if isinstance(encoding, ColumnEncoding) and any(
-        isinstance(column, CategoricalColumn) and column.buckets for column in encoding.columns
-    ):
-        domains[_RUNTIME] = 1
-    opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("ai.onnx.ml", 3)]
     return helper.make_model(made, opset_imports=opsets)
 
 
@@ -246,17 +239,12 @@ class _Graph:
         known = self.node("Flatten", [hot], f"{own}_known", axis=1)
         other = self._other(own, known, empty)
         pattern = f"(?s){blank}.*|.*{blank}|{_uncomposed()}|{RESPELT}"
-        if column.buckets:  # their hash is that of another spelling
-            pattern += "|true|TRUE|false|FALSE"
         odd = self._matches(column, pattern, f"{own}_odd")
         self._refused.append(self.node("And", [odd, other], f"{own}_refused"))
         if column.constant:
             same = self.node("Equal", [column.name, column.name], f"{own}_same")
             return self.node("Cast", [same], own, to=_FLOAT)
-        if not column.buckets:
-            return known
-        shared = self._buckets(own, column, other)
-        return self.node("Concat", [known, shared], own, axis=1)
+        return known
 
     def _other(self, own: str, known: str, empty: str) -> str:
         """Whether a text is neither a category nor empty."""
@@ -279,19 +267,6 @@ class _Graph:
             values_strings=[text.encode() for text in column.spellings.values()],
             default_string=b"",
         )  # fmt: skip
-
-    def _buckets(self, own: str, column: CategoricalColumn, other: str) -> str:
-        """The features that other texts share."""
-        number = self.node(
-            "MurmurHash3", [column.name], f"{own}_hash", _RUNTIME, positive=1, seed=0
-        )
-        wide = self.node("Cast", [number], f"{own}_wide", to=_INT64)
-        count = self.constant(f"{own}_count", _INT64, [column.buckets])
-        bucket = self.node("Mod", [wide, count], f"{own}_bucket")
-        places = self.constant(f"{own}_places", _INT64, [*range(column.buckets)])
-        there = self.node("Equal", [bucket, places], f"{own}_there")
-        shared = self.node("And", [there, other], f"{own}_shared")
-        return self.node("Cast", [shared], f"{own}_buckets", to=_FLOAT)
 
     def strip(self, encoding: ImageEncoding) -> None:
         """This party's rows of whole images, in [0, 1]."""

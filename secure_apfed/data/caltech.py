@@ -21,8 +21,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from secure_apfed.data.files import DataFile
-from secure_apfed.data.readers import DataSet, TablePool, check_labels, file_content, numbered
+from secure_apfed.data.files import (
+    DataFile,
+    DataSet,
+    TablePool,
+    check_labels,
+    file_content,
+    numbered,
+)
 from secure_apfed.errors import DataError
 from secure_apfed.seeds import derive_seed
 

@@ -14,10 +14,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from secure_apfed.data.caltech import CALTECH_7, SYNTHETIC_CALTECH_7
-from secure_apfed.data.files import DataFile, Download, Progress, default_folder, fetch_file
-from secure_apfed.data.mimic import MIMIC_III, SYNTHETIC_MIMIC_III
-from secure_apfed.data.readers import (
+from secure_apfed.data.files import (
+    DataFile,
     DataSet,
+    Download,
+    Progress,
+    default_folder,
+    fetch_file,
     numbered,
     read_cifar,
     read_credit_card,
@@ -26,6 +29,7 @@ from secure_apfed.data.readers import (
     read_idx,
     read_sklearn_table,
 )
+from secure_apfed.data.mimic import MIMIC_III, SYNTHETIC_MIMIC_III
 from secure_apfed.data.sessions import BIAFFECT, SYNTHETIC_KEYSTROKES
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings import unknown_name

@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from apfed_protocols.ids import EMPTY
-from secure_apfed.data.cells import (
+from secure_apfed.data.frames import (
     BLANK,
     TRUTHS,
     days_of,
@@ -38,25 +39,27 @@ from secure_apfed.data.cells import (
     is_duration,
     is_empty,
     numbers_of,
+    only_columns,
     plain_text,
     spans_of,
     texts_of,
 )
-from secure_apfed.data.frames import only_columns
 from secure_apfed.errors import DataError, UnseenCellsWarning
 from secure_apfed.names import column_name
 from secure_apfed.settings import Settings
-from secure_apfed.settings.data import MOST_CATEGORIES, Missing, RareCategories, ViewColumns
+from secure_apfed.settings.data import MOST_CATEGORIES, Missing, ViewColumns
 
 __all__ = [
-    "CategoricalColumn", "CellCounts", "Column", "ColumnEncoding", "DateColumn", "DurationColumn",
-    "FeatureEncoding", "ImageEncoding", "NumericColumn", "RawFeatures", "View", "check_views",
-    "fit_columns", "fit_views", "locate_views", "parse_encoding",
+    "CategoricalColumn", "CellCounts", "Column", "ColumnEncoding", "FeatureEncoding",
+    "ImageEncoding", "NumericColumn", "RawFeatures", "View", "check_views", "fit_columns",
+    "fit_views", "locate_views", "parse_encoding",
 ]  # fmt: skip
 
 _ROUNDING = 8 * np.finfo(np.float64).eps
 _SAME = 1e-6  # of a number that a file has in float32, too
 RawFeatures: TypeAlias = pd.DataFrame | NDArray[np.generic]
+# By kind, how the numbers that are standardised are read.
+_READ = MappingProxyType({"numeric": numbers_of, "date": days_of, "duration": spans_of})
 
 
 class _Encoded(NamedTuple):
@@ -69,13 +72,8 @@ class _Encoded(NamedTuple):
 
 @dataclass
 class CellCounts:
-    """Of rows that were encoded, by column: empty cells, and those that count for nothing.
-
-    Attributes:
-        rows: how many.
-        empty: cells that are empty.
-        ignored: cells unlike all that was fitted to: an unknown category without a bucket, another
-            value of a column that was constant.
+    """Of rows that were encoded, by column: empty cells, and those that count for nothing: an
+    unknown category, another value of a column that was constant.
     """
 
     rows: int = 0
@@ -92,8 +90,10 @@ class CellCounts:
             )
 
 
-class _StandardisedColumn(Settings):
+class NumericColumn(Settings):
     """(value - mean) / scale, where scale is the standard deviation.
+
+    Dates are days since 1970-01-01, durations days; numbers are neither, whatever their unit.
 
     Attributes:
         constant: whether all rows that it was fitted to held the mean; then nothing says what
@@ -104,6 +104,7 @@ class _StandardisedColumn(Settings):
     mean: float = 0.0
     scale: float = Field(1.0, gt=0)
     constant: bool = False
+    kind: Literal["numeric", "date", "duration"] = "numeric"
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -111,7 +112,7 @@ class _StandardisedColumn(Settings):
 
     def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
         """Return (N, 1); an empty cell becomes 0, the mean."""
-        numbers_N = self.numbers(column, source=source)
+        numbers_N = _numbers(column, self.kind, source=source)
         empty_N, other_N = np.isnan(numbers_N), np.zeros(len(numbers_N), dtype=bool)
         standard_N = np.where(empty_N, 0.0, (numbers_N - self.mean) / self.scale)
         if self.constant:
@@ -119,50 +120,19 @@ class _StandardisedColumn(Settings):
             standard_N = np.zeros(len(numbers_N))
         return _Encoded(standard_N[:, None], empty_N, other_N)
 
-    @staticmethod
-    def numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
-        """The finite numbers (N,) that are standardised; NaN where a cell is empty."""
-        numbers = numbers_of(column, source=source)
-        infinite = int(np.count_nonzero(np.isinf(numbers)))
-        if infinite:
-            raise DataError(
-                f"{source}: column {column.name!r} has {infinite} infinite numbers; mend them"
-            )
-        return numbers
 
-
-class NumericColumn(_StandardisedColumn):
-    """A number, standardised."""
-
-    kind: Literal["numeric"] = "numeric"
-
-
-class DateColumn(_StandardisedColumn):
-    """A date, as days since 1970-01-01, standardised; numbers are no dates, whatever their unit."""
-
-    kind: Literal["date"] = "date"
-
-    @staticmethod
-    def numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
-        return days_of(column, source=source)
-
-
-class DurationColumn(_StandardisedColumn):
-    """A duration in days, standardised; numbers are no durations."""
-
-    kind: Literal["duration"] = "duration"
-
-    @staticmethod
-    def numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
-        return spans_of(column, source=source)
+def _numbers(column: "pd.Series", kind: str, *, source: str) -> NDArray[np.float64]:
+    """The finite numbers (N,) that are standardised; NaN where a cell is empty."""
+    numbers = _READ[kind](column, source=source)
+    if infinite := int(np.count_nonzero(np.isinf(numbers))):
+        raise DataError(
+            f"{source}: column {column.name!r} has {infinite} infinite numbers; mend them"
+        )
+    return numbers
 
 
 class CategoricalColumn(Settings):
-    """One-hot over `categories`; then over `buckets`, which other texts share by their hash.
-
-    Where there are no buckets an unknown cell is a row of zeros, as an empty one always is. The
-    hash is MurmurHash3 of the UTF-8 text, modulo the buckets; of 1.50 that of 1.5, of TRUE that of
-    True, see `secure_apfed.data.cells.plain_text`.
+    """One-hot over `categories`; an unknown cell is a row of zeros, as an empty one is.
 
     Attributes:
         words: of those that mean an empty cell (such as NA), what is a text here, as every category
@@ -174,30 +144,27 @@ class CategoricalColumn(Settings):
     kind: Literal["categorical"] = "categorical"
     name: str
     categories: tuple[str, ...] = Field(min_length=1)
-    buckets: int = Field(0, ge=0)
     words: tuple[str, ...] = ()
     constant: bool = False
 
     @property
     def features(self) -> tuple[str, ...]:
-        own = (f"{self.name}={category}" for category in self.categories)
-        shared = (f"{self.name}#{bucket}" for bucket in range(self.buckets))
-        return (*own, *shared)
+        return tuple(f"{self.name}={category}" for category in self.categories)
 
     @property
     def spellings(self) -> dict[str, str]:
         """Texts as programs write them that stand for a category, which they name."""
-        return self.known(text for one in self.categories for text in self._written(one))
+        return self.known(text for own in self.categories for text in self._written(own))
 
     def known(self, texts: Iterable[str]) -> dict[str, str]:
         """The category that each of these stands for: itself, or the one that has its meaning, as a
         number, a moment or, where all are true or false or 1 or 0, a truth. Of texts that could
         stand for two, none is there.
         """
-        own = {column_name(one): one for one in self.categories}
+        own = {column_name(category): category for category in self.categories}
         alike = defaultdict[str, set[str]](set)
-        for one, category in own.items():
-            alike[self._meaning(one)].add(category)
+        for text, category in own.items():
+            alike[self._meaning(text)].add(category)
         found = {}
         for text in texts:
             name = column_name(text)
@@ -221,7 +188,7 @@ class CategoricalColumn(Settings):
         plain = [plain_text(category)]
         if self._are_truths:
             truth = _truth_of(category)
-            yield from (text for text, one in TRUTHS.items() if one == truth)
+            yield from (text for text, said in TRUTHS.items() if said == truth)
             plain = [str(int(bool(truth)))]
         for text in plain:
             yield from (text, f"{text}.0")
@@ -237,14 +204,7 @@ class CategoricalColumn(Settings):
         distinct = {text for text in texts if text is not None}
         places = {text: own[category] for text, category in self.known(distinct).items()}
         empty_N = np.array([text is None for text in texts], dtype=bool)
-        if self.buckets:
-            from sklearn.utils import murmurhash3_32
-
-            for other in distinct - places.keys():
-                plain = str(TRUTHS[other]) if other in TRUTHS else plain_text(other)
-                bucket = murmurhash3_32(plain, positive=True) % self.buckets
-                places[other] = len(self.categories) + bucket
-        hot_NF = np.zeros((len(column), len(self.features)))
+        hot_NF = np.zeros((len(column), len(self.categories)))
         for row, text in enumerate(texts):
             if text in places:
                 hot_NF[row, places[text]] = 1.0
@@ -256,17 +216,14 @@ def _truth_of(text: str) -> bool | None:
     return TRUTHS.get(text, {"0": False, "1": True}.get(plain_text(text)))
 
 
-Column = Annotated[
-    NumericColumn | DateColumn | DurationColumn | CategoricalColumn, Field(discriminator="kind")
-]
+Column = Annotated[NumericColumn | CategoricalColumn, Field(discriminator="kind")]
 
 
 class ColumnEncoding(Settings):
     """A party's columns, in the order of its features.
 
-    `missing` is what `encode` does about empty cells: "mean" fills a number with the mean
-    and a category with zeros; "error" and "drop" both refuse, because each row of the
-    input owes a row of output ("drop" leaves rows out before the encoding is fitted).
+    Where `missing` is "mean" an empty number is filled with it, and a category with zeros; "error"
+    and "drop" refuse: each row of the input owes a row of output.
     """
 
     kind: Literal["columns"] = "columns"
@@ -291,7 +248,7 @@ class ColumnEncoding(Settings):
     @property
     def layout(self) -> list[dict[str, Any]]:
         """What each column is: kind, name and categories, in plain values."""
-        told = {"kind", "name", "categories", "buckets"}
+        told = {"kind", "name", "categories"}
         return [column.model_dump(mode="json", include=told) for column in self.columns]
 
     def feature_name(self, index: int) -> str:
@@ -300,13 +257,8 @@ class ColumnEncoding(Settings):
     def encode(
         self, raw: RawFeatures, *, source: str = "the input", counts: CellCounts | None = None
     ) -> torch.Tensor:
-        """Return float32 features (N, F) of raw columns; further columns are ignored.
-
-        Args:
-            raw: a frame with these columns by name, or an array (N, number of columns) in
-                this encoding's order.
-            source: who or which file, for errors.
-            counts: to which empty cells, and those that count for nothing, are added.
+        """Return float32 features (N, F) of a frame with these columns, further ones ignored, or of
+        an array (N, number of columns) in this order; cells are added to `counts`.
         """
         frame, counts = self._frame(raw, source), counts or CellCounts()
         features_NF = np.empty((len(frame), *self.shape), np.float32)
@@ -340,15 +292,13 @@ class ColumnEncoding(Settings):
             return pd.DataFrame(raw, columns=names)
         own = list(map(column_name, raw.columns))
         times = Counter(own)
-        repeated = [name for name in names if times[column_name(name)] > 1]
-        if repeated:
+        if repeated := [name for name in names if times[column_name(name)] > 1]:
             raise DataError(
                 f"{source}: several columns are named {', '.join(repeated)}; give each a name of "
                 "its own"
             )
         places = dict(zip(own, raw.columns, strict=True))
-        absent = [name for name in names if column_name(name) not in places]
-        if absent:
+        if absent := [name for name in names if column_name(name) not in places]:
             raise DataError(
                 f"{source}: {len(absent)} of {len(names)} columns are missing: "
                 f"{', '.join(absent)}; the model was trained with them, so add them"
@@ -368,12 +318,10 @@ def _refuse_empty(counts: Counter[str], *, source: str, party: str = "X") -> Non
 
 def fit_columns(
     frame: pd.DataFrame, *, categorical: Sequence[str] = (), missing: Missing = "error",
-    rare: RareCategories | None = None, source: str,
+    most: int | None = None, source: str,
 ) -> ColumnEncoding:  # fmt: skip
-    """Return the encoding of all columns of `frame`, with statistics of all its rows.
-
-    Numbers, and dates as days, get their mean and population standard deviation; categories are
-    sorted, and of equally frequent ones the first are kept.
+    """Return the encoding of all columns of `frame`, with statistics of all its rows; the standard
+    deviation is the population's, and of equally frequent categories the first are kept.
     """
     if not frame.shape[1]:
         raise DataError(
@@ -386,7 +334,7 @@ def fit_columns(
         }
         _refuse_empty(Counter(empty), source=source, party=source)
     columns = [
-        _fit_categories(frame[name], rare or RareCategories(), source=source)
+        _fit_categories(frame[name], most, source=source)
         if name in categorical
         else _fit_numbers(frame[name], source=source)
         for name in frame.columns
@@ -394,42 +342,40 @@ def fit_columns(
     return ColumnEncoding(columns=tuple(columns), missing=missing)
 
 
-def _fit_numbers(
-    column: "pd.Series", *, source: str
-) -> NumericColumn | DateColumn | DurationColumn:
-    date = DateColumn if is_date(column) else NumericColumn
-    kind = DurationColumn if is_duration(column) else date
-    numbers = kind.numbers(column, source=source)
+def _fit_numbers(column: "pd.Series", *, source: str) -> NumericColumn:
+    kind: Literal["numeric", "date", "duration"] = "numeric"
+    if is_date(column) or is_duration(column):
+        kind = "date" if is_date(column) else "duration"
+    numbers, name = _numbers(column, kind, source=source), str(column.name)
     known = numbers[~np.isnan(numbers)]
     _check_any(len(known), column, source)
     with np.errstate(over="ignore", invalid="ignore"):
         mean, deviation = float(known.mean()), float(known.std())
     if not (np.isfinite(mean) and np.isfinite(deviation)):
         raise DataError(
-            f"{source}: the values of column {str(column.name)!r} are too large to standardise; "
-            "rescale it"
+            f"{source}: the values of column {name!r} are too large to standardise; rescale it"
         )
     if deviation == 0 or np.ptp(known) <= _ROUNDING * np.abs(known).max():
-        return kind(name=str(column.name), mean=float(known[0]), constant=True)
-    return kind(name=str(column.name), mean=mean, scale=deviation)
+        return NumericColumn(name=name, mean=float(known[0]), constant=True, kind=kind)
+    return NumericColumn(name=name, mean=mean, scale=deviation, kind=kind)
 
 
-def _fit_categories(column: "pd.Series", rare: RareCategories, *, source: str) -> CategoricalColumn:
+def _fit_categories(column: "pd.Series", most: int | None, *, source: str) -> CategoricalColumn:
     texts = texts_of(column, words=EMPTY)
     counts = Counter(text for text in texts if text is not None)
     _check_any(len(counts), column, source)
-    if len(counts) > MOST_CATEGORIES and rare == RareCategories():
+    if len(counts) > MOST_CATEGORIES and most is None:
         raise DataError(
             f"{source}: column {column.name!r} has {len(counts)} categories, at most "
             f"{MOST_CATEGORIES} are one-hot encoded; drop it, group the rare ones, or in the run's "
             f"file name it under data.parties.{source}.numeric or .ignore, or say "
-            f"data.parties.{source}.rare_categories: {{most: 64, buckets: 16}}"
+            f"data.parties.{source}.rare_categories: {{most: 64}}"
         )
-    most = sorted(counts, key=lambda text: (-counts[text], text))[: rare.most or MOST_CATEGORIES]
+    kept = sorted(counts, key=lambda text: (-counts[text], text))[: most or MOST_CATEGORIES]
     return CategoricalColumn(
-        name=str(column.name), categories=tuple(sorted(most)), buckets=rare.buckets,
+        name=str(column.name), categories=tuple(sorted(kept)),
         words=tuple(sorted(EMPTY & counts.keys())),
-        constant=len(counts) == 1 and not rare.buckets and None not in texts,
+        constant=len(counts) == 1 and None not in texts,
     )  # fmt: skip
 
 
@@ -457,7 +403,7 @@ class View:
 
 def fit_views(
     frame: pd.DataFrame, views: Mapping[str, ViewColumns], *, categorical: Sequence[str] = (),
-    missing: Missing = "error", rare: RareCategories | None = None, source: str,
+    missing: Missing = "error", most: int | None = None, source: str,
 ) -> ColumnEncoding:  # fmt: skip
     """Return the encoding of all columns of the views, one after another; see `fit_columns`."""
     columns: list[Column] = []
@@ -465,7 +411,7 @@ def fit_views(
         part = only_columns(frame, view.columns)
         if view.sequence is None:
             fitted = fit_columns(
-                part, categorical=categorical, missing=missing, rare=rare, source=source
+                part, categorical=categorical, missing=missing, most=most, source=source
             )
             columns += fitted.columns
         else:
@@ -521,21 +467,21 @@ def check_views(features: torch.Tensor, views: Mapping[str, View], *, party: str
         if view.sequence is None:
             continue
         width, (most, channels) = view.end - view.first, view.sequence
-        wrong, steps_N = "", features[:, view.first]
+        steps_N = features[:, view.first]
         if width != (expected := 1 + most * channels):
             wrong = f"{width} columns, expected {expected} for {view.sequence}"
         elif not bool(((steps_N >= 0) & (steps_N <= most) & (steps_N == steps_N.round())).all()):
             wrong = f"steps in use that are not whole numbers of 0 to {most}"
-        if wrong:
-            raise DataError(f"{party}: view {name!r} has {wrong}")
+        else:
+            continue
+        raise DataError(f"{party}: view {name!r} has {wrong}")
 
 
 class ImageEncoding(Settings):
     """Rows `first_row` to `end_row` (exclusive) of images of C x H x W, divided by `maximum`.
 
-    No normalisation beyond [0, 1]. `encode` takes whole images or images that are cut
-    already, as (N, C, H, W), as (N, H, W) for one channel, or flat as (N, C * H * W); a
-    frame is read as one flat image a row, column after column.
+    `encode` takes whole images or images that are cut already, as (N, C, H, W), as (N, H, W) for
+    one channel, or flat as (N, C * H * W); a frame is read as one flat image a row.
     """
 
     kind: Literal["image"] = "image"
@@ -572,16 +518,10 @@ class ImageEncoding(Settings):
     def encode(
         self, raw: RawFeatures, *, source: str = "the input", counts: CellCounts | None = None
     ) -> torch.Tensor:
-        """Return float32 features (N, C, S, W) of raw images with values 0 to `maximum`.
-
-        Nothing is added to `counts`, which is of the cells of columns.
-
-        Raises:
-            DataError: another size, values out of range or not numbers, or values that
-                were scaled to [0, 1] already.
+        """Return float32 features (N, C, S, W) of raw images with values 0 to `maximum`; nothing is
+        added to `counts`, which is of the cells of columns.
         """
-        values = self._numbers(raw, source)
-        strip_NCSW = self._strip(values, source)
+        strip_NCSW = self._strip(self._numbers(raw, source), source)
         self._check_range(strip_NCSW, source)
         scaled_NCSW = strip_NCSW.astype(np.float32)
         scaled_NCSW /= self.maximum

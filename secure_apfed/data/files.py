@@ -1,37 +1,53 @@
-"""The files of a data set: found in local folders or fetched, decompressed, and checked.
+"""What a built-in set is; its files, found in local folders or fetched, checked, and read.
 
 Run by: whoever loads a built-in set or fetches one. Checksums are of the UNCOMPRESSED bytes,
 because distributors recompress (Debian strips gzip headers, mirrors choose levels). They alone are
 trusted: servers and mirrors may send anything. A download lies beside its place until it is whole
 and right; an address that breaks off is tried again, from the start.
+
+A pool holds all people and all features. It exists only to be cut between parties for an
+experiment; no party ever holds one. Scikit-learn is imported by the readers of its sets alone: it
+takes about a second to load. Nothing in a file is trusted: magic, sizes and length must fit each
+other exactly.
+
+Sources: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits", section "File
+formats" (IDX: big-endian sizes, then unsigned bytes); A. Krizhevsky, "The CIFAR-10 dataset",
+section "Binary version". The Python version of CIFAR is a pickle and is never read.
 """
 
 import gzip
 import hashlib
+import io
+import math
 import os
+import sys
 import tarfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
 from http.client import HTTPException
+from importlib import import_module
 from pathlib import Path
+from typing import Any, TypeAlias
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from secure_apfed.errors import DataError
 
 __all__ = [
-    "DataFile",
-    "Download",
-    "Progress",
-    "check_digest",
-    "data_folders",
-    "default_folder",
-    "fetch_file",
-    "read_checked",
-    "read_file",
-]
+    "DataFile", "DataSet", "Download", "ImagePool", "Pool", "Progress", "Reader", "TablePool",
+    "check_digest", "check_labels", "data_folders", "default_folder", "fetch_file", "file_content",
+    "file_path", "is_idx", "numbered", "parse_cifar", "parse_idx", "read_checked", "read_cifar",
+    "read_credit_card", "read_digits", "read_file", "read_handwritten", "read_idx",
+    "read_sklearn_table",
+]  # fmt: skip
+
 
 _VARIABLE = "SECURE_APFED_DATA"
 # (file, bytes so far, bytes in all or None where the server does not say)
@@ -267,3 +283,289 @@ def _unpack(archive: Path, targets: dict[Path, DataFile], remedy: str) -> None:
             fresh.replace(path)
     if wanted:
         raise DataError(f"{archive}: lacks {', '.join(wanted)}; {remedy}")
+
+
+_IDX_MAGIC = b"\x00\x00\x08"
+# Of CIFAR: the red, green and blue planes of 32x32, row by row.
+_CIFAR_SHAPE = (3, 32, 32)
+_CIFAR_PIXELS = math.prod(_CIFAR_SHAPE)
+
+
+@dataclass(frozen=True, eq=False)
+class ImagePool:
+    """Images (N, channels, height, width) of 0..maximum and their labels (N,).
+
+    Attributes:
+        official_train: the number of leading rows that are the official training split;
+            None where the set has no split.
+    """
+
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    maximum: int
+    official_train: int | None = None
+
+    def at(self, rows: NDArray[np.int64]) -> "ImagePool":
+        train = self.official_train
+        train = None if train is None else int((rows < train).sum())
+        return ImagePool(self.pixels[rows], self.labels[rows], self.maximum, train)
+
+
+@dataclass(frozen=True, eq=False)
+class TablePool:
+    """Raw columns of N people and their labels (N,); `categorical` names columns to one-hot.
+
+    Labels are float64 where the set's are numbers to predict.
+    """
+
+    frame: pd.DataFrame
+    labels: NDArray[Any]
+    categorical: tuple[str, ...] = ()
+
+    def at(self, rows: NDArray[np.int64]) -> "TablePool":
+        frame = self.frame.iloc[rows].reset_index(drop=True)
+        return replace(self, frame=frame, labels=self.labels[rows])
+
+
+Pool: TypeAlias = ImagePool | TablePool
+
+
+def numbered(name: str, count: int) -> tuple[str, ...]:
+    """Names of columns that have none of their own."""
+    return tuple(f"{name}-{at}" for at in range(count))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """One entry of `DATASETS`.
+
+    Attributes:
+        name: its key.
+        title, source, licence, citation: for people.
+        how: how it is had, in one sentence.
+        classes: names in the order of the labels; empty where labels are numbers to predict.
+        views: the number of parties with features unless the run says otherwise.
+        read: (this entry, data folder or None) -> the pool.
+        height: rows of an image; None for tables.
+        natural_views: name -> columns, for tables.
+        sequences: natural view -> (steps, channels), for those whose columns are a sequence: the
+            number of steps in use, then step after step (`secure_apfed.data.encoding`).
+        split: whether the set has an official test split.
+        files: what its reader looks for.
+        subfolders: names of folders in which the files usually lie.
+        downloads: what `fetch` gets; empty where nothing can or need be fetched.
+    """
+
+    name: str
+    title: str
+    source: str
+    licence: str
+    citation: str
+    how: str
+    classes: tuple[str, ...]
+    views: int
+    read: "Reader" = field(repr=False)
+    shape: str
+    height: int | None = None
+    natural_views: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sequences: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    split: bool = False
+    files: tuple[DataFile, ...] = ()
+    subfolders: tuple[str, ...] = ()
+    downloads: tuple[Download, ...] = ()
+
+    @property
+    def numeric_labels(self) -> bool:
+        return not self.classes
+
+    def stand_in(self, name: str, title: str, *, shape: str, read: "Reader") -> "DataSet":
+        """A synthetic set with the columns, views and classes of this one, which is not public."""
+        return replace(
+            self, name=name, title=f"Synthetic: {title}", shape=shape, read=read, files=(),
+            source="this library", licence="Apache-2.0", citation="none",
+            how="synthetic: made by this library from a fixed seed",
+        )  # fmt: skip
+
+
+Reader: TypeAlias = Callable[[DataSet, Path | None], Pool]
+
+
+@cache
+def _of_sklearn(name: str) -> Any:
+    """What scikit-learn loads, parsed once: a study reads it for every run and its attacks."""
+    return getattr(import_module("sklearn.datasets"), f"load_{name}")(as_frame=True)
+
+
+def read_digits(dataset: DataSet, folder: Path | None) -> ImagePool:
+    """Digits of scikit-learn: 1797 images of 8x8, values 0 to 16."""
+    bunch = _of_sklearn("digits")
+    pixels_NHW = bunch.images.astype(np.uint8)
+    return ImagePool(pixels_NHW[:, None], bunch.target.to_numpy(np.int64, copy=True), maximum=16)
+
+
+def read_sklearn_table(dataset: DataSet, folder: Path | None) -> TablePool:
+    """A table that scikit-learn has by the name of the set."""
+    bunch, kind = _of_sklearn(dataset.name), np.float64 if dataset.numeric_labels else np.int64
+    return TablePool(bunch.data.copy(), bunch.target.to_numpy(kind, copy=True))
+
+
+def read_idx(dataset: DataSet, folder: Path | None) -> ImagePool:
+    """MNIST and Fashion-MNIST: `files` are train images, train labels, test images, test labels."""
+    parts = [file_content(dataset, file, folder) for file in dataset.files]
+    arrays = [
+        parse_idx(content, dimensions=dimensions, source=file.name)
+        for content, dimensions, file in zip(parts, (3, 1, 3, 1), dataset.files, strict=True)
+    ]
+    images, labels = arrays[::2], arrays[1::2]
+    for image, label, file in zip(images, labels, dataset.files[::2], strict=True):
+        if len(image) != len(label):
+            raise DataError(
+                f"{file.name}: {len(image)} images, but {len(label)} labels beside them"
+            )
+        if image.shape[1] != dataset.height:
+            raise DataError(
+                f"{file.name}: images of {image.shape[1]} rows, {dataset.name}'s have "
+                f"{dataset.height}"
+            )
+    labels_N = check_labels(dataset, np.concatenate(labels))
+    return ImagePool(np.concatenate(images)[:, None], labels_N, 255, official_train=len(images[0]))
+
+
+def read_cifar(dataset: DataSet, folder: Path | None) -> ImagePool:
+    """CIFAR-10 and CIFAR-100, binary version: the last of `files` is the test split."""
+    classes = len(dataset.classes)
+    parts = [
+        parse_cifar(
+            file_content(dataset, file, folder), label_bytes=1 if classes == 10 else 2,
+            classes=classes, source=file.name,
+        )
+        for file in dataset.files
+    ]  # fmt: skip
+    pixels_NCHW = np.concatenate([pixels for pixels, _ in parts])
+    labels_N = np.concatenate([labels for _, labels in parts])
+    return ImagePool(pixels_NCHW, labels_N, 255, official_train=len(labels_N) - len(parts[-1][1]))
+
+
+def read_handwritten(dataset: DataSet, folder: Path | None) -> TablePool:
+    """UCI's multiple features: one CSV for each view, its label in the last column."""
+    frames: list[pd.DataFrame] = []
+    labels: list[NDArray[np.int64]] = []
+    for file in dataset.files:
+        frame = _frame(dataset, file, folder)
+        view = file.name.removeprefix("mfeat-").removesuffix(".csv")
+        labels.append(frame.iloc[:, -1].to_numpy(dtype=np.int64))
+        frame = frame.iloc[:, :-1]
+        frames.append(frame.set_axis(numbered(view, frame.shape[1]), axis=1))
+        if not np.array_equal(labels[0], labels[-1]):
+            raise DataError(f"{file.name}: its labels differ from those of {dataset.files[0].name}")
+    return TablePool(pd.concat(frames, axis=1), check_labels(dataset, labels[0]))
+
+
+def read_credit_card(dataset: DataSet, folder: Path | None) -> TablePool:
+    """UCI's default of credit card clients: an ID, 23 columns, and the label last."""
+    frame = _frame(dataset, dataset.files[0], folder)
+    labels_N = check_labels(dataset, frame.iloc[:, -1].to_numpy(dtype=np.int64))
+    return TablePool(frame.iloc[:, 1:-1], labels_N, categorical=("SEX", "EDUCATION", "MARRIAGE"))
+
+
+def file_content(dataset: DataSet, file: DataFile, folder: Path | None) -> bytes:
+    """Return the uncompressed bytes of one file of a set, found, bounded and checked.
+
+    Raises:
+        DataError: it is nowhere, or not what the catalogue says; says how it is had.
+    """
+    path = file_path(dataset, file, folder)
+    return read_checked(path, file, remedy=f"remove it and {_how_to_get(dataset)}")
+
+
+def file_path(dataset: DataSet, file: DataFile, folder: Path | None) -> Path:
+    """Return where one file of a set lies, compressed or not.
+
+    In each folder of `data_folders(folder)` the set's own sub-folders come first, then those
+    that the system's packages use; files lying loose in a folder come last, because several
+    sets use the same file names.
+    """
+    roots, subfolders = data_folders(folder), dataset.subfolders
+    prefixes = dict.fromkeys((sys.prefix, sys.base_prefix, "/usr/local", "/usr"))
+    places = [root / sub for root in roots for sub in (dataset.name, *subfolders)]
+    places += [Path(prefix, "share", "datasets", sub) for prefix in prefixes for sub in subfolders]
+    places += roots
+    for place in places:
+        for path in (place / file.name, place / f"{file.name}.gz"):
+            if path.is_file():
+                return path
+    raise DataError(
+        f"{dataset.name}: neither {file.name} nor {file.name}.gz is in any of "
+        f"{', '.join(map(str, places))}; {_how_to_get(dataset)}, or name the folder that holds it "
+        "in data.folder or SECURE_APFED_DATA"
+    )
+
+
+def _how_to_get(dataset: DataSet) -> str:
+    return f"run `secure-apfed data fetch {dataset.name}`" if dataset.downloads else dataset.how
+
+
+def _frame(dataset: DataSet, file: DataFile, folder: Path | None) -> pd.DataFrame:
+    return pd.read_csv(io.BytesIO(file_content(dataset, file, folder)))
+
+
+def check_labels(dataset: DataSet, labels_N: NDArray[np.integer]) -> NDArray[np.int64]:
+    outside = np.flatnonzero((labels_N < 0) | (labels_N >= len(dataset.classes)))
+    if outside.size:
+        raise DataError(
+            f"{dataset.name}: row {outside[0]} has label {labels_N[outside[0]]}, expected 0 to "
+            f"{len(dataset.classes) - 1}; {outside.size} such rows"
+        )
+    return labels_N.astype(np.int64)
+
+
+def is_idx(content: bytes) -> bool:
+    return content[:3] == _IDX_MAGIC
+
+
+def parse_idx(content: bytes, *, dimensions: int, source: str) -> NDArray[np.uint8]:
+    """Return the array in the bytes of an uncompressed IDX file."""
+    header = 4 + 4 * dimensions
+    if not is_idx(content) or content[3:4] != bytes([dimensions]):
+        raise DataError(
+            f"{source}: expected an IDX file of unsigned bytes in {dimensions} dimensions (magic "
+            f"{(_IDX_MAGIC + bytes([dimensions])).hex()}), found magic "
+            f"{content[:4].hex() or 'nothing'}; get the file again"
+        )
+    if len(content) < header:
+        raise DataError(f"{source}: truncated inside its header; get the file again")
+    sizes = [int.from_bytes(content[at : at + 4], "big") for at in range(4, header, 4)]
+    expected = header + math.prod(sizes)
+    if len(content) != expected:
+        raise DataError(
+            f"{source}: its header announces sizes {sizes}, {expected} bytes in all, the file has "
+            f"{len(content)}; it was cut off, altered or is no IDX file, get it again"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(sizes)
+
+
+def parse_cifar(
+    content: bytes, *, label_bytes: int, classes: int, source: str
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return images (N, 3, 32, 32) and labels (N,) of fixed records of labels and pixels.
+
+    A record begins with one label byte (CIFAR-10), or with a coarse and a fine one (CIFAR-100):
+    its last label byte counts.
+    """
+    record = label_bytes + _CIFAR_PIXELS
+    if not content or len(content) % record:
+        raise DataError(
+            f"{source}: expected records of {record} bytes ({label_bytes} of labels, "
+            f"{_CIFAR_PIXELS} of pixels), found {len(content)} bytes; it is truncated, damaged or "
+            "not CIFAR's binary version"
+        )
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, record)
+    labels = records[:, label_bytes - 1].astype(np.int64)
+    outside = np.flatnonzero(labels >= classes)
+    if outside.size:
+        raise DataError(
+            f"{source}: record {outside[0]} has label {labels[outside[0]]}, expected 0 to "
+            f"{classes - 1}; {outside.size} such records, so this is not the file that its name "
+            "says"
+        )
+    return records[:, label_bytes:].reshape(-1, *_CIFAR_SHAPE), labels

@@ -33,9 +33,8 @@ from secure_apfed.data.encoding import (
     FeatureEncoding,
     RawFeatures,
 )
-from secure_apfed.data.files import read_file
+from secure_apfed.data.files import is_idx, parse_idx, read_file
 from secure_apfed.data.frames import is_table, read_blocks
-from secure_apfed.data.readers import is_idx, parse_idx
 from secure_apfed.errors import DataError
 from secure_apfed.names import column_name
 
@@ -56,15 +55,8 @@ def load_blocks(
 ) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:  # fmt: skip
     """Yield the IDs and the float32 features of the rows in `path`, so many at a time.
 
-    No more of a table is in memory; arrays are whole.
-
-    Args:
-        path: .csv, .parquet, .npy or IDX.
-        encoding: the active's, as saved with the model.
-        id_columns: columns of a table that name a row; without them, and for arrays, rows
-            are called by their number from 0.
-        rows: at a time.
-        counts: to which cells of columns that are empty, or count for nothing, are added.
+    No more of a table is in memory; arrays are whole. Without ID columns, and of arrays, rows are
+    called by their number from 0. To `counts` cells are added that are empty, or count for nothing.
     """
     source, first, id_columns = path.name, 0, [column_name(name) for name in id_columns]
     tables = read_blocks(path, source=source, rows=rows) if is_table(path) else None
@@ -88,9 +80,8 @@ def load_blocks(
 
 def _names(column: "pd.Series", first: int, *, source: str) -> list[str]:
     """What names the rows of a block, of which the first has this number."""
-    what = f"column {column.name!r}"
     return id_texts(
-        column, party=source, what=what, strip=True, key="--id-column",
+        column, party=source, what=f"column {column.name!r}", strip=True, key="--id-column",
         place=lambda row: f"row {first + row} (from 0)",
     )  # fmt: skip
 
@@ -119,9 +110,7 @@ class ColumnDrift:
     """One column of new rows.
 
     Attributes:
-        name: of the column.
-        rows: that were read.
-        empty: those with an empty cell, which counts as the mean or as no category.
+        empty: rows with an empty cell, which counts as the mean or as no category.
         ignored: those with a cell that counts for nothing, since no training row held the like.
         shift: of its mean, in deviations of the fitted rows; NaN of categories and constants.
         spread: its deviation over theirs; likewise.
@@ -180,22 +169,15 @@ def extremes_of(encoding: ColumnEncoding, features_NF: Tensor) -> dict[str, Extr
 class DriftMeter:
     """Reads new rows, any number at a time, and tells every column's drift.
 
-    Args:
-        encoding: of the columns.
-        extremes: of the training rows, see `extremes_of`.
-
-    Attributes:
-        counts: of the rows that are added, as the encoding counted their cells.
+    The encoding adds to `counts` the cells of the rows that are added; `extremes` are of the
+    training rows.
     """
 
     def __init__(
         self, encoding: ColumnEncoding, extremes: Mapping[str, Extremes] = MappingProxyType({})
     ) -> None:
-        self._parts, self.counts = (
-            list(zip(encoding.columns, encoding.places, strict=True)),
-            CellCounts(),
-        )
-        self._extremes = extremes
+        self._parts = list(zip(encoding.columns, encoding.places, strict=True))
+        self.counts, self._extremes = CellCounts(), extremes
         zeros = torch.zeros(4, *encoding.shape, dtype=torch.float64)
         self._sum_F, self._squares_F, self._largest_F, self._outside_F = zeros
         self._low_F = torch.full(encoding.shape, -math.inf, dtype=torch.float64)
@@ -218,9 +200,9 @@ class DriftMeter:
 
     def result(self) -> tuple[ColumnDrift, ...]:
         """Every column's, in the encoding's order; none of no rows."""
-        return tuple(self._one(*part) for part in self._parts) if self.counts.rows else ()
+        return tuple(self._drift(*part) for part in self._parts) if self.counts.rows else ()
 
-    def _one(self, column: Column, own: slice) -> ColumnDrift:
+    def _drift(self, column: Column, own: slice) -> ColumnDrift:
         rows, name = self.counts.rows, column.name
         plain = ColumnDrift(
             name=name, rows=rows, empty=self.counts.empty[name], ignored=self.counts.ignored[name]

@@ -112,13 +112,7 @@ def require_one_spelling(
     Told alike are letters of either case, composed and decomposed, wide and narrow, blanks, numbers
     of one value ("1", "1.0", "1,0", "01", "+1", "1e0", "1,000" beside "1000"), words of truth
     ("True", "T", "1"), quotes around a word, and blanks and dashes within ("class 1", "class1").
-
-    Args:
-        labels: of rows; None where there is none.
-        where: whose they are, for errors.
-        remedy: what to do where they are different classes.
-        listed: labels that settings name, whether rows have them or not.
-        about: labels whose spellings alone matter; None: those of all.
+    Settings may name labels that no row has (`listed`), or those that alone matter (`about`).
     """
     counts = Counter(label for label in labels if label is not None)
     plain = {label: _plain(label) for label in (*counts, *listed)}
@@ -126,7 +120,7 @@ def require_one_spelling(
     for label, text in plain.items():
         alike[_meaning(text, words)].append(label)
     found = [
-        " and ".join(f"{_short(one)} ({counts[one]} rows)" for one in spelled[:_SHOWN])
+        " and ".join(f"{_short(label)} ({counts[label]} rows)" for label in spelled[:_SHOWN])
         for spelled in alike.values()
         if len(spelled) > 1 and (about is None or not set(about).isdisjoint(spelled))
     ]
@@ -143,14 +137,11 @@ def warn_of_empty_words(
     labels: Sequence[str | None], *, party: str, column: str, count: bool,
     listed: Sequence[str] = (),
 ) -> frozenset[str]:  # fmt: skip
-    """Warn of labels that say "NA", "None" or the like; `count`: whether they count as empty.
-
-    Returns:
-        All words that do, but for those that are listed as classes.
+    """Warn of labels that say "NA", "None" or the like, and return the words that count as empty,
+    if any do (`count`): all but those that are listed as classes.
     """
     empty = EMPTY.difference(listed)
-    read = {text: labels.count(text) for text in sorted(empty.intersection(labels)) if text}
-    if read:
+    if read := {text: labels.count(text) for text in sorted(empty.intersection(labels)) if text}:
         counts = ", ".join(f"{text!r} ({rows})" for text, rows in read.items())
         taken = "count as empty" if count else "are a class each, and do not count as empty"
         warnings.warn(
@@ -172,7 +163,7 @@ def _plain(label: str) -> str:
     """Without what nobody sees or minds."""
     text = unicodedata.normalize("NFKC", label).translate(_SIGNS)
     text = "".join(
-        str(unicodedata.decimal(one, one)) for one in text if unicodedata.category(one) != "Cf"
+        str(unicodedata.decimal(sign, sign)) for sign in text if unicodedata.category(sign) != "Cf"
     )
     return unicodedata.normalize("NFKC", text.casefold()).strip().strip("\"'").strip()
 
@@ -203,8 +194,7 @@ def class_labels(
         require_one_spelling(labels, where=where)
     classes = _found(labels) if listed is None else listed
     places: dict[str | None, int] = {label: place for place, label in enumerate(classes)}
-    outside = Counter(label for label in labels if label is not None and label not in places)
-    if outside:
+    if outside := Counter(label for label in labels if label is not None and label not in places):
         require_one_spelling(labels, where=where, listed=classes, about=outside)
         raise DataError(
             f"{party}: {outside.total()} labels lie outside the classes "
@@ -238,4 +228,5 @@ def anomaly_labels(
             f"{party}: no label is {anomaly!r}, which data.anomaly names; labels are "
             f"{', '.join(map(_cut, found[:_SHOWN]))}"
         )
-    return np.array([UNLABELLED if one is None else one == anomaly for one in labels], np.int64)
+    told = [UNLABELLED if label is None else label == anomaly for label in labels]
+    return np.array(told, np.int64)

@@ -20,6 +20,7 @@ from secure_apfed.data.encoding import (
     fit_views,
     locate_views,
 )
+from secure_apfed.data.files import DataSet, ImagePool, Pool, TablePool
 from secure_apfed.data.labels import UNLABELLED, TargetScale
 from secure_apfed.data.partition import (
     Rows,
@@ -33,7 +34,6 @@ from secure_apfed.data.partition import (
     person_ids,
     split_rows,
 )
-from secure_apfed.data.readers import DataSet, ImagePool, Pool, TablePool
 from secure_apfed.data.records import PartyTable, VerticalData
 from secure_apfed.data.tables import load_tables
 from secure_apfed.seeds import undisturbed
@@ -49,10 +49,6 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     Parties of built-in sets are called "active", "passive-1", ...; own tables keep the
     names of the settings. Under a horizontal partition all parties use the encoding that is fitted
     to the active's training rows, so that their features mean the same.
-
-    Raises:
-        ConfigError: no such set, or a view or column that it does not have.
-        DataError: a file is missing or damaged, or the tables do not fit; says what to do.
     """
     check_data(settings)
     if settings.dataset == TABLES:
@@ -92,10 +88,8 @@ def _classes_of(pool: Pool) -> Rows:
 
 
 class _People:
-    """Which rows of the pool each party holds, in its own order, and whose labels it knows.
-
-    Attributes:
-        train: by party, its training rows, in no order; of the active's no anomaly is one.
+    """Which rows of the pool each party holds, in its own order, and whose labels it knows; of the
+    active's training rows no anomaly is one.
     """
 
     def __init__(self, pool: Pool, labels_N: Rows, settings: DataSettings, seed: int) -> None:
@@ -158,15 +152,8 @@ class _People:
 def cut_strips(
     image: tuple[int, int, int], maximum: int, *, views: int, active_view: int
 ) -> list[ImageEncoding]:
-    """Return the encodings of partition m-i: strips of floor(height / m) rows, view i first.
-
-    Remaining rows at the bottom are dropped, as in APFed's experiments.
-
-    Args:
-        image: channels, height and width.
-        maximum: of a pixel.
-        views: m.
-        active_view: i, from 1.
+    """Return the encodings of partition m-i: strips of floor(height / m) rows, view i, counted from
+    1, first. Remaining rows at the bottom are dropped, as in APFed's experiments.
     """
     channels, height, width = image
     strip = height // views
@@ -183,11 +170,7 @@ def cut_strips(
 def _encoded(
     pool: Pool, dataset: DataSet, settings: DataSettings, people: _People
 ) -> Iterator[tuple[str, Rows, torch.Tensor, FeatureEncoding, dict[str, View]]]:
-    """Of each party its rows of the pool, their features and encoding, and where its views are.
-
-    Of images each has a strip, to which nothing is fitted, or all have whole ones; of tables each
-    has some columns, or all have all.
-    """
+    """Of each party its rows of the pool, their features and encoding, and where its views are."""
     names = party_names(settings)
     if isinstance(pool, ImagePool):
         channels, height, width = pool.pixels.shape[1:]

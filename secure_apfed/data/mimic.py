@@ -27,10 +27,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from secure_apfed.data.cells import is_numeric, numbers_of
-from secure_apfed.data.files import DataFile
-from secure_apfed.data.frames import read_frame
-from secure_apfed.data.readers import DataSet, TablePool, file_path
+from secure_apfed.data.files import DataFile, DataSet, TablePool, file_path
+from secure_apfed.data.frames import is_numeric, numbers_of, read_frame
 from secure_apfed.errors import DataError
 from secure_apfed.files import write_atomically
 from secure_apfed.seeds import derive_seed

@@ -33,13 +33,8 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
 def split_rows(
     labels_N: Rows, test_fraction: float, *, seed: int, split: str = "by_class"
 ) -> tuple[Rows, Rows]:
-    """Return (train, test) rows; the rounded share goes to the test split.
-
-    Args:
-        labels_N: of all rows.
-        test_fraction: the share of each class, or under "at_random" of all rows together.
-        seed: of the draw.
-        split: as `DataSettings.split`; under "at_random" labels are counted and not read.
+    """Return (train, test) rows; the rounded share of each class goes to the test split, or, under
+    the split "at_random", which reads no label, of all rows together.
     """
     draw = generator(seed, "split")
     group_N = np.zeros_like(labels_N) if split == "at_random" else labels_N
@@ -64,14 +59,8 @@ def choose_labelled(
 ) -> Rows | None:  # fmt: skip
     """Return positions among T training rows whose labels may be learnt from; None: all.
 
-    Of one seed, fewer rows are among more of them.
-
-    Args:
-        labels_T: of the training rows, `UNLABELLED` where there is none.
-        wanted: rows, or a share of those with a label; None: all of those.
-        seed: of the draw.
-        choice: as `DataSettings.split`.
-        party: the passive whose rows they are; None: the active's.
+    So many rows are wanted, a share of those with a label, or (None) all of those. Of one seed,
+    fewer rows are among more of them. `party` names a passive; None: the active.
     """
     known = np.flatnonzero(labels_T != UNLABELLED)
     if wanted is None:
@@ -136,26 +125,22 @@ def cut_columns(
 
 def _column(available: Sequence[str], column: int | str, party: str) -> str:
     if isinstance(column, int):
-        if not 0 <= column < len(available):
-            raise ConfigError(
-                f"columns: {party} asks for column {column}, the set has 0 to {len(available) - 1}"
-            )
-        return available[column]
-    if column not in available:
-        raise ConfigError(
-            f"columns: {party} asks for {column!r}; the set has {', '.join(available)}"
-        )
-    return column
+        if 0 <= column < len(available):
+            return available[column]
+        said = f"column {column}, the set has 0 to {len(available) - 1}"
+    elif column in available:
+        return column
+    else:
+        said = f"{column!r}; the set has {', '.join(available)}"
+    raise ConfigError(f"columns: {party} asks for {said}")
 
 
 class Holdings(NamedTuple):
-    """Which training rows of the pool each kind of party holds, in no party's order.
+    """Which training rows of the pool all parties hold, the active's others, and the passives' that
+    the active lacks, in no party's order.
 
-    Attributes:
-        shared: that the active and every passive hold.
-        active_only: the active's others.
-        strangers: the passives' rows that the active lacks; the same for all passives, so
-            that passives know people in common whom the active must not learn of.
+    Strangers are the same for all passives, so that these know people in common whom the active
+    must not learn of.
     """
 
     shared: Rows
@@ -192,10 +177,9 @@ def deal_people(
 
     With T training rows in the pool, the active gets the largest number A (at most `limit`)
     for which every passive can hold as many: S = floor(overlap * A) shared ones and A - S
-    strangers kept from the active, so A + (A - S) <= T. Hence overlap is the shared part of
-    the active's training rows and of each passive's, and the intersection of all parties is
-    exactly the S shared rows. The price is that the active trains on about T / (2 - overlap)
-    rows: a passive whose people the active all knows would make alignment look too easy.
+    strangers kept from the active, so A + (A - S) <= T. The price is that the active trains on
+    about T / (2 - overlap) rows: a passive whose people the active all knows would make alignment
+    look too easy.
 
     Where `aligned` is given, the active gets all training rows (at most `limit`), so many of them
     are shared, and there are no strangers.

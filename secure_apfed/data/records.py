@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
@@ -87,12 +87,7 @@ class PartyTable:
         """SHA-256 (hex) of what each feature is: columns, kinds and categories in their order, and
         the views; means and scales are a party's own.
         """
-        content = {
-            "features": self.encoding.layout,
-            "views": {
-                name: (view.first, view.end, view.sequence) for name, view in self.views.items()
-            },
-        }
+        content = {"features": self.encoding.layout, "views": _plain(self.views)}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -157,7 +152,6 @@ class VerticalData(OwnData):
 
     @property
     def active(self) -> PartyTable:
-        """The active's table."""
         return self.table
 
     @property
@@ -176,11 +170,7 @@ class VerticalData(OwnData):
         return replace(self, **vars(own))
 
     def compare_ids(self, rule: Callable[[str], str]) -> None:
-        """Refuse parties of which no two IDs can match, each written by this rule.
-
-        Raises:
-            DataError: see `apfed_protocols.ids.require_comparable`.
-        """
+        """Refuse parties of which no two IDs can match, each written by this rule."""
         if not self.horizontal:  # else nobody is matched
             require_comparable({table.name: map(rule, table.ids) for table in self.tables})
 
@@ -284,8 +274,8 @@ def check_distinct(
     """Refuse a list in which an ID occurs twice; `place` says where a row is found."""
     if len(set(ids)) == len(ids):
         return
-    repeated = [one for one, count in Counter(ids).items() if count > 1]
-    rows = [row for row, one in enumerate(ids) if one == repeated[0]]
+    repeated = [text for text, count in Counter(ids).items() if count > 1]
+    rows = [row for row, text in enumerate(ids) if text == repeated[0]]
     raise DataError(
         f"{party}: {len(repeated)} IDs occur more than once, the first in "
         f"{', '.join(map(place, rows[:5]))}; each row needs its own ID, or name more ID "
@@ -305,7 +295,7 @@ def pack_own(data: OwnData) -> bytes:
         "classes": data.classes,
         "targets": None if data.targets is None else data.targets.model_dump(),
         "encoding": table.encoding.model_dump(mode="json"),
-        "views": {name: (one.first, one.end, one.sequence) for name, one in table.views.items()},
+        "views": _plain(table.views),
     }
     held = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
     return save(held, metadata={_ABOUT: json.dumps(about)})
@@ -320,14 +310,11 @@ def read_own(path: Path, name: str) -> OwnData:
             raise DataError(
                 f"{name}: {path} holds the rows of {about['name']}; give each party its own"
             )
+        views = {view: _view(*parts) for view, parts in about["views"].items()}
         table = PartyTable(
-            name,
-            tuple(about["ids"]),
-            tensors["features"],
-            tensors.get("labels"),
-            parse_encoding(about["encoding"]),
-            {name: _view(*parts) for name, parts in about["views"].items()},
-        )
+            name, tuple(about["ids"]), tensors["features"], tensors.get("labels"),
+            parse_encoding(about["encoding"]), views,
+        )  # fmt: skip
         return OwnData(
             table=table,
             train_rows=tensors["train_rows"],
@@ -340,6 +327,10 @@ def read_own(path: Path, name: str) -> OwnData:
         CheckpointError, SafetensorError, KeyError, ValueError, TypeError, AttributeError
     ) as error:  # fmt: skip
         raise DataError(f"{name}: {path} holds no prepared rows ({error})") from error
+
+
+def _plain(views: Mapping[str, View]) -> dict[str, tuple[object, ...]]:
+    return {name: astuple(view) for name, view in views.items()}
 
 
 def _view(first: int, end: int, sequence: list[int] | None) -> View:

@@ -22,9 +22,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from pyarrow import ArrowException, parquet
 
-from secure_apfed.data.cells import numbers_of
-from secure_apfed.data.files import DataFile
-from secure_apfed.data.readers import DataSet, TablePool, file_content
+from secure_apfed.data.files import DataFile, DataSet, TablePool, file_content
+from secure_apfed.data.frames import numbers_of
 from secure_apfed.errors import DataError
 from secure_apfed.seeds import derive_seed
 
@@ -80,8 +79,7 @@ def session_pool(sessions: pd.DataFrame, *, source: str) -> TablePool:
     "sessions that any view contains the number of keypress between 10 and 100", which says no more.
     Beyond 100 steps key presses are cut off, and readings are thinned out evenly.
     """
-    absent = [name for name in ("hdrs", *_CHANNELS) if name not in sessions.columns]
-    if absent:
+    if absent := [name for name in ("hdrs", *_CHANNELS) if name not in sessions.columns]:
         raise DataError(
             f"{source}: lacks the columns {', '.join(absent)}; it has "
             f"{', '.join(map(str, sessions.columns))}"
@@ -94,8 +92,8 @@ def session_pool(sessions: pd.DataFrame, *, source: str) -> TablePool:
         raise DataError(f"{source}: session {wrong[0]} has no HDRS of 0 or more; leave it out")
     views = {
         view: [
-            _steps(one, view, source=f"{source}: session {at}")
-            for at, one in enumerate(sessions[view])
+            _steps(cell, view, source=f"{source}: session {at}")
+            for at, cell in enumerate(sessions[view])
         ]
         for view in _CHANNELS
     }
@@ -168,11 +166,9 @@ def synthetic_sessions(rows: int, *, seed: int) -> pd.DataFrame:
 def _autoregressive(steps: int, memory: float, draw: np.random.Generator) -> _Floats:
     """Return (T,) of mean 0 and variance 1, each step `memory` times the last and news."""
     news_T = draw.normal(size=steps)
-    values_T = np.empty(steps)
-    last = news_T[0]
-    for at, new in enumerate(news_T):
-        last = memory * last + np.sqrt(1 - memory**2) * new if at else new
-        values_T[at] = last
+    values_T = np.array(news_T)
+    for at in range(1, steps):
+        values_T[at] = memory * values_T[at - 1] + np.sqrt(1 - memory**2) * news_T[at]
     return values_T
 
 

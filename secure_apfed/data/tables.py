@@ -24,15 +24,6 @@ from pyarrow import default_memory_pool
 
 from apfed_protocols.ids import EMPTY, JOINT, id_texts
 from secure_apfed.data.catalogue import labels_are_numbers, party_names
-from secure_apfed.data.cells import (
-    BLANK,
-    are_padded_codes,
-    has_measures,
-    is_empty,
-    is_numeric,
-    place_of,
-    refuse_look_alikes,
-)
 from secure_apfed.data.encoding import (
     CellCounts,
     ColumnEncoding,
@@ -41,7 +32,19 @@ from secure_apfed.data.encoding import (
     locate_views,
     parse_encoding,
 )
-from secure_apfed.data.frames import is_csv, only_columns, read_frame, to_texts
+from secure_apfed.data.frames import (
+    BLANK,
+    are_padded_codes,
+    has_measures,
+    is_csv,
+    is_empty,
+    is_numeric,
+    only_columns,
+    place_of,
+    read_frame,
+    refuse_look_alikes,
+    to_texts,
+)
 from secure_apfed.data.labels import (
     TargetScale,
     anomaly_labels,
@@ -88,10 +91,9 @@ def _warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, source: 
 
 def _counts_rows(column: "pd.Series") -> bool:
     values = column.dropna().to_numpy()
-    whole = len(values) == len(column) and np.issubdtype(values.dtype, np.integer)
-    return bool(
-        whole and len(np.unique(values)) == len(values) == int(values.max()) - int(values.min()) + 1
-    )
+    if len(values) < len(column) or not np.issubdtype(values.dtype, np.integer):
+        return False
+    return len(np.unique(values)) == len(values) == int(values.max()) - int(values.min()) + 1
 
 
 def _warn(what: str) -> None:
@@ -110,10 +112,9 @@ def warn_of_labels(
     known = np.array([row for row, text in enumerate(labels) if text is not None], dtype=np.int64)
     if len(known) < _FEWEST_ROWS:
         return
-    truth = pd.Series([labels[row] for row in known])
-    tells = _orders if numbers else _tells
+    truth, tells = pd.Series([labels[row] for row in known]), _tells
     if numbers:
-        truth = pd.to_numeric(truth, errors="coerce")
+        truth, tells = pd.to_numeric(truth, errors="coerce"), _orders
     for name in features.columns:
         column = features[name].iloc[known].reset_index(drop=True)
         full = column.notna()
@@ -153,21 +154,15 @@ def _orders(column: "pd.Series", truth: "pd.Series") -> bool:
             return False
         if min(len(np.unique(one)), len(np.unique(other))) <= len(one) / 2:
             return False
-        if not any(_rises(one, sign * other) for sign in (1.0, -1.0)):
+        orders = (sign * other[np.lexsort((sign * other, one))] for sign in (1.0, -1.0))
+        if not any((np.diff(in_order) >= 0).all() for in_order in orders):
             return False
     return True
 
 
-def _rises(numbers: NDArray[np.float64], targets: NDArray[np.float64]) -> bool:
-    return bool((np.diff(targets[np.lexsort((targets, numbers))]) >= 0).all())
-
-
 @dataclass(frozen=True, eq=False)
 class RawTable:
-    """A party's rows as read: IDs, feature columns, and labels as text where it holds any.
-
-    A label is None where its cell is empty.
-    """
+    """A party's rows as read; labels as texts where it holds any, None where the cell is empty."""
 
     ids: tuple[str, ...]
     features: pd.DataFrame
@@ -190,14 +185,13 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
     given = party.id_column or settings.id_column
     id_columns = (given,) if isinstance(given, str) else given
     labels = () if label_column is None else (label_column,)
-    texts = (*id_columns, *labels, *(party.categorical or ()))
     words = (*labels, *(party.categorical or ()))
+    texts = (*id_columns, *words)
     frame = read_frame(party_path(settings, party.file), texts=texts, words=words, source=name)
     if not len(frame):
         raise DataError(f"{name}: {party.file} has no rows")
     named = (*texts, *(party.numeric or ()), *party.ignore)
-    absent = [column for column in dict.fromkeys(named) if column not in frame.columns]
-    if absent:
+    if absent := [column for column in dict.fromkeys(named) if column not in frame.columns]:
         raise DataError(
             f"{name}: {party.file} lacks the columns {', '.join(absent)}; it has "
             f"{', '.join(map(str, frame.columns))}{_guess(absent[0], frame)}"
@@ -237,7 +231,7 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
 def _labels(
     frame: pd.DataFrame, column: str | None, settings: DataSettings, *, party: str
 ) -> tuple[str | None, ...]:
-    """Labels as texts, None where there is none; of "NA" and the like only where it is a class."""
+    """Of "NA" and the like there is a label only where it is a class."""
     if column is None:
         return (None,) * len(frame)
     texts = to_texts(frame[column])
@@ -264,14 +258,11 @@ def party_path(settings: DataSettings, file: Path) -> Path:
 def _choose(
     frame: pd.DataFrame, party: PartySettings, *, taken: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the numeric columns, dates among them, and the categorical ones: as named, else by
-    their types.
-    """
+    """The numeric columns, dates among them, and the categorical ones: as named, else by type."""
     if party.numeric is not None or party.categorical is not None:
         return party.numeric or (), party.categorical or ()
     left = [name for name in frame.columns if name not in (*taken, *party.ignore)]
-    nameless = [name for name in left if name.startswith(_NAMELESS)]
-    if nameless:
+    if nameless := [name for name in left if name.startswith(_NAMELESS)]:
         place = int(nameless[0].removeprefix(_NAMELESS)) + 1
         raise DataError(
             f"{party.file} has no name for its column {place} (from 1); name it in the first line, "
@@ -296,8 +287,7 @@ def _without_words(column: "pd.Series", *, source: str) -> "pd.Series":
     """A column of a CSV file, where words such as NA count as empty, even among texts."""
     empty = is_empty(column)
     texts = (cell.strip() for cell in column[empty].tolist() if isinstance(cell, str))
-    said = Counter(text for text in texts if text)
-    if said:
+    if said := Counter(text for text in texts if text):
         counts = ", ".join(f"{word!r} ({count})" for word, count in sorted(said.items()))
         _warn(
             f"{source}: cells {counts} of column {column.name!r} count as empty; if they are a "
@@ -338,19 +328,15 @@ def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> 
     """SHA-256 (hex) of parties' own files: figures that were kept of others are not taken.
 
     Empty of a data set of the catalogue, which holds the same always.
-
-    Raises:
-        DataError: a file cannot be read.
     """
     if settings.parties is None:
         return ""
     found = hashlib.sha256()
-    for name, party in sorted(settings.parties.items()):
-        if of is not None and name not in of:
-            continue
+    parties = {name: own for name, own in settings.parties.items() if of is None or name in of}
+    for name, party in sorted(parties.items()):
         for given in (party.file, party.encoding):
-            path = None if given is None else party_path(settings, given)
-            found.update(repr((name, None if path is None else _digest(path, name))).encode())
+            read = None if given is None else _digest(party_path(settings, given), name)
+            found.update(repr((name, read)).encode())
     return found.hexdigest()
 
 
@@ -377,11 +363,9 @@ def _active(settings: DataSettings, *, seed: int) -> OwnData:
     raw = read_raw(settings, name)
     labels, groups, classes = _labels_of(settings, raw, party=name)
     known = np.flatnonzero(groups != UNLABELLED)
+    share, choice = settings.test_fraction, settings.split
     train, test = (
-        known[rows]
-        for rows in split_rows(
-            groups[known], settings.test_fraction, seed=seed, split=settings.split
-        )
+        known[rows] for rows in split_rows(groups[known], share, seed=seed, split=choice)
     )
     if settings.anomaly is not None:
         train = train[groups[train] == 0]
@@ -394,10 +378,8 @@ def _active(settings: DataSettings, *, seed: int) -> OwnData:
         raw, labels, groups = raw.at(kept), labels[kept], groups[kept]
     train_rows = np.flatnonzero(is_train)
     features, encoding, views = _encoded(settings, name, raw, rows=train_rows)
-    labelled = choose_labelled(
-        groups[train_rows], settings.labelled, seed=seed, choice=settings.split
-    )
-    learnt = train_rows if labelled is None else train_rows[labelled]
+    chosen = choose_labelled(groups[train_rows], settings.labelled, seed=seed, choice=choice)
+    learnt = train_rows if chosen is None else train_rows[chosen]
     targets = TargetScale.of(labels[learnt], party=name) if labels_are_numbers(settings) else None
     told = targets.encode(labels, party=name) if targets else torch.from_numpy(labels)
     return OwnData(
@@ -405,7 +387,7 @@ def _active(settings: DataSettings, *, seed: int) -> OwnData:
         train_rows=torch.from_numpy(train_rows),
         test_rows=torch.from_numpy(np.flatnonzero(~is_train)),
         classes=classes,
-        labelled=None if labelled is None else torch.from_numpy(train_rows[labelled]),
+        labelled=None if chosen is None else torch.from_numpy(learnt),
         targets=targets,
     )
 
@@ -413,9 +395,8 @@ def _active(settings: DataSettings, *, seed: int) -> OwnData:
 def _labels_of(
     settings: DataSettings, raw: RawTable, *, party: str
 ) -> tuple[NDArray[Any], NDArray[np.int64], tuple[str, ...]]:
-    """Labels as they are learnt, the classes by which rows are drawn, and the names of classes.
-
-    Numbers have no classes: all rows that have one are drawn alike.
+    """Labels as they are learnt, the classes by which rows are drawn, and the names of classes;
+    of numbers, all rows that have one are drawn alike.
     """
     column = settings.label_column
     if labels_are_numbers(settings):
@@ -447,20 +428,17 @@ def load_own_tables(settings: DataSettings, name: str, *, seed: int) -> OwnData:
             f"data.parties: there is no file of {name!r}; name its own file there (dataset: "
             "tables), or let the party's file say which prepared table is its own"
         )
-    if name != settings.active:
-        passive = _passive(settings, name, seed=seed)
-        own = OwnData.of_passive(passive, settings.named_classes)
-    else:
+    if name == settings.active:
         own = _active(settings, seed=seed)
+    else:
+        own = OwnData.of_passive(_passive(settings, name, seed=seed), settings.named_classes)
     default_memory_pool().release_unused()  # of the columns as they were read
     return own
 
 
 def _passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
-    """Return one passive's table, with labels where the settings say that it holds some.
-
-    Labels of people whom the active tests are labels, too: only the party that has them can leave
-    them out.
+    """One passive's table, with labels where it holds some, also of people whom the active tests:
+    only the party that has them can leave them out.
     """
     raw = read_raw(settings, name)
     features, encoding, views = _encoded(settings, name, raw, rows=np.arange(len(raw.ids)))
@@ -469,10 +447,8 @@ def _passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
         told, _ = class_labels(
             raw.labels, settings.named_classes, party=name, column=settings.label_column
         )
-        known = passive_labels(
-            told, settings.labelled, seed=seed, choice=settings.split, party=name
-        )
-        labels = torch.from_numpy(known)
+        known, choice = settings.labelled, settings.split
+        labels = torch.from_numpy(passive_labels(told, known, seed=seed, choice=choice, party=name))
     return PartyTable(name, raw.ids, features, labels, encoding, views)
 
 
@@ -481,16 +457,15 @@ def _encoded(
 ) -> tuple[torch.Tensor, ColumnEncoding, dict[str, View]]:
     """The features of all rows, how they were encoded, and where the party's views are among them.
 
-    Where the party was given an encoding it tells of none of its rows, and may have been fitted to
-    others, of which it is told; else it is fitted to these rows.
+    A given encoding tells of none of its rows; else it is fitted to these.
     """
     party = (settings.parties or {})[name]
     views, counts = _views_of(settings, name, raw.features), CellCounts()
     if party.encoding is None:
         encoding = fit_views(
             raw.features if len(rows) == len(raw.ids) else raw.features.iloc[rows], views,
-            categorical=raw.categorical, missing=party.missing, rare=party.rare_categories,
-            source=name,
+            categorical=raw.categorical, missing=party.missing,
+            most=party.rare_categories.most, source=name,
         )  # fmt: skip
     else:
         encoding = _given_encoding(party_path(settings, party.encoding), party.encoding, name)
@@ -522,12 +497,9 @@ def _views_of(settings: DataSettings, name: str, features: pd.DataFrame) -> dict
         raise DataError(f"{name}: no feature columns are left; name some as numeric or categorical")
     if settings.view_columns is None:
         return {_ALL if settings.horizontal else name: ViewColumns(columns=columns)}
-    own = {
-        view: one
-        for view, one in settings.view_columns.items()
-        if not set(columns).isdisjoint(one.columns)
-    }
-    listed = [column for one in own.values() for column in one.columns]
+    every = settings.view_columns.items()
+    own = {name: view for name, view in every if not set(columns).isdisjoint(view.columns)}
+    listed = [column for view in own.values() for column in view.columns]
     wrong = [column for column in dict.fromkeys((*listed, *columns))
              if listed.count(column) != 1 or column not in columns]  # fmt: skip
     if wrong:

@@ -7,8 +7,15 @@ stands in `secure_apfed.labellers.guarantee`.
 from collections.abc import Mapping, Sequence
 
 from secure_apfed.errors import ConfigError
-from secure_apfed.labellers.interface import Labeller, LinearLabeller, hard
-from secure_apfed.labellers.kinds import Logistic, PrivateLogistic, Ridge, Spreading
+from secure_apfed.labellers.kinds import (
+    Labeller,
+    LinearLabeller,
+    Logistic,
+    PrivateLogistic,
+    Ridge,
+    Spreading,
+    hard,
+)
 from secure_apfed.settings import unknown_name
 
 __all__ = [
@@ -38,11 +45,7 @@ def make_labeller(
     key: bytes | None = None,
     seeded: bool = False,
 ) -> Labeller:
-    """Build a labeller with its defaults; what else is given is for `PrivateLogistic`.
-
-    Raises:
-        ConfigError: no such labeller; or epsilon and key do not fit it.
-    """
+    """Build a labeller with its defaults; what else is given is for `PrivateLogistic`."""
     if name not in LABELLERS:
         raise ConfigError(f"no labeller {name!r}; there are {', '.join(LABELLERS)}")
     kind = LABELLERS[name]
@@ -59,11 +62,7 @@ def make_labeller(
 
 
 def labeller_for_oneself(name: str, *, also: Sequence[str] = ()) -> str:
-    """Return the name of a labeller for oneself, against whom no noise is needed, or of `also`.
-
-    Raises:
-        ValueError: it is none of them.
-    """
+    """The name of a labeller for oneself, against whom no noise is needed, or of `also`."""
     known = (*also, *(other for other in LABELLERS if other != PrivateLogistic.name))
     if name not in known:
         raise ValueError(unknown_name(name, known))

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from secure_apfed.errors import ConfigError
-from secure_apfed.labellers.interface import Labeller
+from secure_apfed.labellers.kinds import Labeller
 from secure_apfed.privacy.accountants import GaussianRelease, NoPrivacy, gdp_epsilon
 from secure_apfed.privacy.contributions import SummedRelease, least_deviation
 from secure_apfed.privacy.randomised_response import VoteResponse
@@ -81,8 +81,7 @@ def summed_votes(
 
     One row moves; what the others' rows and their noise give has the same law in both worlds and
     is independent, so that K numbers count and not U K. Votes that went through `labellers.hard`
-    first have no signs, and are not rounded where L is an integer. See `SummedRelease` for
-    deviation and honest, `distance_in_steps` for steps (L) and integers.
+    first have no signs, and are not rounded where L is an integer.
     """
     exact = integers or (hard and float(steps).is_integer())
     noise = {"deviation": deviation, "honest": honest, "numbers": classes}
@@ -103,7 +102,7 @@ def summed_moment(
 
     Phi must not depend on the passive's features. `numbers` are P K, all of which one row moves;
     with `integers`, Phi in steps of its own and votes are multiplied as integers, with rows that
-    keep their bounds, and `steps` is the product of both L. The others are as in `summed_votes`.
+    keep their bounds, and `steps` is the product of both L.
     """
     signed = labeller.signed and not hard
     far = distance_in_steps(steps=steps, numbers=numbers, signed=signed, integers=integers)
@@ -168,9 +167,6 @@ def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> Ta
     somebody reads them: `VoteResponse`, a sum of votes or a moment under discrete noise
     (`summed_votes`, `summed_moment`), Gaussian noise of its party alone in sensitivities of
     `vote_distance`, or nothing.
-
-    Raises:
-        ConfigError: delta outside (0, 1).
     """
     if not 0 < delta < 1:
         raise ConfigError(f"expected 0 < delta < 1, got {delta}")
@@ -191,13 +187,8 @@ def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> Ta
 def calibrate_votes(
     labeller: Labeller, release: Callable[[int], SummedRelease], *, epsilon: float, delta: float
 ) -> int:
-    """The least deviation of each honest party, in steps, that keeps one vote within epsilon.
-
-    The labeller is held fixed. `release` goes from a deviation to the release, by `summed_votes` or
-    `summed_moment`.
-
-    Raises:
-        ConfigError: a sum cannot carry so much noise.
+    """The least deviation of each honest party, in steps, that keeps one vote within epsilon, the
+    labeller held fixed. `release` goes from a deviation to `summed_votes` or `summed_moment`.
     """
     return least_deviation(
         lambda deviation: release(deviation).epsilon_of(1, delta) <= epsilon,

@@ -1,54 +1,177 @@
-"""The labellers: label spreading, ridge, and logistic regression without and with noisy weights.
+"""Labellers, and what each offers: votes for all aligned rows from one party's features.
 
-Run by: each party alone, on its own features. Regressions are fitted on the labelled rows alone,
-their scale included: another row is only classified.
+They are label spreading, ridge, and logistic regression without and with noisy weights. Run by:
+each party alone; the labels of n people are the active's. The sum of all parties' votes labels the
+rows for the active's model. A row of votes is short whatever the data (`signed`), so that what one
+row costs under noise is known before any are cast. Regressions are fitted on the labelled rows
+alone, their scale included: another row is only classified.
 
-Letters: U rows, F numbers of a row, P of its expansion, R random ones among them, n labelled rows,
-K classes, T weights (F, K).
+Letters: U aligned rows, F numbers of a row, P of its expansion, R random ones among them, n
+labelled rows, K classes, T weights (F, K).
 """
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy import linalg, sparse
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
-from secure_apfed.errors import ConfigError
-from secure_apfed.labellers.interface import (
-    Features,
-    Floats,
-    Integers,
-    Labeller,
-    LinearLabeller,
-    checked_features,
-    checked_labels,
-    checked_positions,
-    rows_of_norm_one,
-)
-from secure_apfed.privacy.accountants import GaussianRelease, gdp_mu
+from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.privacy.accountants import GaussianRelease, Mechanism, NoPrivacy, gdp_mu
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.seeds import derive_seed
 
 __all__ = [
-    "Logistic",
-    "PrivateLogistic",
-    "Ridge",
-    "Spreading",
-    "minimiser",
-    "probabilities",
-    "scale_of",
-    "with_constant",
-]
+    "Features", "Floats", "Integers", "Labeller", "LinearLabeller", "Logistic", "PrivateLogistic",
+    "Ridge", "Spreading", "checked_features", "checked_labels", "checked_positions", "hard",
+    "minimiser", "probabilities", "rows_of_norm_one", "scale_of", "with_constant",
+]  # fmt: skip
 
-_ALPHA = 0.2
-"""How much a row takes from its neighbours."""
-# Beyond, what a label sends is below alpha^50.
-_HOPS = 50
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Features = Floats | torch.Tensor
+
+
+class Labeller(ABC):
+    """One way of labelling; its name is its key in the table `LABELLERS`.
+
+    Attributes:
+        linear: whether votes are a matrix without labels times the labels, so that they can be
+            computed on encrypted ones (`LinearLabeller`).
+        inductive: whether the row of a person without a label moves nobody's vote but its own.
+        signed: whether votes may be negative. Rows have L1 norm 1 at most; where none is negative,
+            two rows lie sqrt 2 apart at most in L2, and 2 otherwise.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    linear: ClassVar[bool] = False
+    inductive: ClassVar[bool]
+    signed: ClassVar[bool] = False
+
+    @property
+    def model(self) -> Mechanism:
+        """What replacing the features of a labelled person does to the fitted classifier."""
+        return NoPrivacy()
+
+    def about(self, question: bytes) -> "Labeller":
+        """The same for one question, which names the people and labels: noise is never shared."""
+        return self
+
+    @abstractmethod
+    def label(
+        self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
+    ) -> Floats:
+        """Return votes_UK; a row of zeros is no vote.
+
+        Args:
+            features_UF: finite, one flattened row a person; of any scale, but for labellers that
+                say otherwise.
+            labelled_n: positions in 0..U-1, each once, at least one.
+            labels_n: of those rows, in 0..K-1.
+            classes: K.
+
+        Raises:
+            DataError: says which of these is unfit.
+        """
+
+    @abstractmethod
+    def statement(self) -> str:
+        """What it does and whom a row moves, in words for the report."""
+
+
+class LinearLabeller(Labeller):
+    """Votes are A Y, with Y the labels as unit vectors, and A without noise."""
+
+    linear: ClassVar[bool] = True
+
+    def label(
+        self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
+    ) -> Floats:
+        matrix_Un = self.matrix(features_UF, labelled_n)
+        labels_n = checked_labels(labels_n, matrix_Un.shape[1], classes)
+        return np.asarray(matrix_Un @ np.eye(classes)[labels_n], dtype=np.float64)
+
+    @abstractmethod
+    def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
+        """Return A_Un, whose rows have L1 norm 1, or 0 for no vote."""
+
+
+def rows_of_norm_one(matrix_Un: Floats, order: int = 1) -> Floats:
+    """Return the matrix with every row divided by its own L1 or L2 norm; zeros stay zero."""
+    # First by the largest magnitude: a sum of tiny numbers may be too small to divide by.
+    largest_U = np.abs(matrix_Un).max(axis=1, keepdims=True, initial=0.0)
+    scaled_Un = matrix_Un / np.where(largest_U > 0, largest_U, 1.0)
+    norm_U = np.linalg.norm(scaled_Un, order, axis=1, keepdims=True)
+    return np.asarray(scaled_Un / np.where(norm_U > 0, norm_U, 1.0), dtype=np.float64)
+
+
+def hard(votes_UK: Floats) -> Floats:
+    """Return each row's vote for its largest class alone, a unit vector.
+
+    Of several largest the lowest class is taken, which reads nothing but the row. A row of zeros
+    stays zero: no vote is no vote for class 0.
+    """
+    hard_UK = np.zeros_like(votes_UK)
+    voting_V = np.flatnonzero(votes_UK.any(axis=1))
+    hard_UK[voting_V, votes_UK[voting_V].argmax(axis=1)] = 1.0
+    return hard_UK
+
+
+def checked_features(features_UF: Features) -> Floats:
+    """Finite features as a float64 matrix."""
+    if isinstance(features_UF, torch.Tensor):
+        features_UF = features_UF.detach().cpu().numpy()
+    found: Floats = np.asarray(features_UF, dtype=np.float64)
+    if found.ndim != 2 or 0 in found.shape:
+        raise DataError(f"features are a non-empty matrix (rows, columns), got {found.shape}")
+    if not np.isfinite(found).all():
+        raise DataError(f"{np.count_nonzero(~np.isfinite(found))} features are not finite")
+    return found
+
+
+def checked_positions(labelled_n: Integers, rows: int) -> Integers:
+    """Positions in 0..U-1, each once, at least one."""
+    found: Integers = np.asarray(labelled_n)
+    if found.dtype != np.int64 or found.ndim != 1 or not len(found):
+        raise DataError(
+            f"positions of labelled rows are int64 of shape (n,) with n at least 1, got "
+            f"{found.dtype} of shape {found.shape}"
+        )
+    if len(np.unique(found)) < len(found) or not 0 <= found.min() <= found.max() < rows:
+        raise DataError(
+            f"positions of labelled rows are different and lie in 0..{rows - 1}, got "
+            f"{len(found)} of which {len(np.unique(found))} differ, {found.min()}..{found.max()}"
+        )
+    return found
+
+
+def checked_labels(labels_n: Integers, count: int, classes: int) -> Integers:
+    """Labels of `count` rows, each in 0..K-1."""
+    found: Integers = np.asarray(labels_n)
+    if found.dtype != np.int64 or found.shape != (count,):
+        raise DataError(
+            f"labels of {count} rows are int64 of shape ({count},), got {found.dtype} of shape "
+            f"{found.shape}"
+        )
+    if classes < 2 or not 0 <= found.min() <= found.max() < classes:
+        raise DataError(
+            f"labels lie in 0..{classes - 1} and there are 2 classes or more, got "
+            f"{found.min()}..{found.max()}"
+        )
+    return found
+
+
+_ALPHA = 0.2  # how much a row takes from its neighbours
+_HOPS = 50  # beyond, what a label sends is below alpha^50
 _CONVERGED = 1e-12
 # Above it a tree is slower than all distances (16 columns, 40,000 rows: 72 s against 10 s).
 _FEW_COLUMNS = 8
@@ -76,9 +199,6 @@ class Spreading(LinearLabeller):
 
     A person's features move the graph and so the votes of others, without a bound: a guarantee for
     one row of votes is none for a person. Nearest neighbours do not depend on a common scale.
-
-    Attributes:
-        neighbours: of each row in the graph; all others where there are fewer.
     """
 
     name: ClassVar[str] = "spreading"
@@ -258,10 +378,6 @@ class PrivateLogistic(Labeller):
             weights fit better and are noisier.
         seeded: noise depends on the key alone, for simulations; protects against nobody who
             knows it.
-
-    Raises:
-        ConfigError: a number out of range.
-        LocalProtocolError: a key of the wrong length.
     """
 
     name: ClassVar[str] = "private_logistic"

@@ -30,7 +30,7 @@ from secure_apfed.seeds import one_thread, seeded, shuffled
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import Baseline, SoloTask
 from secure_apfed.solo.choice import chosen
-from secure_apfed.solo.kept import fits_kept_meanwhile
+from secure_apfed.solo.interface import fits_kept_meanwhile
 from secure_apfed.tasks import LOSSES, Regression, scored_rows
 
 __all__ = [

@@ -46,13 +46,10 @@ class RareCategories(Settings):
 
     Attributes:
         most: so many of the most frequent have a feature of their own. Null: 256, and a column with
-            more is refused unless there are buckets.
-        buckets: features that the other texts share, those that were never seen among them; with
-            none they are rows of zeros.
+            more is refused.
     """
 
     most: int | None = Field(None, ge=1, le=MOST_CATEGORIES)
-    buckets: int = Field(0, ge=0, le=4096)
 
 
 class ViewColumns(Settings):

@@ -14,8 +14,14 @@ import numpy as np
 from secure_apfed.errors import ModelError
 from secure_apfed.measures import ACCURACY, Measure, Scored, probabilities_of
 from secure_apfed.solo import BASELINES
-from secure_apfed.solo.interface import Baseline, FloatArray, SoloTask, held_out
-from secure_apfed.solo.kept import fits_kept_meanwhile, scored_once
+from secure_apfed.solo.interface import (
+    Baseline,
+    FloatArray,
+    SoloTask,
+    fits_kept_meanwhile,
+    held_out,
+    scored_once,
+)
 
 __all__ = ["FOLDS", "chosen", "validation_of"]
 

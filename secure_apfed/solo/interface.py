@@ -1,35 +1,42 @@
-"""What the active has when it learns alone from few labels, and what a baseline makes of it.
+"""What the active has when it learns alone from few labels, what a baseline makes of it, and fits
+that are kept.
 
 Run by: the active, or whoever measures whether the passives' help was worth it: help is compared
 with the best that the active does alone, unlabelled rows included.
 
+Whoever asks again with the same rows, labels and seed gets what was fitted before: every baseline
+is fitted without a part of the labels to choose one of them, for the report of a run as for the
+prior of its votes. Nothing is kept unless a store is named. What it holds was learnt from the
+active's labels, so it belongs to whoever plays the active.
+
 Letters: N training rows, n of them with labels, B rows to predict, F features of a row, K classes.
 """
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Self, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
+from safetensors.torch import load, save
+from torch import nn
 
 from secure_apfed.errors import DataError
 from secure_apfed.models import Shape
-from secure_apfed.seeds import derive_seed
+from secure_apfed.seeds import Draws, derive_seed, seeded
 from secure_apfed.settings.training import ModelSettings, TrainSettings
 
 __all__ = [
-    "ENOUGH_LABELS",
-    "Baseline",
-    "FloatArray",
-    "IntArray",
-    "Predictor",
-    "SoloTask",
-    "checked_rows",
-    "held_out",
-]
+    "ENOUGH_LABELS", "Baseline", "FitStore", "FloatArray", "IntArray", "Predictor", "SoloTask",
+    "checked_rows", "fits_kept_by", "fits_kept_meanwhile", "fitted_once", "held_out", "scored_once",
+]  # fmt: skip
+
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -47,10 +54,6 @@ class SoloTask:
         classes: K; classes without a label are never predicted.
         seed: every number that a baseline draws follows from it.
         model, train: the run's own, for the baseline that trains the run's own network.
-
-    Raises:
-        DataError: features that are no table of finite numbers or of another shape, positions
-            outside it or listed twice, labels outside the classes or of fewer than two.
     """
 
     features: FloatArray = field(repr=False)
@@ -110,7 +113,7 @@ class SoloTask:
 
     @property
     def labelled_rows(self) -> FloatArray:
-        """The features (n, F) of the labelled rows."""
+        """(n, F)."""
         return self.features[self.labelled]
 
     @property
@@ -186,3 +189,81 @@ def held_out(labels_n: IntArray, folds: int, seed: int) -> list[IntArray]:
         return [np.sort(rows[::folds])]
     folds = min(folds, *map(len, order))
     return [np.sort(rows[at::folds]) for at in range(folds)]
+
+
+FitStore: TypeAlias = Callable[[str, Callable[[], bytes]], bytes]
+"""Called with the name of a fit and what makes it; returns what was made for this name first."""
+
+_STORE: ContextVar[FitStore | None] = ContextVar("store of fits", default=None)
+
+
+@contextmanager
+def fits_kept_by(store: FitStore) -> Iterator[None]:
+    """Let this store keep and tell fits while the block runs."""
+    before = _STORE.set(store)
+    try:
+        yield
+    finally:
+        _STORE.reset(before)
+
+
+@contextmanager
+def fits_kept_meanwhile() -> Iterator[None]:
+    """The same in memory, where no store is named: for one task and parts of its labels."""
+    kept: dict[str, bytes] = {}
+
+    def once(name: str, make: Callable[[], bytes]) -> bytes:
+        if name not in kept:
+            kept[name] = make()
+        return kept[name]
+
+    with fits_kept_by(_STORE.get() or once):
+        yield
+
+
+def fitted_once(
+    name: str,
+    task: SoloTask,
+    fresh: Callable[[], nn.Module],
+    fit: Callable[[Draws], nn.Module],
+    *,
+    labels: bool = True,
+) -> nn.Module:
+    """Return, to be evaluated, the network that `fit` trains, or trained before for an equal task.
+
+    Of the task the fit reads rows and seed, and labels and classes where it says so (`labels`), but
+    no settings of the run. `fresh` makes a network of the shape that `fit` returns.
+    """
+    draws, store = seeded(task.seed, "solo", name), _STORE.get()
+    if store is None:
+        return fit(draws).eval()
+    content = store(f"{name}-{_digest(task, labels)}", lambda: save(fit(draws).state_dict()))
+    with torch.device("meta"):
+        network = fresh()
+    network.load_state_dict(load(content), assign=True)
+    return network.eval()
+
+
+def scored_once(name: str, task: SoloTask, score: Callable[[], FloatArray]) -> FloatArray:
+    """Return these scores, or those that were kept by this name for an equal task.
+
+    They may depend on the settings of the run's own network, too.
+    """
+    store = _STORE.get()
+    if store is None:
+        return score()
+    settings = task.model.model_dump_json() + task.train.model_dump_json()
+    of_run = hashlib.sha256(settings.encode()).hexdigest()[:16]
+    make = lambda: save({"scores": torch.from_numpy(score())})  # noqa: E731
+    kept: FloatArray = load(store(f"{name}-{of_run}-{_digest(task, True)}", make))["scores"].numpy()
+    return kept
+
+
+def _digest(task: SoloTask, labels: bool) -> str:
+    """SHA-256 (hex) of all that such a fit depends on."""
+    read = (task.features, task.labelled, task.labels) if labels else (task.features,)
+    about = (task.features.shape, task.seed, task.classes if labels else None)
+    content = hashlib.sha256(repr(about).encode())
+    for values in read:
+        content.update(values.tobytes())
+    return content.hexdigest()

@@ -21,36 +21,30 @@ from secure_apfed.learning.descent import Compute, Trainer
 from secure_apfed.models import Shape, encoder_and_head
 from secure_apfed.seeds import Draws, seeded, shuffled
 from secure_apfed.solo.classical import best_strength, logistic, scale_of, table_of
-from secure_apfed.solo.interface import Baseline, FloatArray, Predictor, SoloTask
-from secure_apfed.solo.kept import fitted_once
+from secure_apfed.solo.interface import Baseline, FloatArray, Predictor, SoloTask, fitted_once
 
 __all__ = ["Autoencoder", "MixMatch", "Network", "flattened", "parted"]
 
 _MOST_STEPS = 1_000
 _FIRST_LOOK, _LOOK_EVERY = 300, 100
-_RAISES = (5, 25)
-"""Times the run's rate. The next is tried where the loss at the first look is above
-`_SLOW` times that of a blind guess."""
-_SLOW = 0.8
+# Times the run's rate: the next is tried where the first look is above _SLOW times a blind guess.
+_RAISES, _SLOW = (5, 25), 0.8
+# A mean loss since the last look below which nothing is left to learn, and training stops: labels
+# are too few to be held out for another rule.
 _LEARNT = 0.02
-"""A mean loss since the last look below which nothing is left to learn; training stops there. It
-has no other rule to stop early: labels are too few to be held out for one."""
 _CODER_WIDTH, _CODE = 128, 64
 _CODER_STEPS, _CODER_BATCH = 600, 128
 _CODER_RATE = 2e-3
-_CODER_NOISE = 0.3
-"""Deviation of what is added to the standardised features."""
+_CODER_NOISE = 0.3  # deviation of what is added to the standardised features
 _WIDTH = 128
 _STEPS, _BATCH = 400, 64
 _RATE, _DECAY = 3e-3, 2e-3
 _NOISE, _DROPPED = 0.2, 0.1
 _GUESSES = 2
 _TEMPERATURE = 0.5
-_MIX = 0.75
-"""Alpha of the Beta distribution that says how two rows are mixed."""
+_MIX = 0.75  # alpha of the Beta distribution that says how two rows are mixed
+# Of the unlabelled rows' loss, after a ramp over half of the steps; the paper's for CIFAR-10.
 _WEIGHT = 75.0
-"""Of the unlabelled rows' loss once it is ramped up over the first half of the steps; the paper's
-for CIFAR-10."""
 _AVERAGE = 0.98
 
 

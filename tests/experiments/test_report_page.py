@@ -13,7 +13,7 @@ from apfed_experiments.words import count, duration, epsilon, number, percent, s
 from secure_apfed.errors import CheckpointError
 from secure_apfed.files import MOST_JSON_BYTES
 from secure_apfed.runs.run import run
-from tests.attacks.test_attacks_votes import config_of as voting
+from tests.attacks.test_attacks_live import config_of as voting
 from tests.experiments.run_folder import Page, attack_result, config_of, write_run
 
 

@@ -1,38 +1,68 @@
-"""Alignment as settings say it: what they take and refuse, and one party's end made of them."""
+"""Alignment: its settings, a party's history of intersections, the IDs of files, and the guide."""
 
+import ast
+import doctest
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import threading
+import time
+from importlib.util import module_from_spec, spec_from_file_location
+from multiprocessing.connection import Client, Listener
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
 import pytest
-from pydantic import ValidationError
+from filelock import FileLock
 
-from apfed_protocols.conversation import converse
-from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols import align
+from apfed_protocols.conversation import Conversation, converse
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.ids import IdNormalisation
 from apfed_protocols.psi.interface import Aligner, IntersectionAgreement
-from secure_apfed.alignment import canonical_ids, check_alignment, intersection, most_guesses
-from secure_apfed.alignment.ids import id_rules
-from secure_apfed.config.file import load_config_text
-from secure_apfed.errors import ConfigError
-from secure_apfed.settings.alignment import AlignmentSettings
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"minimum_rows": 0}, "greater than or equal to 1"),
-        ({"minimum_rows": 9, "maximum_ids": 8}, "above maximum_ids"),
-        ({"threads": 0}, "greater than or equal to 1"),
-        ({"protocoll": "ecdh"}, "Extra inputs"),
-    ],
+from secure_apfed.alignment import (
+    IdFile,
+    canonical_ids,
+    check_alignment,
+    ids,
+    intersection,
+    most_guesses,
+    records,
 )
-def test_unfit_settings_are_refused(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        AlignmentSettings.model_validate(fields)
+from secure_apfed.alignment.ids import check_normalisation, id_rules
+from secure_apfed.alignment.records import AlignmentHistory
+from secure_apfed.cli import execute
+from secure_apfed.config.file import load_config, load_config_text
+from secure_apfed.data.tables import read_raw
+from secure_apfed.errors import CheckpointError, ConfigError, DataError
+from secure_apfed.planning.forecast import forecast
+from secure_apfed.runs.run import run
+from secure_apfed.settings.alignment import AlignmentSettings
+from secure_apfed.settings.data import DataSettings
+from tests.free_port import free_port
+from tests.secure_apfed.small_runs import interrupted, small_config
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/alignment.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("module", [ids, records])
+def test_the_example_of_the_module_runs(module: ModuleType) -> None:
+    result = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0 < result.attempted
 
 
 def ends_of(one: AlignmentSettings, other: AlignmentSettings) -> tuple[Aligner, Aligner]:
     """A hub and a member that hold these."""
     hub = intersection(one, session="s").hub("a", ["b"], canonical_ids("a", ["X", "y"], one))
-    ids = canonical_ids("b", ["y", "x"], other)
-    return hub, intersection(other, session="s").member("b", "a", ids)
+    own = canonical_ids("b", ["y", "x"], other)
+    return hub, intersection(other, session="s").member("b", "a", own)
 
 
 def test_rules_hold_in_any_order_and_are_one_for_all_parties() -> None:
@@ -57,46 +87,44 @@ def test_defaults_are_those_of_the_protocols() -> None:
     assert settings.minimum_rows == agreement.minimum_rows
 
 
-@pytest.mark.parametrize(
-    ("alignment", "says"),
-    [
-        ("{protocol: edch}", r"run.yaml:4: alignment.protocol: no set .* 'edch'; there are: auto"),
-        ("{protocol: vole, pairwise_overlaps: hidden}", "run.yaml:4: alignment: pairwise_overlaps"),
-        ("{date_formats: ['%d%m%Y']}", r"run.yaml:4: alignment.date_formats: '%d%m%Y' must have"),
-        ("{normalisation: [case_fodl]}", "did you mean 'case_fold'"),
-        ("{normalisation: {case_fold: true}}", r"alignment.normalisation: expected a list"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("alignment", "says"), [
+    ("{minimum_rows: 9, maximum_ids: 8}", "above maximum_ids"),
+    ("{protocol: edch}", r"run.yaml:4: alignment.protocol: no set .* 'edch'; there are: auto"),
+    ("{protocol: vole, pairwise_overlaps: hidden}", "run.yaml:4: alignment: pairwise_overlaps"),
+    ("{date_formats: ['%d%m%Y']}", r"run.yaml:4: alignment.date_formats: '%d%m%Y' must have"),
+    ("{normalisation: [case_fodl]}", "did you mean 'case_fold'"),
+    ("{normalisation: {case_fold: true}}", r"alignment.normalisation: expected a list"),
+    ("{history: folder}", "go together: give both, or neither"),
+    ("{runs_with_a_peer: 3}", "go together: give both, or neither"),
+])  # fmt: skip
 def test_a_run_says_where_its_alignment_is_wrong(alignment: str, says: str) -> None:
     text = f"name: run\nmethod: apfed_c\nguard: {{mechanism: none}}\nalignment: {alignment}\n"
     with pytest.raises(ConfigError, match=says):
         load_config_text(text + "data: {dataset: digits}\n", source="run.yaml")
 
 
-@pytest.mark.parametrize(
-    ("given", "backend"),
-    [
-        ({}, "ecdh"),
-        ({"dealer": True}, "vole"),
-        ({"dealer": True, "pairwise_overlaps": "hidden"}, "opprf"),
-        ({"protocol": "circuit", "pairwise_overlaps": "hidden"}, "circuit"),
-    ],
-)
-def test_a_run_takes_what_its_settings_allow(given: dict[str, object], backend: str) -> None:
-    settings = AlignmentSettings.model_validate(given)
-    assert settings.backend == backend
-    assert settings.terms() == AlignmentSettings(protocol=backend).terms()
+def test_a_run_takes_what_its_settings_allow() -> None:
+    hidden = {"pairwise_overlaps": "hidden"}
+    for given, backend in (
+        ({}, "ecdh"), ({"dealer": True}, "vole"), ({"dealer": True, **hidden}, "opprf"),
+        ({"protocol": "circuit", **hidden}, "circuit"),
+    ):  # fmt: skip
+        settings = AlignmentSettings.model_validate(given)
+        assert settings.backend == backend
+        assert settings.terms() == AlignmentSettings(protocol=backend).terms()
+    for given, says in (
+        ({}, "takes a dealer"),
+        ({"protocol": "vole"}, "the active learns them with mode: all and protocol: vole"),
+        ({"dealer": True, "mode": "pairwise"}, "the active learns them with mode: pairwise"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            check_alignment(AlignmentSettings.model_validate(hidden | given))
 
 
-@pytest.mark.parametrize(
-    ("protocol", "most", "hub", "member"),
-    [
-        ("ecdh", 10**7, 16 * 630_988, 16 * 630_988),
-        ("vole", 2, 91, 2),
-        ("opprf", 1000, 1408, 3 * 1388),
-        ("circuit", 1000, 1408, 22 * 1408),
-    ],
-)
+@pytest.mark.parametrize(("protocol", "most", "hub", "member"), [
+    ("ecdh", 10**7, 16 * 630_988, 16 * 630_988), ("vole", 2, 91, 2),
+    ("opprf", 1000, 1408, 3 * 1388), ("circuit", 1000, 1408, 22 * 1408),
+])  # fmt: skip
 def test_a_size_limit_bounds_the_guesses_of_who_deviates(
     protocol: str, most: int, hub: int, member: int
 ) -> None:
@@ -104,14 +132,316 @@ def test_a_size_limit_bounds_the_guesses_of_who_deviates(
     assert (guesses.hub, guesses.member) == (hub, member)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({}, "takes a dealer"),
-        ({"protocol": "vole"}, "the active learns them with mode: all and protocol: vole"),
-        ({"dealer": True, "mode": "pairwise"}, "the active learns them with mode: pairwise"),
-    ],
-)
-def test_what_would_show_hidden_overlaps_is_refused(given: dict[str, object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        check_alignment(AlignmentSettings.model_validate({"pairwise_overlaps": "hidden", **given}))
+# A history of intersections.
+
+
+def test_each_peer_has_its_own_count_and_it_outlives_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "history.jsonl"
+    history = AlignmentHistory(path, runs_with_a_peer=2)
+    history.admit(session="1", peers=["shop"])
+    history.admit(session="2", peers=["shop", "post"])
+    again = AlignmentHistory(path, runs_with_a_peer=2)
+    with pytest.raises(DataError, match=r"shop aligned 2 time\(s\) .* limit is 2; a peer that"):
+        again.admit(session="3", peers=["post", "shop"])
+    again.admit(session="3", peers=["post"])
+    for known in (history, again):
+        with pytest.raises(DataError, match="session '1' was used before"):
+            known.admit(session="1", peers=["pub"])
+    assert len(path.read_text().splitlines()) == 3
+    with pytest.raises(DataError, match="at least 1, got 0"):
+        AlignmentHistory(path, runs_with_a_peer=0)
+    with pytest.raises(DataError, match="cannot name the file of a history: expected a name"):
+        AlignmentHistory.of_party(tmp_path, "../shop", runs_with_a_peer=1)
+
+
+def test_processes_of_one_party_at_once_share_one_count(tmp_path: Path) -> None:
+    """Objects that were made before the others noted anything, each in a thread of its own."""
+    histories = [AlignmentHistory(tmp_path / "history", runs_with_a_peer=3) for _ in range(8)]
+    start, admitted = threading.Barrier(len(histories)), list[int]()
+
+    def admit(number: int) -> None:
+        start.wait()
+        try:
+            histories[number].admit(session=str(number), peers=["shop"])
+        except DataError:
+            return
+        admitted.append(number)
+
+    threads = [threading.Thread(target=admit, args=(k,)) for k in range(len(histories))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(admitted) == len((tmp_path / "history").read_text().splitlines()) == 3
+
+
+def test_a_file_that_is_held_or_damaged_is_no_fresh_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_PATIENCE_S", 0.1)
+    path = tmp_path / "history"
+    history = AlignmentHistory(path, runs_with_a_peer=1)
+    with (
+        FileLock(tmp_path / "history.lock"),
+        pytest.raises(CheckpointError, match=r"another process has held .*history.lock for 0.1 s"),
+    ):
+        history.admit(session="1", peers=["shop"])
+    history.admit(session="1", peers=["shop"])
+    whole = path.read_text()
+    other = ('{"session": 1, "peers": []}', '{"session": "1", "peers": "a"}')
+    for line in ("", "{", "[]", "{}", *other):
+        path.write_text(f"{whole}{line}\n")
+        with pytest.raises(CheckpointError, match="line 2, is no run of an alignment; restore"):
+            AlignmentHistory(path, runs_with_a_peer=1)
+
+
+@pytest.mark.parametrize("room", [0, 10])
+def test_a_full_disk_leaves_no_half_line(room: int, tmp_path: Path) -> None:
+    """As a limit on the size of files has it: the system takes none or some of the line."""
+    path = tmp_path / "history"
+    history = AlignmentHistory(path, runs_with_a_peer=2)
+    history.admit(session="1", peers=["shop"])
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + room, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"too large|part of a line"):
+            history.admit(session="2", peers=["shop"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    AlignmentHistory(path, runs_with_a_peer=2).admit(session="2", peers=["shop"])
+
+
+def test_an_alignment_counts_at_every_party_and_no_ids_that_are_refused(tmp_path: Path) -> None:
+    settings = AlignmentSettings(history=tmp_path / "kept", runs_with_a_peer=2)
+    tables = {"bank": [b"1", b"2", b"3"], "shop": [b"2", b"3"], "post": [b"3", b"2"]}
+
+    def play(session: str) -> None:
+        ends = intersection(settings, session=session)
+        roles: dict[str, Conversation] = {
+            name: ends.member(name, "bank", tables[name]) for name in ("shop", "post")
+        }
+        roles["bank"] = ends.hub("bank", ["shop", "post"], tables["bank"])
+        converse(roles)
+
+    with pytest.raises(LocalProtocolError, match="repeated"):
+        intersection(settings, session="October").member("shop", "bank", [b"2", b"2"])
+    play("October")
+    with pytest.raises(DataError, match="session 'October' was used before"):
+        play("October")
+    play("November")
+    with pytest.raises(DataError, match=r"bank aligned 2 time\(s\) with this party already"):
+        play("December")
+    noted = {path.stem: path.read_text() for path in (tmp_path / "kept").glob("*.jsonl")}
+    assert {name: text.count('"peers"') for name, text in noted.items()} == dict.fromkeys(tables, 2)
+    assert '["shop", "post"]' in noted["bank"]
+    assert '["bank"]' in noted["post"]
+
+
+def test_a_history_is_no_part_of_the_contract(tmp_path: Path) -> None:
+    kept, none = AlignmentSettings(history=tmp_path, runs_with_a_peer=2), AlignmentSettings()
+    assert kept.terms() == none.terms()
+    assert {"history", "runs_with_a_peer", "threads"}.isdisjoint(kept.terms())
+    assert intersection(kept, session="s").agreement == intersection(none, session="s").agreement
+    assert kept.for_a_trial() == AlignmentSettings(protocol=kept.protocol, minimum_rows=1)
+
+
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+def test_runs_count_but_neither_resumed_ones_nor_forecasts(tmp_path: Path) -> None:
+    histories = tmp_path / "histories"
+    config = small_config(
+        secure_sum={"scheme": "plain", "masks": "pairwise", "allow_single_passive": True},
+        alignment={"mode": "pairwise", "history": str(histories), "runs_with_a_peer": 1},
+    )
+    forecast(config)
+    assert not histories.exists()
+    interrupted(config, tmp_path / "first", at_step=9)
+    run(config, tmp_path / "first", resume=True)
+    lines = {path.stem: len(path.read_text().splitlines()) for path in histories.glob("*.jsonl")}
+    assert lines == {"active": 2, "passive-1": 1, "passive-2": 1}  # pair by pair
+    with pytest.raises(DataError, match="and the limit is 1; a peer that aligns again"):
+        run(config, tmp_path / "second")
+    assert load_config(tmp_path / "first" / "config.yaml") == config
+
+
+# IDs of a file: read alone, a piece at a time, as own tables read them.
+
+FRAME = pd.DataFrame({"name": ["ann ", "bob", "eve"], "year": [1990, 7, 3], "x": [0.5, 1.5, 2.5]})
+WRITTEN = ("007", "7", "Ann", "ann ", "31.1.2026", "2026-01-31", "bob")
+
+
+def saved(folder: Path, ending: str, frame: pd.DataFrame = FRAME) -> Path:
+    path = folder / f"own{ending}"
+    if ending == ".parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize("ending", [".csv.gz", ".parquet"])
+def test_files_align_as_lists_do_and_have_the_ids_of_an_own_table(
+    ending: str, tmp_path: Path
+) -> None:
+    path = saved(tmp_path, ending, FRAME.assign(label=["a", "b", "a"]))
+    file = IdFile("bank", path, "name")
+    assert len(file) == 3
+    found = align({"bank": file, "shop": ["eve", "joe", "ann"]}, hub="bank")
+    pairs = zip(found["bank"].tolist(), found["shop"].tolist(), strict=True)
+    assert sorted(pairs) == [(0, 2), (2, 0)]
+    for columns in ("year", ("name", "year")):
+        data = DataSettings.model_validate({
+            "dataset": "tables", "id_column": columns, "label_column": "label", "active": "bank",
+            "parties": {"bank": {"file": str(path)}, "shop": {"file": str(path)}},
+            "test_fraction": 0.4, "split": "at_random",
+        })  # fmt: skip
+        read = [row for piece in IdFile("bank", path, columns).pieces() for row in piece]
+        assert tuple(read) == read_raw(data, "bank").ids
+
+
+def test_no_other_column_is_read_and_no_more_than_a_piece_is_held(tmp_path: Path) -> None:
+    """A file of 240 MB once it is read costs a fraction of that."""
+    count = 300_000
+    wide = {f"x{k}": np.random.default_rng(k).random(count) for k in range(100)}
+    path = saved(tmp_path, ".parquet", pd.DataFrame({"id": np.arange(count)} | wide))
+    script = (
+        "import sys, resource\n"
+        "from pathlib import Path\n"
+        "import pyarrow.parquet\n"
+        "from secure_apfed.alignment import IdFile\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
+        "before = peak()\n"
+        "file = IdFile('bank', Path(sys.argv[1]), 'id')\n"
+        "assert sum(map(len, file.pieces())) == len(file) == int(sys.argv[2])\n"
+        "print(peak() - before)\n"
+    )
+    command = [sys.executable, "-c", script, str(path), str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100
+
+
+@pytest.mark.parametrize(("ending", "content", "says"), [
+    (".csv", "name,x\nann,1\n,2\n", "column 'name' of .* is empty in 1 rows, first in line 3;"),
+    (".csv", "id,x\nann,1\n", r"the columns name of .*own.csv cannot be read"),
+    (".csv", "", r"the columns name of .* cannot be read"),
+    (".parquet", "no parquet", r"the columns name of .*own.parquet cannot be read"),
+    (".csv", None, "there is no file"),
+])  # fmt: skip
+def test_unfit_files_are_refused(
+    ending: str, content: str | None, says: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"own{ending}"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DataError, match=f"^bank: {says}"):
+        canonical_ids("bank", IdFile("bank", path, "name"), AlignmentSettings())
+    with pytest.raises(DataError, match="each of the columns id once; it has name, year, x"):
+        IdFile("bank", saved(tmp_path, ".parquet"), "id")
+
+
+def written(folder: Path) -> Path:
+    rows = [f"{one},{row},{'yes' if row % 2 else 'no'}" for row, one in enumerate(WRITTEN)]
+    (folder / "bank.csv").write_text("\n".join(["id,amount,late", *rows, ""]))
+    return folder / "bank.csv"
+
+
+def test_each_rule_is_counted_by_itself_and_without_rules_nothing_changes(tmp_path: Path) -> None:
+    file = IdFile("bank", written(tmp_path), "id")
+    rules = IdNormalisation(case_fold=True, whole_numbers=True, date_formats=("%d.%m.%Y",))
+    found = check_normalisation("bank", file, rules)
+    assert found.rows == len(WRITTEN)
+    # What pyarrow reads is stripped cell by cell, so no blank is left for the rule.
+    assert found.by_rule == {
+        "unicode_nfc": 0, "strip": 0, "case_fold": 1, "whole_numbers": 1, "date_formats": 1,
+    }  # fmt: skip
+    assert (found.changed, found.first) == (3, (0, 2, 4))
+    assert (found.repeated, found.pairs) == (3, ((1, 0), (3, 2), (5, 4)))
+    assert found.repeated_as_written == 0
+    plain = check_normalisation("bank", file, IdNormalisation())
+    assert (plain.changed, plain.repeated, plain.agreed) == (0, 0, ("unicode_nfc", "strip"))
+
+
+def test_the_command_tells_counts_and_never_an_id(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path)  # the shop's file lies elsewhere
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "name: late\nmethod: votes\nguard: {mechanism: none}\nmodel: {network: random_features}\n"
+        "train: {epochs: 1}\n"
+        "alignment: {normalisation: [unicode_nfc, strip, case_fold, whole_numbers]}\n"
+        f"data: {{dataset: tables, folder: '{tmp_path}', active: bank, label_column: late,\n"
+        "  parties: {bank: {file: bank.csv}, shop: {file: shop.csv}}}\n"
+    )
+    assert execute(["check-ids", str(path), "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)["parties"]
+    assert (told["party"], told["repeated"]) == ("bank", 2)
+    assert execute(["check-ids", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "2 are equal to an earlier one then (0 as they are written)" in shown
+    assert not [one for one in WRITTEN[2:4] if one.strip() in shown]
+    for party, said, code in (
+        ("shop", "there is no file", 3), ("club", "check-ids: club has IDs to check", 2),
+    ):  # fmt: skip
+        assert execute(["check-ids", str(path), "--party", party]) == code
+        assert said in " ".join(capsys.readouterr().err.split())
+
+
+# docs/alignment.md as printed.
+
+
+@pytest.mark.parametrize("block", [0, 2, 4])  # in one process, IDs in files, dealing ahead
+def test_an_example_of_one_process_runs(block: int) -> None:
+    exec(compile(BLOCKS[block], "page", "exec"), {"__name__": "page"})
+
+
+def start(script: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(script), *arguments]
+    return subprocess.Popen(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+
+
+def test_the_example_across_two_processes(tmp_path: Path) -> None:
+    script = tmp_path / "party.py"
+    script.write_text(BLOCKS[1])
+    port = str(free_port())
+    bank = start(script, "bank", "shop", port)
+    deadline = time.monotonic() + 60
+    while True:  # the shop comes too early until the bank listens
+        shop = start(script, "shop", "bank", port)
+        found, complaint = shop.communicate(timeout=60)
+        if "ConnectionRefusedError" not in complaint or time.monotonic() > deadline:
+            break
+    expected, bank_complaint = bank.communicate(timeout=60)
+    assert (complaint, bank_complaint) == ("", "")
+    assert found == expected
+    assert sorted(ast.literal_eval(found)) == ["bob", "eve"]
+
+
+def test_the_example_with_links_that_resume(tmp_path: Path) -> None:
+    (tmp_path / "resuming.py").write_text(BLOCKS[3])
+    place = spec_from_file_location("resuming", tmp_path / "resuming.py")
+    assert place is not None
+    assert place.loader is not None
+    example = module_from_spec(place)
+    place.loader.exec_module(example)
+    settings = AlignmentSettings(protocol="ecdh")
+    protocol = intersection(settings, session="s")
+    tables = {"bank": ["ann", "bob", "eve"], "shop": ["eve", "joe", "bob"]}
+    own = {name: canonical_ids(name, table, settings) for name, table in tables.items()}
+    bank = protocol.hub("bank", ["shop"], own["bank"])
+    shop = protocol.member("shop", "bank", own["shop"])
+    with Listener(("localhost", 0)) as listener:
+        jobs = [(bank, "shop", listener.accept), (shop, "bank", lambda: Client(listener.address))]
+        threads = [threading.Thread(target=example.align_over, args=job) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    found = [
+        [tables[name][row] for row in role.rows] for name, role in (("bank", bank), ("shop", shop))
+    ]
+    assert found[0] == found[1]
+    assert sorted(found[0]) == ["bob", "eve"]

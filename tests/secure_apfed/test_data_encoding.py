@@ -21,36 +21,78 @@ from secure_apfed.data import (
 from secure_apfed.data.encoding import CategoricalColumn, CellCounts, NumericColumn, fit_columns
 from secure_apfed.data.inputs import FEWEST_ROWS, ColumnDrift, DriftMeter, extremes_of
 from secure_apfed.errors import DataError, UnseenCellsWarning
-from secure_apfed.settings.data import RareCategories
 
-FRAME = pd.DataFrame({
-    "age": [20.0, 40.0, 60.0],
-    "job": ["cook", "nurse", "cook"],
-    "site": [1, 1, 1],
-})  # fmt: skip
+FRAME = pd.DataFrame({"age": [20.0, 40.0, 60.0], "job": ["cook", "nurse", "cook"], "site": 1})
 STRIP = ImageEncoding(channels=1, height=4, width=2, maximum=16, first_row=1, end_row=3)
 ROWS = 500
 
 
-def fit(frame: pd.DataFrame = FRAME, **options: object) -> ColumnEncoding:
-    missing = options.get("missing", "error")
-    assert missing in ("error", "mean", "drop")
-    return fit_columns(frame, categorical=("job",), missing=missing, source="bank")
+def fit(frame: pd.DataFrame = FRAME, **options: Any) -> ColumnEncoding:
+    return fit_columns(frame, categorical=("job",), source="bank", **options)
 
 
 def test_numbers_are_standardised_and_categories_one_hot() -> None:
     encoding = fit()
     spread = float(np.std([20, 40, 60]))
-    assert encoding.shape == (4,)
-    assert [encoding.feature_name(at) for at in range(4)] == [
-        "age",
-        "job=cook",
-        "job=nurse",
-        "site",
-    ]
-    features = encoding.encode(FRAME)
+    names = [encoding.feature_name(at) for at in range(4)]
+    assert names == ["age", "job=cook", "job=nurse", "site"]
     expected = [[-20 / spread, 1, 0, 0], [0, 0, 1, 0], [20 / spread, 1, 0, 0]]
-    torch.testing.assert_close(features, torch.tensor(expected))
+    torch.testing.assert_close(encoding.encode(FRAME), torch.tensor(expected))
+    # No more than the named columns is needed, in any order; a pilot is unknown.
+    frame = pd.DataFrame({"extra": [0], "site": [1], "job": ["pilot"], "age": [40]})
+    assert encoding.encode(frame).tolist() == [[0.0, 0.0, 0.0, 0.0]]
+    assert ColumnEncoding.plain(["a", "b"]).encode(np.array([[1, 2]])).tolist() == [[1.0, 2.0]]
+
+
+def test_missing_mean_fills_numbers_with_the_mean_and_categories_with_zeros() -> None:
+    holes = FRAME.assign(age=[20.0, np.nan, 60.0], job=["cook", np.nan, "nurse"])
+    encoding = fit(holes, missing="mean")
+    assert encoding.columns[0] == NumericColumn(name="age", mean=40.0, scale=20.0)
+    assert encoding.columns[1] == CategoricalColumn(name="job", categories=("cook", "nurse"))
+    assert encoding.encode(holes)[1].tolist() == [0.0, 0.0, 0.0, 0.0]
+
+
+def test_an_encoding_is_plain_data_and_nothing_else_is_one() -> None:
+    for encoding in (fit(), STRIP):
+        again = parse_encoding(json.loads(json.dumps(encoding.model_dump(mode="json"))))
+        assert again == encoding
+    with pytest.raises(DataError, match="not a feature encoding"):
+        parse_encoding({"kind": "columns", "columns": []})
+    with pytest.raises(ValidationError, match="not inside 0 to 4"):
+        ImageEncoding(channels=1, height=4, width=2, first_row=3, end_row=5)
+
+
+def test_raw_tables_that_do_not_fit() -> None:
+    wrong: tuple[tuple[RawFeatures, str], ...] = (
+        (FRAME.drop(columns=["age", "job"]), "2 of 3 columns are missing: age, job"),
+        (FRAME.assign(age=["1", "old", "x"]), "'age' is numeric, but 2 cells .* first in row 1"),
+        (FRAME.assign(age=[1, 2, 1e300]), "'age' is too far from its mean for float32"),
+        (np.zeros((1, 2)), r"expected 3 columns .*, got an array of shape \(1, 2\)"),
+    )
+    for raw, message in wrong:
+        with pytest.raises(DataError, match=f"new.csv: .*{message}"):
+            fit().encode(raw, source="new.csv")
+    for frame, message in (
+        (pd.DataFrame({"a": [1.0, np.nan], "b": ["x", None]}), r"empty cells in a \(1\), b \(1\)"),
+        (pd.DataFrame({"a": ["x", "y"]}), "'a' is numeric, but 2 cells are not numbers"),
+        (pd.DataFrame({"a": [1.0, np.inf]}), "'a' has 1 infinite"),
+        (pd.DataFrame(index=[0, 1]), "no feature columns are left"),
+    ):
+        with pytest.raises(DataError, match=f"bank: .*{message}"):
+            fit_columns(frame, source="bank")
+    with pytest.raises(DataError, match="column 'a' is empty"):
+        fit_columns(pd.DataFrame({"a": [np.nan, np.nan]}), missing="mean", source="bank")
+
+
+def test_the_most_frequent_categories_are_kept() -> None:
+    frequent = ["d"] * 4 + ["c"] * 3 + ["b", "a"] + [f"rare {at}" for at in range(500)]
+    frame, job = pd.DataFrame({"job": frequent}), CategoricalColumn(name="job", categories=("a",))
+    with pytest.raises(DataError, match=r"504 categories.*rare_categories: \{most: 64\}"):
+        fit(frame)
+    encoding = fit(frame, most=3)
+    assert encoding.columns == (job.model_copy(update={"categories": ("a", "c", "d")}),)
+    told = encoding.encode(pd.DataFrame({"job": ["d", "b", "rare 7", "new"]}))
+    assert told.tolist() == [[0, 0, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
 
 
 def test_long_tables_are_encoded_column_by_column() -> None:
@@ -88,71 +130,6 @@ def test_what_never_differed_has_no_influence_where_it_does(
         counts.warn(source="p")
 
 
-def test_json_round_trip() -> None:
-    for encoding in (fit(), STRIP, ColumnEncoding.plain(["a", "b"])):
-        again = parse_encoding(json.loads(json.dumps(encoding.model_dump(mode="json"))))
-        assert again == encoding
-
-
-def test_what_is_no_encoding_is_refused() -> None:
-    with pytest.raises(DataError, match="not a feature encoding"):
-        parse_encoding({"kind": "columns", "columns": []})
-    with pytest.raises(ValidationError, match="not inside 0 to 4"):
-        ImageEncoding(channels=1, height=4, width=2, first_row=3, end_row=5)
-
-
-def test_prediction_needs_no_more_than_the_named_columns_in_any_order() -> None:
-    frame = pd.DataFrame({"extra": [0], "site": [1], "job": ["pilot"], "age": [40]})
-    assert fit().encode(frame).tolist() == [[0.0, 0.0, 0.0, 0.0]]  # a pilot is unknown: zeros
-
-
-def test_an_array_in_the_order_of_the_columns() -> None:
-    encoding = ColumnEncoding.plain(["a", "b"])
-    assert encoding.encode(np.array([[1, 2]])).tolist() == [[1.0, 2.0]]
-    with pytest.raises(
-        DataError, match=r"expected 2 columns \(a, b\), got an array of shape \(1, 3\)"
-    ):
-        encoding.encode(np.zeros((1, 3)))
-
-
-def test_raw_tables_that_do_not_fit() -> None:
-    for frame, message in (
-        (FRAME.drop(columns=["age", "job"]), "2 of 3 columns are missing: age, job"),
-        (FRAME.assign(age=["1", "old", "x"]), "'age' is numeric, but 2 cells .* first in row 1"),
-        (FRAME.assign(age=[1, 2, 1e300]), "'age' is too far from its mean for float32"),
-    ):
-        with pytest.raises(DataError, match=f"new.csv: .*{message}"):
-            fit().encode(frame, source="new.csv")
-
-
-def test_tables_that_cannot_be_fitted() -> None:
-    for frame, message in (
-        (pd.DataFrame({"a": [1.0, np.nan], "b": ["x", None]}), r"empty cells in a \(1\), b \(1\)"),
-        (pd.DataFrame({"a": ["x", "y"]}), "'a' is numeric, but 2 cells are not numbers"),
-        (pd.DataFrame({"a": [1.0, np.inf]}), "'a' has 1 infinite"),
-        (pd.DataFrame(index=[0, 1]), "no feature columns are left"),
-    ):
-        with pytest.raises(DataError, match=f"bank: .*{message}"):
-            fit_columns(frame, source="bank")
-    with pytest.raises(DataError, match="column 'a' is empty"):
-        fit_columns(pd.DataFrame({"a": [np.nan, np.nan]}), missing="mean", source="bank")
-
-
-def test_missing_mean_fills_numbers_with_the_mean_and_categories_with_zeros() -> None:
-    holes = FRAME.assign(age=[20.0, np.nan, 60.0], job=["cook", np.nan, "nurse"])
-    encoding = fit(holes, missing="mean")
-    assert encoding.columns[0] == NumericColumn(name="age", mean=40.0, scale=20.0)
-    assert encoding.columns[1] == CategoricalColumn(name="job", categories=("cook", "nurse"))
-    assert encoding.encode(holes)[1].tolist() == [0.0, 0.0, 0.0, 0.0]
-
-
-def test_whole_numbers_stay_the_same_category_beside_empty_cells() -> None:
-    encoding = fit(pd.DataFrame({"job": [1, 2]}))
-    assert encoding.encode(
-        pd.DataFrame({"job": [2.0, np.nan]}).assign(job=[2.0, 1.0])
-    ).tolist() == [[0.0, 1.0], [1.0, 0.0]]
-
-
 WHOLE = np.arange(16, dtype=np.uint8).reshape(2, 1, 4, 2)
 CUT = WHOLE[:, :, 1:3]
 
@@ -183,45 +160,6 @@ def test_images_that_do_not_fit() -> None:
             STRIP.encode(raw)
 
 
-def shops(rows: int = 3000) -> pd.DataFrame:
-    """Shop i twice as rare as the one before; then one row each of 500."""
-    frequent = [f"shop {at}" for at in range(5) for _ in range(rows // 2 ** (at + 1))]
-    return pd.DataFrame({"shop": [*frequent, *(f"rare {at}" for at in range(500))]})
-
-
-def test_the_most_frequent_categories_are_kept() -> None:
-    rare = RareCategories(most=3)
-    encoding = fit_columns(shops(), categorical=["shop"], rare=rare, source="bank")
-    column = CategoricalColumn(name="shop", categories=("shop 0", "shop 1", "shop 2"))
-    assert encoding.columns == (column,)
-    told = encoding.encode(pd.DataFrame({"shop": ["shop 2", "shop 4", "rare 7", "new"]}))
-    assert told.tolist() == [[0, 0, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
-    frame, two = pd.DataFrame({"shop": ["d", "c", "b", "a"]}), RareCategories(most=2)
-    alike = fit_columns(frame, categorical=["shop"], rare=two, source="bank")
-    assert alike.columns[0] == CategoricalColumn(name="shop", categories=("a", "b"))
-
-
-def test_others_share_buckets() -> None:
-    rare = RareCategories(most=2, buckets=8)
-    encoding = fit_columns(shops(), categorical=["shop"], rare=rare, missing="mean", source="bank")
-    assert encoding.shape == (10,)
-    assert (encoding.feature_name(1), encoding.feature_name(2)) == ("shop=shop 1", "shop#0")
-    told = encoding.encode(shops())
-    assert torch.equal(told.sum(1), torch.ones(len(told)))
-    assert (told[:, 2:].sum(0) > 0).all()  # 503 texts over 8
-    assert torch.equal(told, encoding.encode(shops()))
-    empty = encoding.encode(pd.DataFrame({"shop": [None, "new"]}, dtype=object))
-    assert empty.sum(1).tolist() == [0, 1]
-
-
-def test_many_categories_are_cut_where_there_are_buckets() -> None:
-    with pytest.raises(DataError, match=r"505 categories.*rare_categories"):
-        fit_columns(shops(), categorical=["shop"], source="bank")
-    rare = RareCategories(buckets=1)
-    encoding = fit_columns(shops(), categorical=["shop"], rare=rare, source="bank")
-    assert encoding.shape == (257,)
-
-
 # Columns of new rows beside those that the encoding was fitted to.
 
 
@@ -234,29 +172,22 @@ def people(seed: int = 0) -> pd.DataFrame:
     })  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def encoding() -> ColumnEncoding:
-    return fit_columns(people(), categorical=["job"], source="bank")
-
-
-def drift_of(encoding: ColumnEncoding, frame: pd.DataFrame) -> dict[str, ColumnDrift]:
-    return {one.name: one for one in read(DriftMeter(encoding), encoding, frame).result()}
-
-
 def read(meter: DriftMeter, encoding: ColumnEncoding, frame: pd.DataFrame) -> DriftMeter:
     for rows in encoding.encode(frame, counts=meter.counts).split(37):
         meter.add(rows)
     return meter
 
 
-def test_other_rows_of_the_same_kind_are_not_notable(encoding: ColumnEncoding) -> None:
-    found = drift_of(encoding, people(1))
-    assert list(found) == ["age", "job", "height"]
-    assert not [one for one in found.values() if one.notable or one.extremes]
-    assert math.isnan(found["job"].shift)
+def test_each_change_is_told_of_its_column_alone() -> None:
+    encoding = fit(people())
 
+    def drift_of(frame: pd.DataFrame) -> dict[str, ColumnDrift]:
+        return {one.name: one for one in read(DriftMeter(encoding), encoding, frame).result()}
 
-def test_each_change_is_told_of_its_column_alone(encoding: ColumnEncoding) -> None:
+    same = drift_of(people(1))
+    assert list(same) == ["age", "job", "height"]
+    assert not [one for one in same.values() if one.notable or one.extremes]
+    assert math.isnan(same["job"].shift)
     older = people(1).assign(age=lambda frame: frame["age"] + 10)
     centimetres = people(1).assign(height=lambda frame: 100 * frame["height"])
     renamed = people(1).assign(job=lambda frame: frame["job"].str.upper())
@@ -268,10 +199,10 @@ def test_each_change_is_told_of_its_column_alone(encoding: ColumnEncoding) -> No
         (renamed, "job", "500 of 500 rows hold what no training row held"),
         (outlier, "age", "a row lies"),
     ):
-        found = drift_of(encoding, frame)
+        found = drift_of(frame)
         assert said in found[column].notable
         assert [name for name, one in found.items() if one.notable] == [column]
-    assert drift_of(encoding, older)["age"].shift == pytest.approx(1.0, abs=0.2)
+    assert drift_of(older)["age"].shift == pytest.approx(1.0, abs=0.2)
 
 
 @pytest.mark.parametrize("rows", [1, FEWEST_ROWS - 1, FEWEST_ROWS])

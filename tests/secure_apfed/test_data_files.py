@@ -25,14 +25,17 @@ from hypothesis import strategies as st
 from secure_apfed.data import DATASETS, catalogue, fetch, load_data
 from secure_apfed.data.files import (
     DataFile,
+    DataSet,
     Download,
     check_digest,
     data_folders,
     default_folder,
     fetch_file,
+    is_idx,
+    parse_cifar,
+    parse_idx,
     read_file,
 )
-from secure_apfed.data.readers import DataSet, is_idx, parse_cifar, parse_idx
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings.data import DataSettings
 
@@ -49,13 +52,9 @@ def idx(array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
 IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
 
 
-def test_idx_round_trip() -> None:
-    content = idx(IMAGES)
-    assert is_idx(content)
-    assert np.array_equal(parse_idx(content, dimensions=3, source="x"), IMAGES)
-
-
-def test_damaged_idx_is_refused() -> None:
+def test_idx_is_read_and_refused_where_it_is_damaged() -> None:
+    assert is_idx(idx(IMAGES))
+    assert np.array_equal(parse_idx(idx(IMAGES), dimensions=3, source="x"), IMAGES)
     for content, message in (
         (b"", "found magic nothing"),
         (b"\x1f\x8b\x08\x00" + bytes(30), "found magic 1f8b0800"),
@@ -275,14 +274,13 @@ def test_a_file_arrives_whole_under_its_name(server: Server, tmp_path: Path) -> 
     assert list((tmp_path / "new").iterdir()) == found
 
 
-def test_what_is_there_and_right_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
+def test_what_is_there_is_kept_if_right_and_replaced_if_wrong(
+    server: Server, tmp_path: Path
+) -> None:
+    server.files["/a.gz"], server.encoding = PACKED, "gzip"  # a packing called an encoding
     (tmp_path / "train-images.gz").write_bytes(gzip.compress(PLAIN, 1))  # packed otherwise
     fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
     assert server.asked == []
-
-
-def test_what_is_there_and_wrong_is_replaced(server: Server, tmp_path: Path) -> None:
-    server.files["/a.gz"] = PACKED
     for wrong in (b"not gzip", gzip.compress(b"other", mtime=0)):
         (tmp_path / "train-images.gz").write_bytes(wrong)
         fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
@@ -298,12 +296,6 @@ def test_an_interruption_is_tried_again_and_leaves_nothing(server: Server, tmp_p
     server.cuts = [300]
     (found,) = fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
     assert found.read_bytes() == PACKED
-
-
-def test_a_server_that_calls_the_packing_an_encoding(server: Server, tmp_path: Path) -> None:
-    server.files["/a.gz"], server.encoding = PACKED, "gzip"
-    (found,) = fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
-    assert gzip.decompress(found.read_bytes()) == PLAIN
 
 
 def test_wrong_bytes_are_refused_and_removed(server: Server, tmp_path: Path) -> None:

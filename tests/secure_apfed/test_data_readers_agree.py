@@ -26,20 +26,18 @@ from torch import nn
 from apfed_protocols.ids import EMPTY
 from secure_apfed.contrib.onnx_file import write_onnx
 from secure_apfed.data import ColumnEncoding
-from secure_apfed.data.cells import texts_of, typed
 from secure_apfed.data.encoding import (
     CategoricalColumn,
     CellCounts,
-    DateColumn,
     NumericColumn,
     fit_columns,
 )
-from secure_apfed.data.frames import as_pandas
+from secure_apfed.data.frames import as_pandas, texts_of, typed
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import DataError, SuspectColumnWarning, UnseenCellsWarning
 from secure_apfed.names import column_name
 from secure_apfed.runs.solo import SoloModel
-from secure_apfed.settings.data import DataSettings, PartySettings, RareCategories
+from secure_apfed.settings.data import DataSettings, PartySettings
 from tests.secure_apfed.whole_files import load_features
 
 pytestmark = pytest.mark.filterwarnings("ignore::secure_apfed.errors.SuspectColumnWarning")
@@ -129,18 +127,16 @@ READERS: Mapping[str, Callable[[Frame], Frame]] = {
 
 
 def in_files(frame: Frame, encoding: ColumnEncoding, folder: Path) -> Iterator[torch.Tensor]:
-    frame.to_csv(folder / "rows.csv", index=False)
-    frame.to_parquet(folder / "rows.parquet")
     for name in ("rows.csv", "rows.parquet"):
+        write(folder / name, frame)
         yield load_features(folder / name, encoding)[1]
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.sampled_from([0, 4]), tables(), st.sampled_from(sorted(READERS)), st.data())
+@given(tables(), st.sampled_from(sorted(READERS)), st.data())
 def test_every_reader_says_the_same(
-    tmp_path_factory: pytest.TempPathFactory, buckets: int, frame: Frame, trained: str,
-    data: st.DataObject,
-) -> None:  # fmt: skip
+    tmp_path_factory: pytest.TempPathFactory, frame: Frame, trained: str, data: st.DataObject
+) -> None:
     frame = frame.rename(columns={"text": "größe"})
     given = READERS[trained](frame)
     if trained.startswith("CSV"):
@@ -148,17 +144,16 @@ def test_every_reader_says_the_same(
     given = given.dropna(axis=1, how="all")
     names = map(str, given)
     categorical = [name for name in names if column_name(name) in ("größe", *CATEGORIES)]
-    rare = RareCategories(most=3, buckets=buckets) if buckets else None
     blank = [name for name in categorical if not any(texts_of(given[name], words=EMPTY))]
     given = given.drop(columns=blank)
-    encoding = fit_columns(given, categorical=categorical, missing="mean", rare=rare, source="p")
+    encoding = fit_columns(given, categorical=categorical, missing="mean", source="p")
     expected = encoding.encode(given)
     assert expected.isfinite().all()
     for name, reader in READERS.items():
         counts = CellCounts()
         read = reader(frame)
         assert torch.equal(encoding.encode(read, counts=counts), expected), name
-        assert buckets or not counts.ignored, name
+        assert not counts.ignored, name
         at = data.draw(st.integers(0, len(frame) - 1))
         one = reader(frame.iloc[[at]].reset_index(drop=True))
         assert torch.equal(encoding.encode(one), expected[[at]]), name
@@ -167,9 +162,13 @@ def test_every_reader_says_the_same(
         assert torch.equal(features, expected)
 
 
+def write(path: Path, frame: Frame) -> None:
+    frame.to_csv(path, index=False) if "csv" in path.name else frame.to_parquet(path)
+
+
 def own_table(folder: Path, frame: Frame, name: str, **party: Any) -> Any:
     """What a run makes of the active's file."""
-    frame.to_csv(folder / name, index=False) if "csv" in name else frame.to_parquet(folder / name)
+    write(folder / name, frame)
     parties = {
         "active": PartySettings(file=Path(name), **party), "shop": PartySettings(file=Path("shop")),
     }  # fmt: skip
@@ -188,8 +187,7 @@ def people(rows: int = 40) -> Frame:
     })  # fmt: skip
 
 
-@pytest.mark.parametrize("missing", ["mean", "drop"])
-@pytest.mark.parametrize("trained", ["t.csv", "t.parquet"])
+@pytest.mark.parametrize(("trained", "missing"), [("t.csv", "mean"), ("t.parquet", "drop")])
 def test_a_file_that_trains_predicts_the_same_in_the_other_format(
     tmp_path: Path, trained: str, missing: str
 ) -> None:
@@ -201,9 +199,7 @@ def test_a_file_that_trains_predicts_the_same_in_the_other_format(
     for again in ("u.csv", "u.parquet"):
         renamed = kept.rename(columns=lambda name: unicodedata.normalize("NFD", name))
         renamed = renamed.rename(columns={"id": "pe\u0301rson"})
-        renamed.to_csv(tmp_path / again, index=False) if "csv" in again else renamed.to_parquet(
-            tmp_path / again
-        )
+        write(tmp_path / again, renamed)
         ids, features = load_features(tmp_path / again, own.encoding, id_columns=("pe\u0301rson",))
         assert ids == own.ids
         assert torch.equal(features, own.features), again
@@ -228,10 +224,7 @@ def test_codes_with_leading_zeros_are_categories_unless_they_are_called_numbers(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert own_table(tmp_path, frame, name, categorical=("plz",)).encoding.columns == (column,)
-        numbers = own_table(tmp_path, frame, name, numeric=("plz",)).encoding.columns
-        zeros = own_table(
-            tmp_path, frame.assign(plz=[*["0", "0.5"] * 19, "0.5", "7"]), name, numeric=("plz",)
-        )
+        (numbers,) = own_table(tmp_path, frame, name, numeric=("plz",)).encoding.columns
     for beside in (("01.5", "12.5"), ("+0123", "7"), ("-01", "2")):
         odd = frame.assign(plz=beside * 20)
         with pytest.warns(SuspectColumnWarning, match=r"'plz' holds digits, some with leading"):
@@ -240,8 +233,7 @@ def test_codes_with_leading_zeros_are_categories_unless_they_are_called_numbers(
         assert {*column.categories} == {*beside}
     with pytest.raises(DataError, match=r"'plz' look like dates in another order"):
         own_table(tmp_path, frame.assign(plz=["01/02/2026", "02/02/2026"] * 20), name)
-    assert isinstance(numbers[0], NumericColumn)
-    assert isinstance(zeros.encoding.columns[0], NumericColumn)
+    assert isinstance(numbers, NumericColumn)
     assert typed(pd.Series(["0", "0.50", "10", "-0.5", "-0", "1e05"])).dtype == float
 
 
@@ -271,13 +263,11 @@ FITTED = Frame({
 
 
 OF_ANOTHER_KIND: tuple[tuple[str, Any, str], ...] = (
-    ("since", [20_484, 18_262], "'since' holds dates, but 2 cells are none"),
     ("since", ["20260131", "2026-01-31"], "'since' holds dates, but 1 cells are none"),
     ("since", [20_484.0, "2026-01-31"], "'since' holds dates, but 1 cells are none"),
     ("age", pd.to_datetime(["2026-01-31"] * 2), "'age' is numeric, but 2 cells are not numbers"),
     ("age", [DAY, 3], "'age' is numeric, but 1 cells are not numbers"),
     ("age", pd.to_timedelta([1, 2], unit="D"), "'age' is numeric, but 2 cells are not numbers"),
-    ("age", ["1,234", "12 %"], "'age' is numeric, but 2 cells are not numbers"),
     ("age", ["1_000", "4"], "'age' is numeric, but 1 cells are not numbers"),
     ("age", ["inf", "4"], "'age' has 1 infinite numbers"),
     ("age", [np.inf, -np.inf], "'age' has 2 infinite numbers"),
@@ -292,7 +282,7 @@ OF_ANOTHER_KIND: tuple[tuple[str, Any, str], ...] = (
 
 def test_cells_of_another_kind_are_refused_by_every_reader() -> None:
     encoding = fit_columns(FITTED, categorical=["job"], source="p")
-    assert isinstance(encoding.columns[1], DateColumn)
+    assert [column.kind for column in encoding.columns[1:3]] == ["date", "duration"]
     for column, cells, message in OF_ANOTHER_KIND:
         new = FITTED.assign(**{column: cells})
         for frame in (new, as_csv(new), new.astype(object)):
@@ -361,8 +351,8 @@ ODD = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("missing", "buckets"), [("mean", 3), ("error", 0)])
-def test_onnx_says_the_same_or_nothing(tmp_path: Path, missing: Any, buckets: int) -> None:
+@pytest.mark.parametrize("missing", ["mean", "error"])
+def test_onnx_says_the_same_or_nothing(tmp_path: Path, missing: Any) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     fitted = Frame({
         "n": [1.0, 2.0, 4.0], "same": 7.0,
@@ -371,9 +361,7 @@ def test_onnx_says_the_same_or_nothing(tmp_path: Path, missing: Any, buckets: in
         "country": "DE",
     })  # fmt: skip
     text = ["text", "code", "truth", "country"]
-    encoding = fit_columns(
-        fitted, categorical=text, missing=missing, rare=RareCategories(buckets=buckets), source="p"
-    )
+    encoding = fit_columns(fitted, categorical=text, missing=missing, source="p")
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(encoding.shape[0], 4), nn.Softplus(), nn.Linear(4, 2)).eval()
     model = SoloModel(network, ("no", "yes"), encoding, {})

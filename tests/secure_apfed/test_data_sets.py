@@ -18,8 +18,8 @@ from sklearn.model_selection import cross_val_score
 
 from secure_apfed.data import DATASETS, load_data
 from secure_apfed.data.caltech import synthetic_images
+from secure_apfed.data.files import TablePool
 from secure_apfed.data.mimic import ADMISSION_COLUMNS, synthetic_admissions
-from secure_apfed.data.readers import TablePool
 from secure_apfed.data.sessions import session_pool, synthetic_sessions
 from secure_apfed.errors import DataError
 from secure_apfed.settings.data import DataSettings

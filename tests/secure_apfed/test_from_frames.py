@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars
 import pytest
 from sklearn.datasets import load_breast_cancer
 
 from secure_apfed import run_frames
-from secure_apfed.data.frames import as_pandas
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, DataError, ModelError
-from secure_apfed.frames import FramesResult, checked_frames
+from secure_apfed.frames import FramesResult
 
 BRIEF: dict[str, Any] = {
     "data": {"labelled": 40, "limit": 200},
@@ -63,25 +63,6 @@ def test_numbers_are_told_where_there_are_no_classes(task: str) -> None:
         found.model.predict_proba(own)
 
 
-def test_a_wrong_setting_leaves_no_frames(tmp_path: Path) -> None:
-    own, passives = parties()
-    with pytest.raises(ConfigError, match="epsilom"):
-        run_frames(own, passives, label="target", folder=tmp_path,
-                   **{**BRIEF, "method": {"name": "votes", "epsilom": 8}})  # fmt: skip
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(DataError):
-        run_frames(own, passives, label="target", folder=tmp_path,
-                   **{**BRIEF, "data": {"labelled": 5000}})  # fmt: skip
-    assert not (tmp_path / "tables").exists()
-
-
-def test_settings_may_be_numbers_of_numpy() -> None:
-    own, passives = parties()
-    settings = {**BRIEF, "seed": np.int64(1), "data": {"labelled": np.int64(30), "limit": 200}}
-    found = run_frames(own, passives, label="target", baselines=False, **settings)
-    assert (found.config.seed, found.config.data.labelled) == (1, 30)
-
-
 def test_the_result_says_all_of_it(result: FramesResult) -> None:
     assert result.alone is not None
     assert result.gain == pytest.approx(result.score.value - result.alone.best.test)
@@ -122,54 +103,28 @@ def test_copies_of_frames_are_their_owner_s_alone(result: FramesResult) -> None:
 
 
 def test_without_a_folder_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With frames of polars, IDs as an index, and numbers of numpy."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     own, passives = parties()
-    found = run_frames(own, passives, label="target", baselines=False, **BRIEF)
+    settings = {**BRIEF, "seed": np.int64(1), "data": {"labelled": np.int64(30), "limit": 200}}
+    theirs = {"lab": polars.from_pandas(passives["lab"]), "scan": passives["scan"].set_index("id")}
+    mine = polars.from_pandas(own)
+    found = run_frames(mine, theirs, label="target", baselines=False, **settings)
     assert (found.report, found.gain, list(tmp_path.iterdir())) == (None, None, [])
+    assert (found.config.seed, found.config.data.labelled) == (1, 30)
     assert found.who_learns
     assert "gain" not in found.to_frame().columns
-    assert len(found.model.predict(own)) == len(own)
-
-
-def test_who_needs_all_to_predict_keeps_no_model() -> None:
-    own, passives = parties()
-    found = run_frames(
-        own, passives, label="target", method="split_nn_sum", baselines=False,
-        guard={"mechanism": "none"}, data={"limit": 100},
-        model={"hidden": [8], "representation": 4}, train={"epochs": 1},
-        secure_sum={"scheme": "plain", "masks": "pairwise"},
-    )  # fmt: skip
-    with pytest.raises(ModelError, match="split_nn_sum needs every party to predict"):
-        found.model.predict(own)
-
-
-@pytest.mark.parametrize("library", ["polars", "pyarrow"])
-def test_frames_of_other_libraries_are_the_same(library: str) -> None:
-    module: Any = pytest.importorskip(library)
-    own, _ = parties()
-    convert: Callable[[pd.DataFrame], Any] = (
-        module.from_pandas if library == "polars" else module.Table.from_pandas
-    )
-    back = as_pandas(convert(own.reset_index(drop=True)), party="active")
-    pd.testing.assert_frame_equal(back, own.reset_index(drop=True), check_dtype=False)
-
-
-def test_polars_frames_train_and_predict() -> None:
-    polars: Any = pytest.importorskip("polars")
-    own, passives = parties()
-    theirs = {name: polars.from_pandas(frame) for name, frame in passives.items()}
-    mine = polars.from_pandas(own)
-    found = run_frames(mine, theirs, label="target", baselines=False, **BRIEF)
     assert (found.model.predict(mine) == own["target"].to_numpy()).mean() > 0.85
     with pytest.raises(DataError, match=r"active: expected a frame .* collect a lazy frame first"):
         run_frames(mine.lazy(), theirs, label="target")
-
-
-def test_ids_may_be_the_index_s() -> None:
-    own, passives = parties()
-    indexed = {name: frame.set_index("id") for name, frame in passives.items()}
-    found = checked_frames(own, indexed, name="active", id_column="id", label="target")
-    pd.testing.assert_series_equal(found["lab"]["id"], passives["lab"]["id"].reset_index(drop=True))
+    settings = {"data": {"limit": 100}, "model": {"hidden": [8], "representation": 4}}
+    settings |= {"guard": {"mechanism": "none"}, "train": {"epochs": 1}}
+    together = run_frames(
+        own, passives, label="target", method="split_nn_sum", baselines=False, **settings,
+        secure_sum={"scheme": "plain", "masks": "pairwise"},
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="split_nn_sum needs every party to predict"):
+        together.model.predict(own)
 
 
 Spoil = Callable[[dict[str, pd.DataFrame]], Mapping[str, Any]]
@@ -214,13 +169,18 @@ def test_a_bad_frame_is_told_by_party_and_column() -> None:
         run_frames(own, {**passives, "active": passives["lab"]}, label="target")
 
 
-def test_a_wrong_setting_is_told() -> None:
+def test_a_wrong_setting_is_told_and_leaves_no_frames(tmp_path: Path) -> None:
     own, passives = parties()
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"votse": {}}, "votse"), ({"method": "vots"}, "did you mean 'votes'"),
         ({"data": {"id_column": "x"}}, "data.id_column: the frames say this"),
-        ({"method": "tvfl"}, "guard"),
+        ({"method": "tvfl"}, "guard"), ({**BRIEF, "method": {"name": "votes", "eps": 8}}, "eps"),
     ]  # fmt: skip
     for settings, says in wrong:
         with pytest.raises(ConfigError, match=says):
-            run_frames(own, passives, label="target", **settings)
+            run_frames(own, passives, label="target", folder=tmp_path, **settings)
+        assert not list(tmp_path.iterdir())
+    few = {**BRIEF, "data": {"labelled": 5000}}
+    with pytest.raises(DataError):
+        run_frames(own, passives, label="target", folder=tmp_path, **few)
+    assert not (tmp_path / "tables").exists()

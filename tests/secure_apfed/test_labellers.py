@@ -1,26 +1,48 @@
-"""Labellers: short rows of votes, linear where they say so, moved by nobody they deny."""
+"""Labellers: short rows of votes, linear where they say so, moved by nobody they deny; and what
+votes cost: distances by search, answers by their law, compositions by others' accounts.
+"""
 
+import itertools
+import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from dp_accounting import GaussianDpEvent, NeighboringRelation
+from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from numpy.typing import NDArray
+from scipy.stats import chi2
 
-from secure_apfed.data import load_data
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.randomness import fresh_key
+from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.labellers import (
     LABELLERS,
     Labeller,
     LinearLabeller,
+    Logistic,
     PrivateLogistic,
     Ridge,
     Spreading,
     hard,
     make_labeller,
 )
-from secure_apfed.labellers.kinds import minimiser, with_constant
-from secure_apfed.settings.data import DataSettings
+from secure_apfed.labellers.guarantee import (
+    calibrate_votes,
+    distance_in_steps,
+    summed_moment,
+    summed_votes,
+    table_guarantee,
+    vote_distance,
+)
+from secure_apfed.labellers.kinds import minimiser, rows_of_norm_one
+from secure_apfed.privacy.accountants import GaussianRelease, NoPrivacy, gdp_epsilon, gdp_mu
+from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
+from secure_apfed.privacy.randomised_response import VoteResponse
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -78,7 +100,9 @@ without_noise = pytest.mark.parametrize(
 @each
 def test_rows_of_votes_are_short_and_those_of_linear_ones_a_matrix_times_labels(name: str) -> None:
     labeller = make(name)
+    assert labeller.name == name
     assert isinstance(labeller, LinearLabeller) is LABELLERS[name].linear
+    assert ("own vote and no other" in labeller.statement()) == labeller.inductive
     for case, (x, labelled, labels) in awkward().items():
         votes = labeller.label(x, labelled, labels, CLASSES)
         assert votes.shape == (len(x), CLASSES), case
@@ -125,21 +149,31 @@ def test_a_common_scale_and_shift_do_nothing(name: str) -> None:
 
 
 @each
-def test_tensors_and_arrays_are_alike_and_nothing_is_drawn(name: str) -> None:
-    x, labelled, labels = people()
+def test_clouds_are_told_apart_and_nothing_is_drawn(name: str) -> None:
+    x, labelled, labels = people(400, seed=3)
+    truth = np.random.default_rng(3).integers(0, CLASSES, 400)
     votes = make(name).label(x, labelled, labels, CLASSES)
+    assert (votes.argmax(axis=1) == truth).mean() > 0.8
     torch.manual_seed(1)
     again = make(name).label(torch.from_numpy(x), labelled, labels, CLASSES)
     assert (votes == again).all()
 
 
 @each
-def test_clouds_are_told_apart(name: str) -> None:
-    x, labelled, labels = people(400, seed=3)
-    rng = np.random.default_rng(3)
-    truth = rng.integers(0, CLASSES, 400)
-    votes = make(name).label(x, labelled, labels, CLASSES)
-    assert (votes.argmax(axis=1) == truth).mean() > 0.8
+def test_what_is_unfit_is_refused(name: str) -> None:
+    x, labelled, labels = people()
+    fit: dict[str, Any] = {"features_UF": x, "labelled_n": labelled, "labels_n": labels}
+    nobody = np.zeros(0, dtype=np.int64)
+    for bad in (
+        {"features_UF": np.full((90, 5), np.nan)}, {"features_UF": np.zeros(90)},
+        {"features_UF": np.zeros((90, 0))}, {"labelled_n": np.arange(80, 92)},
+        {"labelled_n": np.arange(-1, 11)}, {"labelled_n": np.zeros(12, dtype=np.int64)},
+        {"labelled_n": nobody, "labels_n": nobody}, {"labels_n": np.zeros(12)},
+        {"labels_n": np.zeros(11, dtype=np.int64)}, {"labels_n": np.full(12, CLASSES)},
+        {"labels_n": np.zeros(12, dtype=np.int64), "classes": 1},
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=r"features|positions|labels"):
+            make(name).label(**(fit | {"classes": CLASSES} | bad))
 
 
 def test_the_private_one_reads_nothing_but_directions() -> None:
@@ -152,23 +186,6 @@ def test_the_private_one_reads_nothing_but_directions() -> None:
     assert (votes == again).all()
     directions = PrivateLogistic(**settings).directions(x)
     np.testing.assert_allclose(np.linalg.norm(directions, axis=1), 1, rtol=1e-12)
-
-
-@without_noise
-def test_strips_of_digits_are_labelled_from_fifty(name: str) -> None:
-    """Chance is 0.10; the second strip of four tells more than the first."""
-    data = load_data(DataSettings(dataset="digits"), seed=0)
-    assert data.active.labels is not None
-    rows = data.train_rows
-    labels = data.active.labels[rows].numpy()
-    place = {person: at for at, person in enumerate(data.passives[0].ids)}
-    own = data.passives[0].features[[place[data.active.ids[row]] for row in rows.tolist()]]
-    labelled = np.random.default_rng(0).permutation(len(labels))[:50]
-    rest = np.setdiff1d(np.arange(len(labels)), labelled)
-    for features, least in ((data.active.features[rows], 0.38), (own, 0.52)):
-        flat = features.flatten(1).double()
-        votes = make(name).label(flat, labelled, labels[labelled], 10)
-        assert (votes.argmax(axis=1) == labels)[rest].mean() > least
 
 
 def test_who_has_no_path_to_a_label_has_no_vote() -> None:
@@ -215,7 +232,7 @@ def test_ridge_is_least_squares_with_the_weights_of_the_normal_equations() -> No
 @pytest.mark.parametrize("strength", [1e-3, 10.0])
 def test_the_minimiser_is_as_near_as_it_says(strength: float) -> None:
     x, labelled, labels = people()
-    rows = with_constant(x[labelled], 1.0)
+    rows = np.hstack([x[labelled], np.ones((len(labelled), 1))])
 
     def gradient(theta: Floats) -> Floats:
         logits = rows @ theta
@@ -237,37 +254,6 @@ def test_hard_votes_take_the_lowest_of_several_and_leave_no_vote_alone() -> None
     np.testing.assert_array_equal(hard(votes), expected)
 
 
-BAD: dict[str, dict[str, Any]] = {
-    "not finite": {"features_UF": np.full((90, 5), np.nan)},
-    "flat": {"features_UF": np.zeros(90)},
-    "no columns": {"features_UF": np.zeros((90, 0))},
-    "outside": {"labelled_n": np.arange(80, 92)},
-    "negative": {"labelled_n": np.arange(-1, 11)},
-    "twice": {"labelled_n": np.zeros(12, dtype=np.int64)},
-    "nobody": {"labelled_n": np.zeros(0, dtype=np.int64), "labels_n": np.zeros(0, dtype=np.int64)},
-    "no int64": {"labels_n": np.zeros(12)},
-    "too few": {"labels_n": np.zeros(11, dtype=np.int64)},
-    "no class": {"labels_n": np.full(12, CLASSES)},
-    "one class only": {"labels_n": np.zeros(12, dtype=np.int64), "classes": 1},
-}
-
-
-@each
-def test_what_is_unfit_is_refused(name: str) -> None:
-    x, labelled, labels = people()
-    fit: dict[str, Any] = {"features_UF": x, "labelled_n": labelled, "labels_n": labels}
-    for bad in BAD.values():
-        with pytest.raises(DataError, match=r"features|positions|labels"):
-            make(name).label(**(fit | {"classes": CLASSES} | bad))
-
-
-@each
-def test_each_says_whom_a_row_moves(name: str) -> None:
-    labeller = make(name)
-    assert labeller.name == name
-    assert ("own vote and no other" in labeller.statement()) == labeller.inductive
-
-
 def test_noise_is_asked_for_where_it_is_added_and_nowhere_else() -> None:
     made = make_labeller("private_logistic", epsilon=2.0, key=bytes(32))
     assert isinstance(made, PrivateLogistic)
@@ -283,3 +269,353 @@ def test_noise_is_asked_for_where_it_is_added_and_nowhere_else() -> None:
             make_labeller(name, **settings)
     with pytest.raises(ConfigError, match="1 neighbour or more, got 0"):
         Spreading(neighbours=0)
+
+
+# What votes cost.
+
+DELTA = 1e-5
+RNG = np.random.default_rng(0)
+
+
+def private(epsilon: float = 2.0, **more: Any) -> PrivateLogistic:
+    return PrivateLogistic(epsilon=epsilon, delta=DELTA, key=bytes(32), **more)
+
+
+# Randomised response
+
+
+@pytest.mark.parametrize(("epsilon", "classes"), [(0.1, 2), (4.0, 10), (40.0, 2)])
+def test_no_answer_tells_more_than_epsilon_of_any_vote(epsilon: float, classes: int) -> None:
+    response = VoteResponse(epsilon=epsilon, classes=classes)
+    law = np.full((classes + 1, classes), response.other_probability)
+    law[np.arange(classes), np.arange(classes)] = response.keep_probability
+    law[classes] = 1 / classes  # no vote
+    np.testing.assert_allclose(law.sum(axis=1), 1, rtol=1e-12)
+    ratio = (law[:, None] / law[None]).max()
+    assert ratio <= math.exp(epsilon) * (1 + 1e-9)
+    # exp(-40) beside 1 is a rounding of the probability that is kept.
+    assert ratio == pytest.approx(math.exp(epsilon), rel=1e-9 if epsilon < 30 else 0.1)
+
+
+def test_answers_have_that_law() -> None:
+    classes, rows = 3, 60_000
+    response = VoteResponse(epsilon=1.2, classes=classes)
+    votes = np.zeros((rows, classes))
+    votes[: rows // 2, 1] = 1.0
+    answers = response.answer(votes, key=fresh_key(), about=b"0")
+    for part, expected in (
+        (answers[: rows // 2], [response.other_probability, response.keep_probability] * 2),
+        (answers[rows // 2 :], [1 / 3] * 3),
+    ):
+        share = np.array(expected)[:classes]
+        counts = np.bincount(part, minlength=classes)
+        statistic = ((counts - len(part) * share) ** 2 / (len(part) * share)).sum()
+        assert statistic < chi2.ppf(1 - 1e-6, classes - 1)
+
+
+def test_the_same_question_has_the_same_answer_and_others_have_others() -> None:
+    response = VoteResponse(epsilon=0.5, classes=4)
+    votes = hard(RNG.random((300, 4)))
+    key = fresh_key()
+    answers = response.answer(votes, key=key, about=b"3")
+    assert (answers == response.answer(votes, key=key, about=b"3")).all()
+    moved = votes.copy()
+    moved[0] = np.roll(votes[0], 1)
+    for other in (
+        response.answer(votes, key=key, about=b"4"),
+        response.answer(votes, key=fresh_key(), about=b"3"),
+        response.answer(moved, key=key, about=b"3"),
+    ):
+        assert (answers != other)[1:].mean() > 0.2
+
+
+def test_the_estimate_is_unbiased_and_its_variance_the_stated_one() -> None:
+    parties, classes, rows, times = 4, 3, 5, 2500
+    response = VoteResponse(epsilon=3.0, classes=classes)
+    votes = np.stack([hard(RNG.random((rows, classes))) for _ in range(parties)])
+    total = votes.sum(axis=0)
+    key = fresh_key()
+    found = np.stack(
+        [
+            response.estimate(
+                np.stack([response.answer(v, key=key, about=f"{time} {party}".encode())
+                          for party, v in enumerate(votes)])
+            )
+            for time in range(times)
+        ]
+    )  # fmt: skip
+    variance = response.variance(total, parties=parties)
+    assert (np.abs(found.mean(axis=0) - total) < 5 * np.sqrt(variance / times)).all()
+    np.testing.assert_allclose(found.var(axis=0), variance, rtol=0.15)
+    plugged = np.stack([response.variance(one, parties=parties) for one in found])
+    np.testing.assert_allclose(plugged.mean(axis=0), variance, rtol=0.1)
+
+    # No vote counts a share for each class.
+    response = VoteResponse(epsilon=1.0, classes=2)
+    answers = response.answer(np.zeros((40_000, 2)), key=fresh_key(), about=b"0")
+    estimate = response.estimate(answers[None])
+    assert estimate.mean(axis=0) == pytest.approx([0.5, 0.5], abs=0.03)
+
+
+def test_soft_votes_and_responses_out_of_range_are_refused() -> None:
+    no_votes = (np.zeros((3, 3)), np.full((3, 2), 0.5), np.ones((3, 2)), -np.eye(2), np.zeros(2))
+    for votes in no_votes:
+        with pytest.raises(LocalProtocolError, match="votes"):
+            VoteResponse(epsilon=1.0, classes=2).answer(votes, key=bytes(32), about=b"0")
+    for epsilon, classes in ((0.0, 2), (math.nan, 2), (41.0, 2), (1.0, 1)):
+        with pytest.raises(ConfigError, match="got"):
+            VoteResponse(epsilon=epsilon, classes=classes)
+
+
+def test_a_ledger_adds_up_answers_and_stops_at_its_budget() -> None:
+    response = VoteResponse(epsilon=1.5, classes=3)
+    ledger = PrivacyLedger(response, delta=DELTA, budget=4.0, rows=5, log=None)
+    for step in range(2):
+        ledger.charge(step=step, rows=torch.arange(5), digest=bytes([step + 1]))
+    ledger.charge(step=1, rows=torch.arange(5), digest=bytes([2]))  # the same again
+    spent = ledger.spent()
+    assert (spent.epsilon_x, spent.releases) == (3.0, 2)
+    assert "randomised response" in spent.trace[0]
+    assert ledger.cross_check() == {"pure": 3.0}
+    with pytest.raises(BudgetExhaustedError, match="the budget is 4"):
+        ledger.charge(step=2, rows=torch.arange(5), digest=b"3")
+
+
+# Distances
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_no_two_rows_lie_further_apart_and_some_lie_so_far(signed: bool) -> None:
+    rows = RNG.exponential(size=(400, 4)) ** 3
+    if signed:
+        rows *= RNG.choice([-1, 1], size=rows.shape)
+    corners = np.concatenate([np.eye(4), -np.eye(4) if signed else np.zeros((1, 4))])
+    rows = np.concatenate([rows_of_norm_one(rows), corners])
+    far = np.linalg.norm(rows[:, None] - rows[None], axis=2)
+    assert far.max() == pytest.approx(vote_distance(signed=signed), rel=1e-12)
+    # A moment moves as far, where phi is as long as it may be.
+    phi = RNG.standard_normal(6)
+    phi /= np.linalg.norm(phi)
+    a, b = rows[np.unravel_index(far.argmax(), far.shape)[0]], rows[far.argmax() % len(rows)]
+    moment = np.linalg.norm(np.outer(phi, a) - np.outer(phi, b))
+    assert moment == pytest.approx(vote_distance(signed=signed), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("bits", "signed", "kind"),
+    [(4, True, "soft"), (4, True, "hard"), (8, False, "soft"), (16, True, "soft")],
+)
+def test_rounded_rows_lie_no_further_apart_than_is_said(bits: int, signed: bool, kind: str) -> None:
+    classes = 5
+    rows = RNG.exponential(size=(300, classes)) ** 3
+    if signed:
+        rows *= RNG.choice([-1, 1], size=rows.shape)
+    rows = rows_of_norm_one(rows)
+    if kind == "hard":
+        rows = hard(np.abs(rows))
+    point = FixedPoint(clip_norm=1.0, bits=bits, contributors=2)
+    steps = point.quantise(rows).astype(np.float64)
+    far = np.linalg.norm(steps[:, None] - steps[None], axis=2).max()
+    bound = distance_in_steps(
+        steps=point.levels, numbers=classes, signed=signed and kind == "soft",
+        integers=kind == "hard",
+    )  # fmt: skip
+    assert far <= bound
+    if kind == "hard":
+        assert far == pytest.approx(bound, rel=1e-8)
+
+
+def test_sums_and_moments_take_these_distances() -> None:
+    noise: dict[str, Any] = {"deviation": 300, "honest": 3}
+    votes = summed_votes(Logistic(), hard=False, steps=127, classes=4, **noise)
+    assert votes.sensitivity == pytest.approx(math.sqrt(2) * 127 + 2)
+    assert votes.numbers == 4
+    for labeller, hardened, more, far in (
+        (Ridge(), False, {}, 2 * 127 + 2),
+        (Ridge(), True, {}, math.sqrt(2) * 127),
+        (Ridge(), False, {"integers": True}, 2 * 127),
+        (Spreading(), False, {"integers": True}, math.sqrt(2) * 127),
+    ):
+        settings: dict[str, Any] = more
+        found = summed_votes(labeller, hard=hardened, steps=127, classes=4, **noise, **settings)
+        assert found.sensitivity == pytest.approx(far)
+    # Where 1 is no whole number of steps, hard votes are rounded, too.
+    uneven = summed_votes(Logistic(), hard=True, steps=12.7, classes=4, **noise)
+    assert uneven.sensitivity == pytest.approx(math.sqrt(2) * 12.7 + 2)
+    moment = summed_moment(Ridge(), hard=False, steps=127, numbers=24, **noise)
+    assert moment.sensitivity == pytest.approx(2 * 127 + math.sqrt(24))
+    assert moment.numbers == 24
+    moment = summed_moment(Ridge(), hard=True, steps=127, numbers=24, **noise)
+    assert moment.sensitivity == pytest.approx(math.sqrt(2) * 127 + math.sqrt(24))
+    ledger = PrivacyLedger(votes, delta=DELTA, budget=None, rows=2, log=None)
+    ledger.charge(step=0, rows=torch.arange(2), digest=b"1")
+    assert ledger.spent().epsilon_x == votes.epsilon_of(1, DELTA)
+
+
+# Weights
+
+
+def test_no_replacement_moves_weights_further_than_is_said() -> None:
+    """Rows at random and the worst found: three people of whom one goes to the other side."""
+    farthest = 0.0
+    for strength, classes, labelled in itertools.product((0.05, 1.0, 10.0), (2, 5), (1, 3, 8)):
+        labeller = private(strength=strength)
+        bound = labeller.sensitivity(labelled=labelled, classes=classes)
+        for _ in range(12):
+            x = labeller.directions(RNG.standard_normal((labelled, 4)))
+            y = RNG.integers(0, classes, labelled)
+            y[:] = y[0] if RNG.random() < 0.3 else y
+            before = labeller.fit(x, y, classes)
+            replaced = [labeller.directions(RNG.standard_normal((1, 4)))[0], -x[0]]
+            for row, label in itertools.product(replaced, range(classes)):
+                x_other, y_other = x.copy(), y.copy()
+                x_other[0], y_other[0] = row, label
+                moved = float(np.linalg.norm(labeller.fit(x_other, y_other, classes) - before))
+                assert moved <= bound
+                if labelled > 1:
+                    farthest = max(farthest, moved / bound)
+    assert farthest > 0.85  # the bound is no multiple of what happens
+
+
+@pytest.mark.parametrize("strength", [0.1, 0.6, 10.0])
+def test_no_residual_at_the_minimum_is_longer_than_is_said(strength: float) -> None:
+    labeller = private(strength=strength)
+    assert labeller.residual(3) <= math.sqrt(2)
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        x = labeller.directions(rng.standard_normal((2, 3)))
+        y = rng.integers(0, 3, 2)
+        weights = labeller.fit(x, y, 3)
+        # The direction in which the wrong class gains most.
+        for right, wrong in itertools.permutations(range(3), 2):
+            worst = weights[:, wrong] - weights[:, right]
+            score = np.exp(worst / (np.linalg.norm(worst) + 1e-30) @ weights)
+            residual = score / score.sum() - np.eye(3)[right]
+            assert np.linalg.norm(residual) <= labeller.residual(3) * (1 + 1e-9)
+
+
+def test_noise_on_weights_has_the_stated_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = RNG.standard_normal((40, 600))
+    labelled, labels = np.arange(20), RNG.integers(0, 5, 20)
+    seen: list[Floats] = []
+
+    def read(x_UF: Floats, weights_FK: Floats) -> Floats:
+        seen.append(weights_FK)
+        return np.full((len(x_UF), 5), 0.2)
+
+    monkeypatch.setattr("secure_apfed.labellers.kinds.probabilities", read)
+    labeller = private(epsilon=1.0)
+    labeller.label(x, labelled, labels, 5)
+    sigma = labeller.sigma(labelled=20, classes=5)
+    clean = labeller.fit(labeller.directions(x)[labelled], labels, 5)
+    noise = seen[0] - clean / sigma
+    assert abs(float(noise.std()) - 1) < 0.06  # 3000 numbers; 2/3 and 3/2 are far off
+    assert sigma == pytest.approx(
+        labeller.sensitivity(labelled=20, classes=5) / gdp_mu(1.0, DELTA), rel=1e-12
+    )
+    assert labeller.model.mu == pytest.approx(gdp_mu(1.0, DELTA))
+
+
+def test_noise_is_fresh_for_other_people_and_the_key_stays_inside() -> None:
+    x = RNG.standard_normal((40, 6))
+    labelled, labels = np.arange(20), RNG.integers(0, 3, 20)
+    one = PrivateLogistic(epsilon=1.0, delta=DELTA, key=b"k" * 32)
+    votes = one.label(x, labelled, labels, 3)
+    assert (votes == one.label(x, labelled, labels, 3)).all()
+    other = PrivateLogistic(epsilon=1.0, delta=DELTA, key=fresh_key())
+    assert np.abs(votes - other.label(x, labelled, labels, 3)).max() > 0.1
+    moved = x.copy()
+    moved[0] = x[0] + 1e-3
+    assert np.abs(votes - one.label(moved, labelled, labels, 3))[20:].max() > 0.1
+    assert (b"k" * 32).decode() not in repr(one) + repr(vars(one)) + one.statement()
+
+
+def test_private_labellers_out_of_range_are_refused() -> None:
+    fit: dict[str, Any] = {"epsilon": 1.0, "delta": DELTA, "key": bytes(32)}
+    for wrong in ({"strength": 0.0}, {"epsilon": 0.0}, {"delta": 1.0}):
+        with pytest.raises(ConfigError):
+            PrivateLogistic(**(fit | wrong))
+    with pytest.raises(LocalProtocolError):
+        PrivateLogistic(epsilon=1.0, delta=DELTA, key=b"short")
+
+
+# Tables
+
+RESPONSE = VoteResponse(epsilon=1.0, classes=3)
+SUM = summed_votes(Logistic(), hard=False, deviation=400, honest=3, steps=127, classes=3)
+
+
+@pytest.mark.parametrize("name", sorted(LABELLERS))
+def test_what_is_claimed_follows_from_facts_of_the_labeller(name: str) -> None:
+    labeller = private() if name == PrivateLogistic.name else make_labeller(name)
+    for opening in (RESPONSE, SUM, GaussianRelease(noise_multiplier=2.0)):
+        found = table_guarantee(labeller, opening, delta=DELTA)
+        assert 0 < found.vote < 20
+        assert found.unlabelled == (found.vote if labeller.inductive else math.inf)
+        assert math.isfinite(found.labelled) == math.isfinite(labeller.model.mu)
+        assert found.labelled > found.vote
+        assert found.epsilon == max(found.unlabelled, found.labelled)
+        covered = "covers the whole record of any person" in found.statement()
+        assert covered == math.isfinite(found.epsilon)
+        assert ("NO guarantee for the passive's table" in found.statement()) == (not covered)
+        assert "inf" not in found.statement()
+    bare = table_guarantee(labeller, NoPrivacy(), delta=DELTA)
+    assert math.isinf(bare.vote)
+    assert bare.statement().startswith("votes: no guarantee")
+
+
+def test_weights_and_an_answer_add_up() -> None:
+    found = table_guarantee(private(3.0), RESPONSE, delta=DELTA)
+    assert (found.vote, found.unlabelled) == (1.0, 1.0)
+    assert found.labelled == pytest.approx(4.0, rel=1e-6)
+    # A numerical composition of a Gaussian and binary randomised response of that epsilon.
+    mu, epsilon = gdp_mu(3.0, DELTA), 1.0
+    gaussian = privacy_loss_distribution.from_gaussian_mechanism(
+        1 / mu, value_discretization_interval=1e-3
+    )
+    noise = 2 / (math.exp(epsilon) + 1)
+    response = privacy_loss_distribution.from_randomized_response(
+        noise, 2, value_discretization_interval=1e-3
+    )
+    theirs = gaussian.compose(response).get_epsilon_for_delta(DELTA)
+    assert theirs <= found.labelled <= theirs + 0.5
+
+
+def test_weights_and_a_gaussian_agree_with_dp_accounting() -> None:
+    opening = GaussianRelease(noise_multiplier=1.5)
+    ours = table_guarantee(private(3.0), opening, delta=DELTA).labelled
+    accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, 1e-3)
+    for multiplier in (1.5, 1 / gdp_mu(3.0, DELTA)):
+        accountant.compose(GaussianDpEvent(multiplier))
+    assert ours == pytest.approx(accountant.get_epsilon(DELTA), rel=2e-3)
+
+
+def test_weights_and_a_sum_cost_at_least_what_exact_gaussians_would() -> None:
+    labelled = table_guarantee(private(3.0), SUM, delta=DELTA).labelled
+    mu = math.hypot(1 / SUM.noise_multiplier, gdp_mu(3.0, DELTA))
+    assert gdp_epsilon(mu, DELTA) <= labelled <= 1.15 * gdp_epsilon(mu, DELTA)
+    vote = table_guarantee(private(3.0), SUM, delta=DELTA).vote
+    assert vote == SUM.epsilon_of(1, DELTA)
+    assert isinstance(SUM, SummedRelease)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0])
+def test_a_guarantee_needs_a_delta(delta: float) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        table_guarantee(Logistic(), RESPONSE, delta=delta)
+
+
+def test_calibrated_noise_is_the_least_that_keeps_the_budget() -> None:
+    def release(deviation: int, steps: float = 127) -> SummedRelease:
+        return summed_votes(
+            Logistic(), hard=True, deviation=deviation, honest=3, steps=steps, classes=3
+        )
+
+    found = calibrate_votes(Logistic(), release, epsilon=3.0, delta=DELTA)
+    spent = [
+        table_guarantee(Logistic(), release(noise), delta=DELTA).vote
+        for noise in (found, found - 1)
+    ]
+    assert spent[0] <= 3.0 < spent[1]
+    with pytest.raises(ConfigError, match="over 1 releases needs noise of more than"):
+        calibrate_votes(Logistic(), partial(release, steps=2e9), epsilon=3.0, delta=DELTA)

@@ -60,33 +60,31 @@ def test_two_classes_are_measured_as_scikit_learn_does() -> None:
 
 def test_several_classes_are_measured_as_scikit_learn_does() -> None:
     one = scored(300, 4)
-    y, p = one.truth, one.scores
-    found, table = measure_all(one), label_binarize(y, classes=range(4))
-    assert found["auc"] == pytest.approx(metrics.roc_auc_score(y, p, multi_class="ovr"))
-    assert found["average_precision"] == pytest.approx(metrics.average_precision_score(table, p))
-    assert found["f1"] == pytest.approx(metrics.f1_score(y, p.argmax(1), average="macro"))
-    assert found["brier"] == pytest.approx(((p - table) ** 2).sum(1).mean())
-    assert found["log_loss"] == pytest.approx(metrics.log_loss(y, p))
+    y, p, table = one.truth, one.scores, label_binarize(one.truth, classes=range(4))
+    found = measure_all(one)
+    names = ("auc", "average_precision", "f1", "brier", "log_loss")
+    assert {name: found[name] for name in names} == (
+        pytest.approx({
+            "auc": metrics.roc_auc_score(y, p, multi_class="ovr"),
+            "average_precision": metrics.average_precision_score(table, p),
+            "f1": metrics.f1_score(y, p.argmax(1), average="macro"),
+            "brier": ((p - table) ** 2).sum(1).mean(), "log_loss": metrics.log_loss(y, p),
+        })
+    )  # fmt: skip
+    shares = probabilities_of(np.array([[1.2, -0.2], [0.3, 0.1], [0.0, 0.0]]))
+    assert shares == pytest.approx(np.array([[1, 0], [0.75, 0.25], [0.5, 0.5]]))
 
 
-def test_regressions_are_measured_by_hand() -> None:
+def test_regressions_and_ranks_are_measured_by_hand() -> None:
     one = Scored(truth=np.array([1.0, 2.0, 4.0]), scores=np.array([1.0, 3.0, 2.0]))
-    assert measure_all(one) == pytest.approx(
-        {"mae": 1.0, "rmse": math.sqrt(5 / 3), "r2": 1 - 5 / (14 / 3)}
-    )
+    by_hand = {"mae": 1.0, "rmse": math.sqrt(5 / 3), "r2": 1 - 5 / (14 / 3)}
+    assert measure_all(one) == pytest.approx(by_hand)
     with pytest.raises(DataError, match=r"auc is of classification.*of regression; take one of r2"):
         MEASURES["auc"].of(one)
-
-
-def test_ranks_are_perfect_or_turned() -> None:
-    y = np.array([0, 0, 1, 1])
-    good = Scored.of_classes(y, np.array([0.1, 0.2, 0.3, 0.4]))
-    found = measure_all(good)
-    assert (found["auc"], found["gini"], found["ks"]) == (1, 1, 1)
-    assert found["accuracy"] == 0.5  # nobody is above one half
-    turned = Scored.of_classes(y, np.array([0.4, 0.3, 0.2, 0.1]))
-    assert measure_all(turned)["gini"] == -1
-    assert measure_all(turned)["ks"] == 0
+    for said, ranks in (([0.1, 0.2, 0.3, 0.4], [1, 1, 1]), ([0.4, 0.3, 0.2, 0.1], [0, -1, 0])):
+        found = measure_all(Scored.of_classes([0, 0, 1, 1], said))
+        assert [found[name] for name in ("auc", "gini", "ks")] == ranks
+        assert found["accuracy"] == 0.5  # nobody is above one half
 
 
 def test_what_rows_do_not_define_is_left_out() -> None:
@@ -97,6 +95,9 @@ def test_what_rows_do_not_define_is_left_out() -> None:
     assert measure_all(Scored.of_classes(np.empty(0), np.empty((0, 3)))) == {}
     diverged = Scored.of_network([0, 1], [[math.nan, math.nan], [0.0, 1.0]])
     assert set(measure_all(diverged)) == {"accuracy", "balanced_accuracy", "f1"}
+    assert calibration_curve(diverged) == ()
+    with pytest.raises(DataError, match="all finite"):
+        ScoreRanges.of(np.array([0.5, math.nan]))
 
 
 def test_a_class_without_rows_has_no_part_in_a_mean() -> None:
@@ -119,15 +120,11 @@ def test_what_are_no_probabilities_is_refused() -> None:
             Scored.of_classes(labels, shares)
 
 
-def test_a_threshold_is_between_two_classes() -> None:
+def test_the_chosen_threshold_is_best_and_near_one_half() -> None:
     with pytest.raises(DataError, match="between two classes, and there are 3"):
         scored(6, 3).at(0.5)
     one = Scored.of_classes([0, 1], [0.3, 0.4])
-    assert ACCURACY.of(one) == 0.5
-    assert ACCURACY.of(one.at(0.35)) == 1
-
-
-def test_the_chosen_threshold_is_best_and_near_one_half() -> None:
+    assert (ACCURACY.of(one), ACCURACY.of(one.at(0.35))) == (0.5, 1)
     truth = np.array([0] * 90 + [1] * 10)
     shares = np.concatenate([np.linspace(0.0, 0.2, 90), np.linspace(0.25, 0.4, 10)])
     rare = Scored.of_classes(truth, shares)
@@ -252,6 +249,13 @@ def test_the_stability_index_tells_shifted_scores() -> None:
     with pytest.raises(ValueError, match="one share more than edges"):
         ScoreRanges(edges=(0.5, 0.4), shares=(0.2, 0.3, 0.5))
 
+    # Of few rows there are few ranges.
+    for rows, most in ((20, 2), (60, 2), (100, 4), (250, 10), (5000, 10)):
+        found = [ScoreRanges.of(rng.uniform(size=rows)) for _ in range(40)]
+        assert {len(one.shares) for one in found} == {most}
+        new = [stability_index(one, one.counts(rng.uniform(size=1000))) for one in found]
+        assert np.median(new) < 0.1
+
 
 @pytest.mark.parametrize("values", [2, 11, 5000])
 def test_rows_whose_scores_rounding_moves_are_as_stable(values: int) -> None:
@@ -282,21 +286,6 @@ def test_scores_beside_a_crowd_are_others() -> None:
         assert stability_index(ranges, ranges.counts(later)) > 0.25
 
 
-def test_few_rows_have_few_ranges() -> None:
-    rng = np.random.default_rng(1)
-    for rows, most in ((20, 2), (60, 2), (100, 4), (250, 10), (5000, 10)):
-        found = [ScoreRanges.of(rng.uniform(size=rows)) for _ in range(40)]
-        assert {len(one.shares) for one in found} == {most}
-        new = [stability_index(one, one.counts(rng.uniform(size=1000))) for one in found]
-        assert np.median(new) < 0.1
-
-
-def test_scores_that_are_not_finite_have_no_ranges() -> None:
-    with pytest.raises(DataError, match="all finite"):
-        ScoreRanges.of(np.array([0.5, math.nan]))
-    assert calibration_curve(Scored.of_network([0, 1], np.full((2, 2), math.nan))) == ()
-
-
 def test_scores_of_a_table_are_asked_in_parts() -> None:
     table = torch.randn(9000, 3, generator=torch.Generator().manual_seed(0))
     labels, asked = table.argmax(1), []
@@ -310,11 +299,6 @@ def test_scores_of_a_table_are_asked_in_parts() -> None:
     assert sum(asked) == 4500
     assert max(asked) < 4500
     assert math.isnan(ACCURACY.of(scored_by(predict, rows[:0], labels)))
-
-
-def test_scores_of_a_regression_stand_for_probabilities() -> None:
-    shares = probabilities_of(np.array([[1.2, -0.2], [0.3, 0.1], [0.0, 0.0]]))
-    assert shares == pytest.approx(np.array([[1, 0], [0.75, 0.25], [0.5, 0.5]]))
 
 
 def test_lower_is_better_where_it_is() -> None:

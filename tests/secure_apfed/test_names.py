@@ -63,30 +63,32 @@ def config(**changes: Any) -> Config:
     return Config.model_validate({**settings, **changes})
 
 
-def tables(*parties: str, active: str = "bank") -> dict[str, Any]:
+def tables(*parties: str, active: str = "bank") -> Config:
     files = {party: {"file": "x.csv"} for party in parties}
-    return {"data": {"dataset": "tables", "parties": files, "active": active}}
+    return config(data={"dataset": "tables", "parties": files, "active": active})
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda name: config(name=name * 4 if len(name) == 65 else name),
-        lambda name: config(**tables("bank", name)),
-        lambda name: config(**tables("shop", name, active=name)),
-        lambda name: config(passives={name: {}}),
-        lambda name: config(data={"dataset": "breast_cancer",
-                                  "columns": {"active": [1], name: [2]}}),
-        lambda name: Participant(
-            name=name, role="passive", identity="cd" * 32, public_key="ab" * 32
-        ),
-        lambda name: TradeOff(name=name, base="x", defences=({"name": "x", "undefended": True},)),  # type: ignore[arg-type]  # as a file gives them
-    ],
-)  # fmt: skip
+def participant(name: str, role: str = "passive") -> Participant:
+    keys = {"identity": "cd" * 32, "public_key": "ab" * 32}
+    return Participant.model_validate({"name": name, "role": role, **keys})
+
+
+@pytest.mark.parametrize("make", [
+    lambda name: config(name=name * 4 if len(name) == 65 else name),
+    lambda name: tables("bank", name),
+    lambda name: tables("shop", name, active=name),
+    lambda name: config(passives={name: {}}),
+    lambda name: config(data={"dataset": "breast_cancer", "columns": {"active": [1], name: [2]}}),
+    participant,
+    lambda name: TradeOff(name=name, base="x", defences=({"name": "x", "undefended": True},)),  # type: ignore[arg-type]  # as a file gives them
+])  # fmt: skip
 def test_every_setting_that_names_a_party_or_run_keeps_the_rule(make: Any) -> None:
     for name in BAD:
         with pytest.raises(ValidationError):
             make(name)
+    participant("aggregator", "aggregator")  # a role is named by its own word alone
+    with pytest.raises(ValidationError, match="cannot be called 'aggregator'"):
+        participant("aggregator")
 
 
 def test_settings_say_where_and_what() -> None:
@@ -107,13 +109,6 @@ data:
         load_config_text(text)
     with pytest.raises(ConfigError, match="'bank' and 'BANK' differ in capitals"):
         load_config_text(text.replace("x/../../victim", "BANK"))
-
-
-def test_a_role_is_named_by_its_own_word_alone() -> None:
-    key = "ab" * 32
-    Participant(name="aggregator", role="aggregator", identity=key, public_key=key)
-    with pytest.raises(ValidationError, match="cannot be called 'aggregator'"):
-        Participant(name="aggregator", role="passive", identity=key, public_key=key)
 
 
 def test_tables_keep_the_rule_too_and_the_example_runs() -> None:

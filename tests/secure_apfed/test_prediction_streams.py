@@ -18,7 +18,7 @@ from secure_apfed.data.encoding import ColumnEncoding
 from secure_apfed.errors import DataError
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model, predict_file, predict_into, row_writer
-from tests.secure_apfed.test_tasks_regression import config_of, own_tables
+from tests.secure_apfed.test_tasks import config_of, own_tables
 from tests.secure_apfed.whole_files import load_features
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -32,28 +32,25 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("ending", ["csv", "csv.gz", "parquet"])
-def test_blocks_are_the_whole(tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize(("ending", "place"), [
+    ("csv", "line 8"), ("csv.gz", "line 8"), ("parquet", r"row 6 \(from 0\)"),
+])  # fmt: skip
+def test_blocks_are_the_whole_and_say_where_one_is_wrong(
+    tmp_path: Path, ending: str, place: str
+) -> None:
     frame = pd.DataFrame({"who": [f"00{at}" for at in range(10)], "x": np.arange(10.0)})
     path = tmp_path / f"rows.{ending}"
     frame.to_parquet(path) if ending == "parquet" else frame.to_csv(path, index=False)
     encoding = ColumnEncoding.plain(["x"])
-    blocks = list(load_blocks(path, encoding, id_columns=["who"], rows=4))
-    assert [len(ids) for ids, _ in blocks] == [4, 4, 2]
+    parts = list(load_blocks(path, encoding, id_columns=["who"], rows=4))
+    assert [len(ids) for ids, _ in parts] == [4, 4, 2]
     ids, features = load_features(path, encoding, id_columns=["who"])
-    assert tuple(name for names, _ in blocks for name in names) == ids
+    assert tuple(name for names, _ in parts for name in names) == ids
     assert ids[3] == "003"
-    assert torch.equal(torch.cat([one for _, one in blocks]), features)
+    assert torch.equal(torch.cat([one for _, one in parts]), features)
     numbered = [ids for ids, _ in load_blocks(path, encoding, rows=4)]
     assert numbered[2] == ("8", "9")
-
-
-@pytest.mark.parametrize(("ending", "place"), [("csv", "line 8"), ("parquet", r"row 6 \(from 0\)")])
-def test_what_is_wrong_in_a_later_block_is_told_by_its_place(
-    tmp_path: Path, ending: str, place: str
-) -> None:
-    frame = pd.DataFrame({"x": [*"012345", "six", *"789"]})
-    path = tmp_path / f"rows.{ending}"
+    frame["x"] = [*"012345", "six", *"789"]
     frame.to_parquet(path) if ending == "parquet" else frame.to_csv(path, index=False)
     blocks = load_blocks(path, ColumnEncoding.plain(["x"]), rows=4)
     next(blocks)
@@ -109,22 +106,17 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(trained: Path, tmp_path: 
         predict_into(trained / "run", trained / "active.csv", output / "told.csv")
 
 
-def test_the_command_writes_and_compares(
+def test_the_command_writes_and_compares_cell_by_cell(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["predict", "--model", str(trained / "run"), "--data", str(trained / "active.csv"),
-                 "--output", str(tmp_path / "told.csv")]  # fmt: skip
-    assert execute([*arguments, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["rows"] == 120
-    assert [one["name"] for one in told["columns"]] == ["a", "b"]
+                 "--output", str(tmp_path / "told.csv"), "--json"]  # fmt: skip
     assert execute(arguments) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert (whole["rows"], [one["name"] for one in whole["columns"]]) == (120, ["a", "b"])
+    assert execute(arguments[:-1]) == 0
     assert "120 rows written" in capsys.readouterr().err
-
-
-def test_few_rows_are_told_of_cell_by_cell_and_have_no_stability_index(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    # Of few rows there is no stability index.
     rows = pd.read_csv(trained / "active.csv").iloc[:5].assign(a=1e3)
     rows.to_csv(tmp_path / "rows.csv", index=False)
     told = predict_file(trained / "run", tmp_path / "rows.csv").compared

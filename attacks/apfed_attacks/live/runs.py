@@ -38,7 +38,7 @@ from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.exchange import Envelope, Kind, Links, pack, unpack
 from secure_apfed.labellers import Labeller, hard
-from secure_apfed.labellers.interface import Features, Floats, Integers
+from secure_apfed.labellers.kinds import Features, Floats, Integers
 from secure_apfed.learning.release import (
     check_norms,
     check_rows,

@@ -23,7 +23,7 @@ from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed.labellers import Labeller, Logistic, PrivateLogistic, Ridge, Spreading, hard
 from secure_apfed.labellers.guarantee import summed_votes, table_guarantee, vote_distance
-from secure_apfed.labellers.interface import Integers
+from secure_apfed.labellers.kinds import Integers
 from secure_apfed.privacy.accountants import GaussianRelease, gdp_epsilon, gdp_mu
 from secure_apfed.privacy.noise import on_grid, standard_normals
 from secure_apfed.privacy.randomised_response import VoteResponse

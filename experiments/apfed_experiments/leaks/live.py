@@ -37,7 +37,7 @@ from secure_apfed.alignment.records import AlignmentHistory
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import VerticalData, find_dataset, load_data
-from secure_apfed.data.readers import ImagePool
+from secure_apfed.data.files import ImagePool
 from secure_apfed.measures import ACCURACY
 from secure_apfed.models import Shape, output_shape
 from secure_apfed.runs.run import run

@@ -1,12 +1,11 @@
-"""Baselines of the active alone: a shared contract, and what unlabelled rows are worth.
-
-Every test runs over the table, so that a new baseline is tested at once.
+"""Baselines of the active alone: a shared contract over the table, what unlabelled rows are worth,
+and the best, chosen by the active's own labels and measured on test rows.
 """
 
 import copy
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -16,12 +15,21 @@ import torch
 from scipy.linalg import hadamard
 from sklearn.datasets import load_digits, make_moons
 
+from apfed_experiments.solo import BaselineResult, best, compare
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.settings.training import ModelSettings, TrainSettings
-from secure_apfed.solo import BASELINES, Baseline, SoloTask
+from secure_apfed.solo import BASELINES, Baseline, Predictor, SoloTask
+from secure_apfed.solo.choice import FOLDS, chosen
 from secure_apfed.solo.classical import best_strength
-from secure_apfed.solo.interface import FloatArray, IntArray, held_out
-from secure_apfed.solo.kept import FitStore, fits_kept_by
+from secure_apfed.solo.interface import (
+    ENOUGH_LABELS,
+    FitStore,
+    FloatArray,
+    IntArray,
+    fits_kept_by,
+    fits_kept_meanwhile,
+    held_out,
+)
 from secure_apfed.solo.networks import MixMatch, flattened, parted
 
 Rows = tuple[FloatArray, IntArray]
@@ -144,35 +152,29 @@ def test_tasks_that_are_fitted_together_are_fitted_as_apart(
         apart = baseline.fit(of_task).scores(x_BF)
         assert np.allclose(one.scores(x_BF), apart, atol=1e-4)
     assert not np.allclose(fitted[0].scores(x_BF), fitted[1].scores(x_BF), atol=1e-2)
-
-
-def test_tasks_that_are_no_parts_of_one_are_not_fitted_together() -> None:
-    task, _ = task_of(moons(), 4)
-    for tasks in ([], [task, replace(task, seed=1)], [task, replace(task, classes=3)]):
-        with pytest.raises(DataError, match="parts of one task"):
-            BASELINES["mixmatch"].fit_together(tasks)
+    for other in ([], [task, replace(task, seed=1)], [task, replace(task, classes=11)]):
+        if name == "mixmatch":
+            with pytest.raises(DataError, match="parts of one task"):
+                baseline.fit_together(other)
 
 
 def test_a_fitted_network_keeps_no_graph_and_no_memory_of_others() -> None:
     task, _ = task_of(moons(), 4)
     scores = inspect.unwrap(MixMatch().fit(task).scores)
     network = inspect.getclosurevars(scores).nonlocals["network"]
-    for one in network.parameters():
-        assert not one.requires_grad
-        assert one.is_leaf
-        assert one.untyped_storage().nbytes() == one.nbytes
+    assert all(one.is_leaf and not one.requires_grad for one in network.parameters())
+    assert all(one.untyped_storage().nbytes() == one.nbytes for one in network.parameters())
 
 
 def test_the_strength_is_of_the_values_whatever_their_type() -> None:
-    rows_nF = np.random.default_rng(0).normal(size=(12, 5))
-    labels_n = np.arange(12) % 2
-    single: Any = rows_nF.astype(np.float32)
-    small: Any = labels_n.astype(np.int32)
-    widened = single.astype(np.float64)
-    assert best_strength(single, small, 0) == best_strength(widened, labels_n, 0)
-    assert best_strength(np.asfortranarray(rows_nF), labels_n, 0) == best_strength(
-        rows_nF, labels_n, 0
-    )
+    rows_nF, labels_n = np.random.default_rng(0).normal(size=(12, 5)), np.arange(12) % 2
+    single, small = rows_nF.astype(np.float32), labels_n.astype(np.int32)
+    single_as: Any = single
+    small_as: Any = small
+    widened = best_strength(single.astype(np.float64), labels_n, 0)
+    assert best_strength(single_as, small_as, 0) == widened
+    turned = best_strength(np.asfortranarray(rows_nF), labels_n, 0)
+    assert turned == best_strength(rows_nF, labels_n, 0)
 
 
 @each_baseline
@@ -237,16 +239,12 @@ def test_a_slow_rate_does_not_make_the_network_weak_and_a_wild_one_is_refused() 
         BASELINES["network"].fit(wild)
 
 
-def test_a_task_takes_tensors() -> None:
-    task = SoloTask.of(
-        torch.zeros(6, 1, 2, 3), torch.tensor([0, 5]), torch.tensor([1, 0]), classes=2
-    )
+def test_a_task_takes_tensors_and_what_can_be_learnt() -> None:
+    at, known = torch.tensor([0, 5]), torch.tensor([1, 0])
+    task = SoloTask.of(torch.zeros(6, 1, 2, 3), at, known, classes=2)
     assert task.features.shape == (6, 6)
     assert task.features.dtype == np.float64
     assert task.indicators.tolist() == [[0, 1], [1, 0]]
-
-
-def test_a_task_that_cannot_be_learnt_is_refused() -> None:
     X = np.zeros((6, 2))
     for features, labelled, labels, says in (
         (X, [0, 1], [1, 1], "of 1 class"),
@@ -285,3 +283,135 @@ def test_flattened_networks_take_the_steps_that_they_would_take_apart() -> None:
         torch.testing.assert_close(mine, its)
         assert its.grad is None
         assert its.untyped_storage().nbytes() == its.nbytes
+
+
+# The choice.
+
+
+@dataclass(eq=False)
+class Witness(Baseline):
+    """A baseline that knows the label of a row by its first feature, where `knows` says so.
+
+    It keeps the tasks that it was given.
+    """
+
+    name: str
+    knows: list[bool]
+    tasks: list[SoloTask] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.title = self.name
+
+    def fit(self, task: SoloTask) -> Predictor:
+        self.tasks.append(task)
+        right = np.arange(len(self.knows)) % 2
+        guess = np.where(self.knows, right, 1 - right)
+        answers = np.eye(2)[guess]
+        return Predictor(lambda features_BF: answers[features_BF[:, 0].astype(int)])
+
+
+def rows(count: int) -> FloatArray:
+    return np.arange(count, dtype=np.float64)[:, None]
+
+
+FAST = {name: BASELINES[name] for name in ("label_spreading", "ridge", "logistic")}
+
+
+def blobs(labels: int, seed: int = 0) -> tuple[SoloTask, FloatArray, IntArray]:
+    y = np.arange(200) % 4
+    x = 3 * np.eye(4, 6)[y] + np.random.default_rng(seed).normal(size=(200, 6))
+    task = SoloTask.of(x[:120], np.arange(labels), y[:labels], classes=4, seed=seed)
+    return task, x[120:], y[120:]
+
+
+def test_held_out_labels_are_not_in_the_task() -> None:
+    witness = Witness("witness", [True] * 30)
+    task = SoloTask.of(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
+    compare(task, rows(30)[20:], np.arange(20, 30) % 2, baselines={"witness": witness})
+    parts = held_out(task.labels, FOLDS, task.seed)
+    *validating, last = witness.tasks
+    held = [sorted(set(range(10)) - set(task.labelled.tolist())) for task in validating]
+    assert held == [part.tolist() for part in parts]
+    assert all(len(task.features) == 20 for task in validating)
+    assert np.array_equal(last.labelled, task.labelled)
+    witness = Witness("witness", [True] * 6 + [False] * 4 + [True] * 8 + [False] * 2)
+    task = SoloTask.of(rows(10), np.arange(10), np.arange(10) % 2, classes=2)
+    (result,) = compare(task, rows(20)[10:], np.arange(10, 20) % 2, baselines={"w": witness})
+    assert result == BaselineResult(name="w", title="witness", validation=0.6, test=0.8)
+
+
+def test_labels_are_held_out_once_for_the_prior_and_the_report() -> None:
+    witness = Witness("witness", [True] * 30)
+    task = SoloTask.of(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
+    with pytest.MonkeyPatch.context() as patch, fits_kept_meanwhile():
+        patch.setattr("secure_apfed.solo.choice.BASELINES", {"witness": witness})
+        assert chosen(task).name == "witness"
+        folds = len(witness.tasks)
+        for again in (task, replace(task)):
+            compare(again, rows(30)[20:], np.arange(20, 30) % 2, baselines={"witness": witness})
+        assert len(witness.tasks) == folds + 2, "only the test rows' fits are made"
+        other = replace(task, train=TrainSettings(learning_rate=0.5))
+        assert chosen(other).name == "witness"
+        assert len(witness.tasks) == 2 * folds + 2, "the run's own network trains otherwise"
+
+
+def test_a_baseline_that_cannot_be_fitted_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, _, _ = blobs(24)
+
+    class Diverges(Witness):
+        def fit(self, task: SoloTask) -> Predictor:
+            raise ModelError("diverged")
+
+    table = {"diverges": Diverges("diverges", []), "ridge": BASELINES["ridge"]}
+    monkeypatch.setattr("secure_apfed.solo.choice.BASELINES", table)
+    assert chosen(task).name == "ridge"
+
+
+def test_test_labels_choose_nothing() -> None:
+    task, x, y = blobs(24)
+    truly = compare(task, x, y, baselines=FAST)
+    mixed = compare(task, x, np.random.default_rng(0).permutation(y), baselines=FAST)
+    assert [result.validation for result in truly] == [result.validation for result in mixed]
+    assert best(truly).name == best(mixed).name
+    assert [result.test for result in truly] != [result.test for result in mixed]
+    assert truly == compare(task, x, y, baselines=FAST)
+    assert [result.name for result in truly] == list(FAST)
+    images = replace(task, shape=(1, 2, 3))  # flat rows are the same
+    assert compare(images, x.reshape(-1, 1, 2, 3), y, baselines=FAST) == truly
+
+
+def test_one_label_a_class_leaves_none_to_choose_by_and_the_first_of_equals_is_best() -> None:
+    task, x, y = blobs(4)
+    results = compare(task, x, y, baselines=FAST)
+    assert all(result.validation is None for result in results)
+    assert best(results).name == next(iter(FAST))
+    results = [
+        BaselineResult(name=name, title=name, validation=validation, test=test)
+        for name, validation, test in (("a", None, 1.0), ("b", 0.5, 0.2), ("c", 0.5, 0.9))
+    ]
+    assert best(results).name == "b"
+
+
+def test_parts_leave_every_class_a_label() -> None:
+    labels = np.array([0] + [1] * 5 + [2] * 6 + [3] * 8)
+    for folds in (2, 3, 5):
+        parts = held_out(labels, folds, 0)
+        held, sizes = np.sort(np.concatenate(parts)), [len(part) for part in parts]
+        assert len(parts) == folds
+        assert held.tolist() == list(range(1, 20)), "each label once, but the only one of its class"
+        assert all(set(np.delete(labels, part).tolist()) == {0, 1, 2, 3} for part in parts)
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_parts_follow_from_the_seed_and_are_as_many_as_the_rarest_class_has_labels() -> None:
+    labels = np.arange(20) % 10
+    parts = held_out(labels, 5, 0)
+    assert [sorted(labels[part].tolist()) for part in parts] == [list(range(10))] * 2
+    labels = np.arange(20) % 2
+    first = [part.tolist() for part in held_out(labels, 5, 0)]
+    assert first == [part.tolist() for part in held_out(labels, 5, 0)]
+    assert first != [part.tolist() for part in held_out(labels, 5, 1)]
+    labels = np.arange(ENOUGH_LABELS) % 4
+    (part,) = held_out(labels, 5, 0)
+    assert len(part) == ENOUGH_LABELS // 5
+    assert set(np.bincount(labels[part]).tolist()) == {len(part) // 4}

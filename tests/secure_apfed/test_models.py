@@ -1,0 +1,315 @@
+"""Networks: shapes and sizes of Tables 3 and 4 by hand, mirrors, choice, and what does not fit; and
+objectives: equal to the paper's equations written out.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
+
+from secure_apfed.errors import ModelError
+from secure_apfed.models import NETWORKS, Shape, family_for, output_shape, projection_to
+from secure_apfed.objectives import OBJECTIVES, contrastive_loss
+from secure_apfed.settings.training import (
+    ContrastiveSettings,
+    ModelSettings,
+    ObjectiveSettings,
+    ReconstructionSettings,
+)
+
+USUAL = ModelSettings()
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def layers(module: nn.Module) -> list[str]:
+    assert isinstance(module, nn.Sequential)
+    return [type(layer).__name__ for layer in module]
+
+
+# network, features of one view, map of the encoder and its numbers: Tables 3 and 4, 2 and 3 views
+VIEWS: list[tuple[str, Shape, Shape, int]] = [
+    ("conv_mnist", (1, 14, 28), (64, 10, 24), 15_360),
+    ("conv_mnist", (1, 9, 28), (64, 5, 24), 7_680),
+    ("conv_cifar", (3, 16, 32), (64, 5, 13), 4_160),
+    ("conv_cifar", (3, 10, 32), (64, 2, 13), 1_664),
+]
+# channels in and out, kernel, stride and padding of each layer
+GEOMETRY: dict[str, list[tuple[Any, ...]]] = {
+    "conv_mnist": [(1, 32, (5, 5), (1, 1), (1, 1)), (32, 64, (5, 5), (1, 1), (1, 1))],
+    "conv_cifar": [
+        (3, 16, (5, 5), (1, 1), (1, 1)), (16, 32, (4, 4), (2, 2), (1, 1)),
+        (32, 64, (5, 5), (1, 1), (1, 1)),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("network", "features", "image_map", "numbers"), VIEWS)
+def test_encoders_are_those_of_the_tables_and_decoders_mirror_them(
+    network: str, features: Shape, image_map: Shape, numbers: int
+) -> None:
+    family, geometry = NETWORKS[network], GEOMETRY[network]
+    encoder, decoder = family.encoder(features, USUAL), family.decoder(image_map, features, USUAL)
+    assert layers(encoder) == ["Conv2d", "ReLU"] * len(geometry)
+    assert output_shape(encoder, features) == image_map
+    assert encoder(torch.rand(2, *features)).flatten(1).shape == (2, numbers)
+    assert output_shape(decoder, image_map) == features
+    forwards = [layer for layer in encoder.modules() if isinstance(layer, nn.Conv2d)]
+    backwards = [layer for layer in decoder.modules() if isinstance(layer, nn.ConvTranspose2d)]
+    assert geometry == [
+        (c.in_channels, c.out_channels, c.kernel_size, c.stride, c.padding) for c in forwards
+    ]
+    assert geometry == [
+        (c.out_channels, c.in_channels, c.kernel_size, c.stride, c.padding)
+        for c in reversed(backwards)
+    ]
+    # The release ends in a ReLU for MNIST, and not for CIFAR.
+    ended = ["ConvTranspose2d", "ReLU"] * len(geometry)
+    assert layers(decoder) == (ended if network == "conv_mnist" else ended[:-1])
+    projected = family.decoder((64,), features, USUAL)  # restores the map first
+    assert output_shape(projected, (64,)) == features
+    assert layers(projected) == ["Linear", "ReLU", "Unflatten", *layers(decoder)]
+    assert parameters(projected) == parameters(decoder) + 65 * numbers
+    projection = projection_to(64, image_map)
+    assert layers(projection) == ["Flatten", "Linear"]
+    assert parameters(projection) == 64 * numbers + 64
+    width = 256 if network == "conv_mnist" else 50
+    head = family.head(numbers, 10, ModelSettings(dropout=0.25))
+    assert layers(head) == ["Flatten", "Linear", "ReLU", "Dropout", "Linear"]
+    assert parameters(head) == (numbers + 1) * width + (width + 1) * 10
+    assert [layer.p for layer in head.modules() if isinstance(layer, nn.Dropout)] == [0.25]
+    assert output_shape(head, (numbers,)) == (10,)
+    assert USUAL.dropout == 0.5
+
+
+@pytest.mark.parametrize(("features", "hidden"), [((30,), ()), ((1, 2, 8), (7, 6))])
+def test_perceptrons_have_the_widths_of_their_settings_and_their_decoders_mirror_them(
+    features: Shape, hidden: tuple[int, ...]
+) -> None:
+    settings = ModelSettings(network="mlp", hidden=hidden, representation=5)
+    family, size = NETWORKS["mlp"], math.prod(features)
+    encoder, decoder = family.encoder(features, settings), family.decoder((5,), features, settings)
+    widths = [
+        [(m.in_features, m.out_features) for m in module.modules() if isinstance(m, nn.Linear)]
+        for module in (encoder, decoder)
+    ]
+    assert widths[0] == list(pairwise((size, *hidden, 5)))
+    assert widths[1] == list(pairwise((5, *reversed(hidden), size)))
+    assert layers(encoder) == ["Flatten", *["Linear", "ReLU"] * (len(hidden) + 1)]
+    assert layers(decoder)[-2:] == ["Linear", "Unflatten"]
+    assert (output_shape(encoder, features), output_shape(decoder, (5,))) == ((5,), features)
+    torch.manual_seed(0)
+    assert decoder(torch.randn(20, 5)).min() < 0
+    head = family.head(5, 3, settings)
+    assert output_shape(head, (5,)) == (3,)
+    assert next(head.parameters()).shape == ((hidden[0] if hidden else 5), 5)
+
+
+def test_auto_takes_convolutions_where_they_fit() -> None:
+    taken: Mapping[str, tuple[Shape, ...]] = {
+        "conv_mnist": ((1, 14, 28), (1, 7, 7)), "conv_cifar": ((3, 16, 32), (3, 8, 8)),
+        "mlp": ((1, 6, 28), (1, 28, 6), (3, 7, 32), (2, 16, 16), (30,), (4, 5)),
+    }  # fmt: skip
+    for network, features in ((name, shape) for name, shapes in taken.items() for shape in shapes):
+        family = family_for(USUAL, features)
+        assert family is NETWORKS[network], features
+        encoded = output_shape(family.encoder(features, USUAL), features)
+        assert output_shape(family.decoder(encoded, features, USUAL), encoded)
+    for name in NETWORKS:
+        assert family_for(ModelSettings.model_validate({"network": name}), (5,)) is NETWORKS[name]
+
+
+def test_rows_that_do_not_fit_are_named() -> None:
+    wrong: tuple[tuple[str, Shape, int], ...] = (
+        ("conv_mnist", (3, 16, 32), 1), ("conv_mnist", (30,), 1), ("conv_mnist", (14, 28), 1),
+        ("conv_cifar", (1, 3, 32, 32), 3),
+    )  # fmt: skip
+    for network, features, channels in wrong:
+        shape = re.escape(str(features))
+        with pytest.raises(ModelError, match=rf"of {channels} channel.*rows of shape {shape}"):
+            NETWORKS[network].encoder(features, USUAL)
+        with pytest.raises(ModelError, match=r"choose another model\.network"):
+            NETWORKS[network].decoder((64,), features, USUAL)
+    small: tuple[tuple[str, Shape], ...] = (("conv_mnist", (1, 4, 28)), ("conv_cifar", (3, 7, 32)))
+    for network, features in small:
+        encoder = NETWORKS[network].encoder(features, USUAL)
+        with pytest.raises(ModelError, match=rf"rows of shape \({features[0]}, {features[1]}"):
+            output_shape(encoder, features)
+        with pytest.raises(ModelError, match="another partition"):
+            NETWORKS[network].decoder((64,), features, USUAL)
+
+
+def test_asking_for_a_shape_changes_nothing() -> None:
+    module = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    state = torch.get_rng_state()
+    assert output_shape(module, (4,)) == (2,)
+    assert module.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[key], value) for key, value in module.state_dict().items())
+    resting = nn.Linear(4, 2).eval()
+    assert output_shape(resting, (4,)) == (2,)
+    assert not resting.training
+    assert output_shape(nn.Flatten(), (4, 5)) == (20,)
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    wrong: tuple[dict[str, Any], ...] = (
+        {"network": "resnet"}, {"representation": 0}, {"dropout": 1.0}, {"projection": -3},
+        {"projection": "some"}, {"hidden": [8, 0]},
+    )  # fmt: skip
+    for settings in wrong:
+        with pytest.raises(ValidationError, match=next(iter(settings))):
+            ModelSettings.model_validate(settings)
+
+
+# Objectives.
+
+MLP = ModelSettings(network="mlp", hidden=(6,), representation=5)
+
+
+def rows(count: int, size: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, size, generator=generator, dtype=torch.float64)
+
+
+def similarity(one: Tensor, other: Tensor) -> float:
+    """Eq. (15)."""
+    return float(one @ other) / math.sqrt(float(one @ one) * float(other @ other))
+
+
+def anchor_loss(own: Tensor, other: Tensor, i: int, tau: float) -> float:
+    """Eq. (14) for anchor i of `own`, term by term."""
+    positive = math.exp(similarity(own[i], other[i]) / tau)
+    total = 0.0
+    for j in range(len(own)):
+        if j != i:
+            total += math.exp(similarity(own[i], own[j]) / tau)
+        total += math.exp(similarity(own[i], other[j]) / tau)
+    return -math.log(positive / total)
+
+
+def naive(a: Tensor, p: Tensor, tau: float, anchors: str) -> float:
+    """Eq. (16), or its mean over the anchors of both views."""
+    losses = [anchor_loss(a, p, i, tau) for i in range(len(a))]
+    if anchors == "both":
+        losses += [anchor_loss(p, a, i, tau) for i in range(len(p))]
+    return sum(losses) / len(losses)
+
+
+def test_a_row_of_zeros_gives_finite_numbers() -> None:
+    a = rows(4, 3, 1)
+    a[1] = 0
+    a.requires_grad_()
+    loss = contrastive_loss(a, rows(4, 3, 2))
+    loss.backward()
+    assert loss.isfinite()
+    assert a.grad is not None
+    assert a.grad.isfinite().all()
+
+
+def test_arguments_that_make_no_pairs_are_refused() -> None:
+    for a, p, anchors, message in (
+        ((4, 3), (5, 3), "both", r"\(4, 3\) and \(5, 3\)"),
+        ((4, 3), (3, 3), "active", r"\(4, 3\) and \(3, 3\)"),
+        ((4, 3), (4, 2), "both", r"\(4, 3\) and \(4, 2\)"),
+        ((4, 3), (4, 3), "passive", "active or both, got 'passive'"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            contrastive_loss(torch.ones(a), torch.ones(p), anchors=anchors)
+
+
+@pytest.mark.parametrize("anchors", ["active", "both"])
+@pytest.mark.parametrize(("tau", "count"), [(0.05, 9), (1.0, 1), (7.0, 2)])
+def test_contrastive_loss_is_that_of_the_equations(anchors: str, tau: float, count: int) -> None:
+    a, p = rows(count, 4, 1), rows(count, 4, 2)
+    a *= 10.0 ** torch.arange(-count, count, 2)[:, None]  # of each row the direction counts
+    ours = contrastive_loss(a, p, temperature=tau, anchors=anchors)
+    assert ours.shape == ()
+    assert ours.item() == pytest.approx(naive(a, p, tau, anchors), rel=1e-12, abs=1e-12)
+    by_default = naive(a, p, 1.0, "both")
+    assert contrastive_loss(a, p).item() == pytest.approx(by_default, rel=1e-12, abs=1e-12)
+
+
+def make(settings: ObjectiveSettings, sent: Shape, own: Shape, model: ModelSettings = MLP) -> Any:
+    torch.manual_seed(3)
+    return OBJECTIVES[settings.name](settings, representation=sent, features=own, model=model)
+
+
+@pytest.mark.parametrize(
+    ("sent", "own", "model"),
+    [
+        ((4,), (7,), MLP),
+        ((4,), (1, 9, 28), ModelSettings()),
+        ((64, 5, 24), (1, 9, 28), ModelSettings()),
+    ],
+)
+def test_reconstruction_is_the_mean_squared_error_of_the_decoded(
+    sent: Shape, own: Shape, model: ModelSettings
+) -> None:
+    objective = make(ReconstructionSettings(), sent, own, model)
+    z, x = torch.randn(3, *sent), torch.rand(3, *own)
+    difference = (objective.decoder(z) - x).detach().double().flatten()
+    by_hand = sum(value * value for value in difference.tolist()) / (3 * math.prod(own))
+    assert objective(z, x).item() == pytest.approx(by_hand, rel=1e-5)
+
+
+@pytest.mark.parametrize(("anchors", "sent"), [("active", (4,)), ("both", (2, 3))])
+def test_contrastive_encodes_projects_and_compares(sent: Shape, anchors: Any) -> None:
+    settings = ContrastiveSettings(anchors=anchors, temperature=0.5)
+    objective = make(settings, sent, (7,)).double()
+    z, x = rows(5, math.prod(sent), 1).reshape(5, *sent), rows(5, 7, 2)
+    p = objective.projection(objective.encoder(x)).detach()
+    assert p.shape == (5, math.prod(sent))
+    assert objective(z, x).item() == pytest.approx(naive(z.flatten(1), p, 0.5, anchors), rel=1e-12)
+
+
+@pytest.mark.parametrize("settings", [ReconstructionSettings(), ContrastiveSettings()])
+def test_every_parameter_and_the_representation_get_a_gradient(settings: ObjectiveSettings) -> None:
+    objective = make(settings, (4,), (7,)).double()
+    z = rows(5, 4, 1).requires_grad_()
+    objective(z, rows(5, 7, 2)).backward()
+    for value in (z, *objective.parameters()):
+        assert value.grad.isfinite().all()
+        assert value.grad.abs().max() > 0
+
+
+def test_shapes_that_do_not_fit_an_objective_are_named() -> None:
+    image, plain = (1, 14, 28), ReconstructionSettings()
+    wrong: tuple[tuple[ObjectiveSettings, Shape, Shape, ModelSettings, str], ...] = (
+        (plain, (64, 10, 24), (1, 9, 28), ModelSettings(),
+         re.escape("(64, 10, 24) into (1, 14, 28)") + ".*" + re.escape("shape (1, 9, 28)")),
+        (plain, (32, 10, 24), image, ModelSettings(), re.escape("rows of shape (32, 10, 24)")),
+        (plain, (64, 10), image, ModelSettings(), re.escape("rows of shape (64, 10)")),
+        (plain, (64,), (3, 11, 32), ModelSettings(), re.escape("(3, 10, 32)")),  # stride 2 loses
+        (plain, (4,), (7,), ModelSettings(network="conv_mnist"), "images of 1 channel"),
+        (ContrastiveSettings(), (4,), (7,), ModelSettings(network="conv_mnist"),
+         "images of 1 channel"),
+    )  # fmt: skip
+    for settings, sent, own, model, message in wrong:
+        with pytest.raises(ModelError, match=message):
+            make(settings, sent, own, model)
+
+
+def test_each_entry_of_the_table_is_chosen_by_its_own_settings() -> None:
+    adapter: TypeAdapter[ObjectiveSettings] = TypeAdapter(ObjectiveSettings)
+    for name, kind in OBJECTIVES.items():
+        assert type(make(adapter.validate_python({"name": name}), (4,), (7,))) is kind
+    assert ContrastiveSettings().model_dump() == {
+        "name": "contrastive", "anchors": "both", "temperature": 1.0,
+    }  # fmt: skip
+    wrong: tuple[dict[str, Any], ...] = (
+        {"name": "magic"}, {}, {"name": "reconstruction", "temperature": 1},
+        {"name": "contrastive", "temperature": 0}, {"name": "contrastive", "anchors": "passive"},
+    )  # fmt: skip
+    for settings in wrong:
+        with pytest.raises(ValidationError):
+            adapter.validate_python(settings)

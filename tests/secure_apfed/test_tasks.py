@@ -1,0 +1,492 @@
+"""Regression and anomaly detection, from data to `predict`: what is told, measured and refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load
+from sklearn.metrics import r2_score, roc_auc_score
+
+from apfed_attacks.run import full_suite, mount
+from apfed_experiments.report import write_report
+from apfed_experiments.run_list import list_runs
+from apfed_experiments.solo import (
+    DETECTORS,
+    REGRESSORS,
+    compare_detectors,
+    compare_numbers,
+    keep_solo,
+)
+from apfed_experiments.tasks import CASES, compare_tasks
+from secure_apfed.config import Config
+from secure_apfed.config.file import dump_settings, load_config_text
+from secure_apfed.data import TargetScale, load_data, pack_own, read_own
+from secure_apfed.data.catalogue import labels_are_numbers
+from secure_apfed.errors import ConfigError, DataError, ModelError
+from secure_apfed.estimator import VerticalClassifier
+from secure_apfed.exchange import Kind
+from secure_apfed.intervals import estimates
+from secure_apfed.measures import MEASURES, Scored, measure_all, names_of
+from secure_apfed.methods import METHODS
+from secure_apfed.methods.student import RANGES, Bins
+from secure_apfed.runs import solo
+from secure_apfed.runs.folder import RunFolder, read_scored
+from secure_apfed.runs.outcome import read_outcome
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import load_model, predict_file
+from secure_apfed.settings.data import DataSettings, PartySettings
+from secure_apfed.simulation import why_not
+from secure_apfed.tasks import TASKS, Anomaly, Regression
+from tests.secure_apfed.small_runs import Said, interrupted, small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+
+NO_GUARD = {"mechanism": "none", "noise": "reproducible_insecure"}
+TABLES: dict[str, Any] = {
+    "dataset": "tables", "active": "a", "parties": {"a": {"file": "a.csv"}, "b": {"file": "b.csv"}},
+}  # fmt: skip
+DIGITS = {"dataset": "digits", "views": 4, "anomaly": "6", "limit": 300}
+TAKING = [name for name, method in METHODS.items() if "regression" in method.settings.tasks]
+VOTING = [name for name in TAKING if METHODS[name].settings.opens_votes]
+
+
+def config_of(method: Said = "apfed_r", **settings: Any) -> Config:
+    """Of a regression."""
+    defaults: dict[str, Any] = {
+        "task": "regression", "guard": NO_GUARD, "data": {"dataset": "diabetes", "labelled": 80},
+        "train": {"epochs": 30, "batch_size": 64, "learning_rate": 0.02, "evaluate_every": 30,
+                  "device": "cpu"},
+    }  # fmt: skip
+    return small_config(method, **{**defaults, **settings})
+
+
+def anomaly_config(method: str = "apfed_r", **settings: Any) -> Config:
+    defaults: dict[str, Any] = {
+        "task": "anomaly", "guard": NO_GUARD, "data": DIGITS,
+        "model": {"hidden": [16], "representation": 6, "dropout": 0.0},
+        "train": {"epochs": 3, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
+    }  # fmt: skip
+    return small_config(method, **{**defaults, **settings})
+
+
+def tables_of(folder: Path, labels: dict[str, Any], x: Any, **settings: Any) -> DataSettings:
+    """Files of the active, with these labels, and of two passives."""
+    ids = [f"p{at}" for at in range(len(x))]
+    w = np.random.default_rng(1).normal(size=x.shape)
+    frames = {"active": {"id": ids, "a": x[:, 0], "b": x[:, 1], **labels}}
+    frames |= {name: {"id": ids, f"w{at}": w[:, at]} for at, name in enumerate(("one", "two"))}
+    for name, columns in frames.items():
+        pd.DataFrame(columns).to_csv(folder / f"{name}.csv", index=False)
+    parties = {name: PartySettings(file=Path(f"{name}.csv")) for name in frames}
+    return DataSettings(dataset="tables", folder=folder, parties=parties, **settings)
+
+
+def own_tables(folder: Path, *, stray: str = "", alike: bool = False) -> DataSettings:
+    """Prices of 100 rows of 120."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 2))
+    price = 1000 + 50 * (x[:, 0] + rng.normal(size=120)) + rng.normal(size=120)
+    texts = ["7" if alike else f"{one:.3f}" for one in price]
+    texts[3] = stray or texts[3]
+    texts[100:] = [""] * 20
+    return tables_of(
+        folder, {"price": texts}, x, classes="numbers", label_column="price",
+        labelled=None if alike or stray else 40,
+    )  # fmt: skip
+
+
+def frauds(folder: Path, *, anomaly: str = "fraud") -> DataSettings:
+    """30 frauds, and 50 rows of 200 without a label."""
+    x = np.random.default_rng(0).normal(size=(200, 2))
+    x[:30] += [2.0, -2.0]
+    labels = ["fraud"] * 30 + ["fair"] * 120 + [""] * 50
+    return tables_of(folder, {"label": labels}, x, anomaly=anomaly)
+
+
+def plain(settings: DataSettings) -> dict[str, Any]:
+    return settings.model_dump(mode="json", exclude_defaults=True)
+
+
+# Targets and labels.
+
+
+def test_targets_are_standardised_by_the_labelled_training_rows(tmp_path: Path) -> None:
+    data = load_data(DataSettings(dataset="diabetes", labelled=60), seed=0)
+    labels = data.active.labels
+    assert labels is not None
+    assert data.targets is not None
+    known = labels[data.labelled_rows].double()
+    assert len(known) == 60
+    assert float(known.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(known.std(correction=0)) == pytest.approx(1, abs=1e-6)
+    again = data.targets.decode(labels[data.test_rows])
+    assert again.numpy() == pytest.approx(again.round().numpy(), abs=1e-3)  # whole numbers
+    own = data.own("active")
+    assert own is not None
+    (tmp_path / "rows").write_bytes(pack_own(own))
+    prepared = read_own(tmp_path / "rows", "active")
+    assert prepared.targets == data.targets
+    assert prepared.table.labels is not None
+    assert torch.equal(prepared.table.labels, labels)
+
+
+def test_own_tables_have_a_column_of_numbers(tmp_path: Path) -> None:
+    data = load_data(own_tables(tmp_path), seed=1)
+    assert data.targets is not None
+    assert len(data.labelled_rows) == 40 < len(data.train_rows)
+    with pytest.raises(DataError, match=r"'price' holds numbers.*row 3 .*'dear'"):
+        load_data(own_tables(tmp_path, stray="dear"), seed=1)
+    with pytest.raises(DataError, match=r"row 2 .*100 standard deviations from the mean"):
+        TargetScale(mean=0, scale=1).encode(np.array([0.0, np.nan, 100.0]), party="active")
+    with pytest.raises(DataError, match="are all 7, or"):
+        load_data(own_tables(tmp_path, alike=True), seed=1)
+    config = config_of(data=TABLES)
+    assert labels_are_numbers(config.data)
+    assert load_config_text(dump_settings(config)) == config
+    assert not labels_are_numbers(config_of(data=TABLES, task="classification").data)
+
+
+def test_the_class_left_out_is_in_no_training_row_and_in_test_rows(tmp_path: Path) -> None:
+    whole = load_data(DataSettings(dataset="digits", views=4), seed=3)
+    data = load_data(DataSettings(dataset="digits", views=4, anomaly="6"), seed=3)
+    labels = data.active.labels
+    assert labels is not None
+    assert data.classes == ("normal", "anomaly")
+    assert int(labels[data.train_rows].sum()) == 0
+    anomalies = int(labels[data.test_rows].sum())
+    assert anomalies == 45  # a quarter of the 181 sixes
+    assert len(data.active.ids) == len(whole.active.ids) - (181 - anomalies)
+    own = load_data(frauds(tmp_path), seed=1)
+    labels = own.active.labels
+    assert labels is not None
+    assert set(labels[own.train_rows].tolist()) == {0, -100}  # the 50 without a label as well
+    assert set(labels[own.test_rows].tolist()) == {0, 1}
+    with pytest.raises(DataError, match=r"no label is 'thief'.*labels are fair, fraud"):
+        load_data(frauds(tmp_path, anomaly="thief"), seed=1)
+
+
+# Losses, scores and ranges.
+
+
+def test_losses_are_of_labelled_rows() -> None:
+    targets = TargetScale(mean=0.0, scale=1.0)
+    outputs = torch.tensor([[1.0], [5.0], [0.5]])
+    labels = torch.tensor([0.0, -100.0, 0.0])
+    expected = {"squared": 0.625, "absolute": 0.75, "huber": (0.5 + 0.125) / 2}
+    for loss, value in expected.items():
+        task = TASKS["regression"].of(targets, loss=loss)
+        assert float(task.loss(outputs, labels, outputs)) == pytest.approx(value)
+        assert float(task.loss(outputs[1:2], labels[1:2], outputs[1:2])) == 0
+
+
+def test_the_score_is_the_mean_squared_error_and_reads_no_label() -> None:
+    task = Anomaly.of(None)
+    features = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
+    outputs = torch.tensor([[1.0, 0.0], [1.0, 3.0]])
+    assert task.told(outputs, features).tolist() == [2.0, 5.0]
+    for labels in ([0, 0], [1, -100]):
+        assert float(task.loss(outputs, torch.tensor(labels), features)) == 3.5
+    assert task.outputs(2, (1, 2, 8)) == 16
+    assert task.told(torch.zeros(3, 16), torch.ones(3, 1, 2, 8)).tolist() == [1.0] * 3
+
+
+def test_measures_of_anomalies_are_those_of_ranks() -> None:
+    rng = np.random.default_rng(1)
+    truth = (rng.random(200) < 0.2).astype(np.int64)
+    scores = rng.normal(size=200) + truth
+    scored = Scored(truth=truth, scores=scores)
+    found = measure_all(scored)
+    assert set(found) == set(names_of("anomaly")) == {"auc", "average_precision", "ks", "gini"}
+    same = Scored.of_classes(truth, 1 / (1 + np.exp(-scores)))
+    assert all(MEASURES[name].of(same) == pytest.approx(one) for name, one in found.items())
+    interval = estimates(scored, resamples=20)["auc"]
+    assert interval.low < found["auc"] < interval.high
+    with pytest.raises(DataError, match="r2 is of regression, and these scores are of anomaly"):
+        MEASURES["r2"].of(scored)
+    assert measure_all(Scored(truth=truth * 0, scores=scores)) == {}
+
+
+def test_ranges_hold_as_many_targets_and_stand_for_their_mean() -> None:
+    targets = np.random.default_rng(0).normal(size=800)
+    bins = Bins.of(targets)
+    places = bins.classes_of(targets)
+    assert np.bincount(places, minlength=RANGES).tolist() == [100] * RANGES
+    assert bins.centres[3] == pytest.approx(targets[places == 3].mean())
+    assert (np.diff(bins.centres) > 0).all()
+    told = bins.expected(np.eye(RANGES)[places])
+    assert np.corrcoef(told[:, 0], targets)[0, 1] > 0.95
+    assert bins.expected(np.zeros((2, RANGES))).tolist() == [[0.0], [0.0]]
+    half = bins.expected(np.array([[2.0, 2.0, *[0.0] * 6]]))
+    assert half.item() == pytest.approx(bins.centres[:2].mean())
+    alike = Bins.of(np.array([1.0] * 9 + [4.0]))
+    assert len(alike.centres) == RANGES
+    assert np.isfinite(alike.centres).all()
+    assert alike.centres[alike.classes_of(np.array([1.0, 4.0]))].tolist() == [1.0, 4.0]
+
+
+# Runs.
+
+
+@pytest.mark.parametrize("method", VOTING)
+def test_passives_are_shown_ranges_and_the_student_learns_numbers(method: str) -> None:
+    model = {"network": "random_features"}
+    votes = {"name": method, "epsilon": 40.0, "prior": "labeller", "labeller": "ridge"}
+    result = run(config_of(votes, model=model, train={"epochs": 1}), None)
+    assert result.scores[method] > 0.15
+    assert max(one["epsilon"] for one in result.contributions.values()) <= 40.0001
+    kept = [one for part in result.recording.transcript.kept.values() for one in part]
+    (shown, *_) = [one.payload for one in kept if one.kind is Kind.LABELS]
+    labels = load(shown[4 + int.from_bytes(shown[:4], "big") :])["labels"]
+    assert labels.dtype == torch.int64
+    assert set(labels.tolist()) == set(range(RANGES))
+
+
+def test_a_student_that_descends_learns_numbers() -> None:
+    result = run(config_of({"name": "votes", "prior": "labeller"}), None)
+    assert result.scores["votes"] > 0.1
+
+
+@pytest.mark.parametrize("method", TAKING)
+def test_a_run_is_told_in_the_unit(tmp_path: Path, method: str) -> None:
+    config = config_of(method)
+    result = run(config, tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    outcome, data = read_outcome(folder), load_data(config.data, seed=config.seed)
+    assert result.measure == "r2"
+    assert set(outcome.measures[method]) == set(names_of("regression"))
+    kept = read_scored(folder, method, threshold=None)
+    assert kept is not None
+    assert data.targets is not None
+    assert data.active.labels is not None
+    truth = data.targets.decode(data.active.labels[data.test_rows]).numpy()
+    assert kept.truth == pytest.approx(truth)
+    said = load_model(tmp_path / "run").predict(data.active.features[data.test_rows]).numpy()
+    assert said == pytest.approx(kept.scores, rel=1e-4)
+    assert result.scores[method] == pytest.approx(r2_score(truth, said), abs=1e-4)
+    assert json.loads(folder.card.read_text())["targets"] == data.targets.model_dump()
+
+
+def test_a_run_is_judged_by_its_ranks_and_tells_scores(tmp_path: Path) -> None:
+    config = anomaly_config()
+    result = run(config, tmp_path / "run")
+    folder, data = RunFolder(tmp_path / "run"), load_data(config.data, seed=config.seed)
+    assert result.measure == "auc"
+    assert set(read_outcome(folder).measures["apfed_r"]) == set(names_of("anomaly"))
+    kept = read_scored(folder, "apfed_r", threshold=None)
+    assert kept is not None
+    assert data.active.labels is not None
+    assert kept.truth.tolist() == data.active.labels[data.test_rows].tolist()
+    told = load_model(tmp_path / "run").predict(data.active.features[data.test_rows]).numpy()
+    assert told == pytest.approx(kept.scores, rel=1e-4)
+    assert result.scores["apfed_r"] == pytest.approx(roc_auc_score(kept.truth, told), abs=1e-6)
+    keep_solo(config, tmp_path / "run/solo.json")
+    page = write_report(tmp_path / "run").read_text()
+    assert "APFed-R AUC" in page
+    assert "by the test rows, in its favour" in page
+
+
+def test_one_party_alone_learns_a_line() -> None:
+    """y is 300 + 40 x at the active; no help is needed to be nearly right."""
+    data = load_data(DataSettings(dataset="diabetes"), seed=0)
+    table = replace(data.active, labels=data.active.features[:, 2])
+    other = replace(data, table=table, targets=TargetScale(mean=300.0, scale=40.0))
+    found = {}
+    for loss in ("squared", "absolute", "huber"):
+        train = {"epochs": 80, "batch_size": 64, "learning_rate": 0.05, "device": "cpu",
+                 "evaluate_every": 80, "loss": loss}  # fmt: skip
+        model = {"hidden": [16], "representation": 8, "dropout": 0.0}
+        result = run(config_of("single_view", train=train, model=model), None, data=other)
+        found[loss] = result.scores["single_view"]
+    assert min(found.values()) > 0.9
+    assert len(set(found.values())) == 3
+
+
+def test_a_broken_off_run_goes_on_alike(tmp_path: Path) -> None:
+    brief = {"epochs": 4, "batch_size": 64, "learning_rate": 0.02, "device": "cpu"}
+    for config in (config_of(train=brief), anomaly_config()):
+        folder = tmp_path / config.task
+        whole = run(config, folder / "whole")
+        interrupted(config, folder / "part", at_step=7)
+        assert run(config, folder / "part", resume=True).scores == whole.scores
+
+
+def in_onnx(folder: Path) -> dict[str, Any]:
+    """What the model's graph tells of the active's file, by output."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from secure_apfed.contrib.onnx_file import write_onnx
+
+    write_onnx(load_model(folder / "run"), folder / "model.onnx")
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    frame = pd.read_csv(folder / "active.csv")
+    columns = {name: frame[[name]].to_numpy() for name in ("a", "b")}
+    names = [one.name for one in session.get_outputs()]
+    return dict(zip(names, session.run(names, columns), strict=True))
+
+
+def test_predict_and_onnx_tell_numbers_in_the_unit(tmp_path: Path) -> None:
+    run(config_of("single_view", data=plain(own_tables(tmp_path))), tmp_path / "run")
+    told = predict_file(tmp_path / "run", tmp_path / "active.csv")
+    assert 900 < float(told.outputs.mean()) < 1100
+    told.write(tmp_path / "told.csv")
+    frame = pd.read_csv(tmp_path / "told.csv")
+    assert list(frame) == ["id", "prediction"]
+    assert frame["prediction"].to_numpy() == pytest.approx(told.outputs.numpy())
+    assert told.compared.stability is not None
+    assert told.as_json()["predictions"][0]["id"] == "p0"
+    said = in_onnx(tmp_path)["output_prediction"]
+    assert said == pytest.approx(told.outputs.numpy(), rel=1e-5)
+
+
+def test_strangers_are_told_in_own_tables(tmp_path: Path) -> None:
+    train = {"epochs": 60, "batch_size": 32, "learning_rate": 0.05, "device": "cpu",
+             "evaluate_every": 60}  # fmt: skip
+    model = {"hidden": [], "representation": 1, "dropout": 0.0}
+    data = plain(frauds(tmp_path))
+    config = anomaly_config("single_view", data=data, train=train, model=model)
+    assert run(config, tmp_path / "run").scores["single_view"] > 0.8
+    told = predict_file(tmp_path / "run", tmp_path / "active.csv")
+    assert [*told.frame().columns] == ["id", "score"]
+    assert float(told.outputs[:30].median()) > float(told.outputs[30:].median())
+    assert in_onnx(tmp_path)["output_score"] == pytest.approx(told.outputs.numpy(), rel=1e-4)
+
+
+def test_a_card_that_fits_no_task_is_refused(tmp_path: Path) -> None:
+    run(config_of("single_view", train={"epochs": 1}), tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    card = json.loads(folder.card.read_text())
+    for other in ({"task": "guessing"}, {"targets": None}, {"task": "classification"}):
+        parts = solo._Parts.model_validate(card | other)
+        with pytest.raises(ModelError, match=r"no model of this version|labels are"):
+            solo._task(parts, folder.card)
+
+
+@pytest.mark.parametrize(("config", "reasons"), [
+    (config_of(train={"epochs": 2, "batch_size": 64, "device": "cpu"}),
+     {"labels": "guess classes", "membership": "probabilities of classes"}),
+    (anomaly_config(), {"labels": "reads no label", "membership": "probabilities of classes"}),
+])  # fmt: skip
+def test_attacks_on_labels_are_left_out_with_a_reason(
+    config: Config, reasons: dict[str, str]
+) -> None:
+    suite = full_suite(["model_completion", "membership", "inverse_network"])
+    results = mount(run(config, None).recording, suite, seed=0)
+    told: dict[str, str] = {one.target: str(one.reason) for one in results}
+    assert all(reason in told[target] for target, reason in reasons.items())
+    assert any(one.applicable for one in results if one.target == "features")
+
+
+def test_report_and_list_tell_measures_of_regression(tmp_path: Path) -> None:
+    run(config_of(), tmp_path / "runs/one")
+    keep_solo(config_of(), tmp_path / "runs/one/solo.json")
+    page = write_report(tmp_path / "runs/one").read_text()
+    assert not [
+        name for name in names_of("regression") if f"<td>{MEASURES[name].title}<" not in page
+    ]
+    assert "accuracy</h2>" not in page
+    (row,) = list_runs(tmp_path / "runs")
+    assert row.accuracy is None
+    assert row.reached.startswith(f"{row.measure.title} ")
+    assert row.gained == f"{row.gain:+.3f}"
+
+
+# Baselines.
+
+
+def test_baselines_are_chosen_by_their_own_labels(tmp_path: Path) -> None:
+    record = keep_solo(config_of(measure="mae"), tmp_path / "solo.json")
+    by_name = {one.name: one for one in record.baselines}
+    assert set(by_name) == set(REGRESSORS)
+    assert record.best.validation == min(one.validation or 1e9 for one in record.baselines)
+    assert by_name["ridge"].test < by_name["mean"].test
+    assert "in MAE against" in record.sentence(40.0)
+    r2 = MEASURES["r2"]
+    with pytest.raises(DataError, match="3 labelled rows are too few"):
+        compare_numbers(np.ones((3, 2)), np.ones(3), np.ones((1, 2)), np.ones(1), measure=r2)
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    y = x @ [1.0, 2.0, 0.0]
+    right, wrong = (compare_numbers(x, y, x, test, measure=r2) for test in (y, -y))
+    assert [one.validation for one in right] == [one.validation for one in wrong]
+    assert right[0].test > 0.9 > 0 > wrong[0].test
+
+
+def test_detectors_see_training_rows_alone() -> None:
+    rng, auc = np.random.default_rng(0), MEASURES["auc"]
+    train, near, far = rng.normal(size=(80, 3)), rng.normal(size=(40, 3)), rng.normal(size=(40, 3))
+    test, truth = np.concatenate([near, far + 6]), np.repeat([0, 1], 40)
+    found = compare_detectors(train, test, truth, measure=auc)
+    assert {one.name for one in found} == set(DETECTORS)
+    assert all(one.test > 0.99 for one in found)
+    other = compare_detectors(train, test, 1 - truth, measure=auc)
+    assert [1 - one.test for one in other] == pytest.approx([one.test for one in found])
+    with pytest.raises(DataError, match="give 4 training rows or more"):
+        compare_detectors(train[:3], test, truth, measure=auc)
+
+
+def test_the_table_of_tasks_compares_by_seed(tmp_path: Path) -> None:
+    diabetes = next(one for one in CASES if one.key == "diabetes-60")
+    (table,) = compare_tasks(tmp_path, seeds=[0], cases=[diabetes])
+    models = [row["model"] for row in table.rows]
+    assert models[-3:] == ["SingleVL", "APFed-R, masked sum", "Votes, masked sum"]
+    best = table.rows[models.index("best alone, by its own labels")]
+    votes = table.rows[-1]
+    assert votes["gain"].mean == pytest.approx(votes["value"].mean - best["value"].mean)
+    page = (tmp_path / "tasks.md").read_text()
+    assert page.startswith(f"{table.title}\n\n| {' | '.join(table.header)} |")
+    assert f"| {' | '.join(table.cells[-1])} |" in page
+
+
+# What does not fit.
+
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"task": "classification"}, "numbers and no classes; say task: regression"),
+    ({"task": "regresion"}, "did you mean 'regression'"),
+    ({"data": {"dataset": "wine"}}, "are classes; take a set of numbers"),
+    ({"measure": "auc"}, "classification and anomaly, and task is regression; use r2"),
+    ({"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, "answers with classes"),
+    ({"threshold": 0.5}, "threshold: it decides between two classes"),
+    ({"train": {"class_weights": "balanced"}}, "class_weights: they are of classes"),
+    ({"train": {"spread_labels": True}}, "classes are spread"),
+    ({"dp_sgd": {"noise_multiplier": 1.0, "clip": 1.0}}, "dp_sgd: the model card of this task"),
+    ({"data": {"dataset": "diabetes", "rows_per_class": 5}}, "are numbers and no classes"),
+    ({"data": {"dataset": "diabetes", "labels_at": ["passive-1"]}}, "are the active's alone"),
+    ({"data": {"dataset": "diabetes", "classes": "numbers"}}, "belong to dataset: tables"),
+    ({"data": {**TABLES, "classes": ["a", "b"]}}, "leave data.classes out"),
+    ({"data": {**TABLES, "partition": "horizontal"}}, "are the active's alone"),
+)  # fmt: skip
+REFUSED_ANOMALIES: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"data": {"dataset": "digits", "views": 4}}, "data.anomaly names the class"),
+    ({"task": "classification"}, "give both"),
+    ({"data": {**DIGITS, "anomaly": "ten"}}, "digits has the classes 0, 1"),
+    ({"data": {**DIGITS, "labelled": 40}}, "no label is learnt from; leave labelled out"),
+    ({"data": {**DIGITS, "labels_at": ["passive-1"]}}, "the active alone knows it"),
+    ({"data": {"dataset": "diabetes", "anomaly": "1"}}, "take another set"),
+    ({"measure": "accuracy"}, "accuracy is a measure of classification, and task is anomaly"),
+    ({"train": {"loss": "huber"}}, "huber is of task: regression"),
+    ({"method": "tvfl"}, "method tvfl learns classification, not anomaly; use apfed"),
+)  # fmt: skip
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    for make, cases in ((config_of, REFUSED), (anomaly_config, REFUSED_ANOMALIES)):
+        for settings, said in cases:
+            with pytest.raises(ValidationError, match=said):
+                make(**settings)
+    for method in (name for name in METHODS if name not in TAKING):
+        with pytest.raises(ValidationError, match=r"task: method .*use .*apfed_r"):
+            config_of(method)
+    with pytest.raises(ValidationError, match=r"train\.loss: huber is of task: regression"):
+        small_config(train={"loss": "huber"})
+    assert "task regression" in why_not(config_of())
+    with pytest.raises(ConfigError, match="'regression' is no classification"):
+        VerticalClassifier(settings={"task": "regression"}).fit([[0.0], [1.0]], [0, 1])
+    with pytest.raises(DataError, match="these labels are classes"):
+        Regression.of(None)
+    with pytest.raises(DataError, match="labels are numbers"):
+        TASKS["anomaly"].of(TargetScale(mean=0, scale=1))
