@@ -202,7 +202,7 @@ EACH_FOR_ITSELF = {
     "test_fraction split limit labelled folder columns active "
     "id_column label_column",
     "data.parties": "file id_column numeric categorical ignore missing encoding",
-    "data.parties.rare_categories": "most buckets",
+    "data.parties.rare_categories": "most",
     "data.view_columns": "columns sequence",
     "train": "device",
     "alignment": "dealer pairwise_overlaps threads history runs_with_a_peer",

@@ -285,6 +285,7 @@ class Hub:
         }
         ways = {name: listener.accept for name, listener in self.listeners.items()}
         self.ann = Linked.meet("ann", ways, patience_s=20, meet_s=20)
+        wait_until(lambda: all(end.connected for end in self.ends.values()))
 
     def awaits(self, *senders: str, timeout_s: float = 10.0, **more: Any) -> tuple[str, bytes]:
         waiting = Awaited(me="ann", senders=senders, kinds=(Kind.SUM,), step=3, **more)

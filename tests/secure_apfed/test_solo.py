@@ -376,8 +376,6 @@ def test_test_labels_choose_nothing() -> None:
     assert [result.test for result in truly] != [result.test for result in mixed]
     assert truly == compare(task, x, y, baselines=FAST)
     assert [result.name for result in truly] == list(FAST)
-    images = replace(task, shape=(1, 2, 3))  # flat rows are the same
-    assert compare(images, x.reshape(-1, 1, 2, 3), y, baselines=FAST) == truly
 
 
 def test_one_label_a_class_leaves_none_to_choose_by_and_the_first_of_equals_is_best() -> None:
