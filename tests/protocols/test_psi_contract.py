@@ -230,36 +230,6 @@ def test_strangers_are_refused(backend: str) -> None:
             role.receive("mallory", b"")
 
 
-def test_unfit_agreements_are_refused() -> None:
-    refused: dict[str, list[dict[str, Any]]] = {
-        "session name": [{"session": ""}],
-        "maximum_ids lies in": [{"maximum_ids": 0}, {"maximum_ids": 2**32}],
-        "minimum_rows lies in": [{"minimum_rows": -1}, {"minimum_rows": 6, "maximum_ids": 5}],
-        r"sizes lie in 0..maximum_ids \(9\)": [
-            {"maximum_ids": 9, "sizes": {"p": size}} for size in (-1, 10)
-        ],
-        "agree on the sizes": [{"ahead": True}],
-    }
-    for message, cases in refused.items():
-        for fields in cases:
-            with pytest.raises(LocalProtocolError, match=message):
-                IntersectionAgreement(**{"session": "s", **fields})
-
-
-def test_every_field_of_the_agreement_counts() -> None:
-    two, one = {"p": 1, "q": 2}, {"p": 1}
-    changes: list[dict[str, Any]] = [
-        {}, {"session": "t"}, {"minimum_rows": 3}, {"maximum_ids": 9}, {"encoding": "x"},
-        {"dealer": "x"}, {"sizes": two}, {"sizes": one}, {"sizes": {"p": 2, "q": 1}},
-        {"sizes": two, "ahead": True},
-        *({"output": output} for output in Output if output is not Output.ROWS),
-    ]  # fmt: skip
-    agreements = [IntersectionAgreement(**{"session": "s", **fields}) for fields in changes]
-    assert len({agreement.digest for agreement in agreements}) == len(agreements)
-    turned = IntersectionAgreement(session="s", sizes={"q": 2, "p": 1})
-    assert turned.digest == agreements[6].digest
-
-
 def test_the_table_names_its_entries_and_what_they_reveal() -> None:
     for key, backend in SET_INTERSECTIONS.items():
         assert backend.name == key
