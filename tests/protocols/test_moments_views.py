@@ -237,12 +237,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("passives", "columns", "noise"), [(2, 10, None), (1, 2, 50), (5, 10, 50)])
 def test_the_moment_is_the_integer_sum(passives: int, columns: int, noise: int | None) -> None:
     agreed = moment_agreement(
-        passives,
-        people=83,
-        features=13,
-        columns=columns,
-        noise=noise,
-        allow_single=passives == 1,
+        passives, people=83, features=13, columns=columns, noise=noise, allow_single=passives == 1
     )
     with pytest.raises(LocalProtocolError, match="contributes nothing"):
         MomentContributor(agreed, "active")
@@ -366,5 +361,3 @@ def test_memory_goes_by_blocks() -> None:
     assert np.array_equal(opened, held.moment(agreed))
     assert dealt > 200e6
     assert peak < 48 * 2**20
-
-

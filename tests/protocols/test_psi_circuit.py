@@ -314,17 +314,13 @@ ALTERED: dict[tuple[str, Kind], dict[str, Callable[[bytes], bytes]]] = {
         "repeats the key part or size of p0 wrongly": lambda b: bytes(32) + b[32:],
     },
     ("hub", Kind.PLACE): {"hub proposes hash key 64 after -1": lambda b: b"\0\0\0\x40"},
-    ("p0", Kind.PLACED): {
-        "p0 took none of the 64 hash keys": lambda b: b"\0",
-    },
+    ("p0", Kind.PLACED): {"p0 took none of the 64 hash keys": lambda b: b"\0"},
     ("hub", Kind.DEAL): {
         "triples for 0 words": lambda b: bytes(4) + b[4:],
         "a chunk has 1 to 2097152 slots": lambda b: b"\0\1\0\0" + b[4:],
         "words of bins with 0 slots": lambda b: b[:4] + bytes(4),
     },
-    ("d", Kind.VERDICT): {
-        "d announces -3 common IDs, .* not agreed": lambda b: b[:7] + b"\xfd",
-    },
+    ("d", Kind.VERDICT): {"d announces -3 common IDs, .* not agreed": lambda b: b[:7] + b"\xfd"},
     ("p0", Kind.SHARE): {"p0 opened bins in which hub has no": lambda b: bytes(255 - x for x in b)},
     ("hub", Kind.TOKENS): {
         "hub opened 8 IDs, of which 7 different": lambda b: b[16:] + bytes(16),

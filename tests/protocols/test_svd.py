@@ -301,5 +301,3 @@ def test_a_table_is_checked() -> None:
     for held, people, message in cases:
         with pytest.raises(LocalProtocolError, match=message):
             Parties(agreement()).owners["p1"].mask(held, people)
-
-
