@@ -78,8 +78,6 @@ from apfed_protocols.sums.masked import Elements, PairwiseSeeds
 from apfed_protocols.sums.roles import NoSetup, Role, Setup
 
 __all__ = [
-    "BLOCK_BYTES",
-    "DIGEST_BYTES",
     "MessageKind",
     "MomentAgreement",
     "MomentCombiner",

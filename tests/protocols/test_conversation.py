@@ -189,16 +189,6 @@ def test_a_message_that_cannot_be_sent_is_the_reason_given() -> None:
 def test_whatever_stops_the_sending_is_an_error(error: Exception, finished: bool) -> None:
     """An error of another thread is nobody's, so the party would end as if all was delivered."""
 
-    class Sends:
-        def __init__(self) -> None:
-            self.finished = finished
-
-        def start(self) -> list[Outgoing]:
-            return [Outgoing("bank", b"last")]
-
-        def receive(self, _sender: str, _body: bytes) -> list[Outgoing]:
-            return []
-
     def fails(*_: object) -> None:
         raise error
 
@@ -208,31 +198,22 @@ def test_whatever_stops_the_sending_is_an_error(error: Exception, finished: bool
             raise TimeoutError("nobody said that the sending failed")
         return "bank", b""
 
+    sends = Script([("bank", b"last")], waits_for=0 if finished else 10**9)
     began = time.monotonic()
     expected = RemoteProtocolError if isinstance(error, EOFError) else type(error)
     with pytest.raises(expected, match=str(error)):
-        take_part(Sends(), send=fails, receive=answers)
+        take_part(sends, send=fails, receive=answers)
 
 
 def test_a_link_that_swallows_the_last_message_is_an_error() -> None:
-    class Done:
-        finished = True
-
-        def start(self) -> list[Outgoing]:
-            return [Outgoing("bank", b"last")]
-
     stuck = threading.Event()
 
     def swallow(_receiver: str, _body: bytes) -> None:
         stuck.wait(30)
 
+    sends = Script([("bank", b"last")])
     with pytest.raises(RemoteProtocolError, match="TimeoutError"):
-        take_part(
-            Done(),  # type: ignore[arg-type]  # a role that receives nothing
-            send=swallow,
-            receive=lambda _: ("", b""),
-            patience_s=0.2,
-        )
+        take_part(sends, send=swallow, receive=lambda _: ("", b""), patience_s=0.2)
     stuck.set()
 
 

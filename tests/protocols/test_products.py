@@ -26,6 +26,10 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"bits": 24, "people": 10},
     {"bits": 2, "security": 64},
     {"row_bound": 250.0, "passives": 3},
+    {"candidates": 3, "columns": 1, "people": 5, "labelled": 1},
+    {"candidates": 3, "columns": 10, "people": 4096 + 128 + 5, "labelled": 20},
+    {"candidates": 9, "columns": 33, "people": 100, "passives": 3},
+    {"candidates": 3, "passives": 1, "allow_single": True},
 )
 
 
@@ -35,6 +39,8 @@ def test_the_sum_of_products_is_exact(changes: dict[str, Any]) -> None:
     played, rows = ProductParties(agreed), matrices(agreed)
     opened = played.opened(rows)
     assert np.abs(opened - np.rint(opened)).max() < 1e-6
+    found_out = f"one time in {agreed.candidates}" in played.sum.malicious
+    assert found_out == (agreed.candidates is not None)
     assert np.array_equal(np.rint(opened), played.integers(rows))
 
 

@@ -1,7 +1,6 @@
 """All requests but one are opened: honest ones give exact sums, others are found out."""
 
 import hashlib
-import os
 import random
 from collections.abc import Callable
 from functools import partial
@@ -13,26 +12,9 @@ import pytest
 from apfed_protocols import products as audit
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.products import SumOfProducts, encrypt_labels, open_request, request_frame
+from apfed_protocols.products import SumOfProducts, encrypt_labels
 from apfed_protocols.sums.interface import IntArray
-from tests.contracts.hostile import said_in_a_fork
-from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
-
-SHAPES: tuple[dict[str, Any], ...] = (
-    {"columns": 1, "people": 5, "labelled": 1},
-    {"columns": 10, "people": 4096 + 128 + 5, "labelled": 20},
-    {"columns": 33, "people": 100, "passives": 3},
-    {"passives": 1, "allow_single": True},
-    {"candidates": 9},
-)
-
-
-@pytest.mark.parametrize("changes", SHAPES, ids=str)
-def test_the_sum_of_products_is_exact(changes: dict[str, Any]) -> None:
-    agreed = agreement(**{"candidates": 3, **changes})
-    played, rows = ProductParties(agreed), matrices(agreed)
-    assert np.array_equal(np.rint(played.opened(rows)), played.integers(rows))
-    assert f"one time in {agreed.candidates}" in played.sum.malicious
+from tests.contracts.product_parties import ProductParties, agreement, labels
 
 
 def test_shifts_say_nothing_of_the_labels() -> None:
@@ -40,7 +22,7 @@ def test_shifts_say_nothing_of_the_labels() -> None:
     counts = []
     for row in ([1, 0, 0, 0], [0, 0, 0, 1]):
         played = ProductParties(agreed, np.tile(row, (160, 1)), accept=False)
-        parts = open_request(played.sum, played.sum.frames().fingerprint, played.audited(), 4 + 160)
+        parts = played.sum.open_request(played.audited(), 4 + 160)
         shifts = np.frombuffer(parts[1], ">u2").astype(np.int64)
         counts.append(np.bincount(shifts, minlength=4))
     assert all(np.abs(count - 40).max() < 28 for count in counts)  # five deviations
@@ -100,10 +82,9 @@ def test_a_request_that_was_made_otherwise_is_found_out(
 def changed(
     played: ProductParties, request: bytes, change: Callable[[list[bytes]], object]
 ) -> bytes:
-    mark = played.sum.frames().fingerprint
-    parts = list(open_request(played.sum, mark, request, 4 + played.sum.products.labelled))
+    parts = list(played.sum.open_request(request, 4 + played.sum.products.labelled))
     change(parts)
-    return request_frame(played.sum, mark, parts)
+    return played.sum.request(parts)
 
 
 CHANGES: dict[str, tuple[str, Callable[[list[bytes]], object]]] = {
@@ -137,11 +118,9 @@ def test_requests_that_were_altered() -> None:
 def test_challenges_that_do_not_agree_open_nothing() -> None:
     agreed = agreement(candidates=3)
     played = ProductParties(agreed, accept=False)
-    commitment = played.receiver.commitment()
-    converse({name: role.toss(commitment) for name, role in played.contributors.items()})
-    told = {name: role.challenge() for name, role in played.contributors.items()}
+    commitment, told = played.receiver.commitment(), played.challenges()
     frames = played.sum.frames()
-    digest = hashlib.sha256(open_request(played.sum, frames.fingerprint, commitment, 1)[0]).digest()
+    digest = hashlib.sha256(played.sum.open_request(commitment, 1)[0]).digest()
     kept = vars(played.contributors["passive_1"])["_coin"].kept
     other = frames.setup(((kept + 1) % 3).to_bytes(2, "big") + digest)
     beyond = frames.setup(b"\0\3" + digest)
@@ -220,12 +199,7 @@ def test_commitments_that_are_none() -> None:
     agreed = agreement(candidates=3)
     played = ProductParties(agreed, accept=False)
     role = played.contributors["passive_1"]
-    mark = played.sum.frames().fingerprint
-    for bad in (
-        b"",
-        request_frame(played.sum, mark, (bytes(64),)),
-        request_frame(played.sum, mark, ()),
-    ):
+    for bad in (b"", played.sum.request((bytes(64),)), played.sum.request(())):
         with pytest.raises(RemoteProtocolError):
             role.toss(bad)
     role.toss(played.receiver.commitment())
@@ -292,16 +266,6 @@ def test_mutated_messages_of_an_audit() -> None:
     # But for a changed bit in what is only checked later: hashes, and the bytes of a promise.
     assert refused > 60 * (4 + 2)
     assert vars(honest.contributors["passive_1"])["_labels"] is None
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
-def test_a_forked_copy_opens_nothing() -> None:
-    played = ProductParties(agreement(candidates=2), accept=False)
-    commitment = played.receiver.commitment()
-    converse({name: role.toss(commitment) for name, role in played.contributors.items()})
-    told = {name: role.challenge() for name, role in played.contributors.items()}
-    assert said_in_a_fork({"it": lambda: played.receiver.request(told)})["it"] != "done"
-    played.receiver.request(told)
 
 
 def test_the_kept_secret_is_not_among_the_opened() -> None:

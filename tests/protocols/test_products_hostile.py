@@ -1,6 +1,5 @@
 """Whatever arrives is refused or opens as what was sent: no crash, no wrong sum, no second use."""
 
-import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,23 +8,16 @@ import numpy as np
 import pytest
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.products import SumOfProducts, open_request, request_frame
+from apfed_protocols.products import SumOfProducts
 from apfed_protocols.sums.frames import Frame, FrameKind
-from tests.contracts.hostile import mutated, said_in_a_fork
+from tests.contracts.hostile import mutated
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
 
 TWO_BLOCKS = {"people": 8300, "columns": 10, "labelled": 2}
 
 
 def parts(played: ProductParties) -> tuple[bytes, ...]:
-    mark = played.sum.frames().fingerprint
-    return open_request(
-        played.sum, mark, played.receiver.request(), 2 + played.sum.products.labelled
-    )
-
-
-def request_of(played: ProductParties, *blobs: bytes) -> bytes:
-    return request_frame(played.sum, played.sum.frames().fingerprint, blobs)
+    return played.sum.open_request(played.receiver.request(), 2 + played.sum.products.labelled)
 
 
 def test_requests_that_are_none() -> None:
@@ -42,13 +34,13 @@ def test_requests_that_are_none() -> None:
         other: "another agreement",
         session: "another agreement",
         setup: "expected the request",
-        request_of(played, seed, key, *encrypted[:-1]): "expected 6",
-        request_of(played, seed, key, *encrypted, key): "expected 6",
-        request_of(played, seed[:-1], key, *encrypted): "seed of 31 bytes",
-        request_of(played, seed, key[:-1], *encrypted): "bytes, expected",
-        request_of(played, seed, key, *encrypted[:-1], b""): "bytes, expected",
-        request_of(played, seed, b"\xff" * len(key), *encrypted): "beyond 2",
-        request_of(played, seed, key, *encrypted[:-1], b"\xff" * len(key)): "beyond 2",
+        played.sum.request((seed, key, *encrypted[:-1])): "expected 6",
+        played.sum.request((seed, key, *encrypted, key)): "expected 6",
+        played.sum.request((seed[:-1], key, *encrypted)): "seed of 31 bytes",
+        played.sum.request((seed, key[:-1], *encrypted)): "bytes, expected",
+        played.sum.request((seed, key, *encrypted[:-1], b"")): "bytes, expected",
+        played.sum.request((seed, b"\xff" * len(key), *encrypted)): "beyond 2",
+        played.sum.request((seed, key, *encrypted[:-1], b"\xff" * len(key))): "beyond 2",
     }.items():
         with pytest.raises(RemoteProtocolError, match=says):
             role.accept(bad)
@@ -73,7 +65,7 @@ def test_broken_keys() -> None:
             numbers[:] = {"zeros": 0, "ones": 1, "constant": 777}[kind]
         with pytest.raises(RemoteProtocolError, match="no RLWE key"):
             played.contributors["passive_1"].accept(
-                request_of(played, seed, ring.pack(numbers), *encrypted)
+                played.sum.request((seed, ring.pack(numbers), *encrypted))
             )
 
 
@@ -230,20 +222,6 @@ def test_no_bytes_repeat() -> None:
     for pair in (requests, answers):
         left, right = (np.frombuffer(body, np.uint8)[300:] for body in pair)
         assert (left == right).mean() < 0.01
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
-def test_a_forked_copy_answers_nothing() -> None:
-    played = ProductParties(agreement())
-    combined = played.combiner.combine(0, played.answers(0, matrices(agreement())))
-    answering = ProductParties(agreement()).contributors["passive_1"]
-    told = said_in_a_fork(
-        {
-            "answer": lambda: answering.answer(0, np.zeros((30, 4))),
-            "open": lambda: played.receiver.open(0, combined),
-        }
-    )
-    assert "done" not in told.values()
 
 
 def test_the_aggregator_needs_no_library_and_holds_no_key() -> None:

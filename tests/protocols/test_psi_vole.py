@@ -38,19 +38,13 @@ from apfed_protocols.psi.store import (
 )
 from apfed_protocols.psi.vole import (
     COMMIT,
-    DEAL,
     HELLO,
-    Desk,
-    HubShare,
     Kind,
-    MemberShare,
     VoleIntersection,
-    deal,
     hash_values,
     match,
     member_dealt_bytes,
     tag_bytes,
-    vector_elements,
 )
 from apfed_protocols.randomness import fresh_key
 from tests.contracts.intersections import HEADER, Change, Intersection, Sets, of_kind, stocked
@@ -80,17 +74,6 @@ def test_products_are_those_of_the_field() -> None:
     elements = np.concatenate([elements, from_bytes(bytes(16) + b"\xff" * 16 + b"\1" + bytes(15))])
     expected = [multiplied(one, int.from_bytes(factor, "little")) for one in as_ints(elements)]
     assert as_ints(Multiplier(factor).times(elements)) == expected
-
-
-def test_what_the_dealer_hands_out_is_a_vector_ole() -> None:
-    hubs, members = deal(vector_elements(20))
-    hub, member = HubShare.of(hubs), MemberShare.of(members, dealer="d")
-    store = random_elements(fresh_key(), b"store", vector_elements(20))
-    assert len(hub.c) == len(store)
-    sent = hub.masked(store, head=b"head")
-    assert sent[:4] == b"head"
-    unmasked = member.unmasked("hub", sent[4:])
-    assert (unmasked == (hub.c ^ member.delta.times(store))).all()
 
 
 def test_a_store_gives_each_id_its_value() -> None:
@@ -228,21 +211,6 @@ def test_dealt_ahead_the_dealer_has_no_part_and_sizes_stay_hidden() -> None:
     assert len(lengths) == 1
 
 
-def test_more_ids_than_agreed_are_refused() -> None:
-    backend = VoleIntersection(IntersectionAgreement(session="s", dealer="dealer", sizes={"p": 2}))
-    with pytest.raises(LocalProtocolError, match="p has 3 IDs, the parties agreed"):
-        backend.member("p", "hub", IDS[:3])
-
-
-def test_an_order_beyond_the_agreement_is_refused() -> None:
-    small = IntersectionAgreement(session="s", dealer="dealer", maximum_ids=10)
-    dealer = VoleIntersection(small).dealer("hub", ["p"])
-    dealer.start()
-    (order,) = Desk("hub", small).turn(Kind.DEAL, {"dealer": DEAL.pack(11)}, ()).outgoing
-    with pytest.raises(RemoteProtocolError, match="hub orders a vector for 11 IDs"):
-        dealer.receive("hub", order.body)
-
-
 # `vole` and `opprf` against parties that send what they like, and supplies that do not belong.
 
 
@@ -326,16 +294,6 @@ def test_supplies_are_used_once_by_one_party_in_one_session(name: str) -> None:
     # Of one session, but not of one another: no ID would be found.
     with pytest.raises(RemoteProtocolError, match="hub uses what was dealt another time"):
         _playing(name, None, agreement, {"hub": more["hub"], "p": supplies["p"]})
-    stored = more["p"].to_bytes()
-    twice = [Supply.from_bytes(stored) for _ in range(2)]
-    fresh = stocked(KINDS[name], agreement)
-    _playing(name, None, agreement, fresh)
-    with pytest.raises(LocalProtocolError, match="hub: a supply is used once"):
-        _playing(name, None, agreement, fresh)
-    backend = KINDS[name](agreement)
-    backend.member("p", "hub", FORTY[10:40], supply=twice[0])
-    with pytest.raises(LocalProtocolError, match="p: a supply is used once"):
-        backend.member("p", "hub", FORTY[10:40], supply=twice[1])
 
 
 def test_rows_that_cannot_be_and_a_tag_twice_are_refused() -> None:
@@ -355,19 +313,6 @@ def test_rows_that_cannot_be_and_a_tag_twice_are_refused() -> None:
         _playing("vole", lie)
     with pytest.raises(RemoteProtocolError, match="p sent a tag twice"):
         _playing("vole", of_kind("p", Kind.TAGS, lambda body: body[:-8] + body[-16:-8]))
-
-
-def test_two_sessions_make_different_things_of_equal_sets() -> None:
-    """Keys, vectors and tags are fresh: nothing of one session is found in the other.
-
-    But for places of common IDs, small numbers that may meet.
-    """
-    cells: list[set[bytes]] = []
-    for _ in range(2):
-        bodies = [out.body for _, out in _playing("vole").sent if out.body[1] != Kind.ROWS]
-        long = [body[HEADER:] for body in bodies if len(body) > HEADER + 32]
-        cells.append({body[k : k + 8] for body in long for k in range(0, len(body) - 7, 8)})
-    assert not cells[0] & cells[1]
 
 
 def test_the_hubs_store_solves_as_many_equations_as_the_printed_bound() -> None:

@@ -107,7 +107,7 @@ def test_the_noise_limit_of_the_scale_is_real() -> None:
         slots = slots_of_sum(replace(found, bits=found.bits - fewer), 1, 16)
         if exact:
             assert (nearest_integers(slots, sender="the test") == 16).all()
-            return
+            continue
         with pytest.raises(RemoteProtocolError, match="does not decrypt to integers"):
             nearest_integers(slots, sender="the test")
 
@@ -285,28 +285,3 @@ def test_ciphertexts_are_the_public_key_times_u_and_two_errors(
         expected_2N = [(times_ternary(half, u_N, q) + e_N) % q
                        for half, e_N in zip(key_2N, e_2N, strict=True)]  # fmt: skip
         assert np.array_equal(sent_2N.astype(np.int64), expected_2N)
-
-
-def test_a_ciphertext_looks_uniform_and_hides_what_it_holds() -> None:
-    cipher = BfvCipher(*RECIPE)
-    keys = cipher.key_pair()
-    modulus, halves = cipher.residues.modulus, []
-    for value in (0, 0, 2**45 - 1):
-        (blob,) = cipher.encrypt(keys, np.full((1, 4096), value))
-        numbers = cipher.residues.parse(blob, sender="the test") / modulus
-        assert abs(numbers.mean() - 0.5) < 6 / math.sqrt(12 * 8192)
-        assert abs(numbers.var() - 1 / 12) < 6 * math.sqrt(1 / 180 / 8192)
-        halves.append(numbers[4096:])
-    assert len(np.unique(np.concatenate(halves))) > 3 * 4096 - 3
-
-
-def test_seal_decrypts_every_residue_of_the_plain_modulus() -> None:
-    for pooled in [0, 1, 3]:
-        cipher = BfvCipher(*RECIPE)
-        keys, half = cipher.key_pair(), 2**45
-        rng = np.random.default_rng(0)
-        slots = rng.integers(-half, half, (3, 4096))
-        slots[0, :6] = (-half, half - 1, 0, -1, 1, 2)
-        zeros = [cipher.zero(keys) for _ in range(pooled)]
-        blobs = cipher.encrypt(keys, slots, zeros)
-        assert np.array_equal(cipher.decrypt(keys, blobs, 3, sender="t").reshape(3, -1), slots)
