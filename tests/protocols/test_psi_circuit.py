@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import circuit, hashing
 from apfed_protocols.psi.circuit import (
@@ -399,10 +400,14 @@ def test_the_dealer_fills_what_the_agreed_sizes_take_and_no_more(
 # The circuit on CrypTen: its gates send and give the words of our own.
 
 
-@installed
-def test_the_gates_are_crypten_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crypten.mpc.primitives import beaver
+@pytest.fixture(scope="module")
+def beaver() -> Any:
+    """CrypTen's module of gates."""
+    return load_crypten().mpc.primitives.beaver
 
+
+@installed
+def test_the_gates_are_crypten_s(beaver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, genuine = [], beaver.AND
 
     def counted(x: Any, y: Any) -> Any:
@@ -422,6 +427,7 @@ WORDS = st.lists(st.integers(0, 2**64 - 1), min_size=5, max_size=5)
 
 
 @installed
+@pytest.mark.usefixtures("beaver")
 @settings(max_examples=60)
 @given(st.lists(WORDS, min_size=7, max_size=7), st.booleans())
 def test_one_gate_sends_and_gives_the_same_words(words: list[list[int]], leads: bool) -> None:
@@ -439,8 +445,6 @@ def test_one_gate_sends_and_gives_the_same_words(words: list[list[int]], leads: 
 
 @installed
 def test_a_dead_peer_leaves_no_thread_and_no_seat() -> None:
-    from apfed_protocols.crypten import load_crypten
-
     threads = threading.active_count()
     sets = {"hub": [b"a", b"b"], "p": [b"b", b"c"]}
     roles = Intersection("circuit_crypten", sets).roles
@@ -454,9 +458,9 @@ def test_a_dead_peer_leaves_no_thread_and_no_seat() -> None:
 
 
 @installed
-def test_an_and_without_its_opening_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crypten.mpc.primitives import beaver
-
+def test_an_and_without_its_opening_is_refused(
+    beaver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from apfed_protocols.crypten.tensors import CryptenAnd
 
     monkeypatch.setattr(beaver, "AND", lambda x, y: x)
