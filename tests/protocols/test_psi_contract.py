@@ -1,9 +1,10 @@
-"""What every set intersection must do, for each entry of the table."""
+"""What every set intersection must do, for each entry of the table, and what its parties see."""
 
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Outgoing, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi import SET_INTERSECTIONS, circuit, ecdh
+from apfed_protocols.psi import SET_INTERSECTIONS, circuit, ecdh, hashing
 from apfed_protocols.psi.circuit import Kind
+from apfed_protocols.psi.ecdh import EcdhHub
 from apfed_protocols.psi.interface import (
     Aligner,
     IntersectionAgreement,
@@ -24,7 +26,7 @@ from apfed_protocols.psi.interface import (
     Progress,
 )
 from tests.contracts.hostile import mutated
-from tests.contracts.intersections import DEALER, Intersection, Sets, of_kind
+from tests.contracts.intersections import DEALER, HEADER, Intersection, Sets, of_kind
 from tests.with_crypten import usable
 
 HUB = "hub"
@@ -421,3 +423,140 @@ def test_progress_of_the_circuit_counts_bins(monkeypatch: pytest.MonkeyPatch) ->
         assert [step.done for step in steps] == sorted({step.done for step in steps})
         assert steps[-1].done == steps[-1].total
         assert {step.work for step in steps} == {"comparing bins"}
+
+
+# What each party sees.
+
+
+def named(prefix: str, *ranges: range) -> list[bytes]:
+    return [f"{prefix} {k}".encode() for each in ranges for k in each]
+
+
+def worlds_for_the_hub() -> tuple[Sets, Sets]:
+    """Nothing is common to all; p shares all of the hub's IDs in one world, none in the other."""
+    hub, q = named("h", range(200)), named("q", range(200))
+    return {HUB: hub, "p": hub[:], "q": q}, {HUB: hub, "p": named("p", range(200)), "q": q}
+
+
+def test_with_the_circuit_a_members_share_tells_the_hub_nothing_without_the_others() -> None:
+    """Kind 13 is a member's share of the last bits: p's alone is a fair coin in both worlds."""
+    for sets in worlds_for_the_hub():
+        sent = Intersection("circuit", sets).play().sent
+        (share,) = (out.body[HEADER:] for sender, out in sent if (sender, out.body[1]) == ("p", 13))
+        ones = np.unpackbits(np.frombuffer(share, np.uint8))
+        assert abs(ones.mean() - 0.5) < 3 / np.sqrt(len(ones))
+
+
+def test_with_ecdh_the_hub_learns_pairwise_overlaps() -> None:
+    """Its tags and the member's are equal for each ID that the two share: so `leaks` says."""
+    for sets, overlap in zip(worlds_for_the_hub(), (200, 0), strict=True):
+        hub = Intersection("ecdh", sets).play().aligners[HUB]
+        assert len(hub.rows) == 0
+        assert isinstance(hub, EcdhHub)
+        assert len(hub.overlaps["p"]) == overlap
+    for backend in SET_INTERSECTIONS.values():
+        assert any("pairwise" in leak for leak in backend.leaks) == backend.pairwise
+
+
+# Views bit by bit: the same small sets again and again, under one hash key, which the member knows
+
+SMALL_FOR_A_MEMBER = (
+    {HUB: named("c", range(2)) + named("hub", range(4)), "p": named("c", range(5))},
+    {
+        HUB: named("c", range(2)) + [bytes([k + 2]) * 40 for k in range(4)],
+        "p": named("c", range(5)),
+    },
+)
+SMALL_FOR_THE_HUB = (
+    {HUB: named("h", range(5)), "p": named("h", range(5)), "q": named("q", range(5))},
+    {HUB: named("h", range(5)), "p": named("p", range(5)), "q": named("q", range(5))},
+)
+RUNS = 60
+
+
+def bits_seen(backend: str, sets: Sets, party: str) -> NDArray[np.int64]:
+    """Return how often each bit of what `party` receives is one, in so many runs."""
+    views, blocks = [], list[bytes]()
+    for _ in range(RUNS):
+        sent = play(backend, sets)[1]
+        bodies = [out.body[HEADER:] for out in sent if out.receiver == party]
+        views.append(np.frombuffer(b"".join(bodies), np.uint8))
+        long = [body for body in bodies if len(body) >= 100]
+        blocks += [body[k : k + 16] for body in long for k in range(0, len(body) - 15, 16)]
+    assert len(set(blocks)) == len(blocks) > RUNS, "what is secret is made anew in each run"
+    ones: NDArray[np.int64] = np.unpackbits(np.stack(views), axis=1).sum(axis=0, dtype=np.int64)
+    return ones
+
+
+def largest_difference(backend: str, worlds: Sequence[Sets], party: str) -> float:
+    """The most conspicuous bit, in standard deviations of two samples of a fair coin."""
+    one, other = (bits_seen(backend, sets, party).astype(float) for sets in worlds)
+    assert len(one) == len(other) > 1000
+    return float(np.abs(one - other).max() / np.sqrt(RUNS / 2))
+
+
+@pytest.fixture
+def one_hash_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All else, such as triples and shares, stays random."""
+    monkeypatch.setattr(circuit, "fresh_key", lambda: b"k" * 32)
+
+
+# the circuit on CrypTen sends the words of our own gates
+SENDING = pytest.mark.parametrize("backend", sorted({*SET_INTERSECTIONS} - {"circuit_crypten"}))
+# 1e5 bits: one above 6.5 comes by chance once in 10,000 tests
+CHANCE = 6.5
+
+
+@SENDING
+@pytest.mark.usefixtures("one_hash_key")
+def test_no_bit_that_a_member_sees_depends_on_the_hubs_other_ids(backend: str) -> None:
+    assert largest_difference(backend, SMALL_FOR_A_MEMBER, "p") < CHANCE
+
+
+@SENDING
+@pytest.mark.usefixtures("one_hash_key")
+def test_no_bit_that_the_hub_sees_depends_on_one_members_overlap(backend: str) -> None:
+    assert largest_difference(backend, SMALL_FOR_THE_HUB, HUB) < CHANCE
+
+
+@pytest.mark.usefixtures("one_hash_key")
+def test_one_word_without_its_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = hashing.random_words
+
+    def forgetful(seed: bytes, purpose: bytes, count: int) -> hashing.Words:
+        words = real(seed, purpose, count).copy()
+        words[: purpose == b"a"] = 0
+        return words
+
+    monkeypatch.setattr(hashing, "random_words", forgetful)
+    assert largest_difference("circuit", SMALL_FOR_A_MEMBER, "p") > CHANCE
+
+
+@BACKENDS
+def test_neither_ids_nor_their_hashes_travel(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: IDs, digests and hashed points are searched for in all bytes sent."""
+    secrets: set[bytes] = set()
+    spy(monkeypatch, secrets, ecdh, "digest_ids")
+    spy(monkeypatch, secrets, ecdh, "to_curve")
+    spy(monkeypatch, secrets, hashing, "fingerprints")
+    sets = {HUB: named("person", range(60)), "p": named("person", range(30, 90))}
+    everything = b"".join(out.body for out in play(backend, sets)[1])
+    secrets |= {identity for ids in sets.values() for identity in ids}
+    hashed = {"ecdh": 2 * 60, "vole": 0}.get(backend, 60)
+    assert len(secrets) >= 90 + hashed
+    assert not any(secret in everything for secret in secrets)
+
+
+def spy(monkeypatch: pytest.MonkeyPatch, seen: set[bytes], module: ModuleType, name: str) -> None:
+    """Keep what a function returns, in pieces of 32 bytes, or the tags that it returns first."""
+    real: Callable[..., Any] = getattr(module, name)
+
+    def watched(*arguments: object, **named: object) -> Any:
+        found = real(*arguments, **named)
+        if isinstance(found, tuple):
+            seen.update(tag.tobytes() for tag in found[0])
+        else:
+            seen.update(ecdh.split_points(found) if isinstance(found, bytes) else found)
+        return found
+
+    monkeypatch.setattr(module, name, watched)
