@@ -25,6 +25,8 @@ from apfed_protocols.psi.interface import (
     Output,
     Progress,
 )
+from apfed_protocols.psi.vole import Kind as VoleKind
+from apfed_protocols.psi.vole import member_dealt_bytes
 from tests.contracts.hostile import mutated
 from tests.contracts.intersections import DEALER, HEADER, Intersection, Sets, of_kind
 from tests.with_crypten import usable
@@ -212,6 +214,71 @@ def test_altered_messages_parse_or_are_refused(backend: str) -> None:
         except RemoteProtocolError as error:
             refused += bool(str(error))
     assert refused > 30
+
+
+def rows_at(*places: int) -> Callable[[bytes], bytes]:
+    return lambda _: np.array(places, ">u4").tobytes()
+
+
+# Ten IDs of the hub and twenty of p, of which eight are common, and at least three must be; bodies
+# of another length see `test_psi_vole`.
+ALTERED: dict[tuple[str, str, int], dict[str, Callable[[bytes], bytes]]] = {
+    ("circuit", HUB, Kind.COMMIT): {
+        "another key part than it committed to": lambda b: bytes(32) + b[32:],
+        "hub gives place 1 among 1 members": lambda b: b[:38] + b"\0\1",
+        "hub announces 4294967295 IDs": lambda b: b[:32] + b"\xff" * 4 + b[36:],
+    },
+    ("circuit", "p", Kind.JOIN): {
+        "p announces 4294967295 IDs": lambda b: b[:64] + b"\xff" * 4,
+        "repeats the key part or size of p wrongly": lambda b: bytes(32) + b[32:],
+    },
+    ("circuit", HUB, Kind.PLACE): {"hub proposes hash key 64 after -1": lambda b: b"\0\0\0\x40"},
+    ("circuit", "p", Kind.PLACED): {"p took none of the 64 hash keys": lambda b: b"\0"},
+    ("circuit", HUB, Kind.DEAL): {
+        "triples for 0 words": lambda b: bytes(4) + b[4:],
+        "a chunk has 1 to 2097152 slots": lambda b: b"\0\1\0\0" + b[4:],
+        "words of bins with 0 slots": lambda b: b[:4] + bytes(4),
+    },
+    ("circuit", DEALER, Kind.VERDICT): {
+        "dealer announces -3 common IDs, .* not agreed": lambda b: b[:7] + b"\xfd"
+    },
+    ("circuit", "p", Kind.SHARE): {
+        "p opened bins in which hub has no": lambda b: bytes(255 - x for x in b)
+    },
+    ("circuit", HUB, Kind.TOKENS): {
+        "hub opened 8 IDs, of which 7 different": lambda b: b[16:] + bytes(16),
+        "hub sent a tag twice": lambda b: b[:16] * 2,
+        "hub opened 9 IDs, of which 8 different": lambda b: b + b"0",
+        r"opened 2 IDs, .* agreed on at least 3": lambda b: b[:32],
+    },
+    ("vole", HUB, VoleKind.HELLO): {"hub announces 1001 IDs": lambda b: b[:32] + b"\0\0\3\xe9"},
+    ("vole", "p", VoleKind.COMMIT): {"p announces 4294967295 IDs": lambda b: b[:32] + b"\xff" * 4},
+    ("vole", DEALER, VoleKind.DEALT): {
+        "dealer dealt a Delta of zero": lambda b: (
+            b[:-16] + bytes(16) if len(b) == member_dealt_bytes() else b
+        )
+    },
+    ("vole", HUB, VoleKind.ROWS): {
+        "hub opened 3 rows, of which 2 differ": rows_at(0, 0, 1),
+        "hub names place 20 of a list of 20 IDs": rows_at(1, 2, 20),
+        "hub opened 11 rows, of which 11 differ, with a set of 10 IDs": rows_at(*range(11)),
+        "opened 1 rows, .* on at least 3": rows_at(0),
+    },
+    ("vole", "p", VoleKind.TAGS): {
+        "p showed another key part than it committed": lambda b: bytes([b[0] ^ 1]) + b[1:],
+        "p sent a tag twice": lambda b: b[:-8] + b[-16:-8],
+    },
+}
+
+
+@pytest.mark.parametrize(("backend", "sender", "kind"), ALTERED)
+def test_what_cannot_be_is_refused_by_name(backend: str, sender: str, kind: int) -> None:
+    sets = {HUB: ids_of(0, 10), "p": ids_of(2, 22)}
+    for message, body in ALTERED[backend, sender, kind].items():
+        change = of_kind(sender, kind, body)
+        altered = Intersection(backend, sets, minimum_rows=3, maximum_ids=1000, change=change)
+        with pytest.raises(RemoteProtocolError, match=message):
+            altered.play()
 
 
 @BACKENDS
