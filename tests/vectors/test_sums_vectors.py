@@ -9,12 +9,12 @@ import pytest
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import SECURE_SUMS
-from tests.vectors.record import SEEDED
 from tests.vectors.recorded import (
     DECODED_LEVELS,
     RECOVERABLE,
     RECOVERED,
     RECOVERED_LEVELS,
+    SEEDED,
     SHAPE,
     binding,
     combined,
