@@ -1,9 +1,11 @@
 """Conversations: messages are played first in, first out, and silence is an error."""
 
+import itertools
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -99,47 +101,28 @@ def mail(me: str, boxes: Mapping[str, Queue]) -> dict[str, Callable[..., object]
     return {"send": send, "receive": receive}
 
 
-@pytest.mark.parametrize("protocol", usable(SET_INTERSECTIONS))
-def test_parties_in_threads_of_their_own_align(protocol: str) -> None:
-    parties = roles(protocol)
-    boxes: dict[str, Queue] = {name: queue.Queue() for name in parties}
-    threads = [
-        threading.Thread(target=take_part, args=(role,), kwargs=mail(name, boxes))
-        for name, role in parties.items()
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert all(role.finished for role in parties.values())
-    chosen = [[IDS[name][row] for row in parties[name].rows] for name in IDS]  # type: ignore[attr-defined]  # aligners have rows
-    assert chosen[0] == chosen[1] == chosen[2]
-    assert sorted(chosen[0]) == [3, 4]
-
-
 class Died(Exception):  # noqa: N818  # no error of the protocol
     """The process of one party is gone."""
 
 
-@pytest.mark.parametrize(("protocol", "after"), [("ecdh", 0), ("circuit", 5)])
-def test_a_party_that_dies_is_an_error_at_the_others_in_time(protocol: str, after: int) -> None:
-    parties = roles(protocol)
+def played_apart(
+    parties: Mapping[str, Conversation], *, shop_dies_after: int | None = None
+) -> dict[str, str]:
+    """Play each party in a thread of its own; return what the errors of each said."""
     boxes: dict[str, Queue] = {name: queue.Queue() for name in parties}
     said: dict[str, str] = {}
+    patience_s = LONG_S if shop_dies_after is None else 0.5
 
     def play(name: str) -> None:
-        link = mail(name, boxes)
-        left = [after]
+        link, received = mail(name, boxes), itertools.count()
 
-        def dying(patience_s: float) -> object:
-            left[0] -= 1
-            if left[0] < 0:
+        def receive(patience_s: float) -> Any:
+            if name == "shop" and next(received) == shop_dies_after:
                 raise Died
             return link["receive"](patience_s)
 
-        receive = dying if name == "shop" else link["receive"]
         try:
-            take_part(parties[name], send=link["send"], receive=receive, patience_s=0.5)  # type: ignore[arg-type]  # dying gives what the link gives
+            take_part(parties[name], send=link["send"], receive=receive, patience_s=patience_s)
         except RemoteProtocolError as error:
             said[name] = str(error)
         except Died:
@@ -150,6 +133,23 @@ def test_a_party_that_dies_is_an_error_at_the_others_in_time(protocol: str, afte
         thread.start()
     for thread in threads:
         thread.join(LONG_S)
+    return said
+
+
+@pytest.mark.parametrize("protocol", usable(SET_INTERSECTIONS))
+def test_parties_in_threads_of_their_own_align(protocol: str) -> None:
+    parties = roles(protocol)
+    assert played_apart(parties) == {}
+    assert all(role.finished for role in parties.values())
+    chosen = [[IDS[name][row] for row in parties[name].rows] for name in IDS]  # type: ignore[attr-defined]  # aligners have rows
+    assert chosen[0] == chosen[1] == chosen[2]
+    assert sorted(chosen[0]) == [3, 4]
+
+
+@pytest.mark.parametrize(("protocol", "after"), [("ecdh", 0), ("circuit", 5)])
+def test_a_party_that_dies_is_an_error_at_the_others_in_time(protocol: str, after: int) -> None:
+    parties = roles(protocol)
+    said = played_apart(parties, shop_dies_after=after)
     assert not parties["shop"].finished
     assert said.keys() == parties.keys() - {"shop"}
     for text in said.values():
