@@ -422,9 +422,7 @@ class Candidates(KeepsSecrets):
         self.commitment = described.request((self._hashes,))
 
     def opened(self, challenges: Mapping[str, bytes]) -> tuple[bytes, IntArray]:
-        """The message of step 3 and the secret key of the request that is kept; once, as twice
-        would open every request.
-        """
+        """The message of step 3, and the secret key of the request that is kept; once."""
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         described = self._described
         kept = _agreed_challenge(described, self._frames, challenges, self._hashes)

@@ -332,9 +332,7 @@ class CircuitIntersection(DealtIntersection):
     def serve(
         self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
     ) -> Script:
-        """Serve one intersection, steps 2 and 3; `hub_size` is what the hub announced to the
-        dealer, where it did.
-        """
+        """Steps 2 and 3 of one intersection; `hub_size` is what the hub announced to the dealer."""
         total, most = 0, self.agreement.maximum_ids if hub_size is None else hub_size
         turn = Turn((), [hub])
         inbox = yield turn

@@ -137,9 +137,7 @@ class Encoder:
         self._rounds, self._left = _peel(rows.cells, cells)
 
     def encode(self, values: Elements) -> Elements:
-        """Return a store in which each row has its value, shape (cells + DENSE, w), or
-        raise DependentRowsError.
-        """
+        """A store in which each row has its value, (cells + DENSE, w), or DependentRowsError."""
         rows, cells = self._rows, self._cells
         store = _random_rows(fresh_key(), b"store", (cells + DENSE, values.shape[1]))
         _solve(store, rows, values, self._left)
