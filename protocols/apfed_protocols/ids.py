@@ -268,9 +268,7 @@ class IdReader:
         self._types = set[str]()
 
     def texts(self, column: Iterable[object]) -> list[str]:
-        """One a row of this piece of the column; unless `all_taken`, they are of no use. Raises
-        DataError: it is no column.
-        """
+        """One a row of this piece; of no use unless `all_taken`. Raises DataError: no column."""
         return [text for piece in self.pieces(column) for text in piece]
 
     def pieces(self, column: Iterable[object]) -> Iterator[list[str]]:

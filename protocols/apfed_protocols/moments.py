@@ -78,8 +78,6 @@ from apfed_protocols.sums.masked import Elements, PairwiseSeeds
 from apfed_protocols.sums.roles import NoSetup, Role, Setup
 
 __all__ = [
-    "BLOCK_BYTES",
-    "DIGEST_BYTES",
     "MessageKind",
     "MomentAgreement",
     "MomentCombiner",
@@ -425,13 +423,6 @@ def packed_signs(agreement: MomentAgreement, signs_Ud: NDArray[np.int8]) -> Pack
     return np.packbits(signs_Ud.reshape(-1) < 0)
 
 
-def _received_bits(agreement: MomentAgreement, body: memoryview, sender: str) -> PackedSigns:
-    bits = np.frombuffer(body, dtype=np.uint8)
-    if int(bits[-1]) & ~_last_byte(agreement):
-        raise RemoteProtocolError(f"{sender} sent bits after the last of its signs")
-    return bits
-
-
 def hiding_bits(agreement: MomentAgreement, seed: bytes) -> PackedSigns:
     stream = keystream(seed, b"moment hiding signs v1", length=agreement.sign_bytes)
     bits = np.frombuffer(stream, dtype=np.uint8).copy()
@@ -483,13 +474,6 @@ def dealt_shares(
 
 def added_shares(e_Nd: Elements, c_KNd: Elements) -> Elements:
     total_dK: Elements = (c_KNd * e_Nd).sum(axis=1, dtype=c_KNd.dtype).T
-    return total_dK
-
-
-def _signed_sum(agreement: MomentAgreement, packed: PackedSigns, values_UK: Elements) -> Elements:
-    total_dK: Elements = np.zeros((agreement.features, agreement.columns), agreement.word)
-    for people in agreement.each_block():
-        total_dK += block_signs(agreement, packed, people).T @ values_UK[people]
     return total_dK
 
 
@@ -633,7 +617,9 @@ class MomentCombiner(_MomentRole):
         require_people(people, _PEOPLE)
         seeds = bytes(read(dealt, MessageKind.SHARE_SEEDS, agreed.dealer))
         body = read(signs, MessageKind.SIGNS, agreed.receiver, people=people)
-        e_packed = _received_bits(agreed, body, agreed.receiver)
+        e_packed = np.frombuffer(body, dtype=np.uint8)
+        if int(e_packed[-1]) & ~_last_byte(agreed):
+            raise RemoteProtocolError(f"{agreed.receiver} sent bits after the last of its signs")
         W_UK, A_dK = self._added(votes, people)
         _use(agreed, self.me)
         mask_seed, share_seed = seeds[:KEY_BYTES], seeds[KEY_BYTES:]
@@ -719,9 +705,12 @@ class MomentReceiver(_MomentRole):
             F_UK, M_dK = (part.copy() for part in self._split(body))
             self._unmask(people, F_UK, M_dK)
             M_dK += self._added_dK
-            M_dK += _signed_sum(agreed, s_packed, F_UK)
+            for some in agreed.each_block():
+                M_dK += block_signs(agreed, s_packed, some).T @ F_UK[some]
         finally:
-            self._forget()
+            self._asked = None
+            self._seeds.forget()
+            self._added_dK = np.zeros_like(self._added_dK)
         return self._in_range(M_dK)
 
     def _unmask(self, people: bytes, F_UK: Elements, M_dK: Elements) -> None:
@@ -750,8 +739,3 @@ class MomentReceiver(_MomentRole):
                 f"{self.me} asked nothing yet, or its moment was opened or refused; each is once"
             )
         return self._asked
-
-    def _forget(self) -> None:
-        self._asked = None
-        self._seeds.forget()
-        self._added_dK = np.zeros_like(self._added_dK)

@@ -44,9 +44,6 @@ from apfed_protocols.randomness import KEY_BYTES, ForkCheck, fresh_key, keystrea
 from apfed_protocols.sums.roles import KeepsSecrets
 
 __all__ = [
-    "MOST_FEATURES",
-    "MOST_MASK_ROWS",
-    "Floats",
     "MessageKind",
     "Opened",
     "SvdAgreement",

@@ -63,13 +63,14 @@ class ProductParties:
             for role in self.contributors.values():
                 role.accept(request)
 
-    def audited(self) -> bytes:
-        """The request after the coin was tossed."""
+    def challenges(self) -> dict[str, bytes]:
+        """What the passives say once the coin was tossed."""
         commitment = self.receiver.commitment()
         converse({name: role.toss(commitment) for name, role in self.contributors.items()})
-        return self.receiver.request(
-            {name: role.challenge() for name, role in self.contributors.items()}
-        )
+        return {name: role.challenge() for name, role in self.contributors.items()}
+
+    def audited(self) -> bytes:
+        return self.receiver.request(self.challenges())
 
     def answers(self, block: int, rows: Mapping[str, Matrix], **noise: Any) -> dict[str, bytes]:
         people = self.sum.people_of(block)

@@ -1,10 +1,12 @@
 """No key, seed or mask is sent, shown, logged or copied, whichever sum is played."""
 
 import copy
+import gc
 import inspect
 import logging
 import pickle
 import warnings
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -25,12 +27,19 @@ from apfed_protocols.sums.homomorphic import HomomorphicSum
 from apfed_protocols.sums.interface import StepBinding
 from apfed_protocols.sums.masked import add_keystream
 from apfed_protocols.sums.roles import KeepsSecrets
-from tests.contracts.overheard import OVERHEARD_SHAPE, Overheard
 from tests.contracts.sum_parties import agreement, binding, make
-from tests.contracts.sum_secrets import SealKeys, alive, shown_in
+from tests.contracts.sum_secrets import OVERHEARD_SHAPE, Overheard, SealKeys, alive, shown_in
 from tests.with_crypten import usable_secure_sums
 
 secure = pytest.mark.parametrize("choice", usable_secure_sums())
+
+
+@pytest.fixture(autouse=True)
+def _what_lived_before() -> Iterator[None]:
+    """What other tests left is no secret of these sums, and takes long to look through."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def masks(secrets: set[bytes], bound: StepBinding) -> list[bytes]:

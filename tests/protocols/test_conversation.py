@@ -1,9 +1,11 @@
 """Conversations: messages are played first in, first out, and silence is an error."""
 
+import itertools
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -99,47 +101,28 @@ def mail(me: str, boxes: Mapping[str, Queue]) -> dict[str, Callable[..., object]
     return {"send": send, "receive": receive}
 
 
-@pytest.mark.parametrize("protocol", usable(SET_INTERSECTIONS))
-def test_parties_in_threads_of_their_own_align(protocol: str) -> None:
-    parties = roles(protocol)
-    boxes: dict[str, Queue] = {name: queue.Queue() for name in parties}
-    threads = [
-        threading.Thread(target=take_part, args=(role,), kwargs=mail(name, boxes))
-        for name, role in parties.items()
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert all(role.finished for role in parties.values())
-    chosen = [[IDS[name][row] for row in parties[name].rows] for name in IDS]  # type: ignore[attr-defined]  # aligners have rows
-    assert chosen[0] == chosen[1] == chosen[2]
-    assert sorted(chosen[0]) == [3, 4]
-
-
 class Died(Exception):  # noqa: N818  # no error of the protocol
     """The process of one party is gone."""
 
 
-@pytest.mark.parametrize(("protocol", "after"), [("ecdh", 0), ("circuit", 5)])
-def test_a_party_that_dies_is_an_error_at_the_others_in_time(protocol: str, after: int) -> None:
-    parties = roles(protocol)
+def played_apart(
+    parties: Mapping[str, Conversation], *, shop_dies_after: int | None = None
+) -> dict[str, str]:
+    """Play each party in a thread of its own; return what the errors of each said."""
     boxes: dict[str, Queue] = {name: queue.Queue() for name in parties}
     said: dict[str, str] = {}
+    patience_s = LONG_S if shop_dies_after is None else 0.5
 
     def play(name: str) -> None:
-        link = mail(name, boxes)
-        left = [after]
+        link, received = mail(name, boxes), itertools.count()
 
-        def dying(patience_s: float) -> object:
-            left[0] -= 1
-            if left[0] < 0:
+        def receive(patience_s: float) -> Any:
+            if name == "shop" and next(received) == shop_dies_after:
                 raise Died
             return link["receive"](patience_s)
 
-        receive = dying if name == "shop" else link["receive"]
         try:
-            take_part(parties[name], send=link["send"], receive=receive, patience_s=0.5)  # type: ignore[arg-type]  # dying gives what the link gives
+            take_part(parties[name], send=link["send"], receive=receive, patience_s=patience_s)
         except RemoteProtocolError as error:
             said[name] = str(error)
         except Died:
@@ -150,6 +133,23 @@ def test_a_party_that_dies_is_an_error_at_the_others_in_time(protocol: str, afte
         thread.start()
     for thread in threads:
         thread.join(LONG_S)
+    return said
+
+
+@pytest.mark.parametrize("protocol", usable(SET_INTERSECTIONS))
+def test_parties_in_threads_of_their_own_align(protocol: str) -> None:
+    parties = roles(protocol)
+    assert played_apart(parties) == {}
+    assert all(role.finished for role in parties.values())
+    chosen = [[IDS[name][row] for row in parties[name].rows] for name in IDS]  # type: ignore[attr-defined]  # aligners have rows
+    assert chosen[0] == chosen[1] == chosen[2]
+    assert sorted(chosen[0]) == [3, 4]
+
+
+@pytest.mark.parametrize(("protocol", "after"), [("ecdh", 0), ("circuit", 5)])
+def test_a_party_that_dies_is_an_error_at_the_others_in_time(protocol: str, after: int) -> None:
+    parties = roles(protocol)
+    said = played_apart(parties, shop_dies_after=after)
     assert not parties["shop"].finished
     assert said.keys() == parties.keys() - {"shop"}
     for text in said.values():
@@ -189,16 +189,6 @@ def test_a_message_that_cannot_be_sent_is_the_reason_given() -> None:
 def test_whatever_stops_the_sending_is_an_error(error: Exception, finished: bool) -> None:
     """An error of another thread is nobody's, so the party would end as if all was delivered."""
 
-    class Sends:
-        def __init__(self) -> None:
-            self.finished = finished
-
-        def start(self) -> list[Outgoing]:
-            return [Outgoing("bank", b"last")]
-
-        def receive(self, _sender: str, _body: bytes) -> list[Outgoing]:
-            return []
-
     def fails(*_: object) -> None:
         raise error
 
@@ -208,31 +198,22 @@ def test_whatever_stops_the_sending_is_an_error(error: Exception, finished: bool
             raise TimeoutError("nobody said that the sending failed")
         return "bank", b""
 
+    sends = Script([("bank", b"last")], waits_for=0 if finished else 10**9)
     began = time.monotonic()
     expected = RemoteProtocolError if isinstance(error, EOFError) else type(error)
     with pytest.raises(expected, match=str(error)):
-        take_part(Sends(), send=fails, receive=answers)
+        take_part(sends, send=fails, receive=answers)
 
 
 def test_a_link_that_swallows_the_last_message_is_an_error() -> None:
-    class Done:
-        finished = True
-
-        def start(self) -> list[Outgoing]:
-            return [Outgoing("bank", b"last")]
-
     stuck = threading.Event()
 
     def swallow(_receiver: str, _body: bytes) -> None:
         stuck.wait(30)
 
+    sends = Script([("bank", b"last")])
     with pytest.raises(RemoteProtocolError, match="TimeoutError"):
-        take_part(
-            Done(),  # type: ignore[arg-type]  # a role that receives nothing
-            send=swallow,
-            receive=lambda _: ("", b""),
-            patience_s=0.2,
-        )
+        take_part(sends, send=swallow, receive=lambda _: ("", b""), patience_s=0.2)
     stuck.set()
 
 

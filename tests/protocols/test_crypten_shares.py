@@ -14,13 +14,7 @@ if importlib.util.find_spec("crypten") is None:
 import torch
 from torch.distributed import ReduceOp
 
-from apfed_protocols.crypten import (
-    add_shares,
-    complete,
-    draw_share,
-    sum_at_first,
-    total,
-)
+from apfed_protocols.crypten import add_shares, complete, draw_share, sum_at_first, total
 from apfed_protocols.crypten.tensors import DealtTriples, open_shares
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi.hashing import TripleShares

@@ -14,8 +14,12 @@ from apfed_protocols.randomness import ForkCheck, fresh_key, random_permutation
 from apfed_protocols.seal import fresh_run_key
 from apfed_protocols.sums.homomorphic import HomomorphicSum, centred_binomial, ternary
 from apfed_protocols.sums.recoverable import split
+from tests.contracts import product_parties
 from tests.contracts.hostile import said_in_a_fork
+from tests.contracts.moment_parties import PEOPLE, MomentParties, moment_agreement, planted
+from tests.contracts.product_parties import ProductParties
 from tests.contracts.sum_parties import CHOICES, Parties, agreement, binding, make
+from tests.protocols.test_moments_hostile import Moment
 from tests.protocols.test_psi_supply import AHEAD, stock
 from tests.protocols.test_seal import ends, pair_of_links
 
@@ -104,6 +108,34 @@ def test_a_copy_of_a_supply_or_of_a_role_of_an_intersection_is_refused() -> None
     script.start()
     refused(receive=lambda: ecdh.receive("p", b""), script=lambda: script.receive("p", b""))
     supply.claim(AHEAD, "hub")
+
+
+def test_a_copy_of_a_role_of_a_moment_is_refused() -> None:
+    moment, unused = Moment(), MomentParties(moment_agreement())
+    moment.take_all()
+    held, passive = planted(unused.agreement), unused.contributors["passive_1"]
+    refused(
+        contribute=lambda: passive.contribute(held.votes[0], PEOPLE, held.noise[0]),
+        deal=unused.dealer.deal,
+        ask=lambda: unused.receiver.ask(b"", held.signs, PEOPLE),
+        answer=moment.answer,
+        open=lambda: moment.parties.receiver.open(b""),
+        take=lambda: moment.parties.receiver.take(b""),
+    )
+
+
+def test_a_copy_of_a_role_of_products_is_refused_and_opens_no_candidate() -> None:
+    agreed = product_parties.agreement()
+    played, answering = ProductParties(agreed), ProductParties(agreed).contributors["passive_1"]
+    combined = played.combiner.combine(0, played.answers(0, product_parties.matrices(agreed)))
+    audited = ProductParties(product_parties.agreement(candidates=2), accept=False)
+    told = audited.challenges()
+    refused(
+        answer=lambda: answering.answer(0, np.zeros((30, 4))),
+        open=lambda: played.receiver.open(0, combined),
+        audit=lambda: audited.receiver.request(told),
+    )
+    audited.receiver.request(told)
 
 
 def test_a_copy_with_the_number_of_the_original_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

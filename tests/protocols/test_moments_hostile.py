@@ -1,6 +1,5 @@
 """Peers' bytes are hostile: what does not fit is refused by name, and nothing is answered twice."""
 
-import os
 import random
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +18,7 @@ from apfed_protocols.moments import (
     MomentDealer,
     MomentReceiver,
 )
-from tests.contracts.hostile import mutated, said_in_a_fork
+from tests.contracts.hostile import mutated
 from tests.contracts.moment_parties import OTHERS, PEOPLE, MomentParties, moment_agreement, planted
 
 Names = dict[str, bytes]
@@ -252,23 +251,3 @@ def test_any_bytes_are_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None
             refused += 1
     assert refused > 900
     assert taken > 50
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_process_is_refused() -> None:
-    moment = Moment()
-    unused = MomentParties(moment_agreement())
-    held, passive = planted(unused.agreement), unused.contributors["passive_1"]
-    moment.take_all()
-    actions: dict[str, Callable[[], object]] = {
-        "contribute": lambda: passive.contribute(held.votes[0], PEOPLE, held.noise[0]),
-        "deal": unused.dealer.deal,
-        "ask": lambda: unused.receiver.ask(b"", held.signs, PEOPLE),
-        "answer": moment.answer,
-        "open": lambda: moment.parties.receiver.open(b""),
-        "take": lambda: moment.parties.receiver.take(b""),
-    }
-    told = said_in_a_fork(actions)
-    assert set(told) == set(actions)
-    assert all("belongs to the process that made it" in text for text in told.values()), told

@@ -1,31 +1,29 @@
 """Whatever arrives is refused or opens as what was sent: no crash, no wrong sum, no second use."""
 
-import os
+import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
+from apfed_protocols import products
+from apfed_protocols.conversation import converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.products import SumOfProducts, open_request, request_frame
+from apfed_protocols.products import SumOfProducts, encrypt_labels
 from apfed_protocols.sums.frames import Frame, FrameKind
-from tests.contracts.hostile import mutated, said_in_a_fork
+from apfed_protocols.sums.interface import IntArray
+from tests.contracts.hostile import mutated
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
 
 TWO_BLOCKS = {"people": 8300, "columns": 10, "labelled": 2}
 
 
 def parts(played: ProductParties) -> tuple[bytes, ...]:
-    mark = played.sum.frames().fingerprint
-    return open_request(
-        played.sum, mark, played.receiver.request(), 2 + played.sum.products.labelled
-    )
-
-
-def request_of(played: ProductParties, *blobs: bytes) -> bytes:
-    return request_frame(played.sum, played.sum.frames().fingerprint, blobs)
+    return played.sum.open_request(played.receiver.request(), 2 + played.sum.products.labelled)
 
 
 def test_requests_that_are_none() -> None:
@@ -42,13 +40,13 @@ def test_requests_that_are_none() -> None:
         other: "another agreement",
         session: "another agreement",
         setup: "expected the request",
-        request_of(played, seed, key, *encrypted[:-1]): "expected 6",
-        request_of(played, seed, key, *encrypted, key): "expected 6",
-        request_of(played, seed[:-1], key, *encrypted): "seed of 31 bytes",
-        request_of(played, seed, key[:-1], *encrypted): "bytes, expected",
-        request_of(played, seed, key, *encrypted[:-1], b""): "bytes, expected",
-        request_of(played, seed, b"\xff" * len(key), *encrypted): "beyond 2",
-        request_of(played, seed, key, *encrypted[:-1], b"\xff" * len(key)): "beyond 2",
+        played.sum.request((seed, key, *encrypted[:-1])): "expected 6",
+        played.sum.request((seed, key, *encrypted, key)): "expected 6",
+        played.sum.request((seed[:-1], key, *encrypted)): "seed of 31 bytes",
+        played.sum.request((seed, key[:-1], *encrypted)): "bytes, expected",
+        played.sum.request((seed, key, *encrypted[:-1], b"")): "bytes, expected",
+        played.sum.request((seed, b"\xff" * len(key), *encrypted)): "beyond 2",
+        played.sum.request((seed, key, *encrypted[:-1], b"\xff" * len(key))): "beyond 2",
     }.items():
         with pytest.raises(RemoteProtocolError, match=says):
             role.accept(bad)
@@ -73,7 +71,7 @@ def test_broken_keys() -> None:
             numbers[:] = {"zeros": 0, "ones": 1, "constant": 777}[kind]
         with pytest.raises(RemoteProtocolError, match="no RLWE key"):
             played.contributors["passive_1"].accept(
-                request_of(played, seed, ring.pack(numbers), *encrypted)
+                played.sum.request((seed, ring.pack(numbers), *encrypted))
             )
 
 
@@ -232,20 +230,269 @@ def test_no_bytes_repeat() -> None:
         assert (left == right).mean() < 0.01
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
-def test_a_forked_copy_answers_nothing() -> None:
-    played = ProductParties(agreement())
-    combined = played.combiner.combine(0, played.answers(0, matrices(agreement())))
-    answering = ProductParties(agreement()).contributors["passive_1"]
-    told = said_in_a_fork(
-        {
-            "answer": lambda: answering.answer(0, np.zeros((30, 4))),
-            "open": lambda: played.receiver.open(0, combined),
-        }
-    )
-    assert "done" not in told.values()
-
-
 def test_the_aggregator_needs_no_library_and_holds_no_key() -> None:
     held = vars(SumOfProducts(agreement()).combiner())
     assert set(held) == {"_products", "_frames", "_setup"}
+
+
+# All requests but one are opened: an active that made one otherwise is found out.
+
+
+def test_shifts_say_nothing_of_the_labels() -> None:
+    agreed = agreement(columns=4, labelled=160, candidates=2)
+    counts = []
+    for row in ([1, 0, 0, 0], [0, 0, 0, 1]):
+        played = ProductParties(agreed, np.tile(row, (160, 1)), accept=False)
+        parts = played.sum.open_request(played.audited(), 4 + 160)
+        shifts = np.frombuffer(parts[1], ">u2").astype(np.int64)
+        counts.append(np.bincount(shifts, minlength=4))
+    assert all(np.abs(count - 40).max() < 28 for count in counts)  # five deviations
+
+
+def test_the_outcome_is_the_same_for_all_and_uniform() -> None:
+    agreed = agreement(3, candidates=8)
+    described = SumOfProducts(agreed)
+    commitment = described.receiver(labels(agreed)).commitment()
+    outcomes = []
+    for _ in range(400):
+        coins = {
+            name: products.PublicCoin(name, described, described.frames(), commitment)
+            for name in agreed.contributors
+        }
+        converse(coins)
+        kept = {coin.kept for coin in coins.values()}
+        assert len(kept) == 1
+        outcomes.append(kept.pop())
+    assert np.abs(np.bincount(outcomes, minlength=8) - 50).max() < 35
+
+
+class Cheat:
+    """An active that makes one candidate otherwise than agreed; the others are honest."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
+        self.bad, self.made, self.roots = bad, 0, []  # type: ignore[var-annotated]
+        self.packed = np.array([[5, 0, 0], [25, 0, 0], [0, 1, 1], [0, 0, 0]])
+        monkeypatch.setattr(products, "encrypt_labels", self._encrypt)
+
+    def _encrypt(self, described: SumOfProducts, root: bytes, bits_nK: IntArray) -> list[bytes]:
+        if root not in self.roots:
+            self.roots.append(root)
+        cheats = self.roots.index(root) == self.bad
+        return encrypt_labels(described, root, self.packed if cheats else bits_nK)
+
+
+@pytest.mark.parametrize("bad", range(4))
+def test_a_request_that_was_made_otherwise_is_found_out(
+    bad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But where it happens to be the one that is kept."""
+    with monkeypatch.context() as active:
+        cheat = Cheat(active, bad)
+        played = ProductParties(agreement(candidates=4), accept=False)
+        assert len(cheat.roots) == 4
+        request = played.audited()
+    kept = vars(played.contributors["passive_1"])["_coin"].kept
+    for role in played.contributors.values():
+        if kept == bad:
+            role.accept(request)
+        else:
+            with pytest.raises(RemoteProtocolError, match="cheated"):
+                role.accept(request)
+
+
+def changed(
+    played: ProductParties, request: bytes, change: Callable[[list[bytes]], object]
+) -> bytes:
+    parts = list(played.sum.open_request(request, 4 + played.sum.products.labelled))
+    change(parts)
+    return played.sum.request(parts)
+
+
+CHANGES: dict[str, tuple[str, Callable[[list[bytes]], object]]] = {
+    "another root": ("cheated", lambda p: p.__setitem__(0, bytes(32) + p[0][32:])),
+    "roots exchanged": ("cheated", lambda p: p.__setitem__(0, p[0][32:] + p[0][:32])),
+    "a root less": ("expected", lambda p: p.__setitem__(0, p[0][32:])),
+    "a root more": ("expected", lambda p: p.__setitem__(0, p[0] + bytes(32))),
+    "another label": ("cheated", lambda p: p.__setitem__(4, p[5])),
+    "another key": ("cheated", lambda p: p.__setitem__(3, p[4])),
+    "another seed": ("cheated", lambda p: p.__setitem__(2, bytes(32))),
+    "no shifts": ("expected", lambda p: p.__setitem__(1, b"")),
+    "an odd byte of shifts": ("expected", lambda p: p.__setitem__(1, p[1] + b"\0")),
+    "a shift of K": ("below 3", lambda p: p.__setitem__(1, b"\0\3" + p[1][2:])),
+    "a shift beyond N": ("below 3", lambda p: p.__setitem__(1, b"\xff\xff" + p[1][2:])),
+}
+
+
+def test_requests_that_were_altered() -> None:
+    for which in CHANGES:
+        played = ProductParties(agreement(candidates=3), accept=False)
+        says, change = CHANGES[which]
+        request = played.audited()
+        role = played.contributors["passive_1"]
+        with pytest.raises(RemoteProtocolError, match=says):
+            role.accept(changed(played, request, change))
+        role.accept(request)
+        with pytest.raises(RemoteProtocolError, match="second request"):
+            role.accept(request)
+
+
+def test_challenges_that_do_not_agree_open_nothing() -> None:
+    agreed = agreement(candidates=3)
+    played = ProductParties(agreed, accept=False)
+    commitment, told = played.receiver.commitment(), played.challenges()
+    frames = played.sum.frames()
+    digest = hashlib.sha256(played.sum.open_request(commitment, 1)[0]).digest()
+    kept = vars(played.contributors["passive_1"])["_coin"].kept
+    other = frames.setup(((kept + 1) % 3).to_bytes(2, "big") + digest)
+    beyond = frames.setup(b"\0\3" + digest)
+    for bad in (
+        {},
+        {"passive_1": told["passive_1"]},
+        {**told, "aggregator": told["passive_1"]},
+        {**told, "passive_2": other},
+        dict.fromkeys(told, beyond),
+        dict.fromkeys(told, frames.setup()),
+        {**told, "passive_2": b""},
+        {**told, "passive_2": told["passive_2"][:-1]},
+    ):
+        with pytest.raises(RemoteProtocolError):
+            played.receiver.request(bad)
+    with pytest.raises(LocalProtocolError, match="once the passives' challenges came"):
+        played.receiver.request()
+    request = played.receiver.request(told)
+    with pytest.raises(LocalProtocolError, match="opened already"):
+        played.receiver.request(dict.fromkeys(told, other))  # which would open the one kept
+    assert played.receiver.request() == request
+
+
+def test_messages_of_the_coin_that_are_refused() -> None:
+    agreed = agreement(3, candidates=3)
+    described = SumOfProducts(agreed)
+    receiver = described.receiver(labels(agreed))
+
+    def coin(name: str, of: Any = receiver) -> products.PublicCoin:
+        return products.PublicCoin(name, described, described.frames(), of.commitment())
+
+    one, two = coin("passive_1"), coin("passive_2")
+    promise = two.start()[0].body
+    for sender in ("passive_1", "active", "nobody"):
+        with pytest.raises(RemoteProtocolError, match="out of turn"):
+            one.receive(sender, promise)
+    for bad in (b"", described.frames().setup(), described.frames().setup(bytes(31))):
+        with pytest.raises(RemoteProtocolError):
+            one.receive("passive_2", bad)
+    assert one.receive("passive_2", promise) == ()
+    with pytest.raises(RemoteProtocolError, match="other bytes for the coin"):
+        one.receive("passive_2", described.frames().setup(bytes(32)))
+    with pytest.raises(LocalProtocolError, match="still"):
+        _ = one.kept
+    # Passives that the active told other hashes find out.
+    pair = {
+        "passive_1": coin("passive_1"),
+        "passive_2": coin("passive_2", described.receiver(labels(agreed))),
+        "passive_3": coin("passive_3"),
+    }
+    with pytest.raises(RemoteProtocolError, match="other hashes of active"):
+        converse(pair)
+
+
+def test_own_bytes_stay_secret_until_all_others_are_bound() -> None:
+    agreed = agreement(3, candidates=3)
+    described = SumOfProducts(agreed)
+    commitment = described.receiver(labels(agreed)).commitment()
+    one, two, three = (
+        products.PublicCoin(name, described, described.frames(), commitment)
+        for name in agreed.contributors
+    )
+    first = one.start()
+    assert all(vars(one)["_drawn"]["passive_1"] not in message.body for message in first)
+    promise = {out.receiver: out.body for out in two.start()}["passive_1"]
+    assert one.receive("passive_2", promise) == ()
+    two.receive("passive_1", first[0].body)
+    early = two.receive("passive_3", three.start()[1].body)  # two is bound by all before one is
+    assert one.receive("passive_2", early[0].body) == ()
+    revealed = one.receive("passive_3", three.start()[0].body)
+    assert [message.receiver for message in revealed] == ["passive_2", "passive_3"]
+    assert vars(one)["_drawn"]["passive_1"] in revealed[0].body
+
+
+def test_commitments_that_are_none() -> None:
+    agreed = agreement(candidates=3)
+    played = ProductParties(agreed, accept=False)
+    role = played.contributors["passive_1"]
+    for bad in (b"", played.sum.request((bytes(64),)), played.sum.request(())):
+        with pytest.raises(RemoteProtocolError):
+            role.toss(bad)
+    role.toss(played.receiver.commitment())
+    with pytest.raises(RemoteProtocolError, match="second commitment"):
+        role.toss(played.receiver.commitment())
+
+
+def test_what_is_called_out_of_turn() -> None:
+    audited = ProductParties(agreement(candidates=2), accept=False)
+    with pytest.raises(LocalProtocolError, match="once the passives' challenges came"):
+        audited.receiver.request()
+    with pytest.raises(LocalProtocolError, match="once the passives' challenges came"):
+        audited.receiver.open(0, b"")
+    role = audited.contributors["passive_1"]
+    for early in (role.challenge, lambda: role.accept(b"")):
+        with pytest.raises(LocalProtocolError, match="tossed no coin"):
+            early()
+    trusted = ProductParties(agreement(), accept=False)
+    for action in (
+        trusted.receiver.commitment,
+        lambda: trusted.receiver.request({}),
+        lambda: trusted.contributors["passive_1"].toss(b""),
+    ):
+        with pytest.raises(LocalProtocolError, match="no candidates"):
+            action()
+    for bad in (np.zeros((4, 3)), np.ones((4, 3))):
+        with pytest.raises(LocalProtocolError, match="one class"):
+            SumOfProducts(agreement(candidates=2)).receiver(bad)
+    for number in (1, 1025, True, 2.0):
+        with pytest.raises(LocalProtocolError, match="candidates"):
+            agreement(candidates=number)
+
+
+def test_mutated_messages_of_an_audit() -> None:
+    agreed, rng, refused = agreement(candidates=3), random.Random(0), 0
+    honest = ProductParties(agreed, accept=False)
+    request = honest.audited()
+
+    def attempt(action: Callable[[bytes], object], body: bytes) -> None:
+        nonlocal refused
+        for size in (len(body), rng.randrange(len(body))):
+            changed = bytearray(body[:size] + rng.randbytes(rng.choice((0, 0, 3))))
+            if size == len(body):
+                changed[rng.randrange(min(size, 600))] ^= 1 << rng.randrange(8)
+            try:
+                action(bytes(changed))
+            except RemoteProtocolError:
+                refused += 1
+
+    def told_by_all(played: ProductParties, body: bytes) -> None:
+        played.receiver.request(dict.fromkeys(agreed.contributors, body))
+
+    for _ in range(60):
+        played = ProductParties(agreed, accept=False)
+        one, two = (played.contributors[name] for name in agreed.contributors)
+        commitment = played.receiver.commitment()
+        attempt(played.sum.contributor("passive_1").toss, commitment)
+        coins = {"passive_1": one.toss(commitment), "passive_2": two.toss(commitment)}
+        promise = next(iter(coins["passive_2"].start())).body
+        attempt(partial(coins["passive_1"].receive, "passive_2"), promise)
+        told = honest.contributors["passive_1"].challenge()
+        attempt(partial(told_by_all, played), told)
+        attempt(honest.contributors["passive_1"].accept, request)
+    # But for a changed bit in what is only checked later: hashes, and the bytes of a promise.
+    assert refused > 60 * (4 + 2)
+    assert vars(honest.contributors["passive_1"])["_labels"] is None
+
+
+def test_the_kept_secret_is_not_among_the_opened() -> None:
+    played = ProductParties(agreement(candidates=5), accept=False)
+    roots = set(vars(vars(played.receiver)["_candidates"])["_roots"])
+    request = played.audited()
+    opened = {root for root in roots if root in request}
+    assert len(opened) == 4
+    assert vars(vars(played.receiver)["_candidates"])["_roots"] == []

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols import products as roles
 from apfed_protocols.noise import discrete_gaussian
-from apfed_protocols.products import SumOfProducts, encrypt_labels, expand_label, open_request
+from apfed_protocols.products import SumOfProducts, encrypt_labels, expand_label
 from apfed_protocols.products.ring import LARGEST_ERROR, Digits, inverse, row_limit, transform
 from tests.contracts.product_parties import ProductParties, agreement
 
@@ -143,17 +143,6 @@ def test_noise_touches_nothing_below_a_step(monkeypatch: pytest.MonkeyPatch) -> 
     assert (read_below.argmax(axis=1) == votes.argmax(axis=1)).mean() > 0.9
 
 
-def test_one_label_alone_is_its_column() -> None:
-    """Within the protocol: labels of one row read that column, summed over the passives."""
-    agreed = agreement(people=50, columns=1, labelled=3)
-    played = ProductParties(agreed, np.array([[0], [1], [0]]))
-    rng = np.random.default_rng(0)
-    rows = {name: rng.dirichlet(np.ones(3), 50) for name in agreed.contributors}
-    levels = played.sum.fixed_point.levels
-    expected = sum(np.rint(A[:, 1] * levels) for A in rows.values())
-    assert np.array_equal(np.rint(played.opened(rows)[:, 0]), expected)
-
-
 # What an active with its key reads in the noise: all without smudging, nothing with it.
 
 
@@ -181,8 +170,7 @@ class CuriousActive:
 
     def _error(self, place: int) -> Floats:
         """e_j, from b_j + a_j s."""
-        mark = self.played.sum.frames().fingerprint
-        seed, _, *blobs = open_request(self.played.sum, mark, self.request, 4)
+        seed, _, *blobs = self.played.sum.open_request(self.request, 4)
         numbers = self._times_secret(expand_label(self.ring, seed, place))
         numbers += self.ring.parse(blobs[place], sender="itself")
         step = self.ring.bits - self.played.sum.headroom.plain_bits

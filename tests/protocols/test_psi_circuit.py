@@ -1,12 +1,10 @@
 """The circuit intersection: its gates, bins and messages, and what they show."""
 
 import hashlib
-import itertools
 import math
 import threading
 import tracemalloc
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar
 
@@ -16,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from apfed_protocols import randomness
-from apfed_protocols.conversation import Outgoing
+from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import circuit, hashing
 from apfed_protocols.psi.circuit import (
@@ -40,9 +37,8 @@ from apfed_protocols.psi.interface import (
     Turn,
 )
 from apfed_protocols.psi.store import DENSE, Rows, cells_for, decode, targets_of
-from apfed_protocols.psi.vole import DEAL, HubShare
-from apfed_protocols.psi.vole import ordered as ordered_ole
-from tests.contracts.intersections import HEADER, Change, Intersection, of_kind
+from apfed_protocols.psi.vole import DEAL
+from tests.contracts.intersections import HEADER, Change, Intersection
 from tests.with_crypten import installed
 
 AGREEMENT = IntersectionAgreement(session="s", minimum_rows=0, maximum_ids=1000, dealer="d")
@@ -280,71 +276,6 @@ def test_below_the_minimum_no_share_leaves_a_member() -> None:
             _ = role.rows
 
 
-# What messages show
-
-
-def test_no_tag_is_in_any_message() -> None:
-    seen: list[bytes] = []
-    sets = (range(300), range(300), range(5, 305))
-    stage = Stage(*(ids_of(*numbers) for numbers in sets))
-    real = hashing.fingerprints
-
-    def watched(ids: Sequence[bytes], key: bytes, count: int) -> object:
-        tags, bins_n3, tokens = real(ids, key, count)
-        seen.extend(tag.tobytes() for tag in tags)
-        return tags, bins_n3, tokens
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hashing, "fingerprints", watched)
-        stage.play()
-    assert len(seen) == 900
-    everything = b"".join(body for *_, body in stage.said)
-    assert not any(tag in everything for tag in seen)
-
-
-# Hostile messages; of those of another length see `test_psi_vole`.
-ALTERED: dict[tuple[str, Kind], dict[str, Callable[[bytes], bytes]]] = {
-    ("hub", Kind.COMMIT): {
-        "another key part than it committed to": lambda b: bytes(32) + b[32:],
-        "hub gives place 1 among 1 members": lambda b: b[:38] + b"\0\1",
-        "hub announces 4294967295 IDs": lambda b: b[:32] + b"\xff" * 4 + b[36:],
-    },
-    ("p0", Kind.JOIN): {
-        "p0 announces 4294967295 IDs": lambda b: b[:64] + b"\xff" * 4,
-        "repeats the key part or size of p0 wrongly": lambda b: bytes(32) + b[32:],
-    },
-    ("hub", Kind.PLACE): {"hub proposes hash key 64 after -1": lambda b: b"\0\0\0\x40"},
-    ("p0", Kind.PLACED): {
-        "p0 took none of the 64 hash keys": lambda b: b"\0",
-    },
-    ("hub", Kind.DEAL): {
-        "triples for 0 words": lambda b: bytes(4) + b[4:],
-        "a chunk has 1 to 2097152 slots": lambda b: b"\0\1\0\0" + b[4:],
-        "words of bins with 0 slots": lambda b: b[:4] + bytes(4),
-    },
-    ("d", Kind.VERDICT): {
-        "d announces -3 common IDs, .* not agreed": lambda b: b[:7] + b"\xfd",
-    },
-    ("p0", Kind.SHARE): {"p0 opened bins in which hub has no": lambda b: bytes(255 - x for x in b)},
-    ("hub", Kind.TOKENS): {
-        "hub opened 8 IDs, of which 7 different": lambda b: b[16:] + bytes(16),
-        "hub sent a tag twice": lambda b: b[:16] * 2,
-        "hub opened 9 IDs, of which 8 different": lambda b: b + b"0",
-        r"opened 2 IDs, .* agreed on at least 3": lambda b: b[:32],
-    },
-}
-
-
-@pytest.mark.parametrize(("sender", "kind"), ALTERED)
-def test_altered_messages_are_refused(sender: str, kind: Kind) -> None:
-    agreement = replace(AGREEMENT, minimum_rows=3)
-    for message, body in ALTERED[sender, kind].items():
-        change = of_kind(sender, kind, body)
-        stage = Stage(ids_of(*range(10)), ids_of(*range(2, 12)), change=change, agreement=agreement)
-        with pytest.raises(RemoteProtocolError, match=message):
-            stage.play()
-
-
 def test_a_message_out_of_turn_and_a_flood_are_refused() -> None:
     stage = Stage(ids_of(1), ids_of(1))
     member, dealer = stage.roles["p0"], stage.roles["d"]
@@ -366,19 +297,41 @@ def test_a_message_out_of_turn_and_a_flood_are_refused() -> None:
             role.receive(peer, framed(Kind.MASKED, b""))
 
 
-def ordered(agreement: IntersectionAgreement, *orders: tuple[int, int]) -> None:
-    """Let a hub order from the dealer: words of bins and slots, time and again."""
-    dealer = CircuitIntersection(agreement).dealer("hub", ["p0"])
-    dealer.start()
-    for words, slots in orders:
-        order = deal_request(words, [slots])
-        dealer.receive("hub", framed(Kind.DEAL, order, agreement))
+# What a hub orders from the dealer, time and again.
 
 
-def test_a_hub_cannot_order_more_than_the_agreed_sizes_take(
+MOST_SLOTS = hashing.slots_for(10**7, bins_for(0))
+WORDS_OF_1000 = bins_for(1000) // 64
+TEN = Kind.CORRELATE, DEAL.pack(10)
+
+
+def words(count: int, *slots: int) -> tuple[Kind, bytes]:
+    return Kind.DEAL, deal_request(count, slots)
+
+
+ORDERS: list[tuple[type[CircuitIntersection], int, list[tuple[Kind, bytes]], str]] = [
+    (CircuitIntersection, 10**7, [words(1, MOST_SLOTS)], ""),
+    (CircuitIntersection, 10**7, [words(1, MOST_SLOTS + 1)],
+     f"or one word of bins, and a bin at most {MOST_SLOTS}"),
+    (CircuitIntersection, 1000, [words(1, 5)] * WORDS_OF_1000, ""),
+    (CircuitIntersection, 1000, [words(1, 5)] * (WORDS_OF_1000 + 1),
+     "1472 bins, more than the agreed 1000 IDs take"),
+    # one slot a bin, and as many bins as the size that was ordered for, which is one
+    (OpprfIntersection, 10**7, [TEN, TEN, words(bins_for(10) // 64, 1, 1)], ""),
+    (OpprfIntersection, 10**7, [TEN, TEN, words(bins_for(10) // 64, 2, 2)], "a bin at most 1"),
+    (OpprfIntersection, 10**7, [TEN, TEN, words(bins_for(10) // 64 + 1, 1, 1)],
+     "more than the agreed 10 IDs take"),
+    (OpprfIntersection, 10**7, [TEN, (Kind.CORRELATE, DEAL.pack(11))],
+     "hub orders for sets of 10, 11 IDs, it has one"),
+    (OpprfIntersection, 9, [TEN], "hub orders a vector for 10 IDs, .* at most 9"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("backend", "most", "orders", "said"), ORDERS)
+def test_the_dealer_fills_what_the_agreed_sizes_take_and_no_more(
+    backend: type[CircuitIntersection], most: int, orders: list[tuple[Kind, bytes]], said: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    most = hashing.slots_for(10**7, hashing.bins_for(0))
+) -> None:  # fmt: skip
     dealt: list[int] = []
     real = hashing.deal_triples
 
@@ -387,86 +340,34 @@ def test_a_hub_cannot_order_more_than_the_agreed_sizes_take(
         return real(parties, min(count, 64))
 
     monkeypatch.setattr(circuit, "deal_triples", noted)
-    agreement = IntersectionAgreement(session="s", maximum_ids=10**7, dealer="d")
-    ordered(agreement, (1, most))
-    assert max(dealt) == 63 * most
-    with pytest.raises(RemoteProtocolError, match=f"or one word of bins, and a bin at most {most}"):
-        ordered(agreement, (1, most + 1))
-    assert max(dealt) == 63 * most
+    agreement = IntersectionAgreement(session="s", maximum_ids=most, dealer="d")
+    members = ["p0", "p1"] if backend is OpprfIntersection else ["p0"]
+    dealer = backend(agreement).dealer("hub", members)
+    dealer.start()
+    *filled, last = (framed(*order, agreement, version=backend.version) for order in orders)
+    for order in filled:
+        list(dealer.receive("hub", order))
+    before = len(dealt)
+    if said:
+        with pytest.raises(RemoteProtocolError, match=said):
+            dealer.receive("hub", last)
+        assert len(dealt) == before or "than the agreed" in said  # which is counted as it goes
+    else:
+        list(dealer.receive("hub", last))
+        assert len(dealt) > before
 
 
-def test_a_hub_cannot_order_without_end() -> None:
-    words = hashing.bins_for(AGREEMENT.maximum_ids) // 64
-    ordered(AGREEMENT, *[(1, 5)] * words)
-    with pytest.raises(RemoteProtocolError, match="1472 bins, more than the agreed 1000 IDs take"):
-        ordered(AGREEMENT, *[(1, 5)] * (words + 1))
+# The circuit on CrypTen: its gates send and give the words of our own.
 
 
-# The circuit on CrypTen: the same bytes as our own gates, alone, mixed, and in a real world.
-
-
-def played_by(
-    engines: Mapping[str, str], sets: Mapping[str, Sequence[bytes]]
-) -> tuple[list[tuple[str, Outgoing]], dict[str, list[int]]]:
-    """All messages and rows, where each party computes with an engine of its own."""
-    made = {name: Intersection(engine, sets) for name, engine in engines.items()}
-    played = made["hub"]
-    played.aligners = {name: made[name].aligners[name] for name in sets}
-    played.roles |= played.aligners
-    played.play()
-    return played.sent, {name: played.aligners[name].rows.tolist() for name in sets}
-
-
-@pytest.fixture
-def numbered_keys(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Replace fresh keys by numbered ones; call it to count from the start again."""
-    counter = itertools.count()
-
-    def key() -> bytes:
-        return next(counter).to_bytes(32, "big")
-
-    for module in (randomness, hashing, circuit):
-        monkeypatch.setattr(module, "fresh_key", key)
-
-    def restart() -> None:
-        nonlocal counter
-        counter = itertools.count()
-
-    return restart
+@pytest.fixture(scope="module")
+def beaver() -> Any:
+    """CrypTen's module of gates."""
+    return load_crypten().mpc.primitives.beaver
 
 
 @installed
-@pytest.mark.parametrize("parties", [2, 3, 5])
-def test_every_message_is_the_same_whoever_computes_the_gates(
-    parties: int, numbered_keys: Any
-) -> None:
-    rng = np.random.default_rng(parties)
-    names = ["hub", *(f"p{k}" for k in range(1, parties))]
-    sets = {
-        name: [f"id {k}".encode() for k in rng.permutation(90)[: rng.integers(30, 80)]]
-        for name in names
-    }
-    native = dict.fromkeys(names, "circuit")
-    ways = [
-        native,
-        dict.fromkeys(names, "circuit_crypten"),
-        native | {"hub": "circuit_crypten"},
-        native | {"p1": "circuit_crypten"},
-    ]
-    results = []
-    for engines in ways:
-        numbered_keys()
-        results.append(played_by(engines, sets))
-    assert all(result == results[0] for result in results[1:])
-    rows = results[0][1]
-    common = set.intersection(*map(set, sets.values()))
-    assert {sets["hub"][row] for row in rows["hub"]} == common
-
-
-@installed
-def test_the_gates_are_crypten_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crypten.mpc.primitives import beaver
-
+def test_the_gates_are_crypten_s(beaver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, genuine = [], beaver.AND
 
     def counted(x: Any, y: Any) -> Any:
@@ -475,9 +376,9 @@ def test_the_gates_are_crypten_s(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(beaver, "AND", counted)
     sets = {"hub": [b"a", b"b"], "p": [b"b", b"c"]}
-    played_by(dict.fromkeys(sets, "circuit"), sets)
+    Intersection("circuit", sets).play()
     assert not calls
-    played_by(dict.fromkeys(sets, "circuit_crypten"), sets)
+    Intersection("circuit_crypten", sets).play()
     assert len(calls) == 2 * 2 * 6  # both parties, each gate up to the opening and after
     assert {type(each).__name__ for each in calls} == {"BinarySharedTensor"}
 
@@ -486,6 +387,7 @@ WORDS = st.lists(st.integers(0, 2**64 - 1), min_size=5, max_size=5)
 
 
 @installed
+@pytest.mark.usefixtures("beaver")
 @settings(max_examples=60)
 @given(st.lists(WORDS, min_size=7, max_size=7), st.booleans())
 def test_one_gate_sends_and_gives_the_same_words(words: list[list[int]], leads: bool) -> None:
@@ -503,8 +405,6 @@ def test_one_gate_sends_and_gives_the_same_words(words: list[list[int]], leads: 
 
 @installed
 def test_a_dead_peer_leaves_no_thread_and_no_seat() -> None:
-    from apfed_protocols.crypten import load_crypten
-
     threads = threading.active_count()
     sets = {"hub": [b"a", b"b"], "p": [b"b", b"c"]}
     roles = Intersection("circuit_crypten", sets).roles
@@ -518,9 +418,9 @@ def test_a_dead_peer_leaves_no_thread_and_no_seat() -> None:
 
 
 @installed
-def test_an_and_without_its_opening_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crypten.mpc.primitives import beaver
-
+def test_an_and_without_its_opening_is_refused(
+    beaver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from apfed_protocols.crypten.tensors import CryptenAnd
 
     monkeypatch.setattr(beaver, "AND", lambda x, y: x)
@@ -618,19 +518,6 @@ def test_another_number_of_members_than_agreed_is_refused_at_once() -> None:
 PEOPLE = [b"person %d" % k for k in range(400)]
 
 
-def test_hints_are_as_long_whatever_the_sets_share() -> None:
-    """And look random: no two cells of a store are equal, in no two stores."""
-    hints = []
-    for overlap in (0, 200):
-        sets = {"hub": PEOPLE[:200], "p": PEOPLE[200 - overlap :][:200]}
-        sent = Intersection(OpprfIntersection, sets).play(refusing=True).sent
-        hints += [out.body for sender, out in sent if (sender, out.body[1]) == ("p", Kind.HINT)]
-    assert len(hints) == 2
-    assert len(hints[0]) == len(hints[1])
-    cells = np.frombuffer(b"".join(hint[22:] for hint in hints), "<u8")
-    assert len(np.unique(cells)) == len(cells)
-
-
 class _Probing(OpprfIntersection):
     """A hub that would read in which of its IDs a bin's value is that of a member.
 
@@ -645,8 +532,9 @@ class _Probing(OpprfIntersection):
     def at_hub(
         self, desk: Desk, members: Sequence[str], meeting: Meeting, supply: Supply | None
     ) -> Generator[Turn, Inbox, Words]:
-        size, order = meeting.sizes[0], (Kind.CORRELATE, Kind.CORRELATED)
-        share = HubShare.of((yield from ordered_ole(desk, size, bins_for(size), *order)))
+        (share,) = (
+            yield from circuit._CORRELATING.hub_shares(desk, meeting.sizes[0], members, supply)
+        ).values()
         self.put.update(
             {bin_: row for row, bins in enumerate(meeting.bins_of.tolist()) for bin_ in bins}
         )
@@ -682,34 +570,6 @@ def test_a_hub_that_deviates_reads_no_membership_before_the_circuit() -> None:
     # what would name people: equal values of two IDs in one bin, which 2^-64 has elsewhere
     in_one_bin = [(bin_, t) for (bin_, _), t in read.items()]
     assert len(in_one_bin) == len(set(in_one_bin)) == 3 * len(PEOPLE)
-
-
-def opprf_dealer(maximum_ids: int, *orders: tuple[Kind, bytes]) -> None:
-    """Let a hub order from the dealer of two members, time and again."""
-    agreement = IntersectionAgreement(session="s", dealer="dealer", maximum_ids=maximum_ids)
-    dealer = OpprfIntersection(agreement).dealer("hub", ["p", "q"])
-    dealer.start()
-    for kind, body in orders:
-        message = framed(kind, body, agreement, version=OpprfIntersection.version)
-        list(dealer.receive("hub", message))
-
-
-def test_the_dealer_fills_no_order_that_this_set_does_not_take() -> None:
-    """One slot a bin, and as many bins as the size that was ordered for, which is one."""
-
-    def ordered(words: int, slots: int) -> tuple[tuple[Kind, bytes], ...]:
-        size = Kind.CORRELATE, DEAL.pack(10)
-        return size, size, (Kind.DEAL, deal_request(words, [slots, slots]))
-
-    opprf_dealer(10**7, *ordered(bins_for(10) // 64, 1))
-    for said, orders in (
-        ("a bin at most 1", ordered(1, 2)),
-        ("more than the agreed 10 IDs take", ordered(bins_for(10) // 64 + 1, 1)),
-        ("hub orders for sets of 10, 11 IDs, it has one",
-         tuple((Kind.CORRELATE, DEAL.pack(size)) for size in (10, 11))),
-    ):  # fmt: skip
-        with pytest.raises(RemoteProtocolError, match=said):
-            opprf_dealer(10**7, *orders)
 
 
 def test_parties_of_circuit_and_opprf_do_not_take_each_other_at_their_word() -> None:

@@ -1,9 +1,10 @@
-"""What every set intersection must do, for each entry of the table."""
+"""What every set intersection must do, for each entry of the table, and what its parties see."""
 
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Outgoing, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.psi import SET_INTERSECTIONS, circuit, ecdh
+from apfed_protocols.psi import SET_INTERSECTIONS, circuit, ecdh, hashing
 from apfed_protocols.psi.circuit import Kind
+from apfed_protocols.psi.ecdh import EcdhHub
 from apfed_protocols.psi.interface import (
     Aligner,
     IntersectionAgreement,
@@ -23,8 +25,10 @@ from apfed_protocols.psi.interface import (
     Output,
     Progress,
 )
+from apfed_protocols.psi.vole import Kind as VoleKind
+from apfed_protocols.psi.vole import member_dealt_bytes
 from tests.contracts.hostile import mutated
-from tests.contracts.intersections import DEALER, Intersection, Sets, of_kind
+from tests.contracts.intersections import DEALER, HEADER, Intersection, Sets, of_kind
 from tests.with_crypten import usable
 
 HUB = "hub"
@@ -59,7 +63,9 @@ def test_no_message_is_longer_than_the_longest(
     sets = {HUB: ids[:2000], "p": ids[1000:], "q": ids[500:2500]}
     agreement = IntersectionAgreement(session="s", minimum_rows=0, dealer=DEALER, maximum_ids=2000)
     longest = SET_INTERSECTIONS[backend](agreement).longest
-    sent = play(backend, sets)[1]
+    played = Intersection(backend, sets).play()
+    played.check()
+    sent = [out for _, out in played.sent]
     assert max(len(out.body) for out in sent) <= longest
     assert longest < 1.5 * max(len(out.body) for out in sent) + 64 * 8 * 2000
 
@@ -95,18 +101,6 @@ def test_message_sizes_depend_on_set_sizes_and_the_common_size_only(backend: str
         return [(out.receiver, len(out.body)) for out in sent]
 
     assert sizes(0) == sizes(20)
-
-
-@BACKENDS
-def test_an_intersection_below_the_minimum_is_refused_at_all_parties(backend: str) -> None:
-    ids = [str(k).encode() for k in range(20)]
-    sets = {HUB: ids[:12], "p": ids[8:], "q": ids}
-    cast = Intersection(backend, sets, minimum_rows=5)
-    cast.play()
-    for name, role in cast.aligners.items():
-        with pytest.raises(IntersectionTooSmallError, match=f"{name}: .* minimum of 5"):
-            _ = role.rows
-    Intersection(backend, sets, minimum_rows=4).play().check()
 
 
 UNFIT: dict[str, Any] = {
@@ -222,42 +216,77 @@ def test_altered_messages_parse_or_are_refused(backend: str) -> None:
     assert refused > 30
 
 
+def rows_at(*places: int) -> Callable[[bytes], bytes]:
+    return lambda _: np.array(places, ">u4").tobytes()
+
+
+# Ten IDs of the hub and twenty of p, of which eight are common, and at least three must be; bodies
+# of another length see `test_psi_vole`.
+ALTERED: dict[tuple[str, str, int], dict[str, Callable[[bytes], bytes]]] = {
+    ("circuit", HUB, Kind.COMMIT): {
+        "another key part than it committed to": lambda b: bytes(32) + b[32:],
+        "hub gives place 1 among 1 members": lambda b: b[:38] + b"\0\1",
+        "hub announces 4294967295 IDs": lambda b: b[:32] + b"\xff" * 4 + b[36:],
+    },
+    ("circuit", "p", Kind.JOIN): {
+        "p announces 4294967295 IDs": lambda b: b[:64] + b"\xff" * 4,
+        "repeats the key part or size of p wrongly": lambda b: bytes(32) + b[32:],
+    },
+    ("circuit", HUB, Kind.PLACE): {"hub proposes hash key 64 after -1": lambda b: b"\0\0\0\x40"},
+    ("circuit", "p", Kind.PLACED): {"p took none of the 64 hash keys": lambda b: b"\0"},
+    ("circuit", HUB, Kind.DEAL): {
+        "triples for 0 words": lambda b: bytes(4) + b[4:],
+        "a chunk has 1 to 2097152 slots": lambda b: b"\0\1\0\0" + b[4:],
+        "words of bins with 0 slots": lambda b: b[:4] + bytes(4),
+    },
+    ("circuit", DEALER, Kind.VERDICT): {
+        "dealer announces -3 common IDs, .* not agreed": lambda b: b[:7] + b"\xfd"
+    },
+    ("circuit", "p", Kind.SHARE): {
+        "p opened bins in which hub has no": lambda b: bytes(255 - x for x in b)
+    },
+    ("circuit", HUB, Kind.TOKENS): {
+        "hub opened 8 IDs, of which 7 different": lambda b: b[16:] + bytes(16),
+        "hub sent a tag twice": lambda b: b[:16] * 2,
+        "hub opened 9 IDs, of which 8 different": lambda b: b + b"0",
+        r"opened 2 IDs, .* agreed on at least 3": lambda b: b[:32],
+    },
+    ("vole", HUB, VoleKind.HELLO): {"hub announces 1001 IDs": lambda b: b[:32] + b"\0\0\3\xe9"},
+    ("vole", "p", VoleKind.COMMIT): {"p announces 4294967295 IDs": lambda b: b[:32] + b"\xff" * 4},
+    ("vole", DEALER, VoleKind.DEALT): {
+        "dealer dealt a Delta of zero": lambda b: (
+            b[:-16] + bytes(16) if len(b) == member_dealt_bytes() else b
+        )
+    },
+    ("vole", HUB, VoleKind.ROWS): {
+        "hub opened 3 rows, of which 2 differ": rows_at(0, 0, 1),
+        "hub names place 20 of a list of 20 IDs": rows_at(1, 2, 20),
+        "hub opened 11 rows, of which 11 differ, with a set of 10 IDs": rows_at(*range(11)),
+        "opened 1 rows, .* on at least 3": rows_at(0),
+    },
+    ("vole", "p", VoleKind.TAGS): {
+        "p showed another key part than it committed": lambda b: bytes([b[0] ^ 1]) + b[1:],
+        "p sent a tag twice": lambda b: b[:-8] + b[-16:-8],
+    },
+}
+
+
+@pytest.mark.parametrize(("backend", "sender", "kind"), ALTERED)
+def test_what_cannot_be_is_refused_by_name(backend: str, sender: str, kind: int) -> None:
+    sets = {HUB: ids_of(0, 10), "p": ids_of(2, 22)}
+    for message, body in ALTERED[backend, sender, kind].items():
+        change = of_kind(sender, kind, body)
+        altered = Intersection(backend, sets, minimum_rows=3, maximum_ids=1000, change=change)
+        with pytest.raises(RemoteProtocolError, match=message):
+            altered.play()
+
+
 @BACKENDS
 def test_strangers_are_refused(backend: str) -> None:
     for role in Intersection(backend, {HUB: [b"a"], "p": [b"a"]}).roles.values():
         role.start()
         with pytest.raises(RemoteProtocolError, match="mallory"):
             role.receive("mallory", b"")
-
-
-def test_unfit_agreements_are_refused() -> None:
-    refused: dict[str, list[dict[str, Any]]] = {
-        "session name": [{"session": ""}],
-        "maximum_ids lies in": [{"maximum_ids": 0}, {"maximum_ids": 2**32}],
-        "minimum_rows lies in": [{"minimum_rows": -1}, {"minimum_rows": 6, "maximum_ids": 5}],
-        r"sizes lie in 0..maximum_ids \(9\)": [
-            {"maximum_ids": 9, "sizes": {"p": size}} for size in (-1, 10)
-        ],
-        "agree on the sizes": [{"ahead": True}],
-    }
-    for message, cases in refused.items():
-        for fields in cases:
-            with pytest.raises(LocalProtocolError, match=message):
-                IntersectionAgreement(**{"session": "s", **fields})
-
-
-def test_every_field_of_the_agreement_counts() -> None:
-    two, one = {"p": 1, "q": 2}, {"p": 1}
-    changes: list[dict[str, Any]] = [
-        {}, {"session": "t"}, {"minimum_rows": 3}, {"maximum_ids": 9}, {"encoding": "x"},
-        {"dealer": "x"}, {"sizes": two}, {"sizes": one}, {"sizes": {"p": 2, "q": 1}},
-        {"sizes": two, "ahead": True},
-        *({"output": output} for output in Output if output is not Output.ROWS),
-    ]  # fmt: skip
-    agreements = [IntersectionAgreement(**{"session": "s", **fields}) for fields in changes]
-    assert len({agreement.digest for agreement in agreements}) == len(agreements)
-    turned = IntersectionAgreement(session="s", sizes={"q": 2, "p": 1})
-    assert turned.digest == agreements[6].digest
 
 
 def test_the_table_names_its_entries_and_what_they_reveal() -> None:
@@ -283,7 +312,8 @@ def play_for(
     backend: str, output: Output, sets: Sets, *, progress: list[Progress] | None = None, **more: Any
 ) -> Intersection:
     report = None if progress is None else progress.append
-    fields: dict[str, Any] = {"minimum_rows": 1, "output": output} | more
+    least = len(set.intersection(*map(set, sets.values())))
+    fields: dict[str, Any] = {"minimum_rows": least, "output": output} | more
     played = Intersection(backend, sets, progress=report, **fields).play()
     assert all(role.finished for role in played.roles.values())
     return played
@@ -332,9 +362,10 @@ def test_each_party_gets_what_was_agreed_and_no_more(
 @pytest.mark.parametrize(("backend", "output", "sets"), COMBINATIONS)
 def test_below_the_minimum_nothing_opens(backend: str, output: Output, sets: Sets) -> None:
     common = len(set.intersection(*map(set, sets.values())))
-    for aligner in play_for(backend, output, sets, minimum_rows=common + 1).aligners.values():
+    for name, aligner in play_for(backend, output, sets, minimum_rows=common + 1).aligners.items():
+        said = f"{name}: .* minimum of {common + 1}.*nothing was opened"
         for what in ("rows", "size", "membership"):
-            with pytest.raises(IntersectionTooSmallError, match="nothing was opened"):
+            with pytest.raises(IntersectionTooSmallError, match=said):
                 getattr(aligner, what)
 
 
@@ -459,3 +490,140 @@ def test_progress_of_the_circuit_counts_bins(monkeypatch: pytest.MonkeyPatch) ->
         assert [step.done for step in steps] == sorted({step.done for step in steps})
         assert steps[-1].done == steps[-1].total
         assert {step.work for step in steps} == {"comparing bins"}
+
+
+# What each party sees.
+
+
+def named(prefix: str, *ranges: range) -> list[bytes]:
+    return [f"{prefix} {k}".encode() for each in ranges for k in each]
+
+
+def worlds_for_the_hub() -> tuple[Sets, Sets]:
+    """Nothing is common to all; p shares all of the hub's IDs in one world, none in the other."""
+    hub, q = named("h", range(200)), named("q", range(200))
+    return {HUB: hub, "p": hub[:], "q": q}, {HUB: hub, "p": named("p", range(200)), "q": q}
+
+
+def test_with_the_circuit_a_members_share_tells_the_hub_nothing_without_the_others() -> None:
+    """Kind 13 is a member's share of the last bits: p's alone is a fair coin in both worlds."""
+    for sets in worlds_for_the_hub():
+        sent = Intersection("circuit", sets).play().sent
+        (share,) = (out.body[HEADER:] for sender, out in sent if (sender, out.body[1]) == ("p", 13))
+        ones = np.unpackbits(np.frombuffer(share, np.uint8))
+        assert abs(ones.mean() - 0.5) < 3 / np.sqrt(len(ones))
+
+
+def test_with_ecdh_the_hub_learns_pairwise_overlaps() -> None:
+    """Its tags and the member's are equal for each ID that the two share: so `leaks` says."""
+    for sets, overlap in zip(worlds_for_the_hub(), (200, 0), strict=True):
+        hub = Intersection("ecdh", sets).play().aligners[HUB]
+        assert len(hub.rows) == 0
+        assert isinstance(hub, EcdhHub)
+        assert len(hub.overlaps["p"]) == overlap
+    for backend in SET_INTERSECTIONS.values():
+        assert any("pairwise" in leak for leak in backend.leaks) == backend.pairwise
+
+
+# Views bit by bit: the same small sets again and again, under one hash key, which the member knows
+
+SMALL_FOR_A_MEMBER = (
+    {HUB: named("c", range(2)) + named("hub", range(4)), "p": named("c", range(5))},
+    {
+        HUB: named("c", range(2)) + [bytes([k + 2]) * 40 for k in range(4)],
+        "p": named("c", range(5)),
+    },
+)
+SMALL_FOR_THE_HUB = (
+    {HUB: named("h", range(5)), "p": named("h", range(5)), "q": named("q", range(5))},
+    {HUB: named("h", range(5)), "p": named("p", range(5)), "q": named("q", range(5))},
+)
+RUNS = 60
+
+
+def bits_seen(backend: str, sets: Sets, party: str) -> NDArray[np.int64]:
+    """Return how often each bit of what `party` receives is one, in so many runs."""
+    views, blocks = [], list[bytes]()
+    for _ in range(RUNS):
+        sent = play(backend, sets)[1]
+        bodies = [out.body[HEADER:] for out in sent if out.receiver == party]
+        views.append(np.frombuffer(b"".join(bodies), np.uint8))
+        long = [body for body in bodies if len(body) >= 100]
+        blocks += [body[k : k + 16] for body in long for k in range(0, len(body) - 15, 16)]
+    assert len(set(blocks)) == len(blocks) > RUNS, "what is secret is made anew in each run"
+    ones: NDArray[np.int64] = np.unpackbits(np.stack(views), axis=1).sum(axis=0, dtype=np.int64)
+    return ones
+
+
+def largest_difference(backend: str, worlds: Sequence[Sets], party: str) -> float:
+    """The most conspicuous bit, in standard deviations of two samples of a fair coin."""
+    one, other = (bits_seen(backend, sets, party).astype(float) for sets in worlds)
+    assert len(one) == len(other) > 1000
+    return float(np.abs(one - other).max() / np.sqrt(RUNS / 2))
+
+
+@pytest.fixture
+def one_hash_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All else, such as triples and shares, stays random."""
+    monkeypatch.setattr(circuit, "fresh_key", lambda: b"k" * 32)
+
+
+# the circuit on CrypTen sends the words of our own gates
+SENDING = pytest.mark.parametrize("backend", sorted({*SET_INTERSECTIONS} - {"circuit_crypten"}))
+# 1e5 bits: one above 6.5 comes by chance once in 10,000 tests
+CHANCE = 6.5
+
+
+@SENDING
+@pytest.mark.usefixtures("one_hash_key")
+def test_no_bit_that_a_member_sees_depends_on_the_hubs_other_ids(backend: str) -> None:
+    assert largest_difference(backend, SMALL_FOR_A_MEMBER, "p") < CHANCE
+
+
+@SENDING
+@pytest.mark.usefixtures("one_hash_key")
+def test_no_bit_that_the_hub_sees_depends_on_one_members_overlap(backend: str) -> None:
+    assert largest_difference(backend, SMALL_FOR_THE_HUB, HUB) < CHANCE
+
+
+@pytest.mark.usefixtures("one_hash_key")
+def test_one_word_without_its_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = hashing.random_words
+
+    def forgetful(seed: bytes, purpose: bytes, count: int) -> hashing.Words:
+        words = real(seed, purpose, count).copy()
+        words[: purpose == b"a"] = 0
+        return words
+
+    monkeypatch.setattr(hashing, "random_words", forgetful)
+    assert largest_difference("circuit", SMALL_FOR_A_MEMBER, "p") > CHANCE
+
+
+@BACKENDS
+def test_neither_ids_nor_their_hashes_travel(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: IDs, digests and hashed points are searched for in all bytes sent."""
+    secrets: set[bytes] = set()
+    spy(monkeypatch, secrets, ecdh, "digest_ids")
+    spy(monkeypatch, secrets, ecdh, "to_curve")
+    spy(monkeypatch, secrets, hashing, "fingerprints")
+    sets = {HUB: named("person", range(60)), "p": named("person", range(30, 90))}
+    everything = b"".join(out.body for out in play(backend, sets)[1])
+    secrets |= {identity for ids in sets.values() for identity in ids}
+    hashed = {"ecdh": 2 * 60, "vole": 0}.get(backend, 60)
+    assert len(secrets) >= 90 + hashed
+    assert not any(secret in everything for secret in secrets)
+
+
+def spy(monkeypatch: pytest.MonkeyPatch, seen: set[bytes], module: ModuleType, name: str) -> None:
+    """Keep what a function returns, in pieces of 32 bytes, or the tags that it returns first."""
+    real: Callable[..., Any] = getattr(module, name)
+
+    def watched(*arguments: object, **named: object) -> Any:
+        found = real(*arguments, **named)
+        if isinstance(found, tuple):
+            seen.update(tag.tobytes() for tag in found[0])
+        else:
+            seen.update(ecdh.split_points(found) if isinstance(found, bytes) else found)
+        return found
+
+    monkeypatch.setattr(module, name, watched)

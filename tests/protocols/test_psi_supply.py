@@ -14,7 +14,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import SET_INTERSECTIONS, circuit
 from apfed_protocols.psi.circuit import CircuitIntersection, Kind
 from apfed_protocols.psi.ecdh import EcdhIntersection
-from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, Supply
+from apfed_protocols.psi.interface import IntersectionAgreement, Supply
 from apfed_protocols.randomness import fresh_key
 from tests.contracts.intersections import Intersection, of_kind, stocked
 from tests.with_crypten import usable
@@ -29,34 +29,19 @@ SETS = {
     "p": [b"%d" % k for k in range(100, 350)],
     "q": [b"%d" % k for k in range(150, 300, 2)],
 }
-COMMON = {b"%d" % k for k in range(150, 280, 2)}
-Sent = list[tuple[str, Kind, int]]
 
 
-def stock(
-    agreement: IntersectionAgreement = AHEAD,
-    backend: type[CircuitIntersection] = CircuitIntersection,
-) -> dict[str, Supply]:
-    return stocked(backend, agreement)
+def stock(backend: type[CircuitIntersection] = CircuitIntersection) -> dict[str, Supply]:
+    return stocked(backend, AHEAD)
 
 
 def play(
     supplies: Mapping[str, Supply] | None,
-    *,
     agreement: IntersectionAgreement = AHEAD,
     sets: Mapping[str, Sequence[bytes]] = SETS,
     backend: type[CircuitIntersection] = CircuitIntersection,
-) -> tuple[dict[str, Aligner], Sent]:
-    """The roles with rows, and sender, kind and length of every message."""
-    played = Intersection(backend, sets, agreement, supplies=supplies).play()
-    return played.aligners, [(me, Kind(out.body[1]), len(out.body)) for me, out in played.sent]
-
-
-def check(aligners: Mapping[str, Aligner]) -> None:
-    found = [[SETS[name][row] for row in aligner.rows] for name, aligner in aligners.items()]
-    assert found[0] == found[1] == found[2]
-    assert set(found[0]) == COMMON
-    assert len(found[0]) == len(COMMON)
+) -> Intersection:
+    return Intersection(backend, sets, agreement, supplies=supplies).play()
 
 
 @pytest.mark.parametrize("name", usable(("circuit", "opprf", "circuit_crypten")))
@@ -65,21 +50,24 @@ def test_with_a_supply_the_dealer_only_counts(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(circuit, "CHUNK_SLOTS", 2000)
     kind: Any = SET_INTERSECTIONS[name]
     dealt = stock(backend=CircuitIntersection if "crypten" in name else kind)
-    aligners, sent = play(dealt, backend=kind)
-    check(aligners)
-    assert not {kind for _, kind, _ in sent} & {Kind.DEAL, Kind.TRIPLES, Kind.CORRELATED}
-    assert {kind for name, kind, _ in sent if name == "d"} == {Kind.VERDICT}
+    played = play(dealt, backend=kind)
+    played.check()
+    sent = [(sender, Kind(out.body[1])) for sender, out in played.sent]
+    assert not {kind for _, kind in sent} & {Kind.DEAL, Kind.TRIPLES, Kind.CORRELATED}
+    assert {kind for name, kind in sent if name == "d"} == {Kind.VERDICT}
 
 
 def test_without_a_supply_agreed_sizes_hide_the_true_ones() -> None:
     agreement = replace(AHEAD, ahead=False)
-    aligners, sent = play(None, agreement=agreement)
-    check(aligners)
     few = {"hub": SETS["hub"][:200], "p": SETS["p"][:150], "q": SETS["q"][:70]}
-    _, others = play(None, agreement=agreement, sets=few)
-    # how long the list of what is common is, shows to all what is common, as agreed
-    without = [[entry for entry in each if entry[1] is not Kind.TOKENS] for each in (sent, others)]
-    assert without[0] == without[1]
+    lengths = []
+    for sets in (SETS, few):
+        played = play(None, agreement, sets)
+        played.check()
+        # how long the list of what is common is, shows to all what is common, as agreed
+        sent = [(me, out) for me, out in played.sent if out.body[1] != Kind.TOKENS]
+        lengths.append([(me, out.receiver, out.body[1], len(out.body)) for me, out in sent])
+    assert lengths[0] == lengths[1]
 
 
 def test_a_supply_is_used_once() -> None:
@@ -102,7 +90,7 @@ def test_copies_of_a_supply_are_not_used_beside_it() -> None:
             supply.to_bytes()
     with pytest.raises(LocalProtocolError, match="hub: a supply is used once"):
         play(supplies)  # what was stored is used from the store only
-    check(play({name: Supply.from_bytes(each) for name, each in kept.items()})[0])
+    play({name: Supply.from_bytes(each) for name, each in kept.items()}).check()
     with pytest.raises(LocalProtocolError, match="hub: a supply is used once"):
         play({name: Supply.from_bytes(each) for name, each in kept.items()})  # read twice
 
@@ -150,7 +138,7 @@ def test_a_party_that_is_not_admitted_keeps_its_supply() -> None:
         CircuitIntersection(AHEAD, admit=refuse).hub(
             "hub", MEMBERS, SETS["hub"], supply=supplies["hub"]
         )
-    check(play(supplies)[0])
+    play(supplies).check()
 
 
 def test_a_set_above_the_agreed_size_is_an_error() -> None:

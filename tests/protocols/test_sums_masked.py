@@ -1,5 +1,6 @@
 """Masks: what coalitions see is uniform, and what does not fit is refused."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -8,66 +9,96 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import keystream
-from apfed_protocols.sums import MaskedSum, RecoverableSum, StepBinding
+from apfed_protocols.sums import MaskedBfvSum, MaskedSum, RecoverableSum, StepBinding
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.masked import MaskedReceiver, PairwiseSeeds, add_keystream
 from tests.contracts.hostile import looks_uniform
-from tests.contracts.sum_parties import Parties, agreement, binding, parties
+from tests.contracts.sum_parties import Parties, agreement, binding, fresh_parties, parties
 
 SHAPE = (128, 64)
 
 
-@pytest.fixture(scope="module")
-def played() -> Parties:
-    return parties("plain + pairwise masks")
+MASKED = ["plain + pairwise masks", "plain + recoverable masks", "bfv + pairwise masks"]
 
 
-def words(frame: bytes) -> NDArray[np.uint32]:
-    return np.frombuffer(Frame.parse(frame, sender="peer").blobs[0], dtype="<u4")
+def numbers(played: Parties, frame: bytes) -> NDArray[np.uint64]:
+    """What lies under the masks, to whoever holds the active's key."""
+    blobs = Frame.parse(frame, sender="peer").blobs
+    if isinstance(played.sum, MaskedBfvSum):
+        context = vars(played.receiver)["_context"]
+        slots = played.sum.cipher.decrypt(context, blobs, len(blobs), sender="leak")
+        found: NDArray[np.uint64] = np.rint(slots).astype(np.int64).view(np.uint64)
+        return found
+    return np.frombuffer(blobs[0], dtype="<u4").astype(np.uint64)
 
 
-def active_masks(played: Parties, bound: StepBinding) -> dict[str, NDArray[np.uint32]]:
-    """What the active can take off each contribution."""
-    assert isinstance(played.receiver, MaskedReceiver)
-    masks = {name: np.zeros(SHAPE, dtype="<u4") for name in played.names}
-    for name, mask_BD in masks.items():
-        vars(played.receiver)["_seeds"].add_stream(name, bound, mask_BD, sign=1)
-    return {name: mask_BD.reshape(-1) for name, mask_BD in masks.items()}
+def uniform(seen: NDArray[np.uint64], played: Parties) -> bool:
+    """Every bit of the ring, of its lowest 32 and of its highest."""
+    bits = played.sum.headroom.bits if isinstance(played.sum, MaskedBfvSum) else 32
+    highest = (seen & np.uint64(2**bits - 1)) >> np.uint64(bits - 32)
+    return looks_uniform(seen.astype(np.uint32)) and looks_uniform(highest.astype(np.uint32))
+
+
+def seen_by_active(
+    played: Parties, frames: dict[str, bytes], told: dict[str, StepBinding]
+) -> list[NDArray[np.uint64]]:
+    """Contributions that the aggregator leaked to it, less the masks that it shares."""
+    seen = []
+    for name, frame in frames.items():
+        mask_BD = np.zeros(SHAPE, dtype="<u4")
+        if isinstance(played.receiver, MaskedReceiver):
+            vars(played.receiver)["_seeds"].add_stream(name, told[name], mask_BD, sign=1)
+            seen.append(numbers(played, frame) - mask_BD.reshape(-1))
+        else:
+            seen.append(numbers(played, frame))
+    return seen
 
 
 def test_the_judge_sees_a_planted_leak() -> None:
-    for bits in [32, 64]:
-        rng, kind = np.random.default_rng(0), np.dtype(f"u{bits // 8}")
+    rng, played = np.random.default_rng(0), parties("bfv + pairwise masks")
+    assert isinstance(played.sum, MaskedBfvSum)
+    for bits in (32, 64):
+        kind = np.dtype(f"u{bits // 8}")
         assert looks_uniform(rng.integers(0, 2**bits, 8192, dtype=kind))
         assert not looks_uniform(rng.integers(0, 2 ** (bits - 1), 8192, dtype=kind))
+    modulus = 2**played.sum.headroom.bits
+    assert uniform(rng.integers(0, modulus, 8192, dtype=np.uint64), played)
+    assert not uniform(rng.integers(0, modulus // 2, 8192, dtype=np.uint64), played)
 
 
-def test_coalitions_see_uniform_words(played: Parties) -> None:
+@pytest.mark.parametrize("choice", MASKED)
+def test_coalitions_see_uniform_words(choice: str) -> None:
+    played = fresh_parties(choice)
     bound = played.next()
-    contributions = played.contribute([np.full(SHAPE, 0.001)] * 3, bound)
-    seen_by_active = active_masks(played, bound)
-    total = sum((words(frame) for frame in contributions.values()), np.zeros(1, np.uint32))
-    assert looks_uniform(total)  # the aggregator alone: not even the sum
-    for name, frame in contributions.items():
-        assert looks_uniform(words(frame))
-        assert looks_uniform(words(frame) - seen_by_active[name])  # active and aggregator
-    two = [words(contributions[name]) - seen_by_active[name] for name in played.names[:2]]
-    assert looks_uniform(two[0] + two[1])  # nor the sum of some
-    opened = total - sum(seen_by_active.values(), np.zeros(1, np.uint32))
-    assert np.unique(opened).tolist() == [99]  # 3 * round(0.001 * 32767)
+    frames = played.contribute([np.full(SHAPE, 0.001)] * 3, bound)
+    seen = seen_by_active(played, frames, dict.fromkeys(played.names, bound))
+    combined = played.combine(frames, bound.digest)
+    if "plain" in choice:  # the aggregator alone: not even the sum
+        assert all(
+            uniform(numbers(played, frame), played) for frame in (*frames.values(), combined)
+        )
+    assert all(uniform(each, played) for each in seen)  # active and aggregator: no single one
+    assert uniform(seen[0] + seen[1], played)  # nor the sum of some
+    opened = played.receiver.decode(combined, SHAPE, bound)
+    assert np.unique(np.rint(opened * 32767)).tolist() == [99]  # 3 * round(0.001 * 32767)
 
 
-def test_an_equivocating_active_with_the_aggregator_gets_noise(played: Parties) -> None:
+@pytest.mark.parametrize("choice", MASKED)
+def test_an_equivocating_active_with_the_aggregator_gets_noise(choice: str) -> None:
     """The masks are bound to what was sent, whatever the aggregator lets pass."""
+    played = fresh_parties(choice)
     bound = played.next()
-    other = binding(bound.step, message=1)
-    told = {"passive_1": bound, "passive_2": other, "passive_3": bound}
-    contributions = played.contribute([np.full(SHAPE, 1e6)] * 3, told)
-    first, second = active_masks(played, bound), active_masks(played, other)
-    opened = np.zeros(SHAPE[0] * SHAPE[1], dtype=np.uint32)
-    for name, frame in contributions.items():
-        opened += words(frame) - (second if name == "passive_2" else first)[name]
-    assert looks_uniform(opened)
+    told = dict.fromkeys(played.names, bound) | {"passive_2": binding(bound.step, message=1)}
+    frames = played.contribute([np.full(SHAPE, 1e6)] * 3, told)
+    opened = sum(seen_by_active(played, frames, told), np.zeros(1, np.uint64))
+    assert uniform(opened, played)
+    if played.sum.rounds == 1:
+        forged = {
+            name: replace(Frame.parse(frame, sender=name), binding=bound.digest).pack()
+            for name, frame in frames.items()
+        }
+        with pytest.raises(RemoteProtocolError, match="the passives answered different messages"):
+            played.receiver.decode(played.combine(forged), SHAPE, bound)
 
 
 def test_the_ring_must_hold_the_sum() -> None:
@@ -98,7 +129,7 @@ def test_one_passive_hides_from_the_aggregator_only() -> None:
     played = Parties(MaskedSum(agreement(2, contributors=("passive_1",), allow_single=True)))
     bound = played.next()
     contribution = played.contribute([np.full(SHAPE, 0.01)], bound)
-    assert looks_uniform(words(contribution["passive_1"]))
+    assert uniform(numbers(played, contribution["passive_1"]), played)
     combined = played.combiner.combine(contribution)
     assert np.unique(played.receiver.decode(combined, SHAPE, bound)).size == 1
 

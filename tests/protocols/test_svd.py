@@ -301,35 +301,3 @@ def test_a_table_is_checked() -> None:
     for held, people, message in cases:
         with pytest.raises(LocalProtocolError, match=message):
             Parties(agreement()).owners["p1"].mask(held, people)
-
-
-def test_an_agreement_is_checked() -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"owners": ("active",), "features": (3,)}, "two tables or more"),
-        ({"receiver": "p2"}, "one of their owners receives it"),
-        ({"server": "p1"}, "are all different"),
-        ({"dealer": ""}, "text of 1 to 255 bytes"),
-        ({"features": (3,)}, "1 feature or more"),
-        ({"features": (3, 0)}, "1 feature or more"),
-        ({"features": [3, 4]}, "are tuples"),
-        ({"features": (3, 2**13)}, "at most 8192"),
-        ({"vectors": 8}, "no fewer than the 8"),
-        ({"vectors": 0}, r"vectors is a number in 1..8192"),
-        ({"mask_rows": 1}, r"mask_rows is a number in 2..8192"),
-        ({"most_rows": True}, "most_rows is a number"),
-    ]
-    for changes, message in cases:
-        with pytest.raises(LocalProtocolError, match=message):
-            agreement(**changes)
-
-
-def test_every_field_is_in_the_digest() -> None:
-    usual = agreement()
-    changes: list[dict[str, Any]] = [
-        {"session": "x"}, {"server": "x"}, {"dealer": "x"}, {"owners": ("active", "x")},
-        {"features": (4, 3)}, {"receiver": "p1"}, {"vectors": 2}, {"mask_rows": 9},
-        {"most_rows": 9},
-    ]  # fmt: skip
-    assert {name for change in changes for name in change} == set(usual.__dataclass_fields__)
-    digests = {agreement(**{"session": usual.session, **one}).digest for one in changes}
-    assert len(digests | {usual.digest}) == len(changes) + 1

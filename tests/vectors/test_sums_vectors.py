@@ -9,12 +9,12 @@ import pytest
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import SECURE_SUMS
-from tests.vectors.record import SEEDED
 from tests.vectors.recorded import (
     DECODED_LEVELS,
     RECOVERABLE,
     RECOVERED,
     RECOVERED_LEVELS,
+    SEEDED,
     SHAPE,
     binding,
     combined,
@@ -83,19 +83,6 @@ def test_a_tampered_sum_is_refused(name: str) -> None:
         altered = tampered(raw(recorded["sum"]), change)
         with pytest.raises(RemoteProtocolError, match=change["error"]):
             receiver(name, recorded).decode(altered, SHAPE, binding())
-
-
-@seeded
-def test_recorded_contributions_of_a_missing_or_lying_party_are_refused(name: str) -> None:
-    good = {party: raw(frame) for party, frame in vector(name)["contributions"].items()}
-    aggregator = seeded_roles(name)["aggregator"]
-    combine = aggregator.ask if SECURE_SUMS[name].rounds == 2 else aggregator.combine
-    with pytest.raises(RemoteProtocolError, match="missing: passive_3"):
-        combine({party: frame for party, frame in good.items() if party != "passive_3"})
-    for at, error in ((56, "answered another message"), (88, "other parameters"), (7, "sent the")):
-        altered = tampered(good["passive_2"], {"at": at, "xor": "01"})
-        with pytest.raises(RemoteProtocolError, match=error):
-            combine({**good, "passive_2": altered})
 
 
 def test_a_recovered_sum_is_the_recorded_bytes() -> None:

@@ -1,10 +1,9 @@
 """CrypTen, an optional extra, as a library of arithmetic on shares: whose party, whose shares.
 
-CrypTen 0.4.1
-imports a converter of ONNX models whose parts torch 2.9 dropped, and names a dead package
-among its requirements. So an empty converter stands in for its own before the import
-(`load_crypten`, the only one), and the
-pip command leaves the requirements out. Everything but ONNX conversion works.
+CrypTen 0.4.1 imports a converter of ONNX models whose parts torch 2.9 dropped, and names a dead
+package among its requirements. So an empty converter stands in for its own before the import
+(`load_crypten`, the only one), and the pip command leaves the requirements out. Everything but ONNX
+conversion works.
 
 CrypTen keeps one party a process, in global variables, and makes multiplication triples in the
 clear at its first party unless told otherwise. A `Seat` is a party that lasts for one block of
@@ -201,9 +200,7 @@ def total(shares: Sequence[Shares]) -> Integers:
 
 
 def add_shares(shares: Sequence[Shares]) -> Shares:
-    """Add one party's shares of several numbers with CrypTen; the result is its share of the
-    sum.
-    """
+    """Add one party's shares of several numbers with CrypTen: its share of their sum."""
     load_crypten()
     first, *others = (_shared(share) for share in shares)
     for other in others:

@@ -30,7 +30,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -78,8 +78,6 @@ __all__ = [
     "SumOfProducts",
     "encrypt_labels",
     "expand_label",
-    "open_request",
-    "request_frame",
 ]
 
 _BYTES = 32
@@ -273,45 +271,29 @@ class SumOfProducts(DescribedSum):
         octets[:, : self.word_bytes] = received.reshape(-1, self.word_bytes)
         return octets.view(_WORD).reshape(-1)
 
+    @cached_property
+    def _empty_request(self) -> Frame:
+        shape = self.products.labelled, self.products.columns
+        return self.frames().of_all(FrameKind.REQUEST, shape)
 
-def request_frame(described: SumOfProducts, fingerprint: bytes, blobs: Sequence[bytes]) -> bytes:
-    agreed = described.products
-    return Frame(
-        kind=FrameKind.REQUEST,
-        name=described.name,
-        party=len(agreed.contributors),
-        step=0,
-        rows=agreed.labelled,
-        columns=agreed.columns,
-        binding=described.agreement.digest,
-        fingerprint=fingerprint,
-        blobs=tuple(blobs),
-    ).pack()
+    def request(self, blobs: Sequence[bytes]) -> bytes:
+        return replace(self._empty_request, blobs=tuple(blobs)).pack()
 
-
-def open_request(
-    described: SumOfProducts, fingerprint: bytes, request: bytes, count: int
-) -> tuple[bytes, ...]:
-    agreed, sender = described.products, described.agreement.receiver
-    frame = Frame.parse(request, sender=sender)
-    about = frame.kind, frame.name, frame.party, frame.step, frame.shape
-    if about != (
-        FrameKind.REQUEST,
-        described.name,
-        len(agreed.contributors),
-        0,
-        (agreed.labelled, agreed.columns),
-    ):
-        raise RemoteProtocolError(
-            f"{sender} sent {frame.kind.noun} of {frame.name} of shape {frame.shape}, expected "
-            f"the request of {agreed.labelled}x{agreed.columns} labels"
-        )
-    if (frame.binding, frame.fingerprint) != (described.agreement.digest, fingerprint):
-        raise RemoteProtocolError(
-            f"{sender} encrypts labels under another agreement; compare the two configurations"
-        )
-    frame.require_blobs(sender, count)
-    return frame.blobs
+    def open_request(self, request: bytes, count: int) -> tuple[bytes, ...]:
+        due, sender = self._empty_request, self.agreement.receiver
+        frame = Frame.parse(request, sender=sender)
+        about = replace(frame, blobs=(), binding=due.binding, fingerprint=due.fingerprint)
+        if about != due:
+            raise RemoteProtocolError(
+                f"{sender} sent {frame.kind.noun} of {frame.name} of shape {frame.shape}, expected "
+                f"the request of {due.rows}x{due.columns} labels"
+            )
+        if (frame.binding, frame.fingerprint) != (due.binding, due.fingerprint):
+            raise RemoteProtocolError(
+                f"{sender} encrypts labels under another agreement; compare the two configurations"
+            )
+        frame.require_blobs(sender, count)
+        return frame.blobs
 
 
 # The encrypted labels: everything in a request follows from 32 secret bytes and the labels, so that
@@ -435,14 +417,12 @@ class Candidates(KeepsSecrets):
         self._described, self._frames, self._classes_n = described, frames, classes_n
         self._opening = threading.Lock()
         self._roots = [fresh_key() for _ in range(described.products.candidates or 0)]
-        hashes = [_hash_of(described, frames, root) for root in self._roots]
+        hashes = [_hash_of(described, root) for root in self._roots]
         self._hashes = b"".join(hashes)
-        self.commitment = request_frame(described, frames.fingerprint, (self._hashes,))
+        self.commitment = described.request((self._hashes,))
 
     def opened(self, challenges: Mapping[str, bytes]) -> tuple[bytes, IntArray]:
-        """The message of step 3 and the secret key of the request that is kept; once, as twice
-        would open every request.
-        """
+        """The message of step 3, and the secret key of the request that is kept; once."""
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         described = self._described
         kept = _agreed_challenge(described, self._frames, challenges, self._hashes)
@@ -456,8 +436,7 @@ class Candidates(KeepsSecrets):
         shifts_n = ((self._classes_n - classes_n) % columns).astype(_SHIFT)
         blobs = encrypt_labels(described, root, np.eye(columns, dtype=np.int64)[classes_n])
         parts = (b"".join(roots), shifts_n.tobytes(), *blobs)
-        message = request_frame(described, self._frames.fingerprint, parts)
-        return message, _secret_of(described, root)
+        return described.request(parts), _secret_of(described, root)
 
 
 class PublicCoin(KeepsSecrets):
@@ -465,7 +444,7 @@ class PublicCoin(KeepsSecrets):
         self, me: str, described: SumOfProducts, frames: AgreedFrames, commitment: bytes
     ) -> None:
         agreed = described.products
-        (self.hashes,) = open_request(described, frames.fingerprint, commitment, 1)
+        (self.hashes,) = described.open_request(commitment, 1)
         if len(self.hashes) != _BYTES * (agreed.candidates or 0):
             raise RemoteProtocolError(
                 f"{agreed.receiver} commits to {len(self.hashes)} bytes of requests, expected "
@@ -526,11 +505,9 @@ class PublicCoin(KeepsSecrets):
         return tuple(Outgoing(name, message) for name in self._names if name != self.me)
 
 
-def _open_audited(
-    described: SumOfProducts, frames: AgreedFrames, coin: PublicCoin, request: bytes
-) -> LabelValues:
+def _open_audited(described: SumOfProducts, coin: PublicCoin, request: bytes) -> LabelValues:
     agreed, kept = described.products, coin.kept
-    parts = open_request(described, frames.fingerprint, request, 4 + agreed.labelled)
+    parts = described.open_request(request, 4 + agreed.labelled)
     roots, shifts = parts[0], np.frombuffer(parts[1][: len(parts[1]) & ~1], _SHIFT)
     sizes = len(coin.hashes) - _BYTES, _SHIFT.itemsize * agreed.labelled
     if (len(roots), len(parts[1])) != sizes or shifts.max(initial=0) >= agreed.columns:
@@ -539,11 +516,10 @@ def _open_audited(
             f"{len(parts[1])}, expected {sizes[0]} and {sizes[1]}, shifts below {agreed.columns}"
         )
     hashes = [
-        _hash_of(described, frames, roots[start : start + _BYTES])
-        for start in range(0, len(roots), _BYTES)
+        _hash_of(described, roots[start : start + _BYTES]) for start in range(0, len(roots), _BYTES)
     ]
     blobs = parts[2:]
-    hashes.insert(kept, _hash(request_frame(described, frames.fingerprint, blobs)))
+    hashes.insert(kept, _hash(described.request(blobs)))
     if b"".join(hashes) != coin.hashes:
         raise RemoteProtocolError(
             f"{agreed.receiver} cheated: the requests that it opened, or the one that is kept, are "
@@ -560,10 +536,10 @@ def _classes_of(described: SumOfProducts, root: bytes) -> IntArray:
     return (words % np.uint64(agreed.columns)).astype(np.int64)
 
 
-def _hash_of(described: SumOfProducts, frames: AgreedFrames, root: bytes) -> bytes:
+def _hash_of(described: SumOfProducts, root: bytes) -> bytes:
     bits_nK = np.eye(described.products.columns, dtype=np.int64)[_classes_of(described, root)]
     blobs = encrypt_labels(described, root, bits_nK)
-    return _hash(request_frame(described, frames.fingerprint, blobs))
+    return _hash(described.request(blobs))
 
 
 def _hash(request: bytes) -> bytes:
@@ -618,7 +594,7 @@ class ProductReceiver(SumReceiver):
             return
         root = fresh_key()
         blobs = encrypt_labels(described, root, bits_nK)
-        self._made(request_frame(described, frames.fingerprint, blobs), _secret_of(described, root))
+        self._made(described.request(blobs), _secret_of(described, root))
 
     def commitment(self) -> bytes:
         """The hashes of all candidates, the same bytes for every passive."""
@@ -751,10 +727,9 @@ class ProductContributor(Role):
                 f"{described.agreement.receiver} sent a second request to {self.me}"
             )
         if described.products.candidates is not None:
-            self._labels = _open_audited(described, self._frames, self._tossed(), request)
+            self._labels = _open_audited(described, self._tossed(), request)
             return
-        count = 2 + described.products.labelled
-        blobs = open_request(described, self._frames.fingerprint, request, count)
+        blobs = described.open_request(request, 2 + described.products.labelled)
         self._labels = LabelValues.of(described, request, blobs)
 
     def answer(self, block: int, rows_Bn: FloatArray, noise_BK: IntArray | None = None) -> bytes:

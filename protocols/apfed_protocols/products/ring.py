@@ -71,9 +71,7 @@ def split(bits: int, widest: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Ring:
-    """Z[X] / (X^N + 1) modulo 2^k: N a power of two, k the sum of the digits' widths, lowest
-    first.
-    """
+    """Z[X] / (X^N + 1) modulo 2^k: N a power of two, k the sum of the digits' widths."""
 
     degree: int
     widths: tuple[int, ...]

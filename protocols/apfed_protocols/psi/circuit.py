@@ -164,7 +164,7 @@ class Kind(IntEnum):
     HINT = 18
 
 
-_CORRELATING = Kind.CORRELATE, Kind.CORRELATED
+_CORRELATING = vole.Dealing(Kind.CORRELATE, Kind.CORRELATED, bins_for)
 
 
 class Desk(AnyDesk[Kind]):
@@ -332,9 +332,7 @@ class CircuitIntersection(DealtIntersection):
     def serve(
         self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
     ) -> Script:
-        """Serve one intersection, steps 2 and 3; `hub_size` is what the hub announced to the
-        dealer, where it did.
-        """
+        """Steps 2 and 3 of one intersection; `hub_size` is what the hub announced to the dealer."""
         total, most = 0, self.agreement.maximum_ids if hub_size is None else hub_size
         turn = Turn((), [hub])
         inbox = yield turn
@@ -786,23 +784,16 @@ class OpprfIntersection(CircuitIntersection):
         self, desk: Desk, members: Sequence[str], meeting: Meeting, supply: Supply | None
     ) -> Generator[Turn, Inbox, Words]:
         hub_size, *sizes = meeting.sizes
-        elements, shares = bins_for(hub_size), list[vole.HubShare]()
-        for _ in members:
-            dealt = (
-                supply.take(vole.hub_dealt_bytes(elements))
-                if supply
-                else (yield from vole.ordered(desk, hub_size, elements, *_CORRELATING))
-            )
-            shares.append(vole.HubShare.of(dealt))
+        shares = yield from _CORRELATING.hub_shares(desk, hub_size, members, supply)
         used, own, choice = _placed(meeting)
         digests = _digests(meeting.tokens[own], meeting.key)
         points = store.random_elements(fresh_key(), b"points", len(meeting.row_of_bin))
         points[used] = store.targets_of(digests)
-        vectors = {m: share.masked(points) for m, share in zip(members, shares, strict=True)}
+        vectors = {member: share.masked(points) for member, share in shares.items()}
         inbox = yield desk.turn(Kind.VECTOR, vectors, members)
         tags_MB = random_words(fresh_key(), b"empty", len(members) * len(meeting.row_of_bin))
         tags_MB = tags_MB.reshape(len(members), -1).copy()
-        for member, size, share, tags_B in zip(members, sizes, shares, tags_MB, strict=True):
+        for (member, share), size, tags_B in zip(shares.items(), sizes, tags_MB, strict=True):
             shape = store.cells_for(size) + store.DENSE, PLACES
             hints = desk.read_words(inbox, member, Kind.HINT, shape)
             hinted = store.decode(hints, store.Rows.of(digests, store.cells_for(size)))
@@ -814,17 +805,11 @@ class OpprfIntersection(CircuitIntersection):
         self, desk: Desk, hub: str, meeting: Meeting, supply: Supply | None
     ) -> Generator[Turn, Inbox, Words]:
         hub_size, size = meeting.sizes[0], meeting.sizes[1 + meeting.place]
-        dealer = desk.agreement.dealer
         # what takes no message of others is done while it comes
         digests = _digests(meeting.tokens, meeting.key)
         hints = store.Encoder(store.Rows.of(digests, store.cells_for(size)), store.cells_for(size))
-        inbox = yield Turn((), [hub] if supply else [hub, dealer])
-        dealt = (
-            supply.take(vole.member_dealt_bytes())
-            if supply
-            else desk.read(inbox, dealer, Kind.CORRELATED, vole.member_dealt_bytes())
-        )
-        share = vole.MemberShare.of(dealt, dealer=dealer)
+        inbox = yield Turn((), [hub] if supply else [hub, desk.agreement.dealer])
+        share = _CORRELATING.member_share(desk, inbox, supply)
         vector = desk.read(inbox, hub, Kind.VECTOR, vole.vector_bytes(bins_for(hub_size)))
         values_B = share.unmasked(hub, vector)
         addends = share.delta.times(store.targets_of(digests))
@@ -840,23 +825,15 @@ class OpprfIntersection(CircuitIntersection):
         self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
     ) -> Script:
         if not self.agreement.ahead:
-            hub_size = yield from vole.deal_each(desk, hub, members, bins_for, *_CORRELATING)
+            hub_size = yield from _CORRELATING.deal(desk, hub, members)
         return (yield from super().serve(desk, hub, members, hub_size=hub_size))
 
     def _stock_script(self, me: str, hub: str, members: Sequence[str], supply: Supply) -> Script:
-        desk, dealer = self._desk(me), self.agreement.dealer
-        if me == hub:
-            size = self.agreement.size_of(me)
-            for _ in members:
-                dealt = yield from vole.ordered(desk, size, bins_for(size), *_CORRELATING)
-                supply.add(dealt)
-        else:
-            inbox = yield Turn((), [dealer])
-            supply.add(desk.read(inbox, dealer, Kind.CORRELATED, vole.member_dealt_bytes()))
+        yield from _CORRELATING.stock(self._desk(me), hub, members, supply)
         return (yield from super()._stock_script(me, hub, members, supply))
 
     def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        yield from vole.deal_each(self._desk(me), hub, members, bins_for, *_CORRELATING)
+        yield from _CORRELATING.deal(self._desk(me), hub, members)
         return (yield from super()._stock_dealer_script(me, hub, members))
 
 

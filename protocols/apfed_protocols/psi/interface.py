@@ -252,12 +252,8 @@ class Aligner:
 
     What the agreed output gives is ready when `finished`. Its property raises
     IntersectionTooSmallError where the intersection is below the agreed minimum, and
-    LocalProtocolError before the end or where it does not open to this party.
-
-    Args:
-        me: this party's name; peers: who may write to it; output: what was agreed.
-        script: not yet started. What it raises ends the role.
-        longest: bytes of the longest message that it takes.
+    LocalProtocolError before the end or where it does not open to this party. What the script
+    raises ends the role.
     """
 
     def __init__(
@@ -379,19 +375,13 @@ class Aligner:
 class Desk(Generic[_Kind]):
     """Frames one party's messages, and reads those of its peers.
 
-    Args:
-        me: the party; agreement: of the intersection.
-        progress: told of its work.
-        version: names the backend and its version, 0 to 255; None: that of the class.
-
-    Attributes:
-        kinds: of messages; work: what `report` tells of.
-        item_bytes: of those kinds whose messages are of items, at most one for each ID.
+    `version` names the backend and its version, 0 to 255.
     """
 
     kinds: type[_Kind]
     version: ClassVar[int]
     work: ClassVar[str] = ""
+    # Of those kinds whose messages are of items, at most one for each ID.
     item_bytes: ClassVar[Mapping[int, int]] = {}
 
     def __init__(
@@ -486,10 +476,8 @@ def digest_each(ids: Sequence[bytes], keyed: "hashlib.blake2b") -> NDArray[np.ui
     They are as secret as the IDs: who has the key can try out guessed IDs.
     """
     digests, copy = np.empty((len(ids), keyed.digest_size), np.uint8), keyed.copy
-    for start in range(
-        0, len(ids), _IDS_OF_A_PIECE
-    ):  # millions of small objects would crowd the memory
-        found = []
+    for start in range(0, len(ids), _IDS_OF_A_PIECE):
+        found = []  # millions of small objects would crowd the memory
         for identity in ids[start : start + _IDS_OF_A_PIECE]:
             one = copy()
             one.update(identity)
@@ -517,10 +505,7 @@ def _common_rows(
 ) -> Rows | IntersectionTooSmallError:
     """The hub's rows that all share, in a random order; or why they stay closed.
 
-    Args:
-        me: the hub.
-        places: for each member where it has each of the hub's rows, -1 for nowhere; shape (n,).
-        minimum: how many must be common.
+    `places` say for each member where it has each of the hub's rows, -1 for nowhere; shape (n,).
     """
     shared = {member: place >= 0 for member, place in places.items()}
     common = np.flatnonzero(np.logical_and.reduce(list(shared.values())))
@@ -608,10 +593,6 @@ class Supply:
     and a forked process none that was there before the fork. It cannot know what another process
     did with a copy of them: `secure_apfed.alignment.records` keeps supplies on the disk such that
     only one process takes each.
-
-    Args:
-        agreement: its digest, 32 bytes; me: the party.
-        bodies: of the chunks.
     """
 
     _used: ClassVar[set[bytes]] = set()

@@ -137,9 +137,7 @@ class Encoder:
         self._rounds, self._left = _peel(rows.cells, cells)
 
     def encode(self, values: Elements) -> Elements:
-        """Return a store in which each row has its value, shape (cells + DENSE, w), or
-        raise DependentRowsError.
-        """
+        """A store in which each row has its value, (cells + DENSE, w), or DependentRowsError."""
         rows, cells = self._rows, self._cells
         store = _random_rows(fresh_key(), b"store", (cells + DENSE, values.shape[1]))
         _solve(store, rows, values, self._left)
@@ -157,8 +155,7 @@ class Encoder:
 def _peel(cells_n3: Places, cells: int) -> tuple[list[tuple[Places, Places]], Places]:
     """Take away rows that have a cell of their own, round after round.
 
-    Returns:
-        For each round the rows, and the cell of each; and the rows that are left.
+    Returns for each round the rows, and the cell of each; and the rows that are left.
     """
     numbered = np.arange(len(cells_n3)) + _ONE_USER
     # of each cell how many rows use it, above 40 bits that hold the sum of these rows
@@ -250,13 +247,10 @@ def add_random(rows: NDArray[np.uint64], seed: bytes, purpose: bytes) -> None:
 
 
 class Multiplier:
-    """Multiplies by one element.
+    """Multiplies by one element, of 16 bytes.
 
     Sixteen tables say what each byte of the other factor adds. Which entries are read follows from
     the other factor alone, so time tells nothing of this one where the other is public.
-
-    Args:
-        factor: 16 bytes.
     """
 
     def __init__(self, factor: bytes) -> None:
@@ -295,9 +289,7 @@ def _subset_sums(elements: Elements) -> NDArray[np.uint64]:
 
 
 def _gather_sums(tables: NDArray[np.uint64], selectors: NDArray[np.uint64]) -> Elements:
-    """Sum, for each row, the entries of `_subset_sums` that the first bytes of its selector
-    name.
-    """
+    """Sum, for each row, the entries of `_subset_sums` that its selector's first bytes name."""
     chosen = np.ascontiguousarray(selectors, _WORDS).view(np.uint8)
     sums = np.zeros((len(selectors), tables.shape[2]), np.uint64)
     for start in range(0, len(sums), _PIECE):  # what is worked on stays in the cache

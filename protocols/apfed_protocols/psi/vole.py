@@ -23,11 +23,10 @@ parties agreed on sizes, a smaller set fills its tags up with random ones, and t
 as for the agreed size.
 
 HELLO: the key of the hash, the hub's size. COMMIT: SHA-256 of the member's part of the output's
-key, the member's size. DEAL: for how many IDs the hub orders, once for
-each member. DEALT: what the dealer made.
-VECTOR: the hub's part of the output's key, the name of the dealing, its masked store. TAGS: the
-member's part, one tag for each of its IDs. ROWS: where in that list the common IDs are, 4 bytes
-each. DONE, REFUSAL: empty.
+key, the member's size. DEAL: for how many IDs the hub orders, once for each member. DEALT: what the
+dealer made. VECTOR: the hub's part of the output's key, the name of the dealing, its masked store.
+TAGS: the member's part, one tag for each of its IDs. ROWS: where in that list the common IDs are, 4
+bytes each. DONE, REFUSAL: empty.
 Source: Rindal and Schoppmann, EUROCRYPT 2021, sections 4 and 5; Raghuraman and Rindal, CCS 2022.
 Their silent OT is replaced by the dealer, and consistency of vectors with it.
 """
@@ -39,7 +38,7 @@ import struct
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -90,9 +89,9 @@ from apfed_protocols.randomness import (
 )
 
 __all__ = [
-    "Desk", "HubShare", "Kind", "MemberShare", "VoleIntersection", "deal", "deal_each", "encoded",
+    "Dealing", "Desk", "HubShare", "Kind", "MemberShare", "VoleIntersection", "deal", "encoded",
     "hash_elements", "hash_values", "hub_dealt_bytes", "hub_tags", "longest_message", "match",
-    "member_dealt_bytes", "ordered", "ordered_size", "tag_bytes", "vector_bytes", "vector_elements",
+    "member_dealt_bytes", "tag_bytes", "vector_bytes", "vector_elements",
 ]  # fmt: skip
 
 _CHUNK = 2**12
@@ -122,7 +121,6 @@ class Kind(IntEnum):
     REFUSAL = 9
 
 
-_DEALING = Kind.DEAL, Kind.DEALT
 AnyKind = TypeVar("AnyKind", bound=IntEnum)
 
 
@@ -149,8 +147,8 @@ class VoleIntersection(DealtIntersection):
         """The hub's store solves as many equations as it has cells; a member's tag is of one ID.
 
         So an announced n lets the hub try out about 1.3 n + 88 IDs at each member, with a store for
-        each. A store of n cells alone would
-        be a polynomial of degree n - 1, which takes n log^2 n multiplications to find.
+        each. A store of n cells alone would be a polynomial of degree n - 1, which takes n log^2 n
+        multiplications to find.
         """
         return Guesses(hub=vector_elements(maximum_ids), member=maximum_ids)
 
@@ -173,7 +171,7 @@ class VoleIntersection(DealtIntersection):
         commits = {m: COMMIT.unpack(desk.read(inbox, m, Kind.COMMIT, COMMIT.size)) for m in members}
         for member, (_, announced) in commits.items():
             agreement.check_announced(member, [announced], [member])
-        shares = yield from _dealt(desk, inbox, size, members, supply)
+        shares = yield from _DEALING.hub_shares(desk, size, members, supply, inbox)
         rows, store = _encoded(desk.me, ids, key, cells_for(size))
         parts = {member: fresh_key() for member in members}
         sending = desk.turn(
@@ -208,12 +206,7 @@ class VoleIntersection(DealtIntersection):
         agreement.check_announced(hub, [hub_size], [hub])
         digests = digest_ids(ids, key)
         inbox = yield Turn((), [hub] if supply else [hub, agreement.dealer])
-        dealt = (
-            supply.take(member_dealt_bytes())
-            if supply
-            else desk.read(inbox, agreement.dealer, Kind.DEALT, member_dealt_bytes())
-        )
-        share = MemberShare.of(dealt, dealer=agreement.dealer)
+        share = _DEALING.member_share(desk, inbox, supply)
         body = desk.read(
             inbox, hub, Kind.VECTOR, KEY_BYTES + vector_bytes(vector_elements(hub_size))
         )
@@ -243,18 +236,11 @@ class VoleIntersection(DealtIntersection):
         return self._role(me, [hub], script)
 
     def _stock_script(self, me: str, hub: str, members: Sequence[str], supply: Supply) -> Script:
-        desk, dealer = Desk(me, self.agreement), self.agreement.dealer
-        if me == hub:
-            size = self.agreement.size_of(me)
-            for _ in members:
-                supply.add((yield from ordered(desk, size, vector_elements(size), *_DEALING)))
-        else:
-            inbox = yield Turn((), [dealer])
-            supply.add(desk.read(inbox, dealer, Kind.DEALT, member_dealt_bytes()))
+        yield from _DEALING.stock(Desk(me, self.agreement), hub, members, supply)
         return Opened(supply=supply)
 
     def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        yield from deal_each(Desk(me, self.agreement), hub, members, vector_elements, *_DEALING)
+        yield from _DEALING.deal(Desk(me, self.agreement), hub, members)
         return Opened()
 
 
@@ -285,52 +271,6 @@ class HubShare:
         vector = store.copy()
         add_random(vector, self.seed, b"a")
         return b"".join((head, self.dealing, vector.data.cast("B")))
-
-
-def _dealt(
-    desk: Desk, inbox: Inbox, size: int, members: Sequence[str], supply: Supply | None
-) -> Generator[Turn, Inbox, dict[str, HubShare]]:
-    """What the dealer made for each member: out of the supply, or as ordered one by one.
-
-    The first order is answered in `inbox`.
-    """
-    elements = vector_elements(size)
-    if supply is not None:
-        taken = (supply.take(hub_dealt_bytes(elements)) for _ in members)
-        return {m: HubShare.of(body) for m, body in zip(members, taken, strict=True)}
-    first, *others = members
-    dealt = desk.read(inbox, desk.agreement.dealer, Kind.DEALT, hub_dealt_bytes(elements))
-    shares = {first: HubShare.of(dealt)}
-    for member in others:
-        shares[member] = HubShare.of((yield from ordered(desk, size, elements, *_DEALING)))
-    return shares
-
-
-def ordered(
-    desk: AnyDesk[AnyKind], size: int, elements: int, order: AnyKind, dealt: AnyKind
-) -> Generator[Turn, Inbox, bytes]:
-    """What the hub gets of the dealer for one member, ordered now for so many IDs."""
-    dealer = desk.agreement.dealer
-    inbox = yield desk.turn(order, {dealer: DEAL.pack(size)}, [dealer])
-    return desk.read(inbox, dealer, dealt, hub_dealt_bytes(elements))
-
-
-def deal_each(
-    desk: AnyDesk[AnyKind], hub: str, members: Sequence[str], elements: Callable[[int], int],
-    order: AnyKind, dealt: AnyKind,
-) -> Generator[Turn, Inbox, int]:  # fmt: skip
-    """Answer the hub's order for each member; return for how many IDs they are."""
-    size, sizes = 0, set[int]()
-    for member in members:
-        inbox = yield Turn((), [hub])
-        sizes.add(ordered_size(desk.agreement, hub, desk.read(inbox, hub, order, DEAL.size)))
-        if len(sizes) > 1:
-            several = ", ".join(map(str, sorted(sizes)))
-            raise RemoteProtocolError(f"{hub} orders for sets of {several} IDs, it has one")
-        (size,) = sizes
-        hubs, members_own = deal(elements(size))
-        yield desk.turn(dealt, {hub: hubs, member: members_own}, ())
-    return size
 
 
 def _shown(member: str, body: bytes, commitment: bytes) -> bytes:
@@ -421,7 +361,7 @@ def deal(elements: int) -> tuple[bytes, bytes]:
     return dealing + seed_a + to_bytes(c), dealing + seed_b + delta
 
 
-def ordered_size(agreement: IntersectionAgreement, hub: str, order: bytes) -> int:
+def _ordered_size(agreement: IntersectionAgreement, hub: str, order: bytes) -> int:
     (size,) = DEAL.unpack(order)
     sizes = agreement.sizes
     most = agreement.size_of(hub) if sizes else agreement.maximum_ids
@@ -524,6 +464,87 @@ def _padded(tags: Tags) -> bytes:
 
 def vector_elements(hub_size: int) -> int:
     return cells_for(hub_size) + DENSE
+
+
+@dataclass(frozen=True)
+class Dealing(Generic[AnyKind]):
+    """How a backend's vectors are ordered and dealt, and how long they are for so many IDs."""
+
+    order: AnyKind
+    dealt: AnyKind
+    elements: Callable[[int], int]
+
+    def hub_shares(
+        self,
+        desk: AnyDesk[AnyKind],
+        size: int,
+        members: Sequence[str],
+        supply: Supply | None,
+        inbox: Inbox | None = None,
+    ) -> Generator[Turn, Inbox, dict[str, HubShare]]:
+        """What was made for each member: out of the supply, or as ordered one by one.
+
+        The first order is answered in `inbox`, where it was sent already.
+        """
+        shares = {}
+        for member in members:
+            if supply is not None:
+                body = supply.take(hub_dealt_bytes(self.elements(size)))
+            elif inbox is not None:
+                body, inbox = self._for_hub(desk, inbox, size), None
+            else:
+                body = yield from self._ordered(desk, size)
+            shares[member] = HubShare.of(body)
+        return shares
+
+    def _ordered(self, desk: AnyDesk[AnyKind], size: int) -> Generator[Turn, Inbox, bytes]:
+        dealer = desk.agreement.dealer
+        inbox = yield desk.turn(self.order, {dealer: DEAL.pack(size)}, [dealer])
+        return self._for_hub(desk, inbox, size)
+
+    def _for_hub(self, desk: AnyDesk[AnyKind], inbox: Inbox, size: int) -> bytes:
+        length = hub_dealt_bytes(self.elements(size))
+        return desk.read(inbox, desk.agreement.dealer, self.dealt, length)
+
+    def _for_member(self, desk: AnyDesk[AnyKind], inbox: Inbox) -> bytes:
+        return desk.read(inbox, desk.agreement.dealer, self.dealt, member_dealt_bytes())
+
+    def member_share(
+        self, desk: AnyDesk[AnyKind], inbox: Inbox, supply: Supply | None
+    ) -> MemberShare:
+        dealt = supply.take(member_dealt_bytes()) if supply else self._for_member(desk, inbox)
+        return MemberShare.of(dealt, dealer=desk.agreement.dealer)
+
+    def stock(
+        self, desk: AnyDesk[AnyKind], hub: str, members: Sequence[str], supply: Supply
+    ) -> Generator[Turn, Inbox, None]:
+        if desk.me == hub:
+            size = desk.agreement.size_of(hub)
+            for _ in members:
+                supply.add((yield from self._ordered(desk, size)))
+        else:
+            inbox = yield Turn((), [desk.agreement.dealer])
+            supply.add(self._for_member(desk, inbox))
+
+    def deal(
+        self, desk: AnyDesk[AnyKind], hub: str, members: Sequence[str]
+    ) -> Generator[Turn, Inbox, int]:
+        """Answer the hub's order for each member; return for how many IDs they are."""
+        size, sizes = 0, set[int]()
+        for member in members:
+            inbox = yield Turn((), [hub])
+            order = desk.read(inbox, hub, self.order, DEAL.size)
+            sizes.add(_ordered_size(desk.agreement, hub, order))
+            if len(sizes) > 1:
+                several = ", ".join(map(str, sorted(sizes)))
+                raise RemoteProtocolError(f"{hub} orders for sets of {several} IDs, it has one")
+            (size,) = sizes
+            hubs, members_own = deal(self.elements(size))
+            yield desk.turn(self.dealt, {hub: hubs, member: members_own}, ())
+        return size
+
+
+_DEALING = Dealing(Kind.DEAL, Kind.DEALT, vector_elements)
 
 
 def vector_bytes(elements: int) -> int:

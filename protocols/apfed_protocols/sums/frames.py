@@ -215,17 +215,21 @@ class AgreedFrames:
         self._last_step = binding.step
 
     def setup(self, *blobs: bytes) -> bytes:
+        return replace(self.of_all(FrameKind.SETUP, (0, 0)), blobs=blobs).pack()
+
+    def of_all(self, kind: FrameKind, shape: tuple[int, int]) -> Frame:
+        """A frame without blobs that belongs to no step and to no single contributor."""
         return Frame(
-            kind=FrameKind.SETUP,
+            kind=kind,
             name=self.name,
             party=len(self.agreement.contributors),
             step=0,
-            rows=0,
-            columns=0,
+            rows=shape[0],
+            columns=shape[1],
             binding=self.agreement.digest,
             fingerprint=self.fingerprint,
-            blobs=blobs,
-        ).pack()
+            blobs=(),
+        )
 
     def open_setup(self, body: bytes, sender: str) -> Frame:
         """Return the frame of a setup message; its sender and fingerprint are unchecked."""
@@ -249,16 +253,11 @@ class AgreedFrames:
     def contribution(
         self, me: str, binding: StepBinding, shape: tuple[int, int], blobs: Sequence[bytes]
     ) -> bytes:
-        self._underway = Frame(
-            kind=FrameKind.CONTRIBUTION,
-            name=self.name,
+        self._underway = replace(
+            self.of_all(FrameKind.CONTRIBUTION, shape),
             party=self.agreement.position(me),
             step=binding.step,
-            rows=shape[0],
-            columns=shape[1],
             binding=binding.digest,
-            fingerprint=self.fingerprint,
-            blobs=(),
         )
         return replace(self._underway, blobs=tuple(blobs)).pack()
 

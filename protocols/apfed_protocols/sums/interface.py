@@ -118,9 +118,7 @@ class SumAgreement:
         return hashlib.sha256(b"secure-apfed sum agreement v1" + canonical).digest()
 
     def position(self, me: str) -> int:
-        """The place of the contributor called `me`. Raises LocalProtocolError: no contributor has
-        that name.
-        """
+        """The place of this contributor. Raises LocalProtocolError: nobody has that name."""
         if me not in self.contributors:
             raise LocalProtocolError(
                 f"{me!r} contributes nothing; the contributors are {', '.join(self.contributors)}"
@@ -196,9 +194,7 @@ class StepBinding:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What the receiver of one kind of message can read, what stands between it and more, and
-    what is not protected.
-    """
+    """What the receiver of a kind of message reads, what stands before more, what remains open."""
 
     reads: str
     protects: str

@@ -101,9 +101,7 @@ _STEP_MASK = b"secure-apfed step mask v1"
 
 @dataclass(frozen=True)
 class Announcement:
-    """What everybody may know of one passive's keys of one step: its X25519 mask key, and a
-    digest of its self-mask seed.
-    """
+    """What all may know of one passive's keys of a step: its mask key, a digest of its seed."""
 
     public: bytes
     commitment: bytes
@@ -611,9 +609,7 @@ class RecoverableCombiner(SumCombiner):
 
 
 class RecoverableReceiver(MaskedReceiver):
-    """The active's end: takes off the masks that it shares with those whom the sum counts;
-    `counted` are those of the last sum.
-    """
+    """Takes off the masks that it shares with those whom the last sum counts: `counted`."""
 
     counted: Sequence[str] = ()
 

@@ -195,9 +195,7 @@ class Residues:
 
 @dataclass(frozen=True)
 class SealContext(KeepsSecrets):
-    """What one party can do under the receiver's key, to decrypt where it has the secret one;
-    adding needs none.
-    """
+    """What one party can do under the receiver's key: decrypt where it has the secret one."""
 
     public_key: Any = field(repr=False)
     encryptor: Any = field(repr=False)
@@ -210,10 +208,8 @@ def _modulo(degree: int, modulus: int) -> tuple[Any, SealForm]:
     parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
     parameters.set_poly_modulus_degree(degree)
     parameters.set_coeff_modulus([seal.Modulus(modulus)])
-    context, sample = (
-        seal.SEALContext(parameters, False, seal.SEC_LEVEL_TYPE.NONE),
-        seal.PublicKey(),
-    )
+    context = seal.SEALContext(parameters, False, seal.SEC_LEVEL_TYPE.NONE)
+    sample = seal.PublicKey()
     seal.KeyGenerator(context).create_public_key(sample)
     return context, SealForm.of(sample.data(), 2 * degree)
 

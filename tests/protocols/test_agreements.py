@@ -1,0 +1,193 @@
+"""What parties fix: every field has its type and range, and its part in the digest."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.products import SumOfProducts
+from apfed_protocols.psi.interface import IntersectionAgreement, Output
+from apfed_protocols.sums import StepBinding
+from tests.contracts import product_parties
+from tests.contracts.moment_parties import moment_agreement
+from tests.contracts.sum_parties import agreement, binding
+
+Cases = list[dict[str, Any]]
+
+
+def decomposition() -> Any:
+    from tests.protocols import test_svd  # skips without scipy
+
+    return test_svd.agreement()
+
+
+USUAL: dict[str, Callable[[], Any]] = {
+    "sum": agreement,
+    "binding": partial(binding, 1),
+    "moment": moment_agreement,
+    "products": product_parties.agreement,
+    "decomposition": decomposition,
+    "intersection": partial(IntersectionAgreement, session="s", sizes={"p": 1, "q": 2}),
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "sum": {
+        "session": "other", "receiver": "other", "combiner": "other",
+        "contributors": ("passive_2", "passive_1", "passive_3"),
+        "clip_norm": np.nextafter(1.0, 2.0), "bits": 15, "allow_single": True, "threshold": 3,
+        "noise": 1,
+    },
+    "binding": {"session": "t", "step": 2, "rows": b"x" * 32, "message": b"x" * 32},
+    "moment": {
+        "session": "x", "receiver": "x", "combiner": "x", "dealer": "x",
+        "contributors": ("x", "y"), "people": 20, "features": 6, "columns": 4, "noise": None,
+        "bits": 11, "signed": True, "allow_single": True,
+    },
+    "products": {
+        "session": "x", "receiver": "x", "combiner": "x", "contributors": ("x", "y"),
+        "people": 31, "columns": 4, "labelled": 5, "bits": 15, "row_bound": 2.0, "noise": 9,
+        "security": 41, "allow_single": True, "candidates": 2,
+    },
+    "decomposition": {
+        "session": "x", "server": "x", "dealer": "x", "owners": ("active", "x"),
+        "features": (4, 3), "receiver": "p1", "vectors": 2, "mask_rows": 9, "most_rows": 9,
+    },
+    "intersection": {
+        "session": "t", "minimum_rows": 3, "maximum_ids": 9, "encoding": "x", "dealer": "x",
+        "output": Output.SIZE, "sizes": {"p": 2, "q": 1}, "ahead": True,
+    },
+}  # fmt: skip
+
+
+def digest_of(agreed: Any) -> bytes:
+    products = hasattr(agreed, "labelled")
+    found: bytes = SumOfProducts(agreed).frames().fingerprint if products else agreed.digest
+    return found
+
+
+@pytest.mark.parametrize("what", USUAL)
+def test_every_field_is_in_the_digest(what: str) -> None:
+    usual = USUAL[what]()
+    assert set(OTHERS[what]) == {field.name for field in fields(usual)}
+    changed = [replace(usual, **{name: other}) for name, other in OTHERS[what].items()]
+    assert len({digest_of(agreed) for agreed in (usual, *changed)}) == 1 + len(changed)
+
+
+def test_other_values_have_other_digests_and_equal_ones_the_same() -> None:
+    usual = agreement()
+    for clip_norm in (1, 1.0, np.float64(1)):
+        assert agreement(clip_norm=clip_norm) == usual
+        assert agreement(clip_norm=clip_norm).digest == usual.digest
+    changed = [agreement(**{name: k}) for name in ("noise", "threshold") for k in (1, 2)]
+    assert len({agreed.digest for agreed in (usual, *changed)}) == 5
+    sets = [IntersectionAgreement(session="s", output=output) for output in Output]
+    turned = IntersectionAgreement(session="s", sizes={"q": 2, "p": 1})
+    assert turned.digest == USUAL["intersection"]().digest
+    fewer = IntersectionAgreement(session="s", sizes={"p": 1})
+    assert len({agreed.digest for agreed in (*sets, turned, fewer)}) == len(Output) + 2
+    swapped = StepBinding.of("s", 1, rows=b"m", message=b"r").digest
+    assert swapped != StepBinding.of("s", 1, rows=b"r", message=b"m").digest
+
+
+def each(field: str, *values: Any) -> Cases:
+    return [{field: value} for value in values]
+
+
+NAMES = ("", b"a", 5, None, ["a"], "\ud800", "a" * 256, "é" * 128)
+REFUSED: dict[str, dict[str, Cases]] = {
+    "sum": {
+        "{} of SumAgreement is of type .*, got": [
+            *each("contributors", ["a", "b"], "ab", None),
+            *each("bits", 16.0, np.bool_(True), True, None),
+            *each("allow_single", 1, "no", None),
+            *each("threshold", 2.0, True),
+            *each("noise", 5.0, "5"),
+        ],
+        r"{} lies in 1e-30\.\.1e\+30": each(
+            "clip_norm", float("nan"), float("inf"), 0.0, -1.0, 1e31, 1e-31, 10**400, "1", None, 1j
+        ),
+        "name for every party, text of 1 to 255 bytes": [
+            *(case for role in ("session", "receiver", "combiner") for case in each(role, *NAMES)),
+            *each("contributors", *(("a", name) for name in NAMES)),
+        ],
+        "{} lies in 1..3, .*got": each("threshold", 0, -1, 4),
+        "{} lies in": [*each("noise", 0, -1, 2**24 + 1), *each("bits", 1, 25)],
+        "hides nothing: .* or say allow_single": each("contributors", (), ("a",)),
+        r"over 0 contributor\(s\) hides nothing": [{"contributors": (), "allow_single": True}],
+        "at most 1024 contributors, got 1025": each("contributors", tuple(map(str, range(1025)))),
+        "the parties of a sum are all different": [
+            *each("contributors", ("a", "a"), ("a", "active"), ("a", "aggregator")),
+            {"combiner": "active"},
+        ],
+    },
+    "binding": {
+        "step of StepBinding is of type int, got 1.0": each("step", 1.0),
+        "step of StepBinding is of type int, got True": each("step", True),
+        r"a number from 0 to 2\^63 - 1, got -1": each("step", np.int64(-1)),
+        "a number from 0 to .* got 9223372036854775808": each("step", 2**63),
+        "rows of StepBinding is of type bytes": each("rows", "r" * 32),
+        "rows is a digest of 32 bytes, got 31": each("rows", bytes(31)),
+        "message of StepBinding is of type bytes": each("message", bytearray(32)),
+        "message is a digest of 32 bytes, got 0": each("message", b""),
+        "a sum needs a session name .*got b'test'": each("session", b"test"),
+        "a sum needs a session name .*got ''": each("session", ""),
+    },
+    "moment": {
+        "{} is a number in 1..16777216, got 0": [*each("people", 0), *each("noise", 0)],
+        "{} is a number": [{"features": True}, {"columns": 2.0}],
+        "bits is a number in 1..18": each("bits", 19),
+        "more than 1048576 values": [{"features": 2**12, "columns": 2**9}],
+        "are all different": each("dealer", "active", "passive_1"),
+        "text of 1 to 255 bytes": [{"dealer": ""}, {"session": "\ud800"}],
+        "allow_single": each("contributors", ("a",)),
+        "tuple of names": each("contributors", ["a", "b"]),
+        "signed is True or False": each("signed", 1),
+    },
+    "products": {
+        "{}": [
+            *each("people", 0, 2.0), {"columns": 513}, {"labelled": 0}, {"bits": 25}, {"noise": 0},
+            *each("security", 10, True), *each("candidates", 1, 1025, True, 2.0),
+        ],
+        "clip_norm": each("row_bound", 0.0),
+        "hides nothing": each("contributors", (), ("a",)),
+    },
+    "decomposition": {
+        "two tables or more": [{"owners": ("active",), "features": (3,)}],
+        "one of their owners receives it": each("receiver", "p2"),
+        "are all different": each("server", "p1"),
+        "text of 1 to 255 bytes": each("dealer", ""),
+        "1 feature or more": each("features", (3,), (3, 0)),
+        "are tuples": each("features", [3, 4]),
+        "at most 8192": each("features", (3, 2**13)),
+        "no fewer than the 8": each("vectors", 8),
+        r"vectors is a number in 1..8192": each("vectors", 0),
+        r"mask_rows is a number in 2..8192": each("mask_rows", 1),
+        "most_rows is a number": each("most_rows", True),
+    },
+    "intersection": {
+        "session name": each("session", ""),
+        "maximum_ids lies in": each("maximum_ids", 0, 2**32),
+        "minimum_rows lies in": [{"minimum_rows": -1}, {"minimum_rows": 6, "maximum_ids": 5}],
+        r"sizes lie in 0..maximum_ids \(9\)": [
+            {"maximum_ids": 9, "sizes": {"p": size}} for size in (-1, 10)
+        ],
+        "agree on the sizes": [{"ahead": True, "sizes": {}}],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_parties_cannot_fix_is_refused(what: str) -> None:
+    usual = USUAL[what]()
+    for message, cases in REFUSED[what].items():
+        for changes in cases:
+            with pytest.raises(LocalProtocolError, match=message.format(*changes)):
+                replace(usual, **changes)
+
+
+def test_one_contributes_by_name_only_and_1024_may() -> None:
+    assert agreement(contributors=("a",), allow_single=True).contributors == ("a",)
+    assert len(agreement(1024).contributors) == 1024
