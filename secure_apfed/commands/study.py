@@ -136,7 +136,7 @@ def credit_card(
     output: Output = Path("runs/credit-card"), seeds: Seeds = 5, jobs: Jobs = 2,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Credit card clients: AUC and KS of the active alone, of help and of joint prediction."""
+    """Credit card clients: AUC of the active alone, of help and of joint prediction."""
     with _workers():
         from apfed_experiments.credit_card import READING, compare_credit
 
