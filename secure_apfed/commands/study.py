@@ -26,7 +26,7 @@ __all__ = ["LEAKS", "REFERENCES", "SWEEPS", "app", "contributions", "search", "t
 SWEEPS = ("sweep-digits", "sweep-breast-cancer")
 REFERENCES = ("membership", "model_completion")
 LEAKS = (
-    "inversion", "chosen", "decoder", "noise", "isolation", "degradation", "labels",
+    "inversion", "chosen", "decoder", "noise", "isolation", "labels",
     "joint_inversion", "hijacking", "reversed_hijacking", "split_learning", "stuffing",
     "few_labels", "chosen_labels", "repeated_votes", "vote_membership", "poisoned_votes", "papers",
 )  # fmt: skip
