@@ -246,7 +246,7 @@ PLANTED: list[tuple[str, Found, dict[str, float], Any]] = [
         ("model_completion", _of("labels"), (SECOND,), {"labels_per_class": 0}, {"advantage": 0.3}),
         ("model_completion", _of("labels", method="tvfl"), (), {}, {"advantage": 0.25}),
         ("model_completion", _of("labels"), (FIRST,), {"components": 3}, {"advantage": 0.2}),
-        ("semi_supervised", _of("labels"), (SECOND,), {"labels_per_class": 2, "iterations": 150},
+        ("semi_supervised", _of("labels"), (SECOND,), {"labels_per_class": 2, "iterations": 300},
          {"balanced_accuracy": 0.8, "advantage": 0.2}),
         ("temporal", _of(leak_noised_afresh, epochs=12), (SECOND,), {"labels_per_class": 10},
          {"balanced_accuracy": 0.85}),
