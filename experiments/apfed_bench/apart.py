@@ -3,11 +3,10 @@
 `PSI`: intersections at 50 % overlap, beside the library that is fastest. Cases `circuit/N`,
 `circuit-crypten/N` (its gates on CrypTen), `ecdh/N`, `ecdh-buckets/N` (as in a session, over
 sealed links), `vole/N`, `opprf/N` and `spu-rr22/N` for N IDs on each of two sides; the cases of a
-size take turns. Medians over the repetitions: seconds, processor seconds of the busier party,
-bytes and peak memory in bytes; `ratio` is seconds by those of `peer`. `floor_seconds`, of
-`ecdh`, is what the multiplications alone take: the same library on the same processors, and nothing
-else. The peer, spu 0.9.5, needs numpy 1 and jax up to 0.4.34: SECURE_APFED_SPU_PYTHON names the
-interpreter of an environment of its own.
+size take turns. Medians over the repetitions: seconds, bytes and peak memory in bytes; `ratio` is
+seconds by those of `peer`. `floor_seconds`, of `ecdh`, is what the multiplications alone take: the
+same library on the same processors, and nothing else. The peer, spu 0.9.5, needs numpy 1 and jax up
+to 0.4.34: SECURE_APFED_SPU_PYTHON names the interpreter of an environment of its own.
 
 `VOTES`: what votes with encrypted labels cost: sums of products, against labels that passives see.
 A case `encrypted/PEOPLExLABELS` is one session of three passives with ten classes, in one thread:
@@ -15,8 +14,7 @@ A case `encrypted/PEOPLExLABELS` is one session of three passives with ten class
 one passive gets (`bytes_up`, the encrypted labels) and sends (`bytes_down`). `ratio` is these
 seconds over those of the same matrix product in the clear and the masked sum of the products, with
 labels that every passive sees; `ratio_to_product` is the passive's part over the product alone.
-`audited/...` is the same with 20 candidates, of which each passive sees through 19. Every sum is
-checked against the product of integers. Peak memory is that of all parties.
+Every sum is checked against the product of integers. Peak memory is that of all parties.
 """
 
 import os
@@ -103,27 +101,25 @@ def _intersected(case: str, size: int) -> Mapping[str, Any]:
     return found
 
 
-_COLUMNS, _PASSIVES, _CANDIDATES = 10, 3, 20
-_SMALL = (10_000, 50, 0)
-_SIZES = (_SMALL, (100_000, 50, 0), (100_000, 50, _CANDIDATES), (1_000_000, 200, 0))
+_COLUMNS, _PASSIVES = 10, 3
+_SMALL = (10_000, 50)
+_SIZES = (_SMALL, (100_000, 50), (1_000_000, 200))
 _PARTS = ("passive_seconds", "active_seconds", "aggregator_seconds")
 
 
 def _vote_groups(quick: bool) -> Sequence[Group]:
     """10,000 people and 50 labels; unless `quick`, up to a million people and 200 labels."""
     return [
-        single(
-            f"{'audited' if candidates else 'encrypted'}/{people}x{labelled}", vote, people,
-            labelled, 1 if quick or people > 10**5 else 3, candidates,
-        )
-        for people, labelled, candidates in ((_SMALL,) if quick else _SIZES)
+        single(f"encrypted/{people}x{labelled}", vote, people, labelled,
+               1 if quick or people > 10**5 else 3)
+        for people, labelled in ((_SMALL,) if quick else _SIZES)
     ]  # fmt: skip
 
 
 VOTES = Bench(groups=_vote_groups, fields=(*_PARTS, "peak_memory", "ratio_to_product"))
 
 
-def vote(case: str, people: int, labelled: int, repetitions: int, candidates: int = 0) -> Row:
+def vote(case: str, people: int, labelled: int, repetitions: int) -> Row:
     """The fastest of some runs of one size; what else a machine does only adds.
 
     Raises:
@@ -131,7 +127,7 @@ def vote(case: str, people: int, labelled: int, repetitions: int, candidates: in
     """
     runs = [
         played(
-            votes_case.__file__, people, labelled, _COLUMNS, _PASSIVES, candidates,
+            votes_case.__file__, people, labelled, _COLUMNS, _PASSIVES,
             patience_s=_PATIENCE_S, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1",
         )
         for _ in range(repetitions)

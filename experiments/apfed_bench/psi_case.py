@@ -3,8 +3,7 @@
 Takes a case and a size, and prints one JSON object: `seconds` from the IDs to the result, `bytes`
 where they can be seen, `peak_memory` in bytes, `common` (IDs found); for `ecdh` also
 `floor_seconds`, what its library's multiplications alone take. Peak memory is the sum over the
-parties' processes, `peak_party` that of the larger one; `cpu_seconds` is the processor time of the
-busier party.
+parties' processes.
 
 `ecdh-buckets` is what a session runs: sealed links over sockets of this machine, IDs streamed from
 a Parquet file, a folder that keeps what is needed to go on. On sets larger than others can take:
@@ -35,8 +34,7 @@ _PARTIES = ("hub", "member", "dealer")
 # how the figures of several parties become one
 _GATHER: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     **dict.fromkeys(("bytes", "peak_memory", "dealt_bytes"), sum),
-    **dict.fromkeys(("seconds", "peak_party", "cpu_seconds", "dealt_seconds", "common",
-                     "floor_seconds"), max),
+    **dict.fromkeys(("seconds", "common", "floor_seconds"), max),
 }  # fmt: skip
 _SAMPLE = 20_000
 _PATIENCE_S = 1500
@@ -50,12 +48,6 @@ def peak_memory() -> int:
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
-
-
-def _cpu_seconds() -> float:
-    """Processor time of this process and of those that it started and that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
 
 
 def _own_ids(me: str, size: int) -> list[bytes]:
@@ -133,7 +125,7 @@ def _played(make: Callable[[], Any], ends: Mapping[str, Connection]) -> tuple[An
     """Make and play a role once all parties are up; what it took and sent."""
     from apfed_protocols.conversation import take_part
 
-    receive, began, cpu, sent = _meet(ends), time.perf_counter(), _cpu_seconds(), list[int]()
+    receive, began, sent = _meet(ends), time.perf_counter(), list[int]()
 
     def send(peer: str, body: bytes) -> None:
         sent.append(len(body))
@@ -141,16 +133,7 @@ def _played(make: Callable[[], Any], ends: Mapping[str, Connection]) -> tuple[An
 
     role = make()
     take_part(role, send=send, receive=receive, patience_s=_PATIENCE_S)
-    return role, _took(began, cpu) | {"bytes": sum(sent)}
-
-
-def _took(began: float, cpu: float) -> Measured:
-    return {"seconds": time.perf_counter() - began, "cpu_seconds": _cpu_seconds() - cpu}
-
-
-def _peaks(common: int) -> Measured:
-    peak = peak_memory()
-    return {"peak_memory": peak, "peak_party": peak, "common": common}
+    return role, {"seconds": time.perf_counter() - began, "bytes": sum(sent)}
 
 
 def _party(
@@ -179,10 +162,11 @@ def _party(
         }[me]
         # who has its part already waits for the others, who read no word of it yet
         dealt, took = _played(stock, ends if me == "dealer" else {"dealer": ends["dealer"]})
-        found = {"dealt_seconds": took["seconds"], "dealt_bytes": took["bytes"]}
+        found = {"dealt_bytes": took["bytes"]}
         supply = {"supply": getattr(dealt, "supply", None)}
     role, took = _played(partial(_made, me, backend, _own_ids(me, size), **supply), ends)
-    found |= took | _peaks(len(role.rows) if me == "hub" else 0)
+    found |= took | {"peak_memory": peak_memory()}
+    found["common"] = len(role.rows) if me == "hub" else 0
     if protocol == "ecdh":
         found["floor_seconds"] = _floor_seconds(size)
     report.send(found)
@@ -245,7 +229,7 @@ def _bucket_party(
     links.signs.allow({peer: signs_of_alignment(size, 1)})
     settings = AlignmentSettings(threads=1, maximum_ids=size)
     kept = Path(folder) / me
-    began, cpu = time.perf_counter(), _cpu_seconds()
+    began = time.perf_counter()
     ids = IdFile(me, Path(folder) / f"{me}.parquet", "id")
     asked: dict[str, Any] = {"session": "bench", "folder": kept}
     if me == "hub":
@@ -253,9 +237,10 @@ def _bucket_party(
     else:
         script = align_member(links, peer, ids, settings, members=[me], **asked)
     rows = drive(script, transport, timeout_s=60)
-    took = _took(began, cpu)
+    seconds = time.perf_counter() - began
     transport.close()
-    report.send(took | {"bytes": sum(sent)} | _peaks(len(rows)))
+    found = {"seconds": seconds, "peak_memory": peak_memory(), "common": len(rows)}
+    report.send(found | {"bytes": sum(sent)})
 
 
 def _in_buckets(_protocol: str, size: int) -> Measured:
@@ -294,11 +279,11 @@ def _spu_party(
         ),
         output_params=psi.OutputParams(path=f"{folder}/out{rank}.csv", disable_alignment=True),
     )
-    began, cpu = time.perf_counter(), _cpu_seconds()
+    began = time.perf_counter()
     common = psi.psi_execute(config, link).intersection_count
-    took = _took(began, cpu)
+    seconds = time.perf_counter() - began
     link.stop_link()
-    report.send(took | _peaks(common))
+    report.send({"seconds": seconds, "peak_memory": peak_memory(), "common": common})
 
 
 def _spu(protocol: str, size: int) -> Measured:

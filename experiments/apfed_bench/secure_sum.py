@@ -3,12 +3,11 @@
 A case `NAME/m4` is the whole path of one sum of four contributions of 128 x 256 float32 in one
 thread: clip, quantise, encrypt, serialise, check, combine, decode. `ratio` is the tutorial's time
 over the case's, each the fastest of several taken in turns (what else a machine does only adds to
-short times, and more to some than to others); the tutorial is CKKS with N = 8192, primes
-[60, 40, 40, 60] and `tolist()`. `bytes_per_value` is of what one passive sends. With the pool,
-zeros were encrypted before the clock starts; with recovery, nobody falls silent. `share/NAME` is
-what one sum adds to a training step of APFed-C on Fashion-MNIST in batches of 128, when passives
-encrypt at the same time: one contribution, combine and decode over the step; `ratio` is 0.05 for
-5 %.
+short times, and more to some than to others); the tutorial is CKKS with N = 8192, primes [60, 40,
+40, 60] and `tolist()`. `bytes_per_value` is of what one passive sends. With the pool, zeros were
+encrypted before the clock starts; with recovery, nobody falls silent. `share/NAME` is what one sum
+adds to a training step of APFed-C on Fashion-MNIST in batches of 128, when passives encrypt at the
+same time: one contribution, combine and decode over the step; `ratio` is 0.05 for 5 %.
 """
 
 import itertools
@@ -40,7 +39,7 @@ from apfed_protocols.sums import SECURE_SUMS, StepBinding, SumAgreement
 from apfed_protocols.sums.homomorphic import Encrypter
 from secure_apfed.seeds import one_thread
 
-__all__ = ["BENCH", "CASES", "OurPath", "SumPath", "TutorialPath"]
+__all__ = ["BENCH", "CASES", "OurPath", "TutorialPath"]
 
 Shape = tuple[int, int]
 Values = list[NDArray[np.float32]]
@@ -68,20 +67,10 @@ _FINE, _STEPS = 1e-4, 50
 _TUTORIAL = "tutorial"
 
 
-class SumPath:
-    """One way through a whole sum; `run` returns the seconds of its three parts."""
+class OurPath:
+    """A sum of the table with all its checks; `run` returns the seconds of its three parts."""
 
     contribution_bytes: int
-
-    def prepare(self) -> None:
-        """What a party does while it waits; most ways have nothing to do."""
-
-    def run(self) -> Parts:
-        raise NotImplementedError
-
-
-class OurPath(SumPath):
-    """A sum of the table with all its checks."""
 
     def __init__(self, name: str, values: Values) -> None:
         self._values, self._pool = values, name.endswith("+pool")
@@ -101,6 +90,7 @@ class OurPath(SumPath):
         self._steps = itertools.count()
 
     def prepare(self) -> None:
+        """What parties do while they wait."""
         for contributor in self._contributors.values() if self._pool else ():
             assert isinstance(contributor, Encrypter)
             contributor.prepare(self._shape)
@@ -127,8 +117,10 @@ class OurPath(SumPath):
         return contributed, added, decoded
 
 
-class TutorialPath(SumPath):
+class TutorialPath:
     """CKKS as tutorials of TenSEAL show it: one vector, whose warning is not printed."""
+
+    contribution_bytes: int
 
     def __init__(self, values: Values) -> None:
         self._values = values
@@ -136,6 +128,9 @@ class TutorialPath(SumPath):
             ts.SCHEME_TYPE.CKKS, 8192, coeff_mod_bit_sizes=[60, 40, 40, 60], n_threads=1
         )
         self._context.global_scale = 2.0**40
+
+    def prepare(self) -> None:
+        pass
 
     def run(self) -> Parts:
         with redirect_stdout(StringIO()):
@@ -203,7 +198,7 @@ def _of_each_sum(
 def _against_tutorial(repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
     values = _values(_SHAPE)
     ours = {name: OurPath(name, values) for name in case_of if name != _TUTORIAL}
-    paths: dict[str, SumPath] = {**ours, _TUTORIAL: TutorialPath(values)}
+    paths: dict[str, OurPath | TutorialPath] = {**ours, _TUTORIAL: TutorialPath(values)}
     seconds: dict[str, list[float]] = {name: [] for name in paths}
     for repetition in range(-1, repetitions):
         for name, path in paths.items():
@@ -219,7 +214,7 @@ def _against_tutorial(repetitions: int, case_of: Mapping[str, str]) -> Iterator[
         )  # fmt: skip
 
 
-def _turn(path: SumPath) -> Parts:
+def _turn(path: OurPath | TutorialPath) -> Parts:
     """Those of the fastest run of a turn.
 
     Short paths run several times, so that caches are warm. Where the clock moves too coarsely to

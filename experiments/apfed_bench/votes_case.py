@@ -1,10 +1,9 @@
 """One sum of products, run as a script in an interpreter of its own by `apfed_bench.apart`.
 
-Takes people, labels, columns, passives and candidates (0: none); prints one JSON object: seconds of
-the one active, one passive and the aggregator, the same with labels that the passives see
-(`clear_*`: the product in numpy, then the masked sum), bytes to and from one passive, and the peak
-memory of all parties in one process. The rows of a block are the same in every block: no time
-depends on them.
+Takes people, labels, columns and passives; prints one JSON object: seconds of the active, one
+passive and the aggregator, the same with labels that the passives see (`clear_*`: the product in
+numpy, then the masked sum), bytes to and from one passive, and the peak memory of all parties in
+one process. The rows of a block are the same in every block: no time depends on them.
 """
 
 import itertools
@@ -20,12 +19,7 @@ from numpy.typing import NDArray
 
 from apfed_bench.psi_case import peak_memory
 from apfed_protocols.conversation import converse
-from apfed_protocols.products import (
-    ProductAgreement,
-    ProductContributor,
-    ProductReceiver,
-    SumOfProducts,
-)
+from apfed_protocols.products import ProductAgreement, SumOfProducts
 from apfed_protocols.sums import MaskedSum, StepBinding
 
 __all__ = ["main"]
@@ -61,7 +55,7 @@ def _encrypted(
     passives = {name: described.contributor(name) for name in agreed.contributors}
     converse(passives)
     first = agreed.contributors[0]
-    request = _audited(clock, receiver, passives) if agreed.candidates else receiver.request()
+    request = receiver.request()
     for name, role in passives.items():
         clock.of(name, role.accept, request)
     levels = described.fixed_point.levels
@@ -78,16 +72,6 @@ def _encrypted(
         if not np.array_equal(np.rint(opened * levels), expected[:people]):
             raise RuntimeError(f"block {block} opened to another sum than the matrices have")
     return clock, len(request), down
-
-
-def _audited(
-    clock: _Clock, receiver: ProductReceiver, passives: Mapping[str, ProductContributor]
-) -> bytes:
-    """The request after the passives drew which candidate is kept."""
-    commitment = receiver.commitment()
-    converse({name: role.toss(commitment) for name, role in passives.items()})
-    challenges = {name: role.challenge() for name, role in passives.items()}
-    return clock.of("active", receiver.request, challenges)
 
 
 def _clear(
@@ -129,13 +113,10 @@ def _mean(turn: Callable[[_Clock], None]) -> dict[str, float]:
     return {who: seconds / turns for who, seconds in clock.spent.items()}
 
 
-def _measure(
-    people: int, labelled: int, columns: int, passives: int, candidates: int
-) -> dict[str, Any]:
+def _measure(people: int, labelled: int, columns: int, passives: int) -> dict[str, Any]:
     agreed = ProductAgreement(
         session="bench", receiver="active", combiner="aggregator", people=people, columns=columns,
         contributors=tuple(f"passive_{k}" for k in range(1, passives + 1)), labelled=labelled,
-        candidates=candidates or None,
     )  # fmt: skip
     described, rng = SumOfProducts(agreed), np.random.default_rng(0)
     labels = np.eye(columns)[rng.integers(columns, size=labelled)]

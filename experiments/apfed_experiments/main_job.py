@@ -41,21 +41,20 @@ __all__ = [
 ]  # fmt: skip
 
 READING = (
-    "Few of the active's training rows have a label; the figures say how many. Accuracy: on "
-    "the active's test rows, mean and 95 % interval over the seeds (corrected resampled t); "
-    '"TVFL, all '
-    "parties\" needs every party to predict, every other row predicts with the active's "
-    "features alone. Gain: accuracy minus that of the best solo baseline (of nine, chosen by "
-    "cross-validation over the labelled rows), paired by seed; p of it, adjusted "
-    "for the number of gains in the table (Holm). Epsilon: of votes, of one person's vote at one "
-    "passive, labeller held fixed, "
-    "at delta 1e-5 (randomised: 0); of a guard, of one row's releases, encoder held fixed, at "
-    "delta 1e-5. Labels and the model have no guarantee. Labels and features read: by the attack "
-    "that gains most over its best baseline with the same knowledge, on average over the seeds, "
-    "in balanced accuracy of one party's guesses and in R2 of another party's features (30 people "
-    "known wholly). Where nothing leaks it is as often below 0 as above; an interval around "
-    "0 means that these attacks found nothing, not that there is nothing, and one that begins "
-    "just above 0 is no finding, since the highest of several means is shown."
+    "Few of the active's training rows have a label; the figures say how many. Accuracy: on the "
+    "active's test rows, mean and 95 % interval over the seeds (corrected resampled t); "
+    '"TVFL, all parties" needs every party to predict, every other row predicts with the '
+    "active's features alone. Gain: accuracy minus that of the best solo baseline (of nine, chosen "
+    "by cross-validation over the labelled rows), paired by seed; p of it, adjusted for the number "
+    "of gains in the table (Holm). Epsilon: of votes, of one person's vote at one passive, "
+    "labeller held fixed, at delta 1e-5 (randomised: 0); of a guard, of one row's releases, "
+    "encoder held fixed, at delta 1e-5. Labels and the model have no guarantee. Labels and "
+    "features read: by the attack that gains most over its best baseline with the same knowledge, "
+    "on average over the seeds, in balanced accuracy of one party's guesses and in R2 of another "
+    "party's features (30 people known wholly). Where nothing leaks it is as often below 0 as "
+    "above; an interval around 0 means that these attacks found nothing, not that there is "
+    "nothing, and one that begins just above 0 is no finding, since the highest of several means "
+    "is shown."
 )
 CONFIGS = ("main-digits", "main-breast-cancer", "main-handwritten")
 # Inference variants of TVFL, in the paper's words; the others have one, named by the method.

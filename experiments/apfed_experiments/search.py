@@ -151,30 +151,25 @@ class Range(Settings):
 
     Attributes:
         log: whether they are drawn on a logarithmic scale.
-        step: between neighbours; null: any, or every whole one.
     """
 
     low: int | float
     high: int | float
     log: bool = False
-    step: int | float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
         if not self.low < self.high:
             raise ValueError(f"low is below high, got {self.low} and {self.high}")
-        if self.log and (self.low <= 0 or self.step is not None):
-            raise ValueError("log: low is above 0 then, and there is no step; leave one out")
+        if self.log and self.low <= 0:
+            raise ValueError("log: low is above 0 then; leave one out")
         return self
 
     def draw(self, trial: "BaseTrial", key: str) -> str:
         """What the trial takes, as JSON."""
         if isinstance(self.low, int) and isinstance(self.high, int):
-            step = int(self.step) if self.step else 1
-            return json.dumps(trial.suggest_int(key, self.low, self.high, step=step, log=self.log))
-        return json.dumps(
-            trial.suggest_float(key, self.low, self.high, step=self.step, log=self.log)
-        )
+            return json.dumps(trial.suggest_int(key, self.low, self.high, log=self.log))
+        return json.dumps(trial.suggest_float(key, self.low, self.high, log=self.log))
 
 
 class Choice(Settings):

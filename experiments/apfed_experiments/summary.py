@@ -9,15 +9,12 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t
 
-from secure_apfed.data import DATASETS, VerticalData
+from secure_apfed.data import DATASETS
 from secure_apfed.measures import ACCURACY, MEASURES
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.method import MethodSettings
 
-__all__ = [
-    "Gain", "Interval", "Leakage", "Row", "Summary", "accuracy_of", "holm", "shared_share",
-    "shared_share_of",
-]  # fmt: skip
+__all__ = ["Gain", "Interval", "Leakage", "Row", "Summary", "accuracy_of", "holm", "shared_share"]
 
 Row: TypeAlias = dict[str, Any]
 """A line of a table: numbers, texts, intervals or None by column."""
@@ -37,13 +34,6 @@ def shared_share(data: DataSettings | None, *, train: int, labelled: int, test: 
     if data and data.dataset in DATASETS and DATASETS[data.dataset].split:
         return 0.0
     return test / (test + train) * labelled / train
-
-
-def shared_share_of(settings: DataSettings, data: VerticalData) -> float:
-    return shared_share(
-        settings, train=len(data.train_rows), labelled=len(data.labelled_rows),
-        test=len(data.test_rows),
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,10 @@ __all__ = [
 READING = (
     "Accuracy on the active's test rows and what is lost against the same method and seed without "
     "protection, each a mean over the seeds with its 95 % interval (corrected resampled t). "
-    "epsilon_x covers one "
-    "row's releases with the encoder held fixed, at delta 1e-5, and no label; epsilon_y covers one "
-    "training label and no features; whole records of the finished model have no guarantee in any "
-    'line. Every training row is aligned, few have a label. "Centralised" is one model on all '
-    "parties' features, which nobody holds."
+    "epsilon_x covers one row's releases with the encoder held fixed, at delta 1e-5, and no label; "
+    "epsilon_y covers one training label and no features; whole records of the finished model have "
+    'no guarantee in any line. Every training row is aligned, few have a label. "Centralised" is '
+    "one model on all parties' features, which nobody holds."
 )
 CONFIGS = ("sweep-digits", "sweep-breast-cancer")
 EPSILONS = (1.0, 4.0, 8.0)

@@ -60,16 +60,15 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _WIDTH_INCHES, _PLOT_INCHES, _LINE_INCHES = 8.0, 4.6, 0.2
 READING = (
     "Each point is one defence at one strength: mean and 95 % interval over the seeds (corrected "
-    "resampled t). "
-    "Up is accurate, left is private. Advantage: an attack by one adversary minus its best "
-    "baseline with the same knowledge, those that gain most by their mean over the seeds, which is "
-    "a little optimistic for the attack. One whose interval holds 0 means that these attacks found "
-    "nothing, not that there is nothing; where nothing leaks it is as often below 0 as above. The "
-    "legend says (ε_x, ε_y, T): of one row's T releases with the encoder held fixed, and of "
-    "labels; where nobody sends representations, ε_x is of all that a person adds to votes or sums "
-    "of one passive. Lines: the active alone is the floor; one table of all features, which nobody "
-    "holds, is what the same network reaches with them; TVFL needs all parties to predict. DCS is "
-    "defined in docs/studies.md."
+    "resampled t). Up is accurate, left is private. Advantage: an attack by one adversary minus "
+    "its best baseline with the same knowledge, those that gain most by their mean over the seeds, "
+    "which is a little optimistic for the attack. One whose interval holds 0 means that these "
+    "attacks found nothing, not that there is nothing; where nothing leaks it is as often below 0 "
+    "as above. The legend says (ε_x, ε_y, T): of one row's T releases with the encoder held fixed, "
+    "and of labels; where nobody sends representations, ε_x is of all that a person adds to votes "
+    "or sums of one passive. Lines: the active alone is the floor; one table of all features, "
+    "which nobody holds, is what the same network reaches with them; TVFL needs all parties to "
+    "predict. DCS is defined in docs/studies.md."
 )
 _REFERENCES: Mapping[Reference, tuple[str, Mapping[str, Any], bool]] = {
     # Label; what changes in the undefended run; whether one table has all features.
@@ -493,7 +492,13 @@ def run_tradeoff(
     study = Study(points=points, seeds=range(tradeoff.seeds))
     _claim(folder, tradeoff, study)
     results = study.run(jobs=jobs, keep_going=True, on_done=on_done, solo=True)
-    _refuse_without_undefended(tradeoff, points, results)
+    undefended = next(point for point in points if point.undefended)
+    if failed := [failure for failure in results.failures if failure.point == undefended.name]:
+        raise TradeOffError(
+            f"study {tradeoff.name}: {undefended.label!r}, which the others are compared with, "
+            f"failed in {len(failed)} of {tradeoff.seeds} seeds. {failed[0].trial}: "
+            f"{failed[0].message}"
+        )
     board = Board.of(points, results)
     reported = [row["point"] for row in board.rows if not row["point"].centralised]
     Parallel(n_jobs=jobs)(delayed(write_report)(point.trial(0).path) for point in reported)
@@ -533,16 +538,3 @@ def _claim(folder: Path, tradeoff: TradeOff, study: Study) -> None:
         trial.refuse_another_run()
     make_private(folder)
     write_text(settings, dump_settings(tradeoff))
-
-
-def _refuse_without_undefended(
-    tradeoff: TradeOff, points: Sequence[DefencePoint], results: Results
-) -> None:
-    """Raise where the point failed with which all others are compared."""
-    undefended = next(point for point in points if point.undefended)
-    if failed := [failure for failure in results.failures if failure.point == undefended.name]:
-        raise TradeOffError(
-            f"study {tradeoff.name}: {undefended.label!r}, which the others are compared with, "
-            f"failed in {len(failed)} of {tradeoff.seeds} seeds. {failed[0].trial}: "
-            f"{failed[0].message}"
-        )

@@ -59,9 +59,8 @@ READING = (
     "gained, and in points of accuracy. Shapley value: what a passive adds to those before it, "
     "over the orders in which they enter. Left out: what all lose without it. Means over the seeds "
     "with 95 % intervals (corrected resampled t); of one seed whose orders were drawn, over the "
-    "orders. The "
-    "values add up to the total. Epsilon charged: of one person there, those of all coalitions "
-    "that were asked and hold the passive, added, at the sum of their deltas."
+    "orders. The values add up to the total. Epsilon charged: of one person there, those of all "
+    "coalitions that were asked and hold the passive, added, at the sum of their deltas."
 )
 _MEASURES = {"loss": 1000.0, "accuracy": 100.0}  # and their scales for people
 

@@ -26,7 +26,7 @@ __all__ = ["LEAKS", "REFERENCES", "SWEEPS", "app", "contributions", "search", "t
 SWEEPS = ("sweep-digits", "sweep-breast-cancer")
 REFERENCES = ("membership", "model_completion")
 LEAKS = (
-    "inversion", "chosen", "decoder", "noise", "isolation", "degradation", "labels",
+    "inversion", "chosen", "decoder", "noise", "isolation", "labels",
     "joint_inversion", "hijacking", "reversed_hijacking", "split_learning", "stuffing",
     "few_labels", "chosen_labels", "repeated_votes", "vote_membership", "poisoned_votes", "papers",
 )  # fmt: skip
@@ -136,7 +136,7 @@ def credit_card(
     output: Output = Path("runs/credit-card"), seeds: Seeds = 5, jobs: Jobs = 2,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Credit card clients: AUC and KS of the active alone, of help and of joint prediction."""
+    """Credit card clients: AUC of the active alone, of help and of joint prediction."""
     with _workers():
         from apfed_experiments.credit_card import READING, compare_credit
 

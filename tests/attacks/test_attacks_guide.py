@@ -70,14 +70,8 @@ def test_an_attack_loads_few_of_our_modules_and_no_method() -> None:
     assert _offences(loaded) == []
 
 
-@pytest.mark.parametrize(
-    ("source", "says"),
-    [
-        ("from apfed_attacks import ATTACKS", "of our modules"),
-        ("from secure_apfed.methods import METHODS", "table of methods"),
-    ],
-)
-def test_an_attack_that_loads_all_is_found(source: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / "offender.py").write_text(f"import apfed_attacks.view\n{source}\n")
-    offences = _offences(modules_loaded(["import offender"], path=tmp_path))
-    assert any(says in offence for offence in offences)
+def test_an_attack_that_loads_all_is_found(tmp_path: Path) -> None:
+    (tmp_path / "offender.py").write_text("import apfed_attacks.view, secure_apfed.methods\n")
+    many, table = _offences(modules_loaded(["import offender"], path=tmp_path))
+    assert "of our modules" in many
+    assert "table of methods" in table

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from apfed_attacks.columns import TRUST, beside, corrected
+from apfed_attacks.columns import TRUST, corrected
 from apfed_attacks.labels.completion import own_bottom
 from apfed_attacks.labels.representations import ModelCompletion
 from apfed_attacks.recorded import reveal_labels, view_of
@@ -284,14 +284,6 @@ def _accuracy(scores: Array) -> float:
 
 OWN = _told(1.3, 3, seed=0)
 PRIOR = _probed(OWN)
-
-
-def test_released_columns_stand_beside_own_ones_in_several_weights() -> None:
-    released = _told(0, 4)
-    columns = beside("h", released, OWN)
-    assert list(columns) == ["h and x", "0.3 h and x", "0.1 h and x"]
-    for weight, both in zip((1, 0.3, 0.1), columns.values(), strict=True):
-        np.testing.assert_array_equal(both, np.hstack([weight * released, OWN]))
 
 
 @pytest.mark.parametrize("trust", [trust for trust in TRUST if trust < 1])

@@ -17,9 +17,10 @@ from apfed_attacks.features.chosen_representations import ChosenRepresentations
 from apfed_attacks.features.decoder_extraction import DecoderExtraction
 from apfed_attacks.features.isolation import Isolation
 from apfed_attacks.live.runs import ALL_RULES, LiveRun, Poison, PoisonedVotes, Rule, VotesRun
-from apfed_attacks.live.strategy import ActiveAttack, CohortDegradation
+from apfed_attacks.live.strategy import ActiveAttack
 from apfed_attacks.recorded import reveal_features, view_of
 from apfed_attacks.view import AttackError, Knowledge, Played
+from apfed_experiments.leaks.live import Remembering
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
@@ -175,19 +176,9 @@ def test_one_point_among_decoys_is_answered_and_tells() -> None:
 # Isolation.
 
 
-class _Remembering(LiveRun):
-    truth: Tensor | None = None
-
-    def ask(self, *args: Any, **options: Any) -> Tensor:
-        found = super().ask(*args, **options)
-        if self.truth is None:
-            self.truth = self.contributed("passive-1").double()
-        return found
-
-
 def isolation_error(rules: Collection[Rule], *, sums: Any = None, **way: Any) -> float:
     """Relative error of what was isolated from the victim's real contribution."""
-    run = _Remembering(live_config("apfed_c", secure_sum=sums or {}), rules=rules)
+    run = Remembering(live_config("apfed_c", secure_sum=sums or {}), rules=rules)
     run.train(1)
     shadow = reveal_features(run.recording, "passive-1", 30, 0)
     knowledge = Knowledge(classes=10, victim="passive-1", shadow=shadow)
@@ -285,32 +276,8 @@ def test_a_batch_is_as_large_as_was_agreed() -> None:
     _ask(Echo(200), decoys=0.99)
 
 
-# Cohort degradation: the rows of a cohort are pulled towards the others, and nobody else.
-
-
-def test_only_the_cohort_is_pulled_towards_the_others() -> None:
-    z = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
-    rows = torch.tensor([9, 3, 5, 1, 7, 2])
-    adversary = CohortDegradation(torch.tensor([5, 2, 8]), strength=2.0)
-    answer = adversary.answer(0, rows, z)
-    assert torch.equal(answer[[0, 1, 3, 4]], torch.zeros(4, 4))
-    # A step against the answer brings the cohort nearer to the others' mean.
-    middle = z[[0, 1, 3, 4]].mean(dim=0)
-    assert torch.allclose((z - 0.5 * answer)[[2, 5]], middle.expand(2, 4), atol=1e-6)
-    # A batch of the cohort or of others alone is left in peace.
-    for rows in (torch.tensor([5, 2]), torch.tensor([0, 1])):
-        assert not adversary.answer(0, rows, z[:2]).any()
-
-
-@pytest.mark.parametrize(("people", "strength"), [(0, 1.0), (2, 0.0), (2, float("nan"))])
-def test_a_cohort_of_nobody_or_without_strength_is_refused(people: int, strength: float) -> None:
-    with pytest.raises(AttackError, match="a cohort has somebody and a strength above 0"):
-        CohortDegradation(torch.arange(people), strength=strength)
-
-
 # Live ballots: what a party that deviates reaches, and what stops it.
 
-OPENINGS = ("votes", "votes_randomised")
 DIGITS = {"dataset": "digits", "views": 4, "overlap": 1.0, "labelled": 50, "limit": 400}
 ASKED: Mapping[str, Said] = {
     "sum": "votes",
@@ -327,9 +294,6 @@ def config_of(method: Said, **changes: Any) -> Config:
         "secure_sum": {"scheme": "plain", "allow_single_passive": True},
     }  # fmt: skip
     return small_config(method, **{**usual, **changes})
-
-
-# Live ballots: what a party that deviates reaches, and what stops it.
 
 
 @pytest.fixture(scope="module")

@@ -10,28 +10,22 @@ from apfed_experiments.finished import FILE, mount_attacks, read_examples
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.cli import execute
 from secure_apfed.config import AttackChoice
-from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError
 from secure_apfed.runs.run import run
 from tests.experiments.own_tables import own_tables
-
-CONFIG = """
-name: small
-method: apfed_c
-data: {dataset: digits, views: 2}
-model: {hidden: [16], representation: 16, projection: 16}
-train: {epochs: 2, batch_size: 256, device: cpu, learning_rate: 0.02}
-secure_sum: {scheme: plain, allow_single_passive: true}
-guard: {mechanism: none}
-transcript: {keep: all}
-"""
+from tests.secure_apfed.small_runs import small_config
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("runs") / "small"
     with pytest.warns(UnsafeChoiceWarning):
-        run(load_config_text(CONFIG), folder)
+        run(small_config(
+            data={"dataset": "digits", "views": 2}, transcript={"keep": "all"},
+            model={"hidden": [16], "representation": 16, "projection": 16},
+            secure_sum={"scheme": "plain", "allow_single_passive": True},
+            guard={"mechanism": "none"},
+        ), folder)  # fmt: skip
     return folder
 
 

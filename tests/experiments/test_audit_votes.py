@@ -56,8 +56,6 @@ def test_each_claim_stands_or_falls_as_expected(name: str) -> None:
     assert result.exceeded == result.case.exceeded
     # The attack is a real one: where it proves nothing, it would catch no bug either.
     assert result.found["epsilon_low"] > 0.2 * result.case.claim
-    assert ("EXCEEDS" in result.sentence()) == result.exceeded
-    assert result.as_json()["expected"] == result.exceeded
 
 
 class KeepsTooOften(VoteResponse):
@@ -120,6 +118,7 @@ def in_answers(labeller: Labeller, tables: TwoTables) -> Scores:
     return partial(record_in_answers, labeller, VoteResponse(epsilon=1.0, classes=2), tables)
 
 
+# What is planted in the long person is the missing clip, not the person, who passes below.
 UNLABELLED, LABELLED = (people_on_a_line(labelled=labelled) for labelled in (False, True))
 PERSON = labelled_person()
 PLANTED: dict[str, tuple[str, Scores]] = {
@@ -152,17 +151,12 @@ PLANTED: dict[str, tuple[str, Scores]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("bug", PLANTED)
+@pytest.mark.parametrize("bug", [*PLANTED, "none: a long person, clipped"])
 def test_planted_bugs_are_caught(bug: str) -> None:
-    name, scores = PLANTED[bug]
+    clipped = "private weights", in_weights(PrivateLogistic, long_person())
+    name, scores = PLANTED.get(bug, clipped)
     assert not VOTE_CASES[name].exceeded
-    assert audited(name, scores=scores).exceeded
-
-
-def test_a_long_person_is_as_private_as_a_short_one() -> None:
-    """What is planted above is the missing clip, not the person."""
-    scores = in_weights(PrivateLogistic, long_person())
-    assert not audited("private weights", scores=scores).exceeded
+    assert audited(name, scores=scores).exceeded == (bug in PLANTED)
 
 
 def test_the_worlds_differ_in_one_person_who_moves_as_many_votes_as_told() -> None:

@@ -88,16 +88,13 @@ def test_a_student_without_help_reads_nothing_of_passives() -> None:
     assert (said[0] == said[1]).all()
 
 
-def test_a_case_is_measured_written_and_not_run_again(tmp_path: Path) -> None:
+def test_a_case_is_measured_and_written(tmp_path: Path) -> None:
     case = GainCase(method="votes", data="wine", labelled=9)
     table = run_gains(tmp_path, [case], seeds=2, jobs=1)
     ((plain,), (cells,), (row,)) = table.plain(), table.cells, table.rows
     assert plain["control"] == "no-help/wine/n9"
     assert len(cells) == len(table.header)
     assert row["baseline"] in ("ridge", "logistic")
-    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*seed*.json")}
-    assert run_gains(tmp_path, [case], seeds=2, jobs=1).rows == [row]
-    assert written == {path: path.stat().st_mtime_ns for path in written}
     (stored,) = stored_of([row])
     assert "9 labelled rows" in StoredGain.model_validate(stored).sentence
 

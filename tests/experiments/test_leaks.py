@@ -73,11 +73,9 @@ def test_numbers_become_means_and_texts_are_listed_once() -> None:
     assert (merged["data"], merged["M"]) == ("d", 2)
     assert merged["r2"] == Interval.of([0.5, 0.7])
     assert (merged["least r2"], merged["greatest r2"]) == (0.5, 0.7)
-    assert merged["n"] == Interval(3.0, 3.0, 3.0)
     merged = _setting({"best": "a", "r2": None}, {"best": "b", "r2": 0.5}, {"best": "a"}).line()
     assert (merged["best"], merged["r2"].mean) == ("a / b", 0.5)
     assert math.isnan(merged["r2"].low)
-    assert _setting({"epsilon": None}, {"epsilon": None}).line() == {}
     assert _setting({"a": 1.5, "n": 2}, b="x").line() == {"b": "x", "a": 1.5, "n": 2}
 
 
@@ -104,11 +102,6 @@ def test_a_common_mean_is_no_agreement() -> None:
 
 
 def test_cases_of_the_papers_are_runs_and_attacks_that_there_are() -> None:
-    methods = {
-        "split_nn", "split_nn_sum", "apc_vfl", "vfedtrans", "mmvfl", "v_fedmv", "h_fedmv",
-        "s_fedmv",
-    }  # fmt: skip
-    assert {case.method for case in CASES} == methods
     for case in CASES:
         config = config_of(case, 1)
         assert (config.method.name, config.seed, config.transcript.keep) == (case.method, 1, "all")

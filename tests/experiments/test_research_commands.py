@@ -1,6 +1,5 @@
 """Research from the command line: what help names is there, and what is wrong is told at once."""
 
-import json
 import subprocess
 import sys
 
@@ -37,13 +36,6 @@ def test_helps_import_nothing_large() -> None:
     assert done.stderr.splitlines()[-1] == "[0, 0, 0, 0] []"
 
 
-def test_everyday_commands_stand_before_research(capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute(["--help"]) == 0
-    everyday, research = capsys.readouterr().out.split("Research")
-    assert all(f"│ {name} " in everyday for name in ("run", "plan", "predict", "party", "doctor"))
-    assert all(f"│ {name} " in research for name in ("search", "table", "bench", "audit", "study"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -60,15 +52,3 @@ def test_what_is_wrong_is_told(
     monkeypatch.setattr("apfed_experiments.workers.begin", lambda: None)
     assert execute(["study", *arguments, "--debug"]) == 2
     assert said in " ".join(capsys.readouterr().err.replace("│", "").split())
-
-
-def test_leaks_are_stored_and_printed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "apfed_experiments.leaks.play", lambda names, store: {one: [{"r2": 0.5}] for one in names}
-    )
-    assert execute(["study", "leaks", "--only", "noise", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"noise": [{"r2": 0.5}]}
-    assert execute(["study", "leaks", "--only", "noise"]) == 0
-    assert capsys.readouterr().out == "\nnoise\n\n| r2 |\n| --- |\n| 0.5 |\n"

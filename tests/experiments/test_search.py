@@ -10,11 +10,12 @@ import pytest
 from pydantic import ValidationError
 
 from apfed_experiments import search as package
-from apfed_experiments.search import Charge, SearchSpace, bound_of, load_space, search
+from apfed_experiments.search import Charge, SearchSpace, bound_of, search
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.files import to_json
 from secure_apfed.privacy.accountants import gdp_epsilon
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
@@ -90,9 +91,7 @@ def test_trials_and_final_runs_are_charged_together(tmp_path: Path) -> None:
     assert best["value"] == max(of["value"] or 0.0 for of in more.trials)
     assert more.config.model.random_features == int(best["settings"]["model.random_features"])
     assert load_config(tmp_path / "best.yaml") == more.config
-    told = json.loads((tmp_path / "search.json").read_text())
-    assert told["epsilon_in_all"]["a person at passive-1"] == in_all
-    assert "charged" in (tmp_path / "search.md").read_text()
+    assert json.loads((tmp_path / "search.json").read_text()) == json.loads(to_json(more.as_json()))
 
 
 def test_one_that_was_stopped_goes_on_and_stays_charged(tmp_path: Path) -> None:
@@ -199,7 +198,6 @@ def test_a_trial_that_fails_is_told_and_keeps_its_charge(tmp_path: Path) -> None
     [
         ({}, "at least 1 item"),
         ({"seed": {"low": 0, "high": 3}}, "cannot be compared"),
-        ({"data.limit": {"low": 10, "high": 30}}, "cannot be compared"),
         ({"train.epochs": {"low": 3, "high": 3}}, "low is below high"),
         ({"train.epochs": {"low": 0, "high": 3, "log": True}}, "low is above 0"),
         ({"train.epochs": {"low": 1, "high": math.inf}}, "finite"),
@@ -217,10 +215,7 @@ def test_the_command_says_what_all_of_it_cost(
     arguments = ["search", str(CONFIGS / "search-digits.yaml"), "--space",
                  str(CONFIGS / "search-digits-space.yaml"), "--trials", "1", "--json", "--no-final",
                  "--set", "data.limit=300", "--output", str(tmp_path / "out")]  # fmt: skip
-    assert load_space(CONFIGS / "search-digits-space.yaml").public is None
     assert execute(arguments) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["trials"][0]["charge"]["a person at passive-1"] == pytest.approx(4, rel=1e-4)
     assert told["epsilon_in_all"]["a person at passive-1"] == pytest.approx(8, rel=1e-4)
-    missing = [*arguments[:3], str(tmp_path / "none.yaml"), *arguments[4:]]
-    assert execute(missing) == 2

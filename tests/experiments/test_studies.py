@@ -83,20 +83,13 @@ def test_lines_differ_in_what_they_say_alone(tmp_path: Path) -> None:
         protected = (point.config.guard.epsilon, point.config.labels.epsilon)
         assert sum(of is not None for of in protected) == len(point.line.settings) - 1
     assert {line.key for line in sweep.LINES} == {point.line.key for point in points}
-    for name in main_job.CONFIGS:
-        base = base_config(name)
-        assert base.data.labelled == 20
-        for point in main_job.points_of(base, tmp_path):
-            config = point.trial(3).config
-            assert (config.data, config.attacks, point.alone) == (base.data, base.attacks, base)
-            assert config.seed == point.trial(3).alone.seed == 3
+    base = base_config(main_job.CONFIGS[0])
+    for point in main_job.points_of(base, tmp_path):
+        config = point.trial(3).config
+        assert (config.data, config.attacks, point.alone) == (base.data, base.attacks, base)
+        assert config.seed == point.trial(3).alone.seed == 3
     assert main_job.config_of(GUARDED, base).guard == base.guard
     assert main_job.config_of(PLAIN, base).guard.mechanism == "none"
-    for line, labelled in product(credit_card.LINES, (200, None)):
-        config = credit_card.config_of(line, labelled)
-        assert (config.data.dataset, config.data.labelled) == ("credit_card", labelled)
-        assert config.measure == "auc"
-        assert config.method.predicts_alone is not bool(line.said) or config.method.name == "tvfl"
     for reading, names in (
         (main_job.READING, main_job.CONFIGS), (sweep.READING, sweep.CONFIGS),
     ):  # fmt: skip
@@ -282,10 +275,6 @@ def test_overlaps_of_one_data_set(tmp_path: Path) -> None:
     assert 0.1 * 427 < both < 0.4 * 427
     assert 0.6 * 427 < pairs == voted < 427
     assert all(0.5 < line["accuracy"] <= 1 for line in lines)
-    written = stamps(tmp_path, "*.json")
-    assert len(written) == 5 * 2 + 2
-    assert overlap.compare_overlaps(points, seeds=2).cells == table.cells
-    assert stamps(tmp_path, "*.json") == written
     overlap.draw_overlaps(table, tmp_path / "new" / "overlap.png")
     assert (tmp_path / "new" / "overlap.png").read_bytes().startswith(b"\x89PNG")
 
@@ -329,10 +318,6 @@ def test_a_reference_has_every_score_what_was_published_and_the_distance(
     assert 0.1 < ours.mean < 1
     assert rows["logistic on h minus published"] == (f"{ours.mean - 0.5:+.3f}", "-")
     assert (tmp_path / "main-digits.md").read_text().endswith(f". nobody.\n\n{table.markdown()}")
-    written = stamps(tmp_path, "result.json")
-    assert len(written) == 2
-    run_reference(made_up, tmp_path)
-    assert stamps(tmp_path, "result.json") == written
 
 
 @pytest.mark.slow
@@ -357,5 +342,3 @@ def test_each_line_is_compared_with_the_baseline_that_labels_choose(tmp_path: Pa
         if row["predicts"].startswith("all") and row["model"].startswith("Gradient boosting")
     )  # fmt: skip
     assert together["auc"].mean > auc + 0.05
-    (again,) = credit_card.compare_credit(tmp_path, jobs=1, **small)
-    assert again.plain() == table.plain()

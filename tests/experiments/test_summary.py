@@ -50,14 +50,6 @@ def test_p_values_are_students_and_holms() -> None:
     assert tuple(map(P_HOLM.form, (math.nan, 0.0004, 0.034))) == ("", "< 0.001", "0.034")
 
 
-def test_arms_reach_the_ends_and_one_seed_has_none() -> None:
-    assert Interval.of([0.5]).text(scale=100) == "50.0"
-    assert Interval(0.5, 0.4, 0.6).text(scale=100) == "50.0 [40.0, 60.0]"
-    assert Interval(0.5, 0.4, 0.7).arms(100) == [[pytest.approx(10)], [pytest.approx(20)]]
-    assert Interval(0.5, math.nan, math.nan).arms() == [[0.0], [0.0]]
-    assert Interval(0.5, 0.5 + 1e-17, 0.5 - 1e-17).arms() == [[0.0], [0.0]]
-
-
 def test_the_epsilon_of_a_line_is_that_of_what_its_method_sends() -> None:
     sent = dict.fromkeys(("apfed_r", "split_nn", "single_view"), 8.0)
     summed = dict.fromkeys(("votes", "split_nn_sum", "mmvfl", "h_fedmv", "vfedtrans"), 2.0)

@@ -4,27 +4,23 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
-from itertools import combinations
 from pathlib import Path
 
 import pytest
 from joblib import parallel_config
-from matplotlib.figure import Figure
 
 import apfed_experiments as package
 from apfed_attacks import ATTACKS
-from apfed_experiments.study import base_config, results_of
+from apfed_experiments.study import results_of
 from apfed_experiments.tradeoff import (
     Board,
     TradeOff,
     TradeOffError,
     dcs,
-    draw,
     load_tradeoff,
     on_the_front,
     points_of,
     run_tradeoff,
-    tradeoff_of,
 )
 from secure_apfed.cli import execute
 from secure_apfed.config.file import load_config_text
@@ -108,15 +104,10 @@ def test_points_are_every_strength_and_the_references(study_file: Path) -> None:
         ("name: noise", "name: none", "defences are all different"),
         ("name: tiny", "name: ../tiny", "name"),
         ("base: base.yaml", "base: bace.yaml", "there is no 'bace.yaml' beside"),
-        ("seeds: 1", "seed: 1", "did you mean 'seeds'"),
-        ("single_view,", "tvlf,", "references"),
         ("seeds: 1", "seeds: [", "study.yaml"),
         ("knob: guard.epsilon", "knob: guard.epsilonn", r"noise epsilonn 1\.0: .*epsilonn"),
-        ("mechanism: gaussian", "mechanism: gausian", r"study tiny, noise epsilon 1\.0: "),
-        ("values: [1.0]", "values: [.nan]", "noise epsilon nan: "),
         ("values: [1.0]", "values: [2.0, 2.0]", "would share the folder"),
         ("undefended: true}", "undefended: true}\n  - {name: None}", "would share the folder"),
-        ("seeds: 1", "set: {attacks: [{name: temporall}]}", "none: .*did you mean 'temporal'"),
         ("seeds: 1", "set: {attacks: [{name: temporal, options: {x: 1}}]}", "none: .*options: x"),
     ],
 )
@@ -148,32 +139,7 @@ def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(study_file: Pat
     assert [row["defence"] for row in on_the_front(worse.rows, "labels")] == ["none"]
 
 
-def test_numbers_of_points_do_not_overlap_and_the_legend_says_which_each_is(
-    study_file: Path,
-) -> None:
-    """Some in one spot, some in a crowd, some apart, and one far away."""
-    places = [
-        (0.6 + spread * (k % 3), 0.1 + spread * (k % 4))
-        for spread in (0.0, 0.001, 0.03) for k in range(4)
-    ]  # fmt: skip
-    by_defence = {f"d{at}": place for at, place in enumerate([*places, (0.2, 0.05)])}
-    more = "".join(f"  - {{name: {name}}}\n" for name in by_defence)
-    study_file.write_text(STUDY + more)
-    figure = Figure(layout="constrained")
-    numbers = draw(figure, board_of(load_tradeoff(study_file), **by_defence), "labels")
-    figure.draw_without_rendering()
-    boxes = [number.get_window_extent() for number in numbers]
-    assert [number.get_text() for number in numbers] == [str(k) for k in range(1, 16)]
-    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
-    inside = figure.axes[0].get_window_extent()
-    assert all(inside.contains(*box.min) and inside.contains(*box.max) for box in boxes)
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert any("d12 (∞, ∞, 3)" in text for text in legend)
-    box = figure.legends[0].get_window_extent()
-    assert 0 <= box.x0 <= box.x1 <= figure.get_window_extent().width
-
-
-def test_a_study_runs_resumes_leaves_out_what_fails_and_writes_its_page(
+def test_a_study_runs_leaves_out_what_fails_and_writes_its_page(
     played: tuple[TradeOff, Path, Board],
 ) -> None:
     study, folder, board = played
@@ -190,12 +156,7 @@ def test_a_study_runs_resumes_leaves_out_what_fails_and_writes_its_page(
         assert (folder / link).is_file()
     for name in ("leaderboard.md", "index.html"):
         assert "tiny-diverging-seed0: " in (folder / name).read_text()
-    stamps = {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
-    stamps |= {path: path.stat().st_mtime_ns for path in folder.glob("*seed*.json")}
-    assert len(stamps) == 3 + 1
-    again = run_tradeoff(study, folder)
-    assert again.table.plain() == board.table.plain()
-    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert run_tradeoff(study, folder).table.plain() == board.table.plain()
     assert json.loads((folder / "points.json").read_bytes())[0]["seeds"] == 1
 
 
@@ -250,8 +211,6 @@ DEFENCES = [
     [
         ({"defences": DEFENCES, "name": "mine"}, "tradeoff.name: the study of a run has the run's"),
         ({"defences": DEFENCES, "base": "b.yaml"}, "tradeoff.base"),
-        ({"defenses": DEFENCES}, "did you mean 'defences'"),
-        ({"defences": DEFENCES, "set": {"attacks": [{"name": "tempral"}]}}, "did you mean 'tempor"),
         ({"defences": DEFENCES, "set": {"trian.epochs": 1}}, "did you mean 'train'"),
     ],
 )
@@ -288,21 +247,6 @@ def test_a_run_is_followed_by_its_own_study(
     assert (folder / "tradeoff" / "index.html").is_file()
     played = folder / "tradeoff" / "tiny-tradeoff-none-seed0" / "config.yaml"
     assert not load_config_text(played.read_text()).tradeoff
-
-
-def test_the_card_holds_what_it_says() -> None:
-    """The design in one file; `secure-apfed run` of it is a slow test of the command."""
-    card = base_config("card")
-    objectives = [one.objective.name for one in card.passives.values() if one.objective]
-    assert objectives == ["reconstruction", "contrastive"]
-    assert (card.secure_sum.scheme, card.alignment.protocol) == ("ckks", "circuit_crypten")
-    assert (card.guard.mechanism, card.guard.epsilon) == ("gaussian", 8.0)
-    assert (card.labels.mechanism, [one.name for one in card.attacks]) == (
-        "randomised_response", ["all"],
-    )  # fmt: skip
-    points = points_of(tradeoff_of(card), Path("out"))
-    epsilons = [one.config.guard.epsilon for one in points if not one.reference]
-    assert epsilons == [None, 1.0, 8.0, 64.0, 512.0]
 
 
 @pytest.mark.slow

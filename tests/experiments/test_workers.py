@@ -31,18 +31,6 @@ if __name__ == "__main__":
     from joblib import Parallel, delayed
     Parallel(n_jobs=2)(delayed(work)() for _ in range(2))
 """
-_COMMAND = """
-import sys
-from secure_apfed.cli import execute
-
-class Fake:
-    HEADER, READING, run_main_job = (), "", staticmethod(lambda *_, **__: [])
-
-from apfed_experiments import workers
-workers.begin = lambda: print("torch" in sys.modules)
-sys.modules["apfed_experiments.main_job"] = Fake
-raise SystemExit(execute(["study", "main"]))
-"""
 
 
 def test_workers_are_forked_from_a_server_that_imported_all_and_end_with_who_asked(
@@ -63,13 +51,6 @@ def test_workers_are_forked_from_a_server_that_imported_all_and_end_with_who_ask
     assert {of["parent"] for of in seen}.isdisjoint({own})
     assert len({of["parent"] for of in seen}) == 1
     assert all(of["preloaded"] and of["threads"] == 1 and of["frozen"] for of in seen)
-
-
-def test_a_command_begins_them_before_it_imports_what_runs_need() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _COMMAND], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stdout.splitlines()[0] == "False"
 
 
 def test_collections_go_on_after_imports_that_fail() -> None:

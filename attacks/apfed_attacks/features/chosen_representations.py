@@ -73,7 +73,7 @@ class ChosenRepresentations(ActiveAttack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         people_N, z_ND = self.representations(view)
-        return guess_features(self, view, people_N, "z", z_ND, seed)
+        return guess_features(self, view, people_N, {"z": z_ND}, seed)
 
     def representations(self, view: AdversaryView) -> tuple[Tensor, Tensor]:
         """Return people (N,) and, for one passive, its unit z (N, D).

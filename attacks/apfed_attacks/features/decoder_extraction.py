@@ -76,7 +76,7 @@ class DecoderExtraction(ActiveAttack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         notes = notes_of(self, view)
-        guess = guess_features(self, view, notes["people"], "answers", notes["opened"], seed)
+        guess = guess_features(self, view, notes["people"], {"answers": notes["opened"]}, seed)
         positions, order = notes["people"].sort()
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
         answers_ND = notes["opened"][order].numpy(force=True)

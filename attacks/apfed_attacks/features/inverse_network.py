@@ -6,9 +6,8 @@ whose features at the victim it knows, it learns h, x -> the victim's features (
 Model Inversion Attacks Against Collaborative Inference; the paired form).
 """
 
-from apfed_attacks.columns import beside
-from apfed_attacks.features.regression import FeatureAttack, Regression
-from apfed_attacks.interface import FloatArray, Guess
+from apfed_attacks.features.regression import FeatureAttack, guess_features
+from apfed_attacks.interface import Guess
 from apfed_attacks.view import AdversaryView, released
 
 __all__ = ["InverseNetwork"]
@@ -28,10 +27,5 @@ class InverseNetwork(FeatureAttack):
     def run(self, view: AdversaryView, seed: int) -> Guess:
         seen = released(view, view.knowledge.victim)
         positions = self.choose(view, seen["h"].positions, seed)
-        x_NF = self.own(view, positions, seed)
-        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
-        columns: dict[str, FloatArray] = {}
-        for name, observed in seen.items():
-            h_NF = self.scaled(observed.at(positions), seed)
-            columns |= {name: h_NF, **beside(name, h_NF, x_NF)}
-        return regress.guess(regress.on(columns), {"x": x_NF})
+        columns = {name: observed.at(positions) for name, observed in seen.items()}
+        return guess_features(self, view, positions, columns, seed)

@@ -73,4 +73,5 @@ class Isolation(ActiveAttack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         notes = notes_of(self, view)
-        return guess_features(self, view, notes["people"], "isolated part", notes["isolated"], seed)
+        part = {"isolated part": notes["isolated"]}
+        return guess_features(self, view, notes["people"], part, seed)

@@ -99,7 +99,7 @@ class VectorRegression(FeatureAttack):
     def run(self, view: AdversaryView, seed: int) -> Guess:
         seen = opened_sums(view, opened_epochs(view)[0])
         positions = self.choose(view, seen.positions, seed)
-        return guess_features(self, view, positions, "u", seen.at(positions), seed)
+        return guess_features(self, view, positions, {"u": seen.at(positions)}, seed)
 
 
 class VoteRegression(FeatureAttack):

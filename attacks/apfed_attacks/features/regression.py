@@ -8,6 +8,7 @@ Letters: N rows, n of them shadow rows, U the others, F the victim's features.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -151,16 +152,18 @@ def guess_features(
     attack: FeatureAttack | ActiveAttack,
     view: AdversaryView,
     people_N: Tensor,
-    name: str,
-    released_NC: Tensor,
+    released: Mapping[str, Tensor],
     seed: int,
 ) -> Guess:
-    """Regress what was released of these positions to the victim's features, as from own ones x."""
+    """Regress all that was released of these positions, (N, C) by name, to the victim's features,
+    as from own ones x.
+    """
     positions, order = people_N.sort()
-    released_NF, own_NF = (
-        standardised(values, components=attack.components, seed=seed)
-        for values in (released_NC[order], own_columns(view, positions))
-    )
+    scaled = partial(standardised, components=attack.components, seed=seed)
+    own_NF = scaled(own_columns(view, positions))
     regress = Regression.of(view, positions, hidden=attack.hidden, seed=seed)
-    columns = {name: released_NF, **beside(name, released_NF, own_NF)}
+    columns: dict[str, FloatArray] = {}
+    for name, released_NC in released.items():
+        released_NF = scaled(released_NC[order])
+        columns |= {name: released_NF, **beside(name, released_NF, own_NF)}
     return regress.guess(regress.on(columns), {"x": own_NF})

@@ -26,9 +26,8 @@ class ModelCompletion(LabelProbe):
 
     Attacks use h, and h together with the own features x. Baselines: the majority class, and the
     same probes or clusters on x alone and, where h is of its own network, on what this network
-    makes of x before training. Reference: the same on h of the first kept epoch, which
-    shows what training added to the leak; it was released too, so it takes no part in the
-    advantage.
+    makes of x before training. Reference: the same on h of the first kept epoch, which shows what
+    training added to the leak; it was released too, so it takes no part in the advantage.
     """
 
     name = "model_completion"

@@ -3,7 +3,7 @@
 Run by: an adversary that takes a party's place among the real ones. `run` is an attack like every
 other, on the view of that run; what the adversary kept for itself comes back in `view.played`.
 
-Letters: A aligned rows, B batch, C people of a cohort, D numbers of a representation, F features.
+Letters: A aligned rows, B batch, D numbers of a representation, F features.
 """
 
 import math
@@ -25,7 +25,6 @@ __all__ = [
     "ActiveSeat",
     "Answering",
     "AnsweringAttack",
-    "CohortDegradation",
     "notes_of",
     "people_to_ask",
     "why_not_played",
@@ -213,32 +212,3 @@ def why_not_played(attack: Attack, view: AdversaryView) -> str | None:
         "this run was recorded while every party kept to the protocol; a malicious attack is "
         "played in a live run (apfed_attacks.live.runs)"
     )
-
-
-class CohortDegradation:
-    """A4: a malicious passive spoils the active's model for people of its choice; an `Answering`.
-
-    It answers with kappa (z - z*), for the rows of a cohort only, where z* is the mean of the
-    others: the encoder is pulled to make the cohort look like everybody else. The sum's clip may
-    shorten the rows, whatever the `strength`, kappa. Integrity, not privacy: there is nothing to
-    guess, so this is no `Attack`; compare the active's accuracy on the cohort with an honest run's.
-    """
-
-    def __init__(self, cohort_C: Tensor, *, strength: float = 1.0) -> None:
-        if not len(cohort_C) or not strength > 0:
-            raise AttackError(
-                f"a cohort has somebody and a strength above 0, got {len(cohort_C)} people and "
-                f"{strength:g}"
-            )
-        self._cohort_C, self._strength = cohort_C, strength
-
-    def answer(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
-        del step
-        inside_B = torch.isin(rows_B, self._cohort_C)
-        if not inside_B.any() or inside_B.all():
-            return torch.zeros_like(z_BD)
-        away_BD = self._strength * (z_BD - z_BD[~inside_B].mean(dim=0))
-        return torch.where(inside_B[:, None], away_BD, 0.0)
-
-    def notes(self) -> Mapping[str, Tensor]:
-        return {"cohort": self._cohort_C}

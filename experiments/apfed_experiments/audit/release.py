@@ -116,10 +116,9 @@ def audit_release(
 def epsilon_below(canaries: int, guesses: int, right: int, *, delta: float, level: float) -> float:
     """Return the largest epsilon that (m, r, v) contradict at significance `level`.
 
-    Steinke, Nasr and Jagielski 2023 (Privacy Auditing with One Training Run), Theorem 5.2: with
-    W binomial of r trials and success probability e^eps / (1 + e^eps), v or more right
-    guesses have a probability of at most
-    P(W >= v) + 2 m delta max over i = 1..v of P(v - i <= W < v) / i.
+    Steinke, Nasr and Jagielski 2023 (Privacy Auditing with One Training Run), Theorem 5.2: with W
+    binomial of r trials and success probability e^eps / (1 + e^eps), v or more right guesses have a
+    probability of at most P(W >= v) + 2 m delta max over i = 1..v of P(v - i <= W < v) / i.
     """
 
     def rejected(epsilon: float) -> bool:

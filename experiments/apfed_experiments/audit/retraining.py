@@ -199,13 +199,15 @@ class Retrainings:
         return onto_ball(gradient_RBP, self.protection.gradient_clip)
 
     def example_gradients(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
-        """The gradient of each example's own loss, (R, B, P)."""
+        """The gradient of each example's task loss + <row, z>, which DP-SGD clips, (R, B, P)."""
 
-        def of_one(weights: Weights, x_BF: Tensor, y_B: Tensor, row_BD: Tensor) -> Weights:
-            clip = self.protection.clip
-            return _example_gradients(self._active, weights, x_BF, y_B, row_BD, clip=clip)
+        def loss(weights: Weights, x_F: Tensor, y: Tensor, row_D: Tensor) -> Tensor:
+            scores_1K, sent_1D = functional_call(self._active, dict(weights), (x_F[None],))
+            z_1D = onto_ball(sent_1D, self.protection.clip)
+            return joint_loss(F.cross_entropy(scores_1K, y[None]), z_1D, row_D)
 
-        gradients = vmap(of_one)(self._weights["active"], x_RBF, y_RB, row_RBD)
+        each = vmap(vmap(grad(loss), in_dims=(None, 0, 0, 0)))
+        gradients: Weights = each(self._weights["active"], x_RBF, y_RB, row_RBD)
         return torch.cat([part.flatten(2) for part in gradients.values()], dim=2)
 
     def _batch(self, rows_B: Tensor, at: int) -> tuple[Tensor, Tensor]:
@@ -229,12 +231,13 @@ class Retrainings:
     def _ask(self, sent_RBD: Tensor, features_BF: Tensor) -> Tensor:
         """The passive's step, and B dL/dz of each row, clipped to `row_clip`."""
 
-        def of_one(weights: Weights, z_BD: Tensor) -> tuple[Weights, Tensor]:
-            return _passive_gradients(self._objective, weights, z_BD, features_BF)
+        def loss(weights: Weights, z_BD: Tensor) -> Tensor:
+            value: Tensor = functional_call(self._objective, dict(weights), (z_BD, features_BF))
+            return value
 
-        own, row_RBD = vmap(of_one)(self._weights["passive"], sent_RBD)
+        own, row_RBD = vmap(grad(loss, argnums=(0, 1)))(self._weights["passive"], sent_RBD)
         self._descend("passive", torch.cat([part.flatten(1) for part in own.values()], dim=1))
-        return onto_ball(row_RBD, self.protection.row_clip)
+        return onto_ball(row_RBD * len(features_BF), self.protection.row_clip)
 
     def _descend(self, party: str, gradient_RP: Tensor) -> None:
         weights = self._weights[party]
@@ -399,42 +402,6 @@ def directions(case: Case, task: Task, *, pairs: int, seed: int) -> list[Tensor]
 
     runs.play(watch)
     return found
-
-
-def _example_gradients(
-    networks: ActiveNetworks, weights: Weights, features_BF: Tensor, labels_B: Tensor,
-    row_BD: Tensor, *, clip: float,
-) -> Weights:  # fmt: skip
-    """Return each example's gradient of its task loss + <row, z>, (B, *shape) a parameter.
-
-    What DP-SGD clips , where all rows of the batch are sent.
-
-    Args:
-        networks: without dropout.
-        row_BD: of the passives' sum.
-        clip: L2 bound of a row of z.
-    """
-
-    def loss(weights: Weights, x_F: Tensor, y: Tensor, row_D: Tensor) -> Tensor:
-        scores_1K, sent_1D = functional_call(networks, dict(weights), (x_F[None],))
-        return joint_loss(F.cross_entropy(scores_1K, y[None]), onto_ball(sent_1D, clip), row_D)
-
-    each = vmap(grad(loss), in_dims=(None, 0, 0, 0))
-    gradients: Weights = each(weights, features_BF, labels_B, row_BD)
-    return gradients
-
-
-def _passive_gradients(
-    objective: nn.Module, weights: Weights, z_BD: Tensor, features_BF: Tensor
-) -> tuple[Weights, Tensor]:
-    """Return the gradients of L_p by the passive's weights, and of each row's own loss by z."""
-
-    def loss(weights: Weights, z_BD: Tensor) -> Tensor:
-        value: Tensor = functional_call(objective, dict(weights), (z_BD, features_BF))
-        return value
-
-    own, row_BD = grad(loss, argnums=(0, 1))(weights, z_BD)
-    return own, row_BD * len(z_BD)
 
 
 def run_audit(

@@ -1,10 +1,9 @@
-"""`secure-apfed study leaks`: eighteen tables, nearly all of live runs of all parties.
+"""`secure-apfed study leaks`: seventeen tables, nearly all of live runs of all parties.
 
 `inversion`: contrastive inversion by an honest active, against the number of passives (APFed-C).
 `chosen`: representations that the active chose (APFed-C). `decoder`: the same against decoders
 (APFed-R). `noise`: both against noise under the sum. `isolation`: one passive's part of the sum,
-rule by rule. `degradation`: what a malicious passive does to the active's accuracy on people of its
-choice. `labels`: what passives read out of representations, at once and over time.
+rule by rule. `labels`: what passives read out of representations, at once and over time.
 `joint_inversion` and `hijacking`: what a curious and a malicious active of TVFL rebuild;
 `reversed_hijacking`: a malicious passive of APFed-C. `split_learning`: hijacking near its published
 setting. `stuffing`: guessed IDs in intersections.
@@ -27,7 +26,6 @@ from apfed_experiments.leaks.live import (
     Setting,
     chosen,
     decoder,
-    degradation,
     hijacking,
     inversion,
     isolation,
@@ -53,7 +51,7 @@ __all__ = ["PARTS", "play"]
 PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
     part.__name__: part
     for part in (
-        inversion, chosen, decoder, noise, isolation, degradation, labels, joint_inversion,
+        inversion, chosen, decoder, noise, isolation, labels, joint_inversion,
         hijacking, reversed_hijacking, split_learning, stuffing, few_labels, chosen_labels,
         repeated_votes, vote_membership, poisoned_votes, papers,
     )

@@ -5,7 +5,7 @@ Letters: N people, M passives, D numbers of a representation.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from sklearn.cluster import KMeans
 from torch import Tensor, nn
 
 from apfed_attacks.features.chosen_representations import ChosenRepresentations
@@ -23,7 +22,6 @@ from apfed_attacks.features.hijack import FeatureSpaceHijack, ReversedHijack
 from apfed_attacks.features.isolation import Isolation
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.live.runs import ALL_RULES, LiveRun, Rule, play_answers, play_from
-from apfed_attacks.live.strategy import CohortDegradation
 from apfed_attacks.live.stuffing import Tables, play_stuffing
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.recorded import reveal_features, view_of
@@ -38,7 +36,6 @@ from secure_apfed.config import AttackChoice, Config
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import VerticalData, find_dataset, load_data
 from secure_apfed.data.files import ImagePool
-from secure_apfed.measures import ACCURACY
 from secure_apfed.models import Shape, output_shape
 from secure_apfed.runs.run import run
 from secure_apfed.secure_sums import sum_kind
@@ -47,8 +44,8 @@ from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.training import ReconstructionSettings
 
 __all__ = [
-    "UNPROTECTED", "VICTIM", "Setting", "centred_cosine", "chosen", "decoder",
-    "degradation", "features_of", "hijack_client", "hijacking", "inversion", "isolation",
+    "UNPROTECTED", "VICTIM", "Remembering", "Setting", "centred_cosine", "chosen", "decoder",
+    "features_of", "hijack_client", "hijacking", "inversion", "isolation",
     "joint_inversion", "live_config", "noise", "open_run", "open_sum", "protected",
     "reversed_hijacking", "split_learning", "stuffing", "sum_for",
 ]  # fmt: skip
@@ -63,9 +60,6 @@ _DECOYS = 0.52
 _STRENGTHS: tuple[Mapping[str, float] | None, ...] = (
     None, {"sigma": 0.01}, {"sigma": 0.1}, {"epsilon": 8.0},
 )  # fmt: skip
-_DEGRADATION_SEEDS = range(5)
-_EPOCHS = 15
-_CLUSTERS = 8
 Role: TypeAlias = Literal["active", "passive"]
 _CASES = (
     # limits, agreed size, minimum, intersections, runs with a peer, overstuffed
@@ -435,7 +429,7 @@ def isolation() -> Iterator[Setting]:
             yield _setting(method, "all rules", ALL_RULES, way="collusion", colluding=colluding)
 
 
-class _Remembering(LiveRun):
+class Remembering(LiveRun):
     """Keeps the victim's real part of the first question."""
 
     truth: Tensor | None = None
@@ -458,8 +452,8 @@ def _setting(method: str, title: str, rules: frozenset[Rule], **options: Any) ->
 
 
 def _isolated(config: Config, rules: frozenset[Rule], attack: Isolation, seed: int) -> Row:
-    run = open_run(config, 3, rules, kind=_Remembering)
-    assert isinstance(run, _Remembering)
+    run = open_run(config, 3, rules, kind=Remembering)
+    assert isinstance(run, Remembering)
     shadow = reveal_features(run.recording, VICTIM, attack.shadow_rows, seed)
     knowledge = Knowledge(classes=10, victim=VICTIM, shadow=shadow)
     found = attack.play(run, knowledge, seed)["isolated"]
@@ -467,50 +461,6 @@ def _isolated(config: Config, rules: frozenset[Rule], attack: Isolation, seed: i
     return {
         "relative error": float((found - run.truth).norm() / run.truth.norm()),
         "cosine, centred": centred_cosine(found, run.truth),
-    }
-
-
-# A4 in live runs: a malicious passive spoils the model for a cohort; accuracy with and without.
-
-
-def degradation() -> Iterator[Setting]:
-    """The cohort is a cluster of the adversary's own features: people who look alike to it."""
-    for data in ("digits", "breast_cancer"):
-        for clip, strengths in ((1.0, (None, 1.0, 100.0)), (None, (None, 10.0))):
-            for strength in strengths:
-                adversary = "none" if strength is None else f"kappa {strength:g}"
-                columns = {"data": data, "adversary": adversary, "clip": clip or "none"}
-                measure = partial(_changed, data, clip, strength)
-                yield Setting(columns=columns, measure=measure, seeds=_DEGRADATION_SEEDS)
-
-
-def _changed(data: str, clip: float | None, strength: float | None, seed: int) -> Row:
-    """Test accuracies, and how far each lies from that of the honest run."""
-    honest = _accuracies(data, clip, None, seed)
-    if strength is None:
-        return honest
-    spoilt = _accuracies(data, clip, strength, seed)
-    return spoilt | {f"{who}, change": spoilt[who] - honest[who] for who in spoilt}
-
-
-@lru_cache
-def _accuracies(data: str, clip: float | None, strength: float | None, seed: int) -> Row:
-    run = open_run(live_config(data, "apfed_c", masks="none", clip=clip, seed=seed), 3)
-    # Aligned people (A,) in the cluster of the person whose features sum to least.
-    table = next(table for table in run.data.passives if table.name == VICTIM)
-    own = table.features[run.alignment[VICTIM]].flatten(1)
-    order = own.sum(dim=1).argsort()
-    clusters = KMeans(_CLUSTERS, n_init=4, random_state=0).fit(own[order].numpy()).labels_
-    cohort = torch.empty(len(own), dtype=torch.bool)
-    cohort[order] = torch.from_numpy(clusters == clusters[0])
-    if strength is not None:
-        positions = cohort.nonzero().flatten()
-        run.hand_over(VICTIM, CohortDegradation(positions, strength=strength))
-    run.train(_EPOCHS)
-    aligned, test = run.alignment[run.data.active.name], run.data.test_rows
-    return {
-        who: ACCURACY.of(run.learner.trainer.scored(test[torch.isin(test, aligned[inside])]))
-        for who, inside in (("cohort", cohort), ("others", ~cohort))
     }
 
 

@@ -166,16 +166,12 @@ def _draw_dumbbells(axes: Axes, metric: str, rows: Sequence[tuple[str, float, fl
             signed(attack - baseline), ((attack + baseline) / 2, place),
             xytext=(0, 8), textcoords="offset points", ha="center", fontsize=9,
         )  # fmt: skip
-    _name_rows(axes, [name for name, *_ in rows])
+    axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(rows) - 0.5, -0.75)
+    axes.grid(visible=False, axis="y")
     axes.set(xlabel=f"{metric} of the guess")
     axes.margins(x=0.12)
-
-
-def _name_rows(axes: Axes, names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), names)
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(names) - 0.5, -0.75)
-    axes.grid(visible=False, axis="y")
 
 
 def _roc(run: ReportedRun) -> Drawn:

@@ -29,9 +29,7 @@ from secure_apfed.runs.folder import RunFolder, read_scored
 from secure_apfed.runs.outcome import Epsilon, Written, scores_of
 from secure_apfed.secure_sums import sum_kind
 
-__all__ = [
-    "Audited", "EpochMetrics", "ReportedRun", "audit_of", "measured_of", "read_run",
-]  # fmt: skip
+__all__ = ["Audited", "EpochMetrics", "ReportedRun", "audit_of", "measured_of", "read_run"]
 
 _FALSE_ALARMS = 0.01
 # Reports are many, and each alarm is taken for a bug.

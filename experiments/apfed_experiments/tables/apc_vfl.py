@@ -38,12 +38,10 @@ __all__ = ["SCENARIOS", "TABLES", "Part", "Scenario", "alone", "exchanged", "hel
 _READING = (
     "Mean over the seeds of ten-fold cross-validations, which are drawn with the seed as rows, "
     "aligned rows and weights are; minus: paired by seed. Intervals hold what these change, and "
-    "not "
-    "that other people would be other people: every seed tests nearly all rows of the table. Adam, "
-    "at most 200 epochs, patience 10, "
-    "encoders of Table 3. Not legible in the paper, and chosen here: lambda 1, the mean squared "
-    "distance of codes, a tenth of the rows held out. The classifier (C = 1) reads columns that "
-    "are standardised and codes as they are."
+    "not that other people would be other people: every seed tests nearly all rows of the table. "
+    "Adam, at most 200 epochs, patience 10, encoders of Table 3. Not legible in the paper, and "
+    "chosen here: lambda 1, the mean squared distance of codes, a tenth of the rows held out. The "
+    "classifier (C = 1) reads columns that are standardised and codes as they are."
 )
 _HEADER = ("features", "aligned rows", "method", "score")
 _TABLE2_HEADER = ("data", "aligned rows", "method", "measure")
