@@ -1,5 +1,5 @@
 """The documents: code that compiles, commands that there are, links that lead somewhere, generated
-parts that say what their source says, and what docs/deploy takes for granted.
+parts that say what their source says, what docs/deploy takes for granted, site and notebooks.
 
 What the guides' examples do is tested beside what they explain; here the start page and the
 tutorial's tables are run as printed.
@@ -7,24 +7,38 @@ tutorial's tables are run as printed.
 
 import ast
 import json
+import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 import typer
 import yaml
+from nbclient import NotebookClient
 from sklearn.datasets import load_digits
 
 from secure_apfed.cli import app, execute
 from secure_apfed.config.file import load_config_text
 from secure_apfed.config.plain_yaml import parse_yaml
 from tests.architecture_rules import LAYERS, the_tree
-from tests.docs.pages import DOCS, DOCUMENTS, HOOK, ROOT, blocks, command_lines, text_of
+from tests.docs.pages import (
+    DOCS,
+    DOCUMENTS,
+    HOOK,
+    ROOT,
+    blocks,
+    built_site,
+    command_lines,
+    text_of,
+)
 
 START, TUTORIAL = "docs/start.md", "docs/tutorial.md"
 TREE = the_tree(ROOT)
@@ -295,3 +309,78 @@ def test_a_glossary_has_every_epsilon() -> None:
     words = text_of("docs/glossary.md")
     for of in ("x", "y", "v", "w", "c", "model"):
         assert f"| epsilon_{of} |" in words
+
+
+# The site and the notebooks.
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built_site(tmp_path_factory.mktemp("site"))
+
+
+SHOWN = ("stylesheet", "icon", "preload", "preconnect")
+
+
+class _Fetched(HTMLParser):
+    """Collects what a browser fetches to show a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        shown = tag == "link" and given.get("rel") in SHOWN
+        address = given.get("href") if shown else given.get("src")
+        if address:
+            self.addresses.append(address)
+
+
+def test_pages_fetch_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        parser = _Fetched()
+        parser.feed(page.read_text(encoding="utf-8"))
+        assert parser.addresses
+        outside = [one for one in parser.addresses if re.match(r"(https?:)?//", one)]
+        assert (page.name, outside) == (page.name, [])
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(@import|url\()[\s\"']*(https?:)?//", sheet.read_text("utf-8"))
+
+
+def test_every_document_is_a_page(site: Path) -> None:
+    sources = (path.relative_to(DOCS).with_suffix(".html") for path in DOCS.rglob("*.md"))
+    pages = {path.relative_to(site) for path in site.rglob("*.html")}
+    assert {*sources, Path("changelog.html"), Path("contributing.html")} <= pages
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [("runs", "secure_apfed.runs.run.run"), ("sums", "apfed_protocols.sums.MaskedSum"),
+     ("alignment", "apfed_protocols.psi.align"), ("attacks", "apfed_attacks.run.mount")],
+)  # fmt: skip
+def test_the_reference_describes_public_names(site: Path, page: str, name: str) -> None:
+    text = (site / "api" / f"{page}.html").read_text(encoding="utf-8")
+    assert f'id="{name}"' in text
+
+
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_stripped_and_the_page_names_it(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.outputs for cell in code if cell.outputs or cell.execution_count] == []
+    assert f"({path.name})" in text_of("docs/notebooks/index.md")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_cell_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    notebook = nbformat.read(path, as_version=4)
+    where = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=250, kernel_name="python3", resources=where).execute()
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Any, get_args
 
 import pytest
@@ -62,63 +63,38 @@ def parties(**changes: Any) -> list[dict[str, Any]]:
     return people
 
 
-DIFFERENT: list[dict[str, Any]] = [
-    {"session": "session2"},
-    {"resumes": {"run": "ab" * 32, "step": 3}},
-    {"resumes": {"run": "ab" * 32, "step": 4}},
-    {"resumes": {"run": "ba" * 32, "step": 3}},
-    {"participants": parties(name="p3"), "passives": {"p3": passive(), "p2": passive()}},
-    {"participants": parties(role="dealer"), "passives": {"p2": passive()}},
-    {"participants": parties(public_key=KEY[::-1])},
-    {"participants": parties()[:-1]},
-    {"participants": parties()[::-1]},
-    *(
-        {"passives": {"p1": passive(), "p2": passive(**changes)}}
-        for changes in (
-            {"weight": 1.5},
-            {"objective": None},
-            {"objective": {"name": "reconstruction"}},
-            {"objective": {"name": "contrastive", "anchors": "active"}},
-            {"objective": {"name": "contrastive", "temperature": 0.5}},
-            {"representation": {"shape": (5,)}},
-            {"representation": {"shape": (4, 1)}},
-            {"representation": {"dtype": "float64"}},
-            {"representation": {"minimum_norm": 0.25}},
-            {"representation": {"maximum_norm": 2.000000001}},
-            {"representation": {"rows": 70}},
-        )
-    ),
-    {"secure_sum": {"scheme": "ckks", "bits": 17}},
-    {"settings": {"guard": {"mechanism": "gaussian", "sigma": 2.5}}},
-    {"minimum_batch": 3},
-    {"epochs": 4},
-    {"batch_size": 64},
-    {"spare_answers": 1},
-    {"silent_passive": "wait"},
-    {"patience_s": 30.0},
-    {"restarts": 3},
-]
+SPREAD = passive(representation={"minimum_spread": 0.1, "rows": 70, "features": KEY})
+WHOLE: dict[str, Any] = {
+    "passives": {"p1": SPREAD, "p2": SPREAD},
+    "resumes": {"run": KEY, "step": 3},
+    "spare_answers": 1,
+    "silent_passive": "wait",
+    "patience_s": 30.0,
+    "restarts": 3,
+}
 
 
-def test_the_digest_changes_with_every_field() -> None:
-    digests = [contract().digest, *(contract(**changes).digest for changes in DIFFERENT)]
-    assert {len(digest) for digest in digests} == {32}
-    assert len(set(digests)) == len(DIFFERENT) + 1
-    covered = {name for changes in DIFFERENT for name in changes}
-    fixed = {"schema_version"}  # it has one value
-    assert covered | fixed == set(Contract.model_fields)
-
-
-def test_equal_contracts_have_one_document_which_reads_back() -> None:
-    backwards = {"p2": passive(), "p1": passive()}
-    assert contract().document == contract(passives=backwards).document
-    guard = {"sigma": 2.0, "mechanism": "gaussian"}
-    assert contract().digest == contract(settings={"guard": guard}).digest
-    document = contract().document
-    plain = json.dumps(json.loads(document), sort_keys=True, separators=(",", ":"))
-    assert document == plain.encode()
-    again = Contract.model_validate_json(document)
-    assert (again, again.digest) == (contract(), contract().digest)
+def test_the_digest_is_of_a_document_that_holds_every_field() -> None:
+    """What is read back equal, of other values than the defaults, was in the document."""
+    whole, usual = contract(**WHOLE), contract()
+    terms = whole.passives["p1"]
+    for part in (whole, whole.resumes, *whole.participants, terms, terms.representation):
+        assert part is not None
+        assert part.model_fields_set | {"schema_version"} >= set(type(part).model_fields)
+    for made in (whole, usual):
+        assert Contract.model_validate_json(made.document) == made
+        assert made.digest == sha256(b"secure-apfed contract v1" + made.document).digest()
+        plain = json.dumps(json.loads(made.document), sort_keys=True, separators=(",", ":"))
+        assert made.document == plain.encode()
+    people = parties(public_key=KEY[::-1]), parties()[::-1]
+    finer = {"p1": passive(), "p2": passive(representation={"maximum_norm": 2 + 1e-9})}
+    others = [{}, WHOLE, {"passives": finer}, *({"participants": some} for some in people)]
+    assert len({contract(**changes).digest for changes in others}) == len(others)
+    same: list[dict[str, Any]] = [
+        {"passives": {"p2": passive(), "p1": passive()}},
+        {"settings": {"guard": {"sigma": 2.0, "mechanism": "gaussian"}}},
+    ]
+    assert {contract(**changes).digest for changes in same} == {usual.digest}
 
 
 def test_names_come_by_role_in_the_contracts_order() -> None:

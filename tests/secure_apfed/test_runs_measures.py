@@ -3,6 +3,7 @@
 import json
 import math
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from apfed_experiments.report import write_report
 from apfed_experiments.solo import keep_solo
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, load_data
-from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.measures import ACCURACY, MEASURES, measure_all, names_of, stability_index
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.folder import RunFolder, read_scored
@@ -58,6 +59,8 @@ def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> N
     data = result.recording.data
     rows = data.active.features[data.test_rows]
     model = load_model(folder.path)
+    with pytest.raises(ModelError, match=r"reads rows of shape \(10,\), got \(3,\)"):
+        model.predict(torch.zeros(2, 3))
     assert kept.scores == pytest.approx(model.predict(rows).numpy(), abs=1e-6)
     assert data.active.labels is not None
     assert kept.truth.tolist() == data.active.labels[data.test_rows].tolist()
@@ -121,10 +124,7 @@ def test_weights_of_classes_make_a_rare_one_found() -> None:
     assert labels is not None
     rare = data.train_rows[labels[data.train_rows] == 0]
     often = data.train_rows[labels[data.train_rows] == 1]
-    few = data.__class__(
-        table=data.active, passives=data.passives, classes=data.classes,
-        train_rows=torch.cat([rare[:12], often[:200]]).sort().values, test_rows=data.test_rows,
-    )  # fmt: skip
+    few = replace(data, train_rows=torch.cat([rare[:12], often[:200]]).sort().values)
     found = [
         run(config_of(train={"class_weights": weights, "epochs": 40}), None, data=few)
         .measures["single_view"]["balanced_accuracy"]
