@@ -1,5 +1,6 @@
 """Small runs of breast cancer between two parties, and runs that are stopped, for tests."""
 
+import json
 from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
@@ -8,13 +9,14 @@ from typing import Any, Literal, TypeAlias, cast
 import pytest
 from pydantic import create_model
 
+from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.data import find_dataset
 from secure_apfed.learning.autoencoder import DistillationSettings
 from secure_apfed.methods import METHODS, Method
 from secure_apfed.runs.run import run
 
-__all__ = ["Said", "interrupted", "renamed", "small_config"]
+__all__ = ["Said", "interrupted", "renamed", "small_config", "told"]
 
 Said: TypeAlias = str | Mapping[str, Any]
 """A method: its name, or a mapping with that and its settings."""
@@ -73,3 +75,11 @@ def interrupted(config: Config, folder: Path, *, at_step: int, resume: bool = Fa
 
     with pytest.raises(KeyboardInterrupt):
         run(config, folder, resume=resume, on_progress=stop)
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> Any:
+    """Run a command with --json; its stdout is one object and nothing else."""
+    assert execute([*map(str, arguments), "--json"]) == code
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    return json.loads(out)

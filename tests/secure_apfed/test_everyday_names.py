@@ -1,7 +1,5 @@
 """The names that other code imports from the package itself."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
@@ -36,14 +34,6 @@ def test_every_name_has_a_home_and_an_unknown_one_is_an_attribute_error() -> Non
     assert all(getattr(secure_apfed, name) is not None for name in secure_apfed.__all__)
     with pytest.raises(AttributeError, match="has no 'Nothing'"):
         secure_apfed.Nothing  # noqa: B018  # the access is what is tested
-
-
-def test_one_part_does_not_load_the_rest() -> None:
-    script = (
-        "import sys, secure_apfed; secure_apfed.align; "
-        "sys.exit(any(name in sys.modules for name in ('torch', 'tenseal')))"
-    )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def _released(guard: Any, of: Callable[[Any], Any]) -> Any:

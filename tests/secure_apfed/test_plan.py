@@ -11,6 +11,7 @@ import pytest
 from secure_apfed.cli import execute
 from secure_apfed.errors import DataError
 from secure_apfed.planning.stored import load_sweeps, nearest, sentence
+from tests.secure_apfed.small_runs import told
 
 Capture = pytest.CaptureFixture[str]
 CONFIG = """
@@ -29,12 +30,6 @@ def _config(tmp_path: Path) -> Path:
     path = tmp_path / "run.yaml"
     path.write_text(CONFIG)
     return path
-
-
-def told(capsys: Capture, *arguments: object) -> dict[str, Any]:
-    assert execute([*map(str, arguments), "--json"]) == 0
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return answer
 
 
 def test_without_a_config_both_guards_are_calibrated(capsys: Capture) -> None:

@@ -134,22 +134,15 @@ def test_the_digests_are_as_sha256sum_reads_them(finished: dict[str, Path]) -> N
 # Written by somebody else.
 
 
-NOT_JSON = {
-    "nothing": b"",
-    "cut": b'{"a": 1',
-    "deep": b"[" * 200_000,
-    "deep objects": b'{"a":' * 200_000,
-    "no text": b"\xff\xfe\x00",
-    "endless digits": b"9" * 100_000,
-    "too many digits": b'{"a": 123456789012345678901234567890}',
-    "no number": b'{"a": NaN}',
-    "infinity": b'{"a": -Infinity}',
-}
+NOT_JSON = (
+    b"", b'{"a": 1', b"[" * 200_000, b'{"a":' * 200_000, b"\xff\xfe\x00", b"9" * 100_000,
+    b'{"a": 123456789012345678901234567890}', b'{"a": NaN}', b'{"a": -Infinity}',
+)  # fmt: skip
 
 
 def test_what_is_no_json_or_of_another_shape_is_told(tmp_path: Path) -> None:
     path, cut = tmp_path / "one.json", r"one\.json: is not JSON, so it was cut off or altered: "
-    for content in NOT_JSON.values():
+    for content in NOT_JSON:
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match=f"{cut}.*copy"):
             read_json(path, dict[str, Any])

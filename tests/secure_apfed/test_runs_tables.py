@@ -111,12 +111,28 @@ def test_other_people_or_labels_are_refused(mechanism: str, tmp_path: Path) -> N
             run(config, tmp_path, resume=True, data=changed(config, party, change))
 
 
-def test_changed_features_are_charged_again_and_get_other_noise(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "refusal", "log"),
+    [
+        ({"guard": {"mechanism": "gaussian", "epsilon": 8.0}}, "release 5 of one row", "active"),
+        (
+            {"guard": {"mechanism": "gaussian", "sigma": 20.0}, "dp_sgd": {"epsilon": 12.0}},
+            "training would cost one record epsilon",
+            "active+updates",
+        ),
+    ],
+)
+def test_changed_features_are_charged_again_and_get_other_noise(
+    changes: dict[str, Any], refusal: str, log: str, tmp_path: Path
+) -> None:
     """The noise depends on what it hides: the steps after the checkpoint are played anew."""
-    config = small_config(guard={"mechanism": "gaussian", "epsilon": 8.0})
+    config = small_config(**changes)
     interrupted(config, tmp_path, at_step=9)
-    with pytest.raises(BudgetExhaustedError, match="release 5 of one row"):
+    ledger = tmp_path / "parties" / "active" / f"ledger-{log}.jsonl"
+    before = ledger.read_bytes()
+    with pytest.raises(BudgetExhaustedError, match=refusal):
         run(config, tmp_path, resume=True, data=changed(config, "active", negated))
+    assert ledger.read_bytes().startswith(before)
 
 
 @pytest.mark.parametrize(("noise", "ends"), [("reproducible_insecure", True), ("secret", False)])
