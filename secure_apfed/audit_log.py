@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -325,12 +325,6 @@ class AuditLog:
             os.fsync(self._file)
         finally:
             os.close(self._file)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _epsilon_of(self, payload: bytes) -> float | Literal["inf"] | None:
         """What all releases cost, where this payload is one: the first after a charge, and the

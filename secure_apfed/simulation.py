@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -129,12 +129,6 @@ def finish(session: Simulation, config: Config, *, step: int, began: float) -> S
 
 
 def _aligned(data: VerticalData) -> dict[str, Tensor]:
-    every = [np.asarray(table.ids) for table in data.tables]
-    common = every[0]
-    for ids in every[1:]:
-        common = np.intersect1d(common, ids)
-    found = {}
-    for table, ids in zip(data.tables, every, strict=True):
-        order = np.argsort(ids)
-        found[table.name] = torch.from_numpy(order[np.searchsorted(ids, common, sorter=order)])
-    return found
+    people = {table.name: pd.Index(table.ids) for table in data.tables}
+    common = pd.Index(sorted(set.intersection(*map(set, people.values()))))
+    return {name: torch.from_numpy(ids.get_indexer(common)) for name, ids in people.items()}

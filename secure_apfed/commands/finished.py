@@ -87,7 +87,7 @@ def _show_result(
 ) -> None:  # fmt: skip
     from apfed_attacks.run import headlines
     from secure_apfed.measures import ACCURACY, MEASURES
-    from secure_apfed.privacy_rows import cross_check_rows, epsilon_text, figure_title, privacy_rows
+    from secure_apfed.privacy_rows import epsilon_text, figure_title, privacy_rows
     from secure_apfed.runs.outcome import measure_text
 
     measure = MEASURES[result.measure]
@@ -110,7 +110,11 @@ def _show_result(
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
     figure = config.method.figure
     rows += privacy_rows(result.privacy, figure=figure, counted=bool(result.contributions))
-    rows += cross_check_rows(result.privacy) if figure == "epsilon_x" else []
+    checked = result.privacy.accountants if figure == "epsilon_x" else {}
+    rows += [
+        (f"epsilon_x by {name}", value if isinstance(value, str) else f"{value:.4g}")
+        for name, value in checked.items()
+    ]
     rows += [
         (figure_title(account["figure"], of=name),
          epsilon_text(account["epsilon"], delta=account["delta"], releases=account["releases"]))
