@@ -56,13 +56,12 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
     board = study_of_run(config, folder / "tradeoff", quiet=quiet)
     if quiet:
         terminal.print_json({
-            "method": result.method, "accuracy": dict(result.accuracy),
-            "measure": result.measure, "measures": {
-                name: dict(values) for name, values in result.measures.items()
-            }, "threshold": result.threshold, "undefined": result.undefined,
-            "wire_bytes": result.wire_bytes, "privacy": asdict(result.privacy),
+            "method": result.method, "accuracy": result.accuracy, "measure": result.measure,
+            "measures": result.measures, "threshold": result.threshold,
+            "undefined": result.undefined, "wire_bytes": result.wire_bytes,
+            "privacy": asdict(result.privacy),
             "attacks": [attack.as_json() for attack in results],
-            "contributions": {name: dict(spent) for name, spent in result.contributions.items()},
+            "contributions": result.contributions,
             "solo": None if solo is None else solo.model_dump(mode="json"),
             "folder": folder, "report": page,
             "tradeoff": None if board is None else board.table.plain(),

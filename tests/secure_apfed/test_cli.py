@@ -212,6 +212,7 @@ def test_several_seeds_by_one_option(tmp_path: Path, capsys: Capture, party_seed
         one: dict[str, Any] = told(
             capsys, "run", path, "--seeds", "2", "--output", place, "--set",
             f"party_seeds={party_seeds}", "--set", "data.labelled=40", "--set", "measure=auc",
+            "--set", "attacks=[]",
         )  # fmt: skip
         assert one == json.loads((place / "several.json").read_text())
         return one

@@ -286,7 +286,7 @@ def test_damage_anywhere_is_an_error_for_people(copied: Path) -> None:
     for name, contents, said in (
         ("transcript.msgpack", frames, "cannot be read as this version writes them"),
         ("SHA256SUMS", digests, r"SHA256SUMS(:| holds other lines)"),
-        *((name, usual, "") for name in (
+        *((name, usual, None) for name in (
             "config.yaml", "model.json", "model.safetensors", "alignment.safetensors",
         )),
     ):  # fmt: skip
