@@ -17,6 +17,7 @@ __all__ = [
     "Module",
     "all_is_true",
     "attacks_ask_no_method",
+    "exported",
     "floors",
     "no_method_by_name",
     "no_pickled_arrays",
@@ -186,11 +187,11 @@ def all_is_true(modules: Mapping[str, Module]) -> list[str]:
             for node in statements
             if isinstance(node, _Definition) and not node.name.startswith("_")
         }
-        exported = _exported(statements)
-        if exported is None and defined:
+        given = exported(statements)
+        if given is None and defined:
             offences.append(f"{module.name} has no __all__, but defines {sorted(defined)}")
-        elif exported is not None and not _within(module.name, COMMANDS):
-            hidden = sorted(defined - exported)
+        elif given is not None and not _within(module.name, COMMANDS):
+            hidden = sorted(defined - given)
             offences += [f"{module.name} hides {name} from __all__" for name in hidden]
     return offences
 
@@ -284,17 +285,13 @@ def _statements_on_load(body: ast.AST) -> Iterator[ast.AST]:
             yield from _statements_on_load(node)
 
 
-def _exported(statements: list[ast.AST]) -> set[str] | None:
+def exported(statements: Iterable[ast.AST]) -> set[str] | None:
     """Return the names in `__all__`, or None where the module has none."""
     for node in statements:
-        target: ast.expr | None = None
-        if isinstance(node, ast.Assign):
-            target = node.targets[0]
-        elif isinstance(node, ast.AnnAssign):
-            target = node.target
-        if isinstance(target, ast.Name) and target.id == "__all__":
-            assert isinstance(node, ast.Assign | ast.AnnAssign)
-            return set(ast.literal_eval(node.value)) if node.value is not None else None
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if ast.unparse(target) == "__all__":
+                return set(ast.literal_eval(node.value))
     return None
 
 

@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from sklearn.datasets import load_digits
 from secure_apfed.cli import app, execute
 from secure_apfed.config.file import load_config_text
 from secure_apfed.config.plain_yaml import parse_yaml
-from tests.architecture_rules import LAYERS, the_tree
+from tests.architecture_rules import LAYERS, exported, the_tree
 from tests.docs.pages import (
     DOCS,
     DOCUMENTS,
@@ -44,35 +43,19 @@ START, TUTORIAL = "docs/start.md", "docs/tutorial.md"
 TREE = the_tree(ROOT)
 
 
-def _imports(code: str) -> Iterator[tuple[str, str | None]]:
-    """Yield each module of ours that is imported, and each name from it."""
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Import):
-            named: list[tuple[str, str | None]] = [(alias.name, None) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            named = [(node.module, alias.name) for alias in node.names]
-        else:
-            continue
-        yield from ((module, name) for module, name in named if module.split(".")[0] in LAYERS)
-
-
 def missing(code: str) -> list[str]:
     """What the code imports of us that is not there; read from sources, since extras may lack."""
     offences = []
-    for module, name in _imports(code):
-        if module not in TREE or not (
-            name is None or name in _public(module) or f"{module}.{name}" in TREE
-        ):
-            offences.append(f"{module}: {name}")
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in LAYERS:
+            home = TREE.get(str(node.module))
+            names = {alias.name for alias in node.names}
+            known = exported(home.tree.body) or set() if home else set()
+            offences += [
+                f"{node.module}: {name}" for name in sorted(names - known)
+                if f"{node.module}.{name}" not in TREE
+            ]  # fmt: skip
     return offences
-
-
-def _public(module: str) -> set[str]:
-    for node in ast.walk(TREE[module].tree):
-        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        if isinstance(value, ast.List) and ast.unparse(node).startswith("__all__"):
-            return set(ast.literal_eval(value))
-    return set()
 
 
 @pytest.mark.parametrize("document", [each for each in DOCUMENTS if blocks(each, "python")])

@@ -22,21 +22,12 @@ PATIENCE, UNIT_S = 4, 30
 SILENT_S = PATIENCE * UNIT_S / 2
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Scripted:
     """A transport whose answers take so long, and note where the party stood while it waited."""
 
-    def __init__(
-        self, keeper: StatusKeeper, clock: Clock, answers: list[tuple[float, Answer]]
-    ) -> None:
-        self._keeper, self._clock, self._answers = keeper, clock, iter(answers)
+    def __init__(self, answers: list[tuple[float, Answer]]) -> None:
+        self.now, self._answers = 100.0, iter(answers)
+        self.keeper = StatusKeeper(lambda: self.now)
         self.seen: list[Status] = []
 
     def post(self, receiver: str, frame: bytes) -> None:
@@ -44,8 +35,8 @@ class Scripted:
 
     def take(self, awaited: Awaited, timeout_s: float) -> Frame:
         took, answer = next(self._answers)
-        self._clock.now += took
-        self.seen.append(self._keeper.status())
+        self.now += took
+        self.seen.append(self.keeper.status())
         if isinstance(answer, PartyLeftError):
             raise answer
         return answer
@@ -67,12 +58,11 @@ def frame_of(sender: str, kind: Kind, step: int = 0, sequence: int = 0) -> Frame
 
 def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status], Status]:
     """Where Ann stood at each wait for contributions of Bob and Cid, and in the end."""
-    clock = Clock()
-    keeper, meter = StatusKeeper(clock), FakeMeter()
+    transport, meter = Scripted(answers), FakeMeter()
+    keeper = transport.keeper
     keeper.begin("ann", ["bob", "cid"], meter)
     assert {peer.state for peer in keeper.status().peers.values()} == {"expected"}
     keeper.connected()
-    transport = Scripted(keeper, clock, answers)
     links = Links("ann", ["bob", "cid"], transport.post, observers=(keeper,))
 
     async def script() -> None:

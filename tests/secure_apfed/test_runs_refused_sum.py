@@ -3,7 +3,6 @@ whole run, or sums after the active refused one, unless its user says by name th
 """
 
 import json
-import stat
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -233,14 +232,3 @@ def test_an_honest_run_that_breaks_off_often_gives_the_same_answers_again(
     steps = json.loads(metrics.splitlines()[-1])["step"]
     assert answers == dict.fromkeys(answers, steps)
     assert len(answers) >= 2
-
-
-@pytest.mark.parametrize("method", ["apfed_r", "tvfl"])
-def test_a_log_of_answers_that_was_removed_is_missed(method: str, tmp_path: Path) -> None:
-    config = bare(method, secure_sum={"scheme": "plain", "masks": "pairwise"})
-    interrupted(config, tmp_path, at_step=9)
-    log = tmp_path / "parties" / "passive-1" / "answers-passive-1.jsonl"
-    assert stat.S_IMODE(log.stat().st_mode) == 0o600
-    log.unlink()
-    with pytest.raises(CheckpointError, match=r"answers-passive-1.jsonl misses"):
-        run(config, tmp_path, resume=True)

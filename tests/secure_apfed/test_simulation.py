@@ -16,6 +16,7 @@ from secure_apfed.methods.method import batches_of
 from secure_apfed.runs.run import run
 from secure_apfed.runs.training_labels import TrainingLabels
 from secure_apfed.simulation import begin, simulate, train, why_not
+from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
@@ -34,11 +35,7 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "some aligned": ("apfed_c", {"data": {"overlap": 0.4}}),
     "few aligned": ("apfed_r", {"data": {"overlap": 0.02}}),
     "bounded": ("apfed_c", {"train": {"max_gradient_norm": 0.05}}),
-    "adam": ("apfed_c", {"train": {"optimizer": "adam", "learning_rate": 1e-3}}),
-    "adamw, warmed up": (
-        "apfed_c",
-        {"train": {"optimizer": "adamw", "weight_decay": 0.1, "warmup_steps": 4}},
-    ),
+    "adamw": ("apfed_c", {"train": {"optimizer": "adamw", "weight_decay": 0.1, "warmup_steps": 4}}),
     "cosine": ("apfed_r", {"train": {"schedule_steps": 9, "warmup_steps": 2}}),
     "adam, typical": ("tvfl", {"train": {"optimizer": "adam", "learning_rate": 1e-3}}),
     "spread labels": ("apfed_c", {"train": {"spread_labels": True}, "data": {"labelled": 30}}),
@@ -46,23 +43,18 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def config_of(method: str, changes: Mapping[str, Any], **more: Any) -> Config:
+def config_of(method: str, changes: Mapping[str, Any]) -> Config:
     usual: dict[str, Any] = {
-        "name": "simulated", "method": method, "party_seeds": "shared_for_comparison",
         "data": {"dataset": "digits", "views": 3, "limit": 200},
         "model": {"hidden": [16], "representation": 8, "projection": 8, "dropout": 0.5},
-        "train": {
-            "epochs": 2, "batch_size": 32, "learning_rate": 0.01, "precision": "float64",
-            "device": "cpu",
-        },
+        "train": {"epochs": 2, "batch_size": 32, "learning_rate": 0.01, "precision": "float64"},
         "guard": {"mechanism": "none"},
         "secure_sum": {"scheme": "plain", "clip": None},
         "transcript": {"keep": "none"},
-    }  # fmt: skip
-    merged = usual | more
-    for section, values in changes.items():
-        merged[section] = {**merged.get(section, {}), **values}
-    return Config.model_validate(merged)
+    }
+    merged = {at: {**usual.get(at, {}), **changes.get(at, {})} for at in {**usual, **changes}}
+    merged["train"]["device"] = "cpu"
+    return small_config(method, **merged)
 
 
 def weights_of(session: Simulation) -> dict[str, Tensor]:
