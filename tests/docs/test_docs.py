@@ -112,9 +112,7 @@ def test_the_start_page_runs_as_printed(
     assert all((started / name).is_file() for name in there)
 
 
-def test_the_tutorial_makes_the_tables_that_its_run_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tutorial_makes_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (script,) = blocks(TUTORIAL, "python")
     exec(compile(script, TUTORIAL, "exec"), {})

@@ -46,9 +46,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "absent").exists()
 
 
-def test_a_full_disk_leaves_what_was_there_and_names_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "checkpoint.bin"
     write_atomically(path, b"before")
 

@@ -14,7 +14,7 @@ from secure_apfed import progress as shown_progress
 from secure_apfed.exchange import Awaited, Envelope, Frame, Kind, Links, Status, StatusKeeper, drive
 from secure_apfed.progress import Board
 from secure_apfed.runs.outcome import Progress
-from tests.secure_apfed.audit_pair import FakeMeter
+from tests.secure_apfed.test_audit_log import FakeMeter
 from tests.waiting import wait_until
 
 Answer = Frame | PartyLeftError
@@ -193,9 +193,7 @@ def test_a_panel_shows_every_party_and_what_it_waits_for() -> None:
         assert words in out.getvalue()
 
 
-def test_events_are_objects_a_line_and_programs_can_read_infinity(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_events_are_objects_that_programs_can_read(capsys: pytest.CaptureFixture[str]) -> None:
     quiet = status(peers={}, waits=None)
     shown(quiet, quiet, status(), json_events=True)
     events = [json.loads(line)["status"] for line in capsys.readouterr().out.splitlines()]

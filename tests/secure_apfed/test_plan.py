@@ -45,9 +45,7 @@ def test_without_a_config_both_guards_are_calibrated(capsys: Capture) -> None:
     assert "rows" not in answer
 
 
-def test_expected_losses_are_those_of_the_stored_sweeps_and_shown_to_people(
-    capsys: Capture,
-) -> None:
+def test_expected_losses_are_those_of_stored_sweeps_and_shown_to_people(capsys: Capture) -> None:
     found = told(capsys, "plan", "--epsilon", 4, "--epochs", 50)["expected"]
     assert len(found) == 4
     for dataset in ("digits", "breast_cancer"):

@@ -98,9 +98,7 @@ def test_attacks_are_mounted_on_no_altered_recording(
             load_recording(folder)
 
 
-def test_a_report_and_a_model_are_made_of_no_altered_file(
-    finished: dict[str, Path], tmp_path: Path
-) -> None:
+def test_no_altered_file_makes_a_report_or_model(finished: dict[str, Path], tmp_path: Path) -> None:
     for name, read in (("metrics.jsonl", write_report), ("model.safetensors", load_model)):
         folder = tmp_path / name
         shutil.copytree(finished["apfed_c"], folder)
@@ -166,15 +164,12 @@ def _columns(count: int) -> Callable[[dict[str, Any]], Any]:
 
 
 CARDS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a list": lambda card: [card],
     "a number": lambda card: 3,
     "empty": lambda card: {},
     "no classes": _set(classes=[]),
     "classes that are a number": _set(classes=10**9),
-    "classes that are a text": _set(classes="ab"),
     "classes that are numbers": _set(classes=[1, 2]),
     "a model that is a text": _set(model="mlp"),
-    "a model that is null": _set(model=None),
     "an encoding that is a list": _set(encoding=[]),
     "other columns": _columns(9),
     "wide layers": _set(model={"hidden": [65536] * 40, "network": "mlp"}),
@@ -183,10 +178,6 @@ CARDS: dict[str, Callable[[dict[str, Any]], Any]] = {
         encoding={"kind": "image", "channels": 1, "height": 10**6, "width": 10**6,
                   "end_row": 10**6},
         model={"network": "mlp"},
-    ),
-    "an image beyond counting": _set(
-        encoding={"kind": "image", "channels": 2**62, "height": 2**62, "width": 2**62,
-                  "end_row": 2**62},
     ),
 }  # fmt: skip
 
@@ -259,9 +250,7 @@ def test_a_file_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
             read(path)
 
 
-def test_an_audit_ends_however_many_releases_are_claimed(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_audit_ends_whatever_is_claimed(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audited, "_MOST_RELEASES", 3)
     path = copied / "result.json"
     result = json.loads(path.read_bytes())
@@ -342,9 +331,7 @@ def test_a_report_removes_no_pictures_behind_a_link(copied: Path, elsewhere: Pat
     assert [file.name for file in elsewhere.iterdir()] == ["wedding.png"]
 
 
-def test_a_resumed_run_reads_plain_files_and_writes_behind_no_link(
-    tmp_path: Path, elsewhere: Path, open_mask: None
-) -> None:
+def test_a_resumed_run_follows_no_link(tmp_path: Path, elsewhere: Path, open_mask: None) -> None:
     config = small_config(labels={"mechanism": "randomised_response", "epsilon": 1.0})
     folder = tmp_path / "runs" / "sent"
     interrupted(config, folder, at_step=9)

@@ -64,9 +64,7 @@ def allowing(refused: int, **changes: Any) -> Config:
     return small_config(rules={"refused_sums": refused}, **settings)
 
 
-def test_a_refused_sum_ends_the_run_and_resuming_makes_another_key(
-    key_holders: list[KeyHolder], tmp_path: Path
-) -> None:
+def test_a_refused_sum_needs_another_key(key_holders: list[KeyHolder], tmp_path: Path) -> None:
     refused_at(9, allowing(0), tmp_path / "run")
     (first,) = key_holders
     with pytest.raises(LocalProtocolError, match="refused the sum of step 9"):
@@ -220,9 +218,7 @@ def answers_in(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("protocol", ["ckks", "bfv + pairwise masks"])
-def test_an_honest_run_that_breaks_off_often_gives_the_same_answers_again(
-    protocol: str, tmp_path: Path
-) -> None:
+def test_an_honest_run_that_breaks_off_often_answers_alike(protocol: str, tmp_path: Path) -> None:
     rules = {"spare_answers": 0}
     config = bare("apfed_c", secure_sum=pair_of(protocol), rules=rules)
     interrupted(config, tmp_path, at_step=4)

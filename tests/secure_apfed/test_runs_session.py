@@ -90,9 +90,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
         assert_same_run(whole, folder)
 
 
-def test_a_run_with_rare_checkpoints_plays_more_again_and_comes_to_the_same(
-    finished: tuple[Path, RunResult], tmp_path: Path
-) -> None:
+def test_rare_checkpoints_find_the_same(finished: tuple[Path, RunResult], tmp_path: Path) -> None:
     rare, folder = small_config(checkpoint_every=2), tmp_path / "run"
     interrupted(rare, folder, at_step=23)
     steps = sorted(int(path.stem.split("-")[1]) for path in folder.rglob("checkpoint-*.bin"))
@@ -109,9 +107,7 @@ PRIVATE: dict[str, Any] = {"dp_sgd": {"clip": 0.5, "epsilon": 12.0}}
 
 
 @pytest.mark.parametrize("method", ["apfed_c", "single_view"])
-def test_private_training_resumes_bit_for_bit_and_refunds_nothing(
-    method: str, tmp_path: Path
-) -> None:
+def test_private_training_resumes_and_refunds_nothing(method: str, tmp_path: Path) -> None:
     config = small_config(method, **PRIVATE)
     run(config, tmp_path / "whole")
     interrupted(config, tmp_path / "run", at_step=15)
@@ -140,9 +136,7 @@ def test_secret_noise_is_the_same_after_a_resume(tmp_path: Path) -> None:
     assert result["privacy"]["releases"] == config.train.epochs
 
 
-def test_a_killed_process_resumes_bit_for_bit(
-    finished: tuple[Path, RunResult], tmp_path: Path
-) -> None:
+def test_a_killed_process_resumes_alike(finished: tuple[Path, RunResult], tmp_path: Path) -> None:
     config, folder = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(dump_settings(small_config()))
     script = f"""

@@ -122,7 +122,7 @@ def test_other_people_or_labels_are_refused(mechanism: str, tmp_path: Path) -> N
         ),
     ],
 )
-def test_changed_features_are_charged_again_and_get_other_noise(
+def test_changed_features_are_charged(
     changes: dict[str, Any], refusal: str, log: str, tmp_path: Path
 ) -> None:
     """The noise depends on what it hides: the steps after the checkpoint are played anew."""
@@ -137,7 +137,7 @@ def test_changed_features_are_charged_again_and_get_other_noise(
 
 @pytest.mark.parametrize(("noise", "ends"), [("reproducible_insecure", True), ("secret", False)])
 @pytest.mark.parametrize("method", ["apfed_c", "single_view"])
-def test_noise_of_the_seed_under_other_features_ends_every_claim(
+def test_noise_of_the_seed_ends_every_claim(
     method: str, noise: str, ends: bool, tmp_path: Path
 ) -> None:
     """The steps that are played anew have the same noise: their difference has none."""
@@ -153,9 +153,7 @@ def test_noise_of_the_seed_under_other_features_ends_every_claim(
 
 
 @pytest.mark.parametrize("busy", ["passive-1", "passive-2"])
-def test_the_account_is_that_of_the_passive_that_spent_most(
-    busy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_account_is_of_who_spent_most(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def ledger_for(own: Own, *rest: Any, aligned: int) -> PrivacyLedger:
         ledger = accounts.ledger_for(own, *rest, aligned=aligned)
         if own.name == busy:

@@ -90,9 +90,7 @@ def _seen(monkeypatch: pytest.MonkeyPatch) -> list[Given]:
 
 
 @pytest.mark.parametrize("method", ["single_view", "apfed_c", "tvfl"])
-def test_every_method_trains_on_randomised_labels_and_tests_on_true_ones(
-    method: str, seen: list[Given]
-) -> None:
+def test_methods_train_on_answers_and_test_on_true_labels(method: str, seen: list[Given]) -> None:
     config = config_of(method)
     true = load_data(config.data, seed=0)
     run(config, None, data=true)

@@ -137,9 +137,7 @@ def test_accuracy_is_that_of_a_run(method: str, labelled: int | None) -> None:
         ),
     ],
 )
-def test_what_has_to_be_accounted_for_is_refused(
-    method: str, changes: dict[str, Any], says: str
-) -> None:
+def test_what_is_accounted_for_is_refused(method: str, changes: dict[str, Any], says: str) -> None:
     config = config_of(method, changes)
     assert says in why_not(config)
     with pytest.raises(ConfigError, match=f"(?s)cannot be simulated.*{says}"):
