@@ -12,22 +12,6 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-__all__ = [
-    "LAYERS",
-    "Module",
-    "all_is_true",
-    "attacks_ask_no_method",
-    "exported",
-    "floors",
-    "no_method_by_name",
-    "no_pickled_arrays",
-    "one_way",
-    "parse",
-    "settings_are_names",
-    "the_tree",
-    "without_cycles",
-]
-
 HOMES = {
     "apfed_protocols": "protocols/apfed_protocols",
     "secure_apfed": "secure_apfed",
@@ -60,10 +44,9 @@ _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """One parsed file: dotted name, source, tree, and whether it is a package's `__init__`."""
+    """One parsed file: dotted name, tree, and whether it is a package's `__init__`."""
 
     name: str
-    source: str
     tree: ast.Module
     is_package: bool = False
 
@@ -73,7 +56,7 @@ class Module:
 
 
 def parse(name: str, source: str, *, is_package: bool = False) -> Module:
-    return Module(name=name, source=source, tree=ast.parse(source), is_package=is_package)
+    return Module(name=name, tree=ast.parse(source), is_package=is_package)
 
 
 def the_tree(root: Path) -> dict[str, Module]:

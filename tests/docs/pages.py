@@ -10,18 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-__all__ = [
-    "DOCS",
-    "DOCUMENTS",
-    "HOOK",
-    "ROOT",
-    "blocks",
-    "built_site",
-    "command_lines",
-    "program_of",
-    "text_of",
-]
-
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 DOCUMENTS = tuple(

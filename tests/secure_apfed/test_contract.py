@@ -17,49 +17,32 @@ from secure_apfed.data import load_data
 from secure_apfed.methods import METHODS, open_session
 from secure_apfed.settings import Settings
 from secure_apfed.settings.method import MethodSettings
+from tests.secure_apfed import seats
 from tests.secure_apfed.small_runs import small_config
 
 KEY = "0123456789abcdef" * 4
 
 
-def participant(name: str, role: str, key: str = KEY) -> dict[str, Any]:
-    return {"name": name, "role": role, "identity": key, "public_key": key}
-
-
-def passive(**changes: Any) -> dict[str, Any]:
-    representation = {
-        "shape": (4,), "dtype": "float32", "minimum_norm": 0.5, "maximum_norm": 2.0,
-    }  # fmt: skip
-    return {
-        "objective": {"name": "contrastive", "anchors": "both", "temperature": 1.0},
-        "weight": 1.0,
-        "representation": {**representation, **changes.pop("representation", {})},
-        **changes,
-    }
+USUAL = seats.contract().model_dump()
 
 
 def contract(**changes: Any) -> Contract:
-    usual: dict[str, Any] = {
-        "session": "session",
-        "participants": [
-            participant("active", "active"),
-            participant("p1", "passive"),
-            participant("p2", "passive"),
-            participant("aggregator", "aggregator"),
-        ],
-        "passives": {"p1": passive(), "p2": passive()},
-        "settings": {"guard": {"mechanism": "gaussian", "sigma": 2.0}},
-        "secure_sum": {"scheme": "ckks", "bits": 16},
-        "minimum_batch": 2,
-        "epochs": 3,
-        "batch_size": 32,
-    }
-    return Contract.model_validate({**usual, **changes})
+    return Contract.model_validate(USUAL | changes)
+
+
+def participant(name: str, role: str) -> dict[str, Any]:
+    return {"name": name, "role": role, "identity": KEY, "public_key": KEY}
+
+
+def passive(**changes: Any) -> dict[str, Any]:
+    usual = USUAL["passives"]["p1"]
+    of_rows = {**usual["representation"], **changes.pop("representation", {})}
+    return {**usual, **changes, "representation": of_rows}
 
 
 def parties(**changes: Any) -> list[dict[str, Any]]:
     """The usual participants with the second one changed."""
-    people = [item.model_dump() for item in contract().participants]
+    people = [dict(one) for one in USUAL["participants"]]
     people[1].update(changes)
     return people
 
@@ -81,21 +64,21 @@ def test_the_digest_is_of_a_document_that_holds_every_field() -> None:
     terms = whole.passives["p1"]
     for part in (whole, whole.resumes, *whole.participants, terms, terms.representation):
         assert part is not None
-        assert part.model_fields_set | {"schema_version"} >= set(type(part).model_fields)
+        usually = {key: field.default for key, field in type(part).model_fields.items()}
+        same = {key for key, value in usually.items() if getattr(part, key) == value}
+        assert same <= {"schema_version"}, "it has one value"
     for made in (whole, usual):
         assert Contract.model_validate_json(made.document) == made
         assert made.digest == sha256(b"secure-apfed contract v1" + made.document).digest()
         plain = json.dumps(json.loads(made.document), sort_keys=True, separators=(",", ":"))
         assert made.document == plain.encode()
     people = parties(public_key=KEY[::-1]), parties()[::-1]
-    finer = {"p1": passive(), "p2": passive(representation={"maximum_norm": 2 + 1e-9})}
+    finer = {"p1": passive(), "p2": passive(representation={"maximum_norm": 100 + 1e-9})}
     others = [{}, WHOLE, {"passives": finer}, *({"participants": some} for some in people)]
     assert len({contract(**changes).digest for changes in others}) == len(others)
-    same: list[dict[str, Any]] = [
-        {"passives": {"p2": passive(), "p1": passive()}},
-        {"settings": {"guard": {"sigma": 2.0, "mechanism": "gaussian"}}},
-    ]
-    assert {contract(**changes).digest for changes in same} == {usual.digest}
+    assert contract(passives={"p2": passive(), "p1": passive()}).digest == usual.digest
+    guards = {"mechanism": "gaussian", "sigma": 2.0}, {"sigma": 2.0, "mechanism": "gaussian"}
+    assert len({contract(settings={"guard": guard}).digest for guard in guards}) == 1
 
 
 def test_names_come_by_role_in_the_contracts_order() -> None:
@@ -120,7 +103,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"passives": {"p1": passive()}}, "terms are for the passives p1, p2, got p1"),
     ({"passives": {"p1": passive(), "p3": passive()}}, "got p1, p3"),
     ({"participants": [*parties(), participant("p1", "dealer")]}, "are all different"),
-    (represented(minimum_norm=3.0), r"minimum_norm 3 is above maximum_norm 2"),
+    (represented(minimum_norm=300), r"minimum_norm 300 is above maximum_norm 100"),
     (represented(shape=()), "at least 1 item"),
     (represented(shape=(4, 0)), "greater than 0"),
     (represented(dtype="float16"), r"representation\.dtype"),

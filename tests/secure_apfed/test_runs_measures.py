@@ -19,7 +19,7 @@ from apfed_experiments.solo import keep_solo
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
-from secure_apfed.measures import ACCURACY, MEASURES, measure_all, names_of, stability_index
+from secure_apfed.measures import ACCURACY, MEASURES, Scored, measure_all, names_of, stability_index
 from secure_apfed.methods import METHODS
 from secure_apfed.privacy import accountants
 from secure_apfed.privacy.accountants import (
@@ -52,6 +52,12 @@ def config_of(**settings: Any) -> Config:
     )  # fmt: skip
 
 
+def kept_in(folder: Path, threshold: float | None = None) -> Scored:
+    kept = read_scored(RunFolder(folder), "single_view", threshold=threshold)
+    assert kept is not None
+    return kept
+
+
 def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> None:
     result = run(config_of(measure="auc"), tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
@@ -62,8 +68,7 @@ def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> N
     assert dict(told) == lines[-1]["measures"]["single_view"] == card["measures"]["single_view"]
     assert outcome.scores == result.scores == {"single_view": told["auc"]}
     assert told["accuracy"] == outcome.accuracy["single_view"]
-    kept = read_scored(folder, "single_view", threshold=None)
-    assert kept is not None
+    kept = kept_in(folder.path)
     assert measure_all(kept) == pytest.approx(told)
     assert stat.S_IMODE(folder.scored.stat().st_mode) == 0o600
     data = result.recording.data
@@ -98,8 +103,7 @@ def test_a_student_that_learns_in_one_go_is_measured_as_finished() -> None:
 def test_a_threshold_is_kept_and_decides(tmp_path: Path) -> None:
     run(config_of(threshold=1e-9), tmp_path / "number")
     lines = (tmp_path / "number/metrics.jsonl").read_text().splitlines()
-    kept = read_scored(RunFolder(tmp_path / "number"), "single_view", threshold=None)
-    assert kept is not None
+    kept = kept_in(tmp_path / "number")
     share = float(kept.truth.mean())
     assert [json.loads(line)["accuracy"]["single_view"] for line in lines] == [share] * 3
     result = run(config_of(threshold="f1"), tmp_path / "run")
@@ -110,8 +114,7 @@ def test_a_threshold_is_kept_and_decides(tmp_path: Path) -> None:
     shares[1] = torch.tensor([1 - result.threshold - 1e-3, result.threshold + 1e-3])
     assert model.decide(shares).tolist() == [1, 1]
     assert model.ranges is not None
-    kept = read_scored(RunFolder(tmp_path / "run"), "single_view", threshold=result.threshold)
-    assert kept is not None
+    kept = kept_in(tmp_path / "run", result.threshold)
     assert ACCURACY.of(kept) == result.accuracy["single_view"]
 
 
@@ -201,8 +204,7 @@ def test_baselines_are_chosen_by_the_measure(tmp_path: Path) -> None:
 def test_a_training_that_diverged_is_reported_as_such(tmp_path: Path) -> None:
     config = config_of(measure="auc", train={"learning_rate": 1e30})
     assert math.isnan(run(config, tmp_path / "run").scores["single_view"])
-    kept = read_scored(RunFolder(tmp_path / "run"), "single_view", threshold=None)
-    assert kept is not None
+    kept = kept_in(tmp_path / "run")
     assert np.isnan(kept.scores).any()
     assert "its training diverged" in write_report(tmp_path / "run").read_text()
     assert load_model(tmp_path / "run").ranges is None
