@@ -1,8 +1,4 @@
-"""What the tree of modules must hold, as functions from modules to offenders.
-
-Each rule takes parsed modules and returns one line per offence, so that the same rule runs on
-our packages and on planted bad code.
-"""
+"""Rules for our modules: functions from parsed modules, or planted ones, to a line an offence."""
 
 import ast
 import sys
@@ -112,11 +108,9 @@ def settings_are_names(modules: Mapping[str, Module]) -> list[str]:
 
 
 def floors(modules: Mapping[str, Module], package: str = "secure_apfed") -> list[str]:
-    """The parts of a package on its longest way down, one line a floor, the highest first.
+    """The parts of a package on its longest way down, a line a floor, the highest first.
 
-    A part is a module or folder right below the package. It stands on another where any of its
-    modules imports one of the other's on load. Parts that stand on each other are one storey, and
-    as many floors as there are of them, since none can be read without the others.
+    Parts, right below the package, that import each other on load are one storey of as many floors.
     """
     below: dict[str, set[str]] = {}
     for module in modules.values():
@@ -157,11 +151,7 @@ def _reachable(part: str, below: Mapping[str, set[str]]) -> frozenset[str]:
 
 
 def all_is_true(modules: Mapping[str, Module]) -> list[str]:
-    """`__all__` names every public function and class that is defined here; ruff looks whether
-    what it names exists.
-
-    The commands of the composition root are the exception: they are reached through its `main`.
-    """
+    """`__all__` names every public thing defined here, but for commands, reached through `main`."""
     offences = []
     for module in modules.values():
         statements = list(_statements_on_load(module.tree))
@@ -191,10 +181,8 @@ def no_pickled_arrays(modules: Mapping[str, Module]) -> list[str]:
 
 
 def no_method_by_name(modules: Mapping[str, Module]) -> list[str]:
-    """Outside of its package no method is asked for by its name, but for what it says of itself.
-
-    No name stands anywhere, except that studies and benches declare by name what they run, and that
-    a word of the field is a word; there a name is never compared with.
+    """Outside of its package no method is asked for by its name: none stands anywhere, except that
+    studies declare what they run, and that a word of the field is a word, not compared with.
     """
     from secure_apfed.methods import METHODS  # who reads the tree alone loads none of it
 

@@ -63,10 +63,7 @@ def program_of(document: str, folder: Path, *, at: int = 0) -> ModuleType:
 
 
 def command_lines(document: str, program: str) -> Iterator[tuple[list[str], bool]]:
-    """Yield the arguments of each call of our program, and whether it stands in a block.
-
-    A call in a sentence may leave arguments out. Optional parts in brackets are taken as given.
-    """
+    """Yield each call's arguments, optional ones as given, and whether it stands in a block."""
     for block in blocks(document, *_SHELLS):
         for line in block.replace("\\\n", " ").splitlines():
             call = line.strip().removeprefix("$ ")

@@ -1,8 +1,6 @@
-"""The documents: code that compiles, commands that there are, links that lead somewhere, generated
-parts that say what their source says, what docs/deploy takes for granted, site and notebooks.
+"""The documents, what docs/deploy takes for granted, the site and the notebooks.
 
-What the guides' examples do is tested beside what they explain; here the start page and the
-tutorial's tables are run as printed.
+What the guides' examples do is tested beside what they explain.
 """
 
 import ast
@@ -133,10 +131,7 @@ UsageError: Any = typer.BadParameter.__base__
 
 
 def parse(arguments: list[str], *, whole: bool) -> None:
-    """Walk down the groups and read the last command's options; nothing is run.
-
-    What is not `whole` may lack arguments, but may not name a command or option that is not there.
-    """
+    """Read the last command's options, run nothing; what is not `whole` may lack arguments."""
     command = typer.main.get_command(app)
     rest = list(arguments)
     while isinstance(command, typer.core.TyperGroup) and rest:

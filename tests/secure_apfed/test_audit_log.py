@@ -36,12 +36,7 @@ _ENDS = (("ann", "bob"), ("bob", "ann"))
 
 
 class Pair:
-    """Ann and Bob, who keep their identities over sessions.
-
-    Attributes:
-        logs: by party, open; paths: of their files; meter: of Ann's releases.
-        on_the_way: frames that were sent and not taken, by sender.
-    """
+    """Ann and Bob with sealed links and audit logs, who keep their identities over sessions."""
 
     def __init__(self, folder: Path) -> None:
         self.identities = {name: fresh_identity() for name in ("ann", "bob")}
@@ -79,7 +74,6 @@ class Pair:
         )
 
     def send(self, sender: str, *steps: int, payload: bytes = b"z", arrive: bool = True) -> None:
-        """One message a step, which the other takes unless it never arrives."""
         receiver = "bob" if sender == "ann" else "ann"
         for step in steps:
             self.links[sender].send(receiver, Kind.REPRESENTATIONS, step, payload)
@@ -87,10 +81,6 @@ class Pair:
                 self.take(receiver, self.on_the_way[sender].pop(0))
 
     def take(self, receiver: str, frame: bytes) -> Envelope:
-        """Let a party read a frame on its link.
-
-        Raises: as `Links.receive`.
-        """
         sender = "bob" if receiver == "ann" else "ann"
         script = self.links[receiver].receive(sender, Kind.REPRESENTATIONS)
         script.send(None)
@@ -102,7 +92,6 @@ class Pair:
         raise AssertionError("it waits on")
 
     def close(self, names: Sequence[str] = ("ann", "bob")) -> None:
-        """Sign the logs, as at the end of a run."""
         for name in names:
             self.logs[name].close()
 

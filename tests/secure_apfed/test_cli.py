@@ -1,6 +1,4 @@
-"""The command line: every command on a small real run, and what it says of errors, as exit code,
-panel or JSON object.
-"""
+"""The command line on a small real run, and its errors: exit code, panel or JSON object."""
 
 import io
 import json

@@ -1,6 +1,4 @@
-"""Run folders: their owner's alone, refused where altered, cut or lost, and hostile ones that
-somebody else wrote: every file ends in an error that names it, in time, and links lead nowhere.
-"""
+"""Run folders: altered, cut, lost, written by somebody else, behind links, open to others."""
 
 import hashlib
 import json

@@ -1,6 +1,4 @@
-"""What breaking off and resuming may not get: more answers of a passive than are agreed for the
-whole run, or sums after the active refused one, unless its user says by name that it may.
-"""
+"""What breaking off and resuming may not get: more answers, or sums after a refused one."""
 
 import json
 from collections import Counter

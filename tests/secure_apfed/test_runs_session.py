@@ -1,6 +1,4 @@
-"""Runs: resuming after a kill, what the folder holds and what it does not, and every damaged
-file's error.
-"""
+"""Runs: resumed after a kill, what the folder holds and what not, and damaged files' errors."""
 
 import hashlib
 import json
@@ -167,17 +165,10 @@ def test_the_folder_tells_the_whole_run(finished: tuple[Path, RunResult]) -> Non
     card = json.loads((folder / "model.json").read_bytes())
     assert card["contract"] == contract["sha256"]
     assert card["accuracy"] == result.accuracy
-    assert list((folder / "tensorboard").iterdir())
     recording = load_recording(folder)
     sent = [flow for flow in result.recording.transcript.flows if flow.kind is not Kind.END]
     assert list(recording.transcript.flows) == sent  # the end follows the result
     assert set(recording.transcript.kept) == {0, 3}
-    epsilon = json.loads((folder / "result.json").read_bytes())["privacy"]
-    assert 7.9 < epsilon["epsilon_x"] <= 8.0
-    assert epsilon["epsilon_model"] == "inf"
-    figures = json.loads((folder / "accountants.json").read_bytes())
-    assert figures["gdp"] <= figures["rdp"] < 1.15 * figures["gdp"]
-    assert figures["prv"] == pytest.approx(figures["gdp"], rel=0.01)
     assert json.loads(to_json([float("inf"), float("nan"), 1.5])) == ["inf", "nan", 1.5]
 
 

@@ -3,10 +3,9 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import pytest
@@ -49,8 +48,7 @@ def config_of(method: str = "apfed_c", **changes: Any) -> Config:
     return small_config(method, **{"labels": RESPONSE, **changes})
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """Labels of the whole table, and the rows of it that are trained on from then on."""
 
     labels: Tensor

@@ -2,19 +2,20 @@
 
 import warnings
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.methods import METHODS, Simulation, Start
+from secure_apfed.methods import Simulation
 from secure_apfed.methods.method import batches_of
 from secure_apfed.runs.run import run
-from secure_apfed.runs.training_labels import TrainingLabels
 from secure_apfed.simulation import begin, simulate, train, why_not
 from tests.secure_apfed.small_runs import small_config
 
@@ -67,41 +68,24 @@ def weights_of(session: Simulation) -> dict[str, Tensor]:
     }
 
 
-def trained_by_messages(config: Config, *, alignment: Any) -> Simulation:
-    data = load_data(config.data, seed=config.seed)
-    held = data.own(data.active.name)
-    assert held is not None
-    labels = TrainingLabels(config, held, key=bytes(32))
-    labels.answer(None)
-    data = data.with_own(labels.data())
-    start = Start(config=config, data=data, alignment=alignment)
-    session, step = Simulation(METHODS[config.method.name], start), 0
+def train_by_messages(session: Simulation, config: Config) -> None:
     session.transcript.begin_epoch(0)
-    for epoch in range(config.train.epochs):
-        for rows_B in batches_of(session.learner, config, epoch):
-            session.step(step, rows_B)
-            step += 1
-    return session
-
-
-def trained_together(config: Config) -> Simulation:
-    session = begin(config, load_data(config.data, seed=config.seed))
-    train(session, config)
-    return session
-
-
-def apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    assert one.keys() == other.keys()
-    assert one
-    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
+    batches = chain.from_iterable(
+        batches_of(session.learner, config, epoch) for epoch in range(config.train.epochs)
+    )
+    for step, rows_B in enumerate(batches):
+        session.step(step, rows_B)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_weights_are_those_of_parties_that_send_messages(case: str) -> None:
     config = config_of(*CASES[case])
-    together = trained_together(config)
-    sent = trained_by_messages(config, alignment=together.alignment or None)
-    assert apart(weights_of(together), weights_of(sent)) < 1e-9
+    data = load_data(config.data, seed=config.seed)
+    together, sent = begin(config, data), begin(config, data)
+    train(together, config)
+    train_by_messages(sent, config)
+    assert weights_of(together)
+    torch.testing.assert_close(weights_of(together), weights_of(sent), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(
