@@ -82,21 +82,14 @@ def test_json_is_json() -> None:
             json.loads(text)
 
 
-@pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the start page's file, and an image to predict."""
-    folder = tmp_path_factory.mktemp("start")
-    (text,) = blocks(START, "yaml")
-    (folder / "run.yaml").write_text(text)
-    np.save(folder / "new_images.npy", load_digits().images[:3, None])
-    return folder
-
-
 @pytest.mark.slow
 def test_the_start_page_runs_as_printed(
-    started: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(started)
+    (text,) = blocks(START, "yaml")
+    (tmp_path / "run.yaml").write_text(text)
+    np.save(tmp_path / "new_images.npy", load_digits().images[:3, None])
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
     lines = [line for block in blocks(START, "sh") for line in block.splitlines()]
     calls = [line.split("#")[0].split() for line in lines if line.startswith("secure-apfed")]
@@ -107,7 +100,7 @@ def test_the_start_page_runs_as_printed(
     assert "best alone" in told
     assert re.search(r"^encrypted +votes_encrypted", told, re.MULTILINE)
     there = ("runs/first/report.html", "runs.html", "model.onnx")
-    assert all((started / name).is_file() for name in there)
+    assert all((tmp_path / name).is_file() for name in there)
 
 
 def test_the_tutorial_makes_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import stat
+import tracemalloc
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -142,8 +143,7 @@ def test_both_ends_hold_the_digest_of_the_same_sealed_bytes(pair: Pair) -> None:
     assert stat.S_IMODE(pair.paths["ann"].stat().st_mode) == 0o600
 
 
-def test_a_line_is_in_the_file_before_its_frame_leaves(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
+def test_a_line_is_in_the_file_before_its_frame_leaves(pair: Pair) -> None:
     seen: list[int] = []
     links = pair.links["ann"]
     links._post = lambda receiver, frame: seen.append(len(lines_of(pair.paths["ann"])))
@@ -357,10 +357,7 @@ def test_a_hostile_log_is_a_short_error(tmp_path: Path) -> None:
         assert str(caught.value).isprintable()
 
 
-def test_a_huge_log_takes_no_more_memory_than_a_line(tmp_path: Path) -> None:
-    import tracemalloc
-
-    pair = Pair(tmp_path)
+def test_a_huge_log_takes_no_more_memory_than_a_line(pair: Pair) -> None:
     path = pair.paths["ann"]
     for _ in range(2000):
         pair.logs["ann"].refused("bob", b"x")

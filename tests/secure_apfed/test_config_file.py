@@ -34,15 +34,6 @@ def problems_of(text: str, *overrides: str) -> str:
     return str(caught.value)
 
 
-def test_a_file_loads_and_unset_keys_take_their_defaults(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text(GOOD)
-    config = load_config(path)
-    assert config.train.epochs == 2
-    assert config.train.batch_size == 128
-    assert config.train.learning_rate == 0.001
-
-
 def test_what_is_dumped_is_complete_and_loads_back_equal() -> None:
     for more in ("", "attacks: all\n", "tradeoff: {set: {seed: 1}, seeds: 2}\n"):
         config = load_config_text(GOOD + more)

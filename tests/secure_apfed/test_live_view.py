@@ -182,10 +182,8 @@ def test_a_panel_shows_every_party_and_what_it_waits_for() -> None:
     board = Board()
     board.tell(status())
     board.tell(status(party="bob", phase="set-up", peers={}))
-    board.tell_progress(
-        Progress(epoch=2, epochs=9, step=3, steps=30, loss=0.5, accuracy=None, epsilon=1.0,
-                 wire_bytes=1)
-    )  # fmt: skip
+    far: dict[str, Any] = {"epochs": 9, "step": 3, "steps": 30, "wire_bytes": 1, "epsilon": 1.0}
+    board.tell_progress(Progress(epoch=2, loss=0.5, accuracy=None, **far))
     out = io.StringIO()
     with shown_progress.showing(board, console=Console(file=out, force_terminal=True, width=200)):
         pass

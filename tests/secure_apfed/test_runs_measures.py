@@ -22,13 +22,7 @@ from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.measures import ACCURACY, MEASURES, Scored, measure_all, names_of, stability_index
 from secure_apfed.methods import METHODS
 from secure_apfed.privacy import accountants
-from secure_apfed.privacy.accountants import (
-    ACCOUNTANTS,
-    MAX_GRID_POINTS,
-    GaussianRelease,
-    NoFigureError,
-    calibrate_sigma,
-)
+from secure_apfed.privacy.accountants import ACCOUNTANTS, GaussianRelease, NoFigureError
 from secure_apfed.runs.folder import RunFolder, read_scored, resumable
 from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
@@ -216,7 +210,8 @@ DELTA = 1e-5
 
 
 def release(epsilon: float, releases: int) -> GaussianRelease:
-    return GaussianRelease(noise_multiplier=calibrate_sigma(epsilon, DELTA, releases, clip=0.5))
+    sigma = accountants.calibrate_sigma(epsilon, DELTA, releases, clip=0.5)
+    return GaussianRelease(noise_multiplier=sigma)
 
 
 def test_prv_is_computed_where_its_grid_is_bounded() -> None:
@@ -268,7 +263,7 @@ def test_a_run_of_any_epsilon_is_finished(epsilon: float, tmp_path: Path) -> Non
     told = json.loads((tmp_path / "run" / "accountants.json").read_bytes())
     assert told == dict(result.privacy.accountants)
     assert str(told["prv"]).startswith("left out: its grid would take ") is (epsilon < 0.01)
-    assert (f"(bound {MAX_GRID_POINTS:,})" in str(told["prv"])) is (epsilon < 0.01)
+    assert (f"(bound {accountants.MAX_GRID_POINTS:,})" in str(told["prv"])) is (epsilon < 0.01)
     assert told["gdp"] == pytest.approx(epsilon, rel=1e-3)
 
 
