@@ -26,10 +26,10 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -326,12 +326,6 @@ class AuditLog:
         finally:
             os.close(self._file)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _epsilon_of(self, payload: bytes) -> float | Literal["inf"] | None:
         """What all releases cost, where this payload is one: the first after a charge, and the
         same to others.
@@ -360,15 +354,15 @@ def _fields(envelope: Envelope) -> dict[str, Any]:
     return {"kind": envelope.kind, "step": envelope.step, "sequence": envelope.sequence}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Flow:
     """Envelopes of one kind to or from one peer; kind: null of those that were refused."""
 
     peer: str
     event: str
     kind: Kind | None
-    envelopes: int
-    size: int
+    envelopes: int = 0
+    size: int = 0
 
 
 @dataclass(kw_only=True)
@@ -451,10 +445,9 @@ class Summary:
         key = line.peer, line.event, kind
         if key not in self._flows and len(self._flows) >= 2 * _MOST_PEERS * len(Kind):
             raise self._unfit(number, f"names more than {_MOST_PEERS} peers in all")
-        past = self._flows.get(key) or Flow(
-            peer=line.peer, event=line.event, kind=kind, envelopes=0, size=0
-        )
-        self._flows[key] = replace(past, envelopes=past.envelopes + 1, size=past.size + line.size)
+        flow = self._flows.setdefault(key, Flow(peer=line.peer, event=line.event, kind=kind))
+        flow.envelopes += 1
+        flow.size += line.size
 
     def _check_signature(self, number: int, line: Signed, before: bytes) -> None:
         signature, public = bytes.fromhex(line.signature), bytes.fromhex(self.identity)

@@ -43,14 +43,8 @@ _JSON = {"--json", "--json-events"}
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
 
-class TransportName(StrEnum):
-    """How the parties of a run reach each other; the keys of `secure_apfed.runs.TRANSPORTS`."""
-
-    memory = "memory"
-    local = "local"
-    grpc = "grpc"
-    relay = "relay"
-
+TransportName = StrEnum("TransportName", ["memory", "local", "grpc", "relay"])
+"""How the parties of a run reach each other; the keys of `secure_apfed.runs.run.TRANSPORTS`."""
 
 app = typer.Typer(
     name="secure-apfed", no_args_is_help=True, add_completion=False, rich_markup_mode="rich",

@@ -12,14 +12,7 @@ if TYPE_CHECKING:
     from secure_apfed.planning.forecast import Forecast
     from secure_apfed.privacy.ledger import PrivacySpent
 
-__all__ = [
-    "FIGURES",
-    "cross_check_rows",
-    "epsilon_text",
-    "figure_title",
-    "passive_rows",
-    "privacy_rows",
-]
+__all__ = ["FIGURES", "epsilon_text", "figure_title", "privacy_rows"]
 
 FIGURES: Mapping[str, tuple[str, str]] = {
     "epsilon_x": ("one row's releases", "encoder"),
@@ -64,27 +57,6 @@ def privacy_rows(
             figure_title("epsilon_model"),
             "not claimed" if math.isinf(model) else epsilon_text(model, delta=privacy.delta),
         ),
-    ]
-
-
-def cross_check_rows(privacy: "PrivacySpent") -> list[tuple[str, str]]:
-    """Return (name, value) for each accountant; a value is a figure or why there is none."""
-    return [
-        (f"epsilon_x by {name}", value if isinstance(value, str) else f"{value:.4g}")
-        for name, value in privacy.accountants.items()
-    ]
-
-
-def passive_rows(forecast: "Forecast") -> list[tuple[str, str]]:
-    """Return (name, value) for each passive that adds noise to votes or contributions."""
-    delta, releases = forecast.delta_passives, forecast.releases_passives
-    return [
-        (
-            figure_title(forecast.figure_passives, of=passive),
-            epsilon_text(epsilon, delta=delta, releases=releases),
-        )
-        for passive, epsilon in forecast.epsilon_passives.items()
-        if delta is not None
     ]
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from secure_apfed.files import to_json
@@ -34,7 +33,6 @@ __all__ = ["Board", "counting", "downloading", "figures", "showing", "watching"]
 _PERIOD_S = 1.0
 _AGAIN_S = 30.0  # a line although nothing changed
 _DRAWN_PER_S = 4
-_STYLES = {"silent": "yellow", "left": "red", "expected": "dim"}
 
 
 @contextmanager
@@ -281,45 +279,6 @@ def _counted(status: "Status") -> str:
 
 
 def _panel(board: Board) -> Group:
-    """All of the board; of one party with a line for each peer, of several with one for each."""
-    statuses, lines = board.statuses, list[Text | Table]()
-    if board.progress is not None:
-        lines.append(Text(_progress_of(board.progress)))
-    if len(statuses) == 1:
-        lines += [Text(_line_of(statuses[0]), style="dim"), _peers(statuses[0])]
-    elif statuses:
-        lines.append(_parties(statuses))
-    return Group(*lines)
-
-
-def _peers(status: "Status") -> Table:
-    table = _table("peer", "state", "kB sent", "kB received")
-    for name, peer in status.peers.items():
-        state: str = peer.state
-        if peer.state == "silent" and peer.silent_s is not None:
-            state = f"silent for {peer.silent_s:.0f} s"
-        table.add_row(
-            Text(name), Text(state, style=_STYLES.get(peer.state, "")),
-            f"{peer.sent_bytes / 1e3:,.1f}", f"{peer.received_bytes / 1e3:,.1f}",
-        )  # fmt: skip
-    return table
-
-
-def _parties(statuses: "Sequence[Status]") -> Table:
-    table = _table("party", "phase", "step", "waits for", "peers", "epsilon", "kB sent")
-    for status in statuses:
-        troubles = ", ".join(_troubles(status))
-        table.add_row(
-            Text(status.party), status.phase, "" if status.step is None else str(status.step),
-            Text(_waited(status.waits) if status.waits else ""),
-            Text(troubles or "all there", style="yellow" if troubles else ""),
-            f"{status.figure} {status.epsilon:.3g}", f"{status.sent_bytes / 1e3:,.1f}",
-        )  # fmt: skip
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, header_style="dim")
-    return table
+    """How far the training is, and each party's line, which is drawn anew."""
+    progress = [] if board.progress is None else [_progress_of(board.progress)]
+    return Group(*map(Text, [*progress, *map(_line_of, board.statuses)]))

@@ -7,12 +7,10 @@ each party's trainer is called where a message would have called it, so that net
 batches, dropout, every update and the weights are those of the parties.
 """
 
-import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -28,18 +26,10 @@ from secure_apfed.secure_sums import sum_kind
 from secure_apfed.seeds import undisturbed
 from secure_apfed.tasks import Classification
 
-__all__ = ["Simulated", "begin", "finish", "simulate", "train", "why_not"]
+__all__ = ["begin", "finish", "simulate", "train", "why_not"]
 
 _NO_KEY = bytes(32)
 """No mechanism draws anything here: labels that may be learnt from stay, the others are hidden."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Simulated:
-    """Accuracy on the active's test rows, by inference variant, and the seconds that it took."""
-
-    accuracy: Mapping[str, float]
-    seconds: float
 
 
 def why_not(config: Config) -> str:
@@ -72,40 +62,29 @@ def why_not(config: Config) -> str:
 
 
 @undisturbed()
-def simulate(
-    config: Config,
-    *,
-    data: VerticalData | None = None,
-    alignment: Mapping[str, Tensor] | None = None,
-) -> Simulated:
-    """Train one run, aligned by the IDs that all have unless said, and measure what it reaches.
+def simulate(config: Config) -> Mapping[str, float]:
+    """Train one run, aligned by the IDs that all have; return its accuracy, by inference variant.
 
     Raises:
         ConfigError: the run needs parties that send messages; see `why_not`.
         DataError, ModelError: as `secure_apfed.run`.
     """
-    began = time.monotonic()
-    session = begin(config, data or load_data(config.data, seed=config.seed), alignment)
-    steps = train(session, config)
-    return finish(session, config, step=steps, began=began)
+    session = begin(config, load_data(config.data, seed=config.seed))
+    return finish(session, step=train(session, config))
 
 
-def begin(
-    config: Config, data: VerticalData, alignment: Mapping[str, Tensor] | None = None
-) -> Simulation:
+def begin(config: Config, data: VerticalData) -> Simulation:
     """Build the parties of a run that can be simulated, ready to train; see `simulate`."""
     if reason := why_not(config):
         raise ConfigError(f"this run cannot be simulated: {reason}; run it with its parties")
-    alignment = alignment or _aligned(data)
     held = data.own(data.active.name)
     assert held is not None
     labels = TrainingLabels(config, held, key=_NO_KEY)
     labels.answer(None)
-    data = data.with_own(labels.data())
     with warnings.catch_warnings():
         # A plain sum is unsafe by name; here nothing is sent at all.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        start = Start(config=config, data=data, alignment=alignment)
+        start = Start(config=config, data=data.with_own(labels.data()), alignment=_aligned(data))
         return Simulation(METHODS[config.method.name], start)
 
 
@@ -121,20 +100,13 @@ def train(session: Simulation, config: Config) -> int:
     return step
 
 
-def finish(session: Simulation, config: Config, *, step: int, began: float) -> Simulated:
+def finish(session: Simulation, *, step: int) -> Mapping[str, float]:
     """What follows the last step, and the accuracy."""
     session.learner.conclude_alone()
-    accuracy = session.evaluate(next_step=step, final=True)
-    return Simulated(accuracy=accuracy, seconds=time.monotonic() - began)
+    return session.evaluate(next_step=step, final=True)
 
 
 def _aligned(data: VerticalData) -> dict[str, Tensor]:
-    every = [np.asarray(table.ids) for table in data.tables]
-    common = every[0]
-    for ids in every[1:]:
-        common = np.intersect1d(common, ids)
-    found = {}
-    for table, ids in zip(data.tables, every, strict=True):
-        order = np.argsort(ids)
-        found[table.name] = torch.from_numpy(order[np.searchsorted(ids, common, sorter=order)])
-    return found
+    people = {table.name: pd.Index(table.ids) for table in data.tables}
+    common = pd.Index(sorted(set.intersection(*map(set, people.values()))))
+    return {name: torch.from_numpy(ids.get_indexer(common)) for name, ids in people.items()}

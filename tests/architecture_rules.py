@@ -1,8 +1,4 @@
-"""What the tree of modules must hold, as functions from modules to offenders.
-
-Each rule takes parsed modules and returns one line per offence, so that the same rule runs on
-our packages and on planted bad code.
-"""
+"""Rules for our modules: functions from parsed modules, or planted ones, to a line an offence."""
 
 import ast
 import sys
@@ -11,21 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-
-__all__ = [
-    "LAYERS",
-    "Module",
-    "all_is_true",
-    "attacks_ask_no_method",
-    "floors",
-    "no_method_by_name",
-    "no_pickled_arrays",
-    "one_way",
-    "parse",
-    "settings_are_names",
-    "the_tree",
-    "without_cycles",
-]
 
 HOMES = {
     "apfed_protocols": "protocols/apfed_protocols",
@@ -59,10 +40,9 @@ _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """One parsed file: dotted name, source, tree, and whether it is a package's `__init__`."""
+    """One parsed file: dotted name, tree, and whether it is a package's `__init__`."""
 
     name: str
-    source: str
     tree: ast.Module
     is_package: bool = False
 
@@ -72,7 +52,7 @@ class Module:
 
 
 def parse(name: str, source: str, *, is_package: bool = False) -> Module:
-    return Module(name=name, source=source, tree=ast.parse(source), is_package=is_package)
+    return Module(name=name, tree=ast.parse(source), is_package=is_package)
 
 
 def the_tree(root: Path) -> dict[str, Module]:
@@ -128,11 +108,9 @@ def settings_are_names(modules: Mapping[str, Module]) -> list[str]:
 
 
 def floors(modules: Mapping[str, Module], package: str = "secure_apfed") -> list[str]:
-    """The parts of a package on its longest way down, one line a floor, the highest first.
+    """The parts of a package on its longest way down, a line a floor, the highest first.
 
-    A part is a module or folder right below the package. It stands on another where any of its
-    modules imports one of the other's on load. Parts that stand on each other are one storey, and
-    as many floors as there are of them, since none can be read without the others.
+    Parts, right below the package, that import each other on load are one storey of as many floors.
     """
     below: dict[str, set[str]] = {}
     for module in modules.values():
@@ -173,11 +151,7 @@ def _reachable(part: str, below: Mapping[str, set[str]]) -> frozenset[str]:
 
 
 def all_is_true(modules: Mapping[str, Module]) -> list[str]:
-    """`__all__` names every public function and class that is defined here; ruff looks whether
-    what it names exists.
-
-    The commands of the composition root are the exception: they are reached through its `main`.
-    """
+    """`__all__` names every public thing defined here, but for commands, reached through `main`."""
     offences = []
     for module in modules.values():
         statements = list(_statements_on_load(module.tree))
@@ -186,11 +160,11 @@ def all_is_true(modules: Mapping[str, Module]) -> list[str]:
             for node in statements
             if isinstance(node, _Definition) and not node.name.startswith("_")
         }
-        exported = _exported(statements)
-        if exported is None and defined:
+        given = exported(statements)
+        if given is None and defined:
             offences.append(f"{module.name} has no __all__, but defines {sorted(defined)}")
-        elif exported is not None and not _within(module.name, COMMANDS):
-            hidden = sorted(defined - exported)
+        elif given is not None and not _within(module.name, COMMANDS):
+            hidden = sorted(defined - given)
             offences += [f"{module.name} hides {name} from __all__" for name in hidden]
     return offences
 
@@ -207,10 +181,8 @@ def no_pickled_arrays(modules: Mapping[str, Module]) -> list[str]:
 
 
 def no_method_by_name(modules: Mapping[str, Module]) -> list[str]:
-    """Outside of its package no method is asked for by its name, but for what it says of itself.
-
-    No name stands anywhere, except that studies and benches declare by name what they run, and that
-    a word of the field is a word; there a name is never compared with.
+    """Outside of its package no method is asked for by its name: none stands anywhere, except that
+    studies declare what they run, and that a word of the field is a word, not compared with.
     """
     from secure_apfed.methods import METHODS  # who reads the tree alone loads none of it
 
@@ -284,17 +256,13 @@ def _statements_on_load(body: ast.AST) -> Iterator[ast.AST]:
             yield from _statements_on_load(node)
 
 
-def _exported(statements: list[ast.AST]) -> set[str] | None:
+def exported(statements: Iterable[ast.AST]) -> set[str] | None:
     """Return the names in `__all__`, or None where the module has none."""
     for node in statements:
-        target: ast.expr | None = None
-        if isinstance(node, ast.Assign):
-            target = node.targets[0]
-        elif isinstance(node, ast.AnnAssign):
-            target = node.target
-        if isinstance(target, ast.Name) and target.id == "__all__":
-            assert isinstance(node, ast.Assign | ast.AnnAssign)
-            return set(ast.literal_eval(node.value)) if node.value is not None else None
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if ast.unparse(target) == "__all__":
+                return set(ast.literal_eval(node.value))
     return None
 
 

@@ -385,8 +385,8 @@ def _alone(config: Config, data: VerticalData) -> nn.Module | None:
 
 
 def _simulated(config: Config, data: VerticalData) -> nn.Module | None:
-    began, session = time.monotonic(), begin(config, data)
-    finish(session, config, step=train(session, config), began=began)
+    session = begin(config, data)
+    finish(session, step=train(session, config))
     return predictor_of(session.learner.solo())
 
 

@@ -67,7 +67,7 @@ def plan(
         planned = _forecast(config, quiet=as_json, links=links)
         found = _losses_of(config, planned["epsilon_x"])
         guard, calibrations = config.guard, []
-        if guard.epsilon is not None and _sends(config):
+        if guard.epsilon is not None and "representations are sent" in config.method.happens:
             calibrations.append(_calibrated(
                 guard.mechanism, guard.epsilon, delta=config.delta, epochs=config.train.epochs,
                 clip=guard.clip,
@@ -125,10 +125,6 @@ def _forecast(config: "Config", *, quiet: bool, links: bool) -> dict[str, Any]:
     return {**asdict(planned), "help": [] if gain is None else [f"{gain.sentence}. {here}"]}
 
 
-def _sends(config: "Config") -> bool:
-    return "representations are sent" in config.method.happens
-
-
 def _losses_of(config: "Config", epsilon_x: float) -> list[tuple[Any, Any]]:
     """Of stored sweeps of the same data and method; guard and label mechanism apart."""
     from secure_apfed.planning.stored import load_sweeps, nearest
@@ -136,7 +132,7 @@ def _losses_of(config: "Config", epsilon_x: float) -> list[tuple[Any, Any]]:
     sweeps, found = load_sweeps(), []
     same = {"dataset": config.data.dataset, "method": config.method.name}
     guard, labels = config.guard, config.labels
-    if guard.mechanism != "none" and _sends(config):
+    if guard.mechanism != "none" and "representations are sent" in config.method.happens:
         epsilon = guard.epsilon or epsilon_x
         found += nearest(sweeps, epsilon=epsilon, guards=(guard.mechanism,), **same)
     if labels.epsilon is not None:

@@ -57,16 +57,16 @@ _CRYPTEN = "from apfed_protocols.crypten import load_crypten; load_crypten()"
 _CRYPTEN_SECONDS = 60
 
 
-_Lacking: TypeAlias = Literal["optional", "missing"]
+State: TypeAlias = Literal["ok", "optional", "missing"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """One thing that was looked at; of what is "optional" and missing a run does without."""
 
     group: str
     name: str
-    state: Literal["ok", "optional", "missing"]
+    state: State
     value: str
     remedy: str = ""
 
@@ -81,29 +81,12 @@ def examine() -> tuple[Finding, ...]:
     return (*_system(), *_packages(), *_accelerator(), *_data())
 
 
-def _ok(group: str, name: str, value: str) -> Finding:
-    return Finding(group=group, name=name, state="ok", value=value)
-
-
-def _lacking(
-    group: str,
-    name: str,
-    value: str,
-    remedy: str,
-    state: Literal["optional", "missing"] = "optional",
-) -> Finding:
-    return Finding(group=group, name=name, state=state, value=value, remedy=remedy)
-
-
 def _system() -> Iterator[Finding]:
-    python = "system", "python", platform.python_version()
-    if sys.version_info >= _OLDEST_PYTHON:
-        yield _ok(*python)
-    else:
-        newer = "install Python {}.{} or newer".format(*_OLDEST_PYTHON)
-        yield _lacking(*python, newer, "missing")
+    state: State = "ok" if sys.version_info >= _OLDEST_PYTHON else "missing"
+    newer = "" if state == "ok" else "install Python {}.{} or newer".format(*_OLDEST_PYTHON)
+    yield Finding("system", "python", state, platform.python_version(), newer)
     machine = f"{platform.system()} on {platform.machine()}, {usable_cores()} cores"
-    yield _ok("system", "machine", machine)
+    yield Finding("system", "machine", "ok", machine)
 
 
 def _packages() -> Iterator[Finding]:
@@ -114,17 +97,17 @@ def _packages() -> Iterator[Finding]:
     yield _crypten()
 
 
-def _package(name: str, module: str, purpose: str, remedy: str, absent: _Lacking) -> Finding:
+def _package(name: str, module: str, purpose: str, remedy: str, absent: State) -> Finding:
     quiet = io.StringIO()
     try:
         with warnings.catch_warnings(), redirect_stdout(quiet), redirect_stderr(quiet):
             warnings.simplefilter("ignore")
             importlib.import_module(module)
-        return _ok("packages", name, importlib.metadata.version(name))
+        return Finding("packages", name, "ok", importlib.metadata.version(name))
     except (ImportError, OSError, AttributeError) as error:
         # OSError: a shared library does not load; AttributeError: two packages do not fit.
         reason = str(error).splitlines()[0]
-        return _lacking("packages", name, f"for {purpose}: {reason}", remedy, absent)
+        return Finding("packages", name, absent, f"for {purpose}: {reason}", remedy)
 
 
 def _crypten() -> Finding:
@@ -134,7 +117,7 @@ def _crypten() -> Finding:
             [sys.executable, "-c", _CRYPTEN],
             check=True, capture_output=True, text=True, timeout=_CRYPTEN_SECONDS,
         )  # fmt: skip
-        return _ok("packages", "crypten", version)
+        return Finding("packages", "crypten", "ok", version)
     except importlib.metadata.PackageNotFoundError:
         why = "not installed"
     except subprocess.CalledProcessError as error:
@@ -142,7 +125,7 @@ def _crypten() -> Finding:
     except subprocess.TimeoutExpired:
         why = f"does not load within {_CRYPTEN_SECONDS} s"
     purpose = "for the sum `crypten` and the intersection `circuit_crypten`"
-    return _lacking("packages", "crypten", f"{purpose}: {why}", INSTALL)
+    return Finding("packages", "crypten", "optional", f"{purpose}: {why}", INSTALL)
 
 
 def _accelerator() -> Iterator[Finding]:
@@ -152,29 +135,31 @@ def _accelerator() -> Iterator[Finding]:
         return
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
-        yield _ok("system", "GPU", f"{', '.join(names)}, CUDA {torch.version.cuda}")
+        found = f"{', '.join(names)}, CUDA {torch.version.cuda}"
+        yield Finding("system", "GPU", "ok", found)
         return
     remedy = (
         "check the driver with nvidia-smi" if torch.version.cuda
         else "on a machine with one, install a CUDA build of torch (see pytorch.org)"
     )  # fmt: skip
     value = f"none that torch {torch.__version__} can use; runs take the CPU"
-    yield _lacking("system", "GPU", value, remedy)
+    yield Finding("system", "GPU", "optional", value, remedy)
 
 
 def _data() -> Iterator[Finding]:
     folder = default_folder()
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK):
-        yield _ok("data", "folder for downloads", f"{folder} (writable)")
+        yield Finding("data", "folder for downloads", "ok", f"{folder} (writable)")
     else:
         remedy = "set SECURE_APFED_DATA to a folder that you may write to"
-        yield _lacking("data", "folder for downloads", f"{folder} (not writable)", remedy)
+        lacks = f"{folder} (not writable)"
+        yield Finding("data", "folder for downloads", "optional", lacks, remedy)
     for dataset in DATASETS.values():
         try:
             places = {file_path(dataset, file, None).parent for file in dataset.files}
         except DataError:
-            yield _lacking("data", dataset.name, "not found", dataset.how)
+            yield Finding("data", dataset.name, "optional", "not found", dataset.how)
         else:
             where = f"found in {', '.join(sorted(map(str, places)))}"
-            yield _ok("data", dataset.name, where if places else dataset.how)
+            yield Finding("data", dataset.name, "ok", where if places else dataset.how)

@@ -56,13 +56,12 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
     board = study_of_run(config, folder / "tradeoff", quiet=quiet)
     if quiet:
         terminal.print_json({
-            "method": result.method, "accuracy": dict(result.accuracy),
-            "measure": result.measure, "measures": {
-                name: dict(values) for name, values in result.measures.items()
-            }, "threshold": result.threshold, "undefined": result.undefined,
-            "wire_bytes": result.wire_bytes, "privacy": asdict(result.privacy),
+            "method": result.method, "accuracy": result.accuracy, "measure": result.measure,
+            "measures": result.measures, "threshold": result.threshold,
+            "undefined": result.undefined, "wire_bytes": result.wire_bytes,
+            "privacy": asdict(result.privacy),
             "attacks": [attack.as_json() for attack in results],
-            "contributions": {name: dict(spent) for name, spent in result.contributions.items()},
+            "contributions": result.contributions,
             "solo": None if solo is None else solo.model_dump(mode="json"),
             "folder": folder, "report": page,
             "tradeoff": None if board is None else board.table.plain(),
@@ -87,7 +86,7 @@ def _show_result(
 ) -> None:  # fmt: skip
     from apfed_attacks.run import headlines
     from secure_apfed.measures import ACCURACY, MEASURES
-    from secure_apfed.privacy_rows import cross_check_rows, epsilon_text, figure_title, privacy_rows
+    from secure_apfed.privacy_rows import epsilon_text, figure_title, privacy_rows
     from secure_apfed.runs.outcome import measure_text
 
     measure = MEASURES[result.measure]
@@ -110,7 +109,11 @@ def _show_result(
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
     figure = config.method.figure
     rows += privacy_rows(result.privacy, figure=figure, counted=bool(result.contributions))
-    rows += cross_check_rows(result.privacy) if figure == "epsilon_x" else []
+    checked = result.privacy.accountants if figure == "epsilon_x" else {}
+    rows += [
+        (f"epsilon_x by {name}", value if isinstance(value, str) else f"{value:.4g}")
+        for name, value in checked.items()
+    ]
     rows += [
         (figure_title(account["figure"], of=name),
          epsilon_text(account["epsilon"], delta=account["delta"], releases=account["releases"]))

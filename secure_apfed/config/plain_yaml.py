@@ -32,21 +32,18 @@ _KINDS = frozenset(
 _NUMBERS = frozenset({f"{_TAG}int", f"{_TAG}float"})
 
 
-class _AliasError(yaml.YAMLError):
-    """An alias was met: its name, and its line from 1."""
-
-    def __init__(self, name: str, line: int) -> None:
-        super().__init__(name)
-        self.name, self.line = name, line
-
-
 class _Loader(yaml.SafeLoader):
     """YAML's safe subset without aliases, in which 1e-3 is a number (YAML 1.2), not a text."""
+
+    source = ""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs leave it out
-            raise _AliasError(event.anchor, event.start_mark.line + 1)
+            raise ConfigError(
+                f"{self.source}:{event.start_mark.line + 1}: aliases, as *{event.anchor}, are not "
+                "read; write the value out"
+            )
         node: yaml.Node | None = super().compose_node(parent, index)
         return node
 
@@ -87,6 +84,7 @@ def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
         raise _too_large(source)
     try:
         loader = _Loader(text)
+        loader.source = source
         try:
             node = loader.get_single_node()
             if node is None:
@@ -95,10 +93,6 @@ def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
             return loader.construct_document(node), lines
         finally:
             loader.dispose()
-    except _AliasError as alias:
-        raise ConfigError(
-            f"{source}:{alias.line}: aliases, as *{alias.name}, are not read; write the value out"
-        ) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{source}:{mark.line + 1}" if mark else source

@@ -1,8 +1,8 @@
 """How parties exchange anything: envelope, codec, links, drivers, transcript, status."""
 
-from typing import TYPE_CHECKING
-
-from secure_apfed.lazy import loads
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from secure_apfed.exchange.agreement import Agreement, Greeting, agree
@@ -41,7 +41,7 @@ __all__ = [
     "unpack",
 ]
 
-__getattr__ = loads(__name__, {
+_NAMES: Mapping[str, tuple[str, ...]] = {
     "agreement": ("Agreement", "Greeting", "agree"),
     "codec": ("TensorSpec", "pack", "unpack"),
     "drivers": ("InMemory", "Transport", "WaitObserver", "drive", "play_one"),
@@ -49,4 +49,12 @@ __getattr__ = loads(__name__, {
     "links": ("Awaited", "Frame", "LinkObserver", "Links", "Script"),
     "status": ("PeerStatus", "Status", "StatusKeeper", "Waiting"),
     "transcript": ("Flow", "Transcript"),
-})  # fmt: skip
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name when it is first used, so that importing one part does not load all."""
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -433,10 +433,10 @@ def read_scored(folder: RunFolder, variant: str, *, threshold: float | None) -> 
     try:
         tensors = load(read_bytes(folder.scored))
         truth, scores = tensors[f"{variant}/truth"], tensors[f"{variant}/scores"]
-        if scores.ndim == 1:
-            return Scored(truth=truth.numpy(), scores=scores.double().numpy())
-        if not scores.isfinite().all():  # the training diverged, and its measures are NaN
-            return Scored(truth=truth.numpy(), scores=scores.double().numpy(), threshold=threshold)
+        # Numbers; or classes where the training diverged, whose measures are NaN.
+        if (numbers := scores.ndim == 1) or not scores.isfinite().all():
+            decided = None if numbers else threshold
+            return Scored(truth=truth.numpy(), scores=scores.double().numpy(), threshold=decided)
         return Scored.of_classes(truth.numpy(), scores.numpy()).at(threshold)
     except (KeyError, OverflowError, SafetensorError, DataError) as error:
         raise CheckpointError(

@@ -25,7 +25,7 @@ from secure_apfed.exchange import Transcript
 from secure_apfed.files import read_bytes, read_json
 from secure_apfed.learning.descent import without_prefix
 from secure_apfed.measures import ACCURACY, Measure, find_measure
-from secure_apfed.methods import METHODS, Session
+from secure_apfed.methods import METHODS
 from secure_apfed.methods.method import Agreement
 from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.runs.folder import RunFolder
@@ -180,12 +180,6 @@ class Recording:
     transcript: Transcript
     model: nn.Module | None = None
     encoders: Mapping[str, nn.Module] = field(default_factory=dict)
-
-    @classmethod
-    def so_far(cls, config: Config, data: VerticalData, session: Session) -> "Recording":
-        return cls(
-            config=config, data=data, alignment=session.alignment, transcript=session.transcript
-        )
 
 
 def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from apfed_protocols.errors import LocalProtocolError, PartyLeftError
+from apfed_protocols.errors import PartyLeftError
 from apfed_protocols.seal import Identity
 from secure_apfed.audit_log import FILE_NAME, AuditLog
 from secure_apfed.config import Config
@@ -45,10 +45,7 @@ __all__ = ["Connect", "Joined", "PartyFile", "Peer", "Tls", "connect", "joined",
 
 
 def _address(text: str) -> str:
-    try:
-        parse_address(text)
-    except LocalProtocolError as error:
-        raise ValueError(str(error)) from None
+    parse_address(text)
     return text
 
 
@@ -403,7 +400,8 @@ def joined(
         secrets = keeper.secrets
         known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
         audit = AuditLog(folder.path / FILE_NAME, file.party, secrets.identity, known, keeper.meter)
-        keeper.audit = stack.enter_context(audit)
+        keeper.audit = audit
+        stack.callback(audit.close)
         known[file.party] = secrets.identity.public
         status.begin(file.party, file.peers, keeper.meter)
         # With as much patience as the run has with who is started again.

@@ -10,18 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-__all__ = [
-    "DOCS",
-    "DOCUMENTS",
-    "HOOK",
-    "ROOT",
-    "blocks",
-    "built_site",
-    "command_lines",
-    "program_of",
-    "text_of",
-]
-
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 DOCUMENTS = tuple(
@@ -75,10 +63,7 @@ def program_of(document: str, folder: Path, *, at: int = 0) -> ModuleType:
 
 
 def command_lines(document: str, program: str) -> Iterator[tuple[list[str], bool]]:
-    """Yield the arguments of each call of our program, and whether it stands in a block.
-
-    A call in a sentence may leave arguments out. Optional parts in brackets are taken as given.
-    """
+    """Yield each call's arguments, optional ones as given, and whether it stands in a block."""
     for block in blocks(document, *_SHELLS):
         for line in block.replace("\\\n", " ").splitlines():
             call = line.strip().removeprefix("$ ")

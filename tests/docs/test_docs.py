@@ -1,64 +1,59 @@
-"""The documents: code that compiles, commands that there are, links that lead somewhere, generated
-parts that say what their source says, and what docs/deploy takes for granted.
+"""The documents, what docs/deploy takes for granted, the site and the notebooks.
 
-What the guides' examples do is tested beside what they explain; here the start page and the
-tutorial's tables are run as printed.
+What the guides' examples do is tested beside what they explain.
 """
 
 import ast
 import json
+import os
 import re
 import shlex
-from collections.abc import Iterator
+import sys
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 import typer
 import yaml
+from nbclient import NotebookClient
 from sklearn.datasets import load_digits
 
 from secure_apfed.cli import app, execute
 from secure_apfed.config.file import load_config_text
 from secure_apfed.config.plain_yaml import parse_yaml
-from tests.architecture_rules import LAYERS, the_tree
-from tests.docs.pages import DOCS, DOCUMENTS, HOOK, ROOT, blocks, command_lines, text_of
+from tests.architecture_rules import LAYERS, exported, the_tree
+from tests.docs.pages import (
+    DOCS,
+    DOCUMENTS,
+    HOOK,
+    ROOT,
+    blocks,
+    built_site,
+    command_lines,
+    text_of,
+)
 
 START, TUTORIAL = "docs/start.md", "docs/tutorial.md"
 TREE = the_tree(ROOT)
 
 
-def _imports(code: str) -> Iterator[tuple[str, str | None]]:
-    """Yield each module of ours that is imported, and each name from it."""
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Import):
-            named: list[tuple[str, str | None]] = [(alias.name, None) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            named = [(node.module, alias.name) for alias in node.names]
-        else:
-            continue
-        yield from ((module, name) for module, name in named if module.split(".")[0] in LAYERS)
-
-
 def missing(code: str) -> list[str]:
     """What the code imports of us that is not there; read from sources, since extras may lack."""
     offences = []
-    for module, name in _imports(code):
-        if module not in TREE or not (
-            name is None or name in _public(module) or f"{module}.{name}" in TREE
-        ):
-            offences.append(f"{module}: {name}")
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in LAYERS:
+            home = TREE.get(str(node.module))
+            names = {alias.name for alias in node.names}
+            known = exported(home.tree.body) or set() if home else set()
+            offences += [
+                f"{node.module}: {name}" for name in sorted(names - known)
+                if f"{node.module}.{name}" not in TREE
+            ]  # fmt: skip
     return offences
-
-
-def _public(module: str) -> set[str]:
-    for node in ast.walk(TREE[module].tree):
-        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        if isinstance(value, ast.List) and ast.unparse(node).startswith("__all__"):
-            return set(ast.literal_eval(value))
-    return set()
 
 
 @pytest.mark.parametrize("document", [each for each in DOCUMENTS if blocks(each, "python")])
@@ -87,21 +82,14 @@ def test_json_is_json() -> None:
             json.loads(text)
 
 
-@pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the start page's file, and an image to predict."""
-    folder = tmp_path_factory.mktemp("start")
-    (text,) = blocks(START, "yaml")
-    (folder / "run.yaml").write_text(text)
-    np.save(folder / "new_images.npy", load_digits().images[:3, None])
-    return folder
-
-
 @pytest.mark.slow
 def test_the_start_page_runs_as_printed(
-    started: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(started)
+    (text,) = blocks(START, "yaml")
+    (tmp_path / "run.yaml").write_text(text)
+    np.save(tmp_path / "new_images.npy", load_digits().images[:3, None])
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
     lines = [line for block in blocks(START, "sh") for line in block.splitlines()]
     calls = [line.split("#")[0].split() for line in lines if line.startswith("secure-apfed")]
@@ -112,12 +100,10 @@ def test_the_start_page_runs_as_printed(
     assert "best alone" in told
     assert re.search(r"^encrypted +votes_encrypted", told, re.MULTILINE)
     there = ("runs/first/report.html", "runs.html", "model.onnx")
-    assert all((started / name).is_file() for name in there)
+    assert all((tmp_path / name).is_file() for name in there)
 
 
-def test_the_tutorial_makes_the_tables_that_its_run_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tutorial_makes_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (script,) = blocks(TUTORIAL, "python")
     exec(compile(script, TUTORIAL, "exec"), {})
@@ -138,10 +124,7 @@ UsageError: Any = typer.BadParameter.__base__
 
 
 def parse(arguments: list[str], *, whole: bool) -> None:
-    """Walk down the groups and read the last command's options; nothing is run.
-
-    What is not `whole` may lack arguments, but may not name a command or option that is not there.
-    """
+    """Read the last command's options, run nothing; what is not `whole` may lack arguments."""
     command = typer.main.get_command(app)
     rest = list(arguments)
     while isinstance(command, typer.core.TyperGroup) and rest:
@@ -295,3 +278,78 @@ def test_a_glossary_has_every_epsilon() -> None:
     words = text_of("docs/glossary.md")
     for of in ("x", "y", "v", "w", "c", "model"):
         assert f"| epsilon_{of} |" in words
+
+
+# The site and the notebooks.
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built_site(tmp_path_factory.mktemp("site"))
+
+
+SHOWN = ("stylesheet", "icon", "preload", "preconnect")
+
+
+class _Fetched(HTMLParser):
+    """Collects what a browser fetches to show a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        shown = tag == "link" and given.get("rel") in SHOWN
+        address = given.get("href") if shown else given.get("src")
+        if address:
+            self.addresses.append(address)
+
+
+def test_pages_fetch_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        parser = _Fetched()
+        parser.feed(page.read_text(encoding="utf-8"))
+        assert parser.addresses
+        outside = [one for one in parser.addresses if re.match(r"(https?:)?//", one)]
+        assert (page.name, outside) == (page.name, [])
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(@import|url\()[\s\"']*(https?:)?//", sheet.read_text("utf-8"))
+
+
+def test_every_document_is_a_page(site: Path) -> None:
+    sources = (path.relative_to(DOCS).with_suffix(".html") for path in DOCS.rglob("*.md"))
+    pages = {path.relative_to(site) for path in site.rglob("*.html")}
+    assert {*sources, Path("changelog.html"), Path("contributing.html")} <= pages
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [("runs", "secure_apfed.runs.run.run"), ("sums", "apfed_protocols.sums.MaskedSum"),
+     ("alignment", "apfed_protocols.psi.align"), ("attacks", "apfed_attacks.run.mount")],
+)  # fmt: skip
+def test_the_reference_describes_public_names(site: Path, page: str, name: str) -> None:
+    text = (site / "api" / f"{page}.html").read_text(encoding="utf-8")
+    assert f'id="{name}"' in text
+
+
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_stripped_and_the_page_names_it(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.outputs for cell in code if cell.outputs or cell.execution_count] == []
+    assert f"({path.name})" in text_of("docs/notebooks/index.md")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_cell_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    notebook = nbformat.read(path, as_version=4)
+    where = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=250, kernel_name="python3", resources=where).execute()
+    assert list(tmp_path.iterdir()) == []

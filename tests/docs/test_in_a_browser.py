@@ -1,8 +1,4 @@
-"""Reports, lists of runs and the built site, opened in headless Chromium as people would.
-
-Chromium is the system's own package (`apt install chromium`); the driver is Playwright's, of the
-extra `browser`, and downloads no other.
-"""
+"""Reports, lists of runs and the built site in headless Chromium, the system's own package."""
 
 import shutil
 from collections.abc import Iterator

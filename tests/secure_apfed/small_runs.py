@@ -1,5 +1,6 @@
 """Small runs of breast cancer between two parties, and runs that are stopped, for tests."""
 
+import json
 from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
@@ -8,13 +9,12 @@ from typing import Any, Literal, TypeAlias, cast
 import pytest
 from pydantic import create_model
 
+from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.data import find_dataset
 from secure_apfed.learning.autoencoder import DistillationSettings
 from secure_apfed.methods import METHODS, Method
 from secure_apfed.runs.run import run
-
-__all__ = ["Said", "interrupted", "renamed", "small_config"]
 
 Said: TypeAlias = str | Mapping[str, Any]
 """A method: its name, or a mapping with that and its settings."""
@@ -22,8 +22,8 @@ Said: TypeAlias = str | Mapping[str, Any]
 
 def small_config(method: Said = "apfed_c", **changes: Any) -> Config:
     """Seconds of training under a guard whose noise repeats; changes replace whole sections."""
-    told: dict[str, Any] = {"name": method} if isinstance(method, str) else dict(method)
-    kind = METHODS[told["name"]].declared
+    said: dict[str, Any] = {"name": method} if isinstance(method, str) else dict(method)
+    kind = METHODS[said["name"]].declared
     settings: dict[str, Any] = {
         "name": "test",
         "party_seeds": "shared_for_comparison",
@@ -34,11 +34,11 @@ def small_config(method: Said = "apfed_c", **changes: Any) -> Config:
         "guard": {"mechanism": "gaussian", "epsilon": 8.0, "noise": "reproducible_insecure"},
     }
     if kind.opens_votes in ("randomised", "moment"):
-        told.setdefault("epsilon", 4.0)
-    if issubclass(METHODS[told["name"]].settings, DistillationSettings):
+        said.setdefault("epsilon", 4.0)
+    if issubclass(METHODS[said["name"]].settings, DistillationSettings):
         network = "enriched" if kind.decomposes else "selu"
         settings["model"] = {"network": network, "hidden": [8], "representation": 4}
-        told.setdefault("epochs", 3)
+        said.setdefault("epochs", 3)
     if kind.sums_gradients and kind.own_objective is None:
         settings["passives"] = {"default": {"objective": {"name": "contrastive"}}}
     if kind.sums_representations or kind.averages or kind.decomposes:
@@ -53,8 +53,8 @@ def small_config(method: Said = "apfed_c", **changes: Any) -> Config:
         sequences = list(find_dataset("synthetic_keystrokes").sequences.values())
         model = {"network": "gru", "sequences": sequences, "representation": 4}
         settings |= {"data": kept, "model": model}
-        told.setdefault("rounds", 2)
-    return Config.model_validate({**settings, "method": told, **changes})
+        said.setdefault("rounds", 2)
+    return Config.model_validate({**settings, "method": said, **changes})
 
 
 def renamed(method: Method, name: str) -> Method:
@@ -73,3 +73,11 @@ def interrupted(config: Config, folder: Path, *, at_step: int, resume: bool = Fa
 
     with pytest.raises(KeyboardInterrupt):
         run(config, folder, resume=resume, on_progress=stop)
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> Any:
+    """Run a command with --json; its stdout is one object and nothing else."""
+    assert execute([*map(str, arguments), "--json"]) == code
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    return json.loads(out)

@@ -4,20 +4,97 @@ import hashlib
 import json
 import os
 import stat
+import tracemalloc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.seal import fresh_identity
-from secure_apfed.audit_log import AuditLog, compare_logs, verify_log
+from apfed_protocols.seal import SealedLink, fresh_identity, fresh_run_key
+from secure_apfed.audit_log import AuditLog, Parting, compare_logs, verify_log
 from secure_apfed.cli import execute
 from secure_apfed.errors import CheckpointError
-from secure_apfed.exchange import Kind
-from tests.secure_apfed.audit_pair import FakeMeter, Pair
+from secure_apfed.exchange import Envelope, Kind, Links
+from secure_apfed.names import ReleaseFigure
+
+
+class FakeMeter:
+    """What releases cost, as a test says."""
+
+    figure: ReleaseFigure = "epsilon_x"
+
+    def __init__(self) -> None:
+        self.charges, self.epsilon = 0, 0.0
+
+    def charge(self, epsilon: float) -> None:
+        self.charges, self.epsilon = self.charges + 1, epsilon
+
+
+_ENDS = (("ann", "bob"), ("bob", "ann"))
+
+
+class Pair:
+    """Ann and Bob with sealed links and audit logs, who keep their identities over sessions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.identities = {name: fresh_identity() for name in ("ann", "bob")}
+        self.paths = {name: folder / name / "audit.log" for name in self.identities}
+        for path in self.paths.values():
+            path.parent.mkdir(exist_ok=True)
+        self.meter = FakeMeter()
+        self.logs: dict[str, AuditLog] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A new session, in the same logs."""
+        self.on_the_way: dict[str, list[bytes]] = {"ann": [], "bob": []}
+        self.logs = {
+            me: AuditLog(
+                self.paths[me], me, self.identities[me], {peer: self.identities[peer].public},
+                self.meter if me == "ann" else FakeMeter(),
+            )
+            for me, peer in _ENDS
+        }  # fmt: skip
+        self.links = {me: self._links(me, peer) for me, peer in _ENDS}
+        keys = {name: fresh_run_key() for name in self.links}
+        seals = {
+            me: SealedLink(me=me, peer=peer, run_key=keys[me], contract_hash=bytes(32))
+            for me, peer in _ENDS
+        }
+        for me, peer in _ENDS:
+            seals[me].agree(keys[peer].public, seals[peer].hello)
+            self.links[me].seal("session", {peer: seals[me]})
+
+    def _links(self, me: str, peer: str) -> Links:
+        sent = self.on_the_way[me]
+        return Links(
+            me, [peer], lambda receiver, frame: sent.append(frame), observers=(self.logs[me],)
+        )
+
+    def send(self, sender: str, *steps: int, payload: bytes = b"z", arrive: bool = True) -> None:
+        receiver = "bob" if sender == "ann" else "ann"
+        for step in steps:
+            self.links[sender].send(receiver, Kind.REPRESENTATIONS, step, payload)
+            if arrive:
+                self.take(receiver, self.on_the_way[sender].pop(0))
+
+    def take(self, receiver: str, frame: bytes) -> Envelope:
+        sender = "bob" if receiver == "ann" else "ann"
+        script = self.links[receiver].receive(sender, Kind.REPRESENTATIONS)
+        script.send(None)
+        try:
+            script.send((sender, frame))
+        except StopIteration as end:
+            taken: Envelope = end.value
+            return taken
+        raise AssertionError("it waits on")
+
+    def close(self, names: Sequence[str] = ("ann", "bob")) -> None:
+        for name in names:
+            self.logs[name].close()
 
 
 @pytest.fixture
@@ -27,6 +104,13 @@ def pair(tmp_path: Path) -> Pair:
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def parting(one: Path, other: Path) -> Parting:
+    """Where what the first log says it sent and what the second received part."""
+    found = compare_logs(one, other).directions[0].parting
+    assert found is not None
+    return found
 
 
 def rechained(lines: list[bytes]) -> bytes:
@@ -59,8 +143,7 @@ def test_both_ends_hold_the_digest_of_the_same_sealed_bytes(pair: Pair) -> None:
     assert stat.S_IMODE(pair.paths["ann"].stat().st_mode) == 0o600
 
 
-def test_a_line_is_in_the_file_before_its_frame_leaves(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
+def test_a_line_is_in_the_file_before_its_frame_leaves(pair: Pair) -> None:
     seen: list[int] = []
     links = pair.links["ann"]
     links._post = lambda receiver, frame: seen.append(len(lines_of(pair.paths["ann"])))
@@ -87,20 +170,17 @@ def test_epsilon_stands_where_a_charged_payload_leaves(pair: Pair) -> None:
     assert verify_log(pair.paths["ann"]).epsilon == float("inf")
 
 
-ALTERED: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int]] = {
-    "a flipped byte": (
-        lambda lines: [*lines[:2], lines[2].replace(b'"step":1', b'"step":4'), *lines[3:]], 3
-    ),
-    "a flipped byte of the chain": (
-        lambda lines: [*lines[:2], lines[2].replace(lines[2][10:12], b"zz", 1), *lines[3:]], 3
-    ),
-    "a removed line": (lambda lines: [*lines[:2], *lines[3:]], 3),
-    "the first removed": (lambda lines: lines[1:], 1),
-    "swapped lines": (lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]], 3),
-    "a doubled line": (lambda lines: [*lines[:3], *lines[2:]], 4),
-    "an empty line": (lambda lines: [*lines[:3], b"", *lines[3:]], 4),
-    "the last flipped": (lambda lines: [*lines[:-1], lines[-1].replace(b'":"', b'":"0')], 6),
-}  # fmt: skip
+# Each with the first line that does not fit.
+ALTERED: tuple[tuple[Callable[[list[bytes]], list[bytes]], int], ...] = (
+    (lambda lines: [*lines[:2], lines[2].replace(b'"step":1', b'"step":4'), *lines[3:]], 3),
+    (lambda lines: [*lines[:2], lines[2].replace(lines[2][10:12], b"zz", 1), *lines[3:]], 3),
+    (lambda lines: [*lines[:2], *lines[3:]], 3),
+    (lambda lines: lines[1:], 1),
+    (lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]], 3),
+    (lambda lines: [*lines[:3], *lines[2:]], 4),
+    (lambda lines: [*lines[:3], b"", *lines[3:]], 4),
+    (lambda lines: [*lines[:-1], lines[-1].replace(b'":"', b'":"0')], 6),
+)
 
 
 def test_an_alteration_is_found_where_it_is(pair: Pair) -> None:
@@ -108,7 +188,7 @@ def test_an_alteration_is_found_where_it_is(pair: Pair) -> None:
     pair.close()
     path = pair.paths["ann"]
     whole = path.read_bytes().splitlines()
-    for alter, line in ALTERED.values():
+    for alter, line in ALTERED:
         path.write_bytes(b"\n".join(alter([*whole])) + b"\n")
         with pytest.raises(CheckpointError, match=f"line {line} is not chained"):
             verify_log(path)
@@ -129,9 +209,8 @@ def test_a_log_written_anew_or_shortened_does_not_keep_its_signature(pair: Pair)
     assert (summary.signed, summary.unsigned) == (False, 3)
     with pytest.raises(CheckpointError, match="is not signed at its end"):
         verify_log(path, identity=pair.identities["ann"].public.hex())
-    parting = compare_logs(path, pair.paths["bob"]).directions[0].parting
-    assert parting is not None
-    assert (parting.sent_line, parting.received_line) == (3, 3)
+    parted = parting(path, pair.paths["bob"])
+    assert (parted.sent_line, parted.received_line) == (3, 3)
 
 
 @pytest.mark.parametrize("keep", [1, 60, -2])
@@ -221,19 +300,13 @@ def test_what_a_log_lacks_in_the_middle_or_has_too_much_is_told(pair: Pair) -> N
     ann, bob = pair.paths["ann"], pair.paths["bob"]
     lines = bob.read_bytes().splitlines()
     bob.write_bytes(rechained([*lines[:2], *lines[3:-1]]))  # Bob leaves out that he had step 1
-    there, _ = compare_logs(ann, bob).directions
-    assert there.parting is not None
-    assert "step 1" in there.parting.sent
-    assert "step 2" in there.parting.received
+    assert "step 1" in parting(ann, bob).sent
+    assert "step 2" in parting(ann, bob).received
     bob.write_bytes(rechained([*lines[:-1], lines[1]]))  # and here he had something twice
-    there, _ = compare_logs(ann, bob).directions
-    assert there.parting is not None
-    assert (there.parting.sent_line, there.parting.received_line) == (None, 5)
+    assert (parting(ann, bob).sent_line, parting(ann, bob).received_line) == (None, 5)
 
 
-def test_a_log_is_of_one_party_no_link_and_compared_with_a_peers(
-    pair: Pair, tmp_path: Path
-) -> None:
+def test_a_log_is_of_one_party_and_compared_with_a_peers(pair: Pair, tmp_path: Path) -> None:
     pair.close()
     (tmp_path / "other").mkdir()
     other = Pair(tmp_path / "other")
@@ -250,34 +323,32 @@ def test_a_log_is_of_one_party_no_link_and_compared_with_a_peers(
         AuditLog(link, "ann", pair.identities["ann"], {}, FakeMeter())
 
 
-HOSTILE: dict[str, tuple[bytes, str]] = {
-    "nothing": (b"", "is empty"),
-    "no log": (b"hello\n", "line 1 is not chained"),
-    "no end of line": (b'{"chain":"' + b"0" * 2**20, "longer than 262144 bytes"),
-    "a pit of brackets": (rechained([b'{"chain":"",' + b'"at":' + b"[" * 100_000]), "line 1 is ch"),
-    "endless digits": (rechained([b'{"chain":"","at":' + b"1" * 10_000 + b"}"]), "line 1 is chain"),
-    "no opening": (
-        rechained([b'{"chain":"","at":1.0,"event":"signed","signature":"' + b"0" * 128 + b'"}']),
-        "does not say whose log it is",
-    ),
-    "another event": (rechained([b'{"chain":"","at":1.0,"event":"\\u001b[2J"}']), "line 1 is"),
-    "a name that is a path": (
-        rechained([b'{"chain":"","at":1.0,"event":"opened","format":1,"party":"../x","identity":"'
-                   + b"0" * 64 + b'","peers":{},"cut":0}']),
-        "at 'opened.party'",
-    ),
-    "many peers": (
-        rechained([b'{"chain":"","at":1.0,"event":"opened","format":1,"party":"x","identity":"'
-                   + b"0" * 64 + b'","peers":{'
-                   + b",".join(b'"p%d":"%s"' % (n, b"0" * 64) for n in range(1025)) + b"}}"]),
-        "at 'opened.peers'",
-    ),
-}  # fmt: skip
+def opened(party: bytes, peers: bytes = b"{}") -> bytes:
+    """A log's first line."""
+    return b"".join((
+        b'{"chain":"","at":1.0,"event":"opened","format":1,"party":"', party, b'","identity":"',
+        b"0" * 64, b'","peers":', peers, b',"cut":0}',
+    ))  # fmt: skip
+
+
+CROWD = ",".join(f'"p{n}":"{0:064}"' for n in range(1025)).encode()
+SIGNED = b'{"chain":"","at":1.0,"event":"signed","signature":"' + b"0" * 128 + b'"}'
+HOSTILE: tuple[tuple[bytes, str], ...] = (
+    (b"", "is empty"),
+    (b"hello\n", "line 1 is not chained"),
+    (b'{"chain":"' + b"0" * 2**20, "longer than 262144 bytes"),
+    (rechained([b'{"chain":"",' + b'"at":' + b"[" * 100_000]), "line 1 is ch"),
+    (rechained([b'{"chain":"","at":' + b"1" * 10_000 + b"}"]), "line 1 is chain"),
+    (rechained([SIGNED]), "does not say whose log it is"),
+    (rechained([b'{"chain":"","at":1.0,"event":"\\u001b[2J"}']), "line 1 is"),
+    (rechained([opened(b"../x")]), "at 'opened.party'"),
+    (rechained([opened(b"x", b"{" + CROWD + b"}")]), "at 'opened.peers'"),
+)
 
 
 def test_a_hostile_log_is_a_short_error(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
-    for content, told in HOSTILE.values():
+    for content, told in HOSTILE:
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match=told) as caught:
             verify_log(path)
@@ -286,10 +357,7 @@ def test_a_hostile_log_is_a_short_error(tmp_path: Path) -> None:
         assert str(caught.value).isprintable()
 
 
-def test_a_huge_log_takes_no_more_memory_than_a_line(tmp_path: Path) -> None:
-    import tracemalloc
-
-    pair = Pair(tmp_path)
+def test_a_huge_log_takes_no_more_memory_than_a_line(pair: Pair) -> None:
     path = pair.paths["ann"]
     for _ in range(2000):
         pair.logs["ann"].refused("bob", b"x")
@@ -303,9 +371,7 @@ def test_a_huge_log_takes_no_more_memory_than_a_line(tmp_path: Path) -> None:
     assert most < 4e6
 
 
-def test_the_commands_tell_and_end_with_codes(
-    pair: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_tell_and_end_with_codes(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     pair.send("ann", 0, 1)
     pair.close()
     ann, bob = (str(pair.paths[name].parent) for name in ("ann", "bob"))

@@ -34,15 +34,6 @@ def problems_of(text: str, *overrides: str) -> str:
     return str(caught.value)
 
 
-def test_a_file_loads_and_unset_keys_take_their_defaults(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text(GOOD)
-    config = load_config(path)
-    assert config.train.epochs == 2
-    assert config.train.batch_size == 128
-    assert config.train.learning_rate == 0.001
-
-
 def test_what_is_dumped_is_complete_and_loads_back_equal() -> None:
     for more in ("", "attacks: all\n", "tradeoff: {set: {seed: 1}, seeds: 2}\n"):
         config = load_config_text(GOOD + more)
@@ -59,84 +50,63 @@ def test_texts_that_look_like_other_values_survive_a_dump() -> None:
         assert load_config_text(dumped).data.label_column == text
 
 
-def test_an_unknown_key_names_the_nearest_known_one() -> None:
-    for text, message in (
-        (GOOD + "trian: {}", "run.yaml:10: trian: is an unknown key; did you mean 'train'?"),
-        (GOOD + "  epoch: 3",
-         "run.yaml:10: train.epoch: is an unknown key; did you mean 'epochs'?"),
-        (GOOD.replace("temperature", "temprature"),
-         "run.yaml:6: passives.default.objective.temprature: is an unknown key; did you mean 't"),
-        (GOOD.replace("method: apfed", "method:\n  name: votes\n  epsilom: 4"),
-         "run.yaml:4: method.epsilom: is an unknown key; did you mean 'epsilon'? Known here: e"),
-        (GOOD + "attacks:\n- {name: a, option: 1}",
-         "run.yaml:11: attacks.0.option: is an unknown key; did you mean 'options'?"),
-        (GOOD + "'2024-01-01': 1\n", "run.yaml:10: 2024-01-01: is an unknown key"),
-    ):  # fmt: skip
-        assert problems_of(text).startswith(message)
+PATIENT = "  epochs: 2\n  patience: 3\ndp_sgd: {epsilon: 1}"
+NON = "one of 'auto', 'none', got 'non'; did you mean 'none'?"
+OTHER = "expected one of 'reconstruction', 'contrastive', got 'contrastve'; did you mean 'contra"
+REFUSED: tuple[tuple[str, str], ...] = (
+    # An unknown key names the nearest known one.
+    (GOOD + "trian: {}", "10: trian: is an unknown key; did you mean 'train'?"),
+    (GOOD + "  epoch: 3", "10: train.epoch: is an unknown key; did you mean 'epochs'?"),
+    (GOOD.replace("temperature", "temprature"),
+     "6: passives.default.objective.temprature: is an unknown key; did you mean 'temperature'"),
+    (GOOD.replace("method: apfed", "method:\n  name: votes\n  epsilom: 4"),
+     "4: method.epsilom: is an unknown key; did you mean 'epsilon'? Known here: e"),
+    (GOOD + "attacks:\n- {name: a, option: 1}",
+     "11: attacks.0.option: is an unknown key; did you mean 'options'?"),
+    (GOOD + "'2024-01-01': 1\n", "10: 2024-01-01: is an unknown key"),
+    # A wrong value says what was expected and given.
+    *((f"{GOOD}  {text}", f"10: train.{message}") for text, message in (
+        ("batch_size: many", "batch_size: expected a whole number, got 'many'"),
+        ("batch_size: true", "batch_size: expected a whole number, got true"),
+        ("batch_size: 8.5", "batch_size: expected a whole number, got 8.5"),
+        ("batch_size: 1", "batch_size: expected a number >= 2, got 1"),
+        ("momentum: 1", "momentum: expected a number < 1, got 1"),
+        ("momentum: .nan", "momentum: expected a finite number, got nan"),
+        ("weight_decay: -1e-4", "weight_decay: expected a number >= 0, got -0.0001"),
+        ("use_unaligned: 'yes'", "use_unaligned: expected true or false, got 'yes'"),
+        ("device: cdua", "device: expected auto, cpu, cuda or one GPU, as cuda:1; got"),
+    )),
+    # A misspelt choice names its key and the nearest.
+    (GOOD + "model: {projection: non}", f"10: model.projection: expected a whole number or {NON}"),
+    (GOOD.replace("contrastive", "contrastve"), f"6: passives.default.objective.name: {OTHER}"),
+    # A sentence that begins with a key tells its line.
+    (GOOD.replace("  epochs: 2", PATIENT), "10: train.patience: when training ends would tell"),
+    (GOOD.replace("data: {dataset: digits, views: 4}", "data:\n  views: 9\n  labelled: 20"),
+     "4: data.views: an image of digits has 8 rows, fewer than 9 views"),
+    # What is no settings file.
+    ("", " is empty"),
+    ("# nothing\n", " is empty"),
+    ("- a\n- b", " expected settings as 'key: value' lines, got a list"),
+    ("hello", " expected settings as 'key: value' lines, got the value 'hello'"),
+    ("name: x\na: [", "2: is not YAML"),
+    ("name: \x00", " is not YAML"),
+    ("name: !!python/object/apply:os.getcwd []", "1: the tag tag:yaml.org,2002:python/"),
+    ("a: &a [*a]", "1: aliases, as *a, are not read"),
+    ("data: {views: 2,\n views: 3}", "2: data.views: is given twice, first in line 1"),
+)  # fmt: skip
 
 
-def test_a_wrong_value_says_what_was_expected_and_given() -> None:
-    for text, message in (
-        ("batch_size: many", "train.batch_size: expected a whole number, got 'many'"),
-        ("batch_size: true", "train.batch_size: expected a whole number, got true"),
-        ("batch_size: 8.5", "train.batch_size: expected a whole number, got 8.5"),
-        ("batch_size: 1", "train.batch_size: expected a number >= 2, got 1"),
-        ("momentum: 1", "train.momentum: expected a number < 1, got 1"),
-        ("momentum: .nan", "train.momentum: expected a finite number, got nan"),
-        ("weight_decay: -1e-4", "train.weight_decay: expected a number >= 0, got -0.0001"),
-        ("use_unaligned: 'yes'", "train.use_unaligned: expected true or false, got 'yes'"),
-        ("device: cdua", "train.device: expected auto, cpu, cuda or one GPU, as cuda:1; got"),
-    ):
-        assert problems_of(f"{GOOD}  {text}").startswith(f"run.yaml:10: {message}")
-
-
-def test_a_misspelt_choice_names_its_key_and_the_nearest() -> None:
-    assert problems_of(GOOD + "model: {projection: non}") == (
-        "run.yaml:10: model.projection: expected a whole number or one of 'auto', 'none', "
-        "got 'non'; did you mean 'none'?"
-    )
-    assert problems_of(GOOD.replace("contrastive", "contrastve")).startswith(
-        "run.yaml:6: passives.default.objective.name: expected one of 'reconstruction', "
-        "'contrastive', got 'contrastve'; did you mean 'contrastive'?"
-    )
-
-
-def test_a_missing_required_key_is_named() -> None:
+def test_a_problem_is_told_by_its_line_and_key() -> None:
+    for text, message in REFUSED:
+        assert problems_of(text).startswith(f"run.yaml:{message}")
     for key in ("name", "method", "data", "guard"):
         rest = "".join(line for line in GOOD.splitlines(keepends=True) if not line.startswith(key))
         assert problems_of(rest) == f"run.yaml: {key}: is missing; it has no default"
 
 
-def test_a_sentence_that_begins_with_a_key_tells_its_line() -> None:
-    told = problems_of(
-        GOOD.replace("  epochs: 2", "  epochs: 2\n  patience: 3\ndp_sgd: {epsilon: 1}")
-    )
-    assert told.startswith("run.yaml:10: train.patience: when training ends would tell")
-    cut = GOOD.replace("data: {dataset: digits, views: 4}", "data:\n  views: 9\n  labelled: 20")
-    assert problems_of(cut) == (
-        "run.yaml:4: data.views: an image of digits has 8 rows, fewer than 9 views"
-    )
-
-
 def test_all_problems_are_told_at_once() -> None:
     told = problems_of(GOOD.replace("epochs: 2", "epochs: 0").replace("views: 4", "views: one"))
     assert [line.split(": ")[1] for line in told.splitlines()] == ["data.views", "train.epochs"]
-
-
-def test_what_is_no_settings_file_is_refused() -> None:
-    for text, message in (
-        ("", "run.yaml: is empty"),
-        ("# nothing\n", "run.yaml: is empty"),
-        ("- a\n- b", "run.yaml: expected settings as 'key: value' lines, got a list"),
-        ("hello", "run.yaml: expected settings as 'key: value' lines, got the value 'hello'"),
-        ("name: x\na: [", "run.yaml:2: is not YAML"),
-        ("name: \x00", "run.yaml: is not YAML"),
-        ("name: !!python/object/apply:os.getcwd []",
-         "run.yaml:1: the tag tag:yaml.org,2002:python/"),
-        ("a: &a [*a]", "run.yaml:1: aliases, as *a, are not read"),
-        ("data: {views: 2,\n views: 3}", "run.yaml:2: data.views: is given twice, first in line 1"),
-    ):  # fmt: skip
-        assert problems_of(text).startswith(message)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

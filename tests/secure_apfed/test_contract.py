@@ -3,6 +3,8 @@
 import json
 import re
 from collections.abc import Iterator
+from hashlib import sha256
+from itertools import chain
 from typing import Any, get_args
 
 import pytest
@@ -15,110 +17,68 @@ from secure_apfed.data import load_data
 from secure_apfed.methods import METHODS, open_session
 from secure_apfed.settings import Settings
 from secure_apfed.settings.method import MethodSettings
+from tests.secure_apfed import seats
 from tests.secure_apfed.small_runs import small_config
 
 KEY = "0123456789abcdef" * 4
 
 
-def participant(name: str, role: str, key: str = KEY) -> dict[str, Any]:
-    return {"name": name, "role": role, "identity": key, "public_key": key}
-
-
-def passive(**changes: Any) -> dict[str, Any]:
-    representation = {
-        "shape": (4,), "dtype": "float32", "minimum_norm": 0.5, "maximum_norm": 2.0,
-    }  # fmt: skip
-    return {
-        "objective": {"name": "contrastive", "anchors": "both", "temperature": 1.0},
-        "weight": 1.0,
-        "representation": {**representation, **changes.pop("representation", {})},
-        **changes,
-    }
+USUAL = seats.contract().model_dump()
 
 
 def contract(**changes: Any) -> Contract:
-    usual: dict[str, Any] = {
-        "session": "session",
-        "participants": [
-            participant("active", "active"),
-            participant("p1", "passive"),
-            participant("p2", "passive"),
-            participant("aggregator", "aggregator"),
-        ],
-        "passives": {"p1": passive(), "p2": passive()},
-        "settings": {"guard": {"mechanism": "gaussian", "sigma": 2.0}},
-        "secure_sum": {"scheme": "ckks", "bits": 16},
-        "minimum_batch": 2,
-        "epochs": 3,
-        "batch_size": 32,
-    }
-    return Contract.model_validate({**usual, **changes})
+    return Contract.model_validate(USUAL | changes)
+
+
+def participant(name: str, role: str) -> dict[str, Any]:
+    return {"name": name, "role": role, "identity": KEY, "public_key": KEY}
+
+
+def passive(**changes: Any) -> dict[str, Any]:
+    usual = USUAL["passives"]["p1"]
+    of_rows = {**usual["representation"], **changes.pop("representation", {})}
+    return {**usual, **changes, "representation": of_rows}
 
 
 def parties(**changes: Any) -> list[dict[str, Any]]:
     """The usual participants with the second one changed."""
-    people = [item.model_dump() for item in contract().participants]
+    people = [dict(one) for one in USUAL["participants"]]
     people[1].update(changes)
     return people
 
 
-DIFFERENT: list[dict[str, Any]] = [
-    {"session": "session2"},
-    {"resumes": {"run": "ab" * 32, "step": 3}},
-    {"resumes": {"run": "ab" * 32, "step": 4}},
-    {"resumes": {"run": "ba" * 32, "step": 3}},
-    {"participants": parties(name="p3"), "passives": {"p3": passive(), "p2": passive()}},
-    {"participants": parties(role="dealer"), "passives": {"p2": passive()}},
-    {"participants": parties(public_key=KEY[::-1])},
-    {"participants": parties()[:-1]},
-    {"participants": parties()[::-1]},
-    *(
-        {"passives": {"p1": passive(), "p2": passive(**changes)}}
-        for changes in (
-            {"weight": 1.5},
-            {"objective": None},
-            {"objective": {"name": "reconstruction"}},
-            {"objective": {"name": "contrastive", "anchors": "active"}},
-            {"objective": {"name": "contrastive", "temperature": 0.5}},
-            {"representation": {"shape": (5,)}},
-            {"representation": {"shape": (4, 1)}},
-            {"representation": {"dtype": "float64"}},
-            {"representation": {"minimum_norm": 0.25}},
-            {"representation": {"maximum_norm": 2.000000001}},
-            {"representation": {"rows": 70}},
-        )
-    ),
-    {"secure_sum": {"scheme": "ckks", "bits": 17}},
-    {"settings": {"guard": {"mechanism": "gaussian", "sigma": 2.5}}},
-    {"minimum_batch": 3},
-    {"epochs": 4},
-    {"batch_size": 64},
-    {"spare_answers": 1},
-    {"silent_passive": "wait"},
-    {"patience_s": 30.0},
-    {"restarts": 3},
-]
+SPREAD = passive(representation={"minimum_spread": 0.1, "rows": 70, "features": KEY})
+WHOLE: dict[str, Any] = {
+    "passives": {"p1": SPREAD, "p2": SPREAD},
+    "resumes": {"run": KEY, "step": 3},
+    "spare_answers": 1,
+    "silent_passive": "wait",
+    "patience_s": 30.0,
+    "restarts": 3,
+}
 
 
-def test_the_digest_changes_with_every_field() -> None:
-    digests = [contract().digest, *(contract(**changes).digest for changes in DIFFERENT)]
-    assert {len(digest) for digest in digests} == {32}
-    assert len(set(digests)) == len(DIFFERENT) + 1
-    covered = {name for changes in DIFFERENT for name in changes}
-    fixed = {"schema_version"}  # it has one value
-    assert covered | fixed == set(Contract.model_fields)
-
-
-def test_equal_contracts_have_one_document_which_reads_back() -> None:
-    backwards = {"p2": passive(), "p1": passive()}
-    assert contract().document == contract(passives=backwards).document
-    guard = {"sigma": 2.0, "mechanism": "gaussian"}
-    assert contract().digest == contract(settings={"guard": guard}).digest
-    document = contract().document
-    plain = json.dumps(json.loads(document), sort_keys=True, separators=(",", ":"))
-    assert document == plain.encode()
-    again = Contract.model_validate_json(document)
-    assert (again, again.digest) == (contract(), contract().digest)
+def test_the_digest_is_of_a_document_that_holds_every_field() -> None:
+    """What is read back equal, of other values than the defaults, was in the document."""
+    whole, usual = contract(**WHOLE), contract()
+    terms = whole.passives["p1"]
+    for part in (whole, whole.resumes, *whole.participants, terms, terms.representation):
+        assert part is not None
+        usually = {key: field.default for key, field in type(part).model_fields.items()}
+        same = {key for key, value in usually.items() if getattr(part, key) == value}
+        assert same <= {"schema_version"}, "it has one value"
+    for made in (whole, usual):
+        assert Contract.model_validate_json(made.document) == made
+        assert made.digest == sha256(b"secure-apfed contract v1" + made.document).digest()
+        plain = json.dumps(json.loads(made.document), sort_keys=True, separators=(",", ":"))
+        assert made.document == plain.encode()
+    people = parties(public_key=KEY[::-1]), parties()[::-1]
+    finer = {"p1": passive(), "p2": passive(representation={"maximum_norm": 100 + 1e-9})}
+    others = [{}, WHOLE, {"passives": finer}, *({"participants": some} for some in people)]
+    assert len({contract(**changes).digest for changes in others}) == len(others)
+    assert contract(passives={"p2": passive(), "p1": passive()}).digest == usual.digest
+    guards = {"mechanism": "gaussian", "sigma": 2.0}, {"sigma": 2.0, "mechanism": "gaussian"}
+    assert len({contract(settings={"guard": guard}).digest for guard in guards}) == 1
 
 
 def test_names_come_by_role_in_the_contracts_order() -> None:
@@ -143,7 +103,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"passives": {"p1": passive()}}, "terms are for the passives p1, p2, got p1"),
     ({"passives": {"p1": passive(), "p3": passive()}}, "got p1, p3"),
     ({"participants": [*parties(), participant("p1", "dealer")]}, "are all different"),
-    (represented(minimum_norm=3.0), r"minimum_norm 3 is above maximum_norm 2"),
+    (represented(minimum_norm=300), r"minimum_norm 300 is above maximum_norm 100"),
     (represented(shape=()), "at least 1 item"),
     (represented(shape=(4, 0)), "greater than 0"),
     (represented(dtype="float16"), r"representation\.dtype"),
@@ -234,42 +194,37 @@ def every(kind: type[Settings], at: str = "") -> Iterator[str]:
         yield from [f"{at}{name}"] if section is None else every(section, f"{at}{name}.")
 
 
-def of_methods() -> Iterator[str]:
-    for name, method in METHODS.items():
-        yield from (key for key in every(method.settings, f"{name}.") if key != f"{name}.name")
+# What has to be said for all the rest to be signed; every other setting's value is its own key.
+SAID = {"data.partition": "horizontal", **{f"{name}.name": name for name in METHODS}}
 
 
-def made(kind: type[Settings], altered: str, method: str, at: str = "") -> Any:
-    """Settings of which every one has a value of its own, and one another."""
+def made(kind: type[Settings], method: str, at: str = "") -> Any:
     values: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
         section, key = below(field.annotation), f"{at}{name}"
         if section is None:
-            values[name] = "another" if key == altered else VALUES.get(key, key)
+            values[name] = SAID.get(key, key)
         elif section is MethodSettings:
-            values[name] = made(METHODS[method].settings, altered, method, f"{method}.")
+            values[name] = made(METHODS[method].settings, method, f"{method}.")
         else:
-            one = made(section, altered, method, f"{key}.")
+            one = made(section, method, f"{key}.")
             values[name] = {"default": one} if name == "passives" else one
     return kind.model_construct(**values)
 
 
-VALUES = {"data.partition": "horizontal", **{f"{name}.name": name for name in METHODS}}
-
-
-def is_signed(key: str) -> bool:
-    of, _, _ = key.partition(".")
-    method = of if of in METHODS else "apfed"
-    other = made(Config, "", "tvfl") if key == "method" else made(Config, key, method)
-    return bool(other.terms() != made(Config, "", method).terms())
+def leaves(told: Any) -> Iterator[str]:
+    for part in told.values() if isinstance(told, dict) else [told]:
+        yield from leaves(part) if isinstance(part, dict) else [part]
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 def test_the_contract_holds_every_setting_that_concerns_all() -> None:
     alone = listed(THE_ACTIVE) | listed(EACH_FOR_ITSELF)
-    keys = {"method" if key == "method.name" else key for key in every(Config)} | {*of_methods()}
+    of_methods = (every(method.settings, f"{name}.") for name, method in METHODS.items())
+    keys = {*every(Config), *chain.from_iterable(of_methods)} - {"method.name"}
     assert alone < keys
-    assert set(filter(is_signed, keys)) == keys - alone
+    signed = {leaf for method in METHODS for leaf in leaves(made(Config, method).terms())}
+    assert signed == {SAID.get(key, key) for key in keys - alone}
 
 
 def test_classes_concern_all_where_several_number_them() -> None:

@@ -1,8 +1,7 @@
 """The names that other code imports from the package itself."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,17 +36,8 @@ def test_every_name_has_a_home_and_an_unknown_one_is_an_attribute_error() -> Non
         secure_apfed.Nothing  # noqa: B018  # the access is what is tested
 
 
-def test_one_part_does_not_load_the_rest() -> None:
-    script = (
-        "import sys, secure_apfed; secure_apfed.align; "
-        "sys.exit(any(name in sys.modules for name in ('torch', 'tenseal')))"
-    )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
-
-
-def _released(guard: Any, step: Any) -> bytes:
-    released = guard.release(torch.ones(2, 3), step=step, rows=torch.arange(2))
-    return bytes(released.numpy().tobytes())
+def _released(guard: Any, of: Callable[[Any], Any]) -> Any:
+    return guard.release(torch.ones(2, 3), step=of(3), rows=torch.arange(2)).tolist()
 
 
 def _charged(of: Callable[[Any], Any], log: Path) -> tuple[float, bytes]:
@@ -62,20 +52,43 @@ def _accounted(accountant: Any, of: Callable[[Any], Any]) -> Any:
     return accountant.epsilon(GUARD.mechanism(), releases=of(3), delta=1e-5)
 
 
-def _sum(of: Callable[[Any], Any]) -> bytes:
-    agreement = secure_apfed.SumAgreement(
-        session="s", receiver="a", combiner="g", contributors=("p", "q"), clip_norm=of(2),
-        bits=of(16), threshold=of(2), noise=of(3),
-    )  # fmt: skip
-    binding = secure_apfed.StepBinding.of("s", of(3), rows=b"r", message=b"m")
-    return agreement.digest + binding.digest
+NOISY: dict[str, Any] = {"clip": 1.0, "sigma": 2.0, "key": KEY, "noise": "reproducible_insecure"}
+GUARD = secure_apfed.GaussianGuard(**NOISY)
+
+PARTIES: dict[str, Any] = {
+    "session": "s", "receiver": "a", "combiner": "g", "contributors": ("p", "q"),
+}  # fmt: skip
+AGREEMENTS: tuple[Any, ...] = (
+    secure_apfed.SumAgreement(**PARTIES, clip_norm=2, bits=16, threshold=2, noise=3),
+    MomentAgreement(**PARTIES, dealer="d", people=3, features=2, columns=2, noise=4, bits=10),
+    ProductAgreement(
+        **PARTIES, people=3, columns=2, labelled=2, bits=10, noise=2, security=40, candidates=2
+    ),
+    SvdAgreement(
+        session="s", server="g", dealer="d", owners=("p", "q"), features=(2, 3), receiver="p",
+        vectors=2, mask_rows=4, most_rows=8,
+    ),
+    IntersectionAgreement(session="s", minimum_rows=2, maximum_ids=10, sizes={"p": 3, "q": 4}),
+)  # fmt: skip
+
+
+def _digest(agreement: Any, of: Callable[[Any], Any]) -> bytes:
+    """Of the same agreement with its numbers made so."""
+
+    def made(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: made(one) for key, one in value.items()}
+        if isinstance(value, tuple):
+            return tuple(map(made, value))
+        return of(value) if type(value) is int else value
+
+    numbers = {one.name: made(getattr(agreement, one.name)) for one in fields(agreement)}
+    again = replace(agreement, **numbers)
+    return bytes(getattr(again, "blocks_sum", again).digest)
 
 
 def _opened_by(of: Callable[[Any], Any]) -> Any:
-    agreement = secure_apfed.SumAgreement(
-        session="s", receiver="a", combiner="g", contributors=("p", "q"), clip_norm=1.0
-    )
-    sums = secure_apfed.CkksSum(agreement)
+    sums = secure_apfed.CkksSum(secure_apfed.SumAgreement(**PARTIES, clip_norm=1.0))
     roles: dict[str, Any] = {name: sums.contributor(name) for name in ("p", "q")}
     receiver, combiner = sums.receiver(), sums.combiner()
     secure_apfed.converse({"a": receiver, "g": combiner, **roles})
@@ -85,40 +98,11 @@ def _opened_by(of: Callable[[Any], Any]) -> Any:
     return np.round(total, 3).tolist()
 
 
-def _moment(of: Callable[[Any], Any]) -> bytes:
-    return MomentAgreement(
-        session="s", receiver="a", combiner="g", dealer="d", contributors=("p", "q"), people=of(3),
-        features=of(2), columns=of(2), noise=of(4), bits=of(10),
-    ).digest  # fmt: skip
-
-
-def _product(of: Callable[[Any], Any]) -> bytes:
-    return ProductAgreement(
-        session="s", receiver="a", combiner="g", contributors=("p", "q"), people=of(3),
-        columns=of(2), labelled=of(2), bits=of(10), noise=of(2), security=of(40), candidates=of(2),
-    ).blocks_sum.digest  # fmt: skip
-
-
-def _decomposition(of: Callable[[Any], Any]) -> bytes:
-    return SvdAgreement(
-        session="s", server="g", dealer="d", owners=("p", "q"), features=(of(2), of(3)),
-        receiver="p", vectors=of(2), mask_rows=of(4), most_rows=of(8),
-    ).digest  # fmt: skip
-
-
-def _intersection(of: Callable[[Any], Any]) -> bytes:
-    return IntersectionAgreement(
-        session="s", minimum_rows=of(2), maximum_ids=of(10), sizes={"p": of(3), "q": of(4)}
-    ).digest
-
-
-NOISY: dict[str, Any] = {"clip": 1.0, "sigma": 2.0, "key": KEY, "noise": "reproducible_insecure"}
-GUARD = secure_apfed.GaussianGuard(**NOISY)
-
 TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
-    "guard": lambda of: _released(GUARD, of(3)),
-    "frozen guard": lambda of: _released(FrozenGaussianGuard(**NOISY), of(3)),
-    "no guard": lambda of: _released(secure_apfed.NoGuard(), of(3)),
+    **{
+        type(guard).__name__: partial(_released, guard)
+        for guard in (GUARD, FrozenGaussianGuard(**NOISY), secure_apfed.NoGuard())
+    },
     "gradient guard": lambda of: (
         GradientGuard(clip=1.0, noise_multiplier=1.0, key=KEY, noise="reproducible_insecure")
         .release([torch.ones(2, 3)], step=of(3), rows=torch.arange(2)).tolist()
@@ -140,12 +124,9 @@ TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
     "labels": lambda of: LabelResponse(classes=of(3), epsilon=of(1)).answer(
         torch.tensor([0, 1] * 9), key=KEY
     ).tolist(),
-    "sum": _sum,
+    "binding": lambda of: secure_apfed.StepBinding.of("s", of(3), rows=b"r", message=b"m"),
     "opened sum": _opened_by,
-    "moment": _moment,
-    "product": _product,
-    "decomposition": _decomposition,
-    "intersection": _intersection,
+    **{type(one).__name__: partial(_digest, one) for one in AGREEMENTS},
     "aligned": lambda of: {
         name: sorted(rows.tolist())  # the order is random
         for name, rows in secure_apfed.align(

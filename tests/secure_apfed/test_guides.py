@@ -95,9 +95,7 @@ def test_the_printed_loss_is_of_what_is_told(ordinal: Any) -> None:
 
 
 @pytest.mark.usefixtures("ordinal")
-def test_the_printed_task_is_trained_judged_attacked_and_predicted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_printed_task_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = printed_config(1)
     folder = tmp_path / "run"
     result = run(config, folder)

@@ -14,7 +14,7 @@ from secure_apfed import progress as shown_progress
 from secure_apfed.exchange import Awaited, Envelope, Frame, Kind, Links, Status, StatusKeeper, drive
 from secure_apfed.progress import Board
 from secure_apfed.runs.outcome import Progress
-from tests.secure_apfed.audit_pair import FakeMeter
+from tests.secure_apfed.test_audit_log import FakeMeter
 from tests.waiting import wait_until
 
 Answer = Frame | PartyLeftError
@@ -22,21 +22,12 @@ PATIENCE, UNIT_S = 4, 30
 SILENT_S = PATIENCE * UNIT_S / 2
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Scripted:
     """A transport whose answers take so long, and note where the party stood while it waited."""
 
-    def __init__(
-        self, keeper: StatusKeeper, clock: Clock, answers: list[tuple[float, Answer]]
-    ) -> None:
-        self._keeper, self._clock, self._answers = keeper, clock, iter(answers)
+    def __init__(self, answers: list[tuple[float, Answer]]) -> None:
+        self.now, self._answers = 100.0, iter(answers)
+        self.keeper = StatusKeeper(lambda: self.now)
         self.seen: list[Status] = []
 
     def post(self, receiver: str, frame: bytes) -> None:
@@ -44,8 +35,8 @@ class Scripted:
 
     def take(self, awaited: Awaited, timeout_s: float) -> Frame:
         took, answer = next(self._answers)
-        self._clock.now += took
-        self.seen.append(self._keeper.status())
+        self.now += took
+        self.seen.append(self.keeper.status())
         if isinstance(answer, PartyLeftError):
             raise answer
         return answer
@@ -67,12 +58,11 @@ def frame_of(sender: str, kind: Kind, step: int = 0, sequence: int = 0) -> Frame
 
 def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status], Status]:
     """Where Ann stood at each wait for contributions of Bob and Cid, and in the end."""
-    clock = Clock()
-    keeper, meter = StatusKeeper(clock), FakeMeter()
+    transport, meter = Scripted(answers), FakeMeter()
+    keeper = transport.keeper
     keeper.begin("ann", ["bob", "cid"], meter)
     assert {peer.state for peer in keeper.status().peers.values()} == {"expected"}
     keeper.connected()
-    transport = Scripted(keeper, clock, answers)
     links = Links("ann", ["bob", "cid"], transport.post, observers=(keeper,))
 
     async def script() -> None:
@@ -192,10 +182,8 @@ def test_a_panel_shows_every_party_and_what_it_waits_for() -> None:
     board = Board()
     board.tell(status())
     board.tell(status(party="bob", phase="set-up", peers={}))
-    board.tell_progress(
-        Progress(epoch=2, epochs=9, step=3, steps=30, loss=0.5, accuracy=None, epsilon=1.0,
-                 wire_bytes=1)
-    )  # fmt: skip
+    far: dict[str, Any] = {"epochs": 9, "step": 3, "steps": 30, "wire_bytes": 1, "epsilon": 1.0}
+    board.tell_progress(Progress(epoch=2, loss=0.5, accuracy=None, **far))
     out = io.StringIO()
     with shown_progress.showing(board, console=Console(file=out, force_terminal=True, width=200)):
         pass
@@ -203,9 +191,7 @@ def test_a_panel_shows_every_party_and_what_it_waits_for() -> None:
         assert words in out.getvalue()
 
 
-def test_events_are_objects_a_line_and_programs_can_read_infinity(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_events_are_objects_that_programs_can_read(capsys: pytest.CaptureFixture[str]) -> None:
     quiet = status(peers={}, waits=None)
     shown(quiet, quiet, status(), json_events=True)
     events = [json.loads(line)["status"] for line in capsys.readouterr().out.splitlines()]

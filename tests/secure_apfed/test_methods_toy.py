@@ -73,6 +73,6 @@ def test_it_is_simulated_and_exported(config: Config, tmp_path: Path) -> None:
     plain = config.model_dump(exclude_unset=True) | {"guard": {"mechanism": "none"}}
     bare = Config.model_validate(plain)
     accuracy = run(bare, tmp_path / "run").accuracy
-    assert simulate(bare).accuracy == accuracy
+    assert simulate(bare) == accuracy
     write_onnx(load_model(tmp_path / "run"), tmp_path / "model.onnx")
     assert onnx.load(tmp_path / "model.onnx").graph.node

@@ -1,8 +1,11 @@
-"""A run's measures, threshold and class weights: written, read again, and refused where wrong."""
+"""A run's measures, threshold, class weights and cross-checks: written, read again, or refused."""
 
 import json
 import math
 import stat
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,12 @@ from apfed_experiments.report import write_report
 from apfed_experiments.solo import keep_solo
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, load_data
-from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.measures import ACCURACY, MEASURES, measure_all, names_of, stability_index
+from secure_apfed.errors import CheckpointError, ConfigError, ModelError
+from secure_apfed.measures import ACCURACY, MEASURES, Scored, measure_all, names_of, stability_index
 from secure_apfed.methods import METHODS
-from secure_apfed.runs.folder import RunFolder, read_scored
+from secure_apfed.privacy import accountants
+from secure_apfed.privacy.accountants import ACCOUNTANTS, GaussianRelease, NoFigureError
+from secure_apfed.runs.folder import RunFolder, read_scored, resumable
 from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
@@ -41,6 +46,12 @@ def config_of(**settings: Any) -> Config:
     )  # fmt: skip
 
 
+def kept_in(folder: Path, threshold: float | None = None) -> Scored:
+    kept = read_scored(RunFolder(folder), "single_view", threshold=threshold)
+    assert kept is not None
+    return kept
+
+
 def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> None:
     result = run(config_of(measure="auc"), tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
@@ -51,13 +62,14 @@ def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> N
     assert dict(told) == lines[-1]["measures"]["single_view"] == card["measures"]["single_view"]
     assert outcome.scores == result.scores == {"single_view": told["auc"]}
     assert told["accuracy"] == outcome.accuracy["single_view"]
-    kept = read_scored(folder, "single_view", threshold=None)
-    assert kept is not None
+    kept = kept_in(folder.path)
     assert measure_all(kept) == pytest.approx(told)
     assert stat.S_IMODE(folder.scored.stat().st_mode) == 0o600
     data = result.recording.data
     rows = data.active.features[data.test_rows]
     model = load_model(folder.path)
+    with pytest.raises(ModelError, match=r"reads rows of shape \(10,\), got \(3,\)"):
+        model.predict(torch.zeros(2, 3))
     assert kept.scores == pytest.approx(model.predict(rows).numpy(), abs=1e-6)
     assert data.active.labels is not None
     assert kept.truth.tolist() == data.active.labels[data.test_rows].tolist()
@@ -85,8 +97,7 @@ def test_a_student_that_learns_in_one_go_is_measured_as_finished() -> None:
 def test_a_threshold_is_kept_and_decides(tmp_path: Path) -> None:
     run(config_of(threshold=1e-9), tmp_path / "number")
     lines = (tmp_path / "number/metrics.jsonl").read_text().splitlines()
-    kept = read_scored(RunFolder(tmp_path / "number"), "single_view", threshold=None)
-    assert kept is not None
+    kept = kept_in(tmp_path / "number")
     share = float(kept.truth.mean())
     assert [json.loads(line)["accuracy"]["single_view"] for line in lines] == [share] * 3
     result = run(config_of(threshold="f1"), tmp_path / "run")
@@ -97,8 +108,7 @@ def test_a_threshold_is_kept_and_decides(tmp_path: Path) -> None:
     shares[1] = torch.tensor([1 - result.threshold - 1e-3, result.threshold + 1e-3])
     assert model.decide(shares).tolist() == [1, 1]
     assert model.ranges is not None
-    kept = read_scored(RunFolder(tmp_path / "run"), "single_view", threshold=result.threshold)
-    assert kept is not None
+    kept = kept_in(tmp_path / "run", result.threshold)
     assert ACCURACY.of(kept) == result.accuracy["single_view"]
 
 
@@ -121,10 +131,7 @@ def test_weights_of_classes_make_a_rare_one_found() -> None:
     assert labels is not None
     rare = data.train_rows[labels[data.train_rows] == 0]
     often = data.train_rows[labels[data.train_rows] == 1]
-    few = data.__class__(
-        table=data.active, passives=data.passives, classes=data.classes,
-        train_rows=torch.cat([rare[:12], often[:200]]).sort().values, test_rows=data.test_rows,
-    )  # fmt: skip
+    few = replace(data, train_rows=torch.cat([rare[:12], often[:200]]).sort().values)
     found = [
         run(config_of(train={"class_weights": weights, "epochs": 40}), None, data=few)
         .measures["single_view"]["balanced_accuracy"]
@@ -191,8 +198,93 @@ def test_baselines_are_chosen_by_the_measure(tmp_path: Path) -> None:
 def test_a_training_that_diverged_is_reported_as_such(tmp_path: Path) -> None:
     config = config_of(measure="auc", train={"learning_rate": 1e30})
     assert math.isnan(run(config, tmp_path / "run").scores["single_view"])
-    kept = read_scored(RunFolder(tmp_path / "run"), "single_view", threshold=None)
-    assert kept is not None
+    kept = kept_in(tmp_path / "run")
     assert np.isnan(kept.scores).any()
     assert "its training diverged" in write_report(tmp_path / "run").read_text()
     assert load_model(tmp_path / "run").ranges is None
+
+
+# Cross-checks of epsilon: bounded, said where they are left out, and never a run's loss.
+
+DELTA = 1e-5
+
+
+def release(epsilon: float, releases: int) -> GaussianRelease:
+    sigma = accountants.calibrate_sigma(epsilon, DELTA, releases, clip=0.5)
+    return GaussianRelease(noise_multiplier=sigma)
+
+
+def test_prv_is_computed_where_its_grid_is_bounded() -> None:
+    for epsilon, releases in ((0.5, 10), (0.01, 1)):
+        mechanism = release(epsilon, releases)
+        told = ACCOUNTANTS["prv"].epsilon(mechanism, releases=releases, delta=DELTA)
+        assert told == pytest.approx(epsilon, rel=0.01)
+    for epsilon, releases in ((0.01, 10), (0.0037, 1), (1e-6, 1), (1e-6, 10)):
+        with pytest.raises(NoFigureError, match=r"its grid would take .* points \(bound 4,194"):
+            ACCOUNTANTS["prv"].epsilon(release(epsilon, releases), releases=releases, delta=DELTA)
+    with pytest.raises(NoFigureError):  # an epsilon that rounds to nothing
+        ACCOUNTANTS["prv"].epsilon(GaussianRelease(noise_multiplier=1e9), releases=1, delta=DELTA)
+    # PLD's would take 4 GB at epsilon 1000; PRV's numbers overflow, and it would say inf.
+    for name in ("prv", "pld"):
+        with pytest.raises(NoFigureError, match="its grid would"):
+            ACCOUNTANTS[name].epsilon(release(1000.0, 10), releases=10, delta=DELTA)
+
+
+def test_foreseen_grids_are_those_of_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dp_accounting.pld import privacy_loss_distribution
+    from opacus.accountants.prv import Domain
+
+    made: list[int] = []
+    create = Domain.create_aligned
+
+    def noted(*args: Any) -> Domain:
+        made.append((domain := create(*args)).size)
+        return domain
+
+    monkeypatch.setattr(Domain, "create_aligned", noted)
+    prv = partial(ACCOUNTANTS["prv"].epsilon, release(0.5, 1), releases=1, delta=DELTA)
+    prv()
+    for bound, refused in ((made[0] - 10, True), (made[0] + 10, False)):
+        monkeypatch.setattr(accountants, "MAX_GRID_POINTS", bound)
+        with pytest.raises(NoFigureError) if refused else nullcontext():
+            prv()
+    for epsilon in (0.5, 20.0):
+        multiplier = release(epsilon, 1).noise_multiplier
+        library = privacy_loss_distribution.from_gaussian_mechanism(multiplier)
+        foreseen, _ = accountants._pld_grid(multiplier, 1)
+        assert foreseen == pytest.approx(library._pmf_remove.size, rel=0.01)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1e-6])
+def test_a_run_of_any_epsilon_is_finished(epsilon: float, tmp_path: Path) -> None:
+    guard = {"mechanism": "gaussian", "epsilon": epsilon, "noise": "reproducible_insecure"}
+    train = {"epochs": 1, "batch_size": 64, "device": "cpu"}
+    result = run(small_config(guard=guard, train=train), tmp_path / "run")
+    told = json.loads((tmp_path / "run" / "accountants.json").read_bytes())
+    assert told == dict(result.privacy.accountants)
+    assert str(told["prv"]).startswith("left out: its grid would take ") is (epsilon < 0.01)
+    assert (f"(bound {accountants.MAX_GRID_POINTS:,})" in str(told["prv"])) is (epsilon < 0.01)
+    assert told["gdp"] == pytest.approx(epsilon, rel=1e-3)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("diverges"), SystemExit(137)])
+def test_a_cross_check_that_fails_leaves_the_finished_run(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its exit, as far as this process can play one that is killed then."""
+
+    def fail(*args: Any, **options: Any) -> float:
+        raise error
+
+    monkeypatch.setattr(ACCOUNTANTS["prv"], "epsilon", fail)
+    folder, killed = RunFolder(tmp_path / "run"), isinstance(error, SystemExit)
+    with pytest.raises(SystemExit) if killed else nullcontext():
+        result = run(small_config(), folder.path)
+        assert str(result.privacy.accountants["prv"]).startswith(f"failed: {type(error).__name__}")
+        assert json.loads(folder.accountants.read_bytes()) == dict(result.privacy.accountants)
+    folder.check()
+    load_model(folder.path)
+    assert 7.9 < json.loads(folder.result.read_bytes())["privacy"]["epsilon_x"] <= 8.0
+    assert (folder.party("active") / "ledger-active.jsonl").stat().st_size > 0
+    assert not resumable(folder.path, small_config())
+    assert folder.accountants.exists() is not killed

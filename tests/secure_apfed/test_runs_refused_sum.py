@@ -1,9 +1,6 @@
-"""What breaking off and resuming may not get: more answers of a passive than are agreed for the
-whole run, or sums after the active refused one, unless its user says by name that it may.
-"""
+"""What breaking off and resuming may not get: more answers, or sums after a refused one."""
 
 import json
-import stat
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -65,9 +62,7 @@ def allowing(refused: int, **changes: Any) -> Config:
     return small_config(rules={"refused_sums": refused}, **settings)
 
 
-def test_a_refused_sum_ends_the_run_and_resuming_makes_another_key(
-    key_holders: list[KeyHolder], tmp_path: Path
-) -> None:
+def test_a_refused_sum_needs_another_key(key_holders: list[KeyHolder], tmp_path: Path) -> None:
     refused_at(9, allowing(0), tmp_path / "run")
     (first,) = key_holders
     with pytest.raises(LocalProtocolError, match="refused the sum of step 9"):
@@ -214,33 +209,14 @@ def break_off(config: Config, folder: Path, *, times: int) -> None:
         interrupted(config, folder, at_step=4, resume=True)
 
 
-def answers_in(folder: Path) -> dict[str, int]:
-    """How many answers each passive has counted."""
-    logs = folder.glob("parties/*/answers-*.jsonl")
-    return {log.name: len(log.read_bytes().splitlines()) - 1 for log in logs}
-
-
 @pytest.mark.parametrize("protocol", ["ckks", "bfv + pairwise masks"])
-def test_an_honest_run_that_breaks_off_often_gives_the_same_answers_again(
-    protocol: str, tmp_path: Path
-) -> None:
+def test_an_honest_run_that_breaks_off_often_answers_alike(protocol: str, tmp_path: Path) -> None:
     rules = {"spare_answers": 0}
     config = bare("apfed_c", secure_sum=pair_of(protocol), rules=rules)
     interrupted(config, tmp_path, at_step=4)
     break_off(config, tmp_path, times=3)
     run(config, tmp_path, resume=True)
-    answers, metrics = answers_in(tmp_path), (tmp_path / "metrics.jsonl").read_text()
-    steps = json.loads(metrics.splitlines()[-1])["step"]
-    assert answers == dict.fromkeys(answers, steps)
-    assert len(answers) >= 2
-
-
-@pytest.mark.parametrize("method", ["apfed_r", "tvfl"])
-def test_a_log_of_answers_that_was_removed_is_missed(method: str, tmp_path: Path) -> None:
-    config = bare(method, secure_sum={"scheme": "plain", "masks": "pairwise"})
-    interrupted(config, tmp_path, at_step=9)
-    log = tmp_path / "parties" / "passive-1" / "answers-passive-1.jsonl"
-    assert stat.S_IMODE(log.stat().st_mode) == 0o600
-    log.unlink()
-    with pytest.raises(CheckpointError, match=r"answers-passive-1.jsonl misses"):
-        run(config, tmp_path, resume=True)
+    steps = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    logs = list(tmp_path.glob("parties/*/answers-*.jsonl"))
+    assert [len(log.read_bytes().splitlines()) - 1 for log in logs] == [steps] * len(logs)
+    assert len(logs) >= 2

@@ -1,6 +1,4 @@
-"""Runs: resuming after a kill, what the folder holds and what it does not, and every damaged
-file's error.
-"""
+"""Runs: resumed after a kill, what the folder holds and what not, and damaged files' errors."""
 
 import hashlib
 import json
@@ -11,27 +9,22 @@ import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config
-from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError, NoHelpWarning
+from secure_apfed.errors import CheckpointError, ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind
 from secure_apfed.files import to_json
 from secure_apfed.methods import METHODS, PartyState
-from secure_apfed.privacy.ledger import BudgetExhaustedError
-from secure_apfed.runs.folder import PartyFolder, read_sealed, write_sealed
-from secure_apfed.runs.keeper import PartyKeeper, config_digest
+from secure_apfed.runs.folder import PartyFolder
+from secure_apfed.runs.keeper import PartyKeeper
 from secure_apfed.runs.outcome import RunResult, load_recording
 from secure_apfed.runs.run import run
-from secure_apfed.runs.solo import load_model
 from tests.contracts.sum_secrets import SealKeys, secrets_alive, shown_in
 from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.waiting import wait_until
@@ -74,7 +67,6 @@ ALIGNED_ONLY = {"epochs": 4, "batch_size": 64, "learning_rate": 0.05, "device": 
     [
         ("apfed_c", {}, [6, 23]),
         ("tvfl", {}, [15]),
-        ("apfed_r", {}, [15]),
         ("single_view", {}, [15]),
         ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, [8]),
         # The second stage is answered between steps 8 and 9, and saved before step 9.
@@ -96,9 +88,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
         assert_same_run(whole, folder)
 
 
-def test_a_run_with_rare_checkpoints_plays_more_again_and_comes_to_the_same(
-    finished: tuple[Path, RunResult], tmp_path: Path
-) -> None:
+def test_rare_checkpoints_find_the_same(finished: tuple[Path, RunResult], tmp_path: Path) -> None:
     rare, folder = small_config(checkpoint_every=2), tmp_path / "run"
     interrupted(rare, folder, at_step=23)
     steps = sorted(int(path.stem.split("-")[1]) for path in folder.rglob("checkpoint-*.bin"))
@@ -115,9 +105,7 @@ PRIVATE: dict[str, Any] = {"dp_sgd": {"clip": 0.5, "epsilon": 12.0}}
 
 
 @pytest.mark.parametrize("method", ["apfed_c", "single_view"])
-def test_private_training_resumes_bit_for_bit_and_refunds_nothing(
-    method: str, tmp_path: Path
-) -> None:
+def test_private_training_resumes_and_refunds_nothing(method: str, tmp_path: Path) -> None:
     config = small_config(method, **PRIVATE)
     run(config, tmp_path / "whole")
     interrupted(config, tmp_path / "run", at_step=15)
@@ -134,29 +122,6 @@ def test_private_training_resumes_bit_for_bit_and_refunds_nothing(
     assert label == spent["epsilon_model"] if method == "single_view" else label < 12.0 - 0.1
 
 
-def test_private_training_that_resumes_with_other_noise_is_charged_again(tmp_path: Path) -> None:
-    """A rolled-back checkpoint refunds nothing; here the replay gives other bytes."""
-    noise: dict[str, Any] = {"mechanism": "gaussian", "sigma": 20.0}
-    config = small_config(**PRIVATE, guard={**noise, "noise": "reproducible_insecure"})
-    folder = tmp_path / "run"
-    interrupted(config, folder, at_step=15)
-    party = folder / "parties" / "active"
-    ledger, checkpoint = party / "ledger-active+updates.jsonl", party / "checkpoint-12.bin"
-    before = ledger.read_bytes()
-    content = msgpack.unpackb(read_sealed(checkpoint), strict_map_key=False)
-    content["noise_key"] = bytes(32)
-    changed = small_config(**PRIVATE, guard=noise)
-    content["config"] = config_digest(changed)
-    write_sealed(checkpoint, msgpack.packb(content))
-    for name in ("passive-1", "passive-2"):
-        other = folder / "parties" / name / "checkpoint-12.bin"
-        content = msgpack.unpackb(read_sealed(other), strict_map_key=False)
-        write_sealed(other, msgpack.packb({**content, "config": config_digest(changed)}))
-    with pytest.raises(BudgetExhaustedError, match="training would cost one record epsilon"):
-        run(changed, folder, resume=True)
-    assert ledger.read_bytes().startswith(before)
-
-
 def test_secret_noise_is_the_same_after_a_resume(tmp_path: Path) -> None:
     """Steps after the last checkpoint were sent already: sending other noise would cost more."""
     config = small_config(guard={"mechanism": "gaussian", "epsilon": 8.0})
@@ -169,9 +134,7 @@ def test_secret_noise_is_the_same_after_a_resume(tmp_path: Path) -> None:
     assert result["privacy"]["releases"] == config.train.epochs
 
 
-def test_a_killed_process_resumes_bit_for_bit(
-    finished: tuple[Path, RunResult], tmp_path: Path
-) -> None:
+def test_a_killed_process_resumes_alike(finished: tuple[Path, RunResult], tmp_path: Path) -> None:
     config, folder = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(dump_settings(small_config()))
     script = f"""
@@ -202,17 +165,10 @@ def test_the_folder_tells_the_whole_run(finished: tuple[Path, RunResult]) -> Non
     card = json.loads((folder / "model.json").read_bytes())
     assert card["contract"] == contract["sha256"]
     assert card["accuracy"] == result.accuracy
-    assert list((folder / "tensorboard").iterdir())
     recording = load_recording(folder)
     sent = [flow for flow in result.recording.transcript.flows if flow.kind is not Kind.END]
     assert list(recording.transcript.flows) == sent  # the end follows the result
     assert set(recording.transcript.kept) == {0, 3}
-    epsilon = json.loads((folder / "result.json").read_bytes())["privacy"]
-    assert 7.9 < epsilon["epsilon_x"] <= 8.0
-    assert epsilon["epsilon_model"] == "inf"
-    figures = json.loads((folder / "accountants.json").read_bytes())
-    assert figures["gdp"] <= figures["rdp"] < 1.15 * figures["gdp"]
-    assert figures["prv"] == pytest.approx(figures["gdp"], rel=0.01)
     assert json.loads(to_json([float("inf"), float("nan"), 1.5])) == ["inf", "nan", 1.5]
 
 
@@ -231,21 +187,6 @@ def test_secrets_are_their_owners_and_go_with_the_run(tmp_path: Path) -> None:
         assert (tmp_path / "run" / name).stat().st_mode & 0o077 == 0
 
 
-def test_the_model_predicts_alone(finished: tuple[Path, RunResult], tmp_path: Path) -> None:
-    folder, result = finished
-    model, data = load_model(folder), result.recording.data
-    assert data.active.labels is not None
-    probabilities = model.predict(data.active.features[data.test_rows])
-    torch.testing.assert_close(probabilities.sum(1), torch.ones(len(data.test_rows)))
-    right = (probabilities.argmax(1) == data.active.labels[data.test_rows]).float().mean()
-    assert right.item() == pytest.approx(result.accuracy["apfed_c"])
-    with pytest.raises(ModelError, match=r"reads rows of shape \(10,\), got \(3,\)"):
-        model.predict(torch.zeros(2, 3))
-    run(small_config("tvfl", train={"epochs": 1, "device": "cpu"}), tmp_path / "run")
-    with pytest.raises(ModelError, match="needs every party to predict"):
-        load_model(tmp_path / "run")
-
-
 def test_damage_is_told_before_training_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     interrupted(small_config(), folder, at_step=9)
@@ -260,7 +201,9 @@ def test_damage_is_told_before_training_goes_on(tmp_path: Path) -> None:
     cut, lacks = r"checkpoint-6\.bin is truncated or altered", r"metrics\.jsonl .* each of 1 epochs"
     whole = {path: path.read_bytes() for path in (passive, active, metrics)}
     for path, content, says in (
-        *((passive, whole[passive][:size], cut) for size in (0, 10, 1000, -1)),
+        *((passive, whole[passive][:size], cut) for size in (0, 10, -1)),
+        (passive, bytes([whole[passive][0] ^ 1]) + whole[passive][1:], cut),
+        (passive, whole[passive][:-1] + bytes([whole[passive][-1] ^ 1]), cut),
         (active, nonsense + hashlib.sha256(nonsense).digest(), "not a checkpoint"),
         *((metrics, content, lacks) for content in (b"", b'{"epoch": 1\n', b"\xff\n")),
     ):
@@ -273,18 +216,6 @@ def test_damage_is_told_before_training_goes_on(tmp_path: Path) -> None:
 
 def _must_not_train(progress: Any) -> None:
     raise AssertionError(progress)
-
-
-def test_a_flipped_bit_in_a_checkpoint_is_seen(tmp_path: Path) -> None:
-    path = tmp_path / "sealed"
-    write_sealed(path, b"content")
-    assert read_sealed(path) == b"content"
-    for position in range(len(path.read_bytes())):
-        damaged = bytearray(path.read_bytes())
-        damaged[position] ^= 1
-        (tmp_path / "damaged").write_bytes(bytes(damaged))
-        with pytest.raises(CheckpointError, match="altered"):
-            read_sealed(tmp_path / "damaged")
 
 
 def test_a_start_that_failed_before_anything_was_sent_is_no_run(tmp_path: Path) -> None:
@@ -321,15 +252,6 @@ def test_settings_for_nobody_are_an_error() -> None:
         run(small_config(passives={"passive-9": {"weight": 2.0}}), None)
 
 
-def test_nothing_to_resume_and_nothing_to_overwrite(
-    finished: tuple[Path, RunResult], tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError, match="without --resume"):
-        run(small_config(), tmp_path / "new", resume=True)
-    with pytest.raises(CheckpointError, match="holds a run already"):
-        run(small_config(), finished[0])
-
-
 def test_nothing_begins_anew_over_what_was_released(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     interrupted(small_config(), folder, at_step=9)
@@ -345,16 +267,6 @@ def test_nothing_begins_anew_over_what_was_released(tmp_path: Path) -> None:
     passive = PartyFolder(folder / "parties" / "passive-1")
     with pytest.raises(CheckpointError, match=left), passive.held(resume=False):
         pass
-
-
-def test_an_empty_intersection_says_what_to_check(finished: tuple[Path, RunResult]) -> None:
-    data = finished[1].recording.data
-    first, second = data.passives
-    nobody = tuple(f"nobody {row}" for row in range(len(first.ids)))
-    stranger = type(first)("passive-1", nobody, first.features, None, first.encoding)
-    apart = replace(data, passives=(stranger, second))
-    with pytest.raises((DataError, ValueError), match="same ID column"):
-        run(small_config(), None, data=apart)
 
 
 def test_the_accuracy_told_with_an_epoch_is_its_own(tmp_path: Path) -> None:
@@ -383,11 +295,10 @@ def test_whatever_step_the_active_saves_all_others_saved_before(
 
     kept = PartyKeeper.save
     monkeypatch.setattr(PartyKeeper, "save", save)
-    config = small_config(method)
-    config = config.model_copy(
-        update={"train": config.train.model_copy(update={"epochs": 2, "batch_size": 128})}
+    run(
+        small_config(method, train={"epochs": 2, "batch_size": 128, "device": "cpu"}),
+        tmp_path / "run",
     )
-    run(config, tmp_path / "run")
     others = {path.name for path in (tmp_path / "run/parties").iterdir()} - {"active", "dealer"}
     assert bool(others) is METHODS[method].settings.has_passives
     of_active = [place for place, (name, _) in enumerate(saved) if name == "active"]
@@ -409,15 +320,10 @@ def test_no_secret_of_a_session_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keys = SealKeys(monkeypatch)
-    settings: dict[str, Any] = {
-        "name": "secrets",
-        "method": "apfed_c",
-        "data": {"dataset": "breast_cancer", "overlap": 0.8},
-        "model": {"hidden": [8], "representation": 4, "projection": 4},
-        "train": {"epochs": 1, "batch_size": 128, "device": "cpu"},
-        "secure_sum": pair_of(protocol),
-        "guard": {"mechanism": "gaussian", "epsilon": 8.0},
-    }
+    config = small_config(
+        party_seeds="secret", train={"epochs": 1, "batch_size": 128, "device": "cpu"},
+        secure_sum=pair_of(protocol), guard={"mechanism": "gaussian", "epsilon": 8.0},
+    )  # fmt: skip
     folder, secrets, written = tmp_path / "run", set[bytes](), set[bytes]()
 
     def spy(_: object) -> None:
@@ -425,7 +331,7 @@ def test_no_secret_of_a_session_is_written(
         written.update(file.read_bytes() for file in folder.rglob("checkpoint-*.bin"))
 
     with caplog.at_level(logging.NOTSET):
-        run(Config.model_validate(settings), folder, on_progress=spy)
+        run(config, folder, on_progress=spy)
     secrets |= keys.numbers()
     files = {file.name: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     assert {"transcript.msgpack", "result.json", "contract.json"} <= set(files)

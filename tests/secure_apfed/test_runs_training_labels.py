@@ -2,11 +2,10 @@
 
 import json
 import math
-import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import pytest
@@ -49,53 +48,47 @@ def config_of(method: str = "apfed_c", **changes: Any) -> Config:
     return small_config(method, **{"labels": RESPONSE, **changes})
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """Labels of the whole table, and the rows of it that are trained on from then on."""
 
     labels: Tensor
     rows: Tensor
 
 
-class Watched:
-    """A method that notes what its active is given to train on."""
+def noting(method: Method, seen: list[Given]) -> Callable[..., Learner]:
+    """The method's learner, which notes what its active is given to train on."""
 
-    def __init__(self, method: Method, given: list[Given]) -> None:
-        self._method, self._given = method, given
+    def note(labels: Tensor | None, rows: Tensor) -> None:
+        assert labels is not None
+        seen.append(Given(labels, rows))
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._method, name)
-
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        self._note(own.data.table.labels, own.data.train_rows)
-        learner = self._method.learner(own, contract, rows)
-        genuine = learner.relabel
+    def learner(own: Own, contract: Contract, rows: Tensor) -> Learner:
+        note(own.data.table.labels, own.data.train_rows)
+        made = genuine(own, contract, rows)
+        relabelled = made.relabel
 
         def relabel(labels_N: Tensor, train_rows: Tensor) -> None:
-            self._note(labels_N, train_rows)
-            genuine(labels_N, train_rows)
+            note(labels_N, train_rows)
+            relabelled(labels_N, train_rows)
 
-        vars(learner)["relabel"] = relabel
-        return learner
+        vars(made)["relabel"] = relabel
+        return made
 
-    def _note(self, labels: Tensor | None, rows: Tensor) -> None:
-        assert labels is not None
-        self._given.append(Given(labels, rows))
+    genuine = method.learner
+    return learner
 
 
 @pytest.fixture(name="seen")
 def _seen(monkeypatch: pytest.MonkeyPatch) -> list[Given]:
     """What actives were given to train on, in all sessions."""
     seen: list[Given] = []
-    for name, method in METHODS.items():
-        monkeypatch.setitem(METHODS, name, Watched(method, seen))
+    for method in METHODS.values():
+        monkeypatch.setattr(method, "learner", noting(method, seen))
     return seen
 
 
 @pytest.mark.parametrize("method", ["single_view", "apfed_c", "tvfl"])
-def test_every_method_trains_on_randomised_labels_and_tests_on_true_ones(
-    method: str, seen: list[Given]
-) -> None:
+def test_methods_train_on_answers_and_test_on_true_labels(method: str, seen: list[Given]) -> None:
     config = config_of(method)
     true = load_data(config.data, seed=0)
     run(config, None, data=true)
@@ -138,46 +131,38 @@ def test_the_account_is_told_everywhere(tmp_path: Path) -> None:
         assert told.endswith("the answers are derived from it")  # reproducible_insecure
 
 
-def test_a_resumed_run_draws_no_other_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[Given]
-) -> None:
+@pytest.mark.parametrize(
+    ("kind", "labels", "parts"), [(LabelResponse, RESPONSE, 1), (MultiStageResponse, STAGES, 2)]
+)
+def test_labels_are_answered_once_and_saved_before_they_train(
+    kind: type[LabelResponse], labels: dict[str, Any], parts: int, seen: list[Given],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """The noise is secret, so drawing again from fresh randomness would show and cost epsilon."""
-    config = config_of(guard={"mechanism": "none"})
-    interrupted(config, tmp_path / "run", at_step=9)
-
-    def never(*_: object, **__: object) -> torch.Tensor:
-        raise AssertionError("labels were answered twice")
-
-    monkeypatch.setattr(LabelResponse, "answer", never)
-    run(config, tmp_path / "run", resume=True)
-    first, again = seen
-    assert torch.equal(first.labels, again.labels)
-
-
-def test_later_stages_are_answered_once_and_saved_before_they_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = config_of(labels=STAGES, guard={"mechanism": "none"})
+    config = config_of(labels=labels, guard={"mechanism": "none"})
     answered: list[int] = []
-    genuine = MultiStageResponse.answer
+    genuine = kind.answer
 
-    def counted(self: MultiStageResponse, labels_N: torch.Tensor, **told: Any) -> torch.Tensor:
+    def counted(self: LabelResponse, labels_N: torch.Tensor, **told: Any) -> torch.Tensor:
         answered.append(len(labels_N))
         return genuine(self, labels_N, **told)
 
-    monkeypatch.setattr(MultiStageResponse, "answer", counted)
+    monkeypatch.setattr(kind, "answer", counted)
     # Two epochs of four steps, then a step with all labels.
     interrupted(config, tmp_path / "run", at_step=9)
     rows = len(load_data(config.data, seed=0).train_rows)
-    assert answered == [rows - rows // 2, rows // 2]
+    assert answered == [len(part) for part in torch.arange(rows).tensor_split(parts)]
     path = max((tmp_path / "run" / "parties" / "active").glob("checkpoint-*.bin"))
     tensors = load(msgpack.unpackb(read_sealed(path))["tensors"])
     assert bool((tensors["labels.answers"] >= 0).all())
+    before = seen[-1]
     run(config, tmp_path / "run", resume=True)
-    assert len(answered) == 2
+    assert len(answered) == parts
+    assert torch.equal(before.labels, seen[-1].labels)
 
 
 def test_stages_use_disjoint_rows_and_hide_labels_that_wait(seen: list[Given]) -> None:
+    """Other true labels in the second part leave the first stage as it was, bit for bit."""
     config = config_of(labels=STAGES)
     data = load_data(config.data, seed=0)
     result = run(config, None, data=data)
@@ -192,13 +177,6 @@ def test_stages_use_disjoint_rows_and_hide_labels_that_wait(seen: list[Given]) -
         assert set(earlier.labels[waiting].tolist()) <= {UNLABELLED}
     assert result.privacy.epsilon_y == 1.0
     assert result.privacy.releases == config.train.epochs
-
-
-def test_the_prior_reads_no_label_of_the_part_that_it_is_for(seen: list[Given]) -> None:
-    """Other true labels in the second part leave the first stage as it was, bit for bit."""
-    config = config_of(labels=STAGES)
-    data = load_data(config.data, seed=0)
-    run(config, None, data=data)
     assert data.active.labels is not None
     waiting = data.train_rows[~torch.isin(data.train_rows, seen[0].rows)]
     data.active.labels[waiting] = 1 - data.active.labels[waiting]
@@ -227,40 +205,28 @@ def test_a_model_that_diverged_gives_no_prior() -> None:
         labels.answer(networks)
 
 
-def test_an_older_checkpoint_draws_the_same_answers_or_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("altered", [False, True])
+def test_an_older_checkpoint_draws_the_same_answers_or_none(altered: bool, tmp_path: Path) -> None:
     """Put back from before the second stage: the same bits go on, other bits are refused."""
     config = config_of(labels=STAGES, guard={"mechanism": "none"})
-    old, new = tmp_path / "old", tmp_path / "run"
-
-    def copy_then_stop(progress: Any) -> None:
-        if progress.step == 2:
-            shutil.copytree(new, old)
-        if progress.step == 14:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "run", on_progress=copy_then_stop)
-    log = tmp_path / "run" / "parties" / "active" / "labels-active.log"
+    interrupted(config, tmp_path, at_step=10)
+    active = tmp_path / "parties" / "active"
+    log = active / "labels-active.log"
     assert len(log.read_text().split()) == 2
-    for file in new.rglob("*.bin"):
-        file.unlink()
-    for folder in old.glob("parties/*/alignment"):
-        shutil.rmtree(folder)  # of an intersection that is long over
-    for file in old.rglob("*.bin"):
-        shutil.copy(file, new / file.relative_to(old))
-    shutil.copytree(tmp_path / "run", tmp_path / "other")
-    run(config, tmp_path / "run", resume=True)
-    assert len(log.read_text().split()) == 2
-
-    path = tmp_path / "other" / "parties" / "active" / "checkpoint-0.bin"
-    content = msgpack.unpackb(read_sealed(path))
+    older, newest = sorted(active.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime_ns)
+    newest.unlink()
+    if not altered:
+        run(config, tmp_path, resume=True)
+        assert len(log.read_text().split()) == 2
+        return
+    content = msgpack.unpackb(read_sealed(older))
     tensors = load(content["tensors"])
     for name, value in tensors.items():
         if name.startswith("head."):
             value.mul_(-3.0)
-    write_sealed(path, msgpack.packb({**content, "tensors": save_tensors(tensors)}))
+    write_sealed(older, msgpack.packb({**content, "tensors": save_tensors(tensors)}))
     with pytest.raises(CheckpointError, match=r"other answers for stage 2 .* epsilon_y twice"):
-        run(config, tmp_path / "other", resume=True)
+        run(config, tmp_path, resume=True)
 
 
 def test_answers_that_are_not_of_this_run_are_refused() -> None:

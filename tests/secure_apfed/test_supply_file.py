@@ -50,9 +50,7 @@ def test_the_example_of_the_module_runs() -> None:
     assert result.attempted
 
 
-def test_what_was_stored_is_its_owners_serves_an_intersection_and_is_gone(
-    files: dict[str, Path],
-) -> None:
+def test_what_was_stored_is_its_owners_serves_once_and_is_gone(files: dict[str, Path]) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o600}
     copy = files["hub"].read_bytes()
     assert align({name: take_supply(path) for name, path in files.items()}) == list(range(30, 40))
@@ -82,9 +80,7 @@ def test_of_several_processes_one_takes_it(files: dict[str, Path]) -> None:
     assert sum(taken) == 1
 
 
-def test_a_file_is_not_written_over_and_a_damaged_one_not_marked_as_taken(
-    files: dict[str, Path],
-) -> None:
+def test_a_file_is_not_written_over_nor_marked_where_damaged(files: dict[str, Path]) -> None:
     whole, supply = files["hub"].read_bytes(), stock()["hub"]
     with pytest.raises(DataError, match="exists already; store each supply in a file of its own"):
         store_supply(supply, files["hub"])

@@ -111,7 +111,8 @@ class LiveSession(Generic[OfMethod]):
 
     @property
     def recording(self) -> Recording:
-        return Recording.so_far(self.config, self.data, self.session)
+        config, data, sent = self.config, self.data, self.session.transcript
+        return Recording(config=config, data=data, alignment=self.alignment, transcript=sent)
 
     def train(
         self, epochs: int, *, before: Callable[[int, Tensor], None] = lambda step, rows_B: None

@@ -131,8 +131,8 @@ def accuracies(*, seed: int, config: Mapping[str, Any]) -> Figures:
     """
     own = {"seed": seed, "party_seeds": "shared_for_comparison"}
     of_run = Config.model_validate({**config, **own})
-    found = run(of_run, None) if why_not(of_run) else simulate(of_run)
-    return {way: 100 * accuracy for way, accuracy in found.accuracy.items()}
+    found = run(of_run, None).accuracy if why_not(of_run) else simulate(of_run)
+    return {way: 100 * accuracy for way, accuracy in found.items()}
 
 
 @dataclass(frozen=True)
