@@ -2,11 +2,15 @@
 refused, each for its own reason, and nobody else notices. Nothing is read or changed on the way.
 """
 
+import os
+import random
 import socket
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -27,13 +31,25 @@ from secure_apfed.between.grpc_link import GrpcConnection, Port, dial
 from secure_apfed.between.relay import Relay, room_of, through
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.resumable_link import Connection
-from secure_apfed.exchange.sealed_connection import MOST_SEALED, Door, LocalEnd, prove
+from secure_apfed.exchange.sealed_connection import (
+    MOST_SEALED,
+    MOST_UNPROVED,
+    Carrier,
+    Door,
+    LocalEnd,
+    prove,
+    read_before,
+)
 from secure_apfed.exchange.sockets import SocketConnection, parse_address, spell_address
+from tests.contracts.hostile import mutated
 from tests.links.pair import Pair, awaiting, gateway, say_and_hear, until_somebody_listens
 from tests.links.proxies import Proxy, connect_proxy
 from tests.waiting import LONG_S, wait_until
 
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+
 TCP = {"link": "tcp", "tls": None}
+PLAIN = {"tls": None, "insecure_plaintext_on_loopback": True}
 
 
 @pytest.fixture
@@ -112,7 +128,7 @@ def carry(one: Connection, other: Connection) -> None:
 REMOTE: dict[str, tuple[Callable[[Pair], Any], str, str]] = {
     # who is wrong, what bob is told, what ann is told
     "foreign": (
-        lambda pair: pair.told["bob"].update(tls=pair.certify("bob", by=make_authority())),
+        lambda pair: pair.show("bob", by=make_authority()),
         "of an authority that is not in tls.ca", "bob: it did not dial, or came without",
     ),
     "revoked": (
@@ -159,7 +175,7 @@ def test_who_does_not_belong_is_told_why(tmp_path: Path) -> None:
         (tmp_path / case).mkdir()
         pairs[case] = Pair(tmp_path / case)
     between = [REMOTE[case][0](pair) for case, pair in pairs.items()]
-    meeting = [Thread(target=pair.meet, kwargs={"within_s": 8.0}) for pair in pairs.values()]
+    meeting = [Thread(target=pair.meet, kwargs={"within_s": 12.0}) for pair in pairs.values()]
     for thread in meeting:
         thread.start()
     for thread in meeting:
@@ -262,17 +278,11 @@ def test_of_a_peer_that_dials_again_and_again_the_newest_connection_is_taken() -
 
 
 LOCAL: dict[str, tuple[Callable[[Pair], object], str]] = {
-    "expired": (
-        lambda pair: pair.told["ann"].update(tls=pair.certify("ann", days=-1)),
-        "ann-certificate.pem has expired at",
-    ),
-    "wrong name": (
-        lambda pair: pair.told["ann"].update(tls=pair.certify("ann", as_name="eve")),
-        "ann-certificate.pem is for eve, not for ann",
-    ),
+    "expired": (lambda pair: pair.show("ann", days=-1), "ann-certificate.pem has expired at"),
+    "wrong name": (lambda pair: pair.show("ann", as_name="eve"), "is for eve, not for ann"),
     "of another authority": (
-        lambda pair: pair.told["ann"].update(tls=pair.keep("ann", other_ca(pair, "ann"))),
-        "is of another authority than those",
+        lambda pair: pair.say("ann", tls=pair.keep("ann", other_ca(pair, "ann"))),
+        "ann-certificate.pem is of another authority than those",
     ),
     "another key": (
         lambda pair: (pair.folder / "ann-key.pem").write_bytes(pair.credentials("bob").key),
@@ -287,21 +297,16 @@ LOCAL: dict[str, tuple[Callable[[Pair], object], str]] = {
         lambda pair: pair.revoke("ann", pair.credentials("ann").digest),
         "is revoked; have another",
     ),
-    "no TLS": (
-        lambda pair: pair.told["ann"].pop("tls"),
-        "needs `tls` with ca, certificate and key",
-    ),
+    "no TLS": (lambda pair: pair.say("ann", tls=None), "needs `tls` with ca, certificate and key"),
     "plaintext beyond loopback": (
-        lambda pair: pair.told["ann"].update(
-            tls=None, insecure_plaintext_on_loopback=True, listen="0.0.0.0:7001"
-        ),
+        lambda pair: pair.say("ann", **PLAIN, listen="0.0.0.0:7001"),
         "is for loopback alone, not for 0.0.0.0",
     ),
     "nobody listens": (
-        lambda pair: pair.told["ann"].update(listen=None),
-        "ann has no `listen`, and bob no address",
+        lambda pair: pair.say("ann", listen=None),
+        "ann has no `listen`, and bob no",
     ),
-    "a list that is none": (
+    "no list": (
         lambda pair: pair.revoke("ann", "bob's"),
         "line 2: expected a certificate's SHA-256",
     ),
@@ -382,8 +387,8 @@ def test_a_caller_without_the_right_papers_gets_nowhere(pair: Pair) -> None:
 
 
 def test_plaintext_on_loopback_is_said_to_be_insecure(pair: Pair) -> None:
-    for told in pair.told.values():
-        told |= {"tls": None, "insecure_plaintext_on_loopback": True}
+    for name in pair.told:
+        pair.say(name, **PLAIN)
     with pytest.warns(UnsafeChoiceWarning, match="links without TLS"):
         pair.meet()
     say_and_hear(pair)
@@ -567,3 +572,169 @@ def test_an_idle_link_of_a_minute_lives(relay: bool, tmp_path: Path) -> None:
         assert vars(link)["_wire"] is wire  # not even made anew
     say_and_hear(made)
     made.close()
+
+
+# Strangers who say anything
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+REFUSED = (OSError, EOFError, RemoteProtocolError)
+
+
+@pytest.fixture(params=["port", "relay", "tcp"])
+def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    """Without TLS, so that strangers get as far as they can."""
+    made = Pair(tmp_path, relay=request.param == "relay")
+    if made.relay is not None:
+        made.relay.close()
+        made.relay = Relay(("127.0.0.1", 0), None)
+        made.address = f"127.0.0.1:{made.relay.port}"
+    for told in made.told.values():
+        told |= PLAIN
+        told |= {"relay": made.address} if made.relay is not None else {}
+        told |= {"link": "tcp"} if request.param == "tcp" else {}
+    yield made
+    made.close()
+
+
+def hellos() -> list[bytes]:
+    """What somebody may say who would like to get in."""
+    key, other = os.urandom(32), fresh_identity()
+    return [
+        msgpack.packb([3, "bob", "ann", key, ""]),
+        msgpack.packb([3, "bob", "ann", key, "ff" * 32]),
+        msgpack.packb([3, ["bob"], {"ann": 1}, key, ""]),
+        msgpack.packb([sorted([key, other.public]), key, other.public, os.urandom(64)]),
+        msgpack.packb([[key] * 3000, key, key, os.urandom(64)]),
+        msgpack.packb([3, "bob", "ann", bytes(32), ""]) + struct.pack(">BQQ", 1, 0, 0),
+        b"refused ",
+        struct.pack(">BQQ", 2, 0, 0) + (2**63).to_bytes(8, "big"),
+        bytes(2**20),
+    ]
+
+
+def talk(pair: Pair, frames: list[bytes]) -> None:
+    """One stream on which a stranger says these."""
+    connection = pair.stranger()
+    try:
+        for frame in frames:
+            connection.send_bytes(frame)
+        if connection.poll(0.05):
+            connection.recv_bytes()
+    except REFUSED:
+        pass
+    finally:
+        connection.close()
+
+
+def shout(pair: Pair, data: bytes) -> None:
+    """Bytes at the port itself."""
+    with socket.create_connection(parse_address(pair.address), timeout=5) as stranger:
+        try:
+            stranger.sendall(data)
+            stranger.settimeout(0.01)
+            stranger.recv(1024)
+        except OSError:
+            pass
+
+
+@contextmanager
+def busy(pair: Pair) -> Iterator[list[bytes]]:
+    """Honest talk all the while; what was said and heard."""
+    ended, exchanges = threading.Event(), list[bytes]()
+
+    def go_on() -> None:
+        while not ended.wait(0.02):
+            body = os.urandom(1000)
+            say_and_hear(pair, body)
+            exchanges.append(body)
+
+    thread = Thread(target=go_on)
+    thread.start()
+    try:
+        yield exchanges
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("frames", [300, pytest.param(5000, marks=pytest.mark.slow)])
+def test_mutated_frames_leave_honest_peers_unaffected(frames: int, plain: Pair) -> None:
+    plain.meet()
+    before = {name: vars(one)["_links"] for name, one in plain.met.items()}
+    wires = {
+        name: [vars(link)["_wire"] for link in links.values()] for name, links in before.items()
+    }
+    chance = random.Random(15)
+    with busy(plain) as exchanges:
+        for number in range(frames // 5):
+            genuine = hellos()
+            talk(plain, [mutated(chance, genuine[number % len(genuine)]), *genuine[: number % 3]])
+        for number in range(frames - frames // 5):
+            body = PREFACE + SETTINGS + chance.randbytes(60)
+            shout(plain, mutated(chance, body if number % 4 else hellos()[0]))
+    assert exchanges
+    for name, links in before.items():
+        assert [vars(link)["_wire"] for link in links.values()] == wires[name]
+
+
+def read_to_the_end(connection: Carrier) -> None:
+    """A relay may say something first."""
+    while True:
+        read_before(connection, time.monotonic() + LONG_S)
+
+
+def test_of_a_stranger_no_long_frame_is_taken(plain: Pair) -> None:
+    coming = [plain.come("ann")]
+    until_somebody_listens(plain)
+    for size in (MOST_UNPROVED + 1, MOST_SEALED):
+        connection = plain.stranger()
+        connection.send_bytes(bytes(size))
+        with pytest.raises(ConnectionRefusedError, match="above 4096 bytes before it proved"):
+            read_to_the_end(connection)
+        connection.close()
+    coming.append(plain.come("bob"))
+    for thread in coming:
+        thread.join()
+    say_and_hear(plain, bytes(MOST_SEALED))
+
+
+def test_of_a_stranger_one_frame_waits() -> None:
+    read, connection = list[int](), GrpcConnection()
+
+    def pieces() -> Iterator[bytes]:
+        for number in range(100):
+            read.append(number)
+            yield b"\0" + bytes(MOST_UNPROVED)
+
+    Thread(target=connection.carry, args=(pieces(),), daemon=True).start()
+    for got in range(1, 51):
+        assert connection.recv_bytes() == bytes(MOST_UNPROVED)
+        assert len(read) <= got + 2  # one waits, one is in the hands of who brings it
+    connection.trust()
+    for got in range(51, 101):
+        assert connection.recv_bytes() == bytes(MOST_UNPROVED)
+        assert len(read) <= got + 5
+    connection.close()
+
+
+def was_sent_away(one: Carrier) -> bool:
+    while one.poll(0.0):
+        try:
+            one.recv_bytes()
+        except (OSError, EOFError):
+            return True
+    return False
+
+
+def test_a_crowd_of_silent_strangers_keeps_nobody_out(plain: Pair) -> None:
+    coming = plain.come("ann")
+    until_somebody_listens(plain)
+    crowd = [plain.stranger() for _ in range(150)]
+    wait_until(lambda: any(map(was_sent_away, crowd)), "that a stranger went for another")
+    bob = plain.come("bob")
+    for thread in (coming, bob):
+        thread.join()
+    say_and_hear(plain)
+    for one in crowd:
+        one.close()

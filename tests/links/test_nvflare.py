@@ -33,7 +33,7 @@ from secure_apfed.runs.local import prepare_parties
 from secure_apfed.runs.party import PartyFile, play_party
 from secure_apfed.runs.run import run
 from tests.docs.pages import text_of
-from tests.local.processes import model_digests, recovering
+from tests.local.processes import model_digests
 from tests.secure_apfed.small_runs import small_config
 from tests.waiting import wait_until
 
@@ -237,39 +237,6 @@ def test_all_wait_for_a_site_that_was_frozen_and_end_with_memorys_models(tmp_pat
     said = [job.said(name) for name in ("active", "aggregator", "passive-2")]
     assert any("passive-1" in one for one in said)
     assert not job.processes()
-
-
-@needs_nvflare
-@pytest.mark.slow
-def test_where_the_sum_recovers_the_others_go_on_without_a_site_that_was_frozen(
-    tmp_path: Path,
-) -> None:
-    rules = {"silent_passive": "recover", "patience_s": 8.0, "restarts": 1, "minimum_spread": 0.0}
-    config = recovering().model_dump(exclude_defaults=True)
-    config["train"] |= {"epochs": 80}
-    job = Job(Config.model_validate(config | {"rules": rules}), tmp_path)
-    for file in job.files.values():
-        file.write_text(file.read_text().replace("meet_s: 60.0", "meet_s: 15.0"))
-    metrics = job.run / "parties" / "active" / "metrics.jsonl"
-
-    def epochs() -> int:
-        return metrics.read_text().count("\n") if metrics.exists() else 0
-
-    def freeze() -> None:
-        wait_until(lambda: epochs() > 3)
-        (pid,) = job.processes("passive-2")
-        os.kill(pid, signal.SIGSTOP)
-        frozen = epochs()
-        wait_until(lambda: epochs() > frozen + 5)
-        os.kill(pid, signal.SIGCONT)
-
-    assert job.play(meanwhile=freeze) != 0
-    result = json.loads((job.run / "parties" / "active" / "result.json").read_bytes())
-    assert set(result["attendance"]["left"]) == {"passive-2"}
-    assert "passive-2 begins session 2 by itself" in job.said("passive-2")
-    assert not [name for name in job.files if name != "passive-2" and job.said(name)]
-    failed = re.findall(r"(\S+): PartyLeftError", job.nvflares()[job.log("server")].decode())
-    assert set(failed) == {"passive-2"}
 
 
 def test_without_nvflare_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

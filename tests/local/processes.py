@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -183,10 +184,7 @@ def _by_command(
     from secure_apfed import cli
     from secure_apfed.runs import party
 
-    def played(path: Path, **options: Any) -> None:
-        play_party(path, over=over, **options)
-
-    party.play_party = played
+    party.play_party = partial(play_party, over=over)  # type: ignore[assignment]  # its own
     with redirect_stderr(io.StringIO()) as log, redirect_stdout(io.StringIO()) as out:
         code = cli.execute(["party", "--config", str(file), *more])
     return {"kind": f"code {code}", "message": log.getvalue(), "out": out.getvalue()}

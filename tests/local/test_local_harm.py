@@ -155,7 +155,8 @@ def test_the_others_go_on_where_the_sum_recovers_and_their_result_is_gathered(
     """It is there, whether or not who started them is."""
     parties = Parties(recovering(), tmp_path / "run", timeout_s=5.0, silent_s=5.0)
     nobody_failed(parties.play({"passive-2": Harm(kind, at, signal=number)}))
-    active, again = parties.run.party("active"), {"resume": True, "transport": "local"}
+    active = parties.run.party("active")
+    again: dict[str, Any] = {"resume": True, "transport": "local"}
     alone = json.loads((active / "result.json").read_bytes())
     assert alone["attendance"]["left"] == {"passive-2": step}
     assert run(recovering(), parties.run.path, **again).accuracy == alone["accuracy"]
@@ -399,11 +400,12 @@ def test_no_ledger_goes_back(
 def test_a_run_is_gone_on_with_as_it_was_begun(stopped: Parties, tmp_path: Path) -> None:
     folder, file = stopped.run.path, stopped.run.config
     kept, other = file.read_bytes(), config_of().model_copy(update={"seed": 9})
-    for config, says, how in (
+    cases: list[tuple[Config, str, dict[str, Any]]] = [
         (config_of(), "resume with --transport local", {"resume": True}),
         (other, "another configuration", {"resume": True, "transport": "local"}),
         (other, "holds a run already; resume it", {"transport": "local"}),
-    ):
+    ]
+    for config, says, how in cases:
         with pytest.raises(CheckpointError, match=says):
             run(config, folder, **how)
     for arguments in (["--prepare"], ["--prepare", "--json"]):
