@@ -184,7 +184,7 @@ def _by_command(
     from secure_apfed import cli
     from secure_apfed.runs import party
 
-    party.play_party = partial(play_party, over=over)  # type: ignore[assignment]  # its own
+    party.play_party = partial(play_party, over=over)
     with redirect_stderr(io.StringIO()) as log, redirect_stdout(io.StringIO()) as out:
         code = cli.execute(["party", "--config", str(file), *more])
     return {"kind": f"code {code}", "message": log.getvalue(), "out": out.getvalue()}

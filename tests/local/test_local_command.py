@@ -284,8 +284,9 @@ def test_parties_that_are_started_by_hand_measure_report_and_cost_the_same(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     config = small_config(
-        {"name": "votes", "epsilon": 8.0},
+        {"name": "votes", "epsilon": 8.0, "prior": "ridge"},
         labels={"mechanism": "randomised_response", "epsilon": 2.0},
+        data={"dataset": "breast_cancer", "overlap": 0.8, "limit": 200},
     )
     parties = Parties(config, tmp_path / "apart", over="grpc", command=("--json",))
     said, folder, memory = parties.play(), parties.run.path, tmp_path / "memory"

@@ -80,10 +80,10 @@ def same_models(parties: Parties, memory: Path) -> None:
     assert model_digests(parties.run.path) == model_digests(memory)
 
 
-# Every so many-th is fast.
+FAST = ("bfv", "mixed", "pair by pair", "votes, noised", "votes, encrypted, dealt", "decomposed")
 PLAYED = [
-    *(pytest.param(case, "tcp", marks=[pytest.mark.slow] if at % 4 else [], id=case)
-      for at, case in enumerate(CASES)),
+    *(pytest.param(case, "tcp", marks=[] if case in FAST else pytest.mark.slow, id=case)
+      for case in CASES),
     *(pytest.param(case, over, marks=pytest.mark.slow, id=f"{case} over {over}")
       for case in ("tvfl", "votes, encrypted", "decomposed", "ckks") for over in ("grpc", "relay")),
 ]  # fmt: skip
