@@ -251,13 +251,14 @@ def test_a_checkpoint_that_was_lost_is_named_by_its_party(stopped: Parties) -> N
 
 
 def unreceived_of_every_link(folder: Path) -> int:
-    """Envelopes that never arrived; all logs must verify and agree."""
+    """Envelopes that never arrived, but at a dealer; all logs must verify and agree."""
     count = 0
     for one, other in itertools.combinations(sorted((folder / "parties").iterdir()), 2):
         found = compare_logs(one, other)
         assert found.agree, found.directions
         assert all(direction.equal for direction in found.directions)
-        count += sum(direction.unreceived for direction in found.directions)
+        if "dealer" not in (one.name, other.name):  # it may have ended before the last word
+            count += sum(direction.unreceived for direction in found.directions)
     return count
 
 
