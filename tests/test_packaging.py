@@ -21,16 +21,10 @@ from tests.docs.pages import blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 # Distribution -> where its project is, and its packages by their folders.
+OURS = ("secure_apfed", "attacks/apfed_attacks", "experiments/apfed_experiments")
 DISTRIBUTIONS = {
     "apfed_protocols": (ROOT / "protocols", (ROOT / "protocols" / "apfed_protocols",)),
-    "secure_apfed": (
-        ROOT,
-        (
-            ROOT / "secure_apfed",
-            ROOT / "attacks" / "apfed_attacks",
-            ROOT / "experiments" / "apfed_experiments",
-        ),
-    ),
+    "secure_apfed": (ROOT, tuple(ROOT / package for package in OURS)),
 }
 PACKAGES = [folder.name for _, folders in DISTRIBUTIONS.values() for folder in folders]
 
@@ -167,18 +161,7 @@ def test_wheel_ships_every_file_of_the_packages_and_nothing_else(
     assert f"{distribution}/py.typed" in names
 
 
-def test_packages_import_from_another_directory_and_the_command_line_answers(
-    clean_bin: Path, tmp_path: Path
-) -> None:
-    for package in PACKAGES:
-        program = f"import {package}; print({package}.__file__)"
-        where = Path(_run(str(clean_bin / "python"), "-c", program, cwd=tmp_path).strip())
-        assert where.is_relative_to(clean_bin.parent)
-    for arguments in (["--help"], ["run", "--help"]):
-        assert "Usage" in _run(str(clean_bin / "secure-apfed"), *arguments, cwd=tmp_path)
-
-
-def test_examples_run_beside_folders_with_the_names_of_ours(
+def test_packages_and_examples_run_beside_folders_with_the_names_of_ours(
     clean_bin: Path, tmp_path: Path
 ) -> None:
     folders = ("protocols", "attacks", "experiments")
@@ -193,13 +176,16 @@ def test_examples_run_beside_folders_with_the_names_of_ours(
                 'assert sorted(zip(rows["bank"], rows["shop"])) == [(1, 1), (2, 0)]',
                 "from apfed_protocols import *",  # every everyday name
                 "from secure_apfed import *",
-                f"import {', '.join(folders)}",
-                *(f"print({name}.__file__)" for name in folders),
+                f"import {', '.join((*folders, *PACKAGES))}",
+                *(f"print({name}.__file__)" for name in (*folders, *PACKAGES)),
             ]
         )
     )
-    told = _run(str(clean_bin / "python"), "example.py", cwd=tmp_path)
-    assert told.split() == [str(tmp_path / name / "__init__.py") for name in folders]
+    told = _run(str(clean_bin / "python"), "example.py", cwd=tmp_path).split()
+    assert told[: len(folders)] == [str(tmp_path / name / "__init__.py") for name in folders]
+    assert all(Path(place).is_relative_to(clean_bin.parent) for place in told[len(folders) :])
+    for arguments in (["--help"], ["run", "--help"]):
+        assert "Usage" in _run(str(clean_bin / "secure-apfed"), *arguments, cwd=tmp_path)
 
 
 def _resolve(folder: Path, python: str, *requirements: str) -> subprocess.CompletedProcess[str]:

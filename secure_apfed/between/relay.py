@@ -66,11 +66,6 @@ class _Entry(NamedTuple):
     own: bytes
     other: bytes
 
-    @property
-    def back(self) -> "_Entry":
-        """The entry of the peer that it waits for."""
-        return _Entry(self.room, self.other, self.own)
-
     @classmethod
     def parse(cls, message: bytes, challenge: bytes) -> "_Entry":
         """Read a hello that proves an identity of its room."""
@@ -155,7 +150,8 @@ class Relay:
             elif len(room) >= _MOST_IN_ROOM or (not room and len(self._rooms) >= _MOST_ROOMS):
                 raise RemoteProtocolError("it is full; come again, or ask who runs it")
             room = self._rooms.setdefault(entry.room, {})
-            room[entry], stream.partner = stream, room.get(entry.back)
+            room[entry] = stream
+            stream.partner = room.get(_Entry(entry.room, own=entry.other, other=entry.own))
             if stream.partner is not None:
                 stream.partner.partner = stream
             self._changed.notify_all()

@@ -115,12 +115,19 @@ class Site:
                 )
             folder = settings.folder
 
+            told = [0]  # epochs: NVFlare's log says how far the active is, and nothing more
+
+            def tell_progress(progress: Progress) -> None:
+                if progress.epoch > told[-1]:
+                    told.append(progress.epoch)
+                    _LOGGER.info("%s: epoch %d of %d", site, progress.epoch, progress.epochs)
+
             def tell_restart(why: str) -> None:
                 _LOGGER.warning("%s: %s", site, why)
                 _write_log(settings.folder, why)
 
             play_party(
-                file, resume=self._resume, meet=meet, on_progress=_Epochs(site).tell,
+                file, resume=self._resume, meet=meet, on_progress=tell_progress,
                 on_restart=tell_restart,
             )  # fmt: skip
         except Exception as error:
@@ -282,15 +289,3 @@ def _write_log(folder: Path | None, line: str) -> None:
         os.fdopen(open_regular(folder / _LOG, create=True), "a", encoding="utf-8") as log,
     ):
         log.write(f"{line}\n")
-
-
-class _Epochs:
-    """Says in NVFlare's log how far the active is, and nothing of how well it does."""
-
-    def __init__(self, site: str) -> None:
-        self._site, self._epoch = site, 0
-
-    def tell(self, progress: Progress) -> None:
-        if progress.epoch > self._epoch:
-            self._epoch = progress.epoch
-            _LOGGER.info("%s: epoch %d of %d", self._site, progress.epoch, progress.epochs)

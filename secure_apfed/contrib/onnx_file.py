@@ -78,9 +78,7 @@ def write_onnx(model: SoloModel, path: Path) -> None:
 
 
 def _check_names(model: SoloModel) -> None:
-    if not isinstance(model.encoding, ColumnEncoding):
-        return
-    for column in model.encoding.columns:
+    for column in model.encoding.columns if isinstance(model.encoding, ColumnEncoding) else ():
         if column.name in (_LABEL, _PROBABILITIES, *_NUMBERS) or column.name.startswith(_INSIDE):
             raise ModelError(
                 f"column {column.name!r} has a name that an ONNX graph of ours needs for itself; "
@@ -237,7 +235,12 @@ class _Graph:
             cats_strings=[text.encode() for text in column.categories], zeros=1,
         )  # fmt: skip
         known = self.node("Flatten", [hot], f"{own}_known", axis=1)
-        other = self._other(own, known, empty)
+        # Neither a category nor empty.
+        axis = self.constant(f"{own}_axis", _INT64, [1])
+        found = self.node("ReduceMax", [known, axis], f"{own}_found")
+        taken = self.node("Cast", [found], f"{own}_taken", to=_BOOL)
+        left_out = self.node("Or", [empty, taken], f"{own}_left_out")
+        other = self.node("Not", [left_out], f"{own}_other")
         pattern = f"(?s){blank}.*|.*{blank}|{_uncomposed()}|{RESPELT}"
         odd = self._matches(column, pattern, f"{own}_odd")
         self._refused.append(self.node("And", [odd, other], f"{own}_refused"))
@@ -245,14 +248,6 @@ class _Graph:
             same = self.node("Equal", [column.name, column.name], f"{own}_same")
             return self.node("Cast", [same], own, to=_FLOAT)
         return known
-
-    def _other(self, own: str, known: str, empty: str) -> str:
-        """Whether a text is neither a category nor empty."""
-        own_axis = self.constant(f"{own}_axis", _INT64, [1])
-        found = self.node("ReduceMax", [known, own_axis], f"{own}_found")
-        taken = self.node("Cast", [found], f"{own}_taken", to=_BOOL)
-        left_out = self.node("Or", [empty, taken], f"{own}_left_out")
-        return self.node("Not", [left_out], f"{own}_other")
 
     def _matches(self, column: CategoricalColumn, pattern: str, output: str) -> str:
         return self.node("RegexFullMatch", [column.name], output, pattern=pattern)

@@ -39,13 +39,10 @@ class TensorSpec:
     shape: tuple[int | None, ...]
 
     def fits(self, tensor: Tensor) -> bool:
-        return (
-            tensor.dtype == self.dtype
-            and tensor.dim() == len(self.shape)
-            and all(
-                want in (None, have) for want, have in zip(self.shape, tensor.shape, strict=True)
-            )
-        )
+        if (tensor.dtype, tensor.dim()) != (self.dtype, len(self.shape)):
+            return False
+        sizes = zip(self.shape, tensor.shape, strict=True)
+        return all(want in (None, have) for want, have in sizes)
 
 
 def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> bytes:

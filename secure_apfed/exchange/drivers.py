@@ -8,10 +8,9 @@ import contextlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError
-from apfed_protocols.seal import RunKey, SealedLink
 from secure_apfed.exchange.envelope import Envelope
 from secure_apfed.exchange.links import Awaited, Frame, Links, Script
 
@@ -117,31 +116,6 @@ class InMemory:
             )
             for name in every
         }  # fmt: skip
-
-    @classmethod
-    def sealed(
-        cls,
-        *,
-        session: str,
-        contract_hash: bytes,
-        run_keys: Mapping[str, RunKey],
-        record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
-    ) -> Self:
-        """Parties that agreed before: on the session's name, 32 bytes, and each other's keys."""
-        network = cls(run_keys, record)
-        seals = {
-            me: {
-                peer: SealedLink(me=me, peer=peer, run_key=key, contract_hash=contract_hash)
-                for peer in run_keys
-                if peer != me
-            }
-            for me, key in run_keys.items()
-        }
-        for me, links in network.links.items():
-            for peer, seal in seals[me].items():
-                seal.agree(run_keys[peer].public, seals[peer][me].hello)
-            links.seal(session, seals[me])
-        return network
 
     def post(self, sender: str, receiver: str, frame: bytes) -> None:
         self._inboxes[receiver].append((sender, frame))

@@ -82,12 +82,9 @@ class Envelope:
     """One message.
 
     Attributes:
-        session: the run that it belongs to.
-        step: training step from 0, or -1 before training.
-        kind: what the payload is.
-        sender, receiver: party names.
+        step: of training, from 0; -1 before it.
         sequence: number of this message on its link, from 0.
-        payload: bytes, absent from `repr`.
+        payload: absent from `repr`.
     """
 
     session: str

@@ -78,6 +78,14 @@ class Pair:
         made = (by or self.authority).issue(as_name or name, **how)
         return self.keep(name, made)
 
+    def say(self, name: str, **told: Any) -> None:
+        """Let a party's file say this."""
+        self.told[name].update(told)
+
+    def show(self, name: str, **how: Any) -> None:
+        """Let a party show another certificate; see `certify`."""
+        self.say(name, tls=self.certify(name, **how))
+
     def keep(self, name: str, made: Credentials) -> Tls:
         files = {}
         for kind, content in (

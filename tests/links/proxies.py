@@ -5,8 +5,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 __all__ = ["Proxy", "connect_proxy", "tls_proxy"]
 
@@ -121,43 +120,16 @@ def tls_proxy(port: int, ca: str, certificate: str, key: str) -> Proxy:
     )
 
 
-@contextmanager
-def connect_proxy() -> Iterator[tuple[int, list[str]]]:
-    """One that is asked to CONNECT; its port, and whither it was asked."""
-    listener, asked = socket.create_server((_HOST, 0)), list[str]()
+def connect_proxy(port: int) -> tuple[Proxy, list[str]]:
+    """One that is asked to CONNECT to that port, and whither it was asked."""
+    asked = list[str]()
 
-    def carry(one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while chunk := one.recv(_CHUNK):
-                other.sendall(chunk)
-        for end in (one, other):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+    def accept(came: socket.socket) -> socket.socket:
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += came.recv(1) or b"\r\n\r\n"
+        asked.append(head.split(b" ")[1].decode())
+        came.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        return came
 
-    def join(came: socket.socket) -> None:
-        # Where nobody listens yet, the connection ends, and who dials tries again.
-        with came, contextlib.suppress(OSError):
-            head = b""
-            while not head.endswith(b"\r\n\r\n"):
-                head += came.recv(1) or b"\r\n\r\n"
-            asked.append(head.split(b" ")[1].decode())
-            host, _, port = asked[-1].rpartition(":")
-            with socket.create_connection((host, int(port)), 5) as there:
-                there.settimeout(None)
-                came.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-                back = threading.Thread(target=carry, args=(there, came), daemon=True)
-                back.start()
-                carry(came, there)
-                back.join()
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                came, _ = listener.accept()
-                threading.Thread(target=join, args=(came,), daemon=True).start()
-
-    threading.Thread(target=serve, daemon=True).start()
-    try:
-        yield int(listener.getsockname()[1]), asked
-    finally:
-        listener.close()
+    return Proxy(port, accept=accept), asked

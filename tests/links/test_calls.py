@@ -5,15 +5,17 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from apfed_protocols.errors import PartyLeftError
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.between.calls import Calls, Carry
-from secure_apfed.exchange import Awaited, Kind
 from secure_apfed.exchange.resumable_link import Connection, Linked
 from secure_apfed.exchange.sealed_connection import MOST_SEALED, LocalEnd
+from tests.links.pair import awaiting
 from tests.waiting import LONG_S, wait_until
 
 NAMES = ("ann", "bob")
@@ -56,64 +58,38 @@ class Lines:
 
         return carry
 
-    def meet(self, *names: str, patience_s: float = LONG_S, meet_s: float = LONG_S) -> None:
-        def come(name: str) -> None:
-            self.met[name] = Linked.meet(
-                name, self.calls[name].ways(), patience_s=patience_s, meet_s=meet_s
-            )
-
-        together([lambda name=name: come(name) for name in names])  # type: ignore[misc]  # a default
-
-    def close(self) -> None:
-        together([one.close for one in self.met.values()])
+    def come(self, name: str) -> None:
+        ways = self.calls[name].ways()
+        self.met[name] = Linked.meet(name, ways, patience_s=LONG_S, meet_s=LONG_S)
 
 
-def together(tasks: list[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=task) for task in tasks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-@pytest.fixture(params=[0.0, 0.02], ids=["late", "failing"])
-def lines(request: pytest.FixtureRequest) -> Iterator[Lines]:
-    made = Lines(fails=request.param)
-    made.meet(*NAMES)
-    yield made
-    made.close()
+def together(*tasks: Callable[[], object]) -> None:
+    with ThreadPoolExecutor(len(tasks)) as threads:
+        for done in [threads.submit(task) for task in tasks]:
+            done.result()
 
 
 @pytest.fixture
-def calm() -> Iterator[Lines]:
-    made = Lines()
-    made.meet(*NAMES)
+def lines(request: pytest.FixtureRequest) -> Iterator[Lines]:
+    made = Lines(fails=getattr(request, "param", 0.0))
+    together(*(partial(made.come, name) for name in NAMES))
     yield made
-    made.close()
+    together(*(linked.close for linked in made.met.values()))
 
 
-def from_of(me: str, sender: str) -> Awaited:
-    return Awaited(me=me, senders=(sender,), kinds=(Kind.SUM,), step=3, least=1, patience=1)
-
-
+@pytest.mark.parametrize("lines", [0.0, 0.02], ids=["late", "failing"], indirect=True)
 def test_messages_come_in_order_each_once(lines: Lines) -> None:
     sent = [bytes([number % 256]) * (1 + 97 * number) for number in range(150)]
     sent.append(bytes(5 * 2**20))
-
-    def say() -> None:
-        for message in sent:
-            lines.met["ann"].post("bob", message)
-
-    speaking = threading.Thread(target=say)
-    speaking.start()
-    assert [lines.met["bob"].take(from_of("bob", "ann"), LONG_S)[1] for _ in sent] == sent
-    speaking.join()
+    for message in sent:
+        lines.met["ann"].post("bob", message)
+    assert [lines.met["bob"].take(awaiting("bob", "ann"), LONG_S)[1] for _ in sent] == sent
     assert lines.inversions > 0  # else nothing was put in order
 
 
-def test_the_end_of_the_job_ends_who_waits_and_names_party_phase_and_who_was_gone() -> None:
-    lines = Lines()
-    lines.meet(*NAMES)
+def test_the_end_of_the_job_ends_who_waits_and_names_party_phase_and_who_was_gone(
+    lines: Lines,
+) -> None:
     lines.fails = 1.0
     lines.met["bob"].post("ann", b"lost")
     wait_until(lambda: lines.failed, "that a call failed")
@@ -123,8 +99,8 @@ def test_the_end_of_the_job_ends_who_waits_and_names_party_phase_and_who_was_gon
         PartyLeftError,
         match="training: bob expected sum of step 3 from ann; the job was aborted; calls to ann",
     ):
-        lines.met["bob"].take(from_of("bob", "ann"), LONG_S)
-    lines.close()
+        lines.met["bob"].take(awaiting("bob", "ann"), LONG_S)
+    lines.calls["ann"].end("the job was aborted")
 
 
 def test_a_party_that_ended_before_it_came_is_named_at_once_with_why() -> None:
@@ -137,47 +113,47 @@ def test_a_party_that_ended_before_it_came_is_named_at_once_with_why() -> None:
     assert "\x1b" not in str(told.value)
 
 
-def test_calls_of_strangers_and_out_of_turn_are_refused(calm: Lines) -> None:
+def test_calls_of_strangers_and_out_of_turn_are_refused(lines: Lines) -> None:
     """NVFlare says whose a call is; who is there still proves itself."""
-    ann = calm.calls["ann"]
+    ann = lines.calls["ann"]
     ann.stopped("eve", "out")
     assert "out" not in repr(vars(ann))
     assert not ann.take("eve", NAME, 0, b"hello")  # not in the session
     assert not ann.take("bob", NAME, 1, b"hello")  # of no connection that began
     assert not ann.take("bob", b"short", 0, b"hello")
-    assert not calm.calls["bob"].take("ann", NAME, 0, b"hello")  # who is dialled, does not dial
+    assert not lines.calls["bob"].take("ann", NAME, 0, b"hello")  # who is dialled, does not dial
     assert ann.take("bob", NAME, 0, b"hello")
     assert not ann.take("bob", NAME, 0, b"hello")  # again
     assert not ann.take("bob", NAME, 5, b"hello")  # further ahead than anybody is
     assert not ann.take("bob", NAME, 1, bytes(MOST_SEALED + 1))
 
 
-def test_somebody_in_a_peers_name_cuts_no_connection(calm: Lines) -> None:
+def test_somebody_in_a_peers_name_cuts_no_connection(lines: Lines) -> None:
     for stranger in range(9):
-        calm.calls["ann"].take("bob", bytes([stranger]) * 32, 0, b"no hello")
-    calm.met["bob"].post("ann", b"after")
-    assert calm.met["ann"].take(from_of("ann", "bob"), 30)[1] == b"after"
-    assert calm.calls["ann"].take("bob", calm.names[0], -1, b"")  # the connection is there yet
-    assert len({*calm.names} - {bytes([one]) * 32 for one in range(9)}) == 1
+        lines.calls["ann"].take("bob", bytes([stranger]) * 32, 0, b"no hello")
+    lines.met["bob"].post("ann", b"after")
+    assert lines.met["ann"].take(awaiting("ann", "bob"), 30)[1] == b"after"
+    assert lines.calls["ann"].take("bob", lines.names[0], -1, b"")  # the connection is there yet
+    assert len({*lines.names} - {bytes([one]) * 32 for one in range(9)}) == 1
 
 
-def test_a_call_that_is_late_breaks_no_connection(calm: Lines) -> None:
-    calm.held_up = 20
+def test_a_call_that_is_late_breaks_no_connection(lines: Lines) -> None:
+    lines.held_up = 20
     for number in range(40):
-        calm.met["bob"].post("ann", bytes([number]))
-    came = [calm.met["ann"].take(from_of("ann", "bob"), 20)[1] for _ in range(40)]
+        lines.met["bob"].post("ann", bytes([number]))
+    came = [lines.met["ann"].take(awaiting("ann", "bob"), 20)[1] for _ in range(40)]
     assert came == [bytes([number]) for number in range(40)]
-    assert len(calm.names) == 1
+    assert len(lines.names) == 1
 
 
 def test_what_nobody_reads_is_refused_soon() -> None:
     lines = Lines()
     ways = {name: lines.calls[name].ways() for name in NAMES}
     made: dict[str, Connection] = {}
-    together([
+    together(
         lambda: made.update(bob=ways["bob"]["ann"]()),
         lambda: made.update(ann=wait_for(ways["ann"]["bob"])),
-    ])  # fmt: skip
+    )
     taken: list[bool] = []
 
     def pour(number: int) -> None:
@@ -197,13 +173,10 @@ def wait_for(connect: Callable[[], Connection]) -> Connection:
             return connect()
 
 
-def test_what_was_said_of_a_session_reaches_no_other() -> None:
-    lines = Lines()
-    lines.meet(*NAMES)
+def test_what_was_said_of_a_session_reaches_no_other(lines: Lines) -> None:
     former, lines.calls = lines.calls, Lines().calls
     for calls in former.values():
         calls.end("its session is over")
     assert not former["ann"].take("bob", lines.names[0], 2, b"late")
     assert not former["ann"].take("bob", NAME, 0, b"late")
     assert not lines.calls["ann"].take("bob", lines.names[0], 2, b"late")
-    lines.close()

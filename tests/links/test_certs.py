@@ -1,6 +1,9 @@
-"""The commands that make, show and revoke certificates, and what a relay needs to start."""
+"""The commands of certificates and of a relay; and two pages, whose files are a party's and whose
+words are the source's.
+"""
 
 import json
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,10 @@ import pytest
 
 from secure_apfed.between.certificates import Credentials, read_revoked
 from secure_apfed.cli import execute
+from secure_apfed.config.file import load_settings_text
 from secure_apfed.errors import ConfigError
+from secure_apfed.runs.party import PartyFile
+from tests.docs.pages import ROOT, text_of
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
@@ -76,3 +82,33 @@ def test_a_relay_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
         ("7001", [], "an address is host:port", 4),
     ):
         assert reads in json.dumps(said(capsys, "relay", "--listen", listen, *more, code=code))
+
+
+@pytest.mark.parametrize(
+    ("page", "link"), [("between-organisations", "grpc"), ("nvflare", "nvflare")]
+)
+def test_the_file_of_the_page_is_a_partys(page: str, link: str) -> None:
+    (shown,) = re.findall(r"```yaml\n(party:.*?)```", text_of(f"docs/{page}.md"), re.DOTALL)
+    for name, digit in (("9f...", "9"), ("3a...", "3"), ("77...", "7")):
+        shown = shown.replace(name, f'"{digit * 64}"')
+    told = load_settings_text(PartyFile, shown, source="page")
+    assert told.link == link
+    if link == "grpc":
+        assert told.peers["aggregator"].behind_proxy
+        assert told.peers["clinic"].address is None
+
+
+def test_what_the_page_says_people_read_is_what_the_source_says() -> None:
+    page = text_of("docs/between-organisations.md")
+    folders = ("protocols/apfed_protocols", "secure_apfed/exchange", "secure_apfed/between")
+    files = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
+    source = "".join(path.read_text(encoding="utf-8") for path in files)
+    for words in (
+        "nobody listens there", "its certificate has expired", "it ended the connection; where",
+        "that is not in tls.ca", "its certificate has another name",
+        "does not fit the key by which it is known",
+        "has not yet ended a session before this one",
+        "began anew: its process ended and was started again", "was altered, lost or repeated on",
+    ):  # fmt: skip
+        assert words in page
+        assert words in source

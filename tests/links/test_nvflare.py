@@ -1,4 +1,5 @@
-"""Parties inside a job of NVFlare's: memory's models, and errors that name who and what.
+"""Parties inside a job of NVFlare's: memory's models, and errors that name who and what. A site and
+a server without it: who may call, and who waits for whom.
 
 Each job takes half a minute, of which NVFlare's simulator takes most to start and to end.
 """
@@ -11,28 +12,112 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from safetensors.torch import load
 
+from apfed_protocols.errors import PartyLeftError
+from apfed_protocols.seal import fresh_identity
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.data import read_own
 from secure_apfed.errors import ConfigError
-from secure_apfed.runs.party import play_party
+from secure_apfed.files import make_private
+from secure_apfed.runs.local import prepare_parties
+from secure_apfed.runs.party import PartyFile, play_party
 from secure_apfed.runs.run import run
-from tests.links.jobs import OPEN, SHORT, WAIT, Job, job_of, needs_nvflare
+from tests.docs.pages import text_of
 from tests.local.processes import model_digests
-from tests.local.test_local_harm import recovering
+from tests.secure_apfed.small_runs import small_config
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-
+needs_nvflare = pytest.mark.skipif(
+    importlib.util.find_spec("nvflare") is None,
+    reason="nvflare is missing: pip install 'secure-apfed[nvflare]'",
+)
+OPEN = {"guard": {"mechanism": "none", "noise": "reproducible_insecure"}}
+SHORT = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
+WAIT = {"silent_passive": "wait", "patience_s": 60.0, "restarts": 2}
+JOB = (
+    "import json, sys; from pathlib import Path;"
+    "from secure_apfed.contrib.nvflare_job import simulate;"
+    "files, workspace, resume = json.loads(sys.argv[1]);"
+    "simulate({name: Path(file) for name, file in files.items()}, Path(workspace), resume=resume)"
+)
 FEW = {"data": {"dataset": "breast_cancer", "labelled": 40}}
 DEALT = {"alignment": {"protocol": "circuit"}}
+
+
+class Job:
+    """Parties' folders, and a job that plays them.
+
+    Attributes:
+        files: by party.
+        workspace: of NVFlare's server and sites.
+    """
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.run, self.workspace = folder / "run", folder / "nvflare"
+        make_private(self.run)
+        self.files = prepare_parties(config, self.run, over="nvflare", timeout_s=20)
+        for file in self.files.values():
+            file.write_text(file.read_text().replace("reconnect_s: 30.0", "reconnect_s: 3.0"))
+
+    def play(self, *, resume: bool = False, meanwhile: Callable[[], None] = lambda: None) -> int:
+        """Play to the end; return the exit code. Nothing of it is left."""
+        told = [{name: str(file) for name, file in self.files.items()}, str(self.workspace), resume]
+        process = subprocess.Popen(
+            [sys.executable, "-c", JOB, json.dumps(told)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        harm = threading.Thread(target=meanwhile)
+        harm.start()
+        try:
+            return process.wait(200)
+        finally:
+            process.kill()
+            for pid in self.processes():
+                os.kill(pid, signal.SIGKILL)
+            harm.join()
+
+    def processes(self, site: str = "") -> list[int]:
+        """Of this job's workspace, and of one site where one is named."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+            except OSError:
+                continue
+            of_site = not site or (
+                "--client" in words and words[words.index("--client") + 1] == site
+            )
+            if of_site and any(word.startswith(str(self.workspace)) for word in words):
+                found.append(int(entry.name))
+        return found
+
+    def said(self, name: str) -> str:
+        log = self.files[name].parent / "log.txt"
+        return log.read_text() if log.exists() else ""
+
+    def log(self, site: str) -> Path:
+        """NVFlare's, of one site or of the server."""
+        return self.workspace / "secure-apfed" / site / "log.txt"
+
+    def nvflares(self) -> dict[Path, bytes]:
+        """All that NVFlare's server and sites wrote."""
+        return {path: path.read_bytes() for path in self.workspace.rglob("*") if path.is_file()}
+
+
+def job_of(folder: Path, method: str, **changes: Any) -> Job:
+    return Job(small_config(method, **{"train": SHORT, **changes}), folder)
 
 
 def secrets_of(job: Job) -> list[bytes]:
@@ -154,39 +239,6 @@ def test_all_wait_for_a_site_that_was_frozen_and_end_with_memorys_models(tmp_pat
     assert not job.processes()
 
 
-@needs_nvflare
-@pytest.mark.slow
-def test_where_the_sum_recovers_the_others_go_on_without_a_site_that_was_frozen(
-    tmp_path: Path,
-) -> None:
-    rules = {"silent_passive": "recover", "patience_s": 8.0, "restarts": 1, "minimum_spread": 0.0}
-    config = recovering().model_dump(exclude_defaults=True)
-    config["train"] |= {"epochs": 80}
-    job = Job(Config.model_validate(config | {"rules": rules}), tmp_path)
-    for file in job.files.values():
-        file.write_text(file.read_text().replace("meet_s: 60.0", "meet_s: 15.0"))
-    metrics = job.run / "parties" / "active" / "metrics.jsonl"
-
-    def epochs() -> int:
-        return metrics.read_text().count("\n") if metrics.exists() else 0
-
-    def freeze() -> None:
-        wait_until(lambda: epochs() > 3)
-        (pid,) = job.processes("passive-2")
-        os.kill(pid, signal.SIGSTOP)
-        frozen = epochs()
-        wait_until(lambda: epochs() > frozen + 5)
-        os.kill(pid, signal.SIGCONT)
-
-    assert job.play(meanwhile=freeze) != 0
-    result = json.loads((job.run / "parties" / "active" / "result.json").read_bytes())
-    assert set(result["attendance"]["left"]) == {"passive-2"}
-    assert "passive-2 begins session 2 by itself" in job.said("passive-2")
-    assert not [name for name in job.files if name != "passive-2" and job.said(name)]
-    failed = re.findall(r"(\S+): PartyLeftError", job.nvflares()[job.log("server")].decode())
-    assert set(failed) == {"passive-2"}
-
-
 def test_without_nvflare_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvflare", None)
     for name in ("nvflare_site", "nvflare_job"):
@@ -201,12 +253,9 @@ def test_outside_a_job_such_a_party_says_where_it_belongs(tmp_path: Path) -> Non
         play_party(job.files["active"])
 
 
-PAGE = (Path(__file__).parents[2] / "docs/nvflare.md").read_text(encoding="utf-8")
-
-
 @needs_nvflare
 def test_the_pages_project_gives_kits_that_allow_parties_and_no_code(tmp_path: Path) -> None:
-    (project,) = re.findall(r"```yaml\n(api_version.*?)```", PAGE, re.DOTALL)
+    (project,) = re.findall(r"```yaml\n(api_version.*?)```", text_of("docs/nvflare.md"), re.DOTALL)
     (tmp_path / "project.yml").write_text(project)
     subprocess.run(
         [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "kits"],
@@ -222,3 +271,156 @@ def test_the_pages_project_gives_kits_that_allow_parties_and_no_code(tmp_path: P
         told = json.loads((kits / owner / "local/authorization.json.default").read_bytes())
         assert {rights["byoc"] for rights in told["permissions"].values()} == {"none"}
         assert told["permissions"]["lead"]["submit_job"] == "any"
+
+
+class Facade:
+    """What a site sees of NVFlare in a call, where no job is.
+
+    Attributes:
+        told: by peer, what it heard of this party's end.
+    """
+
+    def __init__(self, job: Job, caller: str) -> None:
+        self.site_name, self.caller = "active", caller
+        self.context = SimpleNamespace(abort_signal=SimpleNamespace(triggered=False))
+        self.told: dict[str, str] = {}
+        self.other_clients = [self._peer(name) for name in job.files if name != "active"]
+
+    def _peer(self, name: str) -> Any:
+        peer = SimpleNamespace(
+            carry=lambda *frame: False, stopped=lambda why: self.told.update({name: why})
+        )
+        return _Named(name, peer)
+
+
+class _Named:
+    def __init__(self, name: str, peer: Any) -> None:
+        self.name, self.peer = name, peer
+
+    def __call__(self, timeout: float) -> Any:
+        return self.peer
+
+
+def site_of(job: Job, caller: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Facade]:
+    """The active's, called by somebody."""
+    site = importlib.import_module("secure_apfed.contrib.nvflare_site")
+    facade = Facade(job, caller)
+    monkeypatch.setattr(site, "collab", facade)
+    monkeypatch.setenv(site.PARTY_FILE, str(job.files["active"]))
+    return site, facade
+
+
+@needs_nvflare
+def test_the_server_alone_starts_a_party_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(tmp_path, "apfed_c", **OPEN)
+    module, facade = site_of(job, "passive-1", monkeypatch)
+    played: list[Path] = []
+    monkeypatch.setattr(module, "play_party", lambda path, **options: played.append(path))
+    site = module.Site()
+    with pytest.raises(module.WrongSiteError, match="once a job, by the server alone"):
+        site.play()
+    assert not played
+    assert not facade.told
+    facade.caller = "server"
+    assert site.play() == ""
+    with pytest.raises(module.WrongSiteError, match="once a job, by the server alone"):
+        site.play()
+    assert len(played) == 1
+    assert set(facade.told.values()) == {"its part is over"}
+
+
+@needs_nvflare
+def test_after_the_end_of_the_job_no_session_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has `rules.restarts` left would wait for peers that never come."""
+    job = job_of(tmp_path, "apfed_c", **OPEN, rules=WAIT)
+    module, facade = site_of(job, "server", monkeypatch)
+    before = threading.active_count()
+    aborting = threading.Timer(1.0, lambda: setattr(facade.context.abort_signal, "triggered", True))
+    aborting.start()
+    assert "NVFlare ended the job" in module.Site().play()
+    assert "NVFlare ended the job" in job.said("active")
+    told = PartyFile.read(job.files["active"])
+    site = module.Site()
+    monkeypatch.setattr(
+        module, "play_party", lambda path, **options: meet_twice(options["meet"], told)
+    )
+    facade.context.abort_signal.triggered = True
+    assert "NVFlare ended the job" in site.play()
+    wait_until(lambda: threading.active_count() <= before + 1)  # nothing is left of them
+
+
+def meet_twice(meet: Callable[..., Any], told: PartyFile) -> None:
+    identity = fresh_identity()
+    known = {name: bytes.fromhex(peer.identity) for name, peer in told.peers.items()}
+    for _ in range(2):
+        with pytest.raises(PartyLeftError, match="NVFlare ended the job"):
+            meet(told, identity, known)
+    meet(told, identity, known)
+
+
+@needs_nvflare
+def test_a_job_has_no_site_of_the_servers_name() -> None:
+    made = importlib.import_module("secure_apfed.contrib.nvflare_job").PartyRecipe
+    with pytest.raises(ConfigError, match="server is the name of NVFlare's own"):
+        made(["active", "server"])
+
+
+class Sites(list[Any]):
+    """What the server sees of the sites of a job.
+
+    Args:
+        ends: by site, what its party returns and when; it never returns where there is nothing.
+        answering: who says that its party goes on.
+    """
+
+    def __init__(self, ends: dict[str, tuple[str, float] | None], answering: set[str]) -> None:
+        super().__init__(_Named(name, SimpleNamespace(playing=lambda: True)) for name in ends)
+        self._ends, self._answering, self.failures = ends, answering, dict[str, Exception]()
+        for site in self:
+            if site.name not in answering:
+                site.peer = SimpleNamespace(playing=self._silent)
+
+    def _silent(self) -> bool:
+        error = importlib.import_module("nvflare.collab.api.exceptions").CollabCallError
+        raise error("site", "playing", TimeoutError())
+
+    def __call__(self, *, process_resp_cb: Callable[[Any, str], Any], **options: Any) -> Any:
+        for name, end in self._ends.items():
+            if end is not None:
+                call = SimpleNamespace(target_name=name)
+                threading.Timer(end[1], process_resp_cb, (call, end[0])).start()
+        return SimpleNamespace(play=lambda: self)
+
+
+@needs_nvflare
+@pytest.mark.parametrize(
+    ("later", "told"),
+    [
+        (("", 2.0), "shop: PartyLeftError: out$"),  # it went on without the shop
+        (None, "shop: PartyLeftError: out; bank: it was not heard of any more$"),
+    ],
+)
+def test_the_server_waits_for_whoever_goes_on(
+    later: tuple[str, float] | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("secure_apfed.contrib.nvflare_site")
+    ends = {"shop": ("PartyLeftError: out", 0.1)}
+    sites = Sites({**ends, "bank": later}, {"bank"} if later else set())
+    monkeypatch.setattr(module, "_GRACE_S", 0.4)
+    monkeypatch.setattr(module, "collab", SimpleNamespace(clients=sites, is_aborted=False))
+    with pytest.raises(RuntimeError, match=told):
+        module.Server().run()
+
+
+@needs_nvflare
+def test_the_servers_log_takes_one_line_from_a_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("secure_apfed.contrib.nvflare_site")
+    sites = Sites({"shop": ("DataError: \n\x1b[2Jall is well" + "!" * 5000, 0.1)}, set())
+    monkeypatch.setattr(module, "collab", SimpleNamespace(clients=sites, is_aborted=False))
+    with pytest.raises(RuntimeError, match=r"^shop: DataError: \?\?\[2Jall is well!{50}") as raised:
+        module.Server().run()
+    assert len(str(raised.value)) < 500

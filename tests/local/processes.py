@@ -4,14 +4,16 @@ They are forked from a server that has imported what they need, so that each tak
 second to start; from there on they run what `secure-apfed party` runs.
 """
 
+import io
 import json
 import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -23,20 +25,25 @@ from secure_apfed.files import make_private
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.local import Way, prepare_parties, relaying
 from secure_apfed.runs.party import PartyFile, play_party
+from tests.secure_apfed.small_runs import small_config
 from tests.waiting import LONG_S, wait_until
 
 __all__ = [
     "PHASES",
+    "TRAIN",
     "Harm",
     "Impatient",
     "Parties",
+    "config_of",
     "hidden_files",
     "kind_of",
     "model_digests",
     "nobody_failed",
+    "recovering",
     "the_others_say_who_and_when",
 ]
 
+TRAIN = {"epochs": 3, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
 PHASES = {"agreement", "alignment", "set-up", "training", "checkpoint"}
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -138,7 +145,9 @@ def _harm_writing(harm: Harm, folder: Path) -> None:
     os.fsync, Path.replace = syncing, moving  # type: ignore[method-assign,assignment]  # its own
 
 
-def _play(file: Path, resume: bool, harm: Harm | None, silent_s: float) -> None:
+def _play(
+    file: Path, resume: bool, harm: Harm | None, silent_s: float, command: Sequence[str] | None
+) -> None:
     """The whole of one process."""
     import torch
 
@@ -155,8 +164,9 @@ def _play(file: Path, resume: bool, harm: Harm | None, silent_s: float) -> None:
     over: Callable[[Transport], Transport] = lambda transport: (  # noqa: E731
         _Harmed(transport, harm, folder) if harm and not restarts else transport
     )
-    if harm and harm.signal == signal.SIGTERM:
-        said = _by_command(file, resume, over)
+    if command is not None or (harm and harm.signal == signal.SIGTERM):
+        more = [*(command or ()), *(["--resume"] if resume else [])]
+        said = _by_command(file, more, over)
     else:
         try:
             play_party(file, resume=resume, over=over, on_restart=restarted)
@@ -167,22 +177,24 @@ def _play(file: Path, resume: bool, harm: Harm | None, silent_s: float) -> None:
     (folder / "said.json").write_text(json.dumps(said))
 
 
-def _by_command(file: Path, resume: bool, over: Callable[[Transport], Transport]) -> dict[str, Any]:
+def _by_command(
+    file: Path, more: Sequence[str], over: Callable[[Transport], Transport]
+) -> dict[str, Any]:
     """As the command does it, which minds SIGTERM."""
     from secure_apfed import cli
     from secure_apfed.runs import party
 
-    def played(path: Path, **options: Any) -> None:
-        play_party(path, over=over, **options)
-
-    party.play_party = played
-    with (file.parent / "log.txt").open("w") as log, redirect_stderr(log):
-        code = cli.execute(["party", "--config", str(file), *(["--resume"] if resume else [])])
-    return {"kind": f"code {code}", "message": (file.parent / "log.txt").read_text()}
+    party.play_party = partial(play_party, over=over)
+    with redirect_stderr(io.StringIO()) as log, redirect_stdout(io.StringIO()) as out:
+        code = cli.execute(["party", "--config", str(file), *more])
+    return {"kind": f"code {code}", "message": log.getvalue(), "out": out.getvalue()}
 
 
 class Parties:
     """A run's folder with all parties' in it, played in processes again and again.
+
+    Args:
+        command: options of the command that plays each; None: the library does, without it.
 
     Attributes:
         gone_after_s: of this machine, after so long whose process is gone is not waited for.
@@ -193,11 +205,12 @@ class Parties:
     def __init__(
         self, config: Config, folder: Path, *, data: VerticalData | None = None,
         timeout_s: float = 60.0, meet_s: float = 60.0, silent_s: float = 15.0, over: Way = "tcp",
+        command: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
         self.config, self.run = config, RunFolder(folder)
         make_private(folder)
         self._data, self._timeout_s, self._meet_s = data, timeout_s, meet_s
-        self._silent_s = silent_s
+        self._silent_s, self._command = silent_s, command
         self._over: Way = over
         self.processes: dict[str, BaseProcess] = {}
 
@@ -232,7 +245,7 @@ class Parties:
         """Start one party's process, as whatever watches over its machine does."""
         file = self.run.party(name) / "party.yaml"
         process: BaseProcess = _CONTEXT.Process(
-            target=_play, args=(file, resume, harm, self._silent_s), daemon=True
+            target=_play, args=(file, resume, harm, self._silent_s, self._command), daemon=True
         )
         process.start()
         self.processes[name] = process
@@ -316,3 +329,23 @@ def model_digests(run: Path) -> dict[str, str]:
     """By party, the digest of the parameters with which it ended."""
     ended = sorted((run / "parties").glob("*/ended.json"))  # a dealer learns nothing
     return {one.parent.name: json.loads(one.read_bytes())["model_sha256"] for one in ended}
+
+
+def config_of() -> Config:
+    return small_config(
+        train=TRAIN,
+        guard={"mechanism": "none", "noise": "reproducible_insecure"},
+        alignment={"protocol": "circuit"},
+    )
+
+
+def recovering() -> Config:
+    settings: dict[str, Any] = {
+        "name": "recovering", "method": "apfed_c", "party_seeds": "shared_for_comparison",
+        "data": {"dataset": "digits", "views": 4, "limit": 512},
+        "model": {"network": "mlp", "hidden": [16], "representation": 8, "projection": 8},
+        "train": {"epochs": 3, "batch_size": 128, "learning_rate": 0.1, "device": "cpu"},
+        "secure_sum": {"scheme": "plain", "masks": "recoverable", "threshold": 2},
+        "guard": {"mechanism": "none"}, "rules": {"minimum_spread": 0.0},
+    }  # fmt: skip
+    return Config.model_validate(settings)

@@ -82,12 +82,12 @@ FROZEN = "the link to active was broken for 3 s (no sign of life for 15 s)"
 
 
 @IN_PROC
-@pytest.mark.parametrize("training", ["split_nn"], indirect=True)
+@pytest.mark.parametrize("training", ["single_view"], indirect=True)
 def test_a_killed_launcher_leaves_no_process(
     training: tuple[Path, "subprocess.Popen[bytes]"],
 ) -> None:
     folder, launcher = training
-    assert set(processes_of(folder)) == {"active", "passive-1", "passive-2"}
+    assert set(processes_of(folder)) == {"active"}
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
     wait_until(lambda: not processes_of(folder), "that no process is left")
@@ -129,13 +129,18 @@ def costs_the_same(memory: Path, apart: Path, figure: str, party: str, capsys: A
     """One thing has one price and one name in the folders of both runs, in that of the active
     alone, in the report, and in the own log of the party that pays it.
     """
+    assert model_digests(memory) == model_digests(apart)
     alone, run_apart = read_finished_run(memory), read_finished_run(apart)
     assert alone.outcome.contributions == run_apart.outcome.contributions
     own = read_finished_run(apart / "parties" / "active")
     # What the passives said at the end stands in the active's own folder, too.
     assert (own.epsilon, own.figure) == (alone.epsilon, alone.figure)
     assert own.solo == run_apart.solo
-    charged = {one.figure: one.epsilon for one in own.outcome.contributions.values()}
+    cards = [
+        json.loads((folder / "model.json").read_bytes())["epsilon"] for folder in (memory, apart)
+    ]
+    assert cards[0] == cards[1]
+    charged = {spent.figure: spent.epsilon for spent in own.outcome.contributions.values()}
     charged.setdefault(own.figure, own.epsilon)
     assert 0 < charged[figure] < math.inf
     assert figure in (apart / "report.html").read_text("utf-8")
@@ -157,14 +162,11 @@ def printed(config: Config, folder: Path, capsys: Any, *how: str) -> list[str]:
 def test_it_leaves_a_run_folder_as_memory_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    attacks: Any = ({"name": "model_completion"},)
+    config = small_config("tvfl", attacks=({"name": "label_gradients"},))
     finished = tmp_path / "run"
-    printed(
-        small_config(attacks=attacks), finished, capsys, "--transport", "local", "--no-baselines"
-    )
+    printed(config, finished, capsys, "--transport", "local", "--no-baselines")
     run(load_config(finished / "config.yaml"), tmp_path / "memory")
-    assert model_digests(finished) == model_digests(tmp_path / "memory")
-    costs_the_same(tmp_path / "memory", finished, "epsilon_x", "active", capsys)
+    costs_the_same(tmp_path / "memory", finished, "epsilon_x", "passive-1", capsys)
     results = [
         json.loads((folder / "result.json").read_bytes())
         for folder in (finished, tmp_path / "memory")
@@ -281,30 +283,26 @@ def test_parties_that_are_started_by_hand_measure_report_and_cost_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    labels = {"mechanism": "randomised_response", "epsilon": 2.0}
-    config = small_config({"name": "votes", "epsilon": 8.0}, labels=labels)
-    folder = tmp_path / "apart"
-    printed(config, folder, capsys, "--prepare", "--transport", "grpc")
-    started = {
-        one.name: subprocess.Popen(
-            [sys.executable, "-m", "secure_apfed.cli", "party", "--config",
-             str(one / "party.yaml"), "--json"],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for one in sorted((folder / "parties").iterdir())
-    }  # fmt: skip
-    said = {name: process.communicate(timeout=300) for name, process in started.items()}
-    assert {name: one.returncode for name, one in started.items()} == dict.fromkeys(said, 0), said
-    assert {name for name, (out, _) in said.items() if out} == {"active"}
-    told, active = json.loads(said["active"][0]), folder / "parties" / "active"
+    config = small_config(
+        {"name": "votes", "epsilon": 8.0, "prior": "ridge"},
+        labels={"mechanism": "randomised_response", "epsilon": 2.0},
+        data={"dataset": "breast_cancer", "overlap": 0.8, "limit": 200},
+    )
+    parties = Parties(config, tmp_path / "apart", over="grpc", command=("--json",))
+    said, folder, memory = parties.play(), parties.run.path, tmp_path / "memory"
+    assert {name: told["kind"] for name, told in said.items()} == dict.fromkeys(said, "code 0"), (
+        said
+    )
+    assert {name for name, told in said.items() if told["out"]} == {"active"}
+    active = parties.run.party("active")
     assert (active / "report.html").is_file()
-    assert not (folder / "parties" / "passive-1" / "report.html").exists()
-    assert told["solo"]["labels"] == "answered"  # of its label mechanism
-    rows = printed(config, tmp_path / "memory", capsys)
+    assert not (parties.run.party("passive-1") / "report.html").exists()
+    assert json.loads(said["active"]["out"])["solo"]["labels"] == "answered"  # of its mechanism
+    rows = printed(config, memory, capsys)
     assert printed(config, folder, capsys, "--resume", "--transport", "grpc") == rows
-    costs_the_same(tmp_path / "memory", folder, "epsilon_v", "passive-1", capsys)
-    alone, apart = (read_finished_run(one).solo for one in (tmp_path / "memory", folder))
+    costs_the_same(memory, folder, "epsilon_v", "passive-1", capsys)
+    alone, apart = (read_finished_run(run_folder).solo for run_folder in (memory, folder))
     assert alone is not None
     assert apart is not None
-    measured = {one.name: one for one in apart.baselines}  # in this process, tests have fewer
-    assert all(one == measured[one.name] for one in alone.baselines)
+    measured = {found.name: found for found in apart.baselines}  # here, tests have fewer
+    assert all(found == measured[found.name] for found in alone.baselines)

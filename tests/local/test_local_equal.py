@@ -1,5 +1,5 @@
 """Parties apart and memory give the same models, for every method and every secure sum, also where
-connections break.
+connections break, or where a party of any method is killed at a checkpoint and all resume.
 """
 
 import json
@@ -11,15 +11,27 @@ from typing import Any
 import pytest
 
 from apfed_protocols.sums import SECURE_SUMS
+from secure_apfed.config import Config
+from secure_apfed.exchange import Kind
+from secure_apfed.methods import METHODS
 from secure_apfed.runs.local import Way
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from tests.links.proxies import Proxy
-from tests.local.processes import Parties, model_digests, nobody_failed
+from tests.local.processes import (
+    Harm,
+    Parties,
+    model_digests,
+    nobody_failed,
+    the_others_say_who_and_when,
+)
 from tests.secure_apfed.small_runs import Said, small_config
 from tests.waiting import LONG_S, wait_until
 
-pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
+    pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
+]
 
 SUMS = {
     name: {"secure_sum": {"scheme": kind.scheme, "masks": kind.masks}}
@@ -68,10 +80,10 @@ def same_models(parties: Parties, memory: Path) -> None:
     assert model_digests(parties.run.path) == model_digests(memory)
 
 
-# Every so many-th is fast.
+FAST = ("bfv", "mixed", "pair by pair", "votes, noised", "votes, encrypted, dealt", "decomposed")
 PLAYED = [
-    *(pytest.param(case, "tcp", marks=[pytest.mark.slow] if at % 4 else [], id=case)
-      for at, case in enumerate(CASES)),
+    *(pytest.param(case, "tcp", marks=[] if case in FAST else pytest.mark.slow, id=case)
+      for case in CASES),
     *(pytest.param(case, over, marks=pytest.mark.slow, id=f"{case} over {over}")
       for case in ("tvfl", "votes, encrypted", "decomposed", "ckks") for over in ("grpc", "relay")),
 ]  # fmt: skip
@@ -98,6 +110,44 @@ def test_secret_seeds_give_other_models_each_time(tmp_path: Path) -> None:
         run(config, tmp_path / name)
         digests.append(model_digests(tmp_path / name))
     assert not set(digests[0].values()) & (set(digests[1].values()) - {digests[1]["aggregator"]})
+
+
+AT_ONCE = ("split_nn_sum", "h_fedmv", "mmvfl")
+HELPED = [name for name, method in METHODS.items() if method.settings.has_passives]
+# Their answers have noise that a new session draws anew, and the budget is for one.
+ONCE_ONLY = ("votes_moment",)
+
+
+def config_for(method: str) -> Config:
+    if METHODS[method].settings.opens_votes:
+        few = {"dataset": "breast_cancer", "labelled": 40}
+        config = small_config({"name": method, "prior": "labeller"}, data=few)
+    else:
+        config = small_config(method)
+    train = config.train.model_copy(update={"epochs": 2, "batch_size": 128})
+    return config.model_copy(update={"train": train})
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=[] if m in AT_ONCE else pytest.mark.slow) for m in HELPED]
+)
+@pytest.mark.parametrize("harmed", ["active", "passive-1"])
+@pytest.mark.sampled(every=3)
+def test_who_is_killed_at_a_checkpoint_resumes_the_same(
+    harmed: str, method: str, tmp_path: Path
+) -> None:
+    config = config_for(method)
+    run(config, tmp_path / "memory")
+    parties = Parties(config, tmp_path / "run")
+    # The active dies where some have saved that step, a passive where it alone has.
+    kind, at = (Kind.CHECKPOINT, 1) if harmed == "active" else (Kind.SAVED, 0)
+    the_others_say_who_and_when(parties.play({harmed: Harm(kind, at)}), harmed)
+    said = parties.play(resume=True)
+    if method in ONCE_ONLY:
+        assert "BudgetExhaustedError" in {one["kind"] for one in said.values()}
+        return
+    nobody_failed(said)
+    assert model_digests(parties.run.path) == model_digests(tmp_path / "memory")
 
 
 class Proxied(Parties):

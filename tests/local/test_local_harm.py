@@ -1,8 +1,9 @@
 """A party that is killed, frozen or asked to end, in any phase or while it writes: the others end
-and say who, or go on without it. Nothing is torn, and resuming gives the models of a run that
-nothing befell.
+and say who, or go on without it. Nothing is torn, no log ever loses a line, and resuming gives the
+models of a run that nothing befell.
 """
 
+import itertools
 import json
 import signal
 from collections.abc import Iterator
@@ -11,50 +12,43 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from secure_apfed.audit_log import compare_logs, verify_log
+from secure_apfed.cli import execute
 from secure_apfed.config import Config
+from secure_apfed.config.file import load_config
+from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind
 from secure_apfed.runs.local import Way
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import load_model
 from tests.local.processes import (
+    TRAIN,
     Harm,
     Impatient,
     Parties,
+    config_of,
     hidden_files,
     model_digests,
     nobody_failed,
+    recovering,
     the_others_say_who_and_when,
 )
-from tests.secure_apfed.small_runs import small_config
+from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
-TRAIN = {"epochs": 3, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
 # Every role and every kind of message that it sends, and which of them it never comes to send.
 SENT: dict[tuple[str, Kind], int] = {
-    ("active", Kind.GREETING): 1,
-    ("active", Kind.SESSION): 0,
-    ("active", Kind.SIGNATURE): 2,
-    ("active", Kind.ALIGNMENT): 1,
-    ("active", Kind.SUM_SETUP): 0,
-    ("active", Kind.READY): 3,
-    ("active", Kind.REPRESENTATIONS): 7,
-    ("active", Kind.CHECKPOINT): 4,
-    ("active", Kind.END): 0,
-    ("passive-1", Kind.GREETING): 0,
-    ("passive-1", Kind.SIGNATURE): 1,
-    ("passive-1", Kind.ALIGNMENT): 1,
-    ("passive-1", Kind.SUM_SETUP): 0,
-    ("passive-1", Kind.READY): 0,
-    ("passive-1", Kind.CONTRIBUTION): 4,
-    ("passive-1", Kind.SAVED): 0,
-    ("aggregator", Kind.GREETING): 3,
-    ("aggregator", Kind.SIGNATURE): 0,
-    ("aggregator", Kind.READY): 1,
-    ("aggregator", Kind.SUM): 5,
-    ("aggregator", Kind.SAVED): 1,
-    ("dealer", Kind.GREETING): 0,
-    ("dealer", Kind.SIGNATURE): 3,
-    ("dealer", Kind.ALIGNMENT): 1,
-    ("dealer", Kind.READY): 1,
+    (name, Kind(sent.split()[0])): int(sent.split()[1])
+    for name, every in {
+        "active": "greeting 1, session 0, signature 2, alignment 1, sum-setup 0, ready 3, "
+        "representations 7, checkpoint 4, end 0",
+        "passive-1": "greeting 0, signature 1, alignment 1, sum-setup 0, ready 0, contribution 4, "
+        "saved 0",
+        "aggregator": "greeting 3, signature 0, ready 1, sum 5, saved 1",
+        "dealer": "greeting 0, signature 3, alignment 1, ready 1",
+    }.items()
+    for sent in every.split(", ")
 }
 WRITTEN = [
     ("active", "checkpoint-6.bin", "torn"), ("passive-1", "checkpoint-6.bin", "whole"),
@@ -97,7 +91,7 @@ CASES: dict[str, list[Case]] = {
           for over, _ in APART for name in ("active", "passive-1")),
     ],
 }  # fmt: skip
-SAMPLED = {"killed": 6, "killed while it writes": 4, "frozen": 4, "asked to end": 3}
+SAMPLED = {"killed": 8, "killed while it writes": 4, "asked to end": 3}
 
 
 def cases() -> Iterator[Any]:
@@ -106,22 +100,6 @@ def cases() -> Iterator[Any]:
         for at, case in enumerate(harms):
             slow = [pytest.mark.slow] if at % SAMPLED.get(what, len(harms)) else []
             yield pytest.param(*case, marks=slow, id=f"{what}-{case[0]}-{at}")
-
-
-def config_of() -> Config:
-    return small_config(
-        train=TRAIN,
-        guard={"mechanism": "none", "noise": "reproducible_insecure"},
-        alignment={"protocol": "circuit"},
-    )
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    said = Parties(config_of(), folder).play()
-    nobody_failed(said)
-    return folder
 
 
 def test_every_kind_of_message_of_every_role_is_harmed_once(whole: Path) -> None:
@@ -165,29 +143,30 @@ def test_who_comes_to_harm_is_named_and_the_run_resumes_the_same(
     assert model_digests(parties.run.path) == model_digests(whole)
 
 
-def recovering() -> Config:
-    settings: dict[str, Any] = {
-        "name": "recovering", "method": "apfed_c", "party_seeds": "shared_for_comparison",
-        "data": {"dataset": "digits", "views": 4, "limit": 512},
-        "model": {"network": "mlp", "hidden": [16], "representation": 8, "projection": 8},
-        "train": {"epochs": 3, "batch_size": 128, "learning_rate": 0.1, "device": "cpu"},
-        "secure_sum": {"scheme": "plain", "masks": "recoverable", "threshold": 2},
-        "guard": {"mechanism": "none"}, "rules": {"minimum_spread": 0.0},
-    }  # fmt: skip
-    return Config.model_validate(settings)
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize(("kind", "at", "step"), [(Kind.CONTRIBUTION, 2, 2), (Kind.SAVED, 0, 4)])
-def test_the_others_go_on_where_the_sum_recovers(
-    kind: Kind, at: int, step: int, number: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "at", "number", "step"),
+    [(Kind.CONTRIBUTION, 2, signal.SIGSTOP, 2), (Kind.CONTRIBUTION, 2, signal.SIGKILL, 2),
+     (Kind.SAVED, 0, signal.SIGSTOP, 4), (Kind.SAVED, 0, signal.SIGKILL, 4)],
+)  # fmt: skip
+@pytest.mark.sampled(every=3)
+def test_the_others_go_on_where_the_sum_recovers_and_their_result_is_gathered(
+    kind: Kind, at: int, number: int, step: int, tmp_path: Path
 ) -> None:
+    """It is there, whether or not who started them is."""
     parties = Parties(recovering(), tmp_path / "run", timeout_s=5.0, silent_s=5.0)
-    said = parties.play({"passive-2": Harm(kind, at, signal=number)})
-    nobody_failed(said)
+    nobody_failed(parties.play({"passive-2": Harm(kind, at, signal=number)}))
     active = parties.run.party("active")
-    attendance = json.loads((active / "result.json").read_bytes())["attendance"]
-    assert attendance["left"] == {"passive-2": step}
+    again: dict[str, Any] = {"resume": True, "transport": "local"}
+    alone = json.loads((active / "result.json").read_bytes())
+    assert alone["attendance"]["left"] == {"passive-2": step}
+    assert run(recovering(), parties.run.path, **again).accuracy == alone["accuracy"]
+    assert load_model(parties.run.path).classes == load_model(active).classes
+    with pytest.raises(CheckpointError, match="holds a finished run"):
+        run(recovering(), parties.run.path, **again)
+
+
+def held(parties: Parties, name: str) -> list[str]:
+    return sorted(path.name for path in parties.run.party(name).glob("checkpoint-*"))
 
 
 def test_who_left_comes_back_when_the_run_is_resumed(tmp_path: Path) -> None:
@@ -195,11 +174,9 @@ def test_who_left_comes_back_when_the_run_is_resumed(tmp_path: Path) -> None:
     parties = Parties(recovering(), tmp_path / "run")
     harms = {"passive-2": Harm(Kind.CONTRIBUTION, 5), "active": Harm(Kind.REPRESENTATIONS, 29)}
     parties.play(harms)
-    held = [sorted(parties.run.party(name).glob("checkpoint-*")) for name in harms]
-    assert [path.name for path in held[0]] == ["checkpoint-0.bin", "checkpoint-4.bin"]
-    assert [path.name for path in held[1]] == ["checkpoint-4.bin", "checkpoint-8.bin"]
-    said = parties.play(resume=True)
-    nobody_failed(said)
+    assert held(parties, "passive-2") == ["checkpoint-0.bin", "checkpoint-4.bin"]
+    assert held(parties, "active") == ["checkpoint-4.bin", "checkpoint-8.bin"]
+    nobody_failed(parties.play(resume=True))
     result = json.loads((parties.run.party("active") / "result.json").read_bytes())
     assert result["attendance"] == {"left": {}, "steps_without_all": 0}
 
@@ -209,23 +186,19 @@ def test_who_was_ahead_by_a_checkpoint_is_resumed_again_and_again(
 ) -> None:
     parties = Parties(config_of(), tmp_path / "run")
     parties.play({"passive-1": Harm(Kind.SAVED, 1)})
-    ahead = sorted(path.name for path in parties.run.party("passive-2").glob("checkpoint-*"))
-    behind = sorted(path.name for path in parties.run.party("active").glob("checkpoint-*"))
-    assert ahead > behind
+    assert held(parties, "passive-2") > held(parties, "active")
     parties.play({"active": Harm(Kind.REPRESENTATIONS, 3)}, resume=True)
-    for name in ("active", "passive-1", "passive-2"):
-        assert list(parties.run.party(name).glob("checkpoint-*")), name
+    assert all(held(parties, name) for name in ("active", "passive-1", "passive-2"))
     nobody_failed(parties.play(resume=True))
     assert model_digests(parties.run.path) == model_digests(whole)
 
 
-def test_checkpoints_of_another_run_or_party_are_refused(tmp_path: Path) -> None:
+def test_checkpoints_of_another_run_or_party_are_refused(stopped: Parties, tmp_path: Path) -> None:
     """Of the same settings and people, but with the rows in another order; or of a peer."""
-    one, other = (Parties(config_of(), tmp_path / name) for name in ("one", "other"))
-    for parties in (one, other):
-        parties.play({"active": Harm(Kind.REPRESENTATIONS, 0)})
-    place, mine, key = one.run.party("passive-1"), "checkpoint-0.bin", "identity.pem"
-    theirs, peer = other.run.party("passive-1"), one.run.party("passive-2")
+    other = Parties(config_of(), tmp_path / "other")
+    other.play({"active": Harm(Kind.REPRESENTATIONS, 13)})
+    place, mine, key = stopped.run.party("passive-1"), "checkpoint-6.bin", "identity.pem"
+    theirs, peer = other.run.party("passive-1"), stopped.run.party("passive-2")
     kept = {name: (place / name).read_bytes() for name in (mine, key)}
     for taken, told in (
         ({mine: theirs}, "with another identity than that of passive-1"),
@@ -235,25 +208,21 @@ def test_checkpoints_of_another_run_or_party_are_refused(tmp_path: Path) -> None
         for name, content in kept.items():
             whose = taken.get(name)
             (place / name).write_bytes((whose / name).read_bytes() if whose else content)
-        with one.started(resume=True):
-            assert told in one.watch(["passive-1"])["passive-1"]["message"]
+        with stopped.started(resume=True):
+            assert told in stopped.watch(["passive-1"])["passive-1"]["message"]
     for name, content in kept.items():
         (place / name).write_bytes(content)
-    nobody_failed(one.play(resume=True))
+    nobody_failed(stopped.play(resume=True))
 
 
-def test_nobody_begins_anew_over_what_others_hold(tmp_path: Path) -> None:
-    parties = Parties(config_of(), tmp_path / "run")
-    parties.play({"active": Harm(Kind.REPRESENTATIONS, 7)})
-    held = {path: path.read_bytes() for path in parties.run.path.rglob("checkpoint-*")}
-    lost = parties.run.party("active")
+def test_nobody_begins_anew_over_what_others_hold(stopped: Parties) -> None:
+    before = {path: path.read_bytes() for path in stopped.run.path.rglob("checkpoint-*")}
+    lost = stopped.run.party("active")
     for path in (*lost.glob("checkpoint-*"), *lost.glob("ledger-*")):
         path.unlink()
-    said = parties.play(resume=True)  # the active begins anew, since it has nothing to go on from
+    said = stopped.play(resume=True)  # the active begins anew, since it has nothing to go on from
     assert "begins anew, and the folder of passive-1 holds step" in said["passive-1"]["message"]
-    for path, content in held.items():
-        if path.parent.name != "active":
-            assert path.read_bytes() == content
+    assert all(path.read_bytes() == before[path] for path in before if path.parent != lost)
 
 
 def test_nobody_begins_anew_over_votes_that_were_cast(tmp_path: Path) -> None:
@@ -272,12 +241,210 @@ def test_nobody_begins_anew_over_votes_that_were_cast(tmp_path: Path) -> None:
     assert "answers-passive-1.jsonl counts what passive-1 released" in said["passive-1"]["message"]
 
 
-def test_a_checkpoint_that_was_lost_is_named_by_its_party(tmp_path: Path) -> None:
-    parties = Parties(config_of(), tmp_path / "run")
-    parties.play({"active": Harm(Kind.REPRESENTATIONS, 7)})
-    for path in parties.run.party("passive-2").glob("checkpoint-*"):
+def test_a_checkpoint_that_was_lost_is_named_by_its_party(stopped: Parties) -> None:
+    for path in stopped.run.party("passive-2").glob("checkpoint-*"):
         path.unlink()
-    said = parties.play(resume=True)
+    said = stopped.play(resume=True)
     assert said["passive-2"]["kind"] == "CheckpointError"
     assert "passive-2 holds no step before it" in said["passive-2"]["message"]
     assert "passive-2 stopped the run: CheckpointError" in said["active"]["message"]
+
+
+def unreceived_of_every_link(folder: Path) -> int:
+    """Envelopes that never arrived, but at a dealer; all logs must verify and agree."""
+    count = 0
+    for one, other in itertools.combinations(sorted((folder / "parties").iterdir()), 2):
+        found = compare_logs(one, other)
+        assert found.agree, found.directions
+        assert all(direction.equal for direction in found.directions)
+        if "dealer" not in (one.name, other.name):  # it may have ended before the last word
+            count += sum(direction.unreceived for direction in found.directions)
+    return count
+
+
+def test_the_logs_of_a_run_are_signed_and_agree_on_every_link(whole: Path) -> None:
+    assert unreceived_of_every_link(whole) == 0
+    for party in (whole / "parties").iterdir():
+        summary = verify_log(party)
+        assert summary.signed
+        assert (summary.opened, summary.agreed) == (1, 1)
+        # The active writes its results before it says that the session ends.
+        sent = {
+            (flow.peer, flow.kind): (flow.envelopes, flow.size)
+            for flow in summary.flows
+            if flow.event == "sent" and flow.kind is not Kind.END
+        }
+        flows = json.loads((party / "transcript.json").read_bytes())
+        assert sent == {
+            (flow["receiver"], Kind(flow["kind"])): (flow["messages"], flow["wire_bytes"])
+            for flow in flows
+        }
+
+
+def test_all_go_back_to_the_newest_step_that_all_hold_and_on_in_their_logs(
+    stopped: Parties, whole: Path
+) -> None:
+    folder, killed = stopped.run.path, stopped.run.party("active")
+    for name in ("active", "passive-1", "passive-2"):
+        assert held(stopped, name) == ["checkpoint-3.bin", "checkpoint-6.bin"]
+    assert not verify_log(killed).signed, "who is killed signs nothing"
+    assert verify_log(killed.with_name("passive-1")).signed
+    with (killed / "audit.log").open("ab") as log:
+        log.write(b'{"chain":"12')
+    (stopped.run.party("passive-2") / "checkpoint-6.bin").unlink()
+    before = logs_of(stopped)
+    nobody_failed(stopped.play(resume=True))
+    contract = json.loads((killed / "contract.json").read_bytes())
+    assert contract["document"]["resumes"]["step"] == 3
+    assert model_digests(folder) == model_digests(whole)
+    none_lost_a_line(before, logs_of(stopped))
+    again = verify_log(killed)
+    assert (again.opened, again.agreed, again.cut, again.signed) == (2, 2, 12, True)
+    # What was on its way to the killed one, and the last that it logged.
+    assert 0 < unreceived_of_every_link(folder) < 24
+
+
+def test_labels_of_a_stage_since_are_answered_again_and_the_same(tmp_path: Path) -> None:
+    config = small_config(labels={"mechanism": "lp_mst", "epsilon": 1.0})
+    run(config, tmp_path / "whole")
+    folder = tmp_path / "run"
+    interrupted(config, folder, at_step=10)
+    passive, labels = folder / "parties/passive-1", folder / "parties/active/labels-active.log"
+    older, newest = sorted(passive.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime_ns)
+    newest.unlink()
+    answered = labels.read_bytes()
+    assert answered.count(b"\n") == 2  # the second stage came after the older checkpoint
+    run(config, folder, resume=True)
+    contract = json.loads((folder / "contract.json").read_bytes())["document"]
+    assert f"checkpoint-{contract['resumes']['step']}.bin" == older.name
+    assert model_digests(folder) == model_digests(tmp_path / "whole")
+    assert labels.read_bytes() == answered
+
+
+def logs_of(parties: Parties) -> dict[str, bytes]:
+    """All write-ahead logs of all parties."""
+    kinds = ("ledger-*", "answers-*", "labels-*", "refused-*", "audits-*")
+    return {
+        str(path.relative_to(parties.run.path)): path.read_bytes()
+        for kind in kinds
+        for path in parties.run.path.rglob(kind)
+    }
+
+
+def none_lost_a_line(before: dict[str, bytes], after: dict[str, bytes]) -> None:
+    assert before
+    for name, content in before.items():
+        assert after[name].startswith(content[: content.rfind(b"\n") + 1]), name
+
+
+def accounted() -> Config:
+    """Every kind of log: releases, private updates, answers, noise under the sum, labels."""
+    return small_config(
+        train=TRAIN, labels={"mechanism": "lp_mst", "epsilon": 1.0},
+        secure_sum={"scheme": "plain", "masks": "pairwise", "clip": 0.5, "noise": {"sigma": 2.0}},
+        dp_sgd={"clip": 0.5, "noise_multiplier": 2.0},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def accounts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What an uninterrupted run spent."""
+    parties = Parties(accounted(), tmp_path_factory.mktemp("accounted") / "run")
+    nobody_failed(parties.play())
+    passives = [f"{log}-passive-{n}.jsonl" for log in ("answers", "ledger") for n in (1, 2)]
+    logs = ["labels-active.log", "ledger-active+updates.jsonl", "ledger-active.jsonl", *passives]
+    assert sorted(Path(name).name for name in logs_of(parties)) == sorted(logs)
+    return spent(parties)
+
+
+def spent(parties: Parties) -> dict[str, Any]:
+    result = json.loads((parties.run.party("active") / "result.json").read_bytes())
+    ends = {
+        path.parent.name: json.loads(path.read_bytes())["contributions"]
+        for path in sorted(parties.run.path.glob("parties/passive-*/ended.json"))
+    }
+    return {"active": result["privacy"], **ends}
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        # The line is written, and what it counts has not left.
+        ("active", Harm(Kind.REPRESENTATIONS, 13)),
+        ("passive-1", Harm(Kind.CONTRIBUTION, 6)),
+        # The epoch's lines are, and no checkpoint counts them.
+        ("active", Harm(None, writing="checkpoint-5.bin")),
+        ("passive-2", Harm(None, writing="checkpoint-5.bin", moment="whole")),
+        ("passive-1", Harm(Kind.SAVED, 1)),
+    ],
+)
+@pytest.mark.sampled(every=2)
+def test_no_ledger_goes_back(
+    name: str, harm: Harm, accounts: dict[str, Any], tmp_path: Path
+) -> None:
+    parties = Parties(accounted(), tmp_path / "run")
+    parties.play({name: harm})
+    before = logs_of(parties)
+    for path in parties.run.party(name).glob("checkpoint-5.bin"):
+        path.unlink()  # and as if it had been lost, where it had been written
+    nobody_failed(parties.play(resume=True))
+    none_lost_a_line(before, logs_of(parties))
+    after = spent(parties)
+    # The same bytes again are free; noise under a sum is another one in each session, and counts.
+    assert after["active"] == accounts["active"]
+    again = [after[passive]["releases"] for passive in ("passive-1", "passive-2")]
+    once = accounts["passive-1"]["releases"]
+    assert min(again) >= once == accounts["passive-2"]["releases"]
+    assert max(again) > once
+
+
+def test_a_run_is_gone_on_with_as_it_was_begun(stopped: Parties, tmp_path: Path) -> None:
+    folder, file = stopped.run.path, stopped.run.config
+    kept, other = file.read_bytes(), config_of().model_copy(update={"seed": 9})
+    cases: list[tuple[Config, str, dict[str, Any]]] = [
+        (config_of(), "resume with --transport local", {"resume": True}),
+        (other, "another configuration", {"resume": True, "transport": "local"}),
+        (other, "holds a run already; resume it", {"transport": "local"}),
+    ]
+    for config, says, how in cases:
+        with pytest.raises(CheckpointError, match=says):
+            run(config, folder, **how)
+    for arguments in (["--prepare"], ["--prepare", "--json"]):
+        assert execute(["run", str(file), "--output", str(folder), *arguments])
+    assert file.read_bytes() == kept
+    assert load_config(file) == config_of()
+    interrupted(small_config(), tmp_path / "memory", at_step=9)
+    with pytest.raises(CheckpointError, match="resume with --transport memory"):
+        run(small_config(), tmp_path / "memory", resume=True, transport="local")
+    run(small_config(), tmp_path / "memory", resume=True)
+
+
+@pytest.mark.parametrize("transport", ["memory", "local"])
+def test_nothing_outside_of_the_folder_is_touched(transport: str, tmp_path: Path) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "sent"
+    for made in (outside, folder, folder / "parties"):
+        made.mkdir(mode=0o700)
+    (outside / "checkpoint-3.bin").write_bytes(b"precious")
+    for name in ("friend", "passive-1"):
+        (folder / "parties" / name).symlink_to(outside)
+    with pytest.raises(CheckpointError, match="is a link or a file in place of a folder"):
+        run(small_config(), folder, transport=transport)
+    assert [path.name for path in outside.iterdir()] == ["checkpoint-3.bin"]
+
+
+@pytest.mark.parametrize(("name", "at"), [("active", 3), ("passive-1", 1), ("passive-2", 2)])
+@pytest.mark.sampled(every=3)
+def test_an_intersection_in_which_a_party_was_killed_goes_on_and_counts_once(
+    name: str, at: int, tmp_path: Path
+) -> None:
+    history = tmp_path / "history"
+    alignment = {"protocol": "ecdh", "history": str(history), "runs_with_a_peer": 1}
+    parties = Parties(small_config(alignment=alignment), tmp_path / "run")
+    said = parties.play({name: Harm(Kind.ALIGNMENT, at)})
+    assert all(one["kind"] for one in said.values())
+    kept = {one: parties.run.party(one) / "alignment" for one in ("active", "passive-1")}
+    assert all((kept[one] / one / "all" / "agreed.msgpack").exists() for one in kept)
+    nobody_failed(parties.play())
+    noted = {path.stem: path.read_text().count("\n") for path in history.glob("*.jsonl")}
+    assert noted == {"active": 1, "passive-1": 1, "passive-2": 1}
+    assert not any(folder.exists() for folder in kept.values())

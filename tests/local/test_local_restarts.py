@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,17 @@ import pytest
 
 from secure_apfed.config import Config
 from secure_apfed.exchange import Kind
-from tests.local.processes import PHASES, Harm, Parties, model_digests, nobody_failed
-from tests.local.test_local_harm import SENT, config_of, recovering, whole
+from tests.local.processes import (
+    PHASES,
+    Harm,
+    Parties,
+    config_of,
+    model_digests,
+    nobody_failed,
+    recovering,
+)
+from tests.local.test_local_harm import SENT
 from tests.waiting import LONG_S, wait_until
-
-__all__ = ["whole"]  # a fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
@@ -98,12 +103,6 @@ def test_there_is_an_end_to_beginning_again(tmp_path: Path) -> None:
 RETURN: dict[str, Any] = {"silent_passive": "recover", "patience_s": 20.0, "restarts": 2}
 
 
-def lets_go_on(parties: Parties, name: str, once: Callable[[], bool]) -> None:
-    """Let a party that is held go on once something is so."""
-    wait_until(once)
-    (parties.run.party(name) / "go-on").touch()
-
-
 def listening(parties: Parties, name: str) -> bool:
     host, port = parties.address(name).split(":")
     try:
@@ -113,59 +112,47 @@ def listening(parties: Parties, name: str) -> bool:
     return True
 
 
-def test_who_was_left_out_is_back_at_the_next_checkpoint(tmp_path: Path) -> None:
-    parties = Parties(changed(recovering(), RETURN), tmp_path / "run")
-    # The active is held before its second epoch's checkpoint until passive-2 is there again.
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
+def test_who_was_left_out_is_back_at_the_next_checkpoint(number: int, tmp_path: Path) -> None:
+    """Started again; or once it notices, where it was frozen."""
+    config, frozen = changed(recovering(), RETURN), number == signal.SIGSTOP
+    if frozen:
+        train = config.train.model_copy(update={"epochs": 5})
+        config = changed(config, {"patience_s": None}).model_copy(update={"train": train})
+    parties = Parties(config, tmp_path / "run", timeout_s=5.0 if frozen else 60.0)
+    active = parties.run.party("active")
+    # The active is held before its second (third) epoch's checkpoint until passive-2 is back.
+    at = 6 if frozen else 3
     harms = {
-        "passive-2": Harm(Kind.CONTRIBUTION, 2),
-        "active": Harm(Kind.CHECKPOINT, 3, signal=None, until_back="passive-2"),
+        "passive-2": Harm(Kind.CONTRIBUTION, 2, signal=number),
+        "active": Harm(Kind.CHECKPOINT, at, signal=None, until_back="passive-2"),
     }
     with parties.started(harms):
-        parties.processes["passive-2"].join(LONG_S)
-        parties.begin("passive-2")
+        if frozen:
+            lines, harmed = active / "metrics.jsonl", parties.processes["passive-2"].pid or 0
+            wait_until(lambda: lines.exists() and lines.read_bytes().count(b"\n") >= 2)
+            os.kill(harmed, signal.SIGCONT)
+        else:
+            parties.processes["passive-2"].join(LONG_S)
+            parties.begin("passive-2")
         said = parties.watch(list(parties.processes))
     nobody_failed(said)
-    (why,) = said["active"]["restarts"]
-    assert "checkpoint: passive-2 fell silent and is back at step" in why
-    active = parties.run.party("active")
     result = json.loads((active / "result.json").read_bytes())
     assert result["attendance"] == {"left": {}, "steps_without_all": 0}
+    if frozen:  # it waits for its peers' part of a step that they finished, and then notices
+        (why,) = said["passive-2"]["restarts"]
+        assert "training: passive-2 expected sum-request of step 2" in why
+        return
+    (why,) = said["active"]["restarts"]
+    assert "checkpoint: passive-2 fell silent and is back at step" in why
     contract = json.loads((active / "contract.json").read_bytes())
     resumed = contract["document"]["resumes"]["step"]
     assert f"at step {resumed};" in why
     assert resumed > 2
     assert len(contract["sessions"]) == 2
     assert set(model_digests(parties.run.path)) == {*parties.processes}
-
-
-@pytest.mark.slow
-def test_who_was_frozen_notices_that_it_was_left_out_and_comes_back(tmp_path: Path) -> None:
-    # It waits for its peers' part of a step that they finished, and then notices.
-    told = "training: passive-2 expected sum-request of step 2"
-    rules = RETURN | {"patience_s": None}
-    config = changed(recovering(), rules)
-    parties = Parties(
-        config.model_copy(update={"train": config.train.model_copy(update={"epochs": 5})}),
-        tmp_path / "run", timeout_s=5.0,
-    )  # fmt: skip
-    active = parties.run.party("active")
-    harms = {
-        "passive-2": Harm(Kind.CONTRIBUTION, 2, signal=signal.SIGSTOP),
-        # Of the third epoch.
-        "active": Harm(Kind.CHECKPOINT, 6, signal=None, until_back="passive-2"),
-    }
-    with parties.started(harms):
-        frozen = parties.processes["passive-2"].pid
-        lines = active / "metrics.jsonl"
-        wait_until(lambda: lines.exists() and lines.read_bytes().count(b"\n") >= 2)
-        assert frozen
-        os.kill(frozen, signal.SIGCONT)
-        said = parties.watch(list(parties.processes))
-    nobody_failed(said)
-    (why,) = said["passive-2"]["restarts"]
-    assert told in why
-    result = json.loads((active / "result.json").read_bytes())
-    assert result["attendance"] == {"left": {}, "steps_without_all": 0}
 
 
 def test_without_restarts_who_comes_back_is_not_let_in(tmp_path: Path) -> None:
@@ -177,7 +164,8 @@ def test_without_restarts_who_comes_back_is_not_let_in(tmp_path: Path) -> None:
     with parties.started(harms):
         parties.processes["passive-2"].join(LONG_S)
         parties.begin("passive-2", resume=True)
-        lets_go_on(parties, "active", lambda: listening(parties, "passive-2"))
+        wait_until(lambda: listening(parties, "passive-2"))
+        (parties.run.party("active") / "go-on").touch()
         said = parties.watch(["active"], 40.0)
     nobody_failed(said)
     result = json.loads((parties.run.party("active") / "result.json").read_bytes())

@@ -4,18 +4,18 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
 import pytest
 import torch
-from cryptography.hazmat.primitives import serialization
 from safetensors.torch import load
 
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.exchange import Kind, Links
-from secure_apfed.runs.folder import read_sealed
+from secure_apfed.runs.folder import PartyFolder, read_sealed
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.run import run
 from tests.local.processes import Harm, Parties
@@ -44,23 +44,16 @@ def named_anew(config: Config) -> VerticalData:
             f"everybody-knows-{one}" if one in common else f"only-{table.name}-knows-{one}"
             for one in table.ids
         )
-        return PartyTable(table.name, ids, table.features, table.labels, table.encoding)
+        return replace(table, ids=ids)
 
-    return VerticalData(
-        table=renamed(data.active), passives=tuple(map(renamed, data.passives)),
-        classes=data.classes, train_rows=data.train_rows, test_rows=data.test_rows,
-    )  # fmt: skip
+    return replace(data, table=renamed(data.active), passives=tuple(map(renamed, data.passives)))
 
 
 def secrets_of(parties: Parties, data: VerticalData, name: str) -> dict[str, bytes]:
     """What the party alone may hold, as bytes that would be found."""
     folder = parties.run.party(name)
-    pem = (folder / "identity.pem").read_bytes()
-    key = serialization.load_pem_private_key(pem, password=None)
-    raw = key.private_bytes(
-        serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
-    )
-    found = {"identity": raw, "identity in PEM": pem.splitlines()[1]}
+    pem, identity = (folder / "identity.pem").read_bytes(), PartyFolder(folder).identity()
+    found = {"identity": identity.secret_bytes(), "identity in PEM": pem.splitlines()[1]}
     if (table := next((one for one in data.tables if one.name == name), None)) is not None:
         found["an ID"] = f"only-{name}-knows".encode()
         found["features"] = table.features[7].numpy().tobytes()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ import msgpack
 import torch
 from torch import Tensor, nn
 
-from apfed_protocols.seal import RunKey, fresh_run_key
+from apfed_protocols.seal import SealedLink, fresh_run_key
 from apfed_protocols.sums import PlainSum, SumAgreement, SumContributor, SumReceiver
 from secure_apfed.contract import Contract
 from secure_apfed.data import OwnData, PartyTable
@@ -98,16 +99,19 @@ def plain_sum(*, noise: int | None = None) -> PlainSum:
 def network(
     kind: type[Network],
     *names: str,
-    run_keys: Mapping[str, RunKey] | None = None,
     record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
 ) -> Network:
     """Sealed links of parties of these names, under one contract."""
-    return kind.sealed(
-        session=SESSION,
-        contract_hash=bytes(32),
-        run_keys=run_keys or {name: fresh_run_key() for name in names},
-        record=record,
-    )
+    keys, made = {name: fresh_run_key() for name in names}, kind(names, record)
+    ends = {
+        (me, peer): SealedLink(me=me, peer=peer, run_key=keys[me], contract_hash=bytes(32))
+        for me, peer in permutations(names, 2)
+    }
+    for (me, peer), seal in ends.items():
+        seal.agree(keys[peer].public, ends[peer, me].hello)
+    for me, links in made.links.items():
+        links.seal(SESSION, {peer: ends[me, peer] for peer in names if peer != me})
+    return made
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

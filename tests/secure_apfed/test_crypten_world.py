@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -18,12 +17,12 @@ import torch.distributed as dist
 from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.contrib.crypten_world import crypten_world
+from tests.docs.pages import blocks
 from tests.free_port import free_port
 from tests.with_crypten import installed
 
 pytestmark = installed
 
-ROOT = Path(__file__).parents[2]
 START = """
 import json, os, sys, time, warnings
 warnings.simplefilter("error")
@@ -113,9 +112,8 @@ def test_the_first_party_alone_learns_the_exact_sum(size: int) -> None:
 
 
 def test_the_guides_example_runs() -> None:
-    page = (ROOT / "docs/secure-sum.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (example,) = [block for block in blocks if "crypten_world" in block]
+    every = blocks("docs/secure-sum.md", "python")
+    (example,) = [block for block in every if "crypten_world" in block]
     assert play(example, 2, "-W", "error") == ["[0 3 6]\n", "None\n"]
 
 

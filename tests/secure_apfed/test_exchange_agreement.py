@@ -13,7 +13,7 @@ from apfed_protocols.seal import Identity, fresh_identity, verify
 from secure_apfed.contract import Contract, Resumption
 from secure_apfed.exchange import Agreement, Envelope, Greeting, InMemory, Kind, Script, agree
 from secure_apfed.methods import METHODS, Start, fresh_secrets
-from tests.secure_apfed.seats import contract
+from tests.secure_apfed.seats import contract, envelope
 from tests.secure_apfed.single_steps import random_data, step_config
 
 NAMES = ("active", "p1", "p2", "aggregator")
@@ -225,19 +225,15 @@ NO_STEPS: list[object] = [None, 3, "12", [-1], ["3"], [True], [0.0], list(range(
 
 
 def greeted(payload: bytes) -> Greeting:
-    message = Envelope(
-        session="unnamed", step=-1, kind=Kind.GREETING, sender="active", receiver="p1", sequence=0,
-        payload=payload,
-    )  # fmt: skip
-    return Greeting.parse(message, bytes(32))
+    return Greeting.parse(envelope(payload, kind=Kind.GREETING, step=-1), bytes(32))
 
 
 def test_who_would_go_on_nowhere_or_holds_no_steps_sends_no_greeting() -> None:
     """It is refused where it is read: of half a resumption no contract could be drawn up."""
-    keys = [bytes(32), bytes([1]) * 32, None]
+    keys: list[Any] = [bytes(32), bytes([1]) * 32, None]
     for rest in [*([resumes, []] for resumes in NOWHERE), *([None, holds] for holds in NO_STEPS)]:
         with pytest.raises(RemoteProtocolError, match="active sent something else than a greeting"):
             greeted(msgpack.packb([*keys, *rest]))
     for resumes in (None, Resumption(run=RUN, step=5)):
-        sent = Greeting(identity=bytes(32), run_key=bytes([1]) * 32, resumes=resumes, holds=(2, 5))
+        sent = Greeting(identity=keys[0], run_key=keys[1], resumes=resumes, holds=(2, 5))
         assert greeted(sent.pack()) == sent

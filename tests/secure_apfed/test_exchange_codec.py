@@ -186,19 +186,20 @@ def packed(*fields: Any) -> bytes:
 
 
 @given(
-    session=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=256),
-    step=st.integers(-1, 2**63 - 1),
-    kind=st.sampled_from(Kind),
-    pair=st.tuples(names, names).filter(lambda pair: pair[0] != pair[1]),
-    sequence=st.integers(0, 2**63 - 1),
+    ends=st.tuples(names, names).filter(lambda ends: ends[0] != ends[1]),
+    fields=st.fixed_dictionaries(
+        {
+            "session": st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=256),
+            "step": st.integers(-1, 2**63 - 1),
+            "kind": st.sampled_from(Kind),
+            "sequence": st.integers(0, 2**63 - 1),
+        }
+    ),
 )
 def test_a_header_parses_back_without_its_payload(
-    session: str, step: int, kind: Kind, pair: tuple[str, str], sequence: int
+    ends: tuple[str, str], fields: dict[str, Any]
 ) -> None:
-    sent = Envelope(
-        session=session, step=step, kind=kind, sender=pair[0], receiver=pair[1],
-        sequence=sequence, payload=b"body",
-    )  # fmt: skip
+    sent = envelope(sender=ends[0], receiver=ends[1], **fields)
     assert Envelope.parse_header(sent.header) == replace(sent, payload=b"")
     assert len(sent.header) <= 4096
 
@@ -243,16 +244,8 @@ OTHER_FIELDS: list[tuple[int, Any]] = [
     (6, msgpack.Timestamp(1)),
 ]  # fmt: skip
 NO_HEADERS = [
-    b"",
-    b"\xc1",
-    packed(*USUAL)[:-1],
-    packed(*USUAL) + b"\x00",
-    packed(*USUAL[:-1]),
-    packed(*USUAL, 0),
-    packed(),
-    msgpack.packb(5),
-    msgpack.packb(None),
-    msgpack.packb(dict.fromkeys(USUAL)),
+    *(b"", b"\xc1", packed(*USUAL)[:-1], packed(*USUAL) + b"\x00", packed(*USUAL[:-1])),
+    *(packed(*USUAL, 0), packed(), *map(msgpack.packb, (5, None, dict.fromkeys(USUAL)))),
     b"\xdc\x00\x07" + packed(*USUAL)[1:],  # the same seven fields, as array16
     packed(*USUAL).replace(b"\x03\xa3sum", b"\xcc\x03\xa3sum"),  # step 3 as uint8
     packed(*USUAL).replace(b"\xa3sum", b"\xd9\x03sum"),  # kind as str8
@@ -282,18 +275,23 @@ import resource
 import torch
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.seal import fresh_run_key
-from secure_apfed.exchange import InMemory, Kind, TensorSpec, pack, unpack
+from apfed_protocols.seal import SealedLink, fresh_run_key
+from secure_apfed.exchange import Kind, Links, TensorSpec, pack, unpack
 from tests.contracts.hostile import mutated
 
 chance = random.Random(11)
 expected = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float32, (None, 8))}
 payload = pack({"rows": torch.arange(4), "z": torch.ones(4, 8)}, {"learn": True})
-keys = {name: fresh_run_key() for name in ("active", "p1")}
-network = InMemory.sealed(session="s", contract_hash=bytes(32), run_keys=keys)
-frames = []
-network.links["active"]._post = lambda receiver, frame: frames.append(frame)
-network.links["active"].send("p1", Kind.REPRESENTATIONS, 0, payload)
+ends = {("active", "p1"): fresh_run_key(), ("p1", "active"): fresh_run_key()}
+seals = [
+    SealedLink(me=me, peer=peer, run_key=key, contract_hash=bytes(32))
+    for (me, peer), key in ends.items()
+]
+frames, links = [], [Links(me, [peer], lambda to, frame: frames.append(frame)) for me, peer in ends]
+for link, own, other, key in zip(links, seals, seals[::-1], [*ends.values()][::-1]):
+    own.agree(key.public, other.hello)
+    link.seal("s", {own.peer: own})
+links[0].send("p1", Kind.REPRESENTATIONS, 0, payload)
 (frame,) = frames
 
 
@@ -306,7 +304,7 @@ def payload_refused(data: bytes) -> bool:
 
 
 def frame_refused(data: bytes) -> bool:
-    script = network.links["p1"].receive("active", Kind.REPRESENTATIONS, step=0)
+    script = links[1].receive("active", Kind.REPRESENTATIONS, step=0)
     script.send(None)
     try:
         script.send(("active", data))

@@ -60,24 +60,6 @@ def world() -> Iterator[World]:
     made.network.close()
 
 
-def test_one_is_played_to_its_end_and_the_others_as_far_as_they_get(world: World) -> None:
-    world.network.begin("bob", world.echo("bob"))
-    world.network.begin("cid", world.echo("cid"))
-    for step in range(2):  # one script after another
-        answers = world.network.complete("ann", world.ask("bob", "cid", step=step))
-        assert answers == [b"for bob", b"for cid"]
-    assert world.notes == []
-
-
-def test_all_are_played_and_say_what_they_found(world: World) -> None:
-    scripts = {"cid": world.echo("cid", 1), "bob": world.echo("bob", 2)}
-    scripts["ann"] = world.ask("bob", "cid", step=3)  # type: ignore[assignment]  # another result
-    world.network.begin("bob", scripts.pop("bob"))
-    found = world.network.complete_all(scripts)
-    assert found == {"ann": [b"for bob", b"for cid"], "cid": "cid answered 1"}
-    assert world.notes == ["cid ends after 1"]
-
-
 def test_messages_are_handed_over_as_they_were_sent_once_their_sender_is_waited_for(
     world: World,
 ) -> None:

@@ -21,6 +21,7 @@ from secure_apfed.errors import ModelError
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import SoloModel, load_model
 from secure_apfed.settings.data import Missing
+from tests.secure_apfed.small_runs import small_config
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -33,17 +34,13 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 def trained(folder: Path, dataset: str, network: dict[str, Any], precision: str) -> Config:
     method = "votes" if network["network"] == "random_features" else "single_view"
-    config = Config.model_validate({
-        "name": "onnx", "method": method,
-        "data": {"dataset": dataset, "views": 2, "labelled": 30}
-        if dataset == "digits"
-        else {"dataset": dataset, "labelled": 30},
-        "model": network,
-        "train": {"epochs": 1 if method == "votes" else 3, "device": "cpu",
-                  "precision": precision},
-        "guard": {"mechanism": "none"}, "transcript": {"keep": "none"},
-        "secure_sum": {"scheme": "plain", "masks": "pairwise", "allow_single_passive": True},
-    })  # fmt: skip
+    views = {"views": 2} if dataset == "digits" else {}
+    epochs = 1 if method == "votes" else 3
+    config = small_config(
+        method, data={"dataset": dataset, "labelled": 30, **views}, model=network,
+        train={"epochs": epochs, "device": "cpu", "precision": precision},
+        secure_sum={"scheme": "plain", "masks": "pairwise", "allow_single_passive": True},
+    )  # fmt: skip
     run(config, folder)
     return config
 

@@ -1,0 +1,740 @@
+"""Who belongs meets and speaks, whatever lies between: proxies, a relay, silence. Who does not is
+refused, each for its own reason, and nobody else notices. Nothing is read or changed on the way.
+"""
+
+import os
+import random
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import msgpack
+import pytest
+
+from apfed_protocols.errors import (
+    LocalProtocolError,
+    PartyLeftError,
+    RemoteProtocolError,
+    UnsafeChoiceWarning,
+)
+from apfed_protocols.seal import fresh_identity
+from secure_apfed.between.certificates import Credentials, make_authority
+from secure_apfed.between.grpc_link import GrpcConnection, Port, dial
+from secure_apfed.between.relay import Relay, room_of, through
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange.resumable_link import Connection
+from secure_apfed.exchange.sealed_connection import (
+    MOST_SEALED,
+    MOST_UNPROVED,
+    Carrier,
+    Door,
+    LocalEnd,
+    prove,
+    read_before,
+)
+from secure_apfed.exchange.sockets import SocketConnection, parse_address, spell_address
+from tests.contracts.hostile import mutated
+from tests.links.pair import Pair, awaiting, gateway, say_and_hear, until_somebody_listens
+from tests.links.proxies import Proxy, connect_proxy
+from tests.waiting import LONG_S, wait_until
+
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+
+TCP = {"link": "tcp", "tls": None}
+PLAIN = {"tls": None, "insecure_plaintext_on_loopback": True}
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def relayed(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path, relay=True)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "link"),
+    [("127.0.0.1", "grpc"), ("[::1]", "grpc"), ("[::1]", "tcp"), ("[::]", "tcp"),
+     ("localhost", "tcp")],
+)  # fmt: skip
+def test_those_who_belong_meet_and_speak(host: str, link: str, pair: Pair) -> None:
+    for told in pair.told.values():
+        told |= TCP if link == "tcp" else {}
+    pair.listen_at(host)
+    pair.peers["bob"]["ann"] = pair.peer("ann", address=pair.address.replace("[::]", "[::1]"))
+    pair.meet()
+    for size in (0, 1, 5_000_000, 7, 300_000):
+        say_and_hear(pair, bytes([size % 251]) * size)
+
+
+def test_both_may_listen(pair: Pair) -> None:
+    pair.told["bob"]["listen"] = "127.0.0.1:1"
+    pair.peers["ann"]["bob"] = pair.peer("bob", address="127.0.0.1:1")  # bob dials, by their names
+    pair.meet()
+    say_and_hear(pair)
+
+
+class Swapping:
+    """A gateway within the trial's authority, with keys of its own: it puts one into bob's first
+    frame, or plays ann itself.
+    """
+
+    def __init__(self, pair: Pair, *, keys: bool) -> None:
+        self._pair, self._keys = pair, keys
+        credentials = pair.authority.issue("gateway", hosts=("localhost",))
+        self._credentials = credentials
+        self._port = Port(("127.0.0.1", 0), credentials, self._welcome)
+        self.port, self.close = self._port.port, self._port.close
+
+    def _welcome(self, here: GrpcConnection, certificate: bytes) -> None:
+        if not self._keys:
+            known = {"bob": self._pair.identities["bob"].public}
+            ann = LocalEnd(name="ann", identity=fresh_identity(), known=known)
+            with pytest.raises((OSError, EOFError)):
+                prove(here, ann)[1].recv_bytes()
+            here.close()
+            return
+        there = dial(parse_address(self._pair.address), self._credentials, name="ann")
+        version, sender, receiver, public, digest = msgpack.unpackb(here.recv_bytes())
+        there.send_bytes(
+            msgpack.packb([version, sender, receiver, bytes([9]) + public[1:], digest])
+        )
+        Thread(target=carry, args=(there, here), daemon=True).start()
+        carry(here, there)
+
+
+def carry(one: Connection, other: Connection) -> None:
+    try:
+        while True:
+            other.send_bytes(one.recv_bytes())
+    except (OSError, EOFError):
+        other.close()
+
+
+REMOTE: dict[str, tuple[Callable[[Pair], Any], str, str]] = {
+    # who is wrong, what bob is told, what ann is told
+    "foreign": (
+        lambda pair: pair.show("bob", by=make_authority()),
+        "of an authority that is not in tls.ca", "bob: it did not dial, or came without",
+    ),
+    "revoked": (
+        lambda pair: pair.revoke("ann", pair.credentials("bob").digest),
+        "the certificate of bob is revoked", "bob is revoked",
+    ),
+    "revoked server": (
+        lambda pair: pair.revoke("bob", pair.credentials("ann").digest),
+        "ann is revoked by the list of bob", "bob refuses this",
+    ),
+    "revoked key": (
+        lambda pair: pair.revoke("ann", pair.identities["bob"].public.hex()),
+        "the identity of bob is revoked", "bob is revoked by",
+    ),
+    "another key": (
+        lambda pair: pair.identities.update(bob=fresh_identity()),
+        "ann refuses this connection: what bob signed", "bob signed",
+    ),
+    "a gateway that ann was told nothing of": (
+        lambda pair: pair.meet_at_a_gateway(gateway(pair), ann_knows=False),
+        "say behind_proxy: true of bob", "bob came with a certificate for gateway, localhost",
+    ),
+    "a gateway that swaps keys": (
+        lambda pair: pair.meet_at_a_gateway(Swapping(pair, keys=True)),
+        "what ann signed does not fit the key", "",
+    ),
+    "a gateway in ann's name": (
+        lambda pair: pair.meet_at_a_gateway(Swapping(pair, keys=False)),
+        "what ann signed does not fit the key", "",
+    ),
+    "not let in at the relay": (
+        lambda pair: pair.meet_at_a_relay(
+            "127.0.0.1", frozenset({pair.identities["ann"].public})
+        ),
+        "not among those that may enter", "bob: it did not come to the relay",
+    ),
+}  # fmt: skip
+
+
+def test_who_does_not_belong_is_told_why(tmp_path: Path) -> None:
+    """All cases at once: who is refused and who is not there look the same until the end."""
+    pairs: dict[str, Pair] = {}
+    for case in REMOTE:
+        (tmp_path / case).mkdir()
+        pairs[case] = Pair(tmp_path / case)
+    between = [REMOTE[case][0](pair) for case, pair in pairs.items()]
+    meeting = [Thread(target=pair.meet, kwargs={"within_s": 12.0}) for pair in pairs.values()]
+    for thread in meeting:
+        thread.start()
+    for thread in meeting:
+        thread.join()
+    for case, pair in pairs.items():
+        both = ("bob", "ann", REMOTE[case][1]), ("ann", "bob", REMOTE[case][2])
+        for name, peer, reads in both:
+            error = pair.failed[name]
+            assert isinstance(error, PartyLeftError)
+            assert error.left == (peer,)
+            assert reads in str(error), (case, str(error))
+    for standing in (*between, *pairs.values()):
+        if standing is not None:
+            standing.close()
+
+
+class HungUp:
+    """The other end said this and then closed; so many writes still go before that shows here."""
+
+    def __init__(self, *said: bytes, writes: int) -> None:
+        self.said, self.writes, self.sent = [*said], writes, list[bytes]()
+
+    def send_bytes(self, buf: bytes, /) -> None:
+        if len(self.sent) == self.writes:
+            raise BrokenPipeError("the connection was closed")
+        self.sent.append(buf)
+
+    def recv_bytes(self) -> bytes:
+        if not self.said:
+            raise EOFError("the other end closed the connection")
+        return self.said.pop(0)
+
+    def poll(self, timeout: float, /) -> bool:
+        return True
+
+    def trust(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def both_ends() -> tuple[LocalEnd, LocalEnd]:
+    ends = {name: fresh_identity() for name in ("ann", "bob")}
+    known = {name: one.public for name, one in ends.items()}
+    ann, bob = (LocalEnd(name=name, identity=one, known=known) for name, one in ends.items())
+    return ann, bob
+
+
+def test_a_refusal_is_read_though_the_connection_broke_under_a_write() -> None:
+    ann, bob = both_ends()
+    ann = replace(ann, revoked=lambda: frozenset({ann.known["bob"].hex()}))
+    calls = HungUp(writes=1)
+    with pytest.raises(EOFError):
+        prove(calls, bob, "ann")
+    (hello,) = calls.sent
+    for writes in range(3):
+        with pytest.raises(ConnectionRefusedError, match="why not"):
+            prove(HungUp(hello, b"refused why not", writes=writes), replace(ann, revoked=frozenset))
+    refusing = HungUp(hello, b"is not read any more", writes=2)
+    with pytest.raises(RemoteProtocolError, match="the identity of bob is revoked"):
+        prove(refusing, ann)
+    assert refusing.sent[-1].startswith(b"refused ann refuses this connection")
+    assert not refusing.said  # it waited until the other end had read why, and closed
+
+
+def test_what_proved_it_once_proves_nothing_again_nor_at_another_door() -> None:
+    ann, bob = both_ends()
+    here, there = map(SocketConnection, socket.socketpair())
+    said, hear = list[bytes](), here.recv_bytes
+
+    def recorded() -> bytes:
+        said.append(hear())
+        return said[-1]
+
+    vars(here)["recv_bytes"] = recorded
+    calling = Thread(target=prove, args=(there, bob, "ann"))
+    calling.start()
+    assert prove(here, ann)[0] == "bob"
+    calling.join()
+    with pytest.raises(RemoteProtocolError, match="what bob signed does not fit"):
+        prove(HungUp(*said, writes=9), ann)
+    for sender, receiver in (("bob", "cid"), ("ann", "bob")):
+        hello = msgpack.packb([3, sender, receiver, bytes(32), ""])
+        with pytest.raises(RemoteProtocolError, match=f"'{sender}' comes to '{receiver}', but"):
+            prove(HungUp(hello, writes=9), ann)
+
+
+def test_of_a_peer_that_dials_again_and_again_the_newest_connection_is_taken() -> None:
+    """Those before are closed: who took one of them at a time found no living one."""
+    ann, bob = both_ends()
+    door = Door(ann, ("bob",))
+    for said in (b"first", b"second"):
+        here, there = map(SocketConnection, socket.socketpair())
+        coming = Thread(target=door.welcome, args=(here, b""))
+        coming.start()
+        prove(there, bob, "ann")[1].send_bytes(said)
+        coming.join()
+    assert door.connect("bob").recv_bytes() == b"second"
+    with pytest.raises(TimeoutError, match="did not dial"):
+        door.connect("bob")
+
+
+LOCAL: dict[str, tuple[Callable[[Pair], object], str]] = {
+    "expired": (lambda pair: pair.show("ann", days=-1), "ann-certificate.pem has expired at"),
+    "wrong name": (lambda pair: pair.show("ann", as_name="eve"), "is for eve, not for ann"),
+    "of another authority": (
+        lambda pair: pair.say("ann", tls=pair.keep("ann", other_ca(pair, "ann"))),
+        "ann-certificate.pem is of another authority than those",
+    ),
+    "another key": (
+        lambda pair: (pair.folder / "ann-key.pem").write_bytes(pair.credentials("bob").key),
+        "is not the key of",
+    ),
+    "no file": (lambda pair: (pair.folder / "ann-key.pem").unlink(), "tls.key: .* cannot be read"),
+    "no PEM": (
+        lambda pair: (pair.folder / "ann-certificate.pem").write_bytes(b"no PEM"),
+        "is not what it should be in PEM",
+    ),
+    "own one revoked": (
+        lambda pair: pair.revoke("ann", pair.credentials("ann").digest),
+        "is revoked; have another",
+    ),
+    "no TLS": (lambda pair: pair.say("ann", tls=None), "needs `tls` with ca, certificate and key"),
+    "plaintext beyond loopback": (
+        lambda pair: pair.say("ann", **PLAIN, listen="0.0.0.0:7001"),
+        "is for loopback alone, not for 0.0.0.0",
+    ),
+    "nobody listens": (
+        lambda pair: pair.say("ann", listen=None),
+        "ann has no `listen`, and bob no",
+    ),
+    "no list": (
+        lambda pair: pair.revoke("ann", "bob's"),
+        "line 2: expected a certificate's SHA-256",
+    ),
+}
+
+
+def test_own_files_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
+    for case, (spoil, reads) in LOCAL.items():
+        (tmp_path / case).mkdir()
+        pair = Pair(tmp_path / case)
+        spoil(pair)
+        with pytest.raises(ConfigError, match=reads):
+            pair.connect("ann")
+
+
+def call(pair: Pair, credentials: Credentials | None, name: str | None, me: LocalEnd) -> None:
+    """Dial ann, past the checks of one's own files."""
+    connection = dial(parse_address(pair.address), credentials, name=name)
+    try:
+        prove(connection, me, "ann")
+    finally:
+        connection.close()
+
+
+def someone(pair: Pair, name: str = "bob") -> LocalEnd:
+    identity = pair.identities.get(name) or fresh_identity()
+    return LocalEnd(name=name, identity=identity, known={"ann": pair.identities["ann"].public})
+
+
+def certified(pair: Pair, **how: object) -> Credentials:
+    return pair.authority.issue("bob", **how)  # type: ignore[arg-type]  # a test's own
+
+
+def other_ca(pair: Pair, name: str = "bob") -> Credentials:
+    made = make_authority().issue(name)
+    return Credentials(pair.authority.certificate, made.certificate, made.key)
+
+
+NONE: Any = (None, None)
+CALLERS: dict[
+    str, tuple[Callable[[Pair], tuple[Credentials | None, str | None, LocalEnd]], str]
+] = {
+    "expired": (
+        lambda pair: (certified(pair, days=-1), "ann", someone(pair)),
+        "certificate, which may have expired",
+    ),
+    "foreign": (
+        lambda pair: (other_ca(pair), "ann", someone(pair)),
+        "authority that is foreign there",
+    ),
+    "wrong server": (lambda pair: (certified(pair), "eve", someone(pair)), "has another name than"),
+    "plaintext": (lambda pair: (None, None, someone(pair)), "the connection broke|closed"),
+    "no certificate": (
+        lambda pair: (Credentials(pair.authority.certificate, *NONE), "ann", someone(pair)),
+        "it wants a certificate|this party's certificate",
+    ),
+    "another's name": (
+        lambda pair: (pair.authority.issue("cid"), "ann", someone(pair)),
+        "bob came with a certificate for cid",
+    ),
+    "not in the session": (
+        lambda pair: (pair.authority.issue("eve"), "ann", someone(pair, "eve")),
+        "'eve' comes to 'ann', but this is ann, whose session is with bob",
+    ),
+}
+
+
+def test_a_caller_without_the_right_papers_gets_nowhere(pair: Pair) -> None:
+    coming = pair.come("ann")
+    until_somebody_listens(pair)
+    for make, reads in CALLERS.values():
+        with pytest.raises((OSError, EOFError, RemoteProtocolError), match=reads):
+            call(pair, *make(pair))
+    bob = pair.come("bob")
+    coming.join()
+    bob.join()
+    say_and_hear(pair)
+
+
+def test_plaintext_on_loopback_is_said_to_be_insecure(pair: Pair) -> None:
+    for name in pair.told:
+        pair.say(name, **PLAIN)
+    with pytest.warns(UnsafeChoiceWarning, match="links without TLS"):
+        pair.meet()
+    say_and_hear(pair)
+
+
+def test_who_died_at_the_door_comes_again(pair: Pair) -> None:
+    """Its newer connection counts: nobody else can prove to be it."""
+    for told in pair.told.values():
+        told |= TCP
+    coming = pair.come("ann")
+    until_somebody_listens(pair)
+    known = {"ann": pair.identities["ann"].public}
+    ghost = pair.stranger()
+    prove(ghost, LocalEnd(name="bob", identity=pair.identities["bob"], known=known), "ann")
+    ghost.close()
+    for thread in (coming, pair.come("bob")):
+        thread.join()
+    say_and_hear(pair, b"again")
+
+
+def test_a_frame_that_is_announced_too_large_ends_the_connection() -> None:
+    theirs, ours = socket.socketpair()
+    connection = SocketConnection(ours)
+    connection.trust()
+    theirs.sendall(struct.pack(">I", MOST_SEALED + 1))
+    with pytest.raises(EOFError, match=f"sent a frame above {MOST_SEALED} bytes"):
+        connection.recv_bytes()
+    stranger = SocketConnection(theirs)
+    assert stranger.recv_bytes().startswith(b"refused the other end sent a frame above")
+    with pytest.raises(EOFError):
+        stranger.recv_bytes()
+
+
+_NO_ADDRESSES = "a:\u0661,,host,:1,host:,host:0,host:65536,host:x,[]:1,[::1]"
+_BARE = "::1:7001,2001:db8::7:7001,[127.0.0.1]:7001,[host]:1,[::1:1,::1"
+
+
+def test_an_address_is_spelt_as_it_is_read_and_what_is_none_is_told() -> None:
+    for text in ("127.0.0.1:1", "bank.example:7001", "[::1]:7001", "[::]:65535"):
+        assert spell_address(parse_address(text)) == text
+        assert "[" not in parse_address(text)[0]
+    bare = "an IPv6 address stands in brackets"
+    for texts, says in ((_NO_ADDRESSES, "an address is host:port"), (_BARE, bare)):
+        for text in texts.split(","):
+            with pytest.raises(LocalProtocolError, match=says):
+                parse_address(text)
+
+
+SECRET = b"the plain text of a greeting, which is not a secret but nobody else's business"
+
+
+def test_a_proxy_that_ends_tls_sees_nothing_and_changes_nothing(pair: Pair) -> None:
+    proxy = pair.meet_at_a_gateway(gateway(pair))
+    pair.meet()
+    say_and_hear(pair, SECRET * 10)
+    proxy.cut()
+    say_and_hear(pair, SECRET)
+    assert b"/secure_apfed.Link/Carry" in proxy.carried  # it is inside TLS, and reads HTTP/2
+    assert SECRET not in proxy.carried
+    pair.close()
+    pair.met.clear()
+    proxy.close()
+
+
+def test_a_proxy_that_is_asked_to_connect(pair: Pair) -> None:
+    proxy, asked = connect_proxy(parse_address(pair.address)[1])
+    pair.told["bob"]["proxy"] = f"http://127.0.0.1:{proxy.port}"
+    pair.meet()
+    say_and_hear(pair)
+    assert set(asked) == {pair.address}
+    pair.close()
+    pair.met.clear()
+    proxy.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_parties_that_only_dial_meet_at_a_relay_that_reads_nothing(
+    host: str, relayed: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, receive = list[bytes](), GrpcConnection.recv_bytes
+
+    def recorded(connection: GrpcConnection) -> bytes:
+        seen.append(frame := receive(connection))
+        return frame
+
+    monkeypatch.setattr(GrpcConnection, "recv_bytes", recorded)
+    relayed.meet_at_a_relay(host)
+    relayed.meet()
+    say_and_hear(relayed, SECRET * 30_000)
+    frames = b"".join(seen)
+    assert SECRET not in frames
+    # What has a form would be shorter when compressed; hellos, which have one, are in the clear.
+    sealed = b"".join(frame for frame in seen if len(frame) > 600)
+    assert len(zlib.compress(sealed, 6)) > 0.999 * len(sealed) > 0.9 * len(frames)
+
+
+def test_a_relay_that_is_started_again_changes_nothing(relayed: Pair) -> None:
+    assert relayed.relay is not None
+    relayed.meet()
+    say_and_hear(relayed)
+    relayed.relay.close()
+    relayed.met["ann"].post("bob", b"meanwhile")
+    credentials = relayed.authority.issue("relay")
+    relayed.relay = Relay(("127.0.0.1", relayed.relay.port), credentials)
+    assert relayed.met["bob"].take(awaiting("bob", "ann"), LONG_S) == ("ann", b"meanwhile")
+    say_and_hear(relayed)
+
+
+def enter(pair: Pair, me: LocalEnd) -> None:
+    assert pair.relay is not None
+    connection = dial(("127.0.0.1", pair.relay.port), pair.authority.issue("anybody"), name="relay")
+    try:
+        through(connection, me, "ann", wait_s=0.5)
+    finally:
+        connection.close()
+
+
+def test_who_is_not_of_a_room_does_not_enter_it(relayed: Pair) -> None:
+    relayed.meet()
+    known = {name: one.public for name, one in relayed.identities.items()}
+
+    stranger = fresh_identity()
+    forged = replace(stranger, public=known["bob"])  # says that it is bob
+    me = LocalEnd(name="bob", identity=forged, known={"ann": known["ann"]})
+    with pytest.raises(ConnectionRefusedError, match=r"the relay refuses .* who comes signed"):
+        enter(relayed, me)
+    eve = LocalEnd(name="eve", identity=stranger, known={"ann": known["ann"]})
+    with pytest.raises(TimeoutError, match="did not come to the relay"):
+        enter(relayed, eve)
+    assert room_of([*known.values()]) != room_of([*known.values(), stranger.public])
+    say_and_hear(relayed)
+
+
+def test_a_peer_that_is_gone_is_named_after_the_patience(pair: Pair) -> None:
+    proxy = Proxy(parse_address(pair.address)[1])
+    pair.peers["bob"]["ann"] = pair.peer("ann", address=f"127.0.0.1:{proxy.port}")
+    for told in pair.told.values():
+        told["reconnect_s"] = 2.0
+    pair.meet()
+    say_and_hear(pair)
+    proxy.close()
+    for name, peer in (("ann", "bob"), ("bob", "ann")):
+        reads = rf"^training: {name} expected .*; the link to {peer} was broken for 2 s"
+        with pytest.raises(PartyLeftError, match=reads) as gone:
+            pair.met[name].take(awaiting(name, peer), LONG_S)
+        assert gone.value.left == (peer,)
+
+
+@pytest.mark.parametrize("relay", [False, True])
+def test_who_left_is_found_once_it_waits_and_meets_in_the_next_session(
+    relay: bool, tmp_path: Path
+) -> None:
+    pair = Pair(tmp_path, relay=relay)
+    pair.meet()
+    say_and_hear(pair)
+    pair.met.pop("bob").close()
+    assert pair.met["ann"].returned(["bob"]) == []
+    coming = pair.come("bob")  # who may only dial
+    wait_until(lambda: pair.met["ann"].returned(["bob"]), "that bob was found")
+    pair.met["ann"].post("bob", b"is not sent")
+    assert coming.is_alive()  # it has met nobody by that
+    pair.met.pop("ann").close()
+    pair.come("ann").join()
+    coming.join()
+    say_and_hear(pair)
+    pair.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("relay", [False, True])
+def test_an_idle_link_of_a_minute_lives(relay: bool, tmp_path: Path) -> None:
+    made = Pair(tmp_path, relay=relay)
+    made.meet()
+    say_and_hear(made)
+    links = [
+        vars(made.met[name])["_links"][peer] for name, peer in (("ann", "bob"), ("bob", "ann"))
+    ]
+    wires = [vars(link)["_wire"] for link in links]
+    time.sleep(65)
+    for link, wire in zip(links, wires, strict=True):
+        assert vars(link)["_wire"] is wire  # not even made anew
+    say_and_hear(made)
+    made.close()
+
+
+# Strangers who say anything
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+REFUSED = (OSError, EOFError, RemoteProtocolError)
+
+
+@pytest.fixture(params=["port", "relay", "tcp"])
+def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    """Without TLS, so that strangers get as far as they can."""
+    made = Pair(tmp_path, relay=request.param == "relay")
+    if made.relay is not None:
+        made.relay.close()
+        made.relay = Relay(("127.0.0.1", 0), None)
+        made.address = f"127.0.0.1:{made.relay.port}"
+    for told in made.told.values():
+        told |= PLAIN
+        told |= {"relay": made.address} if made.relay is not None else {}
+        told |= {"link": "tcp"} if request.param == "tcp" else {}
+    yield made
+    made.close()
+
+
+def hellos() -> list[bytes]:
+    """What somebody may say who would like to get in."""
+    key, other = os.urandom(32), fresh_identity()
+    return [
+        msgpack.packb([3, "bob", "ann", key, ""]),
+        msgpack.packb([3, "bob", "ann", key, "ff" * 32]),
+        msgpack.packb([3, ["bob"], {"ann": 1}, key, ""]),
+        msgpack.packb([sorted([key, other.public]), key, other.public, os.urandom(64)]),
+        msgpack.packb([[key] * 3000, key, key, os.urandom(64)]),
+        msgpack.packb([3, "bob", "ann", bytes(32), ""]) + struct.pack(">BQQ", 1, 0, 0),
+        b"refused ",
+        struct.pack(">BQQ", 2, 0, 0) + (2**63).to_bytes(8, "big"),
+        bytes(2**20),
+    ]
+
+
+def talk(pair: Pair, frames: list[bytes]) -> None:
+    """One stream on which a stranger says these."""
+    connection = pair.stranger()
+    try:
+        for frame in frames:
+            connection.send_bytes(frame)
+        if connection.poll(0.05):
+            connection.recv_bytes()
+    except REFUSED:
+        pass
+    finally:
+        connection.close()
+
+
+def shout(pair: Pair, data: bytes) -> None:
+    """Bytes at the port itself."""
+    with socket.create_connection(parse_address(pair.address), timeout=5) as stranger:
+        try:
+            stranger.sendall(data)
+            stranger.settimeout(0.01)
+            stranger.recv(1024)
+        except OSError:
+            pass
+
+
+@contextmanager
+def busy(pair: Pair) -> Iterator[list[bytes]]:
+    """Honest talk all the while; what was said and heard."""
+    ended, exchanges = threading.Event(), list[bytes]()
+
+    def go_on() -> None:
+        while not ended.wait(0.02):
+            body = os.urandom(1000)
+            say_and_hear(pair, body)
+            exchanges.append(body)
+
+    thread = Thread(target=go_on)
+    thread.start()
+    try:
+        yield exchanges
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("frames", [300, pytest.param(5000, marks=pytest.mark.slow)])
+def test_mutated_frames_leave_honest_peers_unaffected(frames: int, plain: Pair) -> None:
+    plain.meet()
+    before = {name: vars(one)["_links"] for name, one in plain.met.items()}
+    wires = {
+        name: [vars(link)["_wire"] for link in links.values()] for name, links in before.items()
+    }
+    chance = random.Random(15)
+    with busy(plain) as exchanges:
+        for number in range(frames // 5):
+            genuine = hellos()
+            talk(plain, [mutated(chance, genuine[number % len(genuine)]), *genuine[: number % 3]])
+        for number in range(frames - frames // 5):
+            body = PREFACE + SETTINGS + chance.randbytes(60)
+            shout(plain, mutated(chance, body if number % 4 else hellos()[0]))
+    assert exchanges
+    for name, links in before.items():
+        assert [vars(link)["_wire"] for link in links.values()] == wires[name]
+
+
+def read_to_the_end(connection: Carrier) -> None:
+    """A relay may say something first."""
+    while True:
+        read_before(connection, time.monotonic() + LONG_S)
+
+
+def test_of_a_stranger_no_long_frame_is_taken(plain: Pair) -> None:
+    coming = [plain.come("ann")]
+    until_somebody_listens(plain)
+    for size in (MOST_UNPROVED + 1, MOST_SEALED):
+        connection = plain.stranger()
+        connection.send_bytes(bytes(size))
+        with pytest.raises(ConnectionRefusedError, match="above 4096 bytes before it proved"):
+            read_to_the_end(connection)
+        connection.close()
+    coming.append(plain.come("bob"))
+    for thread in coming:
+        thread.join()
+    say_and_hear(plain, bytes(MOST_SEALED))
+
+
+def test_of_a_stranger_one_frame_waits() -> None:
+    read, connection = list[int](), GrpcConnection()
+
+    def pieces() -> Iterator[bytes]:
+        for number in range(100):
+            read.append(number)
+            yield b"\0" + bytes(MOST_UNPROVED)
+
+    Thread(target=connection.carry, args=(pieces(),), daemon=True).start()
+    for got in range(1, 51):
+        assert connection.recv_bytes() == bytes(MOST_UNPROVED)
+        assert len(read) <= got + 2  # one waits, one is in the hands of who brings it
+    connection.trust()
+    for got in range(51, 101):
+        assert connection.recv_bytes() == bytes(MOST_UNPROVED)
+        assert len(read) <= got + 5
+    connection.close()
+
+
+def was_sent_away(one: Carrier) -> bool:
+    while one.poll(0.0):
+        try:
+            one.recv_bytes()
+        except (OSError, EOFError):
+            return True
+    return False
+
+
+def test_a_crowd_of_silent_strangers_keeps_nobody_out(plain: Pair) -> None:
+    coming = plain.come("ann")
+    until_somebody_listens(plain)
+    crowd = [plain.stranger() for _ in range(150)]
+    wait_until(lambda: any(map(was_sent_away, crowd)), "that a stranger went for another")
+    bob = plain.come("bob")
+    for thread in (coming, bob):
+        thread.join()
+    say_and_hear(plain)
+    for one in crowd:
+        one.close()
