@@ -68,7 +68,7 @@ def _few_baselines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     few = {name: BASELINES[name] for name in ("ridge", "logistic")}
     monkeypatch.setattr("apfed_experiments.solo.BASELINES", few)
     if not _starts_others(request):
-        monkeypatch.setattr("secure_apfed.solo.choice.BASELINES", few)
+        monkeypatch.setattr("secure_apfed.solo.BASELINES", few)
 
 
 @pytest.fixture(autouse=True)

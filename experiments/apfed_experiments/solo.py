@@ -1,7 +1,7 @@
 """What the active would do alone, beside every run: all solo baselines, on the same data and rows.
 
 A run's help is worth what it adds to the best of these, chosen by the active's own labels
-(`secure_apfed.solo.choice`). The file depends on data, seed, network and training alone, so that
+(`secure_apfed.solo`). The file depends on data, seed, network and training alone, so that
 the runs of a study that share these share it, too.
 
 What is written beside a promise is part of it. Where a run answers its training labels through a
@@ -42,8 +42,7 @@ from secure_apfed.methods.votes import prior_of
 from secure_apfed.runs.folder import RunFolder, read_sealed, write_sealed
 from secure_apfed.runs.outcome import Written
 from secure_apfed.seeds import derive_seed, one_thread, undisturbed
-from secure_apfed.solo import BASELINES, Baseline, SoloTask
-from secure_apfed.solo.choice import validation_of
+from secure_apfed.solo import BASELINES, Baseline, SoloTask, validation_of
 from secure_apfed.solo.interface import FitStore, FloatArray, IntArray, fits_kept_meanwhile
 
 __all__ = [

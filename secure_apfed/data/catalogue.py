@@ -323,29 +323,20 @@ def find_dataset(name: str) -> DataSet:
 
 def describe(dataset: DataSet) -> dict[str, str]:
     """Return what `secure-apfed data list` shows of a set."""
-    return {
-        "name": dataset.name,
-        "title": dataset.title,
-        "shape": dataset.shape,
+    told = {
         "classes": "numbers" if dataset.numeric_labels else str(len(dataset.classes)),
         "views": str(dataset.views),
         "split": "official" if dataset.split else "seeded",
-        "licence": dataset.licence,
-        "source": dataset.source,
-        "citation": dataset.citation,
-        "how": dataset.how,
     }
+    shown = ("name", "title", "shape", *told, "licence", "source", "citation", "how")
+    return {name: told.get(name) or getattr(dataset, name) for name in shown}
 
 
 def fetch(
     name: str, folder: Path | None = None, progress: Progress | None = None
 ) -> tuple[Path, ...]:
-    """Put the files of a data set into `folder`/`name` and return where they are.
-
-    Raises:
-        ConfigError: no such set.
-        DataError: it cannot be fetched, or no address gave the right bytes; files that are
-            here and right are not fetched again.
+    """Put the files of a data set into `folder`/`name` and return where they are; those that are
+    there and right are not fetched again. DataError: no address gives the right bytes.
     """
     dataset = find_dataset(name)
     if dataset.files and not dataset.downloads:

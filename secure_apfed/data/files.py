@@ -60,14 +60,12 @@ _CHUNK = 2**16
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of a data set.
+    """One file of a data set, by its official name, uncompressed; `name.gz` is taken as well.
 
     Attributes:
-        name: its official name, uncompressed; `name.gz` is taken as well.
         size: uncompressed bytes; nothing is inflated beyond them.
-        sha256: hex digest of the uncompressed bytes; empty for members of a checked archive.
-        exact: False where holders' files differ: `size` is the most that is read, and the reader
-            says what is wrong with a file.
+        sha256: hex digest of them; empty for members of a checked archive.
+        exact: False where holders' files differ: `size` is the most that is read.
     """
 
     name: str
@@ -78,13 +76,8 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Download:
-    """One file to fetch.
-
-    Attributes:
-        file: a gzip file, named and hashed as its uncompressed content; or, where there
-            are members, a .tar.gz archive, named and hashed as it is.
-        addresses: where it is, tried in order.
-        members: the files to take out of an archive; nothing else is written.
+    """A gzip file to fetch, named and hashed as its uncompressed content; or a .tar.gz archive,
+    named and hashed as it is, whose members alone are written. Addresses are tried in order.
     """
 
     file: DataFile
@@ -106,13 +99,8 @@ def data_folders(folder: Path | None) -> tuple[Path, ...]:
 
 
 def read_file(path: Path, *, most: int | None = None, compressed: bool | None = None) -> bytes:
-    """Return a file's bytes, decompressed where it is.
-
-    Args:
-        path: of the file.
-        most: bytes, decompressed; beyond them nothing is read or inflated. None: no bound, for
-            the user's own files.
-        compressed: whether it is a gzip file; None goes by its name.
+    """Return a file's bytes, decompressed where it is a gzip file (None: by its name); beyond
+    `most` bytes nothing is read or inflated (None: no bound, for the user's own files).
     """
     packed = path.suffix == ".gz" if compressed is None else compressed
     try:
@@ -340,18 +328,14 @@ class DataSet:
     """One entry of `DATASETS`.
 
     Attributes:
-        name: its key.
-        title, source, licence, citation: for people.
         how: how it is had, in one sentence.
         classes: names in the order of the labels; empty where labels are numbers to predict.
         views: the number of parties with features unless the run says otherwise.
-        read: (this entry, data folder or None) -> the pool.
         height: rows of an image; None for tables.
         natural_views: name -> columns, for tables.
         sequences: natural view -> (steps, channels), for those whose columns are a sequence: the
             number of steps in use, then step after step (`secure_apfed.data.encoding`).
         split: whether the set has an official test split.
-        files: what its reader looks for.
         subfolders: names of folders in which the files usually lie.
         downloads: what `fetch` gets; empty where nothing can or need be fetched.
     """

@@ -18,8 +18,7 @@ from torch import Tensor
 from secure_apfed.learning.descent import ActiveNetworks, Trainer
 from secure_apfed.models import RandomFeatures
 from secure_apfed.settings.training import TrainSettings
-from secure_apfed.solo import SoloTask
-from secure_apfed.solo.choice import FOLDS
+from secure_apfed.solo import FOLDS, SoloTask
 from secure_apfed.solo.interface import held_out
 
 __all__ = [

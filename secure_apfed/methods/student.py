@@ -28,8 +28,7 @@ from secure_apfed.methods.terms import outputs_of, task_of
 from secure_apfed.models import RandomFeatures, encoder_and_head
 from secure_apfed.seeds import one_thread, seeded, shuffled
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.solo import Baseline, SoloTask
-from secure_apfed.solo.choice import chosen
+from secure_apfed.solo import Baseline, SoloTask, chosen
 from secure_apfed.solo.interface import fits_kept_meanwhile
 from secure_apfed.tasks import LOSSES, Regression, scored_rows
 

@@ -4,13 +4,13 @@ import ast
 import doctest
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
 import threading
 import time
-from importlib.util import module_from_spec, spec_from_file_location
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from types import ModuleType
@@ -44,12 +44,11 @@ from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import DataSettings
+from tests.docs.pages import blocks, program_of
 from tests.free_port import free_port
 from tests.secure_apfed.small_runs import interrupted, small_config
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/alignment.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = blocks("docs/alignment.md", "python")
 
 
 @pytest.mark.parametrize("module", [ids, records])
@@ -78,13 +77,6 @@ def test_rules_hold_in_any_order_and_are_one_for_all_parties() -> None:
     hub, member = ends_of(one, AlignmentSettings())
     with pytest.raises(RemoteProtocolError, match=r"another agreement; .*normalisation"):
         converse({"a": hub, "b": member})
-
-
-def test_defaults_are_those_of_the_protocols() -> None:
-    settings, agreement = AlignmentSettings(), IntersectionAgreement(session="s")
-    assert id_rules(settings) == IdNormalisation()
-    assert settings.maximum_ids == agreement.maximum_ids
-    assert settings.minimum_rows == agreement.minimum_rows
 
 
 @pytest.mark.parametrize(("alignment", "says"), [
@@ -157,22 +149,18 @@ def test_each_peer_has_its_own_count_and_it_outlives_the_process(tmp_path: Path)
 def test_processes_of_one_party_at_once_share_one_count(tmp_path: Path) -> None:
     """Objects that were made before the others noted anything, each in a thread of its own."""
     histories = [AlignmentHistory(tmp_path / "history", runs_with_a_peer=3) for _ in range(8)]
-    start, admitted = threading.Barrier(len(histories)), list[int]()
+    start = threading.Barrier(len(histories))
 
-    def admit(number: int) -> None:
-        start.wait()
-        try:
+    def admitted(number: int) -> bool:
+        start.wait(30)
+        with suppress(DataError):
             histories[number].admit(session=str(number), peers=["shop"])
-        except DataError:
-            return
-        admitted.append(number)
+            return True
+        return False
 
-    threads = [threading.Thread(target=admit, args=(k,)) for k in range(len(histories))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len(admitted) == len((tmp_path / "history").read_text().splitlines()) == 3
+    with ThreadPoolExecutor(len(histories)) as pool:
+        assert sum(pool.map(admitted, range(len(histories)))) == 3
+    assert len((tmp_path / "history").read_text().splitlines()) == 3
 
 
 def test_a_file_that_is_held_or_damaged_is_no_fresh_start(
@@ -238,8 +226,14 @@ def test_an_alignment_counts_at_every_party_and_no_ids_that_are_refused(tmp_path
     assert '["bank"]' in noted["post"]
 
 
-def test_a_history_is_no_part_of_the_contract(tmp_path: Path) -> None:
+def test_a_history_is_no_part_of_the_contract_and_defaults_are_the_protocols(
+    tmp_path: Path,
+) -> None:
     kept, none = AlignmentSettings(history=tmp_path, runs_with_a_peer=2), AlignmentSettings()
+    agreement = IntersectionAgreement(session="s")
+    assert id_rules(none) == IdNormalisation()
+    assert none.maximum_ids == agreement.maximum_ids
+    assert none.minimum_rows == agreement.minimum_rows
     assert kept.terms() == none.terms()
     assert {"history", "runs_with_a_peer", "threads"}.isdisjoint(kept.terms())
     assert intersection(kept, session="s").agreement == intersection(none, session="s").agreement
@@ -266,24 +260,16 @@ def test_runs_count_but_neither_resumed_ones_nor_forecasts(tmp_path: Path) -> No
 
 # IDs of a file: read alone, a piece at a time, as own tables read them.
 
-FRAME = pd.DataFrame({"name": ["ann ", "bob", "eve"], "year": [1990, 7, 3], "x": [0.5, 1.5, 2.5]})
+FRAME = pd.DataFrame({"name": ["ann ", "bob", "eve"], "year": [1990, 7, 3], "label": [*"aba"]})
 WRITTEN = ("007", "7", "Ann", "ann ", "31.1.2026", "2026-01-31", "bob")
 
 
-def saved(folder: Path, ending: str, frame: pd.DataFrame = FRAME) -> Path:
-    path = folder / f"own{ending}"
-    if ending == ".parquet":
-        frame.to_parquet(path)
-    else:
-        frame.to_csv(path, index=False)
-    return path
-
-
-@pytest.mark.parametrize("ending", [".csv.gz", ".parquet"])
+@pytest.mark.parametrize("ending", [".csv.gz", ".csv.xz", ".parquet"])
 def test_files_align_as_lists_do_and_have_the_ids_of_an_own_table(
     ending: str, tmp_path: Path
 ) -> None:
-    path = saved(tmp_path, ending, FRAME.assign(label=["a", "b", "a"]))
+    path = tmp_path / f"own{ending}"
+    FRAME.to_parquet(path) if ending == ".parquet" else FRAME.to_csv(path, index=False)
     file = IdFile("bank", path, "name")
     assert len(file) == 3
     found = align({"bank": file, "shop": ["eve", "joe", "ann"]}, hub="bank")
@@ -303,7 +289,8 @@ def test_no_other_column_is_read_and_no_more_than_a_piece_is_held(tmp_path: Path
     """A file of 240 MB once it is read costs a fraction of that."""
     count = 300_000
     wide = {f"x{k}": np.random.default_rng(k).random(count) for k in range(100)}
-    path = saved(tmp_path, ".parquet", pd.DataFrame({"id": np.arange(count)} | wide))
+    path = tmp_path / "own.parquet"
+    pd.DataFrame({"id": np.arange(count)} | wide).to_parquet(path)
     script = (
         "import sys, resource\n"
         "from pathlib import Path\n"
@@ -335,8 +322,9 @@ def test_unfit_files_are_refused(
         path.write_text(content)
     with pytest.raises(DataError, match=f"^bank: {says}"):
         canonical_ids("bank", IdFile("bank", path, "name"), AlignmentSettings())
-    with pytest.raises(DataError, match="each of the columns id once; it has name, year, x"):
-        IdFile("bank", saved(tmp_path, ".parquet"), "id")
+    FRAME.to_parquet(tmp_path / "frame.parquet")
+    with pytest.raises(DataError, match="each of the columns id once; it has name, year, label"):
+        IdFile("bank", tmp_path / "frame.parquet", "id")
 
 
 def written(folder: Path) -> Path:
@@ -395,22 +383,20 @@ def test_an_example_of_one_process_runs(block: int) -> None:
     exec(compile(BLOCKS[block], "page", "exec"), {"__name__": "page"})
 
 
-def start(script: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(script), *arguments]
-    return subprocess.Popen(
-        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={"PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-
-
 def test_the_example_across_two_processes(tmp_path: Path) -> None:
-    script = tmp_path / "party.py"
-    script.write_text(BLOCKS[1])
+    (tmp_path / "party.py").write_text(BLOCKS[1])
     port = str(free_port())
-    bank = start(script, "bank", "shop", port)
-    deadline = time.monotonic() + 60
+
+    def start(*parties: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "party.py", *parties, port], cwd=tmp_path, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={"PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+
+    bank, deadline = start("bank", "shop"), time.monotonic() + 60
     while True:  # the shop comes too early until the bank listens
-        shop = start(script, "shop", "bank", port)
+        shop = start("shop", "bank")
         found, complaint = shop.communicate(timeout=60)
         if "ConnectionRefusedError" not in complaint or time.monotonic() > deadline:
             break
@@ -421,27 +407,11 @@ def test_the_example_across_two_processes(tmp_path: Path) -> None:
 
 
 def test_the_example_with_links_that_resume(tmp_path: Path) -> None:
-    (tmp_path / "resuming.py").write_text(BLOCKS[3])
-    place = spec_from_file_location("resuming", tmp_path / "resuming.py")
-    assert place is not None
-    assert place.loader is not None
-    example = module_from_spec(place)
-    place.loader.exec_module(example)
-    settings = AlignmentSettings(protocol="ecdh")
-    protocol = intersection(settings, session="s")
-    tables = {"bank": ["ann", "bob", "eve"], "shop": ["eve", "joe", "bob"]}
-    own = {name: canonical_ids(name, table, settings) for name, table in tables.items()}
-    bank = protocol.hub("bank", ["shop"], own["bank"])
-    shop = protocol.member("shop", "bank", own["shop"])
+    example = program_of("docs/alignment.md", tmp_path, at=3)
+    settings = AlignmentSettings(minimum_rows=1)
+    bank, shop = ends_of(settings, settings)
     with Listener(("localhost", 0)) as listener:
-        jobs = [(bank, "shop", listener.accept), (shop, "bank", lambda: Client(listener.address))]
-        threads = [threading.Thread(target=example.align_over, args=job) for job in jobs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-    found = [
-        [tables[name][row] for row in role.rows] for name, role in (("bank", bank), ("shop", shop))
-    ]
-    assert found[0] == found[1]
-    assert sorted(found[0]) == ["bob", "eve"]
+        connects = (listener.accept, lambda: Client(listener.address))
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(example.align_over, (bank, shop), ("b", "a"), connects))
+    assert list(zip(bank.rows, shop.rows, strict=True)) == [(1, 0)]

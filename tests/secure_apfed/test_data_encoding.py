@@ -1,17 +1,36 @@
-"""Encodings: raw columns and images become features, in training and in prediction alike."""
+"""Encodings: raw columns and images become features, in training and in prediction alike, the same
+through every reader, however many rows at a time.
 
+Tables are drawn by the meaning of their cells; every reader has them in a form of its own: CSV as
+texts, Parquet and frames in types of several libraries, ONNX as arrays.
+"""
+
+import datetime
+import io
 import json
 import math
 import tracemalloc
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 from pydantic import ValidationError
+from torch import nn
 
+from apfed_protocols.ids import EMPTY
+from secure_apfed.contrib.onnx_file import write_onnx
 from secure_apfed.data import (
     ColumnEncoding,
     ImageEncoding,
@@ -19,12 +38,20 @@ from secure_apfed.data import (
     parse_encoding,
 )
 from secure_apfed.data.encoding import CategoricalColumn, CellCounts, NumericColumn, fit_columns
+from secure_apfed.data.frames import as_pandas, texts_of, typed
 from secure_apfed.data.inputs import FEWEST_ROWS, ColumnDrift, DriftMeter, extremes_of
-from secure_apfed.errors import DataError, UnseenCellsWarning
+from secure_apfed.data.tables import load_own_tables
+from secure_apfed.errors import DataError, SuspectColumnWarning, UnseenCellsWarning
+from secure_apfed.names import column_name
+from secure_apfed.runs.solo import SoloModel
+from secure_apfed.settings.data import DataSettings, PartySettings
+from tests.secure_apfed.whole_files import load_features
+
+pytestmark = pytest.mark.filterwarnings("ignore::secure_apfed.errors.SuspectColumnWarning")
 
 FRAME = pd.DataFrame({"age": [20.0, 40.0, 60.0], "job": ["cook", "nurse", "cook"], "site": 1})
 STRIP = ImageEncoding(channels=1, height=4, width=2, maximum=16, first_row=1, end_row=3)
-ROWS = 500
+MANY = 500
 
 
 def fit(frame: pd.DataFrame = FRAME, **options: Any) -> ColumnEncoding:
@@ -50,6 +77,9 @@ def test_missing_mean_fills_numbers_with_the_mean_and_categories_with_zeros() ->
     assert encoding.columns[0] == NumericColumn(name="age", mean=40.0, scale=20.0)
     assert encoding.columns[1] == CategoricalColumn(name="job", categories=("cook", "nurse"))
     assert encoding.encode(holes)[1].tolist() == [0.0, 0.0, 0.0, 0.0]
+    since = pd.DataFrame({"since": ["1970-01-02", "1970-01-03T12:00:00Z", None]})
+    days = fit(since, missing="mean").encode(since).flatten()
+    np.testing.assert_allclose(days, [-1.0, 1.0, 0.0], atol=1e-6)
 
 
 def test_an_encoding_is_plain_data_and_nothing_else_is_one() -> None:
@@ -64,7 +94,6 @@ def test_an_encoding_is_plain_data_and_nothing_else_is_one() -> None:
 
 def test_raw_tables_that_do_not_fit() -> None:
     wrong: tuple[tuple[RawFeatures, str], ...] = (
-        (FRAME.drop(columns=["age", "job"]), "2 of 3 columns are missing: age, job"),
         (FRAME.assign(age=["1", "old", "x"]), "'age' is numeric, but 2 cells .* first in row 1"),
         (FRAME.assign(age=[1, 2, 1e300]), "'age' is too far from its mean for float32"),
         (np.zeros((1, 2)), r"expected 3 columns .*, got an array of shape \(1, 2\)"),
@@ -72,16 +101,8 @@ def test_raw_tables_that_do_not_fit() -> None:
     for raw, message in wrong:
         with pytest.raises(DataError, match=f"new.csv: .*{message}"):
             fit().encode(raw, source="new.csv")
-    for frame, message in (
-        (pd.DataFrame({"a": [1.0, np.nan], "b": ["x", None]}), r"empty cells in a \(1\), b \(1\)"),
-        (pd.DataFrame({"a": ["x", "y"]}), "'a' is numeric, but 2 cells are not numbers"),
-        (pd.DataFrame({"a": [1.0, np.inf]}), "'a' has 1 infinite"),
-        (pd.DataFrame(index=[0, 1]), "no feature columns are left"),
-    ):
-        with pytest.raises(DataError, match=f"bank: .*{message}"):
-            fit_columns(frame, source="bank")
     with pytest.raises(DataError, match="column 'a' is empty"):
-        fit_columns(pd.DataFrame({"a": [np.nan, np.nan]}), missing="mean", source="bank")
+        fit(pd.DataFrame({"a": [np.nan, np.nan]}), missing="mean")
 
 
 def test_the_most_frequent_categories_are_kept() -> None:
@@ -163,35 +184,35 @@ def test_images_that_do_not_fit() -> None:
 # Columns of new rows beside those that the encoding was fitted to.
 
 
-def people(seed: int = 0) -> pd.DataFrame:
+def aged(seed: int = 0) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
     return pd.DataFrame({
-        "age": rng.normal(40, 10, ROWS),
-        "job": rng.choice(["a", "b"], ROWS),
-        "height": rng.normal(1.75, 0.1, ROWS),
+        "age": rng.normal(40, 10, MANY),
+        "job": rng.choice(["a", "b"], MANY),
+        "height": rng.normal(1.75, 0.1, MANY),
     })  # fmt: skip
 
 
-def read(meter: DriftMeter, encoding: ColumnEncoding, frame: pd.DataFrame) -> DriftMeter:
+def metered(meter: DriftMeter, encoding: ColumnEncoding, frame: pd.DataFrame) -> DriftMeter:
     for rows in encoding.encode(frame, counts=meter.counts).split(37):
         meter.add(rows)
     return meter
 
 
 def test_each_change_is_told_of_its_column_alone() -> None:
-    encoding = fit(people())
+    encoding = fit(aged())
 
     def drift_of(frame: pd.DataFrame) -> dict[str, ColumnDrift]:
-        return {one.name: one for one in read(DriftMeter(encoding), encoding, frame).result()}
+        return {one.name: one for one in metered(DriftMeter(encoding), encoding, frame).result()}
 
-    same = drift_of(people(1))
+    same = drift_of(aged(1))
     assert list(same) == ["age", "job", "height"]
     assert not [one for one in same.values() if one.notable or one.extremes]
     assert math.isnan(same["job"].shift)
-    older = people(1).assign(age=lambda frame: frame["age"] + 10)
-    centimetres = people(1).assign(height=lambda frame: 100 * frame["height"])
-    renamed = people(1).assign(job=lambda frame: frame["job"].str.upper())
-    outlier = people(1)
+    older = aged(1).assign(age=lambda frame: frame["age"] + 10)
+    centimetres = aged(1).assign(height=lambda frame: 100 * frame["height"])
+    renamed = aged(1).assign(job=lambda frame: frame["job"].str.upper())
+    outlier = aged(1)
     outlier.loc[0, "age"] = 400.0
     for frame, column, said in (
         (older, "age", "deviations from that of training rows"),
@@ -207,7 +228,7 @@ def test_each_change_is_told_of_its_column_alone() -> None:
 
 @pytest.mark.parametrize("rows", [1, FEWEST_ROWS - 1, FEWEST_ROWS])
 def test_cells_are_counted_of_any_number_of_rows(rows: int) -> None:
-    trained = people().assign(country="DE", year=2024, job=people()["job"].mask(people().index < 9))
+    trained = aged().assign(country="DE", year=2024, job=aged()["job"].mask(aged().index < 9))
     text = ["job", "country"]
     encoding = fit_columns(trained, categorical=text, missing="mean", source="bank")
     extremes = extremes_of(encoding, encoding.encode(trained))
@@ -215,7 +236,7 @@ def test_cells_are_counted_of_any_number_of_rows(rows: int) -> None:
                        index=range(rows))  # fmt: skip
     found = {
         one.name: one.notable
-        for one in read(DriftMeter(encoding, extremes), encoding, new).result()
+        for one in metered(DriftMeter(encoding, extremes), encoding, new).result()
     }
     of = f"{rows} of {rows} rows "
     for name in ("job", "country", "year"):
@@ -223,7 +244,8 @@ def test_cells_are_counted_of_any_number_of_rows(rows: int) -> None:
     assert f"{of}lie outside of" in found["age"]
     assert ("its mean lies" in found["age"]) is (rows >= FEWEST_ROWS)
     empty = new.assign(age=np.nan, job=None)
-    found = {one.name: one.notable for one in read(DriftMeter(encoding), encoding, empty).result()}
+    told = metered(DriftMeter(encoding), encoding, empty).result()
+    found = {one.name: one.notable for one in told}
     assert f"{of}have an empty cell" in found["age"]
     assert found["job"] == f"{of}have an empty cell"
     assert DriftMeter(encoding).result() == ()
@@ -237,18 +259,366 @@ def test_rows_outside_of_what_was_trained_on() -> None:
     assert extremes_of(encoding, encoding.encode(trained[:0])) == {}
     ages = [18.0, 65.0] * 15 + [17.0, 66.0]
     new = pd.DataFrame({"age": ages, "job": "a", "same": 7.0})
-    age, job, same = read(DriftMeter(encoding, extremes), encoding, new).result()
+    age, job, same = metered(DriftMeter(encoding, extremes), encoding, new).result()
     assert age.outside == 2
     assert "2 of 32 rows lie outside of 18 to 65" in age.notable
     assert (job.outside, same.outside, same.ignored) == (0, 0, 0)
-
-
-def test_training_rows_lie_within_their_extremes() -> None:
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(0)  # training rows lie within their extremes
     for size in (1e-3, 1.0, 1e7):
-        year = np.round(2_000_000 + size * rng.integers(0, 2, 500), 5) + 0.4
-        frame = pd.DataFrame({"year": year})
-        encoding = fit_columns(frame, categorical=[], source="bank")
+        frame = pd.DataFrame({"year": 2_000_000.4 + size * rng.integers(0, 2, 500)})
+        encoding = fit_columns(frame, source="bank")
         meter = DriftMeter(encoding, extremes_of(encoding, encoding.encode(frame)))
-        read(meter, encoding, frame)
+        metered(meter, encoding, frame)
         assert meter.result()[0].outside == 0
+
+
+Frame = pd.DataFrame
+DAY = datetime.date(2026, 1, 31)
+MOMENTS = st.datetimes(datetime.datetime(1900, 1, 1), datetime.datetime(2200, 1, 1))
+WORDS = ("NA", "null", "None", "nan", "N/A", "<NA>", "?", "-", "none", "NaT")
+TEXTS = st.one_of(
+    st.sampled_from([*WORDS, "köln", unicodedata.normalize("NFD", "köln"), " a", "a", "a ", "b\n",
+                     "é", "Å", "\u212b", "True", "TRUE", "false", "1", "1.0", "01", "1e3", "a,b",
+                     '"', "2026-01-31", "inf"]),
+    st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=4),
+)  # fmt: skip
+# By kind of column: its cells, and the type that frames have them in.
+KINDS: Mapping[str, tuple[st.SearchStrategy[Any], str]] = {
+    "whole": (st.integers(-(2**50), 2**50), "Int64"),
+    "small": (st.integers(0, 1), "Int64"),
+    "number": (st.floats(-1e30, 1e30), "Float64"),
+    "truth": (st.booleans(), "boolean"),
+    "date": (st.dates(datetime.date(1900, 1, 1), datetime.date(2200, 1, 1)), "object"),
+    "moment": (MOMENTS.map(lambda one: one.replace(microsecond=0)), "datetime64[us]"),
+    "span": (st.timedeltas(datetime.timedelta(-999), datetime.timedelta(9999)), "timedelta64[us]"),
+    "text": (TEXTS, "str"),
+    "code": (st.sampled_from(["01234", "1234", "00000", "80331", "7"]), "str"),
+    "category": (st.integers(-3, 12), "Int64"),
+    "share": (st.sampled_from([0.1, 0.5, 1.0, 2.25]), "Float64"),
+}
+CATEGORIES = ("text", "code", "category", "share", "truth")
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Frame:
+    """A column of every kind, some of them twice, with empty cells in some."""
+    rows = draw(st.integers(2, 9))
+    columns = {}
+    for name, (cells, kind) in KINDS.items():
+        empty = draw(st.booleans())
+        drawn = draw(st.lists(cells | st.none() if empty else cells, min_size=rows, max_size=rows))
+        columns[name] = pd.Series(drawn, dtype=kind)
+    return Frame(columns)
+
+
+def plain(frame: Frame) -> Frame:
+    """In numpy's types, as most frames are: NaN, None and NaT where a cell is empty."""
+    kinds = {"Int64": float, "Float64": float, "boolean": object}
+    return Frame({
+        name: column.astype(object).where(column.notna(), None)
+        if column.dtype == "boolean" and column.hasnans
+        else column.astype("bool" if column.dtype == "boolean" else
+                           kinds.get(str(column.dtype), column.dtype))
+        for name, column in frame.items()
+    })  # fmt: skip
+
+
+def as_csv(frame: Frame) -> Frame:
+    text = io.StringIO(frame.to_csv(index=False))
+    return pd.read_csv(text, dtype=str, keep_default_na=False, na_values=[""])
+
+
+def in_parquet(frame: Frame, *, dictionaries: bool = False) -> Frame:
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    if dictionaries:
+        columns = [
+            one.dictionary_encode() if pa.types.is_large_string(one.type) else one
+            for one in table.columns
+        ]
+        table = pa.table(dict(zip(table.column_names, columns, strict=True)))
+    return as_pandas(table, party="p")
+
+
+READERS: Mapping[str, Callable[[Frame], Frame]] = {
+    "CSV": as_csv,
+    "CSV of floats": lambda frame: as_csv(plain(frame)),
+    "pandas": lambda frame: frame,
+    "pandas of numpy": plain,
+    "pandas of objects": lambda frame: frame.astype(object),
+    "pandas of arrow": lambda frame: in_parquet(frame).convert_dtypes(dtype_backend="pyarrow"),
+    "pyarrow": in_parquet,
+    "pyarrow with dictionaries": lambda frame: in_parquet(frame, dictionaries=True),
+    "polars": lambda frame: as_pandas(pl.from_arrow(pa.Table.from_pandas(frame)), party="p"),
+    "columns in another order": lambda frame: frame[frame.columns[::-1]],
+    "names in another form": lambda frame: frame.rename(
+        columns=lambda name: unicodedata.normalize("NFD", name)
+    ),
+}
+
+
+def in_files(frame: Frame, encoding: ColumnEncoding, folder: Path) -> Iterator[torch.Tensor]:
+    for name in ("rows.csv", "rows.parquet"):
+        write(folder / name, frame)
+        yield load_features(folder / name, encoding)[1]
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(tables(), st.sampled_from(sorted(READERS)), st.data())
+def test_every_reader_says_the_same(
+    tmp_path_factory: pytest.TempPathFactory, frame: Frame, trained: str, data: st.DataObject
+) -> None:
+    frame = frame.rename(columns={"text": "größe"})
+    given = READERS[trained](frame)
+    if trained.startswith("CSV"):
+        given = Frame({name: typed(column) for name, column in given.items()})
+    given = given.dropna(axis=1, how="all")
+    names = map(str, given)
+    categorical = [name for name in names if column_name(name) in ("größe", *CATEGORIES)]
+    blank = [name for name in categorical if not any(texts_of(given[name], words=EMPTY))]
+    given = given.drop(columns=blank)
+    encoding = fit_columns(given, categorical=categorical, missing="mean", source="p")
+    expected = encoding.encode(given)
+    assert expected.isfinite().all()
+    for name, reader in READERS.items():
+        counts = CellCounts()
+        read = reader(frame)
+        assert torch.equal(encoding.encode(read, counts=counts), expected), name
+        assert not counts.ignored, name
+        at = data.draw(st.integers(0, len(frame) - 1))
+        one = reader(frame.iloc[[at]].reset_index(drop=True))
+        assert torch.equal(encoding.encode(one), expected[[at]]), name
+    folder = tmp_path_factory.mktemp("files")
+    for features in in_files(frame, encoding, folder):
+        assert torch.equal(features, expected)
+
+
+def write(path: Path, frame: Frame) -> None:
+    frame.to_csv(path, index=False) if "csv" in path.name else frame.to_parquet(path)
+
+
+def own_table(folder: Path, frame: Frame, name: str, **party: Any) -> Any:
+    """What a run makes of the active's file."""
+    write(folder / name, frame)
+    parties = {
+        "active": PartySettings(file=Path(name), **party), "shop": PartySettings(file=Path("shop")),
+    }  # fmt: skip
+    data = DataSettings(dataset="tables", folder=folder, parties=parties)
+    return load_own_tables(data, "active", seed=0).table
+
+
+def people(rows: int = 40) -> Frame:
+    place = np.arange(rows)
+    return Frame({
+        "id": [f"p{row}" for row in place], "label": np.where(place % 2, "yes", "no"),
+        "stufe": np.array(["None", "Mild", "NA"])[place % 3],
+        "plz": np.array(["01234", "80331", "00501"])[place % 3],
+        "Größe": place * 0.1, "flag": place % 3 == 0, "since": [DAY, DAY.replace(day=1)] * 20,
+        "stay": pd.to_timedelta(place, unit="h"), "year": 2026,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(("trained", "missing"), [("t.csv", "mean"), ("t.parquet", "drop")])
+def test_a_file_that_trains_predicts_the_same_in_the_other_format(
+    tmp_path: Path, trained: str, missing: str
+) -> None:
+    frame = people()
+    frame.loc[frame.index % 7 == 0, "Größe"] = np.nan
+    own = own_table(tmp_path, frame, trained, missing=missing)
+    kept = frame.loc[[f"p{row}" in own.ids for row in range(len(frame))]]
+    plain = {"plz": [int(code) for code in kept["plz"]]}
+    for again in ("u.csv", "u.parquet"):
+        renamed = kept.rename(columns=lambda name: unicodedata.normalize("NFD", name))
+        renamed = renamed.rename(columns={"id": "pe\u0301rson"})
+        write(tmp_path / again, renamed)
+        ids, features = load_features(tmp_path / again, own.encoding, id_columns=("pe\u0301rson",))
+        assert ids == own.ids
+        assert torch.equal(features, own.features), again
+    stufe = next(one for one in own.encoding.columns if one.name == "stufe")
+    in_csv = trained == "t.csv"
+    assert stufe.categories == (("Mild",) if in_csv else ("Mild", "NA", "None"))
+    counts = CellCounts()
+    own.encoding.encode(kept.assign(**plain), counts=counts)  # as a reader of numbers has them
+    lost = sum(code != 80331 for code in plain["plz"])
+    assert counts.ignored == ({"plz": lost} if lost else {})
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_codes_with_leading_zeros_are_categories_unless_they_are_called_numbers(
+    tmp_path: Path, name: str
+) -> None:
+    frame = people()[["id", "label", "plz"]]
+    with pytest.warns(SuspectColumnWarning, match=r"'plz' holds digits, some with leading zeros"):
+        own = own_table(tmp_path, frame, name)
+    column = CategoricalColumn(name="plz", categories=("00501", "01234", "80331"))
+    assert own.encoding.columns == (column,)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert own_table(tmp_path, frame, name, categorical=("plz",)).encoding.columns == (column,)
+        (numbers,) = own_table(tmp_path, frame, name, numeric=("plz",)).encoding.columns
+    for beside in (("01.5", "12.5"), ("+0123", "7"), ("-01", "2")):
+        odd = frame.assign(plz=beside * 20)
+        with pytest.warns(SuspectColumnWarning, match=r"'plz' holds digits, some with leading"):
+            (column,) = own_table(tmp_path, odd, name).encoding.columns
+        assert isinstance(column, CategoricalColumn)
+        assert {*column.categories} == {*beside}
+    with pytest.raises(DataError, match=r"'plz' look like dates in another order"):
+        own_table(tmp_path, frame.assign(plz=["01/02/2026", "02/02/2026"] * 20), name)
+    assert isinstance(numbers, NumericColumn)
+    assert typed(pd.Series(["0", "0.50", "10", "-0.5", "-0", "1e05"])).dtype == float
+
+
+def test_a_table_with_a_given_encoding_is_read_as_that_says(tmp_path: Path) -> None:
+    frame = people()[["id", "label", "stufe", "Größe"]]
+    learnt = own_table(tmp_path, frame, "t.parquet").encoding
+    (tmp_path / "encoding.json").write_text(learnt.model_dump_json())
+    own = own_table(tmp_path, frame, "t.csv", encoding=Path("encoding.json"))
+    assert own.encoding == learnt
+    stufe = next(one for one in learnt.columns if one.name == "stufe")
+    np.testing.assert_array_equal(own.features.numpy()[:, -3:].argmax(1), [2, 0, 1] * 13 + [2])
+    assert stufe.categories == ("Mild", "NA", "None")
+    other = frame.assign(stufe="Severe")
+    with pytest.warns(UnseenCellsWarning, match="active: 40 of 40 cells of column 'stufe' hold"):
+        own_table(tmp_path, other, "t.csv", encoding=Path("encoding.json"))
+
+
+FITTED = Frame({
+    "age": [18.0, 65.0], "since": [pd.Timestamp("2026-01-31"), pd.Timestamp("2020-01-01")],
+    "stay": pd.to_timedelta([1, 5], unit="D"), "job": ["a", "b"],
+})  # fmt: skip
+
+
+OF_ANOTHER_KIND: tuple[tuple[str, Any, str], ...] = (
+    ("since", ["20260131", "2026-01-31"], "'since' holds dates, but 1 cells are none"),
+    ("since", [20_484.0, "2026-01-31"], "'since' holds dates, but 1 cells are none"),
+    ("age", pd.to_datetime(["2026-01-31"] * 2), "'age' is numeric, but 2 cells are not numbers"),
+    ("age", [DAY, 3], "'age' is numeric, but 1 cells are not numbers"),
+    ("age", pd.to_timedelta([1, 2], unit="D"), "'age' is numeric, but 2 cells are not numbers"),
+    ("age", ["1_000", "4"], "'age' is numeric, but 1 cells are not numbers"),
+    ("age", ["inf", "4"], "'age' has 1 infinite numbers"),
+    ("age", [np.inf, -np.inf], "'age' has 2 infinite numbers"),
+    ("stay", [1.5, 2], "'stay' holds durations, but 2 cells are none"),
+    ("stay", ["1 days", "2"], "'stay' holds durations, but 1 cells are none"),
+    ("age", [" NA ", "4"], r"empty cells in age \(1\)"),
+    ("since", ["null", None], r"empty cells in since \(2\)"),
+    ("job", ["", "a"], r"empty cells in job \(1\)"),
+    ("job", ["NA", " \t"], r"empty cells in job \(2\)"),
+)  # fmt: skip
+
+
+def test_cells_of_another_kind_are_refused_by_every_reader() -> None:
+    encoding = fit_columns(FITTED, categorical=["job"], source="p")
+    assert [column.kind for column in encoding.columns[1:3]] == ["date", "duration"]
+    for column, cells, message in OF_ANOTHER_KIND:
+        new = FITTED.assign(**{column: cells})
+        for frame in (new, as_csv(new), new.astype(object)):
+            with pytest.raises(DataError, match=f"new.csv: (column )?{message}"):
+                encoding.encode(frame, source="new.csv")
+
+
+SPELLINGS: tuple[tuple[Any, Any], ...] = (
+    (["True", "False"], [True, False]), (["TRUE", "FALSE"], [1, 0]), ([True, False], ["1.0", "0"]),
+    ([True, False], [1.0, 0.0]), (["1", "0"], [True, False]), ([1, 0], ["TRUE", "false"]),
+    ([3, 4], ["3.0", "4"]), (["3.50", "4.0"], [3.5, 4]), (["é", "e"], ["e\u0301", "e "]),
+    (["01", "1"], ["01", 1.0]), (np.array([0.1, 0.2], np.float32), ["0.1", "0.2"]),
+    ([Decimal("1.50"), Decimal("3.00")], ["1.50", "3"]), (["1.50", "3.00"], [1.5, Decimal("3.0")]),
+    ([3e7, 1e-7], ["3e+07", "1e-7"]), (["-0.0", "2"], [0, 2.0]),
+    ([datetime.time(10), datetime.time(0, 30)], ["10:00:00.000", "00:30:00.000000000"]),
+    ([DAY, datetime.datetime(2026, 1, 31, 5)], ["2026-01-31T00:00:00.000", "2026-01-31 05:00:00"]),
+    (["2026-01-31 05:00:00+01:00", "x"], [pd.Timestamp("2026-01-31 04:00:00Z"), "x"]),
+)  # fmt: skip
+UNSEEN: tuple[tuple[Any, Any], ...] = (
+    (["01234", "80331"], [1234, "1234"]), (["1", "1.0"], ["1.00", "2"]), (["no", "yes"], [0, True]),
+    (["a", "b"], ["A", "B"]), (["1e3", "2"], ["1000", "1"]), (["007", "7"], ["07", "7.5"]),
+)  # fmt: skip
+
+
+def test_spellings_of_a_category() -> None:
+    for fitted, new in SPELLINGS:
+        frame = Frame({"x": fitted})
+        encoding = fit_columns(frame, categorical=["x"], source="p")
+        for cells in (pd.Series(new), pd.Series(new, dtype=object)):
+            assert torch.equal(encoding.encode(Frame({"x": cells})), encoding.encode(frame)), new
+    spelled = CategoricalColumn(name="x", categories=("True", "yes"))
+    assert list(spelled.spellings) == ["True", "yes"]
+    both = CategoricalColumn(name="x", categories=("TRUE", "True"))
+    assert both.spellings["TRUE"] == "TRUE"
+
+
+def test_what_no_training_row_held_counts_for_nothing_and_is_told() -> None:
+    for fitted, new in UNSEEN:
+        encoding = fit_columns(Frame({"x": fitted}), categorical=["x"], source="p")
+        counts, cells = CellCounts(), Frame({"x": pd.Series(new, dtype=object)})
+        assert not encoding.encode(cells, counts=counts).any()
+        assert (counts.rows, counts.ignored, counts.empty) == (2, {"x": 2}, {})
+
+
+def test_whole_numbers_keep_their_digits_beside_empty_cells(tmp_path: Path) -> None:
+    codes = pd.Series([2**53, 2**53 + 1, None], dtype="Int64")
+    encoding = fit_columns(Frame({"x": codes}), categorical=["x"], missing="mean", source="p")
+    for features in in_files(Frame({"x": codes}), encoding, tmp_path):
+        assert features.tolist() == [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
+
+
+def test_columns_of_one_name_are_refused() -> None:
+    encoding = ColumnEncoding.plain(["1", "é"])
+    for columns in ([1, "1", "é"], ["1", "é", "e\u0301"]):
+        with pytest.raises(DataError, match="several columns are named"):
+            encoding.encode(Frame([[1.0, 2.0, 3.0]], columns=columns))
+        with pytest.raises(DataError, match="p: its frame has several columns of one name"):
+            as_pandas(Frame([[1.0, 2.0, 3.0]], columns=columns), party="p")
+    assert encoding.encode(Frame([[1.0, 2.0]], columns=["e\u0301", 1])).tolist() == [[2.0, 1.0]]
+
+
+ODD = (
+    *WORDS, "", " ", "\u00a0", "a", " a", "a\u3000", "köln", "ko\u0308ln", "k\u0308", "\u212b", "Å",
+    "1", "1.0", "1.00", "2.50", "2.5", "True", "TRUE", "01", "\u1112\u1161", "a\nb", "日本",
+    "2.500", "-0", "2.5e+0", "10:00:00", "10:00:00.0", "2026-01-31", "2026-01-31 00:00:00", "1e3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("missing", ["mean", "error"])
+def test_onnx_says_the_same_or_nothing(tmp_path: Path, missing: Any) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    fitted = Frame({
+        "n": [1.0, 2.0, 4.0], "same": 7.0,
+        "since": pd.to_datetime(["2026-01-31", "2026-01-31", "2020-01-01"]),
+        "text": ["a", "köln", "NA"], "code": ["01", "1", "2.50"], "truth": [True, False, True],
+        "country": "DE",
+    })  # fmt: skip
+    text = ["text", "code", "truth", "country"]
+    encoding = fit_columns(fitted, categorical=text, missing=missing, source="p")
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(encoding.shape[0], 4), nn.Softplus(), nn.Linear(4, 2)).eval()
+    model = SoloModel(network, ("no", "yes"), encoding, {})
+    write_onnx(model, tmp_path / "model.onnx")
+    new = fitted.loc[[0] * len(ODD)].reset_index(drop=True).astype({"truth": object})
+    numbers = [np.nan, np.inf, -np.inf, 1e300, 9.0]
+    new = pd.concat(
+        [new.assign(**{name: ODD}) for name in text]
+        + [new.loc[[0] * 5].assign(**{name: numbers}) for name in ("n", "same")],
+        ignore_index=True,
+    )  # fmt: skip
+    given = {
+        name: (new[[name]].astype(str).astype(object) if name in text else new[[name]]).to_numpy()
+        for name in fitted
+    }
+    days = new["since"] - pd.Timestamp("1970-01-01")
+    given["since"] = (days / pd.Timedelta(days=1)).to_numpy()[:, None]
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    label_N, told_NK = session.run(["output_label", "output_probability"], given)
+    refused_N = np.isnan(told_NK).any(axis=1)
+    assert (label_N[refused_N] == "").all()
+    for row, (label, told_K) in enumerate(zip(label_N, told_NK, strict=True)):
+        try:
+            expected_K = model.predict(encoding.encode(new.iloc[[row]]))[0].numpy()
+        except DataError:
+            assert refused_N[row], new.iloc[row].to_dict()
+            continue
+        if not refused_N[row]:
+            np.testing.assert_allclose(told_K, expected_K, atol=1e-6)
+            assert label == model.classes[expected_K.argmax()]
+    # What it cannot bring into the form that was learnt, it refuses; and that alone.
+    kept = [("text", one) for one in ("a", "köln", "ko\u0308ln", "NA", "日本", "a\nb")]
+    kept += [("code", "1.0"), ("code", "2.5"), ("truth", "TRUE"), ("truth", "1")]
+    for name, one in kept:
+        assert not refused_N[len(ODD) * text.index(name) + ODD.index(one)], (name, one)

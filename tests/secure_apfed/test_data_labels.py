@@ -1,20 +1,39 @@
-"""Spellings of one label are refused with their counts, wherever labels enter; classes are not."""
+"""Labels: spellings of one are refused with their counts, wherever labels enter; those of common
+people are looked at before training, by every method and entrance.
+"""
 
+import json
 import re
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch import Tensor
 
 from secure_apfed import run_frames
+from secure_apfed.cli import execute
+from secure_apfed.config import Config
+from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.data.labels import class_labels
 from secure_apfed.data.tables import load_own_tables
-from secure_apfed.errors import DataError, SuspectColumnWarning
+from secure_apfed.errors import DataError, FewRowsWarning, SuspectColumnWarning
 from secure_apfed.estimator import VerticalClassifier
+from secure_apfed.intervals import FEWEST_ROWS
+from secure_apfed.methods import METHODS
+from secure_apfed.runs.run import run
 from secure_apfed.settings.data import DataSettings
+from tests.secure_apfed.small_runs import small_config
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
+    pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
+]
 
 ROWS = 24
 # Spellings of one label, beside which another label stands.
@@ -116,19 +135,6 @@ def test_spellings_that_are_listed_are_classes_and_no_others_are(tmp_path: Path)
         from_file(("c", "d"), tmp_path, "bank.csv", classes=["c", "d", "c "])
 
 
-def test_a_passive_with_labels_spells_them_as_the_settings_do(tmp_path: Path) -> None:
-    rows_of(("no", "Yes")).to_csv(tmp_path / "shop.csv", index=False)
-    data = DataSettings.model_validate(
-        {"dataset": "tables", "active": "bank", "label_column": "y", "folder": tmp_path,
-         "labels_at": ["shop"], "classes": ["no", "yes"],
-         "parties": {"bank": {"file": "bank.csv"}, "shop": {"file": "shop.csv"}}}
-    )  # fmt: skip
-    with pytest.raises(
-        DataError, match=r"^shop: column 'y' .*'Yes' \(12 rows\) and 'yes' \(0 rows"
-    ):
-        load_own_tables(data, "shop", seed=0)
-
-
 def test_an_anomaly_has_one_spelling_and_what_is_normal_has_any(tmp_path: Path) -> None:
     told = from_file(("ok", "OK", "fraud"), tmp_path, "bank.csv", anomaly="fraud")
     assert told == ("normal", "anomaly")
@@ -155,3 +161,181 @@ def test_surrounding_blanks_are_no_part_of_a_label(tmp_path: Path) -> None:
         assert enter(("yes", " yes", "yes\u00a0", "no"), tmp_path) == ("no", "yes")
     with pytest.raises(DataError, match=r"'yes' \(8 rows\)"):  # its classes are the caller's own
         from_estimator(("yes", " yes", "no"), tmp_path)
+
+
+ALIGNING = [name for name, method in METHODS.items() if method.declared.aligns]
+# They learn from labels of people whom only the active knows, too.
+EVERYBODY = ("apfed", "apfed_r", "apfed_c", "vfedtrans")
+Rows = Callable[[VerticalData], Tensor]
+
+
+def config_of(method: str, **data: Any) -> Config:
+    data = {"dataset": "breast_cancer", "overlap": 1.0, "labelled": 60, **data}
+    config = small_config(method, data=data)
+    return config.model_copy(
+        update={"train": config.train.model_copy(update={"epochs": 1, "use_unaligned": False})}
+    )
+
+
+def labels_of(data: VerticalData, rows: Tensor | None = None) -> Tensor:
+    assert data.active.labels is not None
+    return data.active.labels if rows is None else data.active.labels[rows]
+
+
+def but(data: VerticalData, rows: Tensor) -> Tensor:
+    """Everybody but these rows of the active."""
+    every = torch.arange(len(data.active.ids))
+    return every[~torch.isin(every, rows)]
+
+
+def malignant(data: VerticalData) -> Tensor:
+    return torch.nonzero(labels_of(data) == 0).flatten()
+
+
+def malignant_tests_at_most(count: int) -> Rows:
+    """Everybody but so many malignant test rows that these are left."""
+    return lambda data: but(data, data.test_rows[labels_of(data, data.test_rows) == 0][count:])
+
+
+def data_of(config: Config, common: Rows) -> VerticalData:
+    """Where passives know, of the active's people, these rows alone."""
+    data = load_data(config.data, seed=config.seed)
+    known = {data.active.ids[row] for row in common(data).tolist()}
+
+    def of(table: PartyTable) -> PartyTable:
+        kept = [row for row, person in enumerate(table.ids) if person in known]
+        ids = tuple(table.ids[row] for row in kept)
+        labels_N = None if table.labels is None else table.labels[kept]
+        return replace(table, ids=ids, features=table.features[kept], labels=labels_N)
+
+    return replace(data, passives=tuple(map(of, data.passives)))
+
+
+ONE_CLASS = (
+    r"rows that .* \(of 60; the others are not among the \d+ common people\) are all of class "
+)
+
+
+@pytest.mark.parametrize("method", [one for one in ALIGNING if one not in EVERYBODY])
+def test_a_method_of_common_people_needs_two_classes_of_them(method: str) -> None:
+    config = config_of(method)
+    for rows, told in (
+        (malignant, f"active: the .* labelled training {ONE_CLASS}malignant"),
+        (
+            lambda data: but(data, data.labelled_rows),
+            "none of its 60 labelled training rows",
+        ),
+    ):
+        with pytest.raises(DataError, match=told):
+            run(config, None, data=data_of(config, rows))
+
+
+@pytest.mark.parametrize("method", EVERYBODY)
+def test_who_learns_from_all_labels_needs_two_classes_of_all(method: str) -> None:
+    config = config_of(method)
+    everybody = config.train.model_copy(update={"use_unaligned": True})
+    data = data_of(config, malignant)
+    result = run(config.model_copy(update={"train": everybody}), None, data=data)
+    assert result.undefined == {}
+    if config.method.sums_gradients:
+        with pytest.raises(DataError, match="all of class malignant"):
+            run(config, None, data=data)
+
+
+def test_a_test_of_one_class_is_refused() -> None:
+    config = config_of("tvfl")
+    with pytest.raises(DataError, match=r"the \d+ rows that TVFL.* tested on are all of class ben"):
+        run(config, None, data=data_of(config, malignant_tests_at_most(0)))
+    alone = config_of("single_view")
+    data = load_data(alone.data, seed=0)
+    test = data.test_rows[labels_of(data, data.test_rows) == 1]
+    with pytest.raises(DataError, match=r"tested on are all of class benign"):
+        run(alone, None, data=replace(data, test_rows=test))
+
+
+def test_a_test_of_few_rows_of_a_class_is_told() -> None:
+    config = config_of("tvfl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FewRowsWarning)
+        run(config, None, data=data_of(config, malignant_tests_at_most(FEWEST_ROWS)))
+    with pytest.warns(FewRowsWarning, match=rf" {FEWEST_ROWS - 1} are of class malignant"):
+        run(config, None, data=data_of(config, malignant_tests_at_most(FEWEST_ROWS - 1)))
+
+
+def test_of_several_classes_each_that_is_learnt_is_tested_or_it_is_told() -> None:
+    config = config_of("single_view", dataset="wine", labelled=None)
+    data = load_data(config.data, seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FewRowsWarning)
+        run(config, None, data=data)
+    lost = data.train_rows[labels_of(data, data.train_rows) == 2]
+    tvfl = config_of("tvfl", dataset="wine", labelled=None)
+    with pytest.warns(FewRowsWarning, match="learns nothing of class class_2: none of"):
+        run(tvfl, None, data=data_of(tvfl, lambda data: but(data, lost)))
+    test = data.test_rows[labels_of(data, data.test_rows) != 2]
+    with pytest.warns(FewRowsWarning, match="tested on none is of class"):
+        run(config, None, data=replace(data, test_rows=test))
+
+
+def test_where_passives_have_labels_too_the_active_may_know_one_class() -> None:
+    def common(data: VerticalData) -> Tensor:
+        return but(data, data.labelled_rows[labels_of(data, data.labelled_rows) == 0])
+
+    config = config_of("mmvfl")
+    with pytest.raises(DataError, match="all of class benign"):
+        run(config, None, data=data_of(config, common))
+    config = config_of("mmvfl", labels_at=["passive-1"])
+    assert "mmvfl" in run(config, None, data=data_of(config, common)).accuracy
+
+
+def test_a_measure_that_no_row_defines_is_a_sentence(tmp_path: Path) -> None:
+    config = config_of("joint_teacher").model_copy(update={"measure": "auc"})
+    result = run(config, tmp_path / "run", data=data_of(config, malignant_tests_at_most(0)))
+    told = "the 89 tested rows are all of one class"
+    assert result.undefined["joint_teacher_together"]["auc"] == told
+    assert "auc" in result.measures["joint_teacher"]
+    stored = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert stored["undefined"]["joint_teacher_together"]["auc"] == told
+    tvfl = config_of("tvfl")
+    with pytest.warns(FewRowsWarning, match="0 of its 142 test rows are among the 427 common"):
+        result = run(tvfl, None, data=data_of(tvfl, lambda data: data.train_rows))
+    assert result.undefined["tvfl"]["accuracy"] == "no row was tested"
+
+
+def test_the_plan_refuses_what_the_run_would_and_counts_the_labels_that_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"id": range(400), "x": rng.normal(size=400), "u": rng.normal(size=400)})
+    frame["y"] = np.where(frame.id % 2, "late", "paid")
+    path = tmp_path / "run.yaml"
+
+    def write(bank: pd.DataFrame, shop: pd.DataFrame, text: str) -> None:
+        bank.to_csv(tmp_path / "bank.csv", index=False)
+        shop.to_csv(tmp_path / "shop.csv", index=False)
+        path.write_text(
+            f"name: t\nguard: {{mechanism: none}}\n{text}\n"
+            f"data: {{dataset: tables, active: bank, folder: '{tmp_path}', label_column: y, "
+            "parties: {bank: {file: bank.csv, ignore: [u]}, shop: {file: shop.csv}}}\n"
+        )
+
+    paid = frame.loc[frame.y == "paid", ["id", "u"]]
+    write(frame, paid, "method: tvfl\ntrain: {epochs: 1}")
+    assert execute(["plan", str(path)]) == 3
+    assert "all of class paid" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    text = (
+        "method: votes\nmodel: {network: random_features}\n"
+        "secure_sum: {scheme: plain, masks: none, allow_single_passive: true}"
+    )
+    for labelled, case, here in (
+        (400, "all rows labelled", "300 of 300"),
+        (24, "20 labelled rows", "18 of 394"),
+    ):
+        known = frame.assign(y=frame.y.where(frame.id < labelled, None))
+        write(known, frame[["id", "u"]], text)
+        assert execute(["plan", str(path), "--json"]) == 0
+        planned = json.loads(capsys.readouterr().out)
+        assert planned["labelled_rows"] == 0.75 * labelled
+        assert planned["teaching_rows"] == 400 - 0.25 * labelled
+        assert case in planned["help"][0]
+        assert planned["help"][0].endswith(f"Here {here} training rows have a label")

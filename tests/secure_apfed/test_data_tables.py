@@ -1,14 +1,19 @@
-"""The parties' own CSV and Parquet files, and inputs of prediction."""
+"""The parties' own CSV and Parquet files, and inputs of prediction; tables as they should not be,
+as people bring them: what is said of each is the page `bad_inputs.md` beside this, which
+`python -m tests.secure_apfed.test_data_tables > tests/secure_apfed/bad_inputs.md` writes anew.
+"""
 
 import datetime
 import decimal
 import gzip
 import json
-import lzma
+import sys
+import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,10 +22,8 @@ import torch
 
 from secure_apfed.alignment.ids import IdFile
 from secure_apfed.data import ColumnEncoding, ImageEncoding, files_digest, load_data
-from secure_apfed.data.labels import TargetScale
-from secure_apfed.data.tables import warn_of_labels
-from secure_apfed.errors import DataError, SuspectColumnWarning
-from secure_apfed.models import RandomFeatures
+from secure_apfed.data.tables import load_own_tables, warn_of_labels
+from secure_apfed.errors import ApfedError, DataError, SuspectColumnWarning
 from secure_apfed.settings.data import DataSettings, Missing, PartySettings
 from tests.secure_apfed.whole_files import load_features
 
@@ -138,17 +141,6 @@ def test_missing_cells_are_dropped_or_filled_only_when_asked(folder: Path) -> No
 ENCODING = ColumnEncoding.plain(["a", "b"])
 
 
-def test_prediction_reads_tables_with_and_without_ids(tmp_path: Path) -> None:
-    frame = pd.DataFrame({"who": ["007", "008"], "b": [1, 2], "a": [3, 4]})
-    frame.to_csv(tmp_path / "new.csv.gz", index=False)
-    frame.to_parquet(tmp_path / "new.parquet")
-    for name in ("new.csv.gz", "new.parquet"):
-        ids, features = load_features(tmp_path / name, ENCODING, id_columns=["who"])
-        assert ids == ("007", "008")
-        assert features.tolist() == [[3.0, 1.0], [4.0, 2.0]]
-    assert load_features(tmp_path / "new.csv.gz", ENCODING)[0] == ("0", "1")
-
-
 def test_prediction_reads_arrays_and_idx_images(tmp_path: Path) -> None:
     images = np.arange(32, dtype=np.uint8).reshape(2, 4, 4)
     expected = torch.from_numpy(images[:, None, 2:].astype(np.float32)) / 255
@@ -186,34 +178,28 @@ def test_inputs_that_cannot_be_predicted(tmp_path: Path) -> None:
 def test_an_encoding_from_elsewhere_does_not_read_the_rows(folder: Path) -> None:
     """As an encoding fitted to public rows, so that no record moves it."""
     fitted = load_data(settings(folder), seed=0).active.encoding
+    bank().assign(income=lambda table: 2 * table["income"]).to_csv(folder / "bank.csv")
+    given = {"file": "bank.csv", "encoding": "encoding.json", "ignore": ["Unnamed: 0"]}
+    parties = {"bank": given, "shop": {"file": "shop.parquet"}}
     for told in (fitted.model_dump(mode="json"), {"encoding": fitted.model_dump(mode="json")}):
         (folder / "encoding.json").write_text(json.dumps(told))
-        bank().assign(income=lambda table: 2 * table["income"]).to_csv(folder / "bank.csv")
-        given = {"file": "bank.csv", "encoding": "encoding.json", "ignore": ["Unnamed: 0"]}
-        parties = {"bank": given, "shop": {"file": "shop.parquet"}}
         active = load_data(settings(folder, parties=parties), seed=0).active
         assert active.encoding == fitted
         income = fitted.encode(bank(), source="bank")[:, 0]
         mean, scale = (getattr(fitted.columns[0], name) for name in ("mean", "scale"))  # type: ignore[union-attr]  # of columns
         torch.testing.assert_close(active.features[:, 0], 2 * income + mean / scale)
 
-
-@pytest.mark.parametrize(("text", "said"), [
-    (None, "bank: encoding.json holds no encoding"),
-    ("[]", "bank: encoding.json holds no encoding"),
-    ('{"kind": "columns", "columns": [{"kind": "numeric", "name": "age"}]}', "age"),
-    (IMAGES.model_dump_json(), "encoding of images"),
-])  # fmt: skip
-def test_an_encoding_that_does_not_fit_is_refused(
-    text: str | None, said: str, folder: Path
-) -> None:
-    if text is not None:
-        (folder / "encoding.json").write_text(text)
-    bank = {"file": "bank.csv", "encoding": "encoding.json"}
-    with pytest.raises(DataError, match=said):
-        load_data(
-            settings(folder, parties={"bank": bank, "shop": {"file": "shop.parquet"}}), seed=0
-        )
+    for text, said in (
+        (None, "bank: encoding.json holds no encoding"),
+        ("[]", "bank: encoding.json holds no encoding"),
+        (ColumnEncoding.plain(["age"]).model_dump_json(), "age"),
+        (IMAGES.model_dump_json(), "encoding of images"),
+    ):
+        (folder / "encoding.json").unlink(missing_ok=True)
+        if text is not None:
+            (folder / "encoding.json").write_text(text)
+        with pytest.raises(DataError, match=said):
+            load_data(settings(folder, parties=parties), seed=0)
 
 
 def test_a_split_at_random_reads_no_label(folder: Path) -> None:
@@ -280,9 +266,8 @@ def test_a_comma_at_the_end_of_each_row_shifts_nothing(tmp_path: Path) -> None:
     (tmp_path / "comma.txt").write_text(text)
     (tmp_path / "comma.csv").write_text(text)
     data = loaded(tmp_path, large_bank(n=np.arange(MANY) % 7))
-    assert torch.equal(
-        loaded(tmp_path, large_bank(), "comma.txt").active.features, data.active.features
-    )
+    again = loaded(tmp_path, large_bank(), "comma.txt")
+    assert torch.equal(again.active.features, data.active.features)
     encoding = data.active.encoding
     ids, features = load_features(tmp_path / "comma.csv", encoding, id_columns=("id",))
     assert ids == data.active.ids
@@ -370,32 +355,10 @@ def test_the_digest_of_files_is_of_all_that_is_read(tmp_path: Path) -> None:
         files_digest(settings)
 
 
-def test_ids_are_read_as_a_run_reads_them(tmp_path: Path) -> None:
-    path = tmp_path / "large_bank.csv.xz"
-    path.write_bytes(lzma.compress(b"id,note\na,x\nb,y\n"))
-    pieces = IdFile("large_bank", path, "id").pieces()
-    assert [row for piece in pieces for row in piece] == ["a", "b"]
-    long = tmp_path / "long.csv"
+def test_a_cell_may_hold_lines(tmp_path: Path) -> None:
     rows = "".join(f'{row},"a\nb{"c" * 100}"\n' for row in range(30_000))
-    long.write_text(f"id,note\n{rows}")
-    assert len(IdFile("large_bank", long, "id")) == 30_000
-
-
-def test_labels_may_be_small() -> None:
-    assert TargetScale.of(np.array([1e-13, 3e-13]), party="p").scale == pytest.approx(1e-13)
-    with pytest.raises(DataError, match="are all 1e-13"):
-        TargetScale.of(np.array([1e-13, 1e-13]), party="p")
-
-
-def test_a_feature_that_never_differed_says_nothing_where_it_does() -> None:
-    torch.manual_seed(0)
-    encoder, rows_NF = RandomFeatures(4, 50), torch.randn(100, 4)
-    rows_NF[:, 3] = 2024.0
-    encoder.fit(rows_NF)
-    later_NF = rows_NF.clone()
-    later_NF[:, 3] = 2025.0
-    assert torch.equal(encoder(later_NF), encoder(rows_NF))
-    assert encoder(rows_NF).isfinite().all()
+    (tmp_path / "long.csv").write_text(f"id,note\n{rows}")
+    assert len(IdFile("large_bank", tmp_path / "long.csv", "id")) == 30_000
 
 
 ORDER = np.random.default_rng(5).permutation(MANY)
@@ -424,3 +387,190 @@ def test_a_column_that_is_the_label_is_warned_of(
         warnings.simplefilter("always")
         warn_of_labels(features, labels, source="large_bank", label="y", numbers=numbers)
     assert [one.category for one in caught] == [SuspectColumnWarning] * told
+
+
+_PAGE = Path(__file__).parent / "bad_inputs.md"
+_HEAD = """# Bad inputs
+
+What is said when a table is not as it should be. Each was tried as a new user would, as `bank.csv`
+of the active `bank` with the columns id, age, sum, job and the label y; a test tries all of them
+again and compares this page. Lines are those of the file, blank ones not counted.
+"""
+
+
+def good() -> pd.DataFrame:
+    """A table that nothing is wrong with."""
+    rng = np.random.default_rng(0)
+    return pd.DataFrame({
+        "id": [f"p{row}" for row in range(MANY)], "age": rng.integers(20, 80, MANY),
+        "sum": rng.normal(size=MANY).round(3), "job": rng.choice(["a", "b", "c"], MANY),
+        "y": rng.choice(["no", "yes"], MANY),
+    })  # fmt: skip
+
+
+class Case(NamedTuple):
+    """What is wrong, what writes the file of this name, and what its party says of empty cells."""
+
+    title: str
+    write: Callable[[Path], object]
+    name: str = "bank.csv"
+    missing: str = "error"
+
+
+def _csv(**columns: Any) -> Callable[[Path], object]:
+    """The good table with some columns replaced or added."""
+    return lambda path: good().assign(**columns).to_csv(path, index=False)
+
+
+def _cell(column: str, row: int, value: Any) -> Callable[[Path], object]:
+    def write(path: Path) -> None:
+        frame = good().astype({column: "object"})
+        frame.loc[row, column] = value
+        frame.to_csv(path, index=False)
+
+    return write
+
+
+def _text(change: Callable[[str], str], encoding: str = "utf-8") -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(change(good().to_csv(index=False)).encode(encoding))
+
+
+def _half_parquet(path: Path) -> None:
+    good().to_parquet(path)
+    path.write_bytes(path.read_bytes()[:500])
+
+
+def _ragged(text: str) -> str:
+    lines = text.splitlines()
+    return "\n".join([*lines[:12], f"{lines[12]},more", *lines[13:]])
+
+
+def _many_categories(path: Path) -> None:
+    rows = np.arange(10**4)
+    codes, labels = np.char.add("c", rows.astype(str)), np.where(rows % 2, "yes", "no")
+    pd.DataFrame({"id": rows, "code": codes, "y": labels}).to_csv(path, index=False)
+
+
+def _nested(*, lists: bool) -> Callable[[Path], object]:
+    def write(path: Path) -> None:
+        frame = good()
+        cells: list[Any] = [[row, 1] if lists else {"a": row} for row in range(MANY)]
+        frame["x"] = pd.Series(cells, dtype=object)
+        frame.to_parquet(path)
+
+    return write
+
+
+CASES: tuple[Case, ...] = (
+    Case("columns apart by semicolons", _text(lambda text: text.replace(",", ";"))),
+    Case("columns apart by tabs", _text(lambda text: text.replace(",", "\t"))),
+    Case("Latin-1", _text(lambda text: text.replace("job", "Größe"), "latin-1")),
+    Case("UTF-16", _text(str, "utf-16")),
+    Case("an empty file", lambda path: path.write_text("")),
+    Case("a header and no row", lambda path: good().iloc[:0].to_csv(path, index=False)),
+    Case("no such file", lambda path: None),
+    Case("a folder", Path.mkdir),
+    Case("a workbook", lambda path: path.write_bytes(b"PK\x03\x04"), "bank.xlsx"),
+    Case("packed by its name alone",
+         lambda path: good().to_csv(path, compression=None), "bank.csv.gz"),
+    Case("packed and cut",
+         lambda path: path.write_bytes(gzip.compress(b"id,y\n" * 999)[:40]), "bank.csv.gz"),
+    Case("a line with a cell too many", _text(_ragged)),
+    Case("a quote that is never closed", _text(lambda text: text.replace("p5,", '"p5,'))),
+    Case("NUL bytes", _text(lambda text: text.replace("p5,", "p\x005,"))),
+    Case("a column without a name", _text(lambda text: text.replace("id,age", "id,", 1))),
+    Case("two columns of one name", _text(lambda text: text.replace("sum", "age", 1))),
+    Case("no ID column", _text(lambda text: text.replace("id,", "ID,", 1))),
+    Case("no label column", lambda path: good().drop(columns="y").to_csv(path, index=False)),
+    Case("an ID twice", _cell("id", 9, "p3")),
+    Case("an empty ID", _cell("id", 9, None)),
+    Case("labels of one class", _csv(y="no")),
+    Case("no label at all", _csv(y=None)),
+    Case("a label in two spellings", _cell("y", 4, "Yes")),
+    Case("a label that is no class", _cell("y", 4, "maybe")),
+    Case("a text among numbers", _cell("age", 7, "unknown")),
+    Case("decimal commas", _csv(sum=[f"{row},5" for row in range(MANY)])),
+    Case("commas between thousands", _csv(sum=[f"{row + 1},234,567" for row in range(MANY)])),
+    Case("per cent", _csv(sum=[f"{row}%" for row in range(MANY)])),
+    Case("a currency", _csv(sum=[f"{row} €" for row in range(MANY)])),
+    Case("dates by day and month", _csv(since=[f"{row % 28 + 1}.1.2026" for row in range(MANY)])),
+    Case("a date that there is not", _csv(since=["2026-02-30", *["2026-01-31"] * (MANY - 1)])),
+    Case("empty cells", _cell("age", 5, None)),
+    Case("an empty column", _csv(sum=None)),
+    Case("an infinite number", _cell("sum", 5, "inf")),
+    Case("a number too large", _cell("sum", 5, "1e300")),
+    Case("10^4 categories", _many_categories),
+    Case("Parquet with records in cells", _nested(lists=False), "bank.parquet"),
+    Case("Parquet with lists in cells", _nested(lists=True), "bank.parquet"),
+    Case("half of a Parquet file", _half_parquet, "bank.parquet"),
+)  # fmt: skip
+
+WARNED: tuple[Case, ...] = (
+    Case("the label in disguise", lambda path: good().assign(
+        decision=lambda frame: np.where(frame["y"] == "yes", "granted", "refused")
+    ).to_csv(path, index=False)),
+    Case("row numbers as a feature", _csv(number=range(MANY))),
+    Case("codes with leading zeros", _csv(plz=[f"{row % 7:05d}" for row in range(MANY)])),
+    Case("NA as a category", lambda path: good().assign(
+        since=["2026-01-31", "NA"] * (MANY // 2), level=["None", "low", "high"] * (MANY // 3)
+    ).to_csv(path, index=False), missing="mean"),
+    Case("an ID as a feature", _csv(iban=[f"DE{row:05d}" for row in range(MANY)])),
+)  # fmt: skip
+"""Those that are taken, with a warning."""
+
+
+@cache
+def said(case: Case) -> tuple[str, ...]:
+    """The error's text, or those of the warnings."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        warnings.catch_warnings(record=True, action="always") as caught,
+    ):
+        case.write(Path(folder) / case.name)
+        settings = DataSettings.model_validate({
+            "dataset": "tables", "active": "bank", "classes": ["no", "yes"], "id_column": "id",
+            "label_column": "y", "folder": folder,
+            "parties": {
+                "bank": {"file": case.name, "missing": case.missing}, "shop": {"file": "shop.csv"},
+            },
+        })  # fmt: skip
+        try:
+            load_own_tables(settings, "bank", seed=0)
+        except ApfedError as error:
+            return (str(error).replace(f"{folder}/", ""),)
+    return tuple(str(one.message) for one in caught if one.category is SuspectColumnWarning)
+
+
+def page() -> str:
+    told: Mapping[str, tuple[Case, ...]] = {"Refused": CASES, "Taken with a warning": WARNED}
+    lines = [_HEAD]
+    for title, cases in told.items():
+        lines += [f"## {title}", "", "| what was wrong | what was said |", "|---|---|"]
+        for case in cases:
+            text = " ".join(" ".join(said(case)).split())
+            lines.append(f"| {case.title} | {text.replace('|', chr(92) + '|')} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def test_the_page_says_what_is_said_in_a_line_each() -> None:
+    assert _PAGE.read_text("utf-8") == page()
+    for case in (*CASES, *WARNED):
+        assert said(case), case.title
+        assert not any("\n" in text for text in said(case)), case.title
+
+
+def test_nothing_is_said_of_usual_columns() -> None:
+    usual: dict[str, dict[str, Any]] = {
+        "a constant": {"sum": 1.0},
+        "truth values": {"flag": [row % 3 == 0 for row in range(MANY)]},
+        "dates": {"since": [f"2026-01-{row % 28 + 1:02d}" for row in range(MANY)]},
+        "many different numbers": {"x": np.random.default_rng(1).normal(size=MANY)},
+        "codes with gaps": {"branch": [7 * (row % 20) for row in range(MANY)]},
+    }
+    for title, columns in usual.items():
+        assert said(Case(title, _csv(**columns))) == (), title
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,10 +1,12 @@
-"""The classifier behaves as scikit-learn's do, and passives help by the index of their frames."""
+"""The classifier behaves as scikit-learn's do, passives help by the index of their frames; one call
+goes from frames to a result; and what does not fit is told by party and column.
+"""
 
 import copy
 import pickle
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import pandas as pd
+import polars
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -25,8 +28,17 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from secure_apfed.errors import ConfigError, DataError, UnseenCellsWarning
+from secure_apfed import run_frames
+from secure_apfed.errors import (
+    ApfedError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ModelError,
+    UnseenCellsWarning,
+)
 from secure_apfed.estimator import VerticalClassifier
+from secure_apfed.frames import FramesResult
 
 BRIEF: dict[str, Any] = {
     "train": {"epochs": 20, "batch_size": 16, "learning_rate": 0.1, "device": "cpu",
@@ -77,7 +89,7 @@ def test_it_is_crossed_and_calibrated_and_stands_in_a_pipeline(bunch: Any) -> No
         make_pipeline(StandardScaler(), model).fit(own, bunch.target)
 
 
-def test_texts_are_categories_dates_are_days_and_labels_keep_their_kind() -> None:
+def test_texts_are_categories_and_columns_named_by_numbers_are_taken_by_name() -> None:
     draw = np.random.default_rng(0)
     colour = np.array(["red", "blue", None])[draw.integers(0, 3, 200)]
     frame = pd.DataFrame({"colour": colour, "size": draw.normal(size=200)})
@@ -85,17 +97,6 @@ def test_texts_are_categories_dates_are_days_and_labels_keep_their_kind() -> Non
     fitted = VerticalClassifier(settings=BRIEF).fit(frame, label)
     assert set(fitted.predict(frame)) == {"yes", "no"}
     assert fitted.score(frame, label) > 0.85
-    since = pd.Timestamp("2026-01-01") + pd.to_timedelta(draw.integers(0, 300, 200), unit="D")
-    frame = pd.DataFrame({"since": since, "size": draw.normal(size=200)})
-    labels = np.where(frame["since"] > "2026-05-31", "new", "old")
-    model = VerticalClassifier(settings=BRIEF).fit(frame, labels)
-    assert model.score(frame, labels) > 0.9
-    texts = frame.assign(since=frame["since"].dt.strftime("%Y-%m-%d"))
-    assert (model.predict(texts) == model.predict(frame)).all()
-
-
-def test_columns_named_by_numbers_are_taken_by_name() -> None:
-    draw = np.random.default_rng(0)
     rows = pd.DataFrame({1: draw.normal(size=200), 0: draw.normal(size=200) + 50})
     labels = rows[1] > 0
     model = VerticalClassifier(settings=BRIEF).fit(rows, labels)
@@ -124,19 +125,13 @@ def test_frames_of_every_library_and_cells_of_every_type_say_the_same() -> None:
         frame.convert_dtypes(),
         frame.astype(object),
         frame.assign(size=frame["size"].astype(str), old=frame["old"].astype(int)),
+        frame.assign(day=frame["day"].dt.strftime("%Y-%m-%d")),
     ):
         np.testing.assert_allclose(model.predict_proba(same), told, atol=1e-9)
     with pytest.warns(UnseenCellsWarning, match="the input: 200 of 200 cells of column 'colour'"):
         model.predict(frame.assign(colour="green"))
     with pytest.raises(DataError, match="'day' holds dates, but 200 cells are none"):
         model.predict(frame.assign(day=20_000))
-
-
-def test_a_person_that_stands_twice_is_named(bunch: Any) -> None:
-    own, _ = parties(bunch)
-    lab = pd.DataFrame({"iron": [1.0, 2.0, 3.0]}, index=["p1", "p2", "p1"])
-    with pytest.raises(DataError, match=r"^lab: 1 IDs occur more than once, the first in row 0"):
-        VerticalClassifier(passives={"lab": lab}, settings=HELPED).fit(own, bunch.target)
 
 
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -155,11 +150,11 @@ def test_the_page_s_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    torch.set_default_dtype(dtype)
+def _another_dtype() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
     try:
         yield
-        assert torch.get_default_dtype() == dtype
+        assert torch.get_default_dtype() == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -174,13 +169,12 @@ def _drawing_all_the_time() -> Iterator[None]:
             torch.manual_seed(0)
             torch.rand(9)
 
-    thread = threading.Thread(target=draw)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(draw)
+        try:
+            yield
+        finally:
+            ended.set()
 
 
 CALLERS: dict[str, Callable[[], AbstractContextManager[object]]] = {
@@ -188,8 +182,8 @@ CALLERS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "no gradients": torch.no_grad,
     "inference": torch.inference_mode,
     "another device": lambda: torch.device("meta"),
-    "another dtype": lambda: _default_dtype(torch.float64),
-    "its own seed": lambda: _drawing_all_the_time(),
+    "another dtype": _another_dtype,
+    "its own seed": _drawing_all_the_time,
 }
 
 
@@ -247,7 +241,182 @@ def test_rows_that_name_others_or_nobody_are_refused() -> None:
     model.fit(active, pd.Series(labels))  # names nobody: by place
     with pytest.raises(DataError, match=r"in another order; give y\.loc\[X\.index\]"):
         model.fit(active, named[::-1])
+    with pytest.raises(DataError, match=r"^lab: 1 IDs occur more than once, the first in row 0"):
+        VerticalClassifier({"lab": passive.set_axis([1, 2, 1, *range(3, 96)])}, HELPED).fit(
+            active, labels
+        )
     with pytest.raises(ConfigError, match="the rows of lab came as DataFrame, which names nobody"):
         VerticalClassifier({"lab": cast(Any, pl.from_pandas(passive))}, HELPED).fit(active, labels)
     with pytest.raises(ValueError, match="each row of X needs its label"):
         model.fit(active, [None, *labels.astype(str)[1:]])
+
+
+VOTED: dict[str, Any] = {
+    "data": {"labelled": 40, "limit": 200},
+    "model": {"network": "random_features"},
+    "train": {"epochs": 1},
+    "method": {"name": "votes", "epsilon": 8.0, "prior": "labeller"},
+    "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+}
+QUICK: dict[str, Any] = {
+    "data": {"limit": 100}, "model": {"hidden": [8], "representation": 4},
+    "guard": {"mechanism": "none"}, "baselines": False,
+}  # fmt: skip
+
+
+def three_parties() -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:
+    people = load_breast_cancer(as_frame=True).frame.rename_axis("id").reset_index()
+    people["id"] = "p" + people["id"].astype(str)
+    people["target"] = people["target"].map({0: "ill", 1: "well"})
+    shuffled = people.sample(500, random_state=0)
+    own = people[["id", *people.columns[1:11], "target"]]
+    return own, {
+        "lab": shuffled[["id", *people.columns[11:21]]],
+        "scan": shuffled[["id", *people.columns[21:31]]],
+    }
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> FramesResult:
+    own, passives = three_parties()
+    folder = tmp_path_factory.mktemp("frames") / "run"
+    attacks = [{"name": "vote_regression"}]
+    return run_frames(own, passives, label="target", folder=folder, attacks=attacks, **VOTED)
+
+
+@pytest.mark.parametrize("task", ["regression", "anomaly"])
+def test_numbers_are_told_where_there_are_no_classes(task: str) -> None:
+    own, passives = three_parties()
+    settings = {
+        **VOTED, **QUICK, "task": task, "method": "apfed_r", "train": {"learning_rate": 0.01},
+        "model": {"hidden": [16], "representation": 8, "projection": 8},
+    }  # fmt: skip
+    if task == "regression":
+        own = own.assign(target=own["mean radius"] * 3 + own["mean texture"])
+    else:
+        settings["data"] = {"limit": 100, "anomaly": "ill"}
+    found = run_frames(own, passives, label="target", **settings)
+    told = found.model.predict(own)
+    assert told.shape == (len(own),)
+    assert np.isfinite(told).all()
+    with pytest.raises(ModelError, match="no probabilities; ask predict"):
+        found.model.predict_proba(own)
+
+
+def test_the_result_says_all_of_it(result: FramesResult) -> None:
+    assert result.alone is not None
+    assert result.gain == pytest.approx(result.score.value - result.alone.best.test)
+    assert result.score.low < result.score.value < result.score.high
+    assert result.epsilon["a person at lab"] == pytest.approx(8, abs=0.1)
+    assert result.epsilon["a row's representations"] == 0
+    assert result.wire_bytes == result.run.wire_bytes > 10_000
+    assert any("lab" in party for party in result.who_learns)
+    assert {attack.attack for attack in result.attacks} == {"vote_regression"}
+    assert result.report is not None
+    assert "scan" in result.report.read_text("utf-8")
+    table = result.to_frame()
+    assert {"accuracy", "auc", "ks", "brier"} <= set(table.index)
+    assert table["gain"].dropna().to_dict() == {"accuracy": pytest.approx(result.gain)}
+    assert (table["low"] <= table["value"]).all()
+    assert (table["value"] <= table["high"]).all()
+
+
+def test_the_model_reads_frames_and_gives_labels_as_they_were(result: FramesResult) -> None:
+    own, _ = three_parties()
+    shares = result.model.predict_proba(own)
+    assert shares.shape == (len(own), 2)
+    assert shares.sum(1) == pytest.approx(np.ones(len(own)))
+    assert result.model.classes_ == ("ill", "well")
+    assert (result.model.predict(own) == own["target"]).mean() > 0.85
+    with pytest.raises(DataError, match=r"columns are missing: mean radius"):
+        result.model.predict(own.drop(columns="mean radius"))
+
+
+def test_copies_of_frames_are_their_owner_s_alone(result: FramesResult) -> None:
+    assert result.report is not None
+    folder = result.report.parent
+    assert {path.stat().st_mode & 0o077 for path in (folder / "tables").iterdir()} <= {0o044, 0}
+    assert (folder / "tables").stat().st_mode & 0o077 == 0
+    own, passives = three_parties()
+    with pytest.raises(CheckpointError, match="choose a new folder"):
+        run_frames(own, passives, label="target", folder=folder, **VOTED)
+
+
+def test_without_a_folder_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With frames of polars, IDs as an index, and numbers of numpy."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    own, passives = three_parties()
+    settings = {**VOTED, "seed": np.int64(1), "data": {"labelled": np.int64(30), "limit": 200}}
+    theirs = {"lab": polars.from_pandas(passives["lab"]), "scan": passives["scan"].set_index("id")}
+    mine = polars.from_pandas(own)
+    found = run_frames(mine, theirs, label="target", baselines=False, **settings)
+    assert (found.report, found.gain, list(tmp_path.iterdir())) == (None, None, [])
+    assert (found.config.seed, found.config.data.labelled) == (1, 30)
+    assert found.who_learns
+    assert "gain" not in found.to_frame().columns
+    assert (found.model.predict(mine) == own["target"].to_numpy()).mean() > 0.85
+    with pytest.raises(DataError, match=r"active: expected a frame .* collect a lazy frame first"):
+        run_frames(mine.lazy(), theirs, label="target")
+    settings = {**VOTED, **QUICK, "method": "split_nn_sum"}
+    together = run_frames(own, passives, label="target", **settings)
+    with pytest.raises(ModelError, match="split_nn_sum needs every party to predict"):
+        together.model.predict(own)
+
+
+Spoil = Callable[[dict[str, pd.DataFrame]], Mapping[str, Any]]
+
+
+def changed(party: str, **columns: Any) -> Spoil:
+    return lambda frames: {**frames, party: frames[party].assign(**columns)}
+
+
+BAD: list[tuple[Spoil, str]] = [
+    (lambda f: {**f, "lab": f["lab"].drop(columns="id")}, "lab: it has no column 'id' of IDs"),
+    (lambda f: {**f, "lab": f["lab"].iloc[[0, 1, 0]]},
+     r"lab: 1 IDs of column 'id' occur more than once, the first in rows 0, 2"),
+    (lambda f: {**f, "lab": f["lab"].iloc[:0]}, "lab: its frame has no rows"),
+    (lambda f: {**f, "lab": f["lab"].assign(id=range(len(f["lab"])))},
+     "lab: its IDs are whole numbers, and those of active other text"),
+    (lambda f: {**f, "lab": f["lab"].assign(id=np.arange(len(f["lab"])) / 2)},
+     "lab: column 'id' holds numbers with a fraction in"),
+    (lambda f: {**f, "scan": f["scan"].assign(
+        id=f["scan"]["id"].where(f["scan"].index != f["scan"].index[0]))},
+     "scan: column 'id' is empty in 1 rows, first in row 0"),
+    (lambda f: {**f, "active": f["active"].drop(columns="target")},
+     "active: it has no column 'target' of labels"),
+    (changed("active", target="well"), "column 'target' are of one class, 'well'"),
+    (changed("active", target=None), "column 'target' are empty"),
+    (changed("scan", target="well"), "scan: its column 'target' is called like the labels"),
+    (lambda f: {**f, "scan": f["scan"].assign(odd=["x", *range(len(f["scan"]) - 1)])},
+     "scan: column 'odd' holds cells of several kinds"),
+    (lambda f: {**f, "lab": {"id": [1]}}, "lab: expected a frame of pandas, polars or pyarrow"),
+    (lambda f: {**f, "lab": pd.concat([f["lab"], f["lab"]], axis=1)},
+     "lab: its frame has several columns of one name"),
+]  # fmt: skip
+
+
+def test_a_bad_frame_is_told_by_party_and_column() -> None:
+    own, passives = three_parties()
+    for spoil, says in BAD:
+        frames = dict(spoil({"active": own, **passives}))
+        with pytest.raises(DataError, match=says):
+            run_frames(frames.pop("active"), frames, label="target", **VOTED)
+    with pytest.raises(ApfedError, match="rename the passive"):
+        run_frames(own, {**passives, "active": passives["lab"]}, label="target")
+
+
+def test_a_wrong_setting_is_told_and_leaves_no_frames(tmp_path: Path) -> None:
+    own, passives = three_parties()
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"votse": {}}, "votse"), ({"method": "vots"}, "did you mean 'votes'"),
+        ({"data": {"id_column": "x"}}, "data.id_column: the frames say this"),
+        ({"method": "tvfl"}, "guard"),
+    ]  # fmt: skip
+    for settings, says in wrong:
+        with pytest.raises(ConfigError, match=says):
+            run_frames(own, passives, label="target", folder=tmp_path, **settings)
+        assert not list(tmp_path.iterdir())
+    few = {**VOTED, "data": {"labelled": 5000}}
+    with pytest.raises(DataError):
+        run_frames(own, passives, label="target", folder=tmp_path, **few)
+    assert not (tmp_path / "tables").exists()

@@ -48,13 +48,16 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 CLASSES = 4
 NAMES = sorted(LABELLERS)
+DELTA = 1e-5
+
+
+def private(epsilon: float = 2.0, **more: Any) -> PrivateLogistic:
+    return PrivateLogistic(epsilon=epsilon, delta=DELTA, key=bytes(32), **more)
 
 
 def make(name: str) -> Labeller:
-    if name == PrivateLogistic.name:
-        # Weak noise, for what votes look like; what it protects is another test's.
-        return PrivateLogistic(epsilon=1e4, delta=1e-5, key=bytes(32), strength=0.01)
-    return make_labeller(name)
+    # Weak noise, for what votes look like; what it protects is another test's.
+    return private(1e4, strength=0.01) if name == PrivateLogistic.name else make_labeller(name)
 
 
 def people(rows: int = 90, *, seed: int = 0) -> tuple[Floats, Integers, Integers]:
@@ -92,9 +95,6 @@ def awkward() -> dict[str, tuple[Floats, Integers, Integers]]:
 
 
 each = pytest.mark.parametrize("name", NAMES)
-without_noise = pytest.mark.parametrize(
-    "name", [name for name in NAMES if name != PrivateLogistic.name]
-)
 
 
 @each
@@ -139,15 +139,6 @@ def test_who_has_no_label_moves_others_only_where_it_is_said(name: str) -> None:
     assert bool((before[others] == after[others]).all()) == labeller.inductive
 
 
-@without_noise
-def test_a_common_scale_and_shift_do_nothing(name: str) -> None:
-    x, labelled, labels = people()
-    labeller = make(name)
-    votes = labeller.label(x, labelled, labels, CLASSES)
-    again = labeller.label(x * 2**20 + 3, labelled, labels, CLASSES)
-    np.testing.assert_allclose(votes, again, rtol=0, atol=1e-4)
-
-
 @each
 def test_clouds_are_told_apart_and_nothing_is_drawn(name: str) -> None:
     x, labelled, labels = people(400, seed=3)
@@ -157,6 +148,9 @@ def test_clouds_are_told_apart_and_nothing_is_drawn(name: str) -> None:
     torch.manual_seed(1)
     again = make(name).label(torch.from_numpy(x), labelled, labels, CLASSES)
     assert (votes == again).all()
+    if name != PrivateLogistic.name:  # a common scale and shift do nothing
+        again = make(name).label(x * 2**20 + 3, labelled, labels, CLASSES)
+        np.testing.assert_allclose(votes, again, rtol=0, atol=1e-4)
 
 
 @each
@@ -178,24 +172,18 @@ def test_what_is_unfit_is_refused(name: str) -> None:
 
 def test_the_private_one_reads_nothing_but_directions() -> None:
     x, labelled, labels = people()
-    rng = np.random.default_rng(0)
-    lengths = 2.0 ** rng.integers(-9, 9, (len(x), 1))
-    settings: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "key": bytes(32)}
-    votes = PrivateLogistic(**settings).label(x, labelled, labels, CLASSES)
-    again = PrivateLogistic(**settings).label(x * lengths, labelled, labels, CLASSES)
-    assert (votes == again).all()
-    directions = PrivateLogistic(**settings).directions(x)
-    np.testing.assert_allclose(np.linalg.norm(directions, axis=1), 1, rtol=1e-12)
-
-
-def test_who_has_no_path_to_a_label_has_no_vote() -> None:
-    x, labelled, labels = awkward()["an island"]
-    votes = Spreading().label(x, labelled, labels, CLASSES)
-    assert not votes[90:].any()
-    assert votes[:90].any(axis=1).mean() > 0.5
+    lengths = 2.0 ** np.random.default_rng(0).integers(-9, 9, (len(x), 1))
+    votes = private(8.0).label(x, labelled, labels, CLASSES)
+    assert (votes == private(8.0).label(x * lengths, labelled, labels, CLASSES)).all()
+    norms = np.linalg.norm(private().directions(x), axis=1)
+    np.testing.assert_allclose(norms, 1, rtol=1e-12)
 
 
 def test_spreading_is_the_inverse_of_the_paper() -> None:
+    x, labelled, labels = awkward()["an island"]
+    votes = Spreading().label(x, labelled, labels, CLASSES)
+    assert not votes[90:].any()  # who has no path to a label has no vote
+    assert votes[:90].any(axis=1).mean() > 0.5
     x, labelled, _ = people()
     spreading = Spreading(neighbours=4)
     graph = spreading._normalised_graph(x).toarray()
@@ -204,10 +192,7 @@ def test_spreading_is_the_inverse_of_the_paper() -> None:
     exact = np.linalg.inv(np.eye(len(x)) - 0.2 * graph)[:, labelled]
     exact /= np.where(exact.sum(axis=1) > 1e-30, exact.sum(axis=1), np.inf)[:, None]
     np.testing.assert_allclose(spreading.matrix(x, labelled), exact, rtol=0, atol=1e-6)
-
-
-def test_a_long_way_from_a_label_is_as_exact_as_a_short_one() -> None:
-    """On a line of 100 people, labels at both ends: who is nearer to one takes its class."""
+    # A long way is as exact: on a line of 100 people with labels at both ends the nearer counts.
     line = np.arange(100, dtype=np.float64)[:, None]
     votes = Spreading(neighbours=2).label(line, np.array([0, 99]), np.array([0, 1]), 2)
     np.testing.assert_allclose(votes.sum(axis=1), 1, atol=1e-12)
@@ -258,30 +243,20 @@ def test_noise_is_asked_for_where_it_is_added_and_nowhere_else() -> None:
     made = make_labeller("private_logistic", epsilon=2.0, key=bytes(32))
     assert isinstance(made, PrivateLogistic)
     assert made.epsilon == 2.0
-    for name, given in (
-        ("private_logistic", {"epsilon": 2.0}),
-        ("private_logistic", {"key": bytes(32)}),
-        ("ridge", {"epsilon": 2.0}),
-        ("forest", {}),
-    ):
-        settings: dict[str, Any] = given
+    wrong: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("private_logistic", {"epsilon": 2.0}), ("private_logistic", {"key": bytes(32)}),
+        ("ridge", {"epsilon": 2.0}), ("forest", {}),
+    )  # fmt: skip
+    for name, settings in wrong:
         with pytest.raises(ConfigError, match=r"labeller"):
             make_labeller(name, **settings)
     with pytest.raises(ConfigError, match="1 neighbour or more, got 0"):
         Spreading(neighbours=0)
 
 
-# What votes cost.
+# What votes cost: randomised response.
 
-DELTA = 1e-5
 RNG = np.random.default_rng(0)
-
-
-def private(epsilon: float = 2.0, **more: Any) -> PrivateLogistic:
-    return PrivateLogistic(epsilon=epsilon, delta=DELTA, key=bytes(32), **more)
-
-
-# Randomised response
 
 
 @pytest.mark.parametrize(("epsilon", "classes"), [(0.1, 2), (4.0, 10), (40.0, 2)])
@@ -314,36 +289,36 @@ def test_answers_have_that_law() -> None:
 
 
 def test_the_same_question_has_the_same_answer_and_others_have_others() -> None:
-    response = VoteResponse(epsilon=0.5, classes=4)
+    response, key = VoteResponse(epsilon=0.5, classes=4), fresh_key()
     votes = hard(RNG.random((300, 4)))
-    key = fresh_key()
     answers = response.answer(votes, key=key, about=b"3")
     assert (answers == response.answer(votes, key=key, about=b"3")).all()
     moved = votes.copy()
     moved[0] = np.roll(votes[0], 1)
-    for other in (
-        response.answer(votes, key=key, about=b"4"),
-        response.answer(votes, key=fresh_key(), about=b"3"),
-        response.answer(moved, key=key, about=b"3"),
-    ):
+    others = ((votes, key, b"4"), (votes, fresh_key(), b"3"), (moved, key, b"3"))
+    for asked, secret, about in others:
+        other = response.answer(asked, key=secret, about=about)
         assert (answers != other)[1:].mean() > 0.2
+    ledger = PrivacyLedger(response, delta=DELTA, budget=1.2, rows=5, log=None)
+    for step in (0, 1, 1):
+        ledger.charge(step=step, rows=torch.arange(5), digest=bytes([step]))
+    assert (ledger.spent().epsilon_x, ledger.cross_check()) == (1.0, {"pure": 1.0})
+    with pytest.raises(BudgetExhaustedError, match=r"the budget is 1\.2"):
+        ledger.charge(step=2, rows=torch.arange(5), digest=b"3")
 
 
 def test_the_estimate_is_unbiased_and_its_variance_the_stated_one() -> None:
-    parties, classes, rows, times = 4, 3, 5, 2500
+    parties, classes, rows, times, key = 4, 3, 5, 2500, fresh_key()
     response = VoteResponse(epsilon=3.0, classes=classes)
     votes = np.stack([hard(RNG.random((rows, classes))) for _ in range(parties)])
     total = votes.sum(axis=0)
-    key = fresh_key()
-    found = np.stack(
-        [
-            response.estimate(
-                np.stack([response.answer(v, key=key, about=f"{time} {party}".encode())
-                          for party, v in enumerate(votes)])
-            )
-            for time in range(times)
-        ]
-    )  # fmt: skip
+
+    def estimated(time: int) -> Floats:
+        abouts = (f"{time} {party}".encode() for party in range(parties))
+        pairs = zip(votes, abouts, strict=True)
+        return response.estimate(np.stack([response.answer(v, key=key, about=a) for v, a in pairs]))
+
+    found = np.stack([estimated(time) for time in range(times)])
     variance = response.variance(total, parties=parties)
     assert (np.abs(found.mean(axis=0) - total) < 5 * np.sqrt(variance / times)).all()
     np.testing.assert_allclose(found.var(axis=0), variance, rtol=0.15)
@@ -367,30 +342,18 @@ def test_soft_votes_and_responses_out_of_range_are_refused() -> None:
             VoteResponse(epsilon=epsilon, classes=classes)
 
 
-def test_a_ledger_adds_up_answers_and_stops_at_its_budget() -> None:
-    response = VoteResponse(epsilon=1.5, classes=3)
-    ledger = PrivacyLedger(response, delta=DELTA, budget=4.0, rows=5, log=None)
-    for step in range(2):
-        ledger.charge(step=step, rows=torch.arange(5), digest=bytes([step + 1]))
-    ledger.charge(step=1, rows=torch.arange(5), digest=bytes([2]))  # the same again
-    spent = ledger.spent()
-    assert (spent.epsilon_x, spent.releases) == (3.0, 2)
-    assert "randomised response" in spent.trace[0]
-    assert ledger.cross_check() == {"pure": 3.0}
-    with pytest.raises(BudgetExhaustedError, match="the budget is 4"):
-        ledger.charge(step=2, rows=torch.arange(5), digest=b"3")
-
-
 # Distances
+
+
+def rows_of_votes(count: int, classes: int, *, signed: bool) -> Floats:
+    rows = RNG.exponential(size=(count, classes)) ** 3
+    return rows_of_norm_one(rows * RNG.choice([-1, 1], size=rows.shape) if signed else rows)
 
 
 @pytest.mark.parametrize("signed", [False, True])
 def test_no_two_rows_lie_further_apart_and_some_lie_so_far(signed: bool) -> None:
-    rows = RNG.exponential(size=(400, 4)) ** 3
-    if signed:
-        rows *= RNG.choice([-1, 1], size=rows.shape)
     corners = np.concatenate([np.eye(4), -np.eye(4) if signed else np.zeros((1, 4))])
-    rows = np.concatenate([rows_of_norm_one(rows), corners])
+    rows = np.concatenate([rows_of_votes(400, 4, signed=signed), corners])
     far = np.linalg.norm(rows[:, None] - rows[None], axis=2)
     assert far.max() == pytest.approx(vote_distance(signed=signed), rel=1e-12)
     # A moment moves as far, where phi is as long as it may be.
@@ -407,10 +370,7 @@ def test_no_two_rows_lie_further_apart_and_some_lie_so_far(signed: bool) -> None
 )
 def test_rounded_rows_lie_no_further_apart_than_is_said(bits: int, signed: bool, kind: str) -> None:
     classes = 5
-    rows = RNG.exponential(size=(300, classes)) ** 3
-    if signed:
-        rows *= RNG.choice([-1, 1], size=rows.shape)
-    rows = rows_of_norm_one(rows)
+    rows = rows_of_votes(300, classes, signed=signed)
     if kind == "hard":
         rows = hard(np.abs(rows))
     point = FixedPoint(clip_norm=1.0, bits=bits, contributors=2)
@@ -430,26 +390,20 @@ def test_sums_and_moments_take_these_distances() -> None:
     votes = summed_votes(Logistic(), hard=False, steps=127, classes=4, **noise)
     assert votes.sensitivity == pytest.approx(math.sqrt(2) * 127 + 2)
     assert votes.numbers == 4
-    for labeller, hardened, more, far in (
-        (Ridge(), False, {}, 2 * 127 + 2),
-        (Ridge(), True, {}, math.sqrt(2) * 127),
-        (Ridge(), False, {"integers": True}, 2 * 127),
-        (Spreading(), False, {"integers": True}, math.sqrt(2) * 127),
+    for labeller, hardened, integers, steps, far in (
+        (Ridge(), False, False, 127, 2 * 127 + 2),
+        (Ridge(), True, False, 127, math.sqrt(2) * 127),
+        (Ridge(), False, True, 127, 2 * 127),
+        (Spreading(), False, True, 127, math.sqrt(2) * 127),
+        # Where 1 is no whole number of steps, hard votes are rounded, too.
+        (Logistic(), True, False, 12.7, math.sqrt(2) * 12.7 + 2),
     ):
-        settings: dict[str, Any] = more
-        found = summed_votes(labeller, hard=hardened, steps=127, classes=4, **noise, **settings)
-        assert found.sensitivity == pytest.approx(far)
-    # Where 1 is no whole number of steps, hard votes are rounded, too.
-    uneven = summed_votes(Logistic(), hard=True, steps=12.7, classes=4, **noise)
-    assert uneven.sensitivity == pytest.approx(math.sqrt(2) * 12.7 + 2)
-    moment = summed_moment(Ridge(), hard=False, steps=127, numbers=24, **noise)
-    assert moment.sensitivity == pytest.approx(2 * 127 + math.sqrt(24))
-    assert moment.numbers == 24
-    moment = summed_moment(Ridge(), hard=True, steps=127, numbers=24, **noise)
-    assert moment.sensitivity == pytest.approx(math.sqrt(2) * 127 + math.sqrt(24))
-    ledger = PrivacyLedger(votes, delta=DELTA, budget=None, rows=2, log=None)
-    ledger.charge(step=0, rows=torch.arange(2), digest=b"1")
-    assert ledger.spent().epsilon_x == votes.epsilon_of(1, DELTA)
+        of: dict[str, Any] = {"hard": hardened, "integers": integers, "steps": steps, **noise}
+        assert summed_votes(labeller, classes=4, **of).sensitivity == pytest.approx(far)
+    for hardened, distance in ((False, 2.0), (True, math.sqrt(2))):
+        moment = summed_moment(Ridge(), hard=hardened, steps=127, numbers=24, **noise)
+        assert moment.sensitivity == pytest.approx(distance * 127 + math.sqrt(24))
+        assert moment.numbers == 24
 
 
 # Weights
@@ -519,10 +473,11 @@ def test_noise_on_weights_has_the_stated_deviation(monkeypatch: pytest.MonkeyPat
 def test_noise_is_fresh_for_other_people_and_the_key_stays_inside() -> None:
     x = RNG.standard_normal((40, 6))
     labelled, labels = np.arange(20), RNG.integers(0, 3, 20)
-    one = PrivateLogistic(epsilon=1.0, delta=DELTA, key=b"k" * 32)
+    one, other = (
+        PrivateLogistic(epsilon=1.0, delta=DELTA, key=key) for key in (b"k" * 32, fresh_key())
+    )
     votes = one.label(x, labelled, labels, 3)
     assert (votes == one.label(x, labelled, labels, 3)).all()
-    other = PrivateLogistic(epsilon=1.0, delta=DELTA, key=fresh_key())
     assert np.abs(votes - other.label(x, labelled, labels, 3)).max() > 0.1
     moved = x.copy()
     moved[0] = x[0] + 1e-3
@@ -530,13 +485,16 @@ def test_noise_is_fresh_for_other_people_and_the_key_stays_inside() -> None:
     assert (b"k" * 32).decode() not in repr(one) + repr(vars(one)) + one.statement()
 
 
-def test_private_labellers_out_of_range_are_refused() -> None:
+def test_private_labellers_and_guarantees_out_of_range_are_refused() -> None:
     fit: dict[str, Any] = {"epsilon": 1.0, "delta": DELTA, "key": bytes(32)}
     for wrong in ({"strength": 0.0}, {"epsilon": 0.0}, {"delta": 1.0}):
         with pytest.raises(ConfigError):
             PrivateLogistic(**(fit | wrong))
     with pytest.raises(LocalProtocolError):
-        PrivateLogistic(epsilon=1.0, delta=DELTA, key=b"short")
+        PrivateLogistic(**(fit | {"key": b"short"}))
+    for delta in (0.0, 1.0):
+        with pytest.raises(ConfigError, match="expected"):
+            table_guarantee(Logistic(), NoPrivacy(), delta=delta)
 
 
 # Tables
@@ -545,7 +503,7 @@ RESPONSE = VoteResponse(epsilon=1.0, classes=3)
 SUM = summed_votes(Logistic(), hard=False, deviation=400, honest=3, steps=127, classes=3)
 
 
-@pytest.mark.parametrize("name", sorted(LABELLERS))
+@each
 def test_what_is_claimed_follows_from_facts_of_the_labeller(name: str) -> None:
     labeller = private() if name == PrivateLogistic.name else make_labeller(name)
     for opening in (RESPONSE, SUM, GaussianRelease(noise_multiplier=2.0)):
@@ -591,18 +549,10 @@ def test_weights_and_a_gaussian_agree_with_dp_accounting() -> None:
 
 
 def test_weights_and_a_sum_cost_at_least_what_exact_gaussians_would() -> None:
-    labelled = table_guarantee(private(3.0), SUM, delta=DELTA).labelled
-    mu = math.hypot(1 / SUM.noise_multiplier, gdp_mu(3.0, DELTA))
-    assert gdp_epsilon(mu, DELTA) <= labelled <= 1.15 * gdp_epsilon(mu, DELTA)
-    vote = table_guarantee(private(3.0), SUM, delta=DELTA).vote
-    assert vote == SUM.epsilon_of(1, DELTA)
-    assert isinstance(SUM, SummedRelease)
-
-
-@pytest.mark.parametrize("delta", [0.0, 1.0])
-def test_a_guarantee_needs_a_delta(delta: float) -> None:
-    with pytest.raises(ConfigError, match="expected"):
-        table_guarantee(Logistic(), RESPONSE, delta=delta)
+    found = table_guarantee(private(3.0), SUM, delta=DELTA)
+    exact = gdp_epsilon(math.hypot(1 / SUM.noise_multiplier, gdp_mu(3.0, DELTA)), DELTA)
+    assert exact <= found.labelled <= 1.15 * exact
+    assert found.vote == SUM.epsilon_of(1, DELTA)
 
 
 def test_calibrated_noise_is_the_least_that_keeps_the_budget() -> None:

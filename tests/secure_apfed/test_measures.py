@@ -42,7 +42,7 @@ def scored(rows: int, classes: int, *, seed: int = 0, strength: float = 1.0) -> 
     return Scored.of_network(truth, logits)
 
 
-def test_two_classes_are_measured_as_scikit_learn_does() -> None:
+def test_classes_are_measured_as_scikit_learn_does() -> None:
     one = scored(300, 2)
     y, p = one.truth, one.scores[:, 1]
     assert measure_all(one) == pytest.approx({
@@ -56,9 +56,6 @@ def test_two_classes_are_measured_as_scikit_learn_does() -> None:
         "brier": metrics.brier_score_loss(y, p),
         "log_loss": metrics.log_loss(y, p),
     })  # fmt: skip
-
-
-def test_several_classes_are_measured_as_scikit_learn_does() -> None:
     one = scored(300, 4)
     y, p, table = one.truth, one.scores, label_binarize(one.truth, classes=range(4))
     found = measure_all(one)
@@ -73,6 +70,10 @@ def test_several_classes_are_measured_as_scikit_learn_does() -> None:
     )  # fmt: skip
     shares = probabilities_of(np.array([[1.2, -0.2], [0.3, 0.1], [0.0, 0.0]]))
     assert shares == pytest.approx(np.array([[1, 0], [0.75, 0.25], [0.5, 0.5]]))
+    three = scored(90, 3)  # a class without rows has no part in a mean
+    kept = three.rows(np.flatnonzero(three.truth < 2))
+    by_hand = [metrics.roc_auc_score(kept.truth == one, kept.scores[:, one]) for one in (0, 1)]
+    assert MEASURES["auc"].of(kept) == pytest.approx(np.mean(by_hand))
 
 
 def test_regressions_and_ranks_are_measured_by_hand() -> None:
@@ -98,13 +99,6 @@ def test_what_rows_do_not_define_is_left_out() -> None:
     assert calibration_curve(diverged) == ()
     with pytest.raises(DataError, match="all finite"):
         ScoreRanges.of(np.array([0.5, math.nan]))
-
-
-def test_a_class_without_rows_has_no_part_in_a_mean() -> None:
-    three = scored(90, 3)
-    kept = three.rows(np.flatnonzero(three.truth < 2))
-    by_hand = [metrics.roc_auc_score(kept.truth == one, kept.scores[:, one]) for one in (0, 1)]
-    assert MEASURES["auc"].of(kept) == pytest.approx(np.mean(by_hand))
 
 
 def test_what_are_no_probabilities_is_refused() -> None:
@@ -158,9 +152,14 @@ def test_intervals_hold_the_value_of_all_people() -> None:
     assert 1.5 < (few.high - few.low) / (found[0].high - found[0].low) < 3
     assert estimates(scored(75, 2))["auc"] == few
     assert math.isnan(estimates(Scored.of_classes([1], [0.7]))["accuracy"].low)
+    # KS is not raised by its maximum: of resamples alone about 55 of 100 held the value.
+    truth = MEASURES["ks"].of(scored(40_000, 2, seed=99, strength=0.1))
+    found = [estimates(scored(300, 2, seed=seed, strength=0.1))["ks"] for seed in range(40)]
+    assert sum(one.low <= truth <= one.high for one in found) >= 32
+    assert all(0 <= one.low <= one.value <= one.high <= 1 for one in found)
 
 
-def test_measures_of_resamples_are_those_of_their_rows() -> None:
+def test_measures_of_resamples_are_those_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     cases = {
         "tied": Scored.of_classes(np.arange(60) % 2, rng.integers(0, 4, 60) / 3),
@@ -184,14 +183,10 @@ def test_measures_of_resamples_are_those_of_their_rows() -> None:
         for name in measured[-1]:
             found = [each[name] for each in measured]
             assert REDRAWN[name](redrawn) == pytest.approx(found, rel=1e-8), (case, name)
-
-
-def test_the_interval_of_ks_is_not_raised_by_its_maximum() -> None:
-    """Of resamples alone about 55 of 100 held the value of all people."""
-    truth = MEASURES["ks"].of(scored(40_000, 2, seed=99, strength=0.1))
-    found = [estimates(scored(300, 2, seed=seed, strength=0.1))["ks"] for seed in range(40)]
-    assert sum(one.low <= truth <= one.high for one in found) >= 32
-    assert all(0 <= one.low <= one.value <= one.high <= 1 for one in found)
+    whole = estimates(scored(50, 3))
+    monkeypatch.setattr("secure_apfed.intervals._CELLS", 333)  # blocks of resamples are the same
+    for name, one in estimates(scored(50, 3)).items():
+        assert (one.low, one.high) == pytest.approx((whole[name].low, whole[name].high))
 
 
 def test_intervals_of_few_rows_hold_what_all_people_have() -> None:
@@ -212,13 +207,6 @@ def test_intervals_of_few_rows_hold_what_all_people_have() -> None:
         found = estimates(Scored.of_classes(truth, 0.1 + 0.8 * truth))
         assert all((found[name].low == 1.0) is sure for name in ("accuracy", "auc", "f1"))
         assert all(found[name].high == 1.0 for name in ("accuracy", "auc", "f1"))
-
-
-def test_blocks_of_resamples_are_the_same_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = estimates(scored(50, 3))
-    monkeypatch.setattr("secure_apfed.intervals._CELLS", 333)
-    for name, one in estimates(scored(50, 3)).items():
-        assert (one.low, one.high) == pytest.approx((whole[name].low, whole[name].high))
 
 
 def test_calibrated_scores_are_on_the_diagonal_and_others_are_not() -> None:

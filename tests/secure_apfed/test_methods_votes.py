@@ -245,7 +245,7 @@ def test_the_prior_is_what_held_out_labels_choose(
             return Predictor(lambda x_BF: np.eye(10)[np.zeros(len(x_BF), int)])
 
     table = {"collapsed": Collapsed(), "ridge": ridge}
-    monkeypatch.setattr("secure_apfed.solo.choice.BASELINES", table)
+    monkeypatch.setattr("secure_apfed.solo.BASELINES", table)
     config = config_of(noisy(method))
     default = run(config, None).accuracy
     assert asked

@@ -16,11 +16,13 @@ from secure_apfed.contract import Participant
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.names import UPDATES, check_name, check_parties, log_file
+from tests.secure_apfed.small_runs import small_config
 
 BAD = [
     "", ".", "..", "x/../../../victim/active", "bank/eu", "a\\b", "-x", ".x", "a b", "a\n", "a\0b",
     "\u00e9", "a+updates", "a:b", "caf\u0065\u0301", "A" * 65, "\u2215", "a\u202e",
 ]  # fmt: skip
+BREAST = {"dataset": "breast_cancer"}
 GOOD = ["a", "Bank", "bank-updates", "passive-1", "7", "a..b", "x_1.eu", "A" * 64]
 
 
@@ -55,17 +57,9 @@ def test_parties_of_a_run_are_told_apart() -> None:
             check_parties(given)
 
 
-def config(**changes: Any) -> Config:
-    settings: dict[str, Any] = {
-        "name": "test", "method": "apfed_c", "guard": {"mechanism": "none"},
-        "data": {"dataset": "breast_cancer"},
-    }  # fmt: skip
-    return Config.model_validate({**settings, **changes})
-
-
 def tables(*parties: str, active: str = "bank") -> Config:
     files = {party: {"file": "x.csv"} for party in parties}
-    return config(data={"dataset": "tables", "parties": files, "active": active})
+    return small_config(data={"dataset": "tables", "parties": files, "active": active})
 
 
 def participant(name: str, role: str = "passive") -> Participant:
@@ -74,11 +68,11 @@ def participant(name: str, role: str = "passive") -> Participant:
 
 
 @pytest.mark.parametrize("make", [
-    lambda name: config(name=name * 4 if len(name) == 65 else name),
+    lambda name: small_config(name=name * 4 if len(name) == 65 else name),
     lambda name: tables("bank", name),
     lambda name: tables("shop", name, active=name),
-    lambda name: config(passives={name: {}}),
-    lambda name: config(data={"dataset": "breast_cancer", "columns": {"active": [1], name: [2]}}),
+    lambda name: small_config(passives={name: {}}),
+    lambda name: small_config(data={**BREAST, "columns": {"active": [1], name: [2]}}),
     participant,
     lambda name: TradeOff(name=name, base="x", defences=({"name": "x", "undefended": True},)),  # type: ignore[arg-type]  # as a file gives them
 ])  # fmt: skip
@@ -113,7 +107,7 @@ data:
 
 def test_tables_keep_the_rule_too_and_the_example_runs() -> None:
     assert doctest.testmod(names).failed == 0
-    data = load_data(config().data, seed=0)
+    data = load_data(small_config().data, seed=0)
     passive = data.passives[0]
     object.__setattr__(passive, "name", "../x")
     with pytest.raises(DataError, match=r"got '\.\./x'"):

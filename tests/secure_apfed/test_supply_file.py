@@ -1,13 +1,11 @@
 """Supplies of triples on the disk: written privately, taken once, by whomever."""
 
-import doctest
 import multiprocessing
 import stat
 from pathlib import Path
 
 import pytest
 
-import secure_apfed.alignment.records
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.psi.circuit import CircuitIntersection
@@ -42,12 +40,6 @@ def align(supplies: dict[str, Supply]) -> list[int]:
     member = protocol.member("p", "hub", ids[30:], supply=supplies["p"])
     converse({"hub": hub, "p": member, "d": protocol.dealer("hub", ["p"])})
     return sorted(hub.rows.tolist())
-
-
-def test_the_example_of_the_module_runs() -> None:
-    result = doctest.testmod(secure_apfed.alignment.records, optionflags=doctest.ELLIPSIS)
-    assert result.failed == 0
-    assert result.attempted
 
 
 def test_what_was_stored_is_its_owners_serves_once_and_is_gone(files: dict[str, Path]) -> None:
