@@ -155,7 +155,7 @@ _ACCOUNTS = (
         "return math.sqrt(rows) * (2 * levels * _ROUNDING + math.sqrt(columns))",
         "return math.sqrt(rows) * 2 * levels * _ROUNDING",
         "Half a step of rounding in each number is left out of a contribution's sensitivity.",
-        ("test_privacy_contributions.py",),
+        ("test_privacy_accountants.py",),
     ),
     Fault(
         "tails_for_nothing",
@@ -163,7 +163,7 @@ _ACCOUNTS = (
         "left = delta - (1 + math.exp(min(epsilon, 700.0))) * cut",
         "left = delta - min(epsilon, 700.0) * cut",
         "The tails of discrete noise that are cut off cost next to nothing.",
-        ("test_privacy_contributions.py",),
+        ("test_privacy_accountants.py",),
     ),
     Fault(
         "noise_over_the_radius",
@@ -203,7 +203,7 @@ _ACCOUNTS = (
         "return onto_ball(wide_BD, bound * (1 - margin))",
         "return onto_ball(wide_BD, bound)",
         "Rounded to float32, clipped rows are longer than the bound that is accounted for.",
-        ("test_privacy_noise.py",),
+        ("test_privacy_guards.py",),
     ),
     Fault(
         "one_ledger_of_two",
@@ -323,7 +323,7 @@ _TRAINING = (
         ".max(initial=0)) >= self._answers:",
         ".max(initial=0)) > self._answers:",
         "The active gets one answer more about each row than was agreed.",
-        ("test_parties_rules.py",),
+        ("test_parties_apfed.py",),
     ),
     Fault(
         "step_through_the_gate_again",
@@ -331,7 +331,7 @@ _TRAINING = (
         "        if step <= self.last:\n",
         "        if step < self.last:\n",
         "A passive learns from, and answers, one step twice.",
-        ("test_parties_rules.py",),
+        ("test_parties_apfed.py",),
     ),
     Fault(
         "same_answer_in_every_session",
@@ -347,7 +347,7 @@ _TRAINING = (
         "return StepBinding.of(session, step, rows=rows, message=payload)",
         "return StepBinding.of(session, step, rows=rows, message=rows)",
         "An active that sends passives different representations gets their sum.",
-        ("test_parties_rules.py",),
+        ("test_parties_apfed.py",),
     ),
     Fault(
         "row_twice_in_a_batch",
@@ -355,7 +355,7 @@ _TRAINING = (
         "if len(torch.unique(rows_B)) != len(rows_B):",
         "if len(torch.unique(rows_B)) < minimum:",
         "A batch repeats one person, whose gradient then stands out of the sum.",
-        ("test_parties_rules.py",),
+        ("test_parties_apfed.py",),
     ),
     Fault(
         "lambda_over_the_batch",
@@ -371,7 +371,7 @@ _TRAINING = (
         "if known < self.contract.minimum_batch or is_narrow(own_BD, self.terms):",
         "if is_narrow(own_BD, self.terms):",
         "Among strangers a single person of a passive is answered about alone.",
-        ("test_methods_pairwise.py",),
+        ("test_methods_apfed.py",),
     ),
     Fault(
         "refusal_not_noted",
@@ -379,7 +379,7 @@ _TRAINING = (
         "        except Exception:\n            self._noted.add(",
         "        except GeneratorExit:\n            self._noted.add(",
         "Who alters sums may ask again in each resumed session.",
-        ("test_runs_refused_sum.py", "test_methods_votes_encrypted.py"),
+        ("test_runs_refused_sum.py", "test_methods_votes.py"),
     ),
 )
 

@@ -90,6 +90,7 @@ PLANTED: tuple[tuple[Rule, str, str], ...] = (
     ),
     (no_method_by_name, "apfed_attacks.a: m == 'tvfl'", "apfed_attacks.a:1 names tvfl"),
     (no_method_by_name, "secure_apfed.a: x = ('tvfl', 'else')", "names tvfl"),
+    (no_method_by_name, "secure_apfed.methods.a: m == 'tvfl'", "names tvfl"),
     (no_method_by_name, "apfed_experiments.report.a: f('tvfl')", "names tvfl"),
     (no_method_by_name, "apfed_experiments.a: m in ('tvfl', 'x')", "names tvfl"),
     (no_method_by_name, "apfed_experiments.a: m.startswith('tvfl')", "names tvfl"),
@@ -127,7 +128,7 @@ ALLOWED: tuple[tuple[Rule, str], ...] = (
     (all_is_true, "secure_apfed.cli: __all__ = ['main']\ndef main(): ...\ndef run(): ..."),
     (no_pickled_arrays, "apfed_attacks.a: np.load('x', allow_pickle=False)"),
     (attacks_ask_no_method, "apfed_attacks.live.a: from secure_apfed.methods import METHODS"),
-    (no_method_by_name, "secure_apfed.methods.a: m == 'tvfl'"),
+    (no_method_by_name, "secure_apfed.methods.a: name = 'tvfl'"),
     (no_method_by_name, "apfed_experiments.a: run(method='tvfl')\nm == 'tvfl-0'"),
 )
 

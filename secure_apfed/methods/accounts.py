@@ -55,7 +55,6 @@ __all__ = [
     "require_no_releases",
     "sum_and_noise",
     "summed_release",
-    "update_ledgers",
     "whole_training",
 ]
 
@@ -172,18 +171,9 @@ def private_updates(own: Own, guard: RepresentationGuard) -> PrivateUpdates | No
         noise=config.guard.noise,
     )
     mechanism = gradient_guard.mechanism()
-    name = _updates_of(own.name)
+    name = own.name + UPDATES
     ledger = open_ledger(own, name, mechanism, delta=delta, budget=None, rows=rows)
     return PrivateUpdates(gradient_guard, ledger)
-
-
-def update_ledgers(party: str, private: PrivateUpdates | None) -> dict[str, PrivacyLedger]:
-    """The ledger of private updates by name, for checkpoints and reports."""
-    return {_updates_of(party): private.ledger} if private else {}
-
-
-def _updates_of(party: str) -> str:
-    return party + UPDATES
 
 
 def whole_training(

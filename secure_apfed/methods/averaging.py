@@ -418,8 +418,6 @@ class Stages:
 
 
 class Averaging(SumMethod):
-    """The method; see `Method`."""
-
     def __init__(self, settings: type[AveragingSettings]) -> None:
         self.settings = settings
 

@@ -212,7 +212,7 @@ def test_the_folder_tells_the_whole_run(finished: tuple[Path, RunResult]) -> Non
     assert epsilon["epsilon_model"] == "inf"
     figures = json.loads((folder / "accountants.json").read_bytes())
     assert figures["gdp"] <= figures["rdp"] < 1.15 * figures["gdp"]
-    assert figures["prv"] == pytest.approx(figures["gdp"], rel=0.01)
+    assert figures["pld"] == pytest.approx(figures["gdp"], rel=0.01)
     assert json.loads(to_json([float("inf"), float("nan"), 1.5])) == ["inf", "nan", 1.5]
 
 
