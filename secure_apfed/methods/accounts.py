@@ -69,19 +69,14 @@ def fresh_secrets(
 ) -> Secrets:
     """What a party brings that begins: fresh secrets, or what the configuration derives."""
     seed = int.from_bytes(fresh_key()[:8], "big") >> 1
+    derived = hashlib.sha256(f"noise of {name}, seed {config.seed}".encode()).digest()
     return Secrets(
         identity=identity or fresh_identity(),
-        noise_key=_noise_key(config, name),
+        noise_key=fresh_key() if config.guard.noise == "secret" else derived,
         seed=seed if config.party_seeds == "secret" else config.seed,
         keeper=keeper,
         logs=logs,
     )
-
-
-def _noise_key(config: RunSettings, party: str) -> bytes:
-    if config.guard.noise == "secret":
-        return fresh_key()
-    return hashlib.sha256(f"noise of {party}, seed {config.seed}".encode()).digest()
 
 
 def guard_for(own: Own) -> RepresentationGuard:

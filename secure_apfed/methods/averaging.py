@@ -87,7 +87,6 @@ class AveragingSettings(FedMvSettings):
     averages = "weights"
 
     def check(self, config: RunSettings) -> None:
-        """See `MethodSettings`; also that no passive is weighted by hand."""
         super().check(config)
         weighted = [name for name, passive in config.passives.items() if passive.weight != 1.0]
         if weighted:

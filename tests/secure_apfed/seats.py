@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from apfed_protocols.seal import RunKey, fresh_run_key
+from apfed_protocols.seal import fresh_run_key
 from apfed_protocols.sums import PlainSum, SumAgreement, SumContributor, SumReceiver
 from secure_apfed.config import Config
 from secure_apfed.contract import Contract
@@ -94,10 +94,8 @@ def plain_sum(*, noise: int | None = None) -> PlainSum:
     return PlainSum(agreement, clip=noise is not None, quantise=noise is not None)
 
 
-def sum_of(
-    session: str, step: int, rows: Tensor, sent: bytes, gradients: Sequence[Tensor]
-) -> bytes:
-    sums, binding = plain_sum(), bind_step(session, step, rows, sent)
+def sum_of(step: int, rows: Tensor, sent: bytes, gradients: Sequence[Tensor]) -> bytes:
+    sums, binding = plain_sum(), bind_step(SESSION, step, rows, sent)
     frames = {
         name: sums.contributor(name).contribute(gradient.numpy(), binding)
         for name, gradient in zip(PASSIVES, gradients, strict=True)
@@ -108,14 +106,13 @@ def sum_of(
 def network(
     kind: type[Network],
     *names: str,
-    run_keys: Mapping[str, RunKey] | None = None,
     record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
 ) -> Network:
     """Sealed links of parties of these names, under one contract."""
     return kind.sealed(
         session=SESSION,
         contract_hash=bytes(32),
-        run_keys=run_keys or {name: fresh_run_key() for name in names},
+        run_keys={name: fresh_run_key() for name in names},
         record=record,
     )
 

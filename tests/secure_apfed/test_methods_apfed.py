@@ -67,10 +67,9 @@ class Monolith:
         networks = active_of(session).trainer.networks
         self.active = nn.ModuleDict(copy.deepcopy(dict(networks.named_children())))
         self.passives = [copy.deepcopy(party.trainer.objective) for party in parties]
-        train = config.train
-        settings = {"momentum": train.momentum, "weight_decay": train.weight_decay}
+        settings: dict[str, Any] = config.train.model_dump(include={"momentum", "weight_decay"})
         self.optimisers = [
-            torch.optim.SGD(module.parameters(), lr=train.learning_rate, **settings)
+            torch.optim.SGD(module.parameters(), lr=config.train.learning_rate, **settings)
             for module in (self.active, *self.passives)
         ]
         self.weights = [party.weight for party in parties]
@@ -229,6 +228,14 @@ def test_and_one_close_to_that_of_the_plain_sum(passives: int) -> None:
     assert 0 < rounding < 1e-3
     assert 0 < (sums[0] - expected[0]).abs().max() <= rounding + 1e-12
     torch.testing.assert_close(sums[-1], expected[-1], rtol=0, atol=50 * rounding)
+
+
+@pytest.mark.parametrize("name", ["plain", "bfv"])
+def test_a_passive_adds_the_noise_that_is_agreed(name: str) -> None:
+    _, quiet = trained(1, scheme="plain", masks="pairwise")
+    _, sums = trained(1, **pair_of(name), noise={"sigma": 0.01})
+    noise = sums[0] - quiet[0]
+    assert 0.005 < noise.std() < 0.015  # of 64 values: more than five deviations either way
 
 
 def test_two_rounds_train_like_one_with_4m_plus_1_envelopes_a_step() -> None:

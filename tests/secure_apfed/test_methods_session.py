@@ -300,10 +300,24 @@ NO_SUMS = [
 
 
 OTHERS = [[], ALL[1:], ALL[::-1], [*ALL, "ghost"], [*ALL, ALL[0]]]
+FEW = [[], ["passive-1"], ["passive-1", "ghost"], ALL[::-1], ["passive-1"] * 2]
 
 
-def test_what_is_no_sum_of_all_passives_is_refused_and_changes_nothing() -> None:
-    session = opened()
+@pytest.mark.parametrize(
+    ("changes", "others", "allowed"),
+    [
+        ({}, OTHERS, "exactly 3"),
+        (
+            {"secure_sum": SETTINGS["recoverable"]["secure_sum"] | {"threshold": 2}},
+            FEW,
+            "at least 2",
+        ),
+    ],
+)
+def test_what_is_no_sum_of_those_that_were_asked_is_refused_and_changes_nothing(
+    changes: dict[str, Any], others: list[list[str]], allowed: str
+) -> None:
+    session = opened(**changes)
     before = {name: value.clone() for name, value in session.learner.tensors().items()}
     step = itertools.count()
 
@@ -318,28 +332,10 @@ def test_what_is_no_sum_of_all_passives_is_refused_and_changes_nothing() -> None
 
     for payload in NO_SUMS:
         assert "something else than a sum and who takes part still" in answered(payload)
-    for names in OTHERS:
-        assert f"allows exactly 3 of {', '.join(ALL)}" in answered(packed(names, SUM))
+    for names in others:
+        assert f"allows {allowed} of {', '.join(ALL)}" in answered(packed(names, SUM))
     after = session.learner.tensors()
     assert all(torch.equal(after[name], value) for name, value in before.items())
-
-
-@pytest.mark.parametrize(
-    "names", [[], ["passive-1"], ["passive-1", "ghost"], ALL[::-1], ["passive-1"] * 2]
-)
-def test_where_passives_may_leave_a_sum_counts_none_but_those_that_were_asked(
-    names: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sums = {"scheme": "plain", "masks": "recoverable", "clip": 0.5, "threshold": 2}
-    session, send = opened(secure_sum=sums), Links.send
-
-    def lying(self: Links, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
-        lie = packed(names, msgpack.unpackb(payload)[1]) if kind is Kind.SUM else payload
-        send(self, receiver, kind, step, lie)
-
-    monkeypatch.setattr(Links, "send", lying)
-    with pytest.raises(RemoteProtocolError, match=f"allows at least 2 of {', '.join(ALL)}"):
-        session.step(0, BATCH)
 
 
 @pytest.mark.parametrize("sums", [{}, SETTINGS["recoverable"]])

@@ -259,14 +259,9 @@ def test_labels_spread_over_h_are_what_the_head_says() -> None:
     reached = said.any(1)
     size = np.sqrt((read**2).sum(1).mean())
     phi = np.hstack([read / size, np.ones((TRAIN, 1))])
-    fits = [
-        phi
-        @ np.linalg.solve(
-            phi[reached].T @ phi[reached] + strength * np.eye(phi.shape[1]),
-            phi[reached].T @ said[reached],
-        )
-        for strength in (0.01, 0.1, 1.0, 10.0)
-    ]
+    gram, cross = phi[reached].T @ phi[reached], phi[reached].T @ said[reached]
+    strengths = (strength * np.eye(len(gram)) for strength in (0.01, 0.1, 1.0, 10.0))
+    fits = [phi @ np.linalg.solve(gram + ridge, cross) for ridge in strengths]
     assert min(np.abs(scores - fit).max() for fit in fits) < 1e-9
 
 

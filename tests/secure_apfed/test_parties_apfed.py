@@ -232,7 +232,7 @@ class Active:
 
     def sum_of(self, sent: Envelope, gradients: list[Tensor]) -> bytes:
         rows = unpack(sent.payload, SENT, sender="active")[0]["rows"]
-        return sum_of(SESSION, sent.step, rows, sent.payload, gradients)
+        return sum_of(sent.step, rows, sent.payload, gradients)
 
 
 @pytest.mark.parametrize("projection", [True, False])

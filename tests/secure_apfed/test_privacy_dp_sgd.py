@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from secure_apfed.privacy.dp_sgd import (
 from secure_apfed.privacy.guard import GaussianGuard, NoGuard, RepresentationGuard
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
 from secure_apfed.settings.training import TrainSettings
-from tests.secure_apfed.seats import SESSION, LoneActive, random, sum_of
+from tests.secure_apfed.seats import LoneActive, random, sum_of
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -166,7 +167,7 @@ def active(
 
 def answer(sent: bytes | None, rows: Tensor, gradient_AD: Tensor, step: int = 0) -> bytes:
     assert sent is not None
-    return sum_of(SESSION, step, rows, sent, [gradient_AD, torch.zeros_like(gradient_AD)])
+    return sum_of(step, rows, sent, [gradient_AD, torch.zeros_like(gradient_AD)])
 
 
 def play(party: LoneActive, gradient_AD: Tensor, step: int = 0) -> None:
@@ -404,13 +405,15 @@ def test_without_noise_on_releases_only_labels_are_covered_and_nothing_sent_cost
 
 def test_what_the_proof_covers_is_taken() -> None:
     """Nothing is sent, or labels alone are promised, or a defence acts on what passives answer."""
+    usual: dict[str, Any] = {
+        "method": "apfed_c", "guard": {"mechanism": "none"}, "dp_sgd": {"noise_multiplier": 1.0},
+    }  # fmt: skip
     for changes in (
         {"method": "single_view", "dp_sgd": {"epsilon": 4.0}},
         {"method": "apfed_r"},
         {"defences": [{"kind": "compression"}]},
     ):
-        usual = {"guard": {"mechanism": "none"}, "dp_sgd": {"noise_multiplier": 1.0}}
-        assert small_config(**{"method": "apfed_c", **usual, **changes}).dp_sgd
+        assert small_config(**{**usual, **changes}).dp_sgd
 
 
 @pytest.mark.parametrize("releases", [0, 1, 6])

@@ -213,18 +213,16 @@ def agreed_noise(config: Config) -> Any:
     return open_session(config, load_data(config.data, seed=config.seed)).secure_sum["noise"]
 
 
-def test_colluders_cost_noise() -> None:
-    alone, both = (agreed_noise(under_sums(noise={"epsilon": 8.0}, colluders=k)) for k in (1, 0))
-    assert (alone["honest"], both["honest"]) == (1, 2)
-    assert alone["steps"] == pytest.approx(both["steps"] * 2**0.5, rel=1e-3)
-
-
-def test_a_defence_that_mixes_rows_costs_as_much_as_a_loss_that_does() -> None:
-    steps = [
-        agreed_noise(under_sums(noise={"epsilon": 8.0}, defences=defences))["steps"]
-        for defences in ([], [{"kind": "compression"}])
-    ]
-    assert steps[1] == pytest.approx(8 * steps[0], rel=1e-3)
+@pytest.mark.parametrize(
+    ("changes", "times", "honest"),
+    [({"colluders": 1}, 2**0.5, 1), ({"defences": [{"kind": "compression"}]}, 8, 2)],
+)
+def test_colluders_and_a_defence_that_mixes_rows_cost_noise(
+    changes: dict[str, Any], times: float, honest: int
+) -> None:
+    usual, more = (agreed_noise(under_sums(noise={"epsilon": 8.0}, **one)) for one in ({}, changes))
+    assert (usual["honest"], more["honest"]) == (2, honest)
+    assert more["steps"] == pytest.approx(times * usual["steps"], rel=1e-3)
 
 
 @pytest.mark.parametrize("noise", ["reproducible_insecure", "secret"])
