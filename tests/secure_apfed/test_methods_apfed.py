@@ -363,15 +363,6 @@ def test_a_pair_below_the_minimum_stops_the_run() -> None:
         open_session(pairs(alignment={"mode": "pairwise", "minimum_rows": 5}), data)
 
 
-def test_the_normalisation_of_ids_and_the_limits_are_in_the_contract() -> None:
-    rules = {"normalisation": ["case_fold", "strip"], "maximum_ids": 99}
-    config = pairs(alignment={"mode": "pairwise", **rules})
-    alignment = open_session(config, overlapping()).contract.settings["alignment"]
-    assert (alignment["mode"], alignment["normalisation"]) == ("pairwise", ["strip", "case_fold"])
-    assert alignment["date_formats"] == []
-    assert (alignment["maximum_ids"], alignment["minimum_rows"]) == (99, 2)
-
-
 @pytest.mark.parametrize(
     ("positions", "total", "message"),
     [

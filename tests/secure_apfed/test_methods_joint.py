@@ -327,25 +327,6 @@ def test_answers_that_are_missing_doubled_or_swapped_are_refused() -> None:
     assert same(active_of(session).tensors(), before)
 
 
-def test_a_passives_releases_are_counted_in_training_and_inference() -> None:
-    data = vertical_data(2)
-    session = opened(data, config(guard={"mechanism": "gaussian", "sigma": 2.0}))
-    tested = positions_of(session.alignment["active"], data.test_rows)
-    rows = session.learner.training_rows[:10]
-    for step in range(3):
-        session.step(step, rows)
-    assert {ledger.spent().releases for ledger in session.ledgers.values()} == {3}
-    for _ in range(4):
-        session.evaluate(next_step=3, final=False)
-    assert {ledger.spent().releases for ledger in session.ledgers.values()} == {3}
-    session.evaluate(next_step=3, final=True)
-    for ledger in session.ledgers.values():
-        counts = ledger.state_dict()["counts"]
-        assert set(counts[tested].tolist()) == {1}
-        assert set(counts[rows].tolist()) == {3}
-        assert int(counts.sum()) == 3 * len(rows) + len(tested)
-
-
 # SplitNN, merged by a secure sum: one network on all columns, of which nobody shows any.
 
 

@@ -17,7 +17,7 @@ from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import UNLABELLED, ColumnEncoding, PartyTable, VerticalData, load_data
-from secure_apfed.errors import ConfigError, DataError, ModelError
+from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
 from secure_apfed.labellers import Spreading
 from secure_apfed.learning.autoencoder import (
@@ -562,12 +562,6 @@ def test_rows_without_a_label_train_the_encoder_and_score_nothing() -> None:
         found.columns, cross_validated(x_NF[:80], labels_N[:80], folds=5, seed=3)["accuracy"]
     )
     assert found.epochs == quality(12).epochs
-
-
-def test_too_few_rows_of_a_class_are_named() -> None:
-    x_NF, labels_N = told_rows(20)
-    with pytest.raises(DataError, match="30 folds need 30 rows of every class"):
-        cross_validated(x_NF, labels_N, folds=30, seed=0)
 
 
 def test_a_command_judges_the_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

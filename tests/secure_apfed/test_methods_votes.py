@@ -23,8 +23,7 @@ from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpac
 from secure_apfed.labellers import Spreading, make_labeller
 from secure_apfed.labellers.guarantee import summed_votes
 from secure_apfed.learning.votes import Votes, likely_labels, reliability_of
-from secure_apfed.methods import METHODS, Simulation, open_session, roles_of
-from secure_apfed.methods.alignment import DEALER
+from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.votes import Ballot, VotesPassive, agreements
 from secure_apfed.methods.votes_encrypted import EncryptedVotesActive
 from secure_apfed.methods.votes_moment import hyperplane_signs, smoothed_votes
@@ -118,13 +117,6 @@ def test_a_ridge_student_is_kept_and_its_cost_is_told(method: str, tmp_path: Pat
     assert outcome.labelled_rows == 30
     assert load_model(tmp_path / "run").classes == tuple("0123456789")
     assert result.accuracy.keys() == {method}
-
-
-def test_a_private_labeller_covers_the_whole_table(tmp_path: Path) -> None:
-    labeller = {"labeller": "private_logistic", "weights_epsilon": 4.0}
-    run(config_of(noisy("votes_randomised", **labeller)), tmp_path / "run")
-    told = read_outcome(RunFolder(tmp_path / "run")).guarantee or ""
-    assert "covers the whole record of any person at one passive" in told
 
 
 def test_clear_votes_beat_a_wrong_prior_and_noise_that_drowns_them_leaves_it() -> None:
@@ -555,13 +547,6 @@ def test_colluders_make_the_others_add_more() -> None:
     assert steps[1] == pytest.approx(np.sqrt(3) * steps[0], rel=0.01)
     with pytest.raises(ConfigError, match="leave no honest one"):
         moment(colluders=3)
-
-
-def test_a_dealer_takes_part_and_holds_nothing() -> None:
-    config = config_of(VOTES)
-    roles = roles_of(METHODS["votes_moment"], config, "active", ("a", "b"))
-    assert roles[DEALER] == "dealer"
-    assert DEALER not in roles_of(METHODS["votes"], config, "active", ("a", "b"))
 
 
 def test_the_dealer_is_never_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,22 +191,17 @@ def test_what_is_admitted_is_answered_once_and_counted_before_it_is_charged(tmp_
 
 
 class Ledger:
-    """Notes what is charged, or refuses."""
+    """Notes what is charged."""
 
-    def __init__(self, *, refuses: bool = False) -> None:
+    def __init__(self) -> None:
         self.charged: list[tuple[int, list[int], bytes]] = []
-        self.refuses = refuses
 
     def charge(self, *, step: int, rows: Tensor, digest: bytes, **_: Any) -> None:
-        if self.refuses:
-            raise BudgetExhaustedError("spent")
         self.charged.append((step, rows.tolist(), digest))
 
 
 class Active:
-    def __init__(
-        self, *, agreed: Contract | None = None, projection: bool = True, refuses: bool = False
-    ) -> None:
+    def __init__(self, *, agreed: Contract | None = None, projection: bool = True) -> None:
         torch.manual_seed(5)
         encoder = nn.Sequential(nn.Linear(COLUMNS, D if not projection else 4), nn.Tanh()).double()
         self.networks = ActiveNetworks(
@@ -219,7 +214,7 @@ class Active:
             "active", tuple(map(str, range(ROWS))), random(ROWS, COLUMNS, seed=6).float(),
             torch.arange(ROWS) % CLASSES, encoding,
         )  # fmt: skip
-        self.ledger = Ledger(refuses=refuses)
+        self.ledger = Ledger()
         ledger: Any = self.ledger
         self.party = LoneActive(
             self.table, self.networks, NoGuard(), ledger, alignment=ALIGNMENT, agreed=agreed
@@ -262,17 +257,6 @@ def test_below_the_minimum_an_active_sends_none_and_learns(batch: list[int], min
     after = active.party.role.tensors()
     changed = {key.split(".")[0] for key in state if not torch.equal(after[key], state[key])}
     assert changed == {"encoder", "head", "steps done"}
-
-
-def test_a_ledger_that_refuses_lets_nothing_out_and_nothing_be_learnt() -> None:
-    active = Active(refuses=True)
-    state = cloned(active.party.role.tensors())
-    rows = torch.tensor([7, 2, 9])
-    with pytest.raises(BudgetExhaustedError):
-        active.party.represent(0, rows)
-    assert same(active.party.role.tensors(), state)
-    active.ledger.refuses = False
-    assert active.party.represent(0, rows) is not None
 
 
 @pytest.mark.parametrize("other", ["cut", "z", "rows", "step", "size"])

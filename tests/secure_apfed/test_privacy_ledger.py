@@ -204,13 +204,6 @@ class TestResuming:
         charge(second, 3, 1)
         assert second.spent().releases == 4
 
-    def test_the_budget_stops_a_resumed_run(self, log: Path) -> None:
-        budget = gdp_epsilon(math.sqrt(2.5) / 5, DELTA)
-        for step in range(2):
-            charge(ledger_at(log, budget=budget), step, 1)
-        with pytest.raises(BudgetExhaustedError, match="release 3 of one row"):
-            charge(ledger_at(log, budget=budget), 2, 1)
-
     def test_without_a_log_the_checkpoint_is_continued(self) -> None:
         first = ledger_at(None)
         charge(first, 0, 1, 2)

@@ -115,14 +115,6 @@ def test_the_account_counts_what_was_received(method: str, mechanism: str) -> No
         assert (min(sent.values()) == 1) is tested
 
 
-def test_all_passives_of_apfed_receive_the_same_bytes() -> None:
-    """Two noises for one release would be two releases, of which one is counted."""
-    one, other = received(played("apfed_c", "gaussian")).values()
-    for (step, rows_B, z_BD), (_, other_B, other_BD) in zip(one, other, strict=True):
-        assert torch.equal(rows_B, other_B), step
-        assert torch.equal(z_BD, other_BD), step
-
-
 def test_two_runs_alike_share_no_noise() -> None:
     """Secret noise has a fresh key in every run, also where the seed is the same."""
     first, second = (
