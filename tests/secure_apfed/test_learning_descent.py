@@ -144,9 +144,6 @@ def test_a_loss_counts_labelled_rows_alone() -> None:
     assert not scores.grad.any()
 
 
-# Training that ends once held-out rows gain nothing, whatever the method.
-
-
 @pytest.fixture(autouse=True)
 def _a_quarter_is_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secure_apfed.methods.method.HELD_OUT", 0.25)

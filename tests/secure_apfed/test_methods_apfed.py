@@ -273,9 +273,6 @@ def test_a_pair_that_there_is_not_is_refused_with_those_that_are(
         assert sum_kind(SumSettings(scheme=kind.scheme, masks=kind.masks)) is kind
 
 
-# Each passive helps on the people that it shares with the active, and gives zeros elsewhere.
-
-
 def overlapping(overlaps: dict[str, range] | None = None) -> VerticalData:
     """Each passive knows its own range of the active's people."""
     return random_data(overlaps or OVERLAPS)

@@ -177,9 +177,6 @@ def test_of_who_fell_silent_nothing_is_promised_that_it_did_not_say() -> None:
     assert said_of({"quiet": ()}, among=["quiet", "shop"], silent={}) == {}
 
 
-# The scripts of a session's roles: they keep to one order, and one that deviates is named.
-
-
 class Crossing(InMemory):
     """Messages of different links overtake each other; those of one link stay in order."""
 

@@ -157,9 +157,6 @@ def test_the_example_runs() -> None:
     assert doctest.testmod(accountants).failed == 0
 
 
-# The account of noise under sums: formulas against others' and exact enumeration, and an audit.
-
-
 @pytest.mark.parametrize("rho", [1e-4, 0.1, 10.0])
 def test_zcdp_agrees_with_dp_accounting_and_lies_above_the_gaussian(rho: float) -> None:
     orders = [1 + k / 200 for k in range(1, 2000)] + list(range(11, 2000))

@@ -337,9 +337,6 @@ def test_the_statement_says_that_rows_are_frozen_and_the_key_is_nowhere() -> Non
     assert repr(guard) == "FrozenGaussianGuard(clip=1.5, sigma=0.5, noise='secret')"
 
 
-# Rows are clipped for any numbers; noise has the law, the grid and the errors that are stated.
-
-
 def scale_fits(noise: np.ndarray, sigma: float) -> bool:
     """Whether the sum of squares lies within 5 deviations of what `sigma` would give."""
     return bool(abs((noise**2).sum() / sigma**2 - noise.size) < 5 * np.sqrt(2 * noise.size))

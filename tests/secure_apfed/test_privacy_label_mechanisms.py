@@ -238,9 +238,6 @@ def test_what_is_no_prior_is_refused() -> None:
             staged().answer(torch.tensor([0, 1]), key=KEY, prior_NK=shaped)
 
 
-# The guarantee's text: what was on is in it, and nothing that was not.
-
-
 def test_what_is_said_of_labels_without_label_dp() -> None:
     assert guarantee_of(RELEASED, NONE, private_training=False) == f"{RELEASED}; no label DP"
     assert guarantee_of(NOTHING_RELEASED, NONE, private_training=False) == NOTHING_RELEASED

@@ -142,9 +142,6 @@ def test_a_resumed_run_goes_on_with_its_frozen_rows(at_step: int, tmp_path: Path
             assert frozen.setdefault(row, z_D.numpy().tobytes()) == z_D.numpy().tobytes()
 
 
-# Runs with noise under the sum: calibrated, charged, resumed, stopped; and what is refused.
-
-
 def under_sums(
     method: str = "apfed_r", noise: dict[str, Any] | None = None, **changes: Any
 ) -> Config:
