@@ -64,6 +64,7 @@ PLANTED: Mapping[Rule, tuple[tuple[str, str], ...]] = {
     no_method_by_name: (
         ("A.a: m == 'tvfl'", "apfed_attacks.a:1 names tvfl"),
         ("S.a: x = ('tvfl', 'else')", "names tvfl"),
+        ("S.methods.a: m == 'tvfl'", "names tvfl"),
         ("E.report.a: f('tvfl')", "names tvfl"),
         ("E.a: m in ('tvfl', 'x')", "names tvfl"),
         ("E.a: m.startswith('tvfl')", "names tvfl"),
@@ -85,7 +86,7 @@ ALLOWED: Mapping[Rule, tuple[str, ...]] = {
     ),
     no_pickled_arrays: ("A.a: np.load('x', allow_pickle=False)",),
     attacks_ask_no_method: ("A.live.a: from S.methods import METHODS",),
-    no_method_by_name: ("S.methods.a: m == 'tvfl'", "E.a: run(method='tvfl')\nm == 'tvfl-0'"),
+    no_method_by_name: ("S.methods.a: name = 'tvfl'", "E.a: run(method='tvfl')\nm == 'tvfl-0'"),
 }
 
 

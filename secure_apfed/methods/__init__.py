@@ -26,7 +26,6 @@ from secure_apfed.methods.distilled import ApcVfl, VFedTrans
 from secure_apfed.methods.joint import JointTeacher, SplitNn, SummedSplitNn, Tvfl
 from secure_apfed.methods.method import (
     Helper,
-    Keeper,
     Learner,
     Method,
     Own,
@@ -38,8 +37,6 @@ from secure_apfed.methods.method import (
 from secure_apfed.methods.multiview import MmvflSettings, Multiview, VFedMvSettings
 from secure_apfed.methods.session import (
     Course,
-    Entered,
-    PartyTensors,
     Session,
     Simulation,
     Start,
@@ -59,24 +56,18 @@ from secure_apfed.settings.run import RunSettings
 __all__ = [
     "ALONE",
     "METHODS",
-    "Apfed",
     "Course",
-    "Entered",
     "Helper",
-    "Keeper",
     "Learner",
     "Method",
     "Own",
     "PartyState",
-    "PartyTensors",
     "Role",
     "Secrets",
     "Session",
     "Simulation",
-    "SingleView",
     "Start",
     "Steps",
-    "Tvfl",
     "assist",
     "fresh_secrets",
     "lead",

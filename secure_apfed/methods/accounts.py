@@ -55,7 +55,6 @@ __all__ = [
     "require_no_releases",
     "sum_and_noise",
     "summed_release",
-    "update_ledgers",
     "whole_training",
 ]
 
@@ -70,19 +69,14 @@ def fresh_secrets(
 ) -> Secrets:
     """What a party brings that begins: fresh secrets, or what the configuration derives."""
     seed = int.from_bytes(fresh_key()[:8], "big") >> 1
+    derived = hashlib.sha256(f"noise of {name}, seed {config.seed}".encode()).digest()
     return Secrets(
         identity=identity or fresh_identity(),
-        noise_key=_noise_key(config, name),
+        noise_key=fresh_key() if config.guard.noise == "secret" else derived,
         seed=seed if config.party_seeds == "secret" else config.seed,
         keeper=keeper,
         logs=logs,
     )
-
-
-def _noise_key(config: RunSettings, party: str) -> bytes:
-    if config.guard.noise == "secret":
-        return fresh_key()
-    return hashlib.sha256(f"noise of {party}, seed {config.seed}".encode()).digest()
 
 
 def guard_for(own: Own) -> RepresentationGuard:
@@ -172,18 +166,9 @@ def private_updates(own: Own, guard: RepresentationGuard) -> PrivateUpdates | No
         noise=config.guard.noise,
     )
     mechanism = gradient_guard.mechanism()
-    name = _updates_of(own.name)
+    name = own.name + UPDATES
     ledger = open_ledger(own, name, mechanism, delta=delta, budget=None, rows=rows)
     return PrivateUpdates(gradient_guard, ledger)
-
-
-def update_ledgers(party: str, private: PrivateUpdates | None) -> dict[str, PrivacyLedger]:
-    """The ledger of private updates by name, for checkpoints and reports."""
-    return {_updates_of(party): private.ledger} if private else {}
-
-
-def _updates_of(party: str) -> str:
-    return party + UPDATES
 
 
 def whole_training(

@@ -46,7 +46,6 @@ from secure_apfed.methods.accounts import (
     guard_for,
     ledger_for,
     private_updates,
-    update_ledgers,
     whole_training,
 )
 from secure_apfed.methods.alignment import rows_among
@@ -80,6 +79,7 @@ from secure_apfed.methods.terms import (
     task_of,
 )
 from secure_apfed.models import Shape, family_for, output_shape, projection_to
+from secure_apfed.names import UPDATES
 from secure_apfed.objectives import OBJECTIVES
 from secure_apfed.privacy.dp_sgd import PrivateGradient, PrivateUpdates
 from secure_apfed.privacy.ledger import NOTHING_RELEASED
@@ -187,8 +187,10 @@ class ApfedActive(SumLearner):
         self._position_N = torch.full((len(own.data.table.ids),), -1, dtype=torch.int64)
         self._position_N[rows] = torch.arange(len(rows))
         released = {self.name: releases.ledger} if sum_end else {}
-        self.ledgers = {**released, **update_ledgers(self.name, trainer.private)}
-        self.training = whole_training(own.config, releases.ledger, trainer.private)
+        private = trainer.private
+        updated = {self.name + UPDATES: private.ledger} if private else {}
+        self.ledgers = {**released, **updated}
+        self.training = whole_training(own.config, releases.ledger, private)
         guard = releases.guard if sum_end else None
         self.guarantee = guard.statement() if guard else NOTHING_RELEASED
         if self.training:

@@ -87,7 +87,6 @@ class AveragingSettings(FedMvSettings):
     averages = "weights"
 
     def check(self, config: RunSettings) -> None:
-        """See `MethodSettings`; also that no passive is weighted by hand."""
         super().check(config)
         weighted = [name for name, passive in config.passives.items() if passive.weight != 1.0]
         if weighted:
@@ -418,8 +417,6 @@ class Stages:
 
 
 class Averaging(SumMethod):
-    """The method; see `Method`."""
-
     def __init__(self, settings: type[AveragingSettings]) -> None:
         self.settings = settings
 

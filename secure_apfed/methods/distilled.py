@@ -554,8 +554,6 @@ def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor)
 
 
 class ApcVfl(Tvfl):
-    """The method; see `Method`."""
-
     settings = ApcVflSettings
     lockstep = Method.lockstep  # codes are asked for once
 
@@ -592,8 +590,6 @@ def _autoencoder(own: Own, name: str, model: ModelSettings, features: Shape) -> 
 
 
 class VFedTrans(Method):
-    """The method; see `Method`."""
-
     settings = VFedTransSettings
 
     def labels_learnt(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:

@@ -164,22 +164,14 @@ class SummedSplitNnSettings(MethodSettings):
     stops_early = True
 
 
-def _zeros(own_BD: Tensor, like_BD: Tensor) -> Tensor:
-    return torch.zeros_like(like_BD)
-
-
-def _mean(own_BD: Tensor, like_BD: Tensor) -> Tensor:
-    return own_BD.mean().expand_as(like_BD)
-
-
 def _uniform(own_BD: Tensor, like_BD: Tensor) -> Tensor:
     low, high = own_BD.min(), own_BD.max()
     return low + (high - low) * torch.rand_like(like_BD)
 
 
 FILLS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "tvfl_0": _zeros,
-    "tvfl_a": _mean,
+    "tvfl_0": lambda own_BD, like_BD: torch.zeros_like(like_BD),
+    "tvfl_a": lambda own_BD, like_BD: own_BD.mean().expand_as(like_BD),
     "tvfl_r": _uniform,
 }
 
@@ -846,8 +838,6 @@ class JointTeacherSettings(FormSettings, JointSettings):
 
 
 class JointTeacher(Tvfl):
-    """The method; see `Method`."""
-
     settings = JointTeacherSettings
 
     def model(self, config: RunSettings) -> ModelSettings:

@@ -593,8 +593,6 @@ def joint_share(zeta: float, zetas: Collection[float]) -> float:
 
 
 class Multiview(SumMethod):
-    """The method; see `Method`."""
-
     def __init__(self, settings: type[MultiviewSettings]) -> None:
         self.settings = settings
 

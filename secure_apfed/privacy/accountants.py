@@ -13,19 +13,17 @@ better holds (Dong, Roth and Su 2022, Gaussian Differential Privacy, Corollary 2
 (the same paper, Corollary 1; Balle and Wang 2018, Theorem 8). It is exact in real arithmetic and
 rounded to the safe side in floating point: epsilon up, sigma up.
 
-RDP, PRV and PLD come from Opacus and dp-accounting, whose noise multiplier is relative to the
+RDP and PLD come from Opacus and dp-accounting, whose noise multiplier is relative to the
 sensitivity of their own adjacency: as a Gaussian release depends on nothing but that ratio, the
-number passes over unchanged, at sample rate 1. PRV and PLD compute on a grid of privacy losses,
-whose size their libraries do not bound: PRV's grows as epsilon falls, PLD's as it rises. Here both
-know it before they begin, and raise.
+number passes over unchanged, at sample rate 1. PLD computes on a grid of privacy losses that grows
+with epsilon, and whose size its library does not bound: here it is known before, or refused.
 """
 
 import importlib
 import importlib.util
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
@@ -62,12 +60,9 @@ _MU_MARGIN = 1e-9
 # Above it the two terms cancel beyond what float64 holds; the bound that is given is 1e-6 too high.
 _HUGE_MU = 1e6
 _RDP_ORDERS = [1 + step / 100 for step in range(1, 100)] + list(np.geomspace(2, 1e5, 600))
-_PRV_RELATIVE_ERROR = 1e-3
 _PLD_INTERVAL, _PLD_LOG_TAIL = 1e-4, -50
-# Measured: about 100 bytes a point in PRV and 180 in PLD, so 0.4 and 0.8 GB at this bound.
+# Measured: about 180 bytes a point, so 0.8 GB at this bound.
 MAX_GRID_POINTS = 2**22
-# PRV takes exp of its losses; beyond this a float overflows, and the figure would be wrong.
-_LARGEST_LOSS = 700.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,44 +251,10 @@ def _rdp(noise: float, releases: int, delta: float) -> float:
     """
     accountant = _library("opacus.accountants").RDPAccountant()
     accountant.history = [(noise, 1.0, releases)]
-    with _best_at_an_end():
+    with warnings.catch_warnings():
+        # Where the first or last order of a fixed list is best, a bound is looser, not wrong.
+        warnings.filterwarnings("ignore", "Optimal order", UserWarning)
         return float(accountant.get_epsilon(delta, alphas=_RDP_ORDERS))
-
-
-def _prv(noise: float, releases: int, delta: float) -> float:
-    """Privacy loss random variables through Opacus (Gopi, Lee and Wutschitz 2021).
-
-    An upper bound to 0.2 % or so.
-    """
-    accountant = _library("opacus.accountants").PRVAccountant()
-    accountant.history = [(noise, 1.0, releases)]
-    error = _PRV_RELATIVE_ERROR * _exact(noise, releases, delta)
-    # At sample rate 1 it takes the logarithm of 1 - 1, rightly minus infinity.
-    with np.errstate(divide="ignore"), _best_at_an_end():
-        _check_grid(*_prv_grid(noise, releases, delta, error))
-        try:
-            return float(accountant.get_epsilon(delta, eps_error=error))
-        except ValueError as refusal:
-            reason = f"its numerics end before delta {delta:.2g}: {refusal}"
-            raise NoFigureError(reason) from refusal
-
-
-def _prv_grid(noise: float, releases: int, delta: float, error: float) -> tuple[float, float]:
-    """Return the points of Opacus's grid and its largest loss; PRVAccountant.get_epsilon."""
-    prv = _library("opacus.accountants.analysis.prv")
-    if error == 0:
-        return math.inf, math.inf
-    delta_error = delta / 1000
-    largest = float(
-        prv.compute_safe_domain_size(
-            prvs=[prv.PoissonSubsampledGaussianPRV(1.0, noise)],
-            max_self_compositions=[releases],
-            eps_error=error,
-            delta_error=delta_error,
-        )
-    )
-    interval = error / math.sqrt(releases * math.log(12 / delta_error) / 2)
-    return 2 * largest / interval, largest
 
 
 @lru_cache(maxsize=16)  # half a second; runs of a study that differ in their seeds ask the same
@@ -303,7 +264,9 @@ def _pld(noise: float, releases: int, delta: float) -> float:
     An upper bound to 0.2 % or so, coarser where epsilon is near the interval.
     """
     library = _library("dp_accounting")
-    _check_grid(*_pld_grid(noise, releases))
+    points = _pld_grid(noise, releases)
+    if points > MAX_GRID_POINTS:
+        raise NoFigureError(f"its grid would take {points:.2g} points (bound {MAX_GRID_POINTS:,})")
     # Under its own replace-one relation it would double the sensitivity, which the noise
     # multiplier already holds doubled.
     relation = library.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -312,15 +275,13 @@ def _pld(noise: float, releases: int, delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-def _pld_grid(noise: float, releases: int) -> tuple[float, float]:
-    """Return the points of dp-accounting's grid and its largest loss, which nothing takes exp of.
-
-    The loss of a Gaussian release is Gaussian: mean mu^2 / 2, deviation mu. The library cuts
-    off tails of exp(-50).
+def _pld_grid(noise: float, releases: int) -> float:
+    """Return the points of dp-accounting's grid: the loss of a Gaussian release is Gaussian, of
+    mean mu^2 / 2 and deviation mu, and the library cuts off tails of exp(-50).
     """
     mu = compose(1 / noise, releases)
     largest = mu * -float(ndtri(0.5 * math.exp(_PLD_LOG_TAIL))) + mu**2 / 2
-    return 2 * largest / _PLD_INTERVAL, 0.0
+    return 2 * largest / _PLD_INTERVAL
 
 
 EXACT = Accountant("gdp", _exact)
@@ -331,27 +292,9 @@ ACCOUNTANTS: Mapping[str, Accountant] = {
     for accountant in (
         EXACT,
         Accountant("rdp", _rdp, "opacus"),
-        Accountant("prv", _prv, "opacus"),
         Accountant("pld", _pld, "dp_accounting"),
     )
 }
-
-
-def _check_grid(points: float, largest: float) -> None:
-    if points > MAX_GRID_POINTS:
-        raise NoFigureError(f"its grid would take {points:.2g} points (bound {MAX_GRID_POINTS:,})")
-    if largest > _LARGEST_LOSS:
-        raise NoFigureError(
-            f"its grid would reach a privacy loss of {largest:.3g} (bound {_LARGEST_LOSS:g})"
-        )
-
-
-@contextmanager
-def _best_at_an_end() -> Iterator[None]:
-    """Where the first or last order of a fixed list is best, a bound is looser, not wrong."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Optimal order", UserWarning)
-        yield
 
 
 def _library(name: str) -> ModuleType:

@@ -43,7 +43,6 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -51,11 +50,10 @@ from torch import Tensor, nn
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.randomness import derive_key
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.privacy.accountants import GaussianRelease, Mechanism, gdp_epsilon, gdp_mu
-from secure_apfed.privacy.guard import RepresentationGuard
+from secure_apfed.privacy.accountants import Mechanism, gdp_epsilon, gdp_mu
+from secure_apfed.privacy.guard import ClippedNoise, NoiseKind, RepresentationGuard
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
-from secure_apfed.privacy.noise import NoiseSource, clip_gradients
-from secure_apfed.settings.privacy import LARGEST_CLIP, SMALLEST_CLIP
+from secure_apfed.privacy.noise import clip_gradients
 
 __all__ = [
     "GradientGuard",
@@ -79,7 +77,7 @@ _SEEDED = (
 )
 
 
-class GradientGuard:
+class GradientGuard(ClippedNoise):
     """Clips each example's gradient to norm `clip` and noises the sum.
 
     The noise is a function of the key, the step, the rows and the clipped sum, or under
@@ -102,21 +100,14 @@ class GradientGuard:
         clip: float,
         noise_multiplier: float,
         key: bytes,
-        noise: Literal["secret", "reproducible_insecure"] = "secret",
+        noise: NoiseKind = "secret",
     ) -> None:
-        if not SMALLEST_CLIP <= clip <= LARGEST_CLIP:
-            raise ConfigError(f"clip lies in {SMALLEST_CLIP:g}..{LARGEST_CLIP:g}, got {clip}")
         if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
             raise ConfigError(
                 f"a noise multiplier is a positive number, got {noise_multiplier}; leave dp_sgd "
                 "out for training without noise"
             )
-        self.clip, self.noise = float(clip), noise
-        self.sigma = float(noise_multiplier * clip)
-        self._noise = NoiseSource(derive_key(key, _PURPOSE), secret=noise == "secret")
-
-    def __repr__(self) -> str:
-        return f"GradientGuard(clip={self.clip:g}, sigma={self.sigma:g}, noise={self.noise!r})"
+        super().__init__(clip, noise_multiplier * clip, derive_key(key, _PURPOSE), noise)
 
     def release(self, samples: Sequence[Tensor], *, step: int, rows: Tensor) -> Tensor:
         """Return the noisy sum, (P,) float64 on the CPU, of samples (B, *shape) for each parameter;
@@ -137,14 +128,6 @@ class GradientGuard:
             raise LocalProtocolError(f"a step counts from 0, got {step}")
         total_P = clipped_sum(samples, self.clip).numpy()
         return torch.from_numpy(self._noise.add(total_P, self.sigma, step=step, rows=rows))
-
-    def sensitivity(self) -> float:
-        """2C: a replaced example moves the sum at most across the ball's diameter."""
-        return 2 * self.clip
-
-    def mechanism(self) -> GaussianRelease:
-        """Gaussian, with sigma / (2C) as its noise multiplier."""
-        return GaussianRelease(noise_multiplier=self.sigma / self.sensitivity())
 
 
 def clipped_sum(samples: Sequence[Tensor], clip: float) -> Tensor:

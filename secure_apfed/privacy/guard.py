@@ -17,7 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 
@@ -29,14 +29,17 @@ from secure_apfed.settings.privacy import LARGEST_CLIP, SMALLEST_CLIP, GuardSett
 
 __all__ = [
     "GUARDS",
+    "ClippedNoise",
     "FrozenGaussianGuard",
     "GaussianGuard",
     "NoGuard",
+    "NoiseKind",
     "RepresentationGuard",
     "joint_releases_statement",
     "make_guard",
 ]
 
+NoiseKind: TypeAlias = Literal["secret", "reproducible_insecure"]
 _RARE_DEVIATIONS = 8.0
 _ROW_STATEMENT = "row-release guarantee, encoder held fixed"
 _SEED_STATEMENT = (
@@ -159,7 +162,34 @@ def joint_releases_statement(released: str, passives: int) -> str:
     return f"{released}; epsilon_x is of one passive's row, and those of one person add up"
 
 
-class GaussianGuard(RepresentationGuard):
+class ClippedNoise:
+    """Rows, or an example's gradient, of norm `clip` at most, under noise of deviation `sigma`.
+
+    Raises:
+        ConfigError: clip out of range.
+        LocalProtocolError: a key of the wrong length.
+    """
+
+    def __init__(self, clip: float, sigma: float, key: bytes, noise: NoiseKind) -> None:
+        if not SMALLEST_CLIP <= clip <= LARGEST_CLIP:
+            raise ConfigError(f"clip lies in {SMALLEST_CLIP:g}..{LARGEST_CLIP:g}, got {clip}")
+        self.clip, self.sigma, self.noise = float(clip), float(sigma), noise
+        self._noise = NoiseSource(key, secret=noise == "secret")
+
+    def __repr__(self) -> str:
+        values = f"clip={self.clip:g}, sigma={self.sigma:g}, noise={self.noise!r}"
+        return f"{type(self).__name__}({values})"
+
+    def sensitivity(self) -> float:
+        """2C: what is replaced moves at most across the ball's diameter."""
+        return 2 * self.clip
+
+    def mechanism(self) -> GaussianRelease:
+        """Gaussian, with sigma / (2C) as its noise multiplier."""
+        return GaussianRelease(noise_multiplier=self.sigma / self.sensitivity())
+
+
+class GaussianGuard(ClippedNoise, RepresentationGuard):
     """Clips each row to norm `clip` and adds Gaussian noise of deviation `sigma` to each number.
 
     The noise is a function of the key, the step, the rows and the clipped representations, or under
@@ -194,18 +224,11 @@ class GaussianGuard(RepresentationGuard):
         clip: float,
         sigma: float,
         key: bytes,
-        noise: Literal["secret", "reproducible_insecure"] = "secret",
+        noise: NoiseKind = "secret",
     ) -> None:
-        if not SMALLEST_CLIP <= clip <= LARGEST_CLIP:
-            raise ConfigError(f"clip lies in {SMALLEST_CLIP:g}..{LARGEST_CLIP:g}, got {clip}")
         if not (math.isfinite(sigma) and sigma > 0):
             raise ConfigError(f"sigma is a positive number, got {sigma}; use NoGuard for no noise")
-        self.clip, self.sigma, self.noise = float(clip), float(sigma), noise
-        self._noise = NoiseSource(key, secret=noise == "secret")
-
-    def __repr__(self) -> str:
-        values = f"clip={self.clip:g}, sigma={self.sigma:g}, noise={self.noise!r}"
-        return f"{type(self).__name__}({values})"
+        super().__init__(clip, sigma, key, noise)
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
         _check(h_BD, step, rows)
@@ -214,14 +237,6 @@ class GaussianGuard(RepresentationGuard):
         noisy_BD = self._noise.add(clean_BD, self.sigma, step=step, rows=rows)
         through_BD = clipped_BD - clipped_BD.detach()  # zeros, with the gradient of the clip
         return (torch.from_numpy(noisy_BD).to(h_BD.device) + through_BD).to(h_BD.dtype)
-
-    def sensitivity(self) -> float:
-        """2C: a clipped row moves at most across the ball's diameter."""
-        return 2 * self.clip
-
-    def mechanism(self) -> Mechanism:
-        """Gaussian, with sigma / (2C) as its noise multiplier."""
-        return GaussianRelease(noise_multiplier=self.sigma / self.sensitivity())
 
     def largest_norm(self, dimension: int) -> float:
         """C + sigma (sqrt D + 8).

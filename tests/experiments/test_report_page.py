@@ -144,10 +144,10 @@ def test_the_guards_claim_is_audited_and_who_fell_silent_told(
 
 
 def test_an_accountant_that_was_left_out_says_so_in_its_place(guarded: Path) -> None:
-    checks = {"gdp": 7.98, "prv": "left out: its grid would take 2.1e+10 points (bound 4,194,304)"}
+    checks = {"gdp": 7.98, "pld": "left out: its grid would take 2.1e+10 points (bound 4,194,304)"}
     (guarded / "accountants.json").write_text(json.dumps(checks))
     text = text_of(guarded)
-    assert f"cross-check, prv accountant: {checks['prv']}" in text
+    assert f"cross-check, pld accountant: {checks['pld']}" in text
     assert "cross-check, gdp accountant: epsilon_x 7.98" in text
     figures = json.loads((guarded / "privacy.json").read_bytes())["accounting"]["figures"]
     assert figures["accountants"] == checks

@@ -1,4 +1,4 @@
-"""A contract, links, a sum and envelopes for tests of single parties; and APFed's, by hand."""
+"""For tests of single parties: contract, links, sums, envelopes, roles, random tables, meddling."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
@@ -7,36 +7,37 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgpack
+import pytest
 import torch
 from torch import Tensor, nn
 
 from apfed_protocols.seal import SealedLink, fresh_run_key
 from apfed_protocols.sums import PlainSum, SumAgreement, SumContributor, SumReceiver
+from secure_apfed.config import Config
 from secure_apfed.contract import Contract
-from secure_apfed.data import OwnData, PartyTable
-from secure_apfed.exchange import Envelope, InMemory, Kind, pack
+from secure_apfed.data import ColumnEncoding, OwnData, PartyTable, VerticalData
+from secure_apfed.exchange import Envelope, InMemory, Kind, Links, pack
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import ContributionNoise, Releases
-from secure_apfed.methods import Own, fresh_secrets
+from secure_apfed.methods import Own, Session, Start, fresh_secrets
 from secure_apfed.methods.apfed import ActiveTrainer, ApfedActive, ApfedPassive, PassiveTrainer
-from secure_apfed.methods.sum_end import ActiveSum, Allowance, PassiveSum, RefusedSums
+from secure_apfed.methods.sum_end import ActiveSum, Allowance, PassiveSum, RefusedSums, bind_step
 from secure_apfed.privacy.dp_sgd import PrivateUpdates
 from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.settings.training import TrainSettings
-from tests.secure_apfed.small_runs import small_config
+from tests.secure_apfed.small_runs import Said, small_config
 
 Network = TypeVar("Network", bound=InMemory)
-
 SESSION = "session"
 PASSIVES = ("p1", "p2")
 TRAIN = TrainSettings(learning_rate=0.1, precision="float64", device="cpu")
+ROWS, COLUMNS, CLASSES = 40, 5, 3
 
 
 def contract(
     *,
     shape: Sequence[int] = (3,),
-    dtype: str = "float64",
     minimum_batch: int = 2,
     norms: tuple[float, float] = (1e-6, 100.0),
     weights: Mapping[str, float] | None = None,
@@ -44,12 +45,11 @@ def contract(
     passives: Sequence[str] = PASSIVES,
     batch_size: int = 8,
 ) -> Contract:
-    """An active, passives and an aggregator."""
     helpers = dict.fromkeys(passives, "passive")
     roles = {"active": "active", **helpers, "aggregator": "aggregator"}
     representation = {
         "shape": tuple(shape),
-        "dtype": dtype,
+        "dtype": "float64",
         "minimum_norm": norms[0],
         "maximum_norm": norms[1],
         "minimum_spread": spread,
@@ -78,8 +78,7 @@ def contract(
     )
 
 
-def own_of(logs: Path | None = None) -> Own:
-    """What the active brings to a run of APFed-C, with its logs here."""
+def actives_own(logs: Path | None = None) -> Own:
     config = small_config("apfed_c")
     secrets = fresh_secrets(config, "active", logs=logs)
     return Own(
@@ -94,6 +93,15 @@ def plain_sum(*, noise: int | None = None) -> PlainSum:
         clip_norm=1.0, noise=noise,
     )  # fmt: skip
     return PlainSum(agreement, clip=noise is not None, quantise=noise is not None)
+
+
+def sum_of(step: int, rows: Tensor, sent: bytes, gradients: Sequence[Tensor]) -> bytes:
+    sums, binding = plain_sum(), bind_step(SESSION, step, rows, sent)
+    frames = {
+        name: sums.contributor(name).contribute(gradient.numpy(), binding)
+        for name, gradient in zip(PASSIVES, gradients, strict=True)
+    }
+    return sums.combiner().combine(frames)
 
 
 def network(
@@ -115,7 +123,6 @@ def network(
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
-    """Normal numbers in double precision."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
@@ -135,7 +142,6 @@ def envelope(payload: bytes, *, kind: Kind, step: int = 0, **changes: Any) -> En
 
 
 def representations(rows: Tensor, z: Tensor, *, step: int = 0, **changes: Any) -> Envelope:
-    """A batch as the active sends it."""
     payload = pack({"rows": rows, "z": z})
     return envelope(payload, kind=Kind.REPRESENTATIONS, step=step, **changes)
 
@@ -173,7 +179,7 @@ class LoneActive:
         agreed, rows = agreed or contract(), torch.arange(len(table.ids))
         assert table.labels is not None
         held = OwnData(table=table, train_rows=rows, test_rows=rows[:0], classes=("a", "b", "c"))
-        own = replace(own_of(), held=held)
+        own = replace(actives_own(), held=held)
         trainer = ActiveTrainer(
             "active", networks, features_N=table.features, labels_N=table.labels, train=train,
             seed=0, private=private,
@@ -210,13 +216,11 @@ class LoneActive:
         raise AssertionError("the step waits for more than the sum")
 
     def send(self, to: str, kind: Kind, step: int, payload: bytes = b"") -> None:
-        """As links have it."""
         assert (kind, step) == (Kind.REPRESENTATIONS, self._step)
         assert self.sent in (None, payload)
         self.sent = payload
 
     async def receive(self, *_: object, **__: object) -> Envelope:
-        """As links have it."""
         return await _Waits()
 
 
@@ -237,5 +241,83 @@ def lone_passive(
 
 
 def contributed(passive: ApfedPassive, message: Envelope) -> bytes:
-    """What a passive adds to the sum for a batch."""
     return passive.sum.contribution(*passive.gradients(message))
+
+
+def random_data(
+    known: Mapping[str, Sequence[int]], *, strangers: int = 5, train: int = 32
+) -> VerticalData:
+    """Each passive knows these of the active's people and some strangers, in an own order."""
+    generator = torch.Generator().manual_seed(7)
+
+    def table(name: str, ids: list[str], labels: Tensor | None) -> PartyTable:
+        features = torch.randn(len(ids), COLUMNS, generator=generator)
+        encoding = ColumnEncoding.plain(tuple(f"{name}{column}" for column in range(COLUMNS)))
+        return PartyTable(name, tuple(ids), features, labels, encoding)
+
+    people = [f"person {row}" for row in range(ROWS)]
+    rows = torch.arange(ROWS)
+    active = table("active", people, rows % CLASSES)
+    passives = []
+    for name, mine in known.items():
+        own = [*(people[row] for row in mine), *(f"stranger {name} {k}" for k in range(strangers))]
+        order = torch.randperm(len(own), generator=generator).tolist()
+        passives.append(table(name, [own[row] for row in order], None))
+    return VerticalData(
+        table=active, passives=tuple(passives), classes=("a", "b", "c"), train_rows=rows[:train],
+        test_rows=rows[train:],
+    )  # fmt: skip
+
+
+def step_config(method: Said, **changes: Any) -> Config:
+    """A plain sum without clip and no guard; changes replace whole sections."""
+    settings: dict[str, Any] = {
+        "name": "test",
+        "method": method,
+        "party_seeds": "shared_for_comparison",
+        "data": {"dataset": "digits"},
+        "model": {"network": "mlp", "hidden": [6], "representation": 4, "projection": 4},
+        "train": {"precision": "float64", "learning_rate": 0.1, "device": "cpu", "batch_size": 16},
+        "secure_sum": {"scheme": "plain", "clip": None, "allow_single_passive": True},
+        "guard": {"mechanism": "none"},
+    }
+    return Config.model_validate({**settings, **changes})
+
+
+def active_of(session: Session) -> ApfedActive:
+    assert isinstance(session.learner, ApfedActive)
+    return session.learner
+
+
+def passives_of(session: Session) -> list[ApfedPassive]:
+    helpers = [session.helpers[name] for name in session.contract.passives]
+    return [helper for helper in helpers if isinstance(helper, ApfedPassive)]
+
+
+def own_of(start: Start, name: str) -> Own:
+    secrets = start.secrets.get(name) or fresh_secrets(start.config, name)
+    return start.own(name, secrets, {name: secrets.identity.public})
+
+
+def altered(
+    patch: pytest.MonkeyPatch, kind: Kind, change: Callable[[bytes], bytes | None], who: str = ""
+) -> list[str]:
+    """Let this party, or whoever is the first to send this kind, send something else; None:
+    nothing, now and later. Returns the list of who did, filled once it is sent.
+    """
+    send = Links.send
+    senders: list[str] = []
+
+    def sent(self: Links, to: str, what: Kind, step: int, payload: bytes = b"") -> None:
+        if what is kind and self.me == (who or self.me):
+            changed = change(payload)
+            if changed is None and self.me in (senders or [self.me]):
+                senders[:] = [self.me]
+                return
+            if not senders and changed is not None:
+                senders.append(self.me)
+                payload = changed
+        send(self, to, what, step, payload)
+
+    patch.setattr(Links, "send", sent)
+    return senders

@@ -111,7 +111,7 @@ def sums_or_gradients(method: str, *kinds: str) -> bytes:
 
 
 @pytest.mark.parametrize(("name", "method"), APPLIES)
-def test_it_trains_changes_what_leaves_and_resumes_bit_for_bit(
+def test_it_changes_what_leaves_and_resumes_bit_for_bit(
     name: str, method: str, tmp_path: Path
 ) -> None:
     """None is accepted and then forgotten."""

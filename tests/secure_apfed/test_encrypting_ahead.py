@@ -1,18 +1,14 @@
 """Zeros encrypted ahead in a run: the same results, no process left, a dead worker is an error."""
 
 import os
-import signal
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.sums.homomorphic import Encrypter
 from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
@@ -20,27 +16,20 @@ from secure_apfed.methods.sum_end import encrypting_ahead
 from secure_apfed.runs.run import run
 from secure_apfed.secure_sums import check_sum
 from secure_apfed.settings.training import SumSettings
-from secure_apfed.workers import close_workers, open_worker
 from tests.conftest import Children
 from tests.contracts.sum_parties import parties, random_values
+from tests.secure_apfed.small_runs import small_config
 from tests.waiting import wait_until
 
 SHAPE = (8, 8)
 
 
 def config(**secure_sum: Any) -> Config:
-    return Config.model_validate(
-        {
-            "name": "ahead",
-            "method": "apfed_c",
-            "party_seeds": "shared_for_comparison",
-            "data": {"dataset": "digits", "views": 4, "limit": 200},
-            "model": {"hidden": [8], "representation": 8, "projection": 8},
-            "train": {"epochs": 1, "batch_size": 64, "device": "cpu"},
-            "secure_sum": {"scheme": "bfv", **secure_sum},
-            "guard": {"mechanism": "none"},
-        }
-    )
+    return small_config(
+        data={"dataset": "digits", "views": 4, "limit": 200},
+        train={"epochs": 1, "batch_size": 64, "device": "cpu"},
+        secure_sum={"scheme": "bfv", **secure_sum}, guard={"mechanism": "none"},
+    )  # fmt: skip
 
 
 def pool_of(contributor: object) -> Any:
@@ -85,25 +74,6 @@ def test_without_a_pool_nothing_is_encrypted_ahead() -> None:
         check_sum(SumSettings(scheme="plain", masks="pairwise", zero_pool=1))
 
 
-def test_a_killed_worker_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secure_apfed.methods.sum_end.pays", lambda: True)
-    played = parties("bfv")
-    contributor = played.contributors["passive_2"]
-    assert isinstance(contributor, Encrypter)
-    worker = open_worker()
-    settings = SumSettings(scheme="bfv", zero_pool=100)
-    encrypt = encrypting_ahead(settings, contributor, SHAPE)
-    assert encrypt is not None
-    process = worker.submit(os.getpid).result(60)
-    encrypt()
-    os.kill(process, signal.SIGKILL)
-    with pytest.raises(LocalProtocolError, match=r"ended on its own .*zero_pool: 0"):
-        wait_until(encrypt, "its end")
-    close_workers()
-    values = random_values(3, SHAPE)
-    assert np.isfinite(played.add(values)).all()
-
-
 SCRIPT = """
 import os, time
 from secure_apfed.workers import open_worker
@@ -130,13 +100,3 @@ def test_a_killed_party_leaves_no_worker(tmp_path: Path) -> None:
         assert alive(worker)
         party.kill()
     wait_until(lambda: not alive(worker), "that the worker ended")
-
-
-def test_closing_ends_the_process() -> None:
-    worker = open_worker()
-    process = worker.submit(os.getpid).result(60)
-    close_workers()
-    assert not Path(f"/proc/{process}").exists() or not alive(process)
-    assert isinstance(worker, ProcessPoolExecutor)
-    with pytest.raises(RuntimeError, match="shutdown"):
-        worker.submit(os.getpid)

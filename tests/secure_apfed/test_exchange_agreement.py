@@ -13,8 +13,7 @@ from apfed_protocols.seal import Identity, fresh_identity, verify
 from secure_apfed.contract import Contract, Resumption
 from secure_apfed.exchange import Agreement, Envelope, Greeting, InMemory, Kind, Script, agree
 from secure_apfed.methods import METHODS, Start, fresh_secrets
-from tests.secure_apfed.seats import contract, envelope
-from tests.secure_apfed.single_steps import random_data, step_config
+from tests.secure_apfed.seats import contract, envelope, random_data, step_config
 
 NAMES = ("active", "p1", "p2", "aggregator")
 Draw = Callable[[str, Mapping[str, Greeting]], Contract]

@@ -1,18 +1,34 @@
-"""Descent: SGD as the papers have it, a bound on the gradient, state by name."""
+"""Descent: SGD as the papers have it, state by name; training that ends early, in any method."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
-from pydantic import ValidationError
+import torch.nn.functional as F
 from torch import nn
 
-from secure_apfed.data import UNLABELLED
-from secure_apfed.errors import ModelError
+from secure_apfed.config import Config
+from secure_apfed.data import UNLABELLED, load_data
+from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.learning.descent import Descent, rate_after
+from secure_apfed.methods import METHODS, open_session
+from secure_apfed.methods.method import batches_of, held_out_of
 from secure_apfed.models import RandomFeatures
+from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.run import run
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.tasks import Classification
+from tests.secure_apfed.small_runs import interrupted, small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+STOPPING = [name for name, method in METHODS.items() if method.settings.stops_early]
+TRAIN = {
+    "epochs": 80, "batch_size": 32, "learning_rate": 0.02, "device": "cpu", "patience": 3,
+    "optimizer": "adam", "weight_decay": 0.0,
+}  # fmt: skip
 
 
 def modules(seed: int = 0) -> dict[str, nn.Module]:
@@ -93,18 +109,6 @@ def test_rates_rise_and_fall_as_torchs_schedulers_have_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"schedule_steps": 5, "warmup_steps": 5}, "leave none of 5"),
-        ({"keep_best": True}, "told by held-out rows"),
-    ],
-)
-def test_a_schedule_without_an_end_is_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValidationError, match=says):
-        TrainSettings.model_validate(settings)
-
-
-@pytest.mark.parametrize(
     ("name", "theirs", "more"),
     [
         ("sgd", torch.optim.SGD, {"momentum": 0.9}),
@@ -138,3 +142,102 @@ def test_a_loss_counts_labelled_rows_alone() -> None:
     assert nothing.item() == 0.0
     assert scores.grad is not None
     assert not scores.grad.any()
+
+
+@pytest.fixture(autouse=True)
+def _a_quarter_is_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secure_apfed.methods.method.HELD_OUT", 0.25)
+
+
+def config_of(method: str, **train: Any) -> Config:
+    # An active that knows little overfits soon.
+    data = {"dataset": "breast_cancer", "active_view": 2, "overlap": 1.0, "limit": 120}
+    return small_config(
+        method, data=data, train={**TRAIN, **train},
+        guard={"mechanism": "none", "noise": "reproducible_insecure"},
+        transcript={"keep": "none"},
+    )  # fmt: skip
+
+
+def losses_of(folder: Path) -> list[float]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["held_out_loss"] for line in lines]
+
+
+@pytest.mark.parametrize("method", STOPPING)
+def test_it_ends_as_many_epochs_after_the_least_loss(method: str, tmp_path: Path) -> None:
+    result = run(config_of(method), tmp_path / "run")
+    losses = losses_of(tmp_path / "run")
+    assert 3 < len(losses) < 80
+    assert len(losses) - 1 - losses.index(min(losses)) == 3
+    assert result.accuracy
+
+
+@pytest.mark.parametrize("method", STOPPING)
+def test_nobody_learns_from_held_out_rows(method: str) -> None:
+    config = config_of(method)
+    if config.method.predicts_alone:
+        data = config.data.model_copy(update={"labelled": 40})
+        config = config.model_copy(update={"data": data})
+    learner = open_session(config, load_data(config.data, seed=config.seed)).learner
+    held = held_out_of(learner, config)
+    assert len(held) == round(0.25 * len(learner.rows_with_label()))
+    assert torch.isin(held, learner.rows_with_label()).all()
+    for epoch in range(2):
+        learnt = torch.cat(batches_of(learner, config, epoch))
+        assert not torch.isin(learnt, held).any()
+    every = config_of(method, patience=None)
+    assert not len(held_out_of(learner, every))
+
+
+@pytest.mark.parametrize("method", ["single_view", "apfed_c"])
+@pytest.mark.parametrize("train", [{"class_weights": "balanced"}, {"spread_labels": True}])
+def test_a_model_is_the_same_whatever_held_out_rows_say(method: str, train: dict[str, Any]) -> None:
+    config = config_of(method, epochs=4, patience=4, **train)
+    data = load_data(config.data, seed=config.seed)
+    held = held_out_of(open_session(config, data).learner, config)
+    features_N, labels_N = data.active.features.clone(), data.active.labels
+    assert labels_N is not None
+    labels_N = labels_N.clone()
+    features_N[held], labels_N[held] = 100.0, 0
+    other = replace(data, table=replace(data.active, features=features_N, labels=labels_N))
+    models = [run(config, None, data=one).recording.model for one in (data, other)]
+    one, another = (model.state_dict() for model in models if model is not None)
+    assert all(torch.equal(tensor, another[name]) for name, tensor in one.items())
+
+
+def held_out_loss(result: RunResult, config: Config) -> float:
+    """Of the model that a run kept, on the rows that it learnt nothing from."""
+    data = load_data(config.data, seed=config.seed)
+    rows = held_out_of(open_session(config, data).learner, config)
+    model, labels_N = result.recording.model, data.active.labels
+    assert model is not None
+    assert labels_N is not None
+    with torch.no_grad():
+        scores_BK = model(data.active.features[rows])
+    return float(F.cross_entropy(scores_BK, labels_N[rows]))
+
+
+def test_a_run_that_was_broken_off_keeps_the_same_best_and_the_same_rates(tmp_path: Path) -> None:
+    """Also where the best epoch lies before the break."""
+    schedule = {
+        "optimizer": "adamw", "learning_rate": 0.05, "schedule_steps": 60,
+        "warmup_steps": 5,
+    }  # fmt: skip
+    config = config_of("apfed_c", keep_best=True, epochs=8, patience=7, **schedule)
+    whole = run(config, tmp_path / "whole")
+    interrupted(config, tmp_path / "broken", at_step=17)
+    again = run(config, tmp_path / "broken", resume=True)
+    losses = losses_of(tmp_path / "whole")
+    assert losses == losses_of(tmp_path / "broken")
+    assert losses.index(min(losses)) < 5 < len(losses) - 1
+    assert held_out_loss(again, config) == held_out_loss(whole, config)
+    assert held_out_loss(again, config) == pytest.approx(min(losses), rel=1e-5)
+
+
+def test_a_loss_on_rows_that_nobody_answers_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("secure_apfed.methods.method.HELD_OUT", 0.001)
+    with pytest.raises(ConfigError, match="held-out rows cannot be told"):
+        run(config_of("split_nn"), None)

@@ -10,21 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.psi.interface import IntersectionTooSmallError
 from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.exchange import Kind
+from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
 from secure_apfed.methods import Session, open_session
+from secure_apfed.methods import alignment as aligned
+from secure_apfed.methods.alignment import place_rows
 from secure_apfed.secure_sums import check_sum, sum_kind
 from secure_apfed.settings.training import SumSettings
-from tests.secure_apfed.single_steps import ROWS, active_of, passives_of, random_data, step_config
+from tests.secure_apfed.seats import ROWS, active_of, passives_of, random_data, step_config
+from tests.secure_apfed.seats import envelope as envelope_of
 from tests.with_crypten import pair_of, usable_secure_sums
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-
-
 RECONSTRUCTION = {"name": "reconstruction"}
 CONTRASTIVE = {"name": "contrastive", "temperature": 0.5}
 ONE_SIDED = {"name": "contrastive", "anchors": "active"}
@@ -34,15 +36,12 @@ OBJECTIVES: Mapping[str, list[dict[str, Any]]] = {
     "C one-sided": [ONE_SIDED],
     "mixed": [RECONSTRUCTION, CONTRASTIVE, ONE_SIDED],
 }
+OVERLAPS = {"passive-1": range(20), "passive-2": range(12, 30)}
 
 
 def vertical_data(passives: int, *, aligned: int = ROWS) -> VerticalData:
     """The first `aligned` people of the active are known to all."""
     return random_data({f"passive-{index + 1}": range(aligned) for index in range(passives)})
-
-
-def config_of(method: str = "apfed", **changes: Any) -> Config:
-    return step_config(method, **changes)
 
 
 def passive_settings(objectives: list[dict[str, Any]], passives: int) -> dict[str, Any]:
@@ -53,16 +52,6 @@ def passive_settings(objectives: list[dict[str, Any]], passives: int) -> dict[st
         }
         for index in range(passives)
     }
-
-
-def sgd(module: nn.Module, config: Config) -> torch.optim.SGD:
-    train = config.train
-    return torch.optim.SGD(
-        module.parameters(),
-        lr=train.learning_rate,
-        momentum=train.momentum,
-        weight_decay=train.weight_decay,
-    )
 
 
 class Monolith:
@@ -78,7 +67,11 @@ class Monolith:
         networks = active_of(session).trainer.networks
         self.active = nn.ModuleDict(copy.deepcopy(dict(networks.named_children())))
         self.passives = [copy.deepcopy(party.trainer.objective) for party in parties]
-        self.optimisers = [sgd(module, config) for module in (self.active, *self.passives)]
+        settings: dict[str, Any] = config.train.model_dump(include={"momentum", "weight_decay"})
+        self.optimisers = [
+            torch.optim.SGD(module.parameters(), lr=config.train.learning_rate, **settings)
+            for module in (self.active, *self.passives)
+        ]
         self.weights = [party.weight for party in parties]
         self.data = data
 
@@ -104,9 +97,14 @@ class Monolith:
         for optimiser in self.optimisers:
             optimiser.step()
 
+    def equals(self, session: Session) -> None:
+        for name, module in active_of(session).trainer.networks.named_children():
+            assert_equal(module, self.active[name])
+        for party, objective in zip(passives_of(session), self.passives, strict=True):
+            assert_equal(party.trainer.objective, objective)
+
 
 def take_gradient(module: nn.Module, loss: Tensor) -> None:
-    """Give a module the gradient of a loss of which others need the graph still."""
     inputs = list(module.parameters())
     gradients = torch.autograd.grad(loss, inputs, retain_graph=True)
     for parameter, gradient in zip(inputs, gradients, strict=True):
@@ -122,7 +120,8 @@ def assert_equal(ours: nn.Module, theirs: nn.Module) -> None:
 @pytest.mark.parametrize("passives", [1, 3])
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_steps_equal_one_autograd_graph(kind: str, passives: int) -> None:
-    config = config_of(
+    config = step_config(
+        "apfed",
         passives=passive_settings(OBJECTIVES[kind], passives),
         model={"network": "mlp", "hidden": [6], "representation": 4, "projection": 4, "dropout": 0},
     )
@@ -132,21 +131,16 @@ def test_steps_equal_one_autograd_graph(kind: str, passives: int) -> None:
     for step, rows_B in enumerate(data.train_rows.split(16)):
         session.step(step, rows_B)
         monolith.step(rows_B)
-        for name, module in active_of(session).trainer.networks.named_children():
-            assert_equal(module, monolith.active[name])
-        for party, objective in zip(passives_of(session), monolith.passives, strict=True):
-            assert_equal(party.trainer.objective, objective)
+        monolith.equals(session)
 
 
 @pytest.mark.parametrize("protocol", ["plain", "ckks"])
 @pytest.mark.parametrize("guard", [{"mechanism": "none"}, {"mechanism": "gaussian", "sigma": 2.0}])
-def test_without_weight_it_is_single_view_learning_bit_for_bit(
-    protocol: str, guard: dict[str, Any]
-) -> None:
+def test_without_weight_it_is_single_view_bit_for_bit(protocol: str, guard: dict[str, Any]) -> None:
     passives = {"default": {"objective": CONTRASTIVE, "weight": 0.0}}
-    config = config_of(passives=passives, guard=guard, secure_sum=pair_of(protocol))
+    config = step_config("apfed", passives=passives, guard=guard, secure_sum=pair_of(protocol))
     data = vertical_data(2, aligned=30)
-    apfed, single = open_session(config, data), open_session(config_of("single_view"), data)
+    apfed, single = open_session(config, data), open_session(step_config("single_view"), data)
     for step, rows_B in enumerate([*data.train_rows.split(16)] * 2):
         assert apfed.step(step, rows_B) == single.step(step, rows_B)
     assert torch.equal(apfed.learner.training_rows, single.learner.training_rows)
@@ -159,20 +153,11 @@ def test_without_weight_it_is_single_view_learning_bit_for_bit(
 def test_rows_outside_the_intersection_train_the_active_only_if_asked() -> None:
     data = vertical_data(2, aligned=20)
     passives = {"default": {"objective": RECONSTRUCTION}}
-    with_them = open_session(config_of(passives=passives), data)
+    with_them = open_session(step_config("apfed", passives=passives), data)
     assert len(with_them.learner.training_rows) == 32
     train = {"precision": "float64", "use_unaligned": False, "device": "cpu"}
-    without = open_session(config_of(passives=passives, train=train), data)
+    without = open_session(step_config("apfed", passives=passives, train=train), data)
     assert sorted(without.learner.training_rows.tolist()) == list(range(20))
-
-
-def test_five_envelopes_with_two_passives() -> None:
-    session = open_session(
-        config_of(passives={"default": {"objective": RECONSTRUCTION}}), vertical_data(2)
-    )
-    before = sum(flow.messages for flow in session.transcript.flows)
-    session.step(0, torch.arange(16))
-    assert sum(flow.messages for flow in session.transcript.flows) - before == 2 * 2 + 1
 
 
 _ALL = {"default": {"objective": RECONSTRUCTION}}
@@ -195,22 +180,19 @@ def test_what_does_not_fit_is_named_before_anything_is_sent(
     method: str, passives: int, changes: dict[str, Any], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
-        open_session(config_of(method, **changes), vertical_data(passives))
-
-
-def test_the_plain_sum_warns() -> None:
-    with pytest.warns(UnsafeChoiceWarning, match="hides nothing"):
-        open_session(config_of("apfed_c"), vertical_data(2))
+        open_session(step_config(method, **changes), vertical_data(passives))
 
 
 OTHERS = [name for name in usable_secure_sums() if name != "plain + pairwise masks"]
+
+
 STEPS = 3
 
 
 def trained(passives: int, **secure_sum: Any) -> tuple[Session, list[Tensor]]:
-    """A session after some steps, and the sums that its active opened."""
     session = open_session(
-        config_of(
+        step_config(
+            "apfed",
             passives=passive_settings([RECONSTRUCTION, CONTRASTIVE], passives),
             secure_sum={"clip": 0.5, "allow_single_passive": passives == 1, **secure_sum},
         ),
@@ -225,7 +207,6 @@ def trained(passives: int, **secure_sum: Any) -> tuple[Session, list[Tensor]]:
 
 
 def encoder_of(session: Session) -> list[Tensor]:
-    """The parameters of the active's encoder."""
     return list(active_of(session).trainer.networks.encoder.parameters())
 
 
@@ -249,8 +230,8 @@ def test_and_one_close_to_that_of_the_plain_sum(passives: int) -> None:
     torch.testing.assert_close(sums[-1], expected[-1], rtol=0, atol=50 * rounding)
 
 
-@pytest.mark.parametrize("name", [*OTHERS, "plain + pairwise masks", "plain"])
-def test_one_passive_adds_noise_under_every_sum(name: str) -> None:
+@pytest.mark.parametrize("name", ["plain", "bfv"])
+def test_a_passive_adds_the_noise_that_is_agreed(name: str) -> None:
     _, quiet = trained(1, scheme="plain", masks="pairwise")
     _, sums = trained(1, **pair_of(name), noise={"sigma": 0.01})
     noise = sums[0] - quiet[0]
@@ -261,28 +242,28 @@ def test_two_rounds_train_like_one_with_4m_plus_1_envelopes_a_step() -> None:
     data, clip = vertical_data(3), 10.0
     passives = {"default": {"objective": CONTRASTIVE}}
     one, two = (
-        open_session(config_of(passives=passives, secure_sum={**pair_of(name), "clip": clip}), data)
+        open_session(
+            step_config("apfed", passives=passives, secure_sum={**pair_of(name), "clip": clip}),
+            data,
+        )
         for name in ("plain + pairwise masks", "plain + recoverable masks")
     )
     for step, rows_B in enumerate(data.train_rows.split(16)):
         assert one.step(step, rows_B) == pytest.approx(two.step(step, rows_B), abs=1e-12)
     for mine, other in zip(encoder_of(one), encoder_of(two), strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
-    sent = Counter[Kind]()
-    for flow in two.transcript.flows:
-        if flow.first_step >= 0:
-            sent[flow.kind] += flow.messages
-    assert sent == {
-        Kind.REPRESENTATIONS: 6,
-        Kind.CONTRIBUTION: 6,
-        Kind.SUM_REQUEST: 6,
-        Kind.SUM_ANSWER: 6,
-        Kind.SUM: 2,
-    }
+    once = {Kind.REPRESENTATIONS: 6, Kind.CONTRIBUTION: 6, Kind.SUM: 2}
+    asked = {Kind.SUM_REQUEST: 6, Kind.SUM_ANSWER: 6}
+    for session, expected in ((one, once), (two, once | asked)):
+        sent = Counter[Kind]()
+        for flow in session.transcript.flows:
+            if flow.first_step >= 0:
+                sent[flow.kind] += flow.messages
+        assert sent == expected
 
 
 @pytest.mark.parametrize("pair", [{"masks": "pairwise"}, {"scheme": "bvf", "masks": "pairwise"}])
-def test_a_pair_that_there_is_not_is_refused_with_those_that_there_are(
+def test_a_pair_that_there_is_not_is_refused_with_those_that_are(
     pair: dict[str, Any],
 ) -> None:
     with pytest.raises(ConfigError, match=r"no sum with scheme .* did you mean") as caught:
@@ -290,3 +271,110 @@ def test_a_pair_that_there_is_not_is_refused_with_those_that_there_are(
     for kind in SECURE_SUMS.values():
         assert f"{{scheme: {kind.scheme}, masks: {kind.masks}}}" in str(caught.value)
         assert sum_kind(SumSettings(scheme=kind.scheme, masks=kind.masks)) is kind
+
+
+def overlapping(overlaps: dict[str, range] | None = None) -> VerticalData:
+    """Each passive knows its own range of the active's people."""
+    return random_data(overlaps or OVERLAPS)
+
+
+def pairs(mode: str = "pairwise", method: str = "apfed_c", **changes: Any) -> Config:
+    usual: dict[str, Any] = {
+        "model": {
+            "network": "mlp", "hidden": [6], "representation": 4, "projection": 4, "dropout": 0,
+        },
+        "passives": {"passive-1": {"weight": 2.0}, "default": {"weight": 0.3}},
+        "alignment": {"mode": mode},
+    }  # fmt: skip
+    return step_config(method, **{**usual, **changes})
+
+
+@pytest.mark.parametrize("protocol", ["ecdh", "circuit"])
+def test_positions_name_the_same_person_at_whoever_knows_them(protocol: str) -> None:
+    data = overlapping()
+    config = pairs(alignment={"mode": "pairwise", "protocol": protocol})
+    alignment = open_session(config, data).alignment
+    people = [data.active.ids[row] for row in alignment["active"].tolist()]
+    assert sorted(people) == sorted(f"person {row}" for row in range(30))
+    for table in data.passives:
+        rows = alignment[table.name].tolist()
+        found = [table.ids[row] if row >= 0 else None for row in rows]
+        known = {f"person {row}" for row in OVERLAPS[table.name]}
+        assert found == [person if person in known else None for person in people]
+
+
+def test_a_passive_is_told_positions_of_its_own_people_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: dict[str, Envelope] = {}
+
+    def watched(envelope: Envelope, rows_P: Tensor, *, most: int) -> Tensor:
+        told[envelope.receiver] = envelope
+        return place_rows(envelope, rows_P, most=most)
+
+    monkeypatch.setattr(aligned, "place_rows", watched)
+    alignment = open_session(pairs(), overlapping()).alignment
+    assert told.keys() == OVERLAPS.keys()
+    for name, envelope in told.items():
+        expected = {"positions": TensorSpec(torch.int64, (len(OVERLAPS[name]),))}
+        tensors, meta = unpack(envelope.payload, expected, sender="active")
+        known = (alignment[name] >= 0).nonzero().flatten()
+        assert sorted(tensors["positions"].tolist()) == known.tolist()
+        assert meta == {"total": 30}
+
+
+@pytest.mark.parametrize("method_name", ["apfed_c", "apfed_r"])
+def test_steps_of_pairs_equal_one_autograd_graph(method_name: str) -> None:
+    config, data = pairs(method=method_name), overlapping()
+    session = open_session(config, data)
+    monolith = Monolith(session, data, config)
+    for step, rows_B in enumerate([*data.train_rows.split(16)] * 3):
+        session.step(step, rows_B)
+        monolith.step(rows_B)
+    monolith.equals(session)
+
+
+def test_a_passive_that_knows_one_person_of_a_batch_neither_learns_nor_helps() -> None:
+    data = overlapping({"passive-1": range(20), "passive-2": range(15, 22)})
+    session = open_session(pairs(), data)
+    party = passives_of(session)[1]
+    before = copy.deepcopy(party.trainer.objective.state_dict())
+    alone = open_session(
+        pairs(passives={"passive-1": {"weight": 2.0}, "default": {"weight": 0}}), data
+    )
+    rows_B = torch.arange(16)  # passive-2 knows person 15 only
+    assert session.step(0, rows_B) == alone.step(0, rows_B)
+    for key, value in party.trainer.objective.state_dict().items():
+        assert torch.equal(value, before[key])
+    for one, two in zip(
+        active_of(session).trainer.networks.encoder.parameters(),
+        active_of(alone).trainer.networks.encoder.parameters(),
+        strict=True,
+    ):
+        assert torch.equal(one, two)
+
+
+def test_a_pair_below_the_minimum_stops_the_run() -> None:
+    data = overlapping({"passive-1": range(20), "passive-2": range(3)})
+    with pytest.raises(IntersectionTooSmallError, match="minimum of 5"):
+        open_session(pairs(alignment={"mode": "pairwise", "minimum_rows": 5}), data)
+
+
+@pytest.mark.parametrize(
+    ("positions", "total", "message"),
+    [
+        ([0, 1], 3, "'positions' as torch.int64"),
+        ([0, 1, 2], 2, "announces 2 positions for 3 common people"),
+        ([0, 1, 2], 101, "announces 101 positions"),
+        ([0, 1, 2], True, "announces True positions"),
+        ([0, 1, 2], None, "announces None positions"),
+        ([0, 1, 1], 9, "gave two people one position"),
+        ([0, 1, 9], 9, "one outside 0 to 8"),
+        ([0, 1, -1], 9, "one outside 0 to 8"),
+    ],
+)
+def test_unfit_positions_are_refused(positions: list[int], total: object, message: str) -> None:
+    payload = pack({"positions": torch.tensor(positions)}, {"total": total})
+    envelope = envelope_of(payload, kind=Kind.ALIGNMENT, step=-1)
+    with pytest.raises(RemoteProtocolError, match=message):
+        place_rows(envelope, torch.tensor([4, 5, 6]), most=100)

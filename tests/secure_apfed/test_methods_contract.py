@@ -1,7 +1,7 @@
 """What every method of the table keeps to: true of what it declares, resumed, and hard to fool."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +13,19 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.defences import DEFENCES, who_applies
+from secure_apfed.defences import who_applies
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind
-from secure_apfed.methods import METHODS, Method, method_settings
+from secure_apfed.methods import METHODS, method_settings
 from secure_apfed.methods.joint import TvflSettings
-from secure_apfed.planning.forecast import Forecast, forecast
-from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.outcome import RunResult, read_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from tests.secure_apfed.meddling import altered
-from tests.secure_apfed.small_runs import Said, interrupted, renamed, small_config
+from tests.secure_apfed.seats import altered
+from tests.secure_apfed.small_runs import Said, interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-
-# Names that nobody has heard of, under a protocol that exists.
-LIKE = {"helped": "apfed_c", "joint": "tvfl", "lone": "single_view"}
-TOYS: dict[str, Method] = {name: renamed(METHODS[like], name) for name, like in LIKE.items()}
-
-
-@pytest.fixture(autouse=True)
-def _from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, entry in TOYS.items():
-        monkeypatch.setitem(METHODS, name, entry)
 
 
 def config_of(method: Said, **changes: Any) -> Config:
@@ -93,8 +83,11 @@ def test_what_is_declared_is_true_of_what_a_run_sends_and_keeps(played: Played) 
     assert ((Kind.GRADIENTS, True) in sent) is told.returns_gradients
     assert bool(sent) is bool(recording.alignment) is told.has_passives
     assert (recording.model is not None) is told.predicts_alone
+    assert METHODS[told.name].headline in played.result.accuracy
     networks = told.representations_from == "passives" or told.sums_representations
     assert bool(recording.encoders) is networks
+    assert networks or told.decomposes or told.teacher is None
+    assert told.sums_gradients or told.own_objective is None
 
 
 def test_who_predicts_alone_does_so_from_its_folder(played: Played) -> None:
@@ -114,6 +107,8 @@ def test_a_run_that_was_broken_off_goes_on_and_gives_the_same(played: Played) ->
     assert again.accuracy == whole.accuracy
     assert again.privacy.releases == whole.privacy.releases
     assert again.contributions == whole.contributions
+    outcomes = [read_outcome(RunFolder(played.folder / name)) for name in ("broken", "whole")]
+    assert outcomes[0].agreement == outcomes[1].agreement
     models = [one.recording.model for one in (again, whole) if one.recording.model is not None]
     for mine, other in zip(*(one.state_dict().values() for one in models), strict=True):
         assert torch.equal(mine, other)
@@ -165,19 +160,6 @@ def test_who_falls_silent_is_named(played: Played) -> None:
 
 
 @pytest.mark.parametrize("method", [*METHODS])
-def test_what_is_declared_does_not_contradict_itself(method: str) -> None:
-    told = METHODS[method].declared
-    assert told.name == method
-    exchanges = bool(told.offers or told.sums or told.returns_gradients)
-    assert exchanges is told.has_passives
-    assert told.has_passives or told.predicts_alone
-    tells = told.representations_from == "passives" or told.sums_representations
-    assert tells or not told.returns_gradients
-    assert tells or told.decomposes or told.teacher is None
-    assert told.sums_gradients or told.own_objective is None
-
-
-@pytest.mark.parametrize("method", [*METHODS])
 def test_a_method_has_its_own_settings_and_no_other_s(method: str) -> None:
     config = config_of(method)
     assert method_settings(config.model_dump(exclude_defaults=True)["method"]) == config.method
@@ -196,55 +178,13 @@ def test_a_misspelt_method_names_the_nearest() -> None:
     )
 
 
-@pytest.mark.parametrize("toy", TOYS)
-def test_the_settings_that_a_method_takes_follow_from_what_it_declares(toy: str) -> None:
-    pairwise, plain = {"mode": "pairwise"}, {"scheme": "plain", "masks": "pairwise"}
-    choices: list[dict[str, Any]] = [
-        {"secure_sum": {**plain, "noise": {"sigma": 1.0}}},
-        {"alignment": pairwise},
-        {"alignment": pairwise, "secure_sum": {"allow_single_passive": True}},
-        {"dp_sgd": {"clip": 1.0, "noise_multiplier": 1.0}},
-        {"dp_sgd": {"clip": 1.0, "epsilon": 1.0}, "guard": {"mechanism": "none"}},
-        *({"defences": [{"kind": kind}]} for kind in DEFENCES),
-    ]
-    for changes in choices:
-        refused = []
-        for method in (LIKE[toy], toy):
-            try:
-                config_of(method, **changes)
-            except ValidationError as error:
-                refused.append(error.errors()[0]["msg"].replace(method, "it"))
-        assert len(refused) in (0, 2), changes
-        assert len({words.partition("; use")[0] for words in refused}) <= 1, changes
-
-
 def test_who_runs_a_defence_follows_from_who_lets_out_what_it_protects() -> None:
     class BothSettings(TvflSettings):
         sums_gradients = True
 
-    both, quiet = BothSettings(name="tvfl"), METHODS["single_view"].declared
+    both = BothSettings(name="tvfl")
     assert who_applies("compression", both) == "every passive and the active"
-    assert who_applies("compression", METHODS["helped"].declared) == "every passive"
     assert who_applies("marvell", both) == "the active"
-    assert {who_applies(kind, quiet) for kind in DEFENCES} == {""}
-
-
-@pytest.mark.parametrize("toy", TOYS)
-def test_a_method_is_planned_by_what_it_declares(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes: dict[str, Any] = {"guard": {"mechanism": "none"}}
-    monkeypatch.setattr("secure_apfed.exchange.transcript.MOST_MEGABYTES", 0.001)
-
-    def told(plan: Forecast) -> dict[str, Any]:
-        links = [(link.sender, link.receiver, link.kind, link.messages) for link in plan.links]
-        told = {key: value for key, value in asdict(plan).items() if "second" not in key}
-        told["intersections"] = [one.protocol for one in plan.intersections]
-        # A contract holds the method's name, so what is sealed under it differs by some bytes.
-        return {**told, "wire_bytes": None, "links": links, "warnings": len(plan.warnings)}
-
-    plan = forecast(config_of(toy, **changes))
-    assert told(plan) == told(forecast(config_of(LIKE[toy], **changes)))
-    assert (plan.releases == 0) is (toy == "lone")
-    assert any("reads every gradient" in line for line in plan.warnings) is (toy == "helped")
 
 
 _SPREAD = {"train": {"spread_labels": True}}
@@ -256,12 +196,24 @@ _PATIENT = {"train": {"patience": 3}}
 _PRIVATE = {"dp_sgd": {"noise_multiplier": 1.0}}
 _TEACHER = {"name": "joint_teacher", "labels": "spreading"}
 REFUSED: tuple[tuple[Said, Mapping[str, Any], str], ...] = (
-    ("tvfl", _PAIRWISE, "use all, or apfed, apfed_r, apfed_c, votes, votes_randomised or helped"),
+    ("tvfl", _PAIRWISE, "use all, or apfed, apfed_r, apfed_c, votes or votes_randomised"),
     ("apfed_c", {**_PAIRWISE, "secure_sum": {"scheme": "ckks"}}, "the gradient of every row"),
     ("apfed_c", {"alignment": {"mode": "some"}}, "'all' or 'pairwise'"),
     ("apfed_c", {**_SPREAD, **_PRIVATE}, r"without the noise of\s+dp_sgd"),
     ("tvfl", _NOISED, "adds no gradients or representations of passives"),
     ("single_view", _NOISED, "adds no gradients or representations of passives"),
+    ("apfed_c", {"secure_sum": {"noise": {}}}, "exactly one of sigma and epsilon"),
+    ("apfed_c", {"secure_sum": {"noise": {"sigma": 1, "epsilon": 2}}}, "exactly one of sigma and"),
+    ("apfed_c", {"secure_sum": {"noise": {"sigma": 0.0}}}, "greater than 0"),
+    ("apfed_c", {"train": {"schedule_steps": 5, "warmup_steps": 5}}, "leave none of 5"),
+    ("apfed_c", {"train": {"keep_best": True}}, "told by held-out rows"),
+    ("tvfl", _PRIVATE, "dp_sgd: method tvfl gives the passives more"),
+    ("apfed_c", {**_PRIVATE, "train": {"precision": "bfloat16"}}, "dp_sgd: gradients of single"),
+    (
+        "apfed_c",
+        {"dp_sgd": {"epsilon": 4.0}, "guard": {"mechanism": "none"}},
+        r"dp_sgd\.epsilon cannot",
+    ),
     ("tvfl", {"train": {"patience": 3, "keep_best": True}}, "the other parties' of the same"),
     ("single_view", {**_PATIENT, **_PRIVATE}, "would tell of the held-out rows"),
     ("single_view", {**_PATIENT, **_LP_MST}, "lp_mst answers labels as the epochs go on"),
@@ -304,8 +256,6 @@ REFUSED: tuple[tuple[Said, Mapping[str, Any], str], ...] = (
 @pytest.mark.parametrize(
     ("method", "changes", "said"), REFUSED, ids=[f"{each[0]} {each[2]}" for each in REFUSED]
 )
-def test_settings_that_do_not_fit_are_refused(
-    method: Said, changes: Mapping[str, Any], said: str
-) -> None:
+def test_what_does_not_fit_is_refused(method: Said, changes: Mapping[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         config_of(method, **changes)

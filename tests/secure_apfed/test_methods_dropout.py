@@ -20,9 +20,9 @@ from secure_apfed.methods import METHODS, Simulation, Start, fresh_secrets, open
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.sum_end import unless_unasked
 from secure_apfed.runs.run import run
-from tests.secure_apfed.single_steps import active_of, passives_of
+from tests.secure_apfed.seats import active_of, passives_of, step_config
 from tests.secure_apfed.small_runs import small_config
-from tests.secure_apfed.test_methods_apfed import CONTRASTIVE, config_of, vertical_data
+from tests.secure_apfed.test_methods_apfed import vertical_data
 from tests.with_crypten import pair_of
 
 BEFORE_SAVING, BEFORE_CONTRIBUTING, BEFORE_ANSWERING = ORDER = (
@@ -65,7 +65,6 @@ class Recorder:
 
     @classmethod
     def into(cls, passive: ApfedPassive, session: Simulation) -> "Recorder":
-        """Put one into this passive."""
         recorder = cls(passive.sum.contributor, fixed_point_of(session))
         passive.sum.contributor = recorder  # type: ignore[assignment]  # is set up already
         return recorder
@@ -91,10 +90,19 @@ def fixed_point_of(session: Simulation) -> FixedPoint:
     )
 
 
-def recovering(passives: int, threshold: int | None) -> Simulation:
-    sums = {"scheme": "plain", "masks": "recoverable", "clip": 0.5, "threshold": threshold}
-    config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
+def entered(
+    rules: dict[str, Any], sums: dict[str, Any], passives: int = 4, method: str = "apfed_c"
+) -> Simulation:
+    secure_sum, rules = {"clip": 0.5, **sums}, {"minimum_spread": 0.0, **rules}
+    config = step_config(method, secure_sum=secure_sum, rules=rules)
     return open_session(config, vertical_data(passives))
+
+
+RECOVERABLE = {"scheme": "plain", "masks": "recoverable"}
+
+
+def recovering(passives: int, threshold: int) -> Simulation:
+    return entered({}, RECOVERABLE | {"threshold": threshold}, passives)
 
 
 @pytest.mark.parametrize("kind", [BEFORE_CONTRIBUTING, BEFORE_ANSWERING])
@@ -144,9 +152,7 @@ def test_one_after_the_other_until_too_few_are_left(deaths: dict[str, tuple[int,
 def test_a_contract_that_says_abort_stops_for_all(
     deaths: dict[str, tuple[int, Kind]], protocol: str, threshold: int | None
 ) -> None:
-    sums = {**pair_of(protocol), "threshold": threshold}
-    config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
-    session = open_session(config, vertical_data(3))
+    session = entered({}, {**pair_of(protocol), "threshold": threshold}, 3)
     assert session.contract.silent_passive == "stop"
     deaths["passive-2"] = (1, BEFORE_CONTRIBUTING)
     session.step(0, torch.arange(16))
@@ -164,24 +170,6 @@ def test_who_left_is_not_also_said_to_have_been_passed_over(gone: bool) -> None:
         raise silence
     assert ("asked others and not them" in str(told.value)) is not gone
     assert told.value.left == (("shop",) if gone else ("shop", "bank"))
-
-
-@pytest.mark.parametrize(
-    ("protocol", "threshold", "message"),
-    [
-        ("ckks", 2, "does not go with ckks; only recoverable masks"),
-        ("plain + recoverable masks", 5, r"5 of 4 passives does not go with plain \+ recoverable"),
-        ("plain + recoverable masks", 2, "not above half of 4 passives.*say 3 or more"),
-        ("plain", 3, "does not go with plain"),
-    ],
-)
-def test_thresholds_that_do_not_fit_are_refused(
-    protocol: str, threshold: int, message: str
-) -> None:
-    sums = {**pair_of(protocol), "threshold": threshold}
-    config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
-    with pytest.raises(ConfigError, match=rf"secure_sum\.threshold: .*{message}"):
-        open_session(config, vertical_data(4))
 
 
 @pytest.mark.parametrize(
@@ -211,18 +199,13 @@ EPOCH = 4
 
 
 def digits(threshold: int | None) -> Config:
-    settings: dict[str, Any] = {
-        "name": "dropout",
-        "method": "apfed_c",
-        "party_seeds": "shared_for_comparison",
-        "data": {"dataset": "digits", "views": 4, "limit": EPOCH * 128},
-        "model": {"network": "mlp", "hidden": [16], "representation": 8, "projection": 8},
-        "train": {"epochs": 2, "batch_size": 128, "learning_rate": 0.1, "device": "cpu"},
-        "secure_sum": {"scheme": "plain", "masks": "recoverable", "threshold": threshold},
-        "guard": {"mechanism": "none"},
-        "rules": {"minimum_spread": 0.0},
-    }
-    return Config.model_validate(settings)
+    return small_config(
+        data={"dataset": "digits", "views": 4, "limit": EPOCH * 128},
+        model={"network": "mlp", "hidden": [16], "representation": 8, "projection": 8},
+        train={"epochs": 2, "batch_size": 128, "learning_rate": 0.1, "device": "cpu"},
+        secure_sum={"scheme": "plain", "masks": "recoverable", "threshold": threshold},
+        guard={"mechanism": "none"}, rules={"minimum_spread": 0.0},
+    )  # fmt: skip
 
 
 def attendance_in(folder: Path) -> dict[str, Any]:
@@ -242,18 +225,6 @@ def test_a_run_goes_on_and_says_so(
     assert contract["silent_passive"] == "recover"
 
 
-@pytest.mark.parametrize("kind", [BEFORE_SAVING, BEFORE_ANSWERING])
-def test_a_run_on_digits_that_may_not_go_on_stops_and_resumes_with_all(
-    kind: Kind, deaths: dict[str, tuple[int, Kind]], tmp_path: Path
-) -> None:
-    deaths["passive-2"] = (EPOCH, kind)
-    with pytest.raises(PartyLeftError, match=rf"of step {EPOCH} from passive-2; nothing came"):
-        run(digits(None), tmp_path)
-    deaths.clear()
-    run(digits(None), tmp_path, resume=True)
-    assert attendance_in(tmp_path) == {"left": {}, "steps_without_all": 0}
-
-
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 @pytest.mark.parametrize("threshold", [3, 4])
 def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribution(
@@ -264,7 +235,7 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
         "scheme": "plain", "masks": "recoverable", "clip": 0.5, "threshold": threshold,
         "noise": {"sigma": 0.5},
     }  # fmt: skip
-    config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
+    config = step_config("apfed_c", secure_sum=sums)
     data = vertical_data(4)
     names = [data.active.name, *(table.name for table in data.passives)]
     secrets = {name: fresh_secrets(config, name, logs=tmp_path) for name in names}
@@ -292,18 +263,6 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
     assert paid == {2}
 
 
-def entered(
-    rules: dict[str, Any], sums: dict[str, Any], method: str = "apfed_c", passives: int = 4,
-    **changes: Any,
-) -> Simulation:  # fmt: skip
-    config = config_of(
-        method=method, secure_sum={"clip": 0.5, **sums}, rules={"minimum_spread": 0.0, **rules},
-        **changes,
-    )  # fmt: skip
-    return open_session(config, vertical_data(passives))
-
-
-RECOVERABLE = {"scheme": "plain", "masks": "recoverable"}
 PAIRWISE = {"scheme": "plain", "masks": "pairwise"}
 WAIT = {"silent_passive": "wait", "patience_s": 600.0, "restarts": 10}
 
@@ -324,7 +283,7 @@ WAIT = {"silent_passive": "wait", "patience_s": 600.0, "restarts": 10}
 def test_the_contract_says_what_a_silence_does(
     rules: dict[str, Any], sums: dict[str, Any], passives: int, agreed: str, threshold: int | None
 ) -> None:
-    contract = entered(rules, sums, passives=passives).contract
+    contract = entered(rules, sums, passives).contract
     assert contract.silent_passive == agreed
     assert contract.secure_sum.get("threshold") == threshold
     assert (contract.patience_s, contract.restarts) == (
@@ -336,6 +295,10 @@ def test_the_contract_says_what_a_silence_does(
 @pytest.mark.parametrize(
     ("rules", "sums", "passives", "message"),
     [
+        ({}, pair_of("ckks") | {"threshold": 2}, 4, "with ckks; only recoverable masks"),
+        ({}, RECOVERABLE | {"threshold": 5}, 4, r"5 of 4 passives .* with plain \+ recoverable"),
+        ({}, RECOVERABLE | {"threshold": 2}, 4, "not above half of 4 passives.*say 3 or more"),
+        ({}, {"scheme": "plain", "threshold": 3}, 4, "does not go with plain"),
         ({"silent_passive": "recover"}, PAIRWISE, 4, "needs all 4 passives.*threshold: 3"),
         ({"silent_passive": "recover"}, RECOVERABLE, 3, "needs all 3 passives.*threshold: 2"),
         ({"silent_passive": "recover"}, RECOVERABLE, 2, "with 3 passives or more"),
@@ -344,11 +307,12 @@ def test_the_contract_says_what_a_silence_does(
         ({"restarts": 3}, PAIRWISE, 4, "nobody begins again by itself"),
     ],
 )
-def test_a_policy_that_cannot_be_had_is_refused(
+def test_thresholds_and_policies_that_cannot_be_had_are_refused(
     rules: dict[str, Any], sums: dict[str, Any], passives: int, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
-        entered(rules, sums, passives=passives)
+    key = r"secure_sum\.threshold: .*" if not rules else ""
+    with pytest.raises(ConfigError, match=key + message):
+        entered(rules, sums, passives)
 
 
 @pytest.mark.parametrize(
@@ -356,4 +320,4 @@ def test_a_policy_that_cannot_be_had_is_refused(
 )
 def test_waiting_has_a_length_and_a_new_session_to_come(rules: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"patience_s|restarts"):
-        config_of(rules={**WAIT, **rules})
+        step_config("apfed_c", rules={**WAIT, **rules})

@@ -1,8 +1,11 @@
-"""A session: every party brings and holds its own, and says what it charged."""
+"""A session: each brings and holds its own; scripts keep to one order; who deviates is named."""
 
 import gc
+import itertools
 import math
-from collections.abc import Iterator
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -10,27 +13,43 @@ import msgpack
 import pytest
 import torch
 
+import secure_apfed.methods.session as session_module
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import PartyTable, VerticalData
-from secure_apfed.exchange import InMemory, Kind, Transcript
+from secure_apfed.exchange import Envelope, InMemory, Kind, Links, Transcript
 from secure_apfed.methods import METHODS, Own, Secrets, Session, Simulation, Start, open_session
+from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.charged import Charged, pack_charged, read_charged, said_of
 from secure_apfed.privacy.accountants import GaussianRelease
 from secure_apfed.privacy.ledger import PrivacyLedger
-from tests.secure_apfed.single_steps import ROWS, own_of, passives_of, random_data, step_config
+from tests.secure_apfed.seats import (
+    ROWS,
+    altered,
+    contributed,
+    network,
+    own_of,
+    passives_of,
+    random_data,
+    step_config,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-
-
 BATCH = torch.arange(16)
 NAMES = ("active", "passive-1", "passive-2")
 KEYS = {name: bytes([at]) * 32 for at, name in enumerate(NAMES)}
 SEEDS = {name: 2**60 + at for at, name in enumerate(NAMES)}
 GUARD = {"mechanism": "gaussian", "sigma": 2.0}
 NOISE = {"scheme": "plain", "masks": "pairwise", "clip": 0.5, "noise": {"sigma": 0.1}}
+PASSIVES = ("passive-1", "passive-2", "passive-3")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "masked": {"secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 0.5}},
+    "recoverable": {"secure_sum": {"scheme": "plain", "masks": "recoverable", "clip": 0.5}},
+    "pairwise": {"alignment": {"protocol": "ecdh", "mode": "pairwise"}},
+    "tvfl": {"method": "tvfl"},
+}
 
 
 def tables() -> VerticalData:
@@ -156,3 +175,174 @@ def test_of_who_fell_silent_nothing_is_promised_that_it_did_not_say() -> None:
         False, True, True,
     ]  # fmt: skip
     assert said_of({"quiet": ()}, among=["quiet", "shop"], silent={}) == {}
+
+
+class Crossing(InMemory):
+    """Messages of different links overtake each other; those of one link stay in order."""
+
+    chance = random.Random(0)
+
+    def __init__(self, *parts: Any, **settings: Any) -> None:
+        super().__init__(*parts, **settings)
+        self.posted: list[Envelope] = []
+
+    def post(self, sender: str, receiver: str, frame: bytes) -> None:
+        length = int.from_bytes(frame[:2], "big")
+        self.posted.append(Envelope.parse_header(frame[2 : 2 + length]))
+        super().post(sender, receiver, frame)
+        inbox: deque[tuple[str, bytes]] = self._inboxes[receiver]
+        last = inbox.pop()
+        before = [at for at, (name, _) in enumerate(inbox) if name == sender]
+        inbox.insert(self.chance.randint(max(before, default=-1) + 1, len(inbox)), last)
+        self.chance.shuffle(self._due)
+
+
+def opened(
+    method: str = "apfed_c", *, alignment_of: Simulation | None = None, **changes: Any
+) -> Simulation:
+    """A session of three passives; it aligns anew, and goes on with the rows of another one."""
+    config, data = step_config(method, **changes), random_data(dict.fromkeys(PASSIVES, range(ROWS)))
+    session = open_session(config, data)
+    if alignment_of is not None:
+        session = open_session(config, data, alignment=alignment_of.alignment)
+    return session
+
+
+@pytest.mark.parametrize("choice", SETTINGS)
+def test_whatever_the_order_among_links_training_is_the_same_and_parts_stay_apart(
+    choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No message of a later part of the session is sent in an earlier one."""
+    usual = opened(**SETTINGS[choice])
+    losses = [usual.step(step, BATCH) for step in range(2)]
+    monkeypatch.setattr(session_module, "InMemory", Crossing)
+    for seed in range(2):
+        monkeypatch.setattr(Crossing, "chance", random.Random(seed))
+        anew = opened(**SETTINGS[choice])
+        anew.step(0, BATCH)
+        parts_are_apart(anew.network)
+        session = opened(alignment_of=usual, **SETTINGS[choice])
+        assert [session.step(step, BATCH) for step in range(2)] == pytest.approx(losses, rel=1e-9)
+
+
+def parts_are_apart(network: InMemory) -> None:
+    assert isinstance(network, Crossing)
+    agreeing = (Kind.GREETING, Kind.SESSION, Kind.SIGNATURE)
+    kinds = [sent.kind for sent in network.posted if sent.kind is not Kind.READY]
+    named = ("agreement" if kind in agreeing else kind for kind in kinds)
+    parts = [part for part, _ in itertools.groupby(named)]
+    before = ("agreement", Kind.ALIGNMENT, Kind.SUM_SETUP)
+    setting_up = [part for part in parts if part in before]
+    assert setting_up in ([*before[:2]], [*before])
+    assert parts[: len(setting_up)] == setting_up
+
+
+Script = Callable[[Any, Links], Coroutine[Any, Any, None]]
+
+
+def deviating(patch: pytest.MonkeyPatch, role: type, script: Script, *, name: str) -> None:
+    """From the first step on the party of this name plays another script."""
+    honest = role.help  # type: ignore[attr-defined]  # both roles help
+
+    async def play(self: Any, links: Links, save: Any) -> None:
+        await (script(self, links) if self.name == name else honest(self, links, save))
+
+    patch.setattr(role, "help", play)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_who_contributes_twice_is_named(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def twice(self: ApfedPassive, links: Links) -> None:
+        message = await links.receive("active", Kind.REPRESENTATIONS)
+        body = contributed(self, message)
+        links.send("aggregator", Kind.CONTRIBUTION, 0, body)
+        if rounds == 2:
+            request = await links.receive("aggregator", Kind.SUM_REQUEST)
+            answer = self.sum.contributor.answer(request.payload)
+            links.send("aggregator", Kind.SUM_ANSWER, 0, answer)
+        links.send("aggregator", Kind.CONTRIBUTION, 0, body)
+        await links.receive("active", Kind.END, patience=9)
+
+    deviating(monkeypatch, ApfedPassive, twice, name="passive-2")
+    session = opened(**(SETTINGS["recoverable"] if rounds == 2 else {}))
+    with pytest.raises(RemoteProtocolError, match="passive-2 sent step 0 after step 0"):
+        session.step(0, BATCH)
+
+
+@pytest.mark.parametrize("kind", [Kind.CHECKPOINT, Kind.END])
+def test_no_passive_ends_or_saves_a_session(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def bossy(self: ApfedPassive, links: Links) -> None:
+        links.send("aggregator", kind, 0)
+        await links.receive("active", Kind.REPRESENTATIONS, patience=9)
+
+    deviating(monkeypatch, ApfedPassive, bossy, name="passive-1")
+    with pytest.raises(RemoteProtocolError, match=f"passive-1 sent {kind}, which only active may"):
+        opened().step(0, BATCH)
+
+
+def packed(*parts: Any) -> bytes:
+    message: bytes = msgpack.packb(parts)
+    return message
+
+
+ALL, SUM = list(PASSIVES), b"a sum"
+
+
+NO_SUMS = [
+    b"", b"\xc1", b"\xff" * 40, b"\x91" * 2000, packed(ALL, SUM)[:-1], packed(ALL, SUM) + b"\0",
+    msgpack.packb(5), msgpack.packb(None), msgpack.packb({}), packed(ALL), packed(ALL, SUM, 1),
+    packed(SUM, ALL), packed(ALL, "text"), packed("passive-1", SUM), packed([1, 2, 3], SUM),
+    packed([ALL], SUM), packed(dict.fromkeys(ALL), SUM),
+]  # fmt: skip
+
+
+OTHERS = [[], ALL[1:], ALL[::-1], [*ALL, "ghost"], [*ALL, ALL[0]]]
+FEW = [[], ["passive-1"], ["passive-1", "ghost"], ALL[::-1], ["passive-1"] * 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "others", "allowed"),
+    [
+        ({}, OTHERS, "exactly 3"),
+        (
+            {"secure_sum": SETTINGS["recoverable"]["secure_sum"] | {"threshold": 2}},
+            FEW,
+            "at least 2",
+        ),
+    ],
+)
+def test_what_is_no_sum_of_those_that_were_asked_is_refused_and_changes_nothing(
+    changes: dict[str, Any], others: list[list[str]], allowed: str
+) -> None:
+    session = opened(**changes)
+    before = {name: value.clone() for name, value in session.learner.tensors().items()}
+    step = itertools.count()
+
+    def answered(payload: bytes) -> str:
+        number = next(step)
+        world = network(InMemory, session.active, *session.helpers)
+        world.links["aggregator"].send("active", Kind.SUM, number, payload)
+        script = session.learner.step(world.links["active"], number, BATCH)
+        with pytest.raises(RemoteProtocolError) as caught:
+            world.complete("active", script)
+        return str(caught.value)
+
+    for payload in NO_SUMS:
+        assert "something else than a sum and who takes part still" in answered(payload)
+    for names in others:
+        assert f"allows {allowed} of {', '.join(ALL)}" in answered(packed(names, SUM))
+    after = session.learner.tensors()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("sums", [{}, SETTINGS["recoverable"]])
+def test_an_active_that_tells_two_stories_gets_no_sum(
+    sums: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(payload: bytes) -> bytes:
+        return payload[:-1] + bytes([payload[-1] ^ 1])
+
+    session = opened(**sums)
+    altered(monkeypatch, Kind.REPRESENTATIONS, other)
+    with pytest.raises(RemoteProtocolError, match="different representations"):
+        session.step(0, BATCH)

@@ -1,5 +1,6 @@
-"""Students of a joint teacher, passives that answer once, and labels spread over h."""
+"""Students of a joint teacher, of shared vectors and of codes; autoencoders and their judges."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,24 +9,42 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.cli import execute
 from secure_apfed.config import Config
-from secure_apfed.data import UNLABELLED, ColumnEncoding, PartyTable, VerticalData
+from secure_apfed.contract import AGGREGATOR
+from secure_apfed.data import UNLABELLED, ColumnEncoding, PartyTable, VerticalData, load_data
+from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
 from secure_apfed.labellers import Spreading
+from secure_apfed.learning.autoencoder import (
+    Autoencoder,
+    DistillationSettings,
+    EncoderQuality,
+    Resembled,
+    cross_validated,
+    encoder_quality,
+    fit_autoencoder,
+)
+from secure_apfed.learning.descent import ActiveNetworks, Compute
 from secure_apfed.methods import Simulation, open_session
-from secure_apfed.methods.distilled import ApcVflActive, ApcVflPassive
+from secure_apfed.methods.alignment import DEALER
+from secure_apfed.methods.distilled import ApcVflActive, ApcVflPassive, fit_classifier
 from secure_apfed.methods.joint import JointTeacherActive, JointTeacherSettings, TvflPassive
+from secure_apfed.models import family_for
+from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
-from secure_apfed.solo import BASELINES, SoloTask
-from tests.secure_apfed.single_steps import active_of, step_config
+from secure_apfed.settings.training import ModelSettings
+from tests.secure_apfed.seats import active_of, envelope, step_config
 from tests.secure_apfed.small_runs import Said, interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-
 K, TRAIN, TEST, LABELLED = 4, 240, 160, 8
+SETTINGS = DistillationSettings(epochs=40, batch_size=16, learning_rate=3e-3)
+MODEL = ModelSettings(network="selu", hidden=(16,), representation=8)
 
 
 def planted(seed: int = 0) -> VerticalData:
@@ -62,41 +81,8 @@ def config_of(method: Said, **changes: Any) -> Config:
 
 
 def answering(**changes: Any) -> Config:
-    """A method whose passives answer for each row once."""
     model = {"network": "selu", "hidden": [16], "representation": 8}
     return config_of({"name": "apc_vfl", "epochs": 2}, model=model, **changes)
-
-
-def alone(data: VerticalData) -> float:
-    """The best that the active does alone, of what uses its unlabelled rows and what does not."""
-    assert data.active.labels is not None
-    task = SoloTask.of(
-        data.active.features[data.train_rows], np.arange(LABELLED),
-        data.active.labels[:LABELLED], classes=K,
-    )  # fmt: skip
-    x_BF = data.active.features[data.test_rows].double().numpy()
-    y_B = data.active.labels[data.test_rows].numpy()
-    names = ("ridge", "logistic", "label_spreading", "label_spreading_ridge")
-    return max(
-        float((BASELINES[name].fit(task).scores(x_BF).argmax(1) == y_B).mean()) for name in names
-    )
-
-
-WAYS: Mapping[str, dict[str, Any]] = {
-    "head": {"name": "joint_teacher"},
-    "labeller, hard": {"name": "joint_teacher", "labels": "spreading", "form": "hard"},
-    "response": {"name": "joint_teacher", "epsilon": 4.0},
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_student_beats_the_active_alone_where_passives_tell_the_class(way: str) -> None:
-    gains = []
-    for seed in range(2):
-        data = planted(seed)
-        found = run(config_of(WAYS[way]), None, data=data)
-        gains.append(found.accuracy[found.method] - alone(data))
-    assert np.mean(gains) > 0.05
 
 
 class Counted:
@@ -136,12 +122,16 @@ def test_the_teacher_is_the_joint_model_and_its_labels_are_its_probabilities() -
     assert not targets[TRAIN:].any()
 
 
-@pytest.mark.parametrize(("labels", "again"), [("head", 0), ("logistic", 1)])
-def test_every_ask_is_in_the_passives_accounts(labels: str, again: int) -> None:
+@pytest.mark.parametrize(
+    ("said", "again"),
+    [({}, 0), ({"epsilon": 4.0}, 0), ({"labels": "logistic"}, 1),
+     ({"labels": "spreading", "form": "hard"}, 1)],
+)  # fmt: skip
+def test_every_ask_is_in_the_passives_accounts(said: dict[str, Any], again: int) -> None:
     data = planted()
     guard = {"mechanism": "gaussian", "epsilon": 8.0}
     config = config_of(
-        {"name": "joint_teacher", "labels": labels}, guard=guard,
+        {"name": "joint_teacher", **said}, guard=guard,
         train={"epochs": 3, "batch_size": 64, "device": "cpu"},
     )  # fmt: skip
     result = run(config, None, data=data)
@@ -158,28 +148,21 @@ def test_a_row_that_is_answered_once_is_released_once_and_takes_no_label_along()
     assert not sent & {Kind.GRADIENTS, Kind.LABELS, Kind.CONTRIBUTION, Kind.SUM}
 
 
-def request(session: Simulation, name: str, rows: list[int], *, step: int) -> Envelope:
-    return Envelope(
-        session=session.contract.session, step=step, kind=Kind.REQUEST, sender="active",
-        receiver=name, sequence=0, payload=pack({"rows": torch.tensor(rows)}),
-    )  # fmt: skip
-
-
 def test_a_row_is_told_once_and_as_often_more_as_agreed() -> None:
     config = answering(rules={"spare_answers": 1}, guard={"mechanism": "none"})
     session = open_session(config, planted())
     helper = session.helpers["passive-1"]
     assert isinstance(helper, ApcVflPassive)
-    for step in range(3):
-        helper.represent(request(session, "passive-1", [0, 1], step=step))
+    rows, here = pack({"rows": torch.tensor([0, 1])}), session.contract.session
+    asked = [envelope(rows, kind=Kind.REQUEST, step=step, session=here) for step in range(4)]
+    for message in asked[:3]:
+        helper.represent(message)
     with pytest.raises(RemoteProtocolError, match="more than 3 times"):
-        helper.represent(request(session, "passive-1", [0, 1], step=3))
+        helper.represent(asked[3])
 
 
 @pytest.mark.parametrize(("known", "asked"), [(1, False), (2, True)])
-def test_fewer_test_people_than_passives_answer_are_asked_of_nobody(
-    known: int, asked: bool
-) -> None:
+def test_fewer_test_people_than_are_answered_are_asked_of_nobody(known: int, asked: bool) -> None:
     def without(table: PartyTable) -> PartyTable:
         here = TRAIN + known
         return replace(table, ids=table.ids[:here], features=table.features[:here])
@@ -193,7 +176,7 @@ def test_fewer_test_people_than_passives_answer_are_asked_of_nobody(
 @pytest.mark.parametrize(
     "config", [config_of("joint_teacher"), answering()], ids=["trained", "released"]
 )
-def test_the_active_refuses_answers_for_other_rows(
+def test_answers_for_other_rows_are_refused(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = open_session(config, planted())
@@ -230,17 +213,17 @@ def test_under_strong_randomised_response_the_student_falls_back_to_its_own_labe
     )
     assert shares[0] == pytest.approx(float((own.argmax(1) == told.argmax(1)).mean()), abs=0.05)
     assert shares[1] > 0.95
-
-
-def test_what_a_response_covers_is_said_with_what_it_does_not() -> None:
-    session = open_session(config_of({"name": "joint_teacher", "epsilon": 2.0}), planted())
-    said = session.learner.guarantee
-    assert "epsilon 2, delta 0" in said
-    assert "one person without a label" in said
-    assert "against the active" in said
-    assert "gives nothing" in said
-    quiet = open_session(config_of("joint_teacher"), planted()).learner.guarantee
-    assert "randomised response" not in quiet
+    said = open_session(
+        config_of({"name": "joint_teacher", "epsilon": 2.0}), data
+    ).learner.guarantee
+    for part in (
+        "epsilon 2, delta 0",
+        "person without a label",
+        "against the active",
+        "gives nothing",
+    ):
+        assert part in said
+    assert "randomised response" not in learner.guarantee
 
 
 def h_of(session: Simulation) -> Tensor:
@@ -276,14 +259,9 @@ def test_labels_spread_over_h_are_what_the_head_says() -> None:
     reached = said.any(1)
     size = np.sqrt((read**2).sum(1).mean())
     phi = np.hstack([read / size, np.ones((TRAIN, 1))])
-    fits = [
-        phi
-        @ np.linalg.solve(
-            phi[reached].T @ phi[reached] + strength * np.eye(phi.shape[1]),
-            phi[reached].T @ said[reached],
-        )
-        for strength in (0.01, 0.1, 1.0, 10.0)
-    ]
+    gram, cross = phi[reached].T @ phi[reached], phi[reached].T @ said[reached]
+    strengths = (strength * np.eye(len(gram)) for strength in (0.01, 0.1, 1.0, 10.0))
+    fits = [phi @ np.linalg.solve(gram + ridge, cross) for ridge in strengths]
     assert min(np.abs(scores - fit).max() for fit in fits) < 1e-9
 
 
@@ -294,13 +272,312 @@ def test_a_spread_head_is_kept_and_comes_back(tmp_path: Path) -> None:
                "spread_labels": True},
     )  # fmt: skip
     whole = run(config, tmp_path / "whole")
-    train = config.train.model_copy(update={"spread_labels": False})
-    plain = run(config.model_copy(update={"train": train}), None)
-    assert whole.recording.model is not None
-    assert plain.recording.model is not None
-    last = [list(one.parameters())[-1] for one in (whole.recording.model, plain.recording.model)]
-    assert not torch.equal(*last)
     interrupted(config, tmp_path / "broken", at_step=8)
     resumed = run(config, tmp_path / "broken", resume=True).recording.model
     assert resumed is not None
+    assert whole.recording.model is not None
     assert all(map(torch.equal, resumed.parameters(), whole.recording.model.parameters()))
+
+
+# VFedTrans: five exchanges open the vectors of all tables, and a student of the active's alone.
+
+
+def vfedtrans(vectors: int = 8, said: Mapping[str, Any] = {}, **changes: Any) -> Config:
+    usual: dict[str, Any] = {
+        "data": {"dataset": "breast_cancer", "overlap": 0.6},
+        "model": {"network": "enriched", "hidden": [16], "representation": vectors},
+        "train": {"epochs": 1, "device": "cpu"},
+    }
+    method = {"name": "vfedtrans", "epochs": 8, "batch_size": 32, "loss": "mae", **said}
+    return small_config(method, **{**usual, **changes})
+
+
+def vectors_of(**changes: Any) -> Simulation:
+    config = vfedtrans(**changes)
+    return open_session(config, load_data(config.data, seed=config.seed))
+
+
+def taught(session: Simulation) -> Any:
+    learner: Any = session.learner
+
+    class Course:
+        next_step = 0
+
+        def stepped(self, loss: float | None) -> None: ...
+
+    session.play(learner.teach(session.links, Course()))
+    return learner
+
+
+def whole_table(session: Simulation, data: VerticalData) -> np.ndarray:
+    """All parties' columns of the aligned training rows, in the order of the active's table."""
+    aligned = session.alignment["active"]
+    parts = []
+    for table in data.tables:
+        own = session.alignment[table.name]
+        at = dict(zip(aligned.tolist(), own.tolist(), strict=True))
+        rows = [at[row] for row in session.learner.training_rows.tolist()]
+        parts.append(table.features[rows].flatten(1).double().numpy())
+    return np.hstack(parts)
+
+
+@pytest.mark.parametrize("mask_rows", [16, 8192])
+@pytest.mark.parametrize("data", [
+    {"dataset": "digits", "views": 2, "limit": 300}, {"dataset": "breast_cancer", "overlap": 0.6},
+    {"dataset": "digits", "views": 4, "limit": 300},
+])  # fmt: skip
+def test_the_vectors_are_those_of_all_tables(data: dict[str, Any], mask_rows: int) -> None:
+    session = vectors_of(data=data, said={"mask_rows": mask_rows})
+    found = taught(session).opened.numpy()
+    config = vfedtrans(data=data)
+    whole = whole_table(session, load_data(config.data, seed=config.seed))
+    expected = np.linalg.svd(whole, full_matrices=False)[0][:, :8]
+    assert np.abs(np.abs((found * expected).sum(axis=0)) - 1).max() < 1e-8
+
+
+def test_nothing_but_the_papers_exchanges_leaves() -> None:
+    result = run(vfedtrans(), None)
+    flows = result.recording.transcript.flows
+    sent = {
+        (flow.sender, flow.receiver, flow.kind): flow.messages
+        for flow in flows
+        if flow.kind in (Kind.DEALT, Kind.CONTRIBUTION, Kind.SINGULAR_VECTORS, Kind.REQUEST)
+    }
+    owners = ("active", "passive-1", "passive-2")
+    assert sent == {
+        **{(DEALER, owner, Kind.DEALT): 1 for owner in owners},
+        **{("active", owner, Kind.REQUEST): 1 for owner in owners[1:]},
+        **{(owner, AGGREGATOR, Kind.CONTRIBUTION): 1 for owner in owners},
+        (AGGREGATOR, "active", Kind.SINGULAR_VECTORS): 1,
+    }
+    told = {flow.kind for flow in flows}
+    assert not {Kind.GRADIENTS, Kind.LABELS, Kind.REPRESENTATIONS, Kind.SUM} & told
+    assert set(result.accuracy) == {"vfedtrans"}
+    assert result.privacy.epsilon_x == np.inf
+
+
+def test_the_code_is_drawn_to_the_vectors() -> None:
+    apart = []
+    for weight in (0.0, 1.0):
+        session = vectors_of(said={"epochs": 60, "loss": "mse", "weight": weight})
+        learner = taught(session)
+        rows, encoder = learner.training_rows, learner.student.networks.encoder
+        codes = encoder.code(learner.student.features_N[rows]).double()
+        wanted = learner.opened * len(rows) ** 0.5
+        apart.append(float((codes - wanted).square().mean()))
+    assert apart[1] < 0.7 * apart[0]
+
+
+def test_a_broken_run_goes_on_and_counts_the_same_rows_once(tmp_path: Path) -> None:
+    config = vfedtrans(rules={"spare_answers": 0})
+    interrupted(config, tmp_path / "run", at_step=1)
+    run(config, tmp_path / "run", resume=True)
+    (log,) = (tmp_path / "run").rglob("answers-passive-1.jsonl")
+    assert len(log.read_text(encoding="utf-8").splitlines()) == 2  # what it counts, and one answer
+
+
+def test_a_second_request_in_a_session_is_refused() -> None:
+    session = vectors_of()
+    taught(session)
+    session.links.send("passive-1", Kind.REQUEST, 1, b"")
+    with pytest.raises(RemoteProtocolError, match="asks passive-1 for rows to decompose once more"):
+        session.play(session.links.receive("passive-1", Kind.SAVED))
+
+
+def test_other_rows_in_another_session_count_anew(tmp_path: Path) -> None:
+    config = vfedtrans(rules={"spare_answers": 1})
+    data = load_data(config.data, seed=config.seed)
+    first = open_session(config, data, logs=tmp_path)
+    taught(first)
+    for at in range(2):
+        session = open_session(config, data, alignment=first.alignment, logs=tmp_path)
+        learner: Any = session.learner
+        learner.training_rows = learner.student.rows_U = learner.training_rows[at + 1 :]
+        if at == 0:
+            taught(session)
+            continue
+        with pytest.raises(RemoteProtocolError, match="more than 2 times"):
+            taught(session)
+
+
+@pytest.mark.parametrize("twice", ["passive-1", "active"])
+def test_the_aggregator_decomposes_once(twice: str) -> None:
+    session = vectors_of()
+    taught(session)
+    session.network.links[twice].send(AGGREGATOR, Kind.CONTRIBUTION, 1, b"")
+    with pytest.raises(RemoteProtocolError, match=f"{twice} sent a table twice"):
+        session.play(session.links.receive(AGGREGATOR, Kind.SAVED))
+
+
+def test_only_the_active_ends_a_session() -> None:
+    session = vectors_of()
+    session.network.links["passive-1"].send(AGGREGATOR, Kind.END, 0)
+    with pytest.raises(RemoteProtocolError, match="passive-1 may send no end"):
+        taught(session)
+
+
+def test_more_vectors_than_features_or_rows_are_refused() -> None:
+    with pytest.raises(ConfigError, match="31 singular vectors of 30 features"):
+        vectors_of(vectors=31)
+    few = {"dataset": "digits", "views": 2, "limit": 40, "overlap": 0.6}
+    with pytest.raises(ConfigError, match="fewer than the smallest batch of 64"):
+        run(vfedtrans(vectors=64, data=few), None)
+
+
+def test_a_plan_forecasts_the_bytes_that_are_sent() -> None:
+    config = vfedtrans(
+        vectors=30, train={"epochs": 1, "batch_size": 8, "device": "cpu"},
+        transcript={"keep": "none"},
+    )  # fmt: skip
+    flows = run(config, None).recording.transcript.flows
+    plan = forecast(config)
+    told = {(link.sender, link.receiver, link.kind): link for link in plan.links}
+    for flow in flows:
+        if flow.kind in (Kind.DEALT, Kind.REQUEST, Kind.CONTRIBUTION, Kind.SINGULAR_VECTORS):
+            link = told[flow.sender, flow.receiver, flow.kind]
+            assert link.messages == flow.messages == 1
+            assert link.wire_bytes == pytest.approx(flow.wire_bytes, rel=0.02, abs=150)
+    assert plan.epsilon_x == np.inf
+    assert any("opened without noise" in line for line in plan.warnings)
+
+
+# Autoencoders that end early, codes drawn to others, and encoders judged by a classifier.
+
+
+def network(features: int = 6, seed: int = 0) -> Autoencoder:
+    torch.manual_seed(seed)
+    family = family_for(MODEL, (features,))
+    return Autoencoder(family.encoder((features,), MODEL), family.decoder((8,), (features,), MODEL))
+
+
+def rows(count: int = 80, features: int = 6) -> Tensor:
+    torch.manual_seed(5)
+    hidden = torch.randn(count, 2)
+    return hidden @ torch.randn(2, features) + 0.05 * torch.randn(count, features)
+
+
+def error(fitted: Autoencoder, x_NF: Tensor) -> float:
+    with torch.no_grad():
+        return float((fitted.decoder(fitted.codes(x_NF)) - x_NF).square().mean())
+
+
+def test_it_learns_to_rebuild_its_rows_and_repeats_with_its_seed() -> None:
+    x_NF = rows()
+    before, fitted, again = network(), network(), network()
+    epochs = fit_autoencoder(fitted, x_NF, SETTINGS, owner="ann", seed=1)
+    assert fit_autoencoder(again, x_NF, SETTINGS, owner="ann", seed=1) == epochs
+    assert error(fitted, x_NF) < 0.1 * error(before, x_NF)
+    assert torch.equal(fitted.codes(x_NF), again.codes(x_NF))
+    other = network()
+    fit_autoencoder(other, x_NF, SETTINGS, owner="bob", seed=1)
+    assert not torch.equal(fitted.codes(x_NF), other.codes(x_NF))
+    assert not any(one.requires_grad for one in fitted.parameters())
+
+
+def test_it_ends_once_held_out_rows_gain_nothing_and_takes_the_best_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DistillationSettings, "patience", 5)
+    x_NF = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    settings = SETTINGS.model_copy(update={"epochs": 500, "learning_rate": 0.05})
+    fitted = network()
+    epochs = fit_autoencoder(fitted, x_NF, settings, owner="ann", seed=0)
+    assert 5 < epochs < 500
+    shorter = network()
+    monkeypatch.setattr(DistillationSettings, "patience", 500)
+    until_best = settings.model_copy(update={"epochs": epochs - 5})
+    fit_autoencoder(shorter, x_NF, until_best, owner="ann", seed=0)
+    assert torch.equal(fitted.codes(x_NF), shorter.codes(x_NF))
+
+
+@pytest.mark.parametrize("loss", ["mse", "mae"])
+def test_codes_of_some_rows_are_drawn_to_others(loss: str) -> None:
+    x_NF, told = rows(), torch.arange(0, 80, 2)
+    wanted = torch.tanh(x_NF[told] @ torch.randn(6, 8, generator=torch.Generator().manual_seed(3)))
+    apart = []
+    for weight in (0.0, 5.0):
+        settings = SETTINGS.model_copy(update={"weight": weight, "loss": loss})
+        fitted = network()
+        fit_autoencoder(
+            fitted, x_NF, settings, owner="ann", seed=0,
+            resembled=Resembled(rows=told, codes=wanted),
+        )  # fmt: skip
+        apart.append(float((fitted.codes(x_NF[told]) - wanted).square().mean()))
+        if weight == 0.0:  # the paper's Ablation
+            alone = network()
+            fit_autoencoder(alone, x_NF, settings, owner="ann", seed=0)
+            assert torch.equal(alone.codes(x_NF), fitted.codes(x_NF))
+    assert apart[1] < 0.2 * apart[0]
+
+
+def test_what_cannot_be_fitted_is_named() -> None:
+    with pytest.raises(ModelError, match="ann: an autoencoder takes two rows"):
+        fit_autoencoder(network(), rows(1), SETTINGS, owner="ann", seed=0)
+    endless = SETTINGS.model_copy(update={"learning_rate": 1e30})
+    with pytest.raises(ModelError, match="ann: training of an autoencoder diverged"):
+        fit_autoencoder(network(), rows(), endless, owner="ann", seed=0)
+
+
+def test_the_classifier_is_that_of_scikit_learn() -> None:
+    from sklearn.preprocessing import StandardScaler
+
+    codes_nD = torch.randn(90, 5, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    labels_n = (codes_nD[:, 0] > 1).long() + (codes_nD[:, 1] > 2).long()
+    networks = ActiveNetworks(nn.Identity(), nn.Sequential(nn.Flatten(), nn.Linear(5, 4))).double()
+    fit_classifier(networks, codes_nD, labels_n)
+    scaled = StandardScaler().fit_transform(codes_nD.double().numpy())
+    theirs = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000).fit(scaled, labels_n.numpy())
+    ours_nK = networks.head(codes_nD.double()).softmax(1).detach().numpy()
+    assert (
+        abs(ours_nK[:, :3] - theirs.predict_proba(scaled)).max() < 0.05
+    )  # theirs leaves the constant free
+    assert ours_nK[:, 3].max() < 0.1  # a class without a label
+
+
+CPU = Compute(torch.device("cpu"))
+
+
+def told_rows(count: int = 160) -> tuple[Tensor, Tensor]:
+    """Four independent columns, of which two tell the class."""
+    torch.manual_seed(0)
+    x_NF = torch.randn(count, 4)
+    return x_NF, (x_NF[:, 0] + x_NF[:, 1] > 0).long()
+
+
+def quality(representation: int, labels_N: Tensor | None = None) -> EncoderQuality:
+    x_NF, known_N = told_rows()
+    model = ModelSettings(network="selu", hidden=(), representation=representation)
+    return encoder_quality(
+        x_NF, known_N if labels_N is None else labels_N, model=model, settings=SETTINGS,
+        owner="ann", seed=3, compute=CPU, threshold=0.05, folds=5,
+    )  # fmt: skip
+
+
+def test_rows_without_a_label_train_the_encoder_and_score_nothing() -> None:
+    x_NF, labels_N = told_rows()
+    few_N = labels_N.clone()
+    few_N[80:] = UNLABELLED
+    found = quality(12, few_N)
+    assert np.array_equal(
+        found.columns, cross_validated(x_NF[:80], labels_N[:80], folds=5, seed=3)["accuracy"]
+    )
+    assert found.epochs == quality(12).epochs
+
+
+def test_a_command_judges_the_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "name: first\ndata: {dataset: wine}\nguard: {mechanism: none}\n"
+        "model: {network: selu, hidden: [], representation: 1}\n"
+        "method: {name: apc_vfl, epochs: 20, batch_size: 16}\n"
+    )
+    assert execute(["check-encoder", str(path), "--folds", "5", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["good_enough"] is False
+    assert len(told["columns"]) == len(told["code"]) == 5
+    assert execute(["check-encoder", str(path), "--threshold", "1", "--json", "--folds", "5"]) == 0
+    assert json.loads(capsys.readouterr().out)["good_enough"] is True
+    assert execute(["check-encoder", str(path), "--folds", "60"]) == 3
+    private = "labels={mechanism: randomised_response, epsilon: 1}"
+    assert execute(["check-encoder", str(path), "--set", private]) == 2
+    assert "true training labels" in " ".join(capsys.readouterr().err.replace("│", "").split())

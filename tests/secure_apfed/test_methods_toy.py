@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import onnx
 import pytest
@@ -20,6 +20,7 @@ from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from secure_apfed.simulation import simulate
 from tests.docs.pages import blocks, program_of
+from tests.secure_apfed.small_runs import interrupted
 
 GUIDE = "docs/add-a-method.md"
 
@@ -33,39 +34,26 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
     return load_config_text(f"{text}party_seeds: shared_for_comparison\n", source=GUIDE)
 
 
-def test_it_runs_and_resumes(config: Config, tmp_path: Path) -> None:
+def test_it_runs_resumes_and_is_planned_reported_and_attacked_as_what_it_is(
+    config: Config, tmp_path: Path
+) -> None:
     whole = run(config, tmp_path / "whole")
-
-    def stop(progress: Any) -> None:
-        if progress.epoch == 2 and progress.step == 7:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "broken", on_progress=stop)
+    interrupted(config, tmp_path / "broken", at_step=7)
     resumed = run(config, tmp_path / "broken", resume=True)
     assert resumed.accuracy == whole.accuracy
-    assert whole.recording.model is not None
-    assert resumed.recording.model is not None
-    for mine, other in zip(
-        whole.recording.model.parameters(), resumed.recording.model.parameters(), strict=True
-    ):
+    models = [one.recording.model for one in (resumed, whole) if one.recording.model is not None]
+    for mine, other in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(mine, other)
     sent = json.loads((tmp_path / "whole" / "transcript.json").read_text())
     assert {flow["sender"] for flow in sent if flow["kind"] == "representations"} == {
         "passive-1", "passive-2", "passive-3",
     }  # fmt: skip
-
-
-def test_it_is_planned_reported_and_attacked_as_what_it_is(config: Config, tmp_path: Path) -> None:
-    run(config, tmp_path / "run")
-    planned = forecast(config)
-    assert any(link.kind == "representations" for link in planned.links)
-    page = write_report(tmp_path / "run").read_text()
+    assert any(link.kind == "representations" for link in forecast(config).links)
+    page = write_report(tmp_path / "whole").read_text()
     assert "one exchange" in page
     assert "TVFL" not in page
-    results = mount(
-        load_recording(tmp_path / "run"), [AttackChoice(name="inverse_network")], seed=0
-    )
+    recording = load_recording(tmp_path / "whole")
+    results = mount(recording, [AttackChoice(name="inverse_network")], seed=0)
     assert any(result.applicable and result.role == "active" for result in results)
 
 

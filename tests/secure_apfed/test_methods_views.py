@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.config import Config
@@ -22,11 +21,9 @@ from secure_apfed.methods.multiview import (
     Pull,
     ViewModel,
     averaged,
-    common_labels,
     iterate,
     joint_scores,
     objective,
-    own_labels,
     row_norms,
     start,
     view_objective,
@@ -50,15 +47,9 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
-def labels(rng: np.random.Generator, *, told: int = ROWS, own: bool = False) -> Pull:
-    truth_NC = np.eye(CLASSES)[rng.integers(0, CLASSES, ROWS)]
-    told_N1 = (np.arange(ROWS) < told).astype(float)[:, None]
-    return Pull(truth_NC * told_N1, 5.0 * told_N1, own)
-
-
-def views(rng: np.random.Generator, *, beta: float = 0.7) -> list[ViewModel]:
+def views(rng: np.random.Generator) -> list[ViewModel]:
     return [
-        ViewModel.begin(rng.standard_normal((ROWS, width)), CLASSES, rng, beta=beta, zeta=zeta)
+        ViewModel.begin(rng.standard_normal((ROWS, width)), CLASSES, rng, beta=0.7, zeta=zeta)
         for width, zeta in ((5, 2.0), (8, 0.5), (3, 4.0))
     ]
 
@@ -90,108 +81,28 @@ def test_the_weights_minimise_their_objective(rng: np.random.Generator, beta: fl
         np.testing.assert_allclose(row_norms(found)[row_norms(other) == 0], 0, atol=1e-4)
 
 
-def test_no_round_raises_the_objective_of_the_weights(rng: np.random.Generator) -> None:
-    x_NF, z_NC = rng.standard_normal((ROWS, 6)), rng.standard_normal((ROWS, CLASSES))
-    weights = rng.standard_normal((6, CLASSES))
-    values = [view_objective(x_NF, weights, z_NC, 5.0)]
-    for _ in range(30):
-        weights = weights_of(x_NF, z_NC, 5.0, weights, most_rounds=1)
-        values.append(view_objective(x_NF, weights, z_NC, 5.0))
-    assert np.diff(values).max() <= 1e-12 * values[0]
-    assert values[-1] < values[1]
-
-
-def test_weights_of_linearly_dependent_columns_need_a_beta(rng: np.random.Generator) -> None:
-    x_NF = np.zeros((ROWS, 2))
-    with pytest.raises(ModelError, match="beta above 0"):
-        weights_of(x_NF, rng.standard_normal((ROWS, CLASSES)), 0.0, np.ones((2, CLASSES)))
-
-
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("size", "beta"), [(1e200, 1.0), (1.0, 1e308)])
-def test_numbers_that_overflow_are_named(
-    rng: np.random.Generator, size: float, beta: float
+@pytest.mark.parametrize(
+    ("size", "beta", "said"),
+    [
+        (0.0, 0.0, "beta above 0"),  # linearly dependent columns
+        (1e200, 1.0, "too large to learn from; rescale"),
+        (1.0, 1e308, "too large to learn from; rescale"),
+    ],
+)
+def test_what_has_no_weights_is_named(
+    rng: np.random.Generator, size: float, beta: float, said: str
 ) -> None:
     x_NF, z_NC = np.full((ROWS, 2), size), rng.standard_normal((ROWS, CLASSES))
-    with pytest.raises(ModelError, match="too large to learn from; rescale"):
-        weights_of(x_NF, z_NC, beta, np.zeros((2, CLASSES)))
-
-
-def minimiser(parts: list[tuple[float | Floats, Floats]]) -> Floats:
-    """Of the sum of weight |z - target|^2 over these (weight, target), by a general solver."""
-
-    def loss(flat: Floats) -> tuple[float, Floats]:
-        apart = [(weight, flat.reshape(ROWS, CLASSES) - target) for weight, target in parts]
-        value = sum(float((weight * part**2).sum()) for weight, part in apart)
-        return value, np.sum([2 * weight * part for weight, part in apart], axis=0).ravel()
-
-    found = minimize(loss, np.zeros(ROWS * CLASSES), jac=True, method="BFGS", tol=1e-10)
-    return np.asarray(found.x.reshape(ROWS, CLASSES))
-
-
-@pytest.mark.parametrize("drawn", [True, False])
-def test_labels_minimise_their_objective(rng: np.random.Generator, drawn: bool) -> None:
-    scores, common = rng.standard_normal((2, ROWS, CLASSES))
-    of_views, zetas = rng.standard_normal((3, ROWS, CLASSES)), np.array([2.0, 0.5, 4.0])
-    pull = labels(rng, told=30) if drawn else None
-    more: list[tuple[float | Floats, Floats]] = [(pull.eta_N1, pull.truth_NC)] if pull else []
-    own = own_labels(scores, common, 2.5, pull)
-    np.testing.assert_allclose(own, minimiser([(1.0, scores), (2.5, common), *more]), atol=1e-8)
-    of_all = common_labels(np.tensordot(zetas, of_views, 1), zetas.sum(), pull)
-    parts = [*zip(zetas.tolist(), of_views, strict=True), *more]
-    np.testing.assert_allclose(of_all, minimiser(parts), atol=1e-8)
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_iterations_never_raise_the_objective(rng: np.random.Generator, own: bool) -> None:
-    held, pull = views(rng), labels(rng, told=25, own=own)
-    common = start(ROWS, CLASSES, rng)
-    values = []
-    for _ in range(25):
-        common = iterate(held, common, pull)
-        values.append(objective(held, common, pull))
-    assert np.diff(values).max() <= 1e-9 * values[0]
-    assert values[-1] < 0.9 * values[0]
-
-
-def test_labels_reach_every_view(rng: np.random.Generator) -> None:
-    """Each view predicts as if it had been told the labels, which draw the common ones alone."""
-    pull = labels(rng)
-    truth = pull.truth_NC.argmax(1)
-    centres = rng.standard_normal((CLASSES, 4)) * 4
-    held = [
-        ViewModel.begin(
-            centres[truth] + rng.standard_normal((ROWS, 4)), CLASSES, rng, beta=0.1, zeta=5.0
-        )
-        for _ in range(2)
-    ]
-    common = start(ROWS, CLASSES, rng)
-    for _ in range(40):
-        common = iterate(held, common, pull)
-    rows = np.arange(ROWS)
-    for view in held:
-        told = view.x_NF @ weights_of(view.x_NF, pull.truth_NC, 0.1, view.weights_FC)
-        assert (view.scores(rows).argmax(1) == told.argmax(1)).mean() > 0.9
-
-
-def test_the_test_phase_ends_where_one_weighted_mean_is(rng: np.random.Generator) -> None:
-    held, rows = views(rng), np.arange(ROWS)
-    scores = [view.scores(rows) for view in held]
-    of_views, common = [one.copy() for one in scores], np.zeros((ROWS, CLASSES))
-    for _ in range(400):  # Eqs. (12) and (13)
-        common = common_labels(
-            np.sum([v.zeta * z for v, z in zip(held, of_views, strict=True)], axis=0),
-            sum(view.zeta for view in held),
-        )
-        of_views = [
-            own_labels(one, common, view.zeta) for one, view in zip(scores, held, strict=True)
-        ]
-    np.testing.assert_allclose(joint_scores(held, rows), common, atol=1e-10)
+    with pytest.raises(ModelError, match=said):
+        weights_of(x_NF, z_NC, beta, np.full((2, CLASSES), 0.0 if beta else 1.0))
 
 
 def test_one_client_alone_ends_where_multi_view_learning_does(rng: np.random.Generator) -> None:
     """H-FedMV's other order of updates has the same end: the objective is convex in all."""
-    pull = labels(rng, told=30)
+    truth_NC = np.eye(CLASSES)[rng.integers(0, CLASSES, ROWS)]
+    labelled_N1 = (np.arange(ROWS) < 30).astype(float)[:, None]
+    pull = Pull(truth_NC * labelled_N1, 5.0 * labelled_N1)
     held, client = views(rng), views(rng)
     for own, other in zip(client, held, strict=True):
         own.x_NF = other.x_NF
@@ -205,13 +116,6 @@ def test_one_client_alone_ends_where_multi_view_learning_does(rng: np.random.Gen
     np.testing.assert_allclose(joint_scores(client, rows), joint_scores(held, rows), atol=2e-3)
 
 
-def test_a_start_is_orthonormal(rng: np.random.Generator) -> None:
-    z_NC = start(ROWS, CLASSES, rng)
-    np.testing.assert_allclose(z_NC.T @ z_NC, np.eye(CLASSES), atol=1e-12)
-    fewer_NC = start(CLASSES - 1, CLASSES, rng)
-    np.testing.assert_allclose(fewer_NC @ fewer_NC.T, np.eye(CLASSES - 1), atol=1e-12)
-
-
 METHODS_OF_VIEWS = [
     name for name, method in METHODS.items() if method.settings.averages == "pseudo-labels"
 ]
@@ -221,10 +125,8 @@ CLEAR = {"scheme": "plain", "masks": "none", "clip": None}
 
 def config_of(method: Said, **changes: Any) -> Config:
     usual: dict[str, Any] = {
-        "data": {"dataset": "breast_cancer", "overlap": 0.8, "limit": 120},
-        "train": {"epochs": 3, "device": "cpu", "precision": "float64"},
-        "secure_sum": CLEAR,
-    }
+        "train": {"epochs": 3, "device": "cpu", "precision": "float64"}, "secure_sum": CLEAR,
+    }  # fmt: skip
     return small_config(method, **{**usual, **changes})
 
 
@@ -234,7 +136,6 @@ def session_of(method: Said, **changes: Any) -> Simulation:
 
 
 def trainers_of(session: Simulation) -> list[Any]:
-    """Of the active, and of the passives in the contract's order."""
     seats: list[Any] = [
         session.learner,
         *(session.helpers[name] for name in session.contract.passives),
@@ -279,7 +180,7 @@ class Paper:
         self.z = (said + drawn * self.y) / (self.zeta.sum() + drawn)
 
     def together(self) -> np.ndarray:
-        """FedMV's Eqs. 12 and 13 for the test rows, as often as it takes."""
+        """FedMV's Eqs. 12 and 13 for the test rows, as often as it takes: where a mean ends."""
         scores = [x[self.asked] @ w for x, w in zip(self.views, self.w, strict=True)]
         z: np.ndarray = np.zeros_like(scores[0])
         for _ in range(3000):
@@ -295,7 +196,6 @@ class Paper:
 def test_parties_compute_what_the_papers_say(
     method: str, name: str, labelled: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With weights other than 1."""
     monkeypatch.setattr(MultiviewSettings, "tolerance", 1e-300)
     monkeypatch.setattr(MultiviewSettings, "most_rounds", ROUNDS)
     secure_sum = (
@@ -323,6 +223,8 @@ def test_parties_compute_what_the_papers_say(
     for trainer, z_k, w in zip(trainers_of(session), paper.z_k, paper.w, strict=True):
         np.testing.assert_allclose(trainer.view.labels_NC[paper.rows], z_k, atol=apart)
         np.testing.assert_allclose(trainer.view.weights_FC, w, atol=apart)
+    joint = joint_scores([trainer.view for trainer in trainers_of(session)], paper.asked)
+    np.testing.assert_allclose(joint, paper.together(), atol=apart)
 
     accuracy = session.evaluate(next_step=3, final=True)[f"{method}_together"]
     truth = active._own.data.table.labels[active._rows[active.tested]].numpy()  # type: ignore[index]
@@ -355,68 +257,62 @@ def test_fewer_people_than_classes_are_learnt_from() -> None:
     assert run(config_of("mmvfl", data=data), None).accuracy["mmvfl"] > 0
 
 
-def asked(session: Simulation, request: bytes, step: int = 0) -> None:
+def asked(session: Simulation, step: int = 0, **tensors: torch.Tensor) -> None:
     async def ask(links: Links) -> None:
         for name in session.contract.passives:
-            links.send(name, Kind.REQUEST, step, request)
+            links.send(name, Kind.REQUEST, step, pack(tensors, {}))
         await links.receive("aggregator", Kind.SUM, step=step, patience=4)
 
     session.play(ask(session.links))
 
 
+def honest(session: Simulation) -> dict[str, torch.Tensor]:
+    active: Any = session.learner
+    if session.contract.settings["method"]["name"] == "h_fedmv":
+        return {"weights": torch.from_numpy(active.stages.at(0).weights)}
+    rows = active.training_rows
+    return {"rows": rows, "z": torch.from_numpy(active.trainer.common_NC[rows.numpy()])}
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("method", "name", "change", "said"),
     [
-        (lambda rows, z: {"rows": rows, "z": z[:, :1]}, "expected torch.float64"),
-        (lambda rows, z: {"rows": rows, "z": z[1:]}, "rows of z"),
-        (lambda rows, z: {"rows": rows, "z": z * float("nan")}, "norm is not within"),
-        (lambda rows, z: {"rows": rows + 10**6, "z": z}, "outside the alignment"),
+        ("mmvfl", "z", lambda z: z[:, :1], "expected torch.float64"),
+        ("mmvfl", "z", lambda z: z[1:], "rows of z"),
+        ("mmvfl", "z", lambda z: z * float("nan"), "norm is not within"),
+        ("mmvfl", "rows", lambda rows: rows + 10**6, "outside the alignment"),
+        ("h_fedmv", "weights", lambda w: w[1:], "need the same views"),
+        ("h_fedmv", "weights", lambda w: w.float(), "expected torch.float64"),
+        ("h_fedmv", "weights", lambda w: w * float("nan"), "norm is not within"),
+        ("h_fedmv", "weights", lambda w: w + 1e9, "norm is not within"),
     ],
 )
-def test_a_hostile_request_is_refused(change: Any, said: str) -> None:
-    session = session_of("mmvfl")
-    active: Any = session.learner
-    rows = active.training_rows
-    z = torch.from_numpy(active.trainer.common_NC[rows.numpy()])
+def test_a_hostile_request_is_refused(method: str, name: str, change: Any, said: str) -> None:
+    session = session_of(method)
+    request = honest(session)
     with pytest.raises(RemoteProtocolError, match=said):
-        asked(session, pack(change(rows, z), {}))
+        asked(session, **{**request, name: change(request[name])})
 
 
-def test_a_passive_answers_as_often_as_agreed() -> None:
-    session = session_of("mmvfl")
-    active: Any = session.learner
-    rows = active.training_rows
-    z = torch.from_numpy(active.trainer.common_NC[rows.numpy()])
-    request = pack({"rows": rows, "z": z}, {})
-    agreed = session.contract.epochs + session.contract.spare_answers + 1  # and one question
+@pytest.mark.parametrize(("method", "questions"), [("mmvfl", 1), ("h_fedmv", 0)])
+def test_a_passive_answers_as_often_as_agreed(method: str, questions: int) -> None:
+    session = session_of(method)
+    request = honest(session)
+    agreed = session.contract.epochs + session.contract.spare_answers + questions
     for step in range(agreed):
-        asked(session, request, step)
+        asked(session, step, **request)
     with pytest.raises(RemoteProtocolError, match=f"more than {agreed} times"):
-        asked(session, request, agreed)
+        asked(session, agreed, **request)
 
 
-def test_a_sum_that_would_cut_rows_is_refused() -> None:
-    cut = {"scheme": "plain", "masks": "pairwise", "clip": 1e-4}
-    session = session_of("v_fedmv", secure_sum=cut)
+@pytest.mark.parametrize(("method", "clip"), [("v_fedmv", 1e-4), ("h_fedmv", 1e-3)])
+def test_a_sum_that_would_cut_rows_is_refused(method: str, clip: float) -> None:
+    session = session_of(method, secure_sum={"scheme": "plain", "masks": "pairwise", "clip": clip})
     with pytest.raises(LocalProtocolError, match="agree on a clip above"):
         session.step(0, session.learner.training_rows)
 
 
-def averaging(method: str = "h_fedmv", **changes: Any) -> Config:
-    usual: dict[str, Any] = {
-        "train": {"epochs": 3, "device": "cpu", "precision": "float64"},
-        "secure_sum": CLEAR,
-    }
-    return small_config(method, **{**usual, **changes})
-
-
-def averaging_session(method: str = "h_fedmv", **changes: Any) -> Simulation:
-    config = averaging(method, **changes)
-    return open_session(config, load_data(config.data, seed=config.seed))
-
-
 def stages_of(session: Simulation) -> dict[str, Any]:
-    """By party with data, its copies of the models."""
     helpers: dict[str, Any] = dict(session.helpers)
     learner: Any = session.learner
     stages = {name: one.stages for name, one in helpers.items() if name != "aggregator"}
@@ -435,7 +331,7 @@ def copied(model: LinearViews) -> LinearViews:
 
 
 def test_a_round_is_the_average_of_all_by_their_rows() -> None:
-    config = averaging()
+    config = config_of("h_fedmv")
     data = load_data(config.data, seed=0)
     fewer = data.passives[0]
     assert fewer.labels is not None
@@ -458,10 +354,10 @@ def test_a_round_is_the_average_of_all_by_their_rows() -> None:
     np.testing.assert_allclose(stages["active"].at(1).weights, average, atol=1e-12)
 
 
-def test_parties_apart_whose_features_are_others_do_not_begin(
+def test_parties_whose_features_are_others_do_not_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = averaging()
+    config = config_of("h_fedmv")
     data = load_data(config.data, seed=0)  # of tables at hand this is checked when they are read
     layout = {"passive-1": "1" * 64}
     monkeypatch.setattr(
@@ -472,7 +368,7 @@ def test_parties_apart_whose_features_are_others_do_not_begin(
 
 
 def test_the_states_of_grus_become_views() -> None:
-    session = averaging_session("s_fedmv")
+    session = session_of("s_fedmv")
     stages = stages_of(session)
     for step in range(2):
         session.step(step, session.learner.training_rows)
@@ -483,47 +379,6 @@ def test_the_states_of_grus_become_views() -> None:
     for one in stages.values():
         assert [view.x_NF.shape[1] for view in one.views.views] == [8, 8, 8]
         np.testing.assert_array_equal(one.recurrent.weights, weights[0])
-
-
-def asked_for_weights(session: Simulation, weights_RW: torch.Tensor, step: int = 0) -> None:
-    async def ask(links: Links) -> None:
-        for name in session.contract.passives:
-            links.send(name, Kind.REQUEST, step, pack({"weights": weights_RW}, {}))
-        await links.receive("aggregator", Kind.SUM, step=step, patience=4)
-
-    session.play(ask(session.links))
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda w: w[1:], "need the same views"),
-        (lambda w: w.float(), "expected torch.float64"),
-        (lambda w: w * float("nan"), "norm is not within"),
-        (lambda w: w + 1e9, "norm is not within"),
-    ],
-)
-def test_hostile_weights_are_refused(change: Any, said: str) -> None:
-    session = averaging_session()
-    weights_RW = torch.from_numpy(stages_of(session)["active"].at(0).weights)
-    with pytest.raises(RemoteProtocolError, match=said):
-        asked_for_weights(session, change(weights_RW))
-
-
-def test_a_passive_trains_as_often_as_agreed() -> None:
-    session = averaging_session()
-    weights_RW = torch.from_numpy(stages_of(session)["active"].at(0).weights)
-    agreed = session.contract.epochs + session.contract.spare_answers
-    for step in range(agreed):
-        asked_for_weights(session, weights_RW, step)
-    with pytest.raises(RemoteProtocolError, match=f"more than {agreed} times"):
-        asked_for_weights(session, weights_RW, agreed)
-
-
-def test_weights_that_a_sum_would_cut_are_refused() -> None:
-    session = averaging_session(secure_sum={"scheme": "plain", "masks": "pairwise", "clip": 1e-3})
-    with pytest.raises(LocalProtocolError, match="agree on a clip above"):
-        session.step(0, session.learner.training_rows)
 
 
 def test_a_gru_reads_its_steps_and_no_padding() -> None:

@@ -1,40 +1,47 @@
-"""Votes: what is opened, what it costs, who may ask, and a student that learns from it."""
+"""Votes, summed, randomised, on encrypted labels, as a moment: what opens, costs, and who asks."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import torch
 
 from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.moments import MomentAgreement
 from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import Config
+from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import PartyTable, VerticalData, load_data
-from secure_apfed.exchange import Envelope, Kind, pack
-from secure_apfed.labellers import Spreading
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
+from secure_apfed.labellers import Spreading, make_labeller
+from secure_apfed.labellers.guarantee import summed_votes
 from secure_apfed.learning.votes import Votes, likely_labels, reliability_of
-from secure_apfed.methods import open_session
+from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.votes import Ballot, VotesPassive, agreements
+from secure_apfed.methods.votes_encrypted import EncryptedVotesActive
+from secure_apfed.methods.votes_moment import hyperplane_signs, smoothed_votes
 from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from secure_apfed.solo import BASELINES, Baseline, Predictor, SoloTask
-from tests.secure_apfed.seats import contract
-from tests.secure_apfed.small_runs import Said, interrupted, small_config
+from tests.secure_apfed.seats import altered, contract, envelope
+from tests.secure_apfed.small_runs import Said, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-
 OPENINGS = ["votes", "votes_randomised", "votes_encrypted", "votes_moment"]
+VOTES = {"name": "votes_moment", "epsilon": 4.0, "moment_features": 64}
 
 
 def noisy(method: str, **more: Any) -> dict[str, Any]:
-    """Votes under noise."""
     looked = {"candidates": 2} if method == "votes_encrypted" else {}
     return {"name": method, "epsilon": 4.0, **looked, **more}
 
@@ -64,16 +71,25 @@ def clear_votes(config: Config, data: VerticalData) -> np.ndarray:
     return total
 
 
+def session_of(config: Config) -> tuple[Simulation, np.ndarray]:
+    """A session that is set up, and the votes that its passives would cast in the clear."""
+    held = load_data(config.data, seed=config.seed)
+    return open_session(config, held), clear_votes(config, held)
+
+
+def gathered(session: Simulation) -> Any:
+    return session.play(session.learner.gather(session.links))  # type: ignore[attr-defined]  # of votes alone
+
+
 @pytest.mark.parametrize("name", SECURE_SUMS)
 def test_every_sum_opens_the_sum_of_the_votes(name: str) -> None:
     kind = SECURE_SUMS[name]
     data = {"dataset": "digits", "views": 4, "limit": 120, "labelled": 30}
     config = config_of(data=data, secure_sum={"scheme": kind.scheme, "masks": kind.masks})
-    held = load_data(config.data, seed=config.seed)
-    session = open_session(config, held)
-    votes = session.play(session.learner.gather(session.links))  # type: ignore[attr-defined]  # of votes alone
+    session, clear = session_of(config)
+    votes = gathered(session)
     assert session.learner.rounding is not None
-    assert np.abs(votes.totals - clear_votes(config, held)).max() <= session.learner.rounding
+    assert np.abs(votes.totals - clear).max() <= session.learner.rounding
     assert not votes.variance.any()
 
 
@@ -103,30 +119,16 @@ def test_a_ridge_student_is_kept_and_its_cost_is_told(method: str, tmp_path: Pat
     assert result.accuracy.keys() == {method}
 
 
-def test_a_private_labeller_covers_the_whole_table(tmp_path: Path) -> None:
-    labeller = {"labeller": "private_logistic", "weights_epsilon": 4.0}
-    run(config_of(noisy("votes_randomised", **labeller)), tmp_path / "run")
-    told = read_outcome(RunFolder(tmp_path / "run")).guarantee or ""
-    assert "covers the whole record of any person at one passive" in told
-
-
-def test_noise_that_drowns_the_votes_leaves_the_prior() -> None:
-    rng = np.random.default_rng(0)
-    own = rng.integers(0, 4, 500)
-    noise = rng.normal(size=(500, 4)) * 30
-    votes = Votes(totals=noise, variance=np.full(500, 900.0), voters=3)
-    likely = likely_labels(votes, own, 0.8)
-    assert likely.sum(1) == pytest.approx(1.0)
-    assert (likely.argmax(1) == own).mean() > 0.99
-    assert likely.max(1).mean() == pytest.approx(0.8, abs=0.03)
-
-
-def test_clear_votes_beat_a_wrong_prior() -> None:
+def test_clear_votes_beat_a_wrong_prior_and_noise_that_drowns_them_leaves_it() -> None:
     rng = np.random.default_rng(0)
     truth = rng.integers(0, 4, 500)
     own = np.where(rng.random(500) < 0.5, truth, rng.integers(0, 4, 500))
     votes = Votes(totals=3 * np.eye(4)[truth], variance=np.zeros(500), voters=3)
     assert (likely_labels(votes, own, 0.6).argmax(1) == truth).all()
+    noise = Votes(totals=30 * rng.normal(size=(500, 4)), variance=np.full(500, 900.0), voters=3)
+    drowned = likely_labels(noise, own, 0.8)
+    assert (drowned.argmax(1) == own).mean() > 0.99
+    assert drowned.max(1).mean() == pytest.approx(0.8, abs=0.03)
     silent = Votes(totals=np.zeros((500, 4)), variance=np.zeros(500), voters=3)
     assert (likely_labels(silent, own, 0.6).argmax(1) == own).all()
     nothing = likely_labels(silent, np.full(500, -1), 0.6)
@@ -175,9 +177,7 @@ def voted(truth: np.ndarray, classes: int, rights: list[float], seed: int = 1) -
 
 @pytest.mark.parametrize(("classes", "right"), [(2, 0.75), (10, 0.5)])
 @pytest.mark.parametrize("prior", ["weak", "coin", "one class", "says nothing"])
-def test_a_prior_that_tells_little_takes_nothing_from_the_votes(
-    classes: int, right: float, prior: str
-) -> None:
+def test_a_prior_that_tells_little_takes_no_votes(classes: int, right: float, prior: str) -> None:
     rng = np.random.default_rng(0)
     truth = rng.integers(0, classes, 4000)
     votes = voted(truth, classes, [right] * 3)
@@ -231,9 +231,7 @@ def test_voters_who_were_told_labels_are_not_judged_by_them() -> None:
 
 
 @pytest.mark.parametrize("method", ["votes", "votes_encrypted"])
-def test_the_prior_is_what_held_out_labels_choose(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prior_is_what_held_out_labels_tell(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, in every opening: a baseline that is worse than chance is not asked."""
     asked, ridge = list[int](), BASELINES["ridge"]
 
@@ -266,26 +264,9 @@ def test_people_may_have_different_voters() -> None:
         for at, one in zip((0, 90, 180), data.passives, strict=True)
     )
     session = open_session(config, replace(data, passives=fewer))
-    votes = session.play(session.learner.gather(session.links))  # type: ignore[attr-defined]  # of votes alone
+    votes = gathered(session)
     voters = votes.totals.sum(1).round().astype(int)
     assert {1, 2, 3} <= set(voters.tolist())
-
-
-@pytest.mark.parametrize("method", ["votes", "votes_randomised"])
-def test_a_stopped_run_under_noise_goes_on_and_gives_the_same(method: str, tmp_path: Path) -> None:
-    config = config_of(
-        noisy(method),
-        model={"hidden": [16], "representation": 8, "dropout": 0.0},
-        train={"epochs": 4, "batch_size": 64, "learning_rate": 0.1},
-    )
-    whole = run(config, tmp_path / "whole")
-    interrupted(config, tmp_path / "run", at_step=10)
-    again = run(config, tmp_path / "run", resume=True)
-    assert again.accuracy == whole.accuracy
-    outcome = read_outcome(RunFolder(tmp_path / "run"))
-    assert {one.releases for one in outcome.contributions.values()} == {1}
-    assert outcome.agreement == read_outcome(RunFolder(tmp_path / "whole")).agreement
-    assert bool(outcome.agreement) is (method == "votes_randomised")
 
 
 def test_ballots_on_others_share_no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,10 +293,7 @@ def ask(**tensors: torch.Tensor) -> Envelope:
     usual = {
         "rows": torch.arange(10), "labelled": torch.tensor([0, 3]), "labels": torch.tensor([1, 0]),
     }  # fmt: skip
-    return Envelope(
-        session="s", step=0, kind=Kind.LABELS, sender="active", receiver="passive-1", sequence=0,
-        payload=pack({**usual, **tensors}),
-    )  # fmt: skip
+    return envelope(pack({**usual, **tensors}), kind=Kind.LABELS, session="s", receiver="passive-1")
 
 
 @pytest.mark.parametrize(
@@ -344,6 +322,8 @@ def test_a_request_that_breaks_a_rule_is_refused(tensors: dict[str, torch.Tensor
 
 
 PEOPLE, CLASSES = 400, 5
+
+
 RESPONSE = VoteResponse(epsilon=2.0, classes=CLASSES)
 
 
@@ -384,3 +364,233 @@ def test_a_passive_alone_agrees_with_nobody() -> None:
     ).values()  # fmt: skip
     assert found.others is None
     assert found.labels == pytest.approx(1.0, abs=4 * found.labels_noise)
+
+
+# Votes on encrypted labels: the same sum as of clear labels, and what is refused on the way.
+
+
+def voting(*, colluders: int = 0, **said: Any) -> Config:
+    return config_of({"name": "votes_encrypted", **said}, colluders=colluders)
+
+
+def encrypted(**said: Any) -> tuple[Simulation, np.ndarray]:
+    return session_of(voting(**said))
+
+
+@pytest.mark.parametrize("candidates", [None, 3])
+def test_the_sum_of_the_votes_is_opened_and_no_label_is_sent(candidates: int | None) -> None:
+    session, clear = encrypted(candidates=candidates)
+    votes = gathered(session)
+    assert session.learner.rounding is not None
+    assert np.abs(votes.totals - clear).max() <= session.learner.rounding < 0.01
+    assert not votes.variance.any()
+    sent = {flow.kind for flow in session.transcript.flows}
+    assert Kind.LABELS not in sent
+    assert (Kind.CHALLENGE in sent) is (Kind.COIN in sent) is (candidates is not None)
+    told = "found out before anybody answers" if candidates else "trusted to encrypt bits"
+    assert told in session.learner.guarantee
+
+
+def test_noise_is_as_large_as_it_is_told_and_is_charged_once() -> None:
+    session, clear = encrypted(epsilon=2.0, colluders=1, candidates=2)
+    votes = gathered(session)
+    noise, told = votes.totals - clear, np.sqrt(votes.variance[0])
+    assert 0.9 < noise.std() / told < 1.1
+    terms = session.contract.secure_sum["noise"]
+    assert terms["honest"] == 2
+    release = summed_votes(
+        make_labeller("spreading"), hard=False, deviation=terms["steps"], honest=2,
+        steps=2**15 - 1, classes=10, integers=True,
+    )  # fmt: skip
+    assert 1.95 < release.epsilon_of(1, 1e-5) <= 2.0
+    assert {name: one.spent().epsilon_x for name, one in session.contributions.items()} == (
+        pytest.approx(dict.fromkeys(session.contract.passives, release.epsilon_of(1, 1e-5)))
+    )
+
+
+def test_a_row_of_integers_keeps_its_bound() -> None:
+    session, _ = encrypted()
+    helper: Any = session.helpers["passive-1"]
+    ballot = session.learner.ballot  # type: ignore[attr-defined]  # of votes alone
+    steps = helper.matrix(ballot) * (2**15 - 1)
+    assert np.abs(steps - np.rint(steps)).max() < 1e-6
+    assert np.abs(np.rint(steps)).sum(axis=1).max() <= 2**15 - 1
+
+
+def other_ballot(payload: bytes) -> bytes:
+    asked, request = msgpack.unpackb(payload, max_bin_len=len(payload))
+    vector = TensorSpec(torch.int64, (None,))
+    told, _ = unpack(asked, {"rows": vector, "labelled": vector}, sender="active")
+    return bytes(msgpack.packb([pack({**told, "rows": told["rows"].flip(0)}), request]))
+
+
+def other_labels(payload: bytes) -> bytes:
+    asked, request = msgpack.unpackb(payload, max_bin_len=len(payload))
+    return bytes(msgpack.packb([asked, request[:-9] + bytes([request[-9] ^ 1]) + request[-8:]]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        (Kind.BALLOT_SIZE, lambda _: msgpack.packb([1, 2]), "something else than a ballot's size"),
+        (Kind.ENCRYPTED_LABELS, lambda _: msgpack.packb([b"", 3]), "no ballot with encrypted"),
+        (Kind.ENCRYPTED_LABELS, other_ballot, "on another ballot than it told"),
+        (Kind.ENCRYPTED_LABELS, other_labels, "aggregator|different|answer"),
+        (Kind.COMMITMENT, lambda body: body[:-1], "active"),
+        (Kind.COIN, lambda body: body[:-1], "passive"),
+        (Kind.CHALLENGE, lambda body: body[:-1], "passive"),
+    ],
+)
+def test_messages_that_are_none_are_refused(
+    kind: Kind, change: Callable[[bytes], bytes], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audited = kind in (Kind.COMMITMENT, Kind.COIN, Kind.CHALLENGE)
+    altered(monkeypatch, kind, change)
+    with pytest.raises(RemoteProtocolError, match=said):
+        gathered(encrypted(candidates=3 if audited else None)[0])
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        {"people": 10**9},
+        {"people": True},
+        {"labelled": 0},
+        {"labelled": 10**6},
+        {"ballot": b"short"},
+    ],
+    ids=str,
+)
+def test_a_size_that_may_not_be_fails(
+    size: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    altered(monkeypatch, Kind.BALLOT_SIZE, lambda body: msgpack.packb(msgpack.unpackb(body) | size))
+    with pytest.raises(RemoteProtocolError, match="active asks about"):
+        encrypted()
+
+
+def test_a_sum_that_is_refused_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    altered(monkeypatch, Kind.SUM, lambda body: body[:-200] + bytes(200))
+    with pytest.raises(RemoteProtocolError):
+        run(config_of("votes_encrypted"), tmp_path / "run")
+    (noted,) = (tmp_path / "run" / "parties").rglob("refused-*.jsonl")
+    assert '"step": 0' in noted.read_text(encoding="utf-8")
+
+
+def test_a_passive_is_asked_once_and_for_what_was_told() -> None:
+    session, _ = encrypted()
+    gathered(session)
+    helper: Any = session.helpers["passive-1"]
+    body = msgpack.packb([session.learner.ballot.payload, b""])  # type: ignore[attr-defined]  # of votes alone
+    again = envelope(body, kind=Kind.ENCRYPTED_LABELS, session=session.contract.session)
+    with pytest.raises(RemoteProtocolError, match="once more in one session"):
+        session.play(helper.answer(session.network.links["passive-1"], again))
+
+
+def test_the_aggregator_takes_no_block_that_there_is_none_of() -> None:
+    session, _ = encrypted()
+    session.network.links["passive-1"].send(AGGREGATOR, Kind.CONTRIBUTION, 7, b"")
+    with pytest.raises(RemoteProtocolError, match="block 7"):
+        gathered(session)
+
+
+def test_audits_broken_off_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An active that dislikes the coin and begins again gets two chances, and no third."""
+    config = voting(candidates=3)
+    request = EncryptedVotesActive.gather
+
+    async def silent(learner: Any, links: Links) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EncryptedVotesActive, "gather", silent)
+    for resume in (False, True):
+        with pytest.raises(KeyboardInterrupt):
+            run(config, tmp_path / "run", resume=resume)
+    monkeypatch.setattr(EncryptedVotesActive, "gather", request)
+    with pytest.raises(CheckpointError, match=r"2 sessions ended .* and 1 may"):
+        run(config, tmp_path / "run", resume=True)
+    log = next((tmp_path / "run" / "parties").rglob("audits-passive-1.jsonl"))
+    assert log.read_text().count("begun") == 2
+    run(config, tmp_path / "other")
+    for log in (tmp_path / "other" / "parties").rglob("audits-*.jsonl"):  # one that passed is none
+        assert log.read_text().count("begun") == log.read_text().count("passed") == 1
+
+
+# Votes as a moment: what is opened, under which noise, and what is refused on the way.
+
+
+def moment(**changes: Any) -> tuple[Simulation, np.ndarray]:
+    return session_of(config_of(VOTES, **changes))
+
+
+@pytest.mark.parametrize("protocol", ["ecdh", "circuit"])
+def test_the_moment_of_the_votes_is_opened_under_the_noise_that_is_told(protocol: str) -> None:
+    session, clear_UK = moment(alignment={"protocol": protocol})
+    gathered(session)
+    learner: Any = session.learner
+    signs_Ud = hyperplane_signs(learner.student.features_UF, 64, seed=0)
+    noise_dK = learner.moment - signs_Ud.T @ clear_UK / np.sqrt(64)
+    steps = session.contract.secure_sum["noise"]["steps"]
+    told = np.sqrt(3) * steps / (2**12 * np.sqrt(64))
+    assert 0.9 < noise_dK.std() / told < 1.1
+    agreed: MomentAgreement = learner.agreed
+    release = next(iter(session.contributions.values())).spent()
+    assert 3.9 < release.epsilon_x <= 4.0
+    assert release.releases == 1
+    assert agreed.scale * agreed.sensitivity() == pytest.approx(np.sqrt(2))
+
+
+def test_colluders_make_the_others_add_more() -> None:
+    steps = [
+        moment(colluders=colluders)[0].contract.secure_sum["noise"]["steps"] for colluders in (0, 2)
+    ]
+    assert steps[1] == pytest.approx(np.sqrt(3) * steps[0], rel=0.01)
+    with pytest.raises(ConfigError, match="leave no honest one"):
+        moment(colluders=3)
+
+
+def test_the_dealer_is_never_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apfed_protocols.moments.BLOCK_BYTES", 2**15)
+    sent: list[tuple[Kind, int]] = []
+    send = Links.send
+
+    def noted(links: Links, to: str, kind: Kind, step: int, payload: bytes = b"") -> None:
+        if kind in (Kind.DEALT, Kind.REQUEST) and to != AGGREGATOR:
+            sent.append((kind, step))
+        send(links, to, kind, step, payload)
+
+    monkeypatch.setattr(Links, "send", noted)
+    session, _ = moment()
+    agreed: MomentAgreement = session.learner.agreed  # type: ignore[attr-defined]  # of a moment
+    asked = [step for kind, step in sent if kind is Kind.REQUEST]
+    assert agreed.blocks > 16
+    assert asked == list(range(8, agreed.blocks, 8))
+    for step in asked:
+        assert sent.index((Kind.REQUEST, step)) < sent.index((Kind.DEALT, step))
+    gathered(session)
+
+
+def test_smoothing_follows_the_noise() -> None:
+    rng = np.random.default_rng(0)
+    x_UF = rng.normal(size=(600, 4))
+    votes_UK = 3 * np.eye(3)[(x_UF[:, 0] > 0).astype(int) + (x_UF[:, 1] > 0)]
+    signs_Ud = hyperplane_signs(x_UF, 64, seed=1)
+    moment_dK = signs_Ud.T @ votes_UK / 8
+    errors = []
+    for deviation in (1e-3, 2.0, 1e3):
+        noisy_dK = moment_dK + rng.normal(size=moment_dK.shape) * deviation
+        found = smoothed_votes(signs_Ud, noisy_dK, variance=deviation**2, voters=3)
+        errors.append(float(((found.totals - votes_UK) ** 2).mean()))
+        assert found.variance.shape == (600,)
+        assert np.isfinite(found.variance).all()
+    nothing = float(((votes_UK - 1) ** 2).mean())
+    assert errors[0] < errors[1] < 0.7 * nothing
+    assert errors[2] < 1.2 * nothing
+
+
+def test_an_altered_answer_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    altered(monkeypatch, Kind.SUM, lambda body: body[:-64] + b"\x7f" * 64)
+    with pytest.raises(RemoteProtocolError, match="beyond the range"):
+        run(config_of(VOTES), tmp_path / "run")
+    (noted,) = (tmp_path / "run" / "parties").rglob("refused-*.jsonl")
+    assert '"step": 0' in noted.read_text(encoding="utf-8")

@@ -1,20 +1,26 @@
-"""What every guard owes, and what each does beyond: noise of the stated scale, frozen rows."""
+"""What every guard owes; noise of the stated law and grid; frozen rows; clipped rows."""
 
 import copy
 import doctest
 import math
 import pickle
-from typing import get_args
+from fractions import Fraction
+from typing import Any, get_args
 
+import mpmath  # type: ignore[import-untyped]  # it has no types
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
 
 import secure_apfed.privacy.guard
-from apfed_experiments.audit.release import audit_release
 from apfed_protocols.errors import LocalProtocolError
-from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.privacy.accountants import GaussianRelease, NoPrivacy
+from secure_apfed.privacy.dp_sgd import GradientGuard
 from secure_apfed.privacy.guard import (
     GUARDS,
     FrozenGaussianGuard,
@@ -24,7 +30,7 @@ from secure_apfed.privacy.guard import (
     make_guard,
 )
 from secure_apfed.privacy.ledger import PrivacyLedger
-from secure_apfed.privacy.noise import clip_rows
+from secure_apfed.privacy.noise import clip_rows, on_grid, standard_normals
 from secure_apfed.settings.privacy import GuardSettings
 
 KEY = bytes(range(32))
@@ -72,10 +78,6 @@ class TestEveryGuard:
         first = guard.release(batch(1), step=1, rows=rows)
         assert torch.equal(again.release(batch(1), step=1, rows=rows), first)
 
-    def test_the_same_release_gives_the_same_bytes(self, guard: RepresentationGuard) -> None:
-        first = guard.release(batch(), step=3, rows=ROWS)
-        assert torch.equal(first, made(guard.name).release(batch(), step=3, rows=ROWS))
-
     def test_unsafe_means_unbounded_sensitivity(self, guard: RepresentationGuard) -> None:
         assert guard.unsafe is math.isinf(guard.sensitivity())
         assert guard.unsafe is isinstance(guard.mechanism(), NoPrivacy)
@@ -114,15 +116,6 @@ class TestGaussianGuard:
             assert bool(abs(chi - added.size) < 5 * np.sqrt(2 * added.size)) is (claimed == 1)
         assert gaussian.sensitivity() == 3.0
         assert gaussian.mechanism() == GaussianRelease(noise_multiplier=0.5 / 3)
-
-    def test_noise_is_a_constant_to_autograd(self, gaussian: GaussianGuard) -> None:
-        weights = batch(1)
-        noisy, clipped = batch().requires_grad_(), batch().requires_grad_()
-        (gaussian.release(noisy, step=0, rows=ROWS) * weights).sum().backward()
-        (clip_rows(clipped, 1.5).float() * weights).sum().backward()
-        assert noisy.grad is not None
-        assert clipped.grad is not None
-        assert torch.equal(noisy.grad, clipped.grad)
 
     def noise(
         self, guard: GaussianGuard, h_BD: torch.Tensor, step: int, rows: torch.Tensor = ROWS
@@ -181,12 +174,15 @@ class TestSettings:
         guard = make_guard(settings, delta=1e-5, releases=50, key=KEY)
         assert isinstance(guard, GaussianGuard)
         assert guard.sigma == pytest.approx(4.24, abs=0.005)
-
-    def test_no_planned_release_cannot_be_calibrated(self) -> None:
+        assert (
+            make_guard(settings_of("frozen_gaussian"), delta=1e-5, releases=9, key=KEY).planned(9)
+            == 1
+        )
         with pytest.raises(ConfigError, match="at least 1 planned release, got 0"):
-            make_guard(
-                settings_of("gaussian", sigma=None, epsilon=1), delta=1e-5, releases=0, key=KEY
-            )
+            make_guard(settings, delta=1e-5, releases=0, key=KEY)
+        seeded = settings_of("gaussian", noise="reproducible_insecure")
+        told = make_guard(seeded, delta=1e-5, releases=1, key=KEY).statement()
+        assert "does not know the run's seed" in told
 
     def test_bad_settings_say_what_is_wrong(self) -> None:
         for fields, message in (
@@ -203,11 +199,6 @@ class TestSettings:
         ):
             with pytest.raises(ValueError, match=message):
                 GuardSettings.model_validate(fields)
-
-    def test_where_the_noise_comes_from_reaches_the_guard(self) -> None:
-        settings = settings_of("gaussian", noise="reproducible_insecure")
-        told = make_guard(settings, delta=1e-5, releases=1, key=KEY).statement()
-        assert "does not know the run's seed" in told
 
 
 CLIP, SIGMA = 1.5, 0.5
@@ -235,28 +226,16 @@ def test_a_row_is_sent_unchanged_in_whatever_batch_it_comes_again(dtype: torch.d
     assert guard.repeats(positions(1, 2, 0)).tolist() == [True, False, True]
     third = guard.release(some(2, dtype=dtype), step=8, rows=positions(1, 5, 9, 3))
     assert torch.equal(third, again[[1, 0, 3, 2]])
+    with torch.no_grad():
+        twice = guard.release(some(3, dtype=dtype), step=9, rows=positions(2, 3, 2, 3))
+    assert torch.equal(twice[:2], twice[2:])
+    assert torch.equal(twice[1], first[0])
 
 
-def test_a_first_release_is_clipped_and_noised_as_by_the_gaussian_guard() -> None:
-    rows, h_BD = positions(0, 1, 2, 3), some(0)
-    plain = GaussianGuard(clip=CLIP, sigma=SIGMA, key=KEY).release(h_BD, step=0, rows=rows)
-    assert torch.equal(frozen().release(h_BD, step=0, rows=rows), plain)
-
-
-def test_frozen_noise_has_the_stated_scale_and_averaging_does_not_remove_it() -> None:
-    guard, rows = frozen(), torch.arange(2000)
-    h_BD = some(0, 2000)
-    mean = sum(guard.release(h_BD, step=step, rows=rows) for step in range(10)) / 10
-    added = mean - clip_rows(h_BD, CLIP)
-    for claimed in (1, 2 / 3, 3 / 2):
-        chi = float(((added / (claimed * SIGMA)) ** 2).sum())
-        assert (abs(chi - added.numel()) < 5 * (2 * added.numel()) ** 0.5) is (claimed == 1)
-    z_BD = frozen().release(some(0), step=0, rows=positions(2, 8, 2, 8))
-    assert torch.equal(z_BD[:2], z_BD[2:])
-
-
-def test_the_gradient_goes_through_to_todays_clipped_row() -> None:
-    guard, rows, weights = frozen(), positions(0, 1, 2, 3), some(5)
+@pytest.mark.parametrize("kind", [GaussianGuard, FrozenGaussianGuard])
+def test_the_gradient_is_that_of_todays_clipped_row(kind: type[GaussianGuard]) -> None:
+    """Noise, and a row that was frozen before, are constants to autograd."""
+    guard, rows, weights = kind(clip=CLIP, sigma=SIGMA, key=KEY), positions(0, 1, 2, 3), some(5)
     guard.release(some(0), step=0, rows=rows)
     today, clipped = some(1).requires_grad_(), some(1).requires_grad_()
     (guard.release(today, step=1, rows=rows) * weights).sum().backward()
@@ -266,13 +245,10 @@ def test_the_gradient_goes_through_to_todays_clipped_row() -> None:
     assert torch.equal(today.grad, clipped.grad)
 
 
-def test_a_release_without_gradients_still_freezes() -> None:
-    guard = frozen()
-    with torch.no_grad():
-        first = guard.release(some(0), step=0, rows=positions(0, 1, 2, 3))
-    again = guard.release(some(1).requires_grad_(), step=1, rows=positions(0, 1, 2, 3))
-    assert torch.equal(again, first)
-    assert again.requires_grad
+def test_a_first_release_is_clipped_and_noised_as_by_the_gaussian_guard() -> None:
+    rows, h_BD = positions(0, 1, 2, 3), some(0)
+    plain = GaussianGuard(clip=CLIP, sigma=SIGMA, key=KEY).release(h_BD, step=0, rows=rows)
+    assert torch.equal(frozen().release(h_BD, step=0, rows=rows), plain)
 
 
 def test_loading_replaces_what_was_there_and_an_empty_batch_freezes_nothing() -> None:
@@ -306,8 +282,6 @@ class TestCheckpoints:
 
 
 class TestAccount:
-    """The frozen guard with the ledger, as a party uses them."""
-
     def ledger(self, guard: FrozenGaussianGuard, budget: float | None = None) -> PrivacyLedger:
         return PrivacyLedger(guard.mechanism(), delta=1e-5, budget=budget, rows=12, log=None)
 
@@ -319,17 +293,6 @@ class TestAccount:
         digest = z_BD.numpy().tobytes()
         ledger.charge(step=step, rows=positions(*rows), digest=digest, repeats=repeats)
 
-    def test_a_calibrated_run_of_many_epochs_costs_one_release(self) -> None:
-        settings = GuardSettings(mechanism="frozen_gaussian", epsilon=4.0)
-        guard = make_guard(settings, delta=1e-5, releases=50, key=KEY)
-        assert isinstance(guard, FrozenGaussianGuard)
-        assert guard.planned(50) == 1
-        ledger = self.ledger(guard, budget=4.0)
-        for step in range(50):
-            self.send(guard, ledger, step, 0, 1, 2 + step % 10, seed=step)
-        assert ledger.spent().releases == 1
-        assert ledger.spent().epsilon_x == pytest.approx(4.0, rel=1e-5)
-
     def test_rows_noised_anew_after_a_lost_checkpoint_are_charged_again(self) -> None:
         guard = frozen()
         ledger = self.ledger(guard)
@@ -337,17 +300,6 @@ class TestAccount:
         self.send(guard, ledger, 1, 1, 2, seed=1)
         self.send(frozen(), ledger, 2, 1, 3, seed=2)
         assert ledger.spent().releases == 2
-
-    def test_the_same_steps_played_again_are_free(self) -> None:
-        guard = frozen()
-        ledger = self.ledger(guard)
-        self.send(guard, ledger, 0, 0, 1, seed=0)
-        checkpoint = guard.tensors()
-        self.send(guard, ledger, 1, 1, 2, seed=1)
-        resumed = frozen()
-        resumed.load_tensors(checkpoint)
-        self.send(resumed, ledger, 1, 1, 2, seed=1)
-        assert ledger.spent().releases == 1
 
     def test_a_repeat_that_was_never_charged_is_charged(self) -> None:
         """As when a party goes on after its budget stopped the first release."""
@@ -385,16 +337,187 @@ def test_the_statement_says_that_rows_are_frozen_and_the_key_is_nowhere() -> Non
     assert repr(guard) == "FrozenGaussianGuard(clip=1.5, sigma=0.5, noise='secret')"
 
 
-@pytest.mark.parametrize("forget", [False, True])
-def test_ten_epochs_show_no_more_than_one_unless_rows_are_forgotten(forget: bool) -> None:
-    """Under a claim for one release, attacked by adding up what was sent."""
-    settings = GuardSettings(mechanism="frozen_gaussian", epsilon=4.0)
-    guard = make_guard(settings, delta=1e-5, releases=10, key=KEY)
+def scale_fits(noise: np.ndarray, sigma: float) -> bool:
+    """Whether the sum of squares lies within 5 deviations of what `sigma` would give."""
+    return bool(abs((noise**2).sum() / sigma**2 - noise.size) < 5 * np.sqrt(2 * noise.size))
 
-    def release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> torch.Tensor:
-        if forget:
-            guard.load_tensors({})
-        return guard.release(h_BD, step=step, rows=rows)
 
-    found = audit_release(release, releases=10, delta=1e-5, seed=7, canaries=4000, guesses=400)
-    assert found.contradicts(4.0) is forget
+def normals(*context: bytes, rows: int = 128, columns: int = 64) -> np.ndarray:
+    return standard_normals(KEY, *context, shape=(rows, columns))
+
+
+def test_the_distribution_is_normal_and_not_merely_of_that_scale() -> None:
+    sample = normals(b"shape", rows=1024).ravel()
+    assert stats.kstest(sample, "norm").pvalue > 0.01
+    uniform = (np.random.default_rng(0).random(sample.size) - 0.5) * np.sqrt(12)
+    assert stats.kstest(uniform, "norm").pvalue < 1e-9
+    assert abs(stats.skew(sample)) < 5 * np.sqrt(6 / sample.size)
+    assert abs(stats.kurtosis(sample)) < 5 * np.sqrt(24 / sample.size)
+
+
+def test_it_is_a_function_of_key_context_and_shape() -> None:
+    first = normals(b"a", b"b")
+    assert first.tobytes() == normals(b"a", b"b").tobytes()
+    assert not np.isin(first, normals(b"ab")).any()
+    assert not np.isin(first, normals(b"a", b"c")).any()
+    assert not np.isin(first, normals(b"a", b"b", rows=64, columns=128)).any()
+    assert not np.isin(first, standard_normals(bytes(32), b"a", b"b", shape=(128, 64))).any()
+
+
+def test_extreme_words_give_finite_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = b"".join(word.to_bytes(8, "little") for word in (0, 1, 2**64 - 1))
+    monkeypatch.setattr("secure_apfed.privacy.noise.keystream", lambda *_, length: stream)
+    drawn = standard_normals(KEY, shape=(3,)).tolist()
+    assert drawn == pytest.approx([-9.08, 9.08, 0.0], abs=0.01)
+
+
+def test_an_empty_batch_needs_no_noise_and_a_short_key_is_refused() -> None:
+    assert standard_normals(KEY, shape=(0, 8)).shape == (0, 8)
+    with pytest.raises(LocalProtocolError, match="a key has 32 bytes, got 5"):
+        standard_normals(b"short", shape=(1,))
+
+
+def shares_of_coarse_numbers(guard: GaussianGuard, value: float) -> float:
+    """How many of the released numbers are multiples of 2^-52, as every sum with 1.0 must be."""
+    h_BD = torch.zeros(512, 64, dtype=torch.float64)
+    h_BD[:, 0] = value
+    z_B = guard.release(h_BD, step=0, rows=torch.arange(512))[:, 0] * 2.0**52
+    return float((z_B == z_B.round()).double().mean())
+
+
+@pytest.mark.parametrize(
+    ("noise", "told_apart"), [("secret", False), ("reproducible_insecure", True)]
+)
+def test_low_bits_do_not_tell_what_the_noise_was_added_to(noise: Any, told_apart: bool) -> None:
+    """Mironov 2012: a sum with 1 has no bits below those of 1, one with 0 has."""
+    guard = GaussianGuard(clip=2.0, sigma=0.25, key=KEY, noise=noise)
+    apart = shares_of_coarse_numbers(guard, 1.0) - shares_of_coarse_numbers(guard, 0.0)
+    assert (apart > 0.5) is told_apart
+
+
+@pytest.mark.parametrize("sigma", [1e-100, 0.3, 1.0, 2.0**20])
+def test_the_grid_is_a_power_of_two_near_a_tenth_of_sigma(sigma: float) -> None:
+    values = sigma * normals(b"grid").ravel()
+    rounded = on_grid(values, sigma)
+    grid = np.abs(rounded[rounded != 0]).min()
+    assert sigma / 16 < grid <= sigma / 8
+    assert np.log2(grid) == np.round(np.log2(grid))
+    assert np.array_equal(rounded / grid, np.round(rounded / grid))
+    assert np.abs(rounded - values).max() <= grid / 2
+    assert scale_fits(rounded, sigma)
+
+
+def test_numbers_beyond_the_grids_reach_stay_as_they_are() -> None:
+    values = np.array([1e300, -1e300, 1.5e9, 0.0, 3.0])
+    assert np.array_equal(on_grid(values, 1e-12), values)
+    assert np.array_equal(on_grid(values, 5e-324), values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_released_rows_and_updates_lie_on_the_grid(dtype: torch.dtype) -> None:
+    h_BD = torch.randn(32, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    rows = torch.arange(32)
+    guard = GaussianGuard(clip=1.0, sigma=3.0, key=KEY)
+    z_BD = guard.release(h_BD, step=0, rows=rows).double() / 0.25
+    updates = GradientGuard(clip=1.0, noise_multiplier=3.0, key=KEY)
+    u_P = updates.release([h_BD], step=0, rows=rows) / 0.25
+    for released in (z_BD, u_P):
+        assert torch.equal(released, released.round())
+        assert len(released.unique()) > 6
+
+
+def exact_normals(word: int, near: float) -> list[Any]:
+    """The two ends of the normals that a word's 63 bits stand for, to 160 bits."""
+    ends = [mpmath.mpf(k) / 2**64 for k in (word >> 1, (word >> 1) + 1) if k]
+    return [mpmath.findroot(lambda n, p=p: mpmath.ncdf(n) - p, near) for p in ends]
+
+
+@pytest.mark.parametrize(("sigma", "value"), [(0.1, -1.0), (7.3, 0.3)])
+def test_the_error_is_what_the_bound_is_derived_from(
+    sigma: float, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    usual = rng.integers(0, 2**63, 60, dtype=np.uint64) * np.uint64(2)  # an even word is negative
+    words = np.concatenate([usual, np.uint64(2) << np.arange(0, 60, 2, dtype=np.uint64)])
+    monkeypatch.setattr(
+        "secure_apfed.privacy.noise.keystream", lambda *_, length: words.astype("<u8").tobytes()
+    )
+    drawn = standard_normals(KEY, shape=words.shape)
+    with mpmath.workprec(160):
+        for word, normal, noisy in zip(words.tolist(), drawn, value + sigma * drawn, strict=True):
+            bound = (
+                1e-15 * abs(normal) + 2e-16 * (1 + abs(value) / sigma)
+                + mpmath.mpf(2) ** -63 / mpmath.npdf(float(normal))
+            )  # fmt: skip
+            for exact in exact_normals(word, float(normal)):
+                assert abs(value + sigma * exact - mpmath.mpf(float(noisy))) / sigma <= bound
+
+
+HOSTILE = {
+    "zeros": [0.0] * 8,
+    "one-hot": [0.0] * 7 + [1e3],
+    "huge": [1e30] * 8,
+    "largest float32": [3.4e38] * 8,
+    "huge and tiny": [1e30, 1e-30, -1e30, 0, 1e-45, 1, -1, 5],
+    "subnormal": [1e-45] * 8,
+    "on the sphere": [1 / 8**0.5] * 8,
+    "just outside": [1.0000001 / 8**0.5] * 8,
+    "negative": [-7.0] * 8,
+}
+
+
+def within(rows: torch.Tensor, bound: float) -> bool:
+    squares = (sum((Fraction(x) ** 2 for x in row), Fraction(0)) for row in rows.tolist())
+    return all(square <= Fraction(bound) ** 2 for square in squares)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_hostile_rows_stay_within_the_bound(dtype: torch.dtype) -> None:
+    h_BD = torch.tensor([*HOSTILE.values(), [0.1] * 8], dtype=dtype)
+    for bound in (1e-6, 0.3, 1.0, 1e6):
+        assert within(clip_rows(h_BD, bound).to(dtype), bound)
+    assert within(clip_rows(torch.full((2, 300), 1e300, dtype=torch.float64), 1.0), 1.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrays("float32", (3, 5), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)),
+    st.sampled_from([1e-6, 0.7, 1.0, 3e5]),
+)
+def test_any_finite_row_stays_within_the_bound(values: Any, bound: float) -> None:
+    assert within(clip_rows(torch.from_numpy(values), bound).float(), bound)
+
+
+def test_a_long_row_keeps_its_direction_and_a_short_one_is_unchanged() -> None:
+    clipped = clip_rows(torch.tensor([[3.0, 4.0]]), 1.0)
+    assert torch.allclose(clipped, torch.tensor([[0.6, 0.8]], dtype=torch.float64), rtol=1e-6)
+    assert clipped.norm() > 1 - 1e-6
+    h_BD = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+    h_BD = h_BD / h_BD.norm(dim=1, keepdim=True) * 0.99
+    assert torch.equal(clip_rows(h_BD, 1.0).float(), h_BD)
+
+
+def test_the_gradient_is_that_of_the_projection_and_finite_for_hostile_rows() -> None:
+    h_BD = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    h_BD[0] *= 0.01
+    assert torch.autograd.gradcheck(lambda h: clip_rows(h, 1.0), (h_BD.requires_grad_(),))
+    h_BD = torch.tensor(list(HOSTILE.values()), requires_grad=True)
+    clip_rows(h_BD, 1.0).sum().backward()
+    assert h_BD.grad is not None
+    assert torch.isfinite(h_BD.grad).all()
+    assert torch.equal(h_BD.grad[0], torch.ones(8))
+
+
+def test_what_cannot_be_clipped_is_refused_and_empty_batches_pass() -> None:
+    for bad in (math.nan, math.inf, -math.inf):
+        h_BD = torch.zeros(4, 3)
+        h_BD[2, 1] = bad
+        with pytest.raises(ModelError, match="row 2 of the representations is not finite"):
+            clip_rows(h_BD, 1.0)
+    of_type = (torch.float16, torch.bfloat16, torch.int64, torch.complex64)
+    others = [torch.zeros(2, 2, dtype=dtype) for dtype in of_type]
+    for other in (torch.zeros(3), torch.zeros(2, 2, 2), *others):
+        with pytest.raises(LocalProtocolError, match="float32 or float64 matrix"):
+            clip_rows(other, 1.0)
+    for shape in ((0, 4), (3, 0)):
+        assert clip_rows(torch.zeros(shape), 1.0).shape == shape

@@ -1,9 +1,6 @@
-"""What the others really receive: the noise that the account claims, as often as it counts.
+"""What others receive in whole runs: the noise that is charged, as often as it counts; refusals."""
 
-Guards, ledgers and accountants have tests of their own. These read the recorded messages of
-whole runs, so that a party that forgets to ask its guard or its ledger is found out.
-"""
-
+import json
 import math
 from collections import Counter
 from functools import cache
@@ -11,38 +8,43 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from apfed_experiments.report.contents import accounting_of, privacy_document
+from apfed_experiments.report.run import read_run
 from secure_apfed.config import Config
+from secure_apfed.data import load_data
+from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind, TensorSpec, unpack
+from secure_apfed.methods import Start, fresh_secrets, open_session
+from secure_apfed.methods import accounts as sum_noise
+from secure_apfed.privacy.contributions import SummedRelease, sensitivity_in_steps
+from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
+from tests.secure_apfed.seats import own_of
+from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-
 EPOCHS, D, CLIP, SIGMA = 3, 4, 1e-3, 1.0
 each_run = pytest.mark.parametrize(
     ("method", "mechanism"), list(product(("apfed_c", "tvfl"), ("gaussian", "frozen_gaussian")))
 )
+NOISE = {"sigma": 3.0}
 
 
 def config_of(method: str, mechanism: str) -> Config:
-    settings: dict[str, Any] = {
-        "name": "test",
-        "method": method,
-        "data": {"dataset": "breast_cancer", "overlap": 0.8, "limit": 200},
-        "model": {"hidden": [8], "representation": D, "projection": D},
-        "train": {
-            "epochs": EPOCHS, "batch_size": 64, "learning_rate": 1e-4, "max_gradient_norm": 1.0,
-            "device": "cpu",
-        },
-        "secure_sum": {"scheme": "plain"},
-        "guard": {"mechanism": mechanism, "clip": CLIP, "sigma": SIGMA},
-        "transcript": {"keep": "all"},
-    }  # fmt: skip
-    return Config.model_validate(settings)
+    return small_config(
+        method, data={"dataset": "breast_cancer", "overlap": 0.8, "limit": 200},
+        model={"hidden": [8], "representation": D, "projection": D},
+        train={"epochs": EPOCHS, "batch_size": 64, "learning_rate": 1e-4, "max_gradient_norm": 1.0,
+               "device": "cpu"},
+        secure_sum={"scheme": "plain"}, transcript={"keep": "all"}, party_seeds="secret",
+        guard={"mechanism": mechanism, "clip": CLIP, "sigma": SIGMA},
+    )  # fmt: skip
 
 
 @cache
@@ -113,14 +115,6 @@ def test_the_account_counts_what_was_received(method: str, mechanism: str) -> No
         assert (min(sent.values()) == 1) is tested
 
 
-def test_all_passives_of_apfed_receive_the_same_bytes() -> None:
-    """Two noises for one release would be two releases, of which one is counted."""
-    one, other = received(played("apfed_c", "gaussian")).values()
-    for (step, rows_B, z_BD), (_, other_B, other_BD) in zip(one, other, strict=True):
-        assert torch.equal(rows_B, other_B), step
-        assert torch.equal(z_BD, other_BD), step
-
-
 def test_two_runs_alike_share_no_noise() -> None:
     """Secret noise has a fresh key in every run, also where the seed is the same."""
     first, second = (
@@ -138,12 +132,7 @@ def test_a_resumed_run_goes_on_with_its_frozen_rows(at_step: int, tmp_path: Path
     guard = {"mechanism": "frozen_gaussian", "epsilon": 2.0}
     config = Config.model_validate(config.model_dump() | {"guard": guard})
 
-    def stop(progress: Any) -> None:
-        if progress.step == at_step:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "run", on_progress=stop)
+    interrupted(config, tmp_path / "run", at_step=at_step)
     result = run(config, tmp_path / "run", resume=True)
     assert result.privacy.releases == 1
     (messages, _) = received(result).values()
@@ -151,3 +140,125 @@ def test_a_resumed_run_goes_on_with_its_frozen_rows(at_step: int, tmp_path: Path
     for _, rows_B, z_BD in messages:
         for row, z_D in zip(rows_B.tolist(), z_BD, strict=True):
             assert frozen.setdefault(row, z_D.numpy().tobytes()) == z_D.numpy().tobytes()
+
+
+def under_sums(
+    method: str = "apfed_r", noise: dict[str, Any] | None = None, **changes: Any
+) -> Config:
+    usual: dict[str, Any] = {
+        "train": {
+            "epochs": 3, "batch_size": 64, "learning_rate": 0.01, "max_gradient_norm": 1.0,
+            "device": "cpu",
+        },
+        "secure_sum": {"scheme": "plain", "masks": "pairwise", "noise": noise or NOISE},
+        "guard": {"mechanism": "gaussian", "sigma": 1.0, "noise": "reproducible_insecure"},
+    }  # fmt: skip
+    return small_config(method, **{**usual, **changes})
+
+
+def result_of(config: Config, folder: Path) -> dict[str, Any]:
+    run(config, folder)
+    return dict(json.loads((folder / "result.json").read_bytes()))
+
+
+@pytest.mark.parametrize(("method", "rows"), [("apfed_r", 1), ("apfed_c", 64)])
+def test_every_passive_accounts_apart_from_actives(method: str, rows: int, tmp_path: Path) -> None:
+    result = result_of(under_sums(method), tmp_path / "run")
+    steps = result["sum"]["noise"]["steps"]
+    assert steps == 3 * 32767
+    release = SummedRelease(
+        deviation=steps,
+        honest=2,
+        sensitivity=sensitivity_in_steps(levels=32767, columns=4, rows=rows),
+        numbers=64 * 4,
+    )
+    for account in result["contributions"].values():
+        assert account["releases"] == 3
+        expected = release.epsilon_of(3, 1e-5)
+        assert account["epsilon"] == (expected if np.isfinite(expected) else "inf")
+    assert result["privacy"]["accountants"].keys() >= {"gdp"}
+    assert "contribution guarantee" in result["guarantee"]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    assert last["epsilon_passives"] == result["contributions"]["passive-1"]["epsilon"]
+    assert last["epsilon"] != last["epsilon_passives"]
+    assert (last["delta_passives"], last["releases_passives"]) == (1e-5, 3)
+
+
+def test_calibration_keeps_its_budget_to_the_end_and_the_report_says_so(
+    tmp_path: Path,
+) -> None:
+    result = result_of(under_sums(noise={"epsilon": 8.0}), tmp_path / "run")
+    for account in result["contributions"].values():
+        assert 7.9 < account["epsilon"] <= 8.0
+    read = read_run(tmp_path / "run")
+    assert read.facts.noisy
+    title = "epsilon_c of passive-1, one person in sums, networks held fixed, T 3"
+    assert dict(accounting_of(read))[title].startswith("8")
+    assert privacy_document(read)["accounting"]["contributions"]["passive-2"]["releases"] == 3
+
+
+def agreed_noise(config: Config) -> Any:
+    return open_session(config, load_data(config.data, seed=config.seed)).secure_sum["noise"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "times", "honest"),
+    [({"colluders": 1}, 2**0.5, 1), ({"defences": [{"kind": "compression"}]}, 8, 2)],
+)
+def test_colluders_and_a_defence_that_mixes_rows_cost_noise(
+    changes: dict[str, Any], times: float, honest: int
+) -> None:
+    usual, more = (agreed_noise(under_sums(noise={"epsilon": 8.0}, **one)) for one in ({}, changes))
+    assert (usual["honest"], more["honest"]) == (2, honest)
+    assert more["steps"] == pytest.approx(times * usual["steps"], rel=1e-3)
+
+
+@pytest.mark.parametrize("noise", ["reproducible_insecure", "secret"])
+def test_a_stopped_run_resumes_and_pays_for_what_it_plays_again(noise: str, tmp_path: Path) -> None:
+    config = under_sums(guard={"mechanism": "gaussian", "sigma": 1.0, "noise": noise})
+    interrupted(config, tmp_path / "run", at_step=8)
+    run(config, tmp_path / "run", resume=True)
+    result = json.loads((tmp_path / "run" / "result.json").read_bytes())
+    assert {one["releases"] for one in result["contributions"].values()} == {4}
+    if noise == "reproducible_insecure":
+        # The same noise twice hides no difference between two sums.
+        assert {one["epsilon"] for one in result["contributions"].values()} == {"inf"}
+        whole = result_of(config, tmp_path / "whole")
+        assert result["accuracy"] == whole["accuracy"]
+
+
+def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
+    """The write-ahead log remembers what was sent, whatever checkpoint is loaded."""
+    config = under_sums(noise={"epsilon": 4.0})
+    result = result_of(config, tmp_path)
+    agreed, folder = result["sum"]["noise"], tmp_path / "parties" / "passive-1"
+    start = Start(
+        config=config,
+        data=load_data(config.data, seed=config.seed),
+        secrets={"passive-1": fresh_secrets(config, "passive-1", logs=folder)},
+    )
+    noise = sum_noise.contribution_noise(
+        own_of(start, "passive-1"),
+        (4,),
+        plan=sum_noise.NoisePlan(steps=agreed["steps"], honest=agreed["honest"]),
+        aligned=result["aligned_rows"],
+    )
+    assert noise is not None
+    assert noise.ledger.account() == result["contributions"]["passive-1"]
+    everybody = torch.arange(result["aligned_rows"])
+    with pytest.raises(BudgetExhaustedError):
+        noise.draw((len(everybody), 4), step=100, known_B=everybody, digest=b"other")
+
+
+def test_what_does_not_fit_is_refused_before_training() -> None:
+    for noise, colluders, said in (
+        ({"sigma": 1.0}, 2, "leave no honest one"),
+        ({"sigma": 1e6}, 0, "more than 16777216"),
+        ({"epsilon": 1e-3}, 0, "needs noise of more than"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            run(under_sums(noise=noise, colluders=colluders), None)
+    without_clip = {"scheme": "plain", "clip": None, "noise": NOISE}
+    with pytest.raises(ConfigError, match="needs a bound on rows"):
+        run(under_sums(secure_sum=without_clip), None)

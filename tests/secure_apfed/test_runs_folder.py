@@ -45,8 +45,7 @@ from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import load_recording
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import Compared, Predicted, load_model
-from tests.secure_apfed.seats import contract
-from tests.secure_apfed.single_steps import own_of
+from tests.secure_apfed.seats import contract, own_of
 from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

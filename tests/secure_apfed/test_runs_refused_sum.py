@@ -20,7 +20,7 @@ from secure_apfed.methods.apfed import ApfedActive
 from secure_apfed.methods.joint import TvflActive, TvflPassive
 from secure_apfed.methods.sum_end import Admitted, PassiveSum, RefusedSums
 from secure_apfed.runs.run import run
-from tests.secure_apfed.seats import own_of
+from tests.secure_apfed.seats import actives_own
 from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.with_crypten import pair_of
 
@@ -112,7 +112,7 @@ def test_a_refusal_is_noted_before_it_is_told_or_that_is_the_error(tmp_path: Pat
     name, other, logs = "refused-active.jsonl", tmp_path / "elsewhere", tmp_path / "linked"
     other.touch()
     logs.mkdir()
-    linked, lost = RefusedSums(own_of(logs)), RefusedSums(own_of(tmp_path / "gone"))
+    linked, lost = RefusedSums(actives_own(logs)), RefusedSums(actives_own(tmp_path / "gone"))
     (logs / name).symlink_to(other)
     unnoted = "cannot note that active refused the sum of step 3"
     for refused, said in ((lost, unnoted), (linked, "is a symbolic link")):
@@ -120,7 +120,7 @@ def test_a_refusal_is_noted_before_it_is_told_or_that_is_the_error(tmp_path: Pat
             raise RemoteProtocolError("altered")
     assert other.read_bytes() == b""
     for error in (LocalProtocolError("our misuse"), KeyboardInterrupt()):  # nobody else's doing
-        refused = RefusedSums(own_of(tmp_path))
+        refused = RefusedSums(actives_own(tmp_path))
         with pytest.raises(type(error)), refused.noting(step=3, contract="c"):
             raise error
     assert not (tmp_path / name).exists()

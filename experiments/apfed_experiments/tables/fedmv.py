@@ -70,7 +70,7 @@ _READING = (
 # What FedMV's tables measure: methods on views that clients hold, and on sequences.
 #
 # Everything is computed at once, in the order in which parties would: that runs of theirs give the
-# same is tested (`tests/secure_apfed/test_methods_pseudo_labels.py`, `test_methods_averaging.py`).
+# same is tested (`tests/secure_apfed/test_methods_views.py`).
 # Letters: N rows, F features of a view, C classes.
 
 

@@ -3,7 +3,7 @@
 Figure 3 and Table 2 of the paper on Handwritten, five views: the features that count most by the
 norms of their weights are kept, and each participant predicts by what is left of its weights.
 Everything is computed at once here, in the order in which parties would: that a run of theirs
-gives the same is tested (`tests/secure_apfed/test_methods_pseudo_labels.py`).
+gives the same is tested (`tests/secure_apfed/test_methods_views.py`).
 Letters: N rows, F features of a view, C classes.
 """
 
