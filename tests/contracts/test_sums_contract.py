@@ -293,19 +293,23 @@ def test_after_a_refused_sum_the_receiver_opens_and_sets_up_nothing_more(choice:
 
     Where an interruption stops may depend on what the sum holds, so it counts as one.
     """
-    for why in (*REFUSED, KeyboardInterrupt, SystemExit, MemoryError):
+    interruptions = (KeyboardInterrupt, SystemExit, MemoryError)
+    cases: list[tuple[type[BaseException], Callable[[bytes], bytes] | None]] = [
+        *((RemoteProtocolError, harmed) for harmed in REFUSED.values()),
+        *((error, None) for error in interruptions),
+    ]
+    for error, harmed in cases:
         played, values = fresh_parties(choice), random_values(3)
         assert played.add(values).shape == (3, 5)
         bound = played.next()
         good = played.combine(played.contribute(values, bound))
-        body = REFUSED[why](good) if isinstance(why, str) else good
-        error = RemoteProtocolError if isinstance(why, str) else why
+        body = harmed(good) if harmed else good
 
         def stopped(*_: object, error: type[BaseException] = error) -> None:
             raise error
 
         with pytest.MonkeyPatch.context() as patch:
-            if body is good:
+            if harmed is None:
                 patch.setattr(played.receiver, "_open", stopped)
             with pytest.raises(error):
                 played.receiver.decode(body, (3, 5), bound)

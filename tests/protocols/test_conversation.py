@@ -4,7 +4,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -88,7 +88,7 @@ def roles(protocol: str) -> dict[str, Conversation]:
     return Intersection(protocol, ids).roles
 
 
-def mail(me: str, boxes: Mapping[str, Queue]) -> dict[str, Callable[..., object]]:
+def mail(me: str, boxes: Mapping[str, Queue]) -> dict[str, Any]:
     def receive(patience_s: float) -> tuple[str, bytes]:
         try:
             return boxes[me].get(timeout=patience_s)
