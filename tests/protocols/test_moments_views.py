@@ -288,13 +288,6 @@ def test_the_ring_holds_every_moment() -> None:
         ]
 
 
-def test_a_narrower_ring_would_wrap_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    agreed = moment_agreement(2, people=2**18, features=1, columns=1, noise=None)
-    monkeypatch.setattr(MomentAgreement, "word", np.dtype("<u4"))
-    opened = MomentParties(agreed).play(unanimous(agreed, 1)).opened
-    assert opened.tolist() == [[-agreed.limit]]  # 2^31 and -2^31 are one element of the ring
-
-
 def test_the_wide_ring_holds_the_largest_agreement() -> None:
     largest = {"people": 2**24, "bits": 18, "noise": 2**24, "features": 1, "columns": 1}
     assert moment_agreement(1024, **largest).word.itemsize == 8

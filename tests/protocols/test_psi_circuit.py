@@ -32,7 +32,6 @@ from apfed_protocols.psi.interface import (
     Aligner,
     Inbox,
     IntersectionAgreement,
-    IntersectionTooSmallError,
     Supply,
     Turn,
 )
@@ -271,9 +270,6 @@ def test_below_the_minimum_no_share_leaves_a_member() -> None:
     kinds = {kind for _, _, kind, _ in stage.said}
     assert Kind.SHARE not in kinds
     assert Kind.TOKENS not in kinds
-    for role in stage.aligners.values():
-        with pytest.raises(IntersectionTooSmallError, match="minimum of 6; nothing was opened"):
-            _ = role.rows
 
 
 def test_a_message_out_of_turn_and_a_flood_are_refused() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.psi import ecdh
 from apfed_protocols.psi.ecdh import EcdhIntersection, in_threads, split_points
 from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
@@ -68,23 +68,6 @@ def number(u: int) -> bytes:
 def is_on_curve(point: bytes) -> bool:
     u = int.from_bytes(point, "little")
     return pow(u * (u * u + 486662 * u + 1), (PRIME - 1) // 2, PRIME) == 1
-
-
-def test_blinding_commutes_and_stays_on_the_curve() -> None:
-    digests = ecdh.digest_ids([b"%d" % k for k in range(64)], session=bytes(32))
-    a, b = b"a" * 32, b"b" * 32
-    first = ecdh.blind_digests(a, digests)
-    assert ecdh.multiply_points(b, first) == ecdh.multiply_points(a, ecdh.blind_digests(b, digests))
-    assert all(map(is_on_curve, split_points(first)))
-    assert len(set(split_points(first))) == 64
-
-
-def test_rfc_7748_vector() -> None:
-    """RFC 7748, section 5.2, first vector."""
-    scalar = bytes.fromhex("a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4")
-    point = bytes.fromhex("e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c")
-    expected = bytes.fromhex("c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552")
-    assert ecdh.multiply_points(scalar, point) == expected
 
 
 ELLIGATOR_2 = {
@@ -361,11 +344,6 @@ def test_long_lists_use_a_thread_for_each_processor(
 def test_an_error_in_a_thread_is_raised() -> None:
     with pytest.raises(RuntimeError, match="library error"):
         ecdh.multiply_points(SCALAR, bytes(32) * 5000, threads=2)
-
-
-def test_no_threads_are_refused() -> None:
-    with pytest.raises(LocalProtocolError, match="threads is at least 1, got 0"):
-        in_threads(bytes, DIGESTS, threads=0)
 
 
 def test_a_party_that_is_told_to_end_ends_soon() -> None:

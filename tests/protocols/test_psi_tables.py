@@ -223,7 +223,7 @@ def test_rows_for_the_hub_alone() -> None:
 def test_counting_opens_a_number() -> None:
     assert count_common(THREE, hub="a") == 3
     assert count_common({"a": [1, 2, 3], "b": [3, 2]}, hub="a") == 2
-    with pytest.raises(DataError, match="ecdh counts the IDs common to two parties"):
+    with pytest.raises(DataError, match="IDs common to two parties, here are 3; circuit"):
         count_common(THREE, hub="a", protocol="ecdh")
     with pytest.raises(DataError, match=r"minimum of 4.*Rows by party"):
         count_common(THREE, hub="a", protocol="circuit", minimum_rows=4)

@@ -424,17 +424,10 @@ def in_threads(
     pool: Executor | None = None,
     report: Callable[[int], None] | None = None,
 ) -> bytes:
-    """Return what `work` makes of the blocks: of each piece of them, in order.
+    """Return what `work` makes of blocks of 32 bytes, piece by piece, as many and in order.
 
-    Args:
-        work: makes as many blocks of 32 bytes of any number of them.
-        blocks: of 32 bytes each, one after the other.
-        threads: how many at most; None for one for each processor.
-        pool: works in place of threads; it stays open.
-        report: called with the number of blocks done, as it grows.
+    A `pool` works in place of threads, and stays open; `report` gets the number of blocks done.
     """
-    if threads is not None and threads < 1:
-        raise LocalProtocolError(f"threads is at least 1, got {threads}")
     count = len(blocks) // POINT_BYTES
     pieces = max(1, math.ceil(count / _POINTS_OF_A_PIECE))
     bounds = [POINT_BYTES * (count * k // pieces) for k in range(pieces + 1)]
