@@ -402,7 +402,7 @@ def test_in_counting_the_hub_cannot_link_tags_to_its_rows() -> None:
         (tags,) = member.receive(HUB, offer.body)
         secret = vars(member)["_blindings"][HUB].scalar  # as the member itself would
         straight = [
-            point[:16] for point in ecdh.split_points(ecdh.multiply_points(secret, offer.body[22:]))
+            point[:16] for point in ecdh.split_points(ecdh.multiply(secret, offer.body[22:]))
         ]
         returned = [tags.body[k : k + 16] for k in range(22, len(tags.body), 16)]
         assert sorted(straight) == sorted(returned)
