@@ -2,11 +2,7 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from itertools import count
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -29,9 +25,9 @@ from apfed_protocols.products.ring import (
     split,
     transform,
 )
-from apfed_protocols.seal import RunKey
 from apfed_protocols.sums.fixed_point import SECURE_MODULUS_BITS
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
+from tests.vectors.recorded import fixed_randomness
 
 SHAPES: tuple[dict[str, Any], ...] = (
     {"people": 1, "columns": 1, "labelled": 1},
@@ -187,23 +183,6 @@ RECORDED = {
     3: "0facc8a34756b21d2c8cfaeeb7138308fb7adf11f60c6fcf03a558e245e25536",
 }
 """SHA-256 over the request, the first passive's answer and the sum, by candidates."""
-
-
-@contextmanager
-def fixed_randomness() -> Iterator[None]:
-    """Keys that are the same in every run; they protect nothing."""
-    numbers = count()
-
-    def block(length: int = 32) -> bytes:
-        return hashlib.sha256(b"vector %d" % next(numbers)).digest()[:length]
-
-    with ExitStack() as stack:
-        for module in ("products", "products.ring", "sums.homomorphic"):
-            stack.enter_context(patch(f"apfed_protocols.{module}.fresh_key", block))
-        stack.enter_context(
-            patch("apfed_protocols.sums.masked.fresh_run_key", lambda: RunKey.restored(block()))
-        )
-        yield
 
 
 @pytest.mark.parametrize("candidates", RECORDED)
