@@ -303,21 +303,15 @@ def test_expansion_is_uniform_and_a_function_of_seed_and_place() -> None:
 
 def test_the_bound_of_the_transforms_holds() -> None:
     """Against exact products, for numbers all at their largest, with equal and random signs."""
-    for size in [8, 512, 4096]:
-        for terms in [1, 50]:
-            rng = np.random.default_rng(0)
-            for aligned in (True, False):
-                shape = (terms, size)
-                left = (
-                    np.full(shape, 2.0**15) if aligned else rng.choice([-1.0, 1.0], shape) * 2**15
-                )
-                right = (
-                    np.full(shape, 2.0**12) if aligned else rng.choice([-1.0, 1.0], shape) * 2**12
-                )
-                found = inverse((transform(left) * transform(right)).sum(axis=0))
-                exact = _exact(left / 2**15, right / 2**12) * 2**27
-                norms = float((np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)).sum())
-                assert np.abs(found - exact).max() <= product_error(size, terms) * norms
+    for size, terms, aligned in itertools.product((8, 512, 4096), (1, 50), (True, False)):
+        rng, shape = np.random.default_rng(0), (terms, size)
+        left, right = (
+            np.ones(shape) if aligned else rng.choice([-1.0, 1.0], shape) for _ in range(2)
+        )
+        found = inverse((transform(left * 2**15) * transform(right * 2**12)).sum(axis=0))
+        norms = 2**27 * float((np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)).sum())
+        exact = _exact(left, right) * 2**27
+        assert np.abs(found - exact).max() <= product_error(size, terms) * norms
 
 
 def _exact(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -36,13 +36,7 @@ from apfed_protocols.psi.store import (
     targets_of,
     to_bytes,
 )
-from apfed_protocols.psi.vole import (
-    Kind,
-    VoleIntersection,
-    hash_values,
-    match,
-    tag_bytes,
-)
+from apfed_protocols.psi.vole import Kind, VoleIntersection, hash_values, match, tag_bytes
 from apfed_protocols.randomness import fresh_key
 from tests.contracts.intersections import HEADER, Change, Intersection, of_kind, stocked
 
