@@ -301,7 +301,6 @@ class SumOfProducts(DescribedSum):
 
 
 def _expand_key(ring: Ring, seed: bytes) -> Digits:
-    """The uniform half of the key."""
     return ring.expand(seed, b"products key")
 
 

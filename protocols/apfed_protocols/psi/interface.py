@@ -604,7 +604,6 @@ class Supply:
         self._fork_check = ForkCheck(f"{me}: this supply")
 
     def add(self, body: bytes) -> None:
-        """Put in what was dealt for the next chunk."""
         self._fork_check.require()
         if self._filled or self._claimed:
             raise LocalProtocolError(
@@ -657,7 +656,6 @@ class Supply:
         return cls(agreement, me, bodies)
 
     def claim(self, agreement: IntersectionAgreement, me: str) -> None:
-        """Reserve it for one intersection."""
         self._fork_check.require()
         digests = {hashlib.sha256(body).digest() for body in self._bodies if body}
         if self._claimed or digests & Supply._used:
