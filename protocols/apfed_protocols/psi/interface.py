@@ -267,11 +267,6 @@ class Aligner:
         self._awaited: Collection[str] = ()
         self._started = self._failed = False
 
-    @property
-    def awaited(self) -> Collection[str]:
-        """The parties that the script waits for: the next message of each is its next step."""
-        return self._awaited
-
     def start(self) -> Iterable[Outgoing]:
         self._fork_check.require()
         if self._started:
