@@ -487,11 +487,7 @@ _COMPARED_ELSE = (
 
 
 def require_comparable(texts: Mapping[str, Iterable[str]]) -> None:
-    """Refuse parties of which no two IDs can match, whatever they are: kinds are compared.
-
-    Args:
-        texts: by party, normalised; the first is compared with each other one.
-    """
+    """Refuse parties whose IDs, normalised, are of kinds of which none matches the first's."""
     (first, own), *others = texts.items()
     own = list(own)
     for party, theirs in others:

@@ -341,7 +341,6 @@ class SvdOwner(_SvdRole):
         self._masks: Opened | None = None
 
     def take(self, dealt: bytes) -> None:
-        """Read what the dealer sent."""
         agreed = self.agreement
         if self._masks is not None:
             raise LocalProtocolError(f"{self.me} holds its masks already")

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
 
-__all__ = ["looks_uniform", "mutated", "said_in_a_fork"]
-
 
 def mutated(rng: random.Random, data: bytes, *, edge: int = 256) -> bytes:
     """These bytes with one to eight changes, most of them in the first `edge` bytes."""

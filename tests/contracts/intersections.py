@@ -14,8 +14,6 @@ from apfed_protocols.psi.interface import (
     Supply,
 )
 
-__all__ = ["DEALER", "HEADER", "Change", "Intersection", "Sets", "deliver", "of_kind", "stocked"]
-
 DEALER = "dealer"
 HEADER = 22
 Sets = Mapping[str, Sequence[bytes]]
@@ -41,10 +39,7 @@ def deliver(
 ) -> list[tuple[str, Outgoing]]:
     """Deliver all messages in order; return what arrived, and from whom.
 
-    Args:
-        roles: by party, not yet started.
-        change: of messages on the way.
-        refusing: an intersection that is too small is no error.
+    If `refusing`, an intersection that is too small is no error.
     """
     sent = []
     queue = [(name, out) for name, role in roles.items() for out in role.start()]
@@ -75,15 +70,7 @@ def stocked(
 
 
 class Intersection:
-    """The roles of a backend under one agreement.
-
-    Args:
-        backend: or its key in the table.
-        sets: by party; the first is the hub.
-        agreed: None: one of the other `fields`.
-        supplies: by party, where they were dealt ahead.
-        change: of messages on the way.
-    """
+    """The roles of a backend under an agreement, or one of `fields`; the first set is the hub's."""
 
     def __init__(
         self,

@@ -22,16 +22,6 @@ from apfed_protocols.moments import (
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.randomness import KEY_BYTES
 
-__all__ = [
-    "OTHERS",
-    "PEOPLE",
-    "MomentParties",
-    "Overheard",
-    "Planted",
-    "moment_agreement",
-    "planted",
-]
-
 PEOPLE, OTHERS = bytes(31) + b"\1", bytes(31) + b"\2"
 _SESSIONS = count()
 _KEY = bytes(32)

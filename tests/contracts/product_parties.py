@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from apfed_protocols.conversation import converse
 from apfed_protocols.products import ProductAgreement, ProductReceiver, SumOfProducts
 
-__all__ = ["ProductParties", "agreement", "labels", "matrices"]
-
 Matrix = NDArray[np.float64]
 
 

@@ -6,8 +6,6 @@ from numpy.typing import NDArray
 from apfed_protocols.sums.homomorphic import HomomorphicSum
 from apfed_protocols.sums.seal_cipher import DEGREE
 
-__all__ = ["genuine_key", "residues_of", "setup_with"]
-
 
 def genuine_key(described: HomomorphicSum) -> bytes:
     cipher = described.cipher

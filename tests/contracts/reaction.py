@@ -16,8 +16,6 @@ from apfed_protocols.sums.masked import MaskedSum
 from apfed_protocols.sums.seal_cipher import SealCipher, scratch_file
 from tests.contracts.sum_parties import Parties
 
-__all__ = ["Reactions", "Rearmed", "key_coefficients", "number_from_reactions", "shifted"]
-
 
 class Rearmed:
     """A receiver that goes on after a refusal: for fuzzing, and to show what its end is for."""

@@ -17,8 +17,6 @@ from apfed_protocols.sums.masked import PairwiseSeeds
 from apfed_protocols.sums.recoverable import StepKeys
 from apfed_protocols.sums.seal_cipher import SealForm, scratch_file
 
-__all__ = ["OVERHEARD_SHAPE", "Overheard", "SealKeys", "alive", "secrets_alive", "shown_in"]
-
 
 def secrets_alive() -> set[bytes]:
     """Private keys, pair seeds, self-mask seeds and share keys of all roles in this process."""

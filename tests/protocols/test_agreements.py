@@ -136,7 +136,10 @@ REFUSED: dict[str, dict[str, Cases]] = {
         "a sum needs a session name .*got ''": each("session", ""),
     },
     "moment": {
-        "{} is a number in 1..16777216, got 0": [*each("people", 0), *each("noise", 0)],
+        "{} is a number in 1..16777216, got": [
+            *each("people", 0, 2**24 + 1), *each("noise", 0, 2**24 + 1),
+        ],
+        "at most 1024 contributors": each("contributors", tuple(map(str, range(1025)))),
         "{} is a number": [{"features": True}, {"columns": 2.0}],
         "bits is a number in 1..18": each("bits", 19),
         "more than 1048576 values": [{"features": 2**12, "columns": 2**9}],

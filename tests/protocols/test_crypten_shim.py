@@ -1,6 +1,5 @@
 """CrypTen loads beside today's torch, leaves nothing behind if it does not, stays optional."""
 
-import importlib.util
 import subprocess
 import sys
 import threading
@@ -10,11 +9,9 @@ import pytest
 
 from apfed_protocols.crypten import INSTALL, Seat, load_crypten, seated
 from apfed_protocols.errors import LocalProtocolError
+from tests.with_crypten import installed
 
 ROOT = Path(__file__).parents[2]
-installed = pytest.mark.skipif(
-    importlib.util.find_spec("crypten") is None, reason="crypten is absent"
-)
 
 ABSENT = """
 import sys

@@ -283,27 +283,13 @@ def test_the_ring_holds_every_moment() -> None:
         agreed = moment_agreement(2, people=people, features=1, columns=1, noise=None, bits=bits)
         assert agreed.word.itemsize == word
         assert agreed.limit == 2 * people * 2**bits
-        assert MomentParties(agreed).play(unanimous(agreed, -1)).opened.tolist() == [
-            [-agreed.limit]
-        ]
-
-
-def test_a_narrower_ring_would_wrap_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    agreed = moment_agreement(2, people=2**18, features=1, columns=1, noise=None)
-    monkeypatch.setattr(MomentAgreement, "word", np.dtype("<u4"))
-    opened = MomentParties(agreed).play(unanimous(agreed, 1)).opened
-    assert opened.tolist() == [[-agreed.limit]]  # 2^31 and -2^31 are one element of the ring
+        assert MomentParties(agreed).play(unanimous(agreed, -1)).opened.item() == -agreed.limit
 
 
 def test_the_wide_ring_holds_the_largest_agreement() -> None:
     largest = {"people": 2**24, "bits": 18, "noise": 2**24, "features": 1, "columns": 1}
     assert moment_agreement(1024, **largest).word.itemsize == 8
     assert moment_agreement(1024, **largest).limit < 2**53
-    for name, beyond in (("people", 2**24 + 1), ("bits", 19), ("noise", 2**24 + 1)):
-        with pytest.raises(LocalProtocolError, match=f"{name} is a number in"):
-            moment_agreement(1024, **largest | {name: beyond})
-    with pytest.raises(LocalProtocolError, match="at most 1024 contributors"):
-        moment_agreement(1025, **largest)
 
 
 def test_rounding_keeps_the_bound_of_a_row() -> None:

@@ -2,11 +2,7 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from itertools import count
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -29,9 +25,9 @@ from apfed_protocols.products.ring import (
     split,
     transform,
 )
-from apfed_protocols.seal import RunKey
 from apfed_protocols.sums.fixed_point import SECURE_MODULUS_BITS
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
+from tests.vectors.recorded import fixed_randomness
 
 SHAPES: tuple[dict[str, Any], ...] = (
     {"people": 1, "columns": 1, "labelled": 1},
@@ -46,6 +42,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"candidates": 3, "columns": 10, "people": 4096 + 128 + 5, "labelled": 20},
     {"candidates": 9, "columns": 33, "people": 100, "passives": 3},
     {"candidates": 3, "passives": 1, "allow_single": True},
+    {"passives": 1, "allow_single": True},
 )
 
 
@@ -100,14 +97,6 @@ def test_noise_is_added_in_steps() -> None:
     opened = played.receiver.open(0, played.combiner.combine(0, answers))
     steps = np.rint(opened * played.sum.fixed_point.levels)
     assert np.array_equal(steps, played.integers(rows) + noise[0] + noise[1])
-
-
-def test_one_passive_is_refused_unless_asked_for() -> None:
-    with pytest.raises(LocalProtocolError, match="hides nothing"):
-        agreement(1)
-    agreed = agreement(1, allow_single=True)
-    played, rows = ProductParties(agreed), matrices(agreed)
-    assert np.array_equal(np.rint(played.opened(rows)), played.integers(rows))
 
 
 def test_labels_that_are_no_bits() -> None:
@@ -194,23 +183,6 @@ RECORDED = {
     3: "0facc8a34756b21d2c8cfaeeb7138308fb7adf11f60c6fcf03a558e245e25536",
 }
 """SHA-256 over the request, the first passive's answer and the sum, by candidates."""
-
-
-@contextmanager
-def fixed_randomness() -> Iterator[None]:
-    """Keys that are the same in every run; they protect nothing."""
-    numbers = count()
-
-    def block(length: int = 32) -> bytes:
-        return hashlib.sha256(b"vector %d" % next(numbers)).digest()[:length]
-
-    with ExitStack() as stack:
-        for module in ("products", "products.ring", "sums.homomorphic"):
-            stack.enter_context(patch(f"apfed_protocols.{module}.fresh_key", block))
-        stack.enter_context(
-            patch("apfed_protocols.sums.masked.fresh_run_key", lambda: RunKey.restored(block()))
-        )
-        yield
 
 
 @pytest.mark.parametrize("candidates", RECORDED)
@@ -331,21 +303,15 @@ def test_expansion_is_uniform_and_a_function_of_seed_and_place() -> None:
 
 def test_the_bound_of_the_transforms_holds() -> None:
     """Against exact products, for numbers all at their largest, with equal and random signs."""
-    for size in [8, 512, 4096]:
-        for terms in [1, 50]:
-            rng = np.random.default_rng(0)
-            for aligned in (True, False):
-                shape = (terms, size)
-                left = (
-                    np.full(shape, 2.0**15) if aligned else rng.choice([-1.0, 1.0], shape) * 2**15
-                )
-                right = (
-                    np.full(shape, 2.0**12) if aligned else rng.choice([-1.0, 1.0], shape) * 2**12
-                )
-                found = inverse((transform(left) * transform(right)).sum(axis=0))
-                exact = _exact(left / 2**15, right / 2**12) * 2**27
-                norms = float((np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)).sum())
-                assert np.abs(found - exact).max() <= product_error(size, terms) * norms
+    for size, terms, aligned in itertools.product((8, 512, 4096), (1, 50), (True, False)):
+        rng, shape = np.random.default_rng(0), (terms, size)
+        left, right = (
+            np.ones(shape) if aligned else rng.choice([-1.0, 1.0], shape) for _ in range(2)
+        )
+        found = inverse((transform(left * 2**15) * transform(right * 2**12)).sum(axis=0))
+        norms = 2**27 * float((np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)).sum())
+        exact = _exact(left, right) * 2**27
+        assert np.abs(found - exact).max() <= product_error(size, terms) * norms
 
 
 def _exact(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -428,14 +394,6 @@ def test_parameters_hold_the_bounds() -> None:
         )
         tail = 6 * np.sqrt(passives * (found.folds * found.degree + 1) / 4)
         assert noise + tail < found.noise_bound < 2 ** (found.kept_bits - found.plain_bits - 1)
-
-
-def test_the_published_parameters() -> None:
-    found = solve_products(agreement(3, people=100_000, columns=10, labelled=50))
-    assert (found.degree, found.modulus_bits, found.kept_bits) == (4096, 109, 32)
-    assert (found.plain_bits, found.smudging_bits, found.rows) == (18, 89, 256)
-    found = solve_products(agreement(3, people=10**6, columns=10, labelled=200))
-    assert (found.degree, found.modulus_bits, found.kept_bits) == (8192, 117, 32)
 
 
 def test_what_does_not_fit_says_so() -> None:

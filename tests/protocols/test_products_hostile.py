@@ -160,28 +160,24 @@ def test_the_receiver_refuses_once_and_then_opens_nothing() -> None:
 
 
 def test_sums_that_were_altered() -> None:
-    for which in ["contribution", "flipped word", "flipped c1", "foreign key"]:
-        agreed = agreement()
+    agreed = agreement()
+    # 2^13 + 2^19 of 2^32: half a step of 2^14 away from any sum
+    assert SumOfProducts(agreed).headroom.plain_bits == 18
+    for flipped in (None, {2: 0x08, 1: 0x20}, {-1: 0x80}, "foreign key"):
         played, rows = ProductParties(agreed), matrices(agreed)
         answers = played.answers(0, rows)
-        combined = played.combiner.combine(0, answers)
-        frame = Frame.parse(combined, sender="aggregator")
-        blob = bytearray(frame.blobs[0])
-        if which == "contribution":  # of one passive alone: its masks remain
-            bad = replace(
-                Frame.parse(answers["passive_1"], sender="x"), kind=FrameKind.SUM, party=2
-            ).pack()
-        elif which == "foreign key":
+        frame = Frame.parse(played.combiner.combine(0, answers), sender="aggregator")
+        if flipped is None:  # the contribution of one passive alone: its masks remain
+            alone = Frame.parse(answers["passive_1"], sender="x")
+            bad = replace(alone, kind=FrameKind.SUM, party=2).pack()
+        elif isinstance(flipped, dict):
+            blob = bytearray(frame.blobs[0])
+            for place, bits in flipped.items():
+                blob[place] ^= bits
+            bad = replace(frame, blobs=(bytes(blob),)).pack()
+        else:
             other = ProductParties(agreed)
             bad = other.combiner.combine(0, other.answers(0, rows))
-        else:
-            blob[2 if which == "flipped word" else -1] ^= 0x08 if which == "flipped word" else 0x80
-            if which == "flipped word":
-                blob[1] ^= 0x20
-            bad = replace(frame, blobs=(bytes(blob),)).pack()
-        if which == "flipped word":
-            # 2^13 + 2^19 of 2^32: half a step of 2^14 away from any sum.
-            assert played.sum.headroom.plain_bits == 18
         with pytest.raises(RemoteProtocolError):
             played.receiver.open(0, bad)
 
@@ -449,9 +445,6 @@ def test_what_is_called_out_of_turn() -> None:
     for bad in (np.zeros((4, 3)), np.ones((4, 3))):
         with pytest.raises(LocalProtocolError, match="one class"):
             SumOfProducts(agreement(candidates=2)).receiver(bad)
-    for number in (1, 1025, True, 2.0):
-        with pytest.raises(LocalProtocolError, match="candidates"):
-            agreement(candidates=number)
 
 
 def test_mutated_messages_of_an_audit() -> None:

@@ -28,14 +28,7 @@ from apfed_protocols.psi.circuit import (
     deal_request,
 )
 from apfed_protocols.psi.hashing import Words, bins_for
-from apfed_protocols.psi.interface import (
-    Aligner,
-    Inbox,
-    IntersectionAgreement,
-    IntersectionTooSmallError,
-    Supply,
-    Turn,
-)
+from apfed_protocols.psi.interface import Aligner, Inbox, IntersectionAgreement, Supply, Turn
 from apfed_protocols.psi.store import DENSE, Rows, cells_for, decode, targets_of
 from apfed_protocols.psi.vole import DEAL
 from tests.contracts.intersections import HEADER, Change, Intersection
@@ -209,11 +202,8 @@ def test_dummies_equal_no_tag_and_not_each_other() -> None:
 
 
 def test_slots_hold_what_random_ids_need_and_little_more() -> None:
-    assert [hashing.slots_for(n, hashing.bins_for(n)) for n in (10**4, 10**5, 10**6)] == [
-        24,
-        25,
-        26,
-    ]
+    for size, slots in ((10**4, 24), (10**5, 25), (10**6, 26)):
+        assert hashing.slots_for(size, hashing.bins_for(size)) == slots
     for size in (100, 1000):
         count = hashing.bins_for(size)
         slots = hashing.slots_for(size, count)
@@ -271,9 +261,6 @@ def test_below_the_minimum_no_share_leaves_a_member() -> None:
     kinds = {kind for _, _, kind, _ in stage.said}
     assert Kind.SHARE not in kinds
     assert Kind.TOKENS not in kinds
-    for role in stage.aligners.values():
-        with pytest.raises(IntersectionTooSmallError, match="minimum of 6; nothing was opened"):
-            _ = role.rows
 
 
 def test_a_message_out_of_turn_and_a_flood_are_refused() -> None:

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.psi import ecdh
 from apfed_protocols.psi.ecdh import EcdhIntersection, in_threads, split_points
 from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
@@ -70,23 +71,6 @@ def is_on_curve(point: bytes) -> bool:
     return pow(u * (u * u + 486662 * u + 1), (PRIME - 1) // 2, PRIME) == 1
 
 
-def test_blinding_commutes_and_stays_on_the_curve() -> None:
-    digests = ecdh.digest_ids([b"%d" % k for k in range(64)], session=bytes(32))
-    a, b = b"a" * 32, b"b" * 32
-    first = ecdh.blind_digests(a, digests)
-    assert ecdh.multiply_points(b, first) == ecdh.multiply_points(a, ecdh.blind_digests(b, digests))
-    assert all(map(is_on_curve, split_points(first)))
-    assert len(set(split_points(first))) == 64
-
-
-def test_rfc_7748_vector() -> None:
-    """RFC 7748, section 5.2, first vector."""
-    scalar = bytes.fromhex("a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4")
-    point = bytes.fromhex("e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c")
-    expected = bytes.fromhex("c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552")
-    assert ecdh.multiply_points(scalar, point) == expected
-
-
 ELLIGATOR_2 = {
     0x65D61DFA58CF932CD60F65F24739D1AFE89442E4A3B2E6EA9D65B0865F148901:
     0x1241E151A4DA26769778A6C8AA5A219FF608C6C31BEA49A0558487A102BF6355,
@@ -134,7 +118,7 @@ def test_the_digests_that_give_points_of_low_order() -> None:
     for r, u in [(0, 0), (PRIME, 0), *((r, 1) for r in (root, PRIME - root, half, PRIME - half))]:
         assert ecdh.to_curve(number(r)) == [number(u)]
         with pytest.raises(RuntimeError, match="library error"):
-            ecdh.blind_digests(fresh_key(), number(r))
+            ecdh.blind(fresh_key(), number(r))
     images = [u for u in LOW_ORDER if is_on_curve(number(u)) and reached(u)]
     assert images == [1]
 
@@ -181,7 +165,7 @@ LOW_ORDER = (0, 1, PRIME - 1, ORDER_EIGHT, pow(ORDER_EIGHT, -1, PRIME))
 def test_low_order_points_annihilate_and_are_refused() -> None:
     for u in LOW_ORDER:
         with pytest.raises(RuntimeError, match="library error"):
-            ecdh.multiply_points(fresh_key(), number(u))
+            ecdh.multiply(fresh_key(), number(u))
         played = Played()
         with pytest.raises(RemoteProtocolError, match="p sent a point of low order"):
             played.told(framed(played.to_hub, [*points_of(played.to_hub), number(u)]))
@@ -206,7 +190,7 @@ def test_lists_of_points_that_are_none_are_refused() -> None:
     points = points_of(good.to_hub)
     twin = number(pow(int.from_bytes(points[1], "little"), -1, PRIME))
     scalar = fresh_key()
-    assert ecdh.multiply_points(scalar, twin) == ecdh.multiply_points(scalar, points[1])
+    assert ecdh.multiply(scalar, twin) == ecdh.multiply(scalar, points[1])
     lists: list[tuple[list[bytes], str]] = [
         *(([number(u)], "not a number below") for u in (PRIME, PRIME + 5, 2**255 - 1, 2**255 + 9)),
         ([*points, points[0], points[1]], r"p sent 2 blinded ID\(s\) twice"),
@@ -280,7 +264,7 @@ def test_secrets_are_absent_from_repr() -> None:
 
 SCALAR = b"a" * 32
 DIGESTS = ecdh.digest_ids([b"%d" % k for k in range(41)], session=bytes(32))
-POINTS = ecdh.blind_digests(SCALAR, DIGESTS, threads=1)
+POINTS = ecdh.blind(SCALAR, DIGESTS)
 
 
 def test_each_multiplication_is_that_of_another_library() -> None:
@@ -290,7 +274,7 @@ def test_each_multiplication_is_that_of_another_library() -> None:
     ]
     assert split_points(POINTS) == one_by_one
     random = np.random.default_rng(3).bytes(32 * 200)
-    assert split_points(ecdh.multiply_points(SCALAR, random)) == [
+    assert split_points(ecdh.multiply(SCALAR, random)) == [
         key.exchange(X25519PublicKey.from_public_bytes(point)) for point in split_points(random)
     ]
 
@@ -301,12 +285,12 @@ def test_many_small_pieces_come_back_in_order(
 ) -> None:
     monkeypatch.setattr(ecdh, "_POINTS_OF_A_PIECE", 3)
     some, seen = DIGESTS[: 32 * count], list[int]()
-    found = ecdh.blind_digests(SCALAR, some, threads=most, report=seen.append)
+    found = in_threads(partial(ecdh.blind, SCALAR), some, threads=most, report=seen.append)
     assert found == POINTS[: 32 * count]
     assert seen == sorted(seen)
     assert seen[-1] == count
-    again = ecdh.multiply_points(SCALAR, found, threads=most)
-    assert again == ecdh.multiply_points(SCALAR, found, threads=1)
+    again = in_threads(partial(ecdh.multiply, SCALAR), found, threads=most)
+    assert again == ecdh.multiply(SCALAR, found)
 
 
 @pytest.fixture
@@ -360,22 +344,18 @@ def test_long_lists_use_a_thread_for_each_processor(
 
 def test_an_error_in_a_thread_is_raised() -> None:
     with pytest.raises(RuntimeError, match="library error"):
-        ecdh.multiply_points(SCALAR, bytes(32) * 5000, threads=2)
-
-
-def test_no_threads_are_refused() -> None:
-    with pytest.raises(LocalProtocolError, match="threads is at least 1, got 0"):
-        in_threads(bytes, DIGESTS, threads=0)
+        in_threads(partial(ecdh.multiply, SCALAR), bytes(32) * 5000, threads=2)
 
 
 def test_a_party_that_is_told_to_end_ends_soon() -> None:
     script = (
         "import signal\n"
-        "from apfed_protocols.psi import ecdh\n"
+        "from functools import partial\nfrom apfed_protocols.psi import ecdh\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def tell(done):\n"
         "    print(done, flush=True)\n"
-        "ecdh.blind_digests(bytes(32), b'1' * 32 * 300_000, threads=2, report=tell)\n"
+        "work = partial(ecdh.blind, bytes(32))\n"
+        "ecdh.in_threads(work, b'1' * 32 * 300_000, threads=2, report=tell)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -101,12 +101,6 @@ def test_an_equivocating_active_with_the_aggregator_gets_noise(choice: str) -> N
             played.receiver.decode(played.combine(forged), SHAPE, bound)
 
 
-def test_the_ring_must_hold_the_sum() -> None:
-    MaskedSum(agreement(256, bits=24))
-    with pytest.raises(LocalProtocolError, match="need 33 bits, the ring has 32; use fewer bits"):
-        MaskedSum(agreement(257, bits=24))
-
-
 @pytest.mark.parametrize("kind", [MaskedSum, RecoverableSum])
 @pytest.mark.parametrize(("bits", "exact"), [(31, True), (32, False)])
 def test_one_bit_more_leaves_the_ring(

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from concurrent.futures import BrokenExecutor
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -39,16 +40,18 @@ def test_half_a_result_is_an_error_and_closes() -> None:
 
 def test_processes_find_the_same_and_a_dead_one_is_told(own_children: Children) -> None:
     scalar, digests = b"a" * 32, ecdh.digest_ids([b"%d" % k for k in range(41)], session=bytes(32))
-    points = ecdh.blind_digests(scalar, digests, threads=1)
+    points = ecdh.blind(scalar, digests)
     seen = list[int]()
     with worker_pool(2) as pool:
         assert pool is not None
-        found = ecdh.blind_digests(scalar, digests * 60, pool=pool, report=seen.append)
+        found = ecdh.in_threads(
+            partial(ecdh.blind, scalar), digests * 60, pool=pool, report=seen.append
+        )
         assert found == points * 60
         assert seen == [820, 1640, 2460]
         processes = {pool.submit(os.getpid).result(60) for _ in range(4)}
         assert len(processes - {os.getpid()}) == 2
         os.kill(processes.pop(), signal.SIGKILL)
         with pytest.raises(LocalProtocolError, match="ended before its work was done"):
-            ecdh.multiply_points(scalar, points * 60, pool=pool)
+            ecdh.in_threads(partial(ecdh.multiply, scalar), points * 60, pool=pool)
     assert not own_children()

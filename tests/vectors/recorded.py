@@ -11,7 +11,7 @@ import json
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,10 @@ def fixed_key(party: str) -> RunKey:
     return RunKey(private.public_key().public_bytes_raw(), private)
 
 
+DRAWING = ("seal", "sums.recoverable", "sums.crypten_sum", "sums.homomorphic", "products",
+           "products.ring")  # fmt: skip
+
+
 @contextmanager
 def fixed_randomness() -> Iterator[None]:
     """Keys, seeds and polynomials that are the same in every run."""
@@ -86,14 +90,12 @@ def fixed_randomness() -> Iterator[None]:
     def run_key() -> RunKey:
         return RunKey.restored(block())
 
-    with (
-        patch("apfed_protocols.seal.fresh_key", block),
-        patch("apfed_protocols.sums.recoverable.fresh_key", block),
-        patch("apfed_protocols.sums.crypten_sum.fresh_key", block),
-        patch("apfed_protocols.sums.masked.fresh_run_key", run_key),
-        patch("apfed_protocols.sums.recoverable.fresh_run_key", run_key),
-        patch("Crypto.Protocol.SecretSharing.rng", block),
-    ):
+    with ExitStack() as stack:
+        for module in DRAWING:
+            stack.enter_context(patch(f"apfed_protocols.{module}.fresh_key", block))
+        for module in ("masked", "recoverable"):
+            stack.enter_context(patch(f"apfed_protocols.sums.{module}.fresh_run_key", run_key))
+        stack.enter_context(patch("Crypto.Protocol.SecretSharing.rng", block))
         yield
 
 

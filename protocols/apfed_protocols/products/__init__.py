@@ -301,7 +301,6 @@ class SumOfProducts(DescribedSum):
 
 
 def _expand_key(ring: Ring, seed: bytes) -> Digits:
-    """The uniform half of the key."""
     return ring.expand(seed, b"products key")
 
 
@@ -573,12 +572,7 @@ def _agreed_challenge(
 
 
 class ProductReceiver(SumReceiver):
-    """The active's end; the secret key is gone once it refused a sum.
-
-    Args:
-        described: what all parties agreed on.
-        labels_nK: bits of any type, n rows by K columns.
-    """
+    """The active's end; the secret key is gone once it refused a sum. Labels are bits."""
 
     _sum: SumOfProducts
 

@@ -58,7 +58,7 @@ from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 from gmpy2 import invert, jacobi, mpz  # type: ignore[import-untyped]
@@ -89,8 +89,8 @@ from apfed_protocols.psi.interface import Desk as AnyDesk
 from apfed_protocols.randomness import derive_key, fresh_key, random_permutation
 
 __all__ = [
-    "Desk", "EcdhHub", "EcdhIntersection", "EcdhMember", "Kind", "blind", "blind_digests",
-    "check_points", "digest_ids", "in_threads", "multiply", "multiply_points", "split_points",
+    "Desk", "EcdhHub", "EcdhIntersection", "EcdhMember", "Kind", "blind",
+    "check_points", "digest_ids", "in_threads", "multiply", "split_points",
     "to_curve",
 ]  # fmt: skip
 
@@ -179,15 +179,15 @@ class _EcdhRole(Aligner, ABC):
         """Send each peer the own IDs, blinded, with the ID of row `order[k]` at place k."""
         digests, bodies = self._digests.reshape(-1, POINT_BYTES), {}
         for peer, own in self._blindings.items():
-            how = self._how("blinding its own IDs", self._size)
-            bodies[peer] = blind_digests(own.scalar, digests[own.order].tobytes(), **how)
+            blocks, work = digests[own.order].tobytes(), partial(blind, own.scalar)
+            bodies[peer] = self._computed("blinding its own IDs", work, blocks)
         return self._desk.turn(Kind.BLINDED, bodies, awaited)
 
     def _tags(self, inbox: Inbox, sender: str) -> NDArray[np.uint8]:
         points = self._desk.read(inbox, sender, Kind.BLINDED)
         check_points(sender, points)
-        how = self._how(f"blinding the IDs of {sender}", len(points) // POINT_BYTES)
-        found = multiply_points(self._blindings[sender].scalar, points, **how)
+        by_scalar = partial(multiply, self._blindings[sender].scalar)
+        found = self._computed(f"blinding the IDs of {sender}", by_scalar, points)
         if len(set(split_points(found))) * POINT_BYTES < len(found):
             # they differ by points of low order, which multiplying by a scalar takes away
             raise RemoteProtocolError(
@@ -195,15 +195,14 @@ class _EcdhRole(Aligner, ABC):
             )
         return np.frombuffer(found, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES]
 
-    def _how(self, work: str, total: int) -> dict[str, Any]:
-        """What `in_threads` takes beside the work."""
-        backend, progress = self._backend, self._backend.progress
+    def _computed(self, what: str, work: Callable[[bytes], bytes], blocks: bytes) -> bytes:
+        backend, total = self._backend, len(blocks) // POINT_BYTES
 
         def report(done: int) -> None:
-            if progress is not None:
-                progress(Progress(self._me, work, done, total))
+            if backend.progress is not None:
+                backend.progress(Progress(self._me, what, done, total))
 
-        return {"threads": backend.threads, "pool": backend.pool, "report": report}
+        return in_threads(work, blocks, threads=backend.threads, pool=backend.pool, report=report)
 
 
 class EcdhIntersection(SetIntersection):
@@ -349,14 +348,6 @@ def digest_ids(ids: Sequence[bytes], *, session: bytes) -> bytes:
     return digest_each(ids, hasher).tobytes()
 
 
-def blind_digests(scalar: bytes, digests: bytes, **how: Any) -> bytes:
-    return in_threads(partial(blind, scalar), digests, **how)
-
-
-def multiply_points(scalar: bytes, points: bytes, **how: Any) -> bytes:
-    return in_threads(partial(multiply, scalar), points, **how)
-
-
 def check_points(sender: str, points: bytes) -> None:
     """Refuse anything but distinct, canonical points outside the small subgroups."""
     if len(points) % POINT_BYTES:
@@ -424,17 +415,10 @@ def in_threads(
     pool: Executor | None = None,
     report: Callable[[int], None] | None = None,
 ) -> bytes:
-    """Return what `work` makes of the blocks: of each piece of them, in order.
+    """Return what `work` makes of blocks of 32 bytes, piece by piece, as many and in order.
 
-    Args:
-        work: makes as many blocks of 32 bytes of any number of them.
-        blocks: of 32 bytes each, one after the other.
-        threads: how many at most; None for one for each processor.
-        pool: works in place of threads; it stays open.
-        report: called with the number of blocks done, as it grows.
+    A `pool` works in place of threads, and stays open; `report` gets the number of blocks done.
     """
-    if threads is not None and threads < 1:
-        raise LocalProtocolError(f"threads is at least 1, got {threads}")
     count = len(blocks) // POINT_BYTES
     pieces = max(1, math.ceil(count / _POINTS_OF_A_PIECE))
     bounds = [POINT_BYTES * (count * k // pieces) for k in range(pieces + 1)]

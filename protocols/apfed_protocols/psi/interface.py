@@ -267,11 +267,6 @@ class Aligner:
         self._awaited: Collection[str] = ()
         self._started = self._failed = False
 
-    @property
-    def awaited(self) -> Collection[str]:
-        """The parties that the script waits for: the next message of each is its next step."""
-        return self._awaited
-
     def start(self) -> Iterable[Outgoing]:
         self._fork_check.require()
         if self._started:
@@ -604,7 +599,6 @@ class Supply:
         self._fork_check = ForkCheck(f"{me}: this supply")
 
     def add(self, body: bytes) -> None:
-        """Put in what was dealt for the next chunk."""
         self._fork_check.require()
         if self._filled or self._claimed:
             raise LocalProtocolError(
@@ -657,7 +651,6 @@ class Supply:
         return cls(agreement, me, bodies)
 
     def claim(self, agreement: IntersectionAgreement, me: str) -> None:
-        """Reserve it for one intersection."""
         self._fork_check.require()
         digests = {hashlib.sha256(body).digest() for body in self._bodies if body}
         if self._claimed or digests & Supply._used:

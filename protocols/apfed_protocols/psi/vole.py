@@ -162,12 +162,12 @@ class VoleIntersection(DealtIntersection):
         desk = Desk(me, self.agreement, self.progress)
         agreement, key = desk.agreement, fresh_key()
         size = agreement.announced_by(desk.me, len(ids))
-        first = [desk.turn(Kind.HELLO, dict.fromkeys(members, HELLO.pack(key, size)), members)]
+        first = desk.turn(Kind.HELLO, dict.fromkeys(members, HELLO.pack(key, size)), members)
         if supply is None:
-            first.append(
-                desk.turn(Kind.DEAL, {agreement.dealer: DEAL.pack(size)}, [agreement.dealer])
-            )
-        inbox = yield _together(first)
+            dealer = agreement.dealer
+            order = desk.turn(Kind.DEAL, {dealer: DEAL.pack(size)}, [dealer])
+            first = Turn([*first.outgoing, *order.outgoing], [*members, dealer])
+        inbox = yield first
         commits = {m: COMMIT.unpack(desk.read(inbox, m, Kind.COMMIT, COMMIT.size)) for m in members}
         for member, (_, announced) in commits.items():
             agreement.check_announced(member, [announced], [member])
@@ -305,13 +305,6 @@ def _filled_up(tags: Tags, size: int) -> Tags:
 
 def _output_key(agreement: IntersectionAgreement, member: str, hubs: bytes, own: bytes) -> bytes:
     return derive_key(hubs, b"vole output", own, agreement.digest, member.encode())
-
-
-def _together(turns: Sequence[Turn]) -> Turn:
-    return Turn(
-        [out for turn in turns for out in turn.outgoing],
-        [party for turn in turns for party in turn.awaited],
-    )
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,6 @@ class Frame:
     """One message of a sum.
 
     Attributes:
-        kind: what it carries.
         name: of the sum, 1 to 32 printable ASCII characters.
         party: the contributor's position in the agreement, for what it sends or is asked;
             else the number of contributors.
@@ -63,7 +62,6 @@ class Frame:
         rows, columns: shape of the values; 0, 0 for setup.
         binding: 32 bytes; the step binding's digest, or the agreement's for setup.
         fingerprint: 32 bytes; of the agreement, the parameters and the public key.
-        blobs: protected values, opaque here.
     """
 
     kind: FrameKind

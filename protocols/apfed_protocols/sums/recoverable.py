@@ -192,11 +192,9 @@ def split(secret: bytes, *, threshold: int, holders: int) -> Sequence[bytes]:
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret of which these are shares.
+    """Return the secret of which these are shares, by the holder's position from 0.
 
-    Args:
-        shares: exactly as many as the threshold, by the holder's position from 0. With fewer,
-            or a false one among them, the result is some other 16 bytes.
+    With fewer than the threshold, or a false one among them, it is some other 16 bytes.
     """
     if not shares or any(len(share) != SECRET_BYTES for share in shares.values()):
         raise LocalProtocolError(f"a secret is joined from shares of {SECRET_BYTES} bytes each")
@@ -482,14 +480,7 @@ class RecoverableContributor(SumContributor):
 
 @dataclass(frozen=True)
 class _Underway:
-    """A step between its contributions and its answers.
-
-    Attributes:
-        roster: what was announced for it by all who could contribute, in order.
-        frames: of the contributions that came.
-        counted: whose they are, in order.
-        total: their sum, masked.
-    """
+    """A step between its contributions and its answers: who could contribute, and who did."""
 
     roster: Mapping[str, Announcement]
     frames: Sequence[Frame] = field(repr=False)
