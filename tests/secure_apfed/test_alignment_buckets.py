@@ -316,8 +316,7 @@ OPENINGS: Lies = (
 
 
 @pytest.mark.parametrize(
-    ("role", "lies", "who"),
-    [("_Reply", REPLIES, "bank"), ("_Opening", OPENINGS, "(shop|post)")],
+    ("role", "lies", "who"), [("_Reply", REPLIES, "bank"), ("_Opening", OPENINGS, "(shop|post)")]
 )
 def test_other_replies_and_openings_are_refused(
     role: str, lies: Lies, who: str, monkeypatch: pytest.MonkeyPatch

@@ -31,12 +31,7 @@ from torch import nn
 
 from apfed_protocols.ids import EMPTY
 from secure_apfed.contrib.onnx_file import write_onnx
-from secure_apfed.data import (
-    ColumnEncoding,
-    ImageEncoding,
-    RawFeatures,
-    parse_encoding,
-)
+from secure_apfed.data import ColumnEncoding, ImageEncoding, RawFeatures, parse_encoding
 from secure_apfed.data.encoding import CategoricalColumn, CellCounts, NumericColumn, fit_columns
 from secure_apfed.data.frames import as_pandas, texts_of, typed
 from secure_apfed.data.inputs import FEWEST_ROWS, ColumnDrift, DriftMeter, extremes_of

@@ -221,10 +221,7 @@ def test_a_method_of_common_people_needs_two_classes_of_them(method: str) -> Non
     config = config_of(method)
     for rows, told in (
         (malignant, f"active: the .* labelled training {ONE_CLASS}malignant"),
-        (
-            lambda data: but(data, data.labelled_rows),
-            "none of its 60 labelled training rows",
-        ),
+        (lambda data: but(data, data.labelled_rows), "none of its 60 labelled training rows"),
     ):
         with pytest.raises(DataError, match=told):
             run(config, None, data=data_of(config, rows))
