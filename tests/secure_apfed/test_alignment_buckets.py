@@ -183,9 +183,6 @@ def test_too_few_common_ids_over_all_buckets_open_nothing(monkeypatch: pytest.Mo
     assert set(session.align()["bank"]) == COMMON  # more than in any bucket
 
 
-# Broken off
-
-
 def dies_after(name: str, messages: int) -> Callable[[Envelope], bool]:
     """The party of this name is killed when it is about to send one more than so many messages."""
     left = iter(range(messages))
@@ -275,9 +272,6 @@ def test_a_record_is_private_and_forgotten_on_demand(tmp_path: Path) -> None:
     assert set(session.align("again")["shop"]) == COMMON  # of what is kept, without a bucket
     Unfinished(tmp_path / "bank").forget()
     assert not (tmp_path / "bank").exists()
-
-
-# Hostile peers
 
 
 @contextmanager

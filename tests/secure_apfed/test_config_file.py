@@ -51,6 +51,7 @@ def test_texts_that_look_like_other_values_survive_a_dump() -> None:
 
 
 PATIENT = "  epochs: 2\n  patience: 3\ndp_sgd: {epsilon: 1}"
+NAMED = "bank: {file: b.csv}, x/../../victim: {file: c.csv}"
 NON = "one of 'auto', 'none', got 'non'; did you mean 'none'?"
 OTHER = "expected one of 'reconstruction', 'contrastive', got 'contrastve'; did you mean 'contra"
 REFUSED: tuple[tuple[str, str], ...] = (
@@ -83,6 +84,8 @@ REFUSED: tuple[tuple[str, str], ...] = (
     (GOOD.replace("  epochs: 2", PATIENT), "10: train.patience: when training ends would tell"),
     (GOOD.replace("data: {dataset: digits, views: 4}", "data:\n  views: 9\n  labelled: 20"),
      "4: data.views: an image of digits has 8 rows, fewer than 9 views"),
+    (GOOD.replace("data: {dataset: digits, views: 4}", f"data:\n  parties: {{{NAMED}}}"),
+     "4: data.parties: expected a name of 1 to 64 letters"),
     # What is no settings file.
     ("", " is empty"),
     ("# nothing\n", " is empty"),

@@ -163,6 +163,9 @@ def test_idx_folder_is_found_through_the_environment(
     data = load_data(DataSettings(dataset="mnist"), seed=0)
     assert (len(data.train_rows), len(data.test_rows)) == (40, 20)
     assert data.active.features.shape == (60, 1, 14, 28)
+    few = load_data(DataSettings(dataset="mnist", rows=30), seed=0)
+    assert len(few.active.ids) == 30
+    assert 5 <= len(few.test_rows) <= 15  # a third of all images
 
 
 def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
@@ -190,9 +193,6 @@ def test_a_missing_and_a_wrong_file_name_folders_digests_and_the_command(tmp_pat
     ):
         with pytest.raises(DataError, match=message):
             load_data(DataSettings(dataset=name, folder=tmp_path), seed=0)
-
-
-# Downloads from a server on this machine: whole, interrupted, wrong, absent.
 
 
 @dataclass
@@ -381,38 +381,11 @@ STAND_INS = {
 }  # fmt: skip
 
 
-# Stand-ins for sets that are not here: labelled so, of the same shape, with something to learn.
-
-
 def pool(name: str, folder: Path | None = None) -> TablePool:
     entry = DATASETS[name]
     read = entry.read(entry, folder)
     assert isinstance(read, TablePool)
     return read
-
-
-def test_parties_fold_their_sessions_back(tmp_path: Path) -> None:
-    told = synthetic_sessions(64, seed=0)
-    told.to_parquet(tmp_path / "biaffect.parquet")
-    settings = DataSettings(
-        dataset="biaffect", folder=tmp_path, partition="horizontal", clients=3,
-        views=("special", "alphanum"),
-    )  # fmt: skip
-    data = load_data(settings, seed=0)
-    assert list(data.active.views) == ["special", "alphanum"]
-    steps = sorted(len(keys) // 4 for keys in told["alphanum"])
-    found = []
-    for table in data.tables:
-        view = table.views["alphanum"]
-        own_NF = table.features[:, view.columns]
-        assert view.sequence is not None
-        lengths_N, steps_NTC = own_NF[:, 0].long(), own_NF[:, 1:].unflatten(1, view.sequence)
-        assert steps_NTC.shape == (len(table.ids), 100, 4)
-        for length, steps_TC in zip(lengths_N.tolist(), steps_NTC, strict=True):
-            assert bool((steps_TC[:length, 0] > 0).all())  # durations
-            assert not bool(steps_TC[length:].any())
-        found += lengths_N.tolist()
-    assert sorted(found) == steps
 
 
 def test_a_stand_in_says_that_it_is_synthetic_and_has_the_same_shape() -> None:
@@ -453,9 +426,6 @@ def test_synthetic_sessions_differ_in_the_order_of_their_steps() -> None:
 def accuracy(features: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
     scaled = (features - features.mean(0)) / features.std(0)
     return float(cross_val_score(LogisticRegression(), scaled, labels, cv=5).mean())
-
-
-# BiAffect's sessions, read from small synthetic files of our own format.
 
 
 def sessions(*rows: tuple[float, int, int, int]) -> pd.DataFrame:
@@ -522,17 +492,12 @@ def test_damaged_and_swollen_files_of_sessions_are_refused(
         pool("biaffect", tmp_path)
 
 
-# MIMIC-III, read from small synthetic tables of its official form.
-
-
 ADMISSIONS = """ROW_ID,SUBJECT_ID,HADM_ID,ADMITTIME,DISCHTIME,ADMISSION_TYPE
 1,10,100,2101-10-20 12:00:00,2101-10-22 12:00:00,EMERGENCY
 2,11,101,2150-01-01 00:00:00,2150-01-09 00:00:00,ELECTIVE
 3,11,102,2151-01-01 00:00:00,2151-02-01 00:00:00,URGENT
 4,12,103,2120-05-05 10:00:00,2120-05-05 09:00:00,EMERGENCY
 """
-
-
 # Subject 11 is above 89: the date of birth is shifted, and lies 300 years before.
 PATIENTS = """ROW_ID,SUBJECT_ID,GENDER,DOB
 1,12,M,2060-05-05 00:00:00
@@ -603,9 +568,6 @@ def test_damaged_mimic_tables_are_named(mimic: Path) -> None:
             (mimic / name).write_text(content)
         with pytest.raises(DataError, match=message):
             pool("mimic_iii", mimic)
-
-
-# Caltech101-7, read from synthetic MATLAB files of its form; hostile ones are refused.
 
 
 def write_caltech(folder: Path, **change: Any) -> None:

@@ -230,9 +230,6 @@ def test_rows_without_a_label_train_without_one_and_test_nothing(folder: Path) -
     assert len(fewer.train_rows) == len(data.train_rows)
 
 
-# Files as other programs write them: what is read is what they hold, or an error says why not.
-
-
 def large_bank(**more: Any) -> pd.DataFrame:
     rng = np.random.default_rng(0)
     return pd.DataFrame({

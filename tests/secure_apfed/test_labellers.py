@@ -254,8 +254,6 @@ def test_noise_is_asked_for_where_it_is_added_and_nowhere_else() -> None:
         Spreading(neighbours=0)
 
 
-# What votes cost: randomised response.
-
 RNG = np.random.default_rng(0)
 
 
@@ -342,9 +340,6 @@ def test_soft_votes_and_responses_out_of_range_are_refused() -> None:
             VoteResponse(epsilon=epsilon, classes=classes)
 
 
-# Distances
-
-
 def rows_of_votes(count: int, classes: int, *, signed: bool) -> Floats:
     rows = RNG.exponential(size=(count, classes)) ** 3
     return rows_of_norm_one(rows * RNG.choice([-1, 1], size=rows.shape) if signed else rows)
@@ -404,9 +399,6 @@ def test_sums_and_moments_take_these_distances() -> None:
         moment = summed_moment(Ridge(), hard=hardened, steps=127, numbers=24, **noise)
         assert moment.sensitivity == pytest.approx(distance * 127 + math.sqrt(24))
         assert moment.numbers == 24
-
-
-# Weights
 
 
 def test_no_replacement_moves_weights_further_than_is_said() -> None:
@@ -496,8 +488,6 @@ def test_private_labellers_and_guarantees_out_of_range_are_refused() -> None:
         with pytest.raises(ConfigError, match="expected"):
             table_guarantee(Logistic(), NoPrivacy(), delta=delta)
 
-
-# Tables
 
 RESPONSE = VoteResponse(epsilon=1.0, classes=3)
 SUM = summed_votes(Logistic(), hard=False, deviation=400, honest=3, steps=127, classes=3)

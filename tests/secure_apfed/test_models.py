@@ -179,8 +179,6 @@ def test_asking_for_a_shape_changes_nothing() -> None:
     assert output_shape(nn.Flatten(), (4, 5)) == (20,)
 
 
-# Objectives.
-
 MLP = ModelSettings(network="mlp", hidden=(6,), representation=5)
 
 

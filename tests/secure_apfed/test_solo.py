@@ -245,9 +245,6 @@ def test_flattened_networks_take_the_steps_that_they_would_take_apart() -> None:
         assert its.untyped_storage().nbytes() == its.nbytes
 
 
-# The choice.
-
-
 class Witness(Baseline):
     """A baseline that knows the label of a row by its first feature, where `knows` says so.
 

@@ -21,7 +21,6 @@ from sklearn.metrics import r2_score, roc_auc_score
 
 from apfed_attacks.run import full_suite, mount
 from apfed_experiments.report import write_report
-from apfed_experiments.run_list import list_runs
 from apfed_experiments.solo import (
     DETECTORS,
     REGRESSORS,
@@ -116,9 +115,6 @@ def frauds(folder: Path, *, anomaly: str = "fraud") -> DataSettings:
     return tables_of(folder, {"label": labels}, x, anomaly=anomaly)
 
 
-# Targets and labels.
-
-
 def test_targets_are_standardised_by_the_labelled_training_rows(tmp_path: Path) -> None:
     data = load_data(DataSettings(dataset="diabetes", labelled=60), seed=0)
     labels = data.active.labels
@@ -175,9 +171,6 @@ def test_the_class_left_out_is_in_no_training_row_and_in_test_rows(tmp_path: Pat
         load_data(frauds(tmp_path, anomaly="thief"), seed=1)
 
 
-# Losses, scores and ranges.
-
-
 def test_losses_are_of_labelled_rows_and_of_anomalies_of_all() -> None:
     targets = TargetScale(mean=0.0, scale=1.0)
     outputs = torch.tensor([[1.0], [5.0], [0.5]])
@@ -230,9 +223,6 @@ def test_ranges_hold_as_many_targets_and_stand_for_their_mean() -> None:
     assert alike.centres[alike.classes_of(np.array([1.0, 4.0]))].tolist() == [1.0, 4.0]
 
 
-# Runs.
-
-
 @pytest.mark.parametrize("method", VOTING)
 def test_passives_are_shown_ranges_and_the_student_learns_numbers(method: str) -> None:
     model = {"network": "random_features"}
@@ -264,6 +254,8 @@ def test_a_run_is_told_in_the_unit(tmp_path: Path, method: str) -> None:
     said = load_model(tmp_path / "run").predict(data.active.features[data.test_rows]).numpy()
     assert said == pytest.approx(kept.scores, rel=1e-4)
     assert result.scores[method] == pytest.approx(r2_score(truth, said), abs=1e-4)
+    report = write_report(tmp_path / "run").read_text()
+    assert all(MEASURES[name].title in report for name in names_of("regression"))
     assert json.loads(folder.card.read_text())["targets"] == data.targets.model_dump()
 
 
@@ -374,21 +366,6 @@ def test_attacks_on_labels_are_left_out_with_a_reason() -> None:
         assert any(result.applicable for result in results if result.target == "features")
 
 
-def test_report_and_list_tell_measures_of_regression(tmp_path: Path) -> None:
-    config = config_of("single_view", train={"epochs": 1})
-    run(config, tmp_path / "runs/one")
-    keep_solo(config, tmp_path / "runs/one/solo.json")
-    page = write_report(tmp_path / "runs/one").read_text()
-    assert all(f"<td>{MEASURES[name].title}<" in page for name in names_of("regression"))
-    (row,) = list_runs(tmp_path / "runs")
-    assert row.accuracy is None
-    assert row.reached.startswith(f"{row.measure.title} ")
-    assert row.gained == f"{row.gain:+.3f}"
-
-
-# Baselines.
-
-
 def test_baselines_are_chosen_by_their_own_labels(tmp_path: Path) -> None:
     record = keep_solo(config_of(measure="mae"), tmp_path / "solo.json")
     by_name = {one.name: one for one in record.baselines}
@@ -428,8 +405,6 @@ def test_the_table_of_tasks_compares_by_seed(tmp_path: Path) -> None:
     assert votes["gain"].mean == pytest.approx(votes["value"].mean - best["value"].mean)
     assert f"| {' | '.join(table.cells[-1])} |" in (tmp_path / "tasks.md").read_text()
 
-
-# What does not fit.
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"task": "classification"}, "numbers and no classes; say task: regression"),
