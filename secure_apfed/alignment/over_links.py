@@ -92,7 +92,6 @@ class ProgressTo:
         self._signs, self._done = signs, 0
 
     def __call__(self, progress: Progress) -> None:
-        """Pass on what was done since the last call."""
         before = self._done if progress.done > self._done else 0
         self._signs.worked(progress.done - before)
         self._done = progress.done if progress.done < progress.total else 0
@@ -222,8 +221,6 @@ def _read(form: TypeAdapter[_First], message: Envelope, settings: AlignmentSetti
 
 
 class _End:
-    """One party's end."""
-
     def __init__(
         self,
         links: Links,
@@ -472,8 +469,6 @@ class Agreed:
 
 @dataclass
 class Unfinished:
-    """One party's record of an intersection."""
-
     folder: Path | None
     agreed: Agreed | None = None
     fingerprint: bytes = field(default=b"", repr=False)

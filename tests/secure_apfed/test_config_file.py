@@ -55,7 +55,6 @@ NAMED = "bank: {file: b.csv}, x/../../victim: {file: c.csv}"
 NON = "one of 'auto', 'none', got 'non'; did you mean 'none'?"
 OTHER = "expected one of 'reconstruction', 'contrastive', got 'contrastve'; did you mean 'contra"
 REFUSED: tuple[tuple[str, str], ...] = (
-    # An unknown key names the nearest known one.
     (GOOD + "trian: {}", "10: trian: is an unknown key; did you mean 'train'?"),
     (GOOD + "  epoch: 3", "10: train.epoch: is an unknown key; did you mean 'epochs'?"),
     (GOOD.replace("temperature", "temprature"),
@@ -65,7 +64,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
     (GOOD + "attacks:\n- {name: a, option: 1}",
      "11: attacks.0.option: is an unknown key; did you mean 'options'?"),
     (GOOD + "'2024-01-01': 1\n", "10: 2024-01-01: is an unknown key"),
-    # A wrong value says what was expected and given.
     *((f"{GOOD}  {text}", f"10: train.{message}") for text, message in (
         ("batch_size: many", "batch_size: expected a whole number, got 'many'"),
         ("batch_size: true", "batch_size: expected a whole number, got true"),
@@ -77,16 +75,13 @@ REFUSED: tuple[tuple[str, str], ...] = (
         ("use_unaligned: 'yes'", "use_unaligned: expected true or false, got 'yes'"),
         ("device: cdua", "device: expected auto, cpu, cuda or one GPU, as cuda:1; got"),
     )),
-    # A misspelt choice names its key and the nearest.
     (GOOD + "model: {projection: non}", f"10: model.projection: expected a whole number or {NON}"),
     (GOOD.replace("contrastive", "contrastve"), f"6: passives.default.objective.name: {OTHER}"),
-    # A sentence that begins with a key tells its line.
     (GOOD.replace("  epochs: 2", PATIENT), "10: train.patience: when training ends would tell"),
     (GOOD.replace("data: {dataset: digits, views: 4}", "data:\n  views: 9\n  labelled: 20"),
      "4: data.views: an image of digits has 8 rows, fewer than 9 views"),
     (GOOD.replace("data: {dataset: digits, views: 4}", f"data:\n  parties: {{{NAMED}}}"),
      "4: data.parties: expected a name of 1 to 64 letters"),
-    # What is no settings file.
     ("", " is empty"),
     ("# nothing\n", " is empty"),
     ("- a\n- b", " expected settings as 'key: value' lines, got a list"),
@@ -184,7 +179,6 @@ def test_a_large_file_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
 
 
 def test_a_file_of_unknown_keys_is_refused_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each sentence looks for the nearest known key; a hundred are enough to mend."""
     text = "\n".join(f"k{number}: 1" for number in range(5_000))
     looked_for = list[str]()
 

@@ -39,7 +39,6 @@ def passive(**changes: Any) -> dict[str, Any]:
 
 
 def parties(**changes: Any) -> list[dict[str, Any]]:
-    """The usual participants with the second one changed."""
     people = [dict(one) for one in USUAL["participants"]]
     people[1].update(changes)
     return people

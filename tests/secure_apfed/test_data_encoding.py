@@ -1,8 +1,5 @@
 """Encodings: raw columns and images become features, in training and in prediction alike, the same
 through every reader, however many rows at a time.
-
-Tables are drawn by the meaning of their cells; every reader has them in a form of its own: CSV as
-texts, Parquet and frames in types of several libraries, ONNX as arrays.
 """
 
 import datetime
@@ -140,9 +137,7 @@ def test_long_tables_are_encoded_column_by_column() -> None:
     ([pd.Timedelta(days=1)] * 2, ["1 days", "9 days"], 0.0),
     (["DE"] * 2, ["DE", "FR"], 1.0),
 ])  # fmt: skip
-def test_what_never_differed_has_no_influence_where_it_does(
-    cells: tuple[list[Any], list[Any], float],
-) -> None:
+def test_what_never_differed_has_no_influence(cells: tuple[list[Any], list[Any], float]) -> None:
     fitted, new, told = cells
     text = ["x"] if isinstance(fitted[0], str) else []
     encoding = fit_columns(pd.DataFrame({"x": fitted}), categorical=text, source="p")
@@ -396,7 +391,6 @@ def write(path: Path, frame: Frame) -> None:
 
 
 def own_table(folder: Path, frame: Frame, name: str, **party: Any) -> Any:
-    """What a run makes of the active's file."""
     write(folder / name, frame)
     parties = {
         "active": PartySettings(file=Path(name), **party), "shop": PartySettings(file=Path("shop")),
@@ -417,9 +411,7 @@ def people(rows: int = 40) -> Frame:
 
 
 @pytest.mark.parametrize(("trained", "missing"), [("t.csv", "mean"), ("t.parquet", "drop")])
-def test_a_file_that_trains_predicts_the_same_in_the_other_format(
-    tmp_path: Path, trained: str, missing: str
-) -> None:
+def test_either_format_trains_and_predicts(tmp_path: Path, trained: str, missing: str) -> None:
     frame = people()
     frame.loc[frame.index % 7 == 0, "Größe"] = np.nan
     own = own_table(tmp_path, frame, trained, missing=missing)
@@ -442,9 +434,7 @@ def test_a_file_that_trains_predicts_the_same_in_the_other_format(
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
-def test_codes_with_leading_zeros_are_categories_unless_they_are_called_numbers(
-    tmp_path: Path, name: str
-) -> None:
+def test_codes_with_leading_zeros_are_categories(tmp_path: Path, name: str) -> None:
     frame = people()[["id", "label", "plz"]]
     with pytest.warns(SuspectColumnWarning, match=r"'plz' holds digits, some with leading zeros"):
         own = own_table(tmp_path, frame, name)

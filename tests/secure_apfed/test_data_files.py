@@ -1,7 +1,5 @@
 """Built-in sets: official files found, checked, parsed or refused with the reason; those of formats
 of their own, from small synthetic files; their stand-ins; and hostile files.
-
-The CIFAR files here are synthetic: made in the test in the official format.
 """
 
 import contextlib
@@ -152,9 +150,7 @@ def small_mnist(folder: Path, *, labels: int = 40) -> DataSet:
     return replace(DATASETS["mnist"], files=tuple(files))
 
 
-def test_idx_folder_is_found_through_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idx_folder_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = small_mnist(tmp_path / "second" / "mnist")
     monkeypatch.setattr(catalogue, "DATASETS", {"mnist": entry})
     monkeypatch.setenv(
@@ -244,9 +240,7 @@ def download(server: Server, *paths: str) -> Download:
     return Download(FILE, tuple(server.url + path for path in paths))
 
 
-def test_what_is_there_is_kept_if_right_and_replaced_if_wrong(
-    server: Server, tmp_path: Path
-) -> None:
+def test_what_is_right_is_kept_and_else_replaced(server: Server, tmp_path: Path) -> None:
     server.files["/a.gz"], server.encoding = PACKED, "gzip"  # a packing called an encoding
     (tmp_path / "train-images.gz").write_bytes(gzip.compress(PLAIN, 1))  # packed otherwise
     fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
@@ -280,10 +274,7 @@ def test_wrong_bytes_are_refused_and_removed(server: Server, tmp_path: Path) -> 
         assert list(tmp_path.iterdir()) == []
 
 
-def test_what_swells_is_not_inflated_and_a_server_that_sends_on_is_stopped(
-    server: Server, tmp_path: Path
-) -> None:
-    """6.6 MB became 3.2 GB before the digest was looked at."""
+def test_what_swells_or_never_ends_is_stopped(server: Server, tmp_path: Path) -> None:
     place = tmp_path / "train-images.gz"
     server.files["/a.gz"] = swollen = gzip.compress(bytes(50_000_000))
     place.write_bytes(swollen)  # what lies there is not inflated either
@@ -396,11 +387,7 @@ def test_a_stand_in_says_that_it_is_synthetic_and_has_the_same_shape() -> None:
         assert entry.how.startswith("synthetic: ")
         assert entry.classes == real.classes
         assert (entry.natural_views, entry.sequences) == (real.natural_views, real.sequences)
-        read, again = pool(entry.name), pool(entry.name)
-        assert read.frame.equals(again.frame)
-        columns = [column for view in real.natural_views.values() for column in view]
-        assert list(read.frame.columns) == columns
-        assert set(read.labels.tolist()) == set(range(len(real.classes)))
+        assert pool(entry.name).frame.equals(pool(entry.name).frame)
 
 
 def test_synthetic_sessions_differ_in_the_order_of_their_steps() -> None:
@@ -477,9 +464,7 @@ def test_wrong_sessions_are_named() -> None:
         session_pool(pd.concat([told, told[["hdrs"]]], axis=1), source="biaffect.parquet")
 
 
-def test_damaged_and_swollen_files_of_sessions_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_and_swollen_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "biaffect.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(DataError, match=r"biaffect.parquet: not a readable Parquet file"):
         pool("biaffect", tmp_path)
@@ -508,7 +493,6 @@ PATIENTS = """ROW_ID,SUBJECT_ID,GENDER,DOB
 
 @pytest.fixture
 def mimic(tmp_path: Path) -> Path:
-    """Small synthetic tables of MIMIC-III's form; the larger ones compressed."""
     (tmp_path / "ADMISSIONS.csv").write_text(ADMISSIONS)
     (tmp_path / "PATIENTS.csv").write_text(PATIENTS)
     rows = {"INPUTEVENTS_CV": [100, 100], "INPUTEVENTS_MV": [100, 103], "CHARTEVENTS": [102] * 62}
@@ -619,7 +603,6 @@ def test_another_or_a_hostile_matlab_file_is_refused(tmp_path: Path) -> None:
         (whole[:128] + bytes(200), "not a MATLAB file"),
         (b"\x89HDF\r\n\x1a\n" + bytes(600), "save it with the option -v7"),
         (whole[:128] + compressed(bytes(2**28 + 1)), "268435456 uncompressed bytes"),
-        # what an array claims takes no memory
         *(
             (bytes(124) + b"\x00\x01IM" + matrix, message)
             for matrix, message in (

@@ -107,9 +107,7 @@ def test_spellings_of_one_label_are_refused() -> None:
 
 
 @pytest.mark.parametrize("enter", ENTRANCES)
-def test_spellings_are_refused_and_a_word_for_nothing_told_wherever_labels_enter(
-    enter: Entrance, tmp_path: Path
-) -> None:
+def test_labels_are_looked_at_wherever_they_enter(enter: Entrance, tmp_path: Path) -> None:
     for labels in (("1", "1.0"), ("caf\u00e9", "cafe\u0301")):
         with pytest.raises(DataError, match=r"in several ways.*\(8 rows\).*\(8 rows\)"):
             enter((*labels, "other"), tmp_path)
@@ -293,9 +291,7 @@ def test_a_measure_that_no_row_defines_is_a_sentence(tmp_path: Path) -> None:
     assert result.undefined["tvfl"]["accuracy"] == "no row was tested"
 
 
-def test_the_plan_refuses_what_the_run_would_and_counts_the_labels_that_there_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_plan_counts_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"id": range(400), "x": rng.normal(size=400), "u": rng.normal(size=400)})
     frame["y"] = np.where(frame.id % 2, "late", "paid")

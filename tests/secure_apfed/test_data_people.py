@@ -285,6 +285,9 @@ def test_splits_and_shares_are_exact() -> None:
     train, test = split_rows(labels, 0.25, seed=1)
     assert np.bincount(labels[test]).tolist() == [2, 10, 25]
     assert sorted([*train, *test]) == list(range(148))
+    blind = [split_rows(own, 0.25, seed=1, split="at_random") for own in (labels, labels[::-1])]
+    assert len(blind[0][1]) == 37
+    np.testing.assert_array_equal(blind[0][1], blind[1][1])
     with pytest.raises(DataError, match=r"leaves 4 training and 0 test rows; .*another test_"):
         split_rows(np.arange(4), 0.25, seed=1)
     with pytest.raises(DataError, match="11 aligned people are wanted, and the active has 10"):
@@ -541,9 +544,7 @@ def test_the_command_line_lists_and_prints_them() -> None:
         preset("mmvfl/handwriting")
 
 
-def test_what_the_page_shows_are_settings_and_sessions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     data = [parse_yaml(block, "docs/data.md")[0]["data"] for block in shown]
     settings = [load_settings_text(DataSettings, as_yaml(one), source="x") for one in data]

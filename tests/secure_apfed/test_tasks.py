@@ -38,8 +38,7 @@ from secure_apfed.data.encoding import ColumnEncoding
 from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.estimator import VerticalClassifier
 from secure_apfed.exchange import Kind
-from secure_apfed.intervals import estimates
-from secure_apfed.measures import MEASURES, Scored, measure_all, names_of
+from secure_apfed.measures import MEASURES, names_of
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.student import RANGES, Bins
 from secure_apfed.runs import solo
@@ -65,7 +64,6 @@ VOTING = [name for name in TAKING if METHODS[name].settings.opens_votes]
 
 
 def config_of(method: Said = "apfed_r", **settings: Any) -> Config:
-    """Of a regression."""
     defaults: dict[str, Any] = {
         "task": "regression", "guard": NO_GUARD, "data": {"dataset": "diabetes", "labelled": 80},
         "train": {"epochs": 30, "batch_size": 64, "learning_rate": 0.02, "evaluate_every": 30,
@@ -187,22 +185,6 @@ def test_losses_are_of_labelled_rows_and_of_anomalies_of_all() -> None:
         assert float(anomaly.loss(outputs, torch.tensor(of_rows), features)) == 3.5
     assert anomaly.outputs(2, (1, 2, 8)) == 16
     assert anomaly.told(torch.zeros(3, 16), torch.ones(3, 1, 2, 8)).tolist() == [1.0] * 3
-
-
-def test_measures_of_anomalies_are_those_of_ranks() -> None:
-    rng = np.random.default_rng(1)
-    truth = (rng.random(200) < 0.2).astype(np.int64)
-    scores = rng.normal(size=200) + truth
-    scored = Scored(truth=truth, scores=scores)
-    found = measure_all(scored)
-    assert set(found) == set(names_of("anomaly")) == {"auc", "average_precision", "ks", "gini"}
-    same = Scored.of_classes(truth, 1 / (1 + np.exp(-scores)))
-    assert all(MEASURES[name].of(same) == pytest.approx(one) for name, one in found.items())
-    interval = estimates(scored, resamples=20)["auc"]
-    assert interval.low < found["auc"] < interval.high
-    with pytest.raises(DataError, match="r2 is of regression, and these scores are of anomaly"):
-        MEASURES["r2"].of(scored)
-    assert measure_all(Scored(truth=truth * 0, scores=scores)) == {}
 
 
 def test_ranges_hold_as_many_targets_and_stand_for_their_mean() -> None:
@@ -465,9 +447,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("ending", "place"), [
     ("csv", "line 8"), ("csv.gz", "line 8"), ("parquet", r"row 6 \(from 0\)"),
 ])  # fmt: skip
-def test_blocks_are_the_whole_and_say_where_one_is_wrong(
-    tmp_path: Path, ending: str, place: str
-) -> None:
+def test_blocks_are_the_whole_and_say_where(tmp_path: Path, ending: str, place: str) -> None:
     frame = pd.DataFrame({"who": [f"00{at}" for at in range(10)], "x": np.arange(10.0)})
     path = tmp_path / f"rows.{ending}"
     frame.to_parquet(path) if ending == "parquet" else frame.to_csv(path, index=False)
@@ -534,9 +514,7 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(trained: Path, tmp_path: 
         predict_into(trained / "run", trained / "active.csv", output / "told.csv")
 
 
-def test_the_command_writes_and_compares_cell_by_cell(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["predict", "--model", str(trained / "run"), "--data"]
     arguments = [*command, str(trained / "active.csv"), "--output", str(tmp_path / "told.csv")]
     assert execute([*arguments, "--json"]) == 0
@@ -544,7 +522,6 @@ def test_the_command_writes_and_compares_cell_by_cell(
     assert (whole["rows"], [one["name"] for one in whole["columns"]]) == (120, ["a", "b"])
     assert execute(arguments) == 0
     assert "120 rows written" in capsys.readouterr().err
-    # Of few rows there is no stability index.
     rows = pd.read_csv(trained / "active.csv").iloc[:5].assign(a=1e3)
     rows.to_csv(tmp_path / "rows.csv", index=False)
     assert execute([*command, str(tmp_path / "rows.csv")]) == 0
@@ -556,7 +533,6 @@ def test_the_command_writes_and_compares_cell_by_cell(
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows(trained: Path, tmp_path: Path) -> None:
-    """Ten times the rows, less than 1.5 times the memory."""
     rng, peaks = np.random.default_rng(0), []
     for rows in (100_000, 1_000_000):
         path = tmp_path / f"{rows}.csv"
