@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Client, Listener
@@ -17,6 +18,7 @@ from types import ModuleType
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import pytest
 from filelock import FileLock
 
@@ -267,24 +269,21 @@ def test_files_align_as_lists_and_own_tables_do(ending: str, tmp_path: Path) -> 
 
 
 def test_no_other_column_is_read_and_no_more_than_a_piece_is_held(tmp_path: Path) -> None:
-    count = 300_000
-    wide = {f"x{k}": np.random.default_rng(k).random(count) for k in range(100)}
-    path = tmp_path / "own.parquet"
-    pd.DataFrame({"id": np.arange(count)} | wide).to_parquet(path)
-    script = (
-        "import sys, resource\n"
-        "from pathlib import Path\n"
-        "import pyarrow.parquet\n"
-        "from secure_apfed.alignment import IdFile\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
-        "before = peak()\n"
-        "file = IdFile('bank', Path(sys.argv[1]), 'id')\n"
-        "assert sum(map(len, file.pieces())) == len(file) == int(sys.argv[2])\n"
-        "print(peak() - before)\n"
-    )
-    command = [sys.executable, "-c", script, str(path), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 100
+    count, path = 300_000, tmp_path / "own.parquet"
+    pd.DataFrame({f"x{k}": np.random.default_rng(k).random(count) for k in range(10)}).assign(
+        id=range(count)
+    ).to_parquet(path)
+    usual = pyarrow.default_memory_pool()
+    pyarrow.set_memory_pool(pool := pyarrow.proxy_memory_pool(usual))
+    tracemalloc.start()
+    try:
+        file = IdFile("bank", path, "id")
+        assert sum(map(len, file.pieces())) == len(file) == count
+        assert pool.max_memory() < 8e6  # of 26 MB in all
+        assert tracemalloc.get_traced_memory()[1] < 15e6  # all IDs take 21 MB
+    finally:
+        tracemalloc.stop()
+        pyarrow.set_memory_pool(usual)
 
 
 @pytest.mark.parametrize(("ending", "content", "says"), [

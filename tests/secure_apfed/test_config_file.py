@@ -34,15 +34,12 @@ def problems_of(text: str, *overrides: str) -> str:
     return str(caught.value)
 
 
-def test_what_is_dumped_is_complete_and_loads_back_equal() -> None:
+def test_what_is_dumped_is_complete_and_loads_back() -> None:
     for more in ("", "attacks: all\n", "tradeoff: {set: {seed: 1}, seeds: 2}\n"):
         config = load_config_text(GOOD + more)
         text = dump_settings(config)
         assert load_config_text(text) == config
         assert all(f"{key}:" in text for key in Config.model_fields)
-
-
-def test_texts_that_look_like_other_values_survive_a_dump() -> None:
     config = load_config_text(GOOD)
     for text in ("1e-3", "yes", "null", "2024-01-01", "a: b", "3", "Zoë", "- x"):
         data = config.data.model_copy(update={"label_column": text})
@@ -100,9 +97,6 @@ def test_a_problem_is_told_by_its_line_and_key() -> None:
     for key in ("name", "method", "data", "guard"):
         rest = "".join(line for line in GOOD.splitlines(keepends=True) if not line.startswith(key))
         assert problems_of(rest) == f"run.yaml: {key}: is missing; it has no default"
-
-
-def test_all_problems_are_told_at_once() -> None:
     told = problems_of(GOOD.replace("epochs: 2", "epochs: 0").replace("views: 4", "views: one"))
     assert [line.split(": ")[1] for line in told.splitlines()] == ["data.views", "train.epochs"]
 

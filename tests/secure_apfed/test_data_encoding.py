@@ -521,7 +521,7 @@ UNSEEN: tuple[tuple[Any, Any], ...] = (
 )  # fmt: skip
 
 
-def test_spellings_of_a_category() -> None:
+def test_spellings_of_a_category_and_what_no_training_row_held() -> None:
     for fitted, new in SPELLINGS:
         frame = Frame({"x": fitted})
         encoding = fit_columns(frame, categorical=["x"], source="p")
@@ -531,13 +531,10 @@ def test_spellings_of_a_category() -> None:
     assert list(spelled.spellings) == ["True", "yes"]
     both = CategoricalColumn(name="x", categories=("TRUE", "True"))
     assert both.spellings["TRUE"] == "TRUE"
-
-
-def test_what_no_training_row_held_counts_for_nothing_and_is_told() -> None:
     for fitted, new in UNSEEN:
         encoding = fit_columns(Frame({"x": fitted}), categorical=["x"], source="p")
-        counts, cells = CellCounts(), Frame({"x": pd.Series(new, dtype=object)})
-        assert not encoding.encode(cells, counts=counts).any()
+        counts, unseen = CellCounts(), Frame({"x": pd.Series(new, dtype=object)})
+        assert not encoding.encode(unseen, counts=counts).any()
         assert (counts.rows, counts.ignored, counts.empty) == (2, {"x": 2}, {})
 
 

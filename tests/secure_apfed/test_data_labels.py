@@ -123,12 +123,12 @@ def test_labels_that_differ_are_classes(tmp_path: Path) -> None:
 
 
 def test_spellings_that_are_listed_are_classes_and_no_others_are(tmp_path: Path) -> None:
-    listed = {"classes": ["c", "C", "d"]}
-    assert from_csv(("c", "C", "d"), tmp_path, **listed) == ("c", "C", "d")
+    listed = ["c", "C", "d"]
+    assert from_csv(("c", "C", "d"), tmp_path, classes=listed) == ("c", "C", "d")
     with pytest.raises(DataError, match=r"'d' \(8 rows\) and 'D' \(8 rows\)"):
-        from_csv(("c", "d", "D"), tmp_path, **listed)
+        from_csv(("c", "d", "D"), tmp_path, classes=listed)
     with pytest.raises(DataError, match="8 labels lie outside the classes c, C, d, such as e"):
-        from_csv(("c", "d", "e"), tmp_path, **listed)
+        from_csv(("c", "d", "e"), tmp_path, classes=listed)
     with pytest.raises(ValueError, match="named twice"):
         from_csv(("c", "d"), tmp_path, classes=["c", "d", "c "])
 

@@ -89,9 +89,10 @@ def test_regressions_and_ranks_are_measured_by_hand() -> None:
         anomalies = Scored(truth=np.array([0, 0, 1, 1]), scores=np.array(said))
         of_ranks = {name: found[name] for name in ("auc", "average_precision", "ks", "gini")}
         assert measure_all(anomalies) == pytest.approx(of_ranks)
-    assert measure_all(Scored(truth=np.zeros(4, int), scores=np.arange(4.0))) == {}
+    of_one = Scored(truth=np.zeros(4, int), scores=np.arange(4.0))
+    assert measure_all(of_one) == {}
     with pytest.raises(DataError, match="r2 is of regression, and these scores are of anomaly"):
-        MEASURES["r2"].of(anomalies)
+        MEASURES["r2"].of(of_one)
 
 
 def test_what_rows_do_not_define_is_left_out() -> None:
