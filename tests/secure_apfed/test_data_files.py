@@ -262,18 +262,6 @@ def test_an_interruption_is_tried_again_and_leaves_nothing(server: Server, tmp_p
     assert found.read_bytes() == PACKED
 
 
-def test_wrong_bytes_are_refused_and_removed(server: Server, tmp_path: Path) -> None:
-    other = f"the SHA-256 .* expected {FILE.sha256}.* sends other bytes"
-    for content, message in (
-        (gzip.compress(PLAIN[::-1], mtime=0), other),
-        (b"<html>sign in</html>", "truncated or damaged gzip file"),
-    ):
-        server.files["/a.gz"] = content
-        with pytest.raises(DataError, match=message):
-            fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
-        assert list(tmp_path.iterdir()) == []
-
-
 def test_what_swells_or_never_ends_is_stopped(server: Server, tmp_path: Path) -> None:
     place = tmp_path / "train-images.gz"
     server.files["/a.gz"] = swollen = gzip.compress(bytes(50_000_000))
@@ -297,17 +285,23 @@ def test_what_swells_or_never_ends_is_stopped(server: Server, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_fetched_names_the_address(server: Server, tmp_path: Path) -> None:
+def test_what_cannot_be_fetched_leaves_nothing(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    server.files |= {"/wrong.gz": gzip.compress(b"other", mtime=0), "/right.gz": PACKED}
+    server.files |= {"/right.gz": PACKED, "/page.gz": b"<html>sign in</html>"}
+    for name, content in (("wrong", b"other"), ("turned", PLAIN[::-1])):
+        server.files[f"/{name}.gz"] = gzip.compress(content, mtime=0)
+    turned = f"the SHA-256 .* expected {FILE.sha256}.* sends other bytes"
     nobody = Download(FILE, ("http://127.0.0.1:1/a.gz",))
     for wanted, folder, message in (
         (download(server, "/a.gz"), "d", r"could not fetch train-images: .*/a.gz answers 404"),
         (nobody, "d", r"127.0.0.1:1/a.gz was interrupted"),
+        (download(server, "/turned.gz"), "d", turned),
+        (download(server, "/page.gz"), "d", "truncated or damaged gzip file"),
         (download(server, "/right.gz"), "file/d", "cannot write"),
     ):
         with pytest.raises(DataError, match=message):
             fetch_file(wanted, tmp_path / folder, dataset="d")
+        assert not list((tmp_path / "d").glob("*"))
     addresses = download(server, "/absent.gz", "/wrong.gz", "/right.gz")
     (found,) = fetch_file(addresses, tmp_path / "e", dataset="d")
     assert found.read_bytes() == PACKED

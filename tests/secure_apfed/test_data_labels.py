@@ -292,9 +292,8 @@ def test_a_measure_that_no_row_defines_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_the_plan_counts_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"id": range(400), "x": rng.normal(size=400), "u": rng.normal(size=400)})
-    frame["y"] = np.where(frame.id % 2, "late", "paid")
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(400, 2)), columns=["x", "u"])
+    frame = frame.assign(id=range(400), y=["paid", "late"] * 200)
     path = tmp_path / "run.yaml"
 
     def write(bank: pd.DataFrame, shop: pd.DataFrame, text: str) -> None:
