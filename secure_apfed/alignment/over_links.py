@@ -56,7 +56,6 @@ from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.workers import worker_pool
 
 __all__ = [
-    "NONCE_BYTES",
     "Agreed",
     "ProgressTo",
     "Unfinished",
@@ -69,8 +68,7 @@ __all__ = [
 Rows = NDArray[np.int64]
 _OPENING_BYTES = 2**16
 _TOO_FEW, _OPENED = b"\0", b"\1"
-NONCE_BYTES = 32
-_Nonce = Annotated[bytes, Field(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+_Nonce = Annotated[bytes, Field(min_length=32, max_length=32)]
 _Count = Annotated[int, Field(ge=0)]
 _VERSION = 1
 _AGREED, _SECRET = "agreed.msgpack", "secret.bin"
@@ -94,7 +92,6 @@ class ProgressTo:
         self._signs, self._done = signs, 0
 
     def __call__(self, progress: Progress) -> None:
-        """Pass on what was done since the last call."""
         before = self._done if progress.done > self._done else 0
         self._signs.worked(progress.done - before)
         self._done = progress.done if progress.done < progress.total else 0
@@ -224,8 +221,6 @@ def _read(form: TypeAdapter[_First], message: Envelope, settings: AlignmentSetti
 
 
 class _End:
-    """One party's end."""
-
     def __init__(
         self,
         links: Links,
@@ -417,34 +412,31 @@ def _form(buckets: int, size: int) -> np.dtype[np.unsignedinteger]:
     return np.dtype("<u4" if buckets * capacity(size, buckets) <= 2**32 else "<u8")
 
 
+@dataclass
 class _Checked:
     """A role, and what its peers' lists must be: as long as agreed, and the same if sent again."""
 
-    def __init__(
-        self,
-        role: Conversation,
-        lengths: Mapping[str, int],
-        require_same: Callable[[str, bytes], None],
-    ) -> None:
-        self._role, self._awaited, self._require_same = role, dict(lengths), require_same
+    role: Conversation
+    awaited: dict[str, int]
+    require_same: Callable[[str, bytes], None]
 
     def start(self) -> Iterable[Outgoing]:
-        return self._role.start()
+        return self.role.start()
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        if sender in self._awaited:
-            length = self._awaited.pop(sender)
+        if sender in self.awaited:
+            length = self.awaited.pop(sender)
             if len(body) != length:
                 raise RemoteProtocolError(
                     f"{sender} sent a list of {len(body)} bytes for a bucket, expected {length} by "
                     "the size of its set; all parties fill up their lists"
                 )
-            self._require_same(sender, body)
-        return self._role.receive(sender, body)
+            self.require_same(sender, body)
+        return self.role.receive(sender, body)
 
     @property
     def finished(self) -> bool:
-        return self._role.finished
+        return self.role.finished
 
 
 @dataclass(frozen=True)
@@ -477,8 +469,6 @@ class Agreed:
 
 @dataclass
 class Unfinished:
-    """One party's record of an intersection."""
-
     folder: Path | None
     agreed: Agreed | None = None
     fingerprint: bytes = field(default=b"", repr=False)

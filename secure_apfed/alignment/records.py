@@ -36,10 +36,6 @@ class AlignmentHistory:
     With at most R runs a peer tries out at most R times as many. Peers are known by the names that
     the links authenticate: who has two names has twice the runs.
 
-    Args:
-        path: of the file; made where missing.
-        runs_with_a_peer: how many runs any one peer gets, at least 1.
-
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:

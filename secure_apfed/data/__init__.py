@@ -1,15 +1,7 @@
 """Data: built-in sets, the parties' own tables, and the vertical partition between parties."""
 
 from secure_apfed.data.catalogue import DATASETS, describe, fetch, find_dataset
-from secure_apfed.data.encoding import (
-    ColumnEncoding,
-    FeatureEncoding,
-    ImageEncoding,
-    RawFeatures,
-    View,
-    parse_encoding,
-)
-from secure_apfed.data.files import Progress, default_folder
+from secure_apfed.data.encoding import ColumnEncoding, FeatureEncoding, ImageEncoding
 from secure_apfed.data.inputs import load_blocks
 from secure_apfed.data.labels import TargetScale
 from secure_apfed.data.loading import load_data
@@ -31,12 +23,8 @@ __all__ = [
     "ImageEncoding",
     "OwnData",
     "PartyTable",
-    "Progress",
-    "RawFeatures",
     "TargetScale",
     "VerticalData",
-    "View",
-    "default_folder",
     "describe",
     "fetch",
     "files_digest",
@@ -45,6 +33,5 @@ __all__ = [
     "load_data",
     "load_own_tables",
     "pack_own",
-    "parse_encoding",
     "read_own",
 ]

@@ -94,7 +94,6 @@ def _variables(content: bytes, *, source: str) -> dict[str, NDArray[Any]]:
 
 
 def _inflated(content: bytes) -> bytes:
-    """Return the same file with no element compressed."""
     order = _order(content)
     parts, at, room = [content[:_HEADER]], _HEADER, _INFLATED_AT_MOST
     while at < len(content):

@@ -174,7 +174,6 @@ class CategoricalColumn(Settings):
         return found
 
     def _meaning(self, text: str) -> str:
-        """The same of texts that stand for one thing."""
         truth = _truth_of(text) if self._are_truths else None
         return plain_text(column_name(text)) if truth is None else str(truth)
 
@@ -183,7 +182,6 @@ class CategoricalColumn(Settings):
         return None not in map(_truth_of, self.categories)
 
     def _written(self, category: str) -> Iterator[str]:
-        """How programs commonly write a category."""
         yield from (unicodedata.normalize(form, category) for form in ("NFC", "NFD"))
         plain = [plain_text(category)]
         if self._are_truths:

@@ -154,7 +154,7 @@ def fetch_file(
     file, members = download.file, {folder / member.name: member for member in download.members}
     place = folder / (file.name if members else f"{file.name}.gz")
     targets = members or {place: file}
-    if all(_is_right(path, wanted, packed=None) for path, wanted in targets.items()):
+    if all(_is_right(path, wanted) for path, wanted in targets.items()):
         return list(targets)
     failures: list[str] = []
     for address in download.addresses:
@@ -186,11 +186,11 @@ def _remedy(address: str) -> str:
     return f"{address} sends other bytes, which are removed again"
 
 
-def _is_right(path: Path, file: DataFile, *, packed: bool | None) -> bool:
+def _is_right(path: Path, file: DataFile) -> bool:
     if not path.is_file():
         return False
     try:
-        read_checked(path, file, remedy="get it again", compressed=packed)
+        read_checked(path, file, remedy="get it again")
     except DataError:
         return False
     return True
@@ -453,11 +453,7 @@ def read_credit_card(dataset: DataSet, folder: Path | None) -> TablePool:
 
 
 def file_content(dataset: DataSet, file: DataFile, folder: Path | None) -> bytes:
-    """Return the uncompressed bytes of one file of a set, found, bounded and checked.
-
-    Raises:
-        DataError: it is nowhere, or not what the catalogue says; says how it is had.
-    """
+    """Return the uncompressed bytes of one file of a set, found, bounded and checked."""
     path = file_path(dataset, file, folder)
     return read_checked(path, file, remedy=f"remove it and {_how_to_get(dataset)}")
 

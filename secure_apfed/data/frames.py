@@ -220,7 +220,6 @@ def _header(path: Path) -> "pd.Series":
 
 @contextmanager
 def _readable(path: Path, source: str) -> Iterator[None]:
-    """Errors of reading, for people."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)

@@ -127,7 +127,6 @@ def hard(votes_UK: Floats) -> Floats:
 
 
 def checked_features(features_UF: Features) -> Floats:
-    """Finite features as a float64 matrix."""
     if isinstance(features_UF, torch.Tensor):
         features_UF = features_UF.detach().cpu().numpy()
     found: Floats = np.asarray(features_UF, dtype=np.float64)
@@ -139,7 +138,6 @@ def checked_features(features_UF: Features) -> Floats:
 
 
 def checked_positions(labelled_n: Integers, rows: int) -> Integers:
-    """Positions in 0..U-1, each once, at least one."""
     found: Integers = np.asarray(labelled_n)
     if found.dtype != np.int64 or found.ndim != 1 or not len(found):
         raise DataError(
@@ -155,7 +153,6 @@ def checked_positions(labelled_n: Integers, rows: int) -> Integers:
 
 
 def checked_labels(labels_n: Integers, count: int, classes: int) -> Integers:
-    """Labels of `count` rows, each in 0..K-1."""
     found: Integers = np.asarray(labels_n)
     if found.dtype != np.int64 or found.shape != (count,):
         raise DataError(
@@ -416,7 +413,6 @@ class PrivateLogistic(Labeller):
         return exact + 2 * _T / self.strength
 
     def sigma(self, *, labelled: int, classes: int) -> float:
-        """Deviation of the noise on each weight."""
         return self.sensitivity(labelled=labelled, classes=classes) / self._mu
 
     def label(
@@ -456,7 +452,6 @@ def _checked(
 
 
 def with_constant(x_UF: Floats, constant: float) -> Floats:
-    """Return the rows with one more column."""
     return np.hstack([x_UF, np.full((len(x_UF), 1), constant)])
 
 

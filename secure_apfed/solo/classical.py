@@ -53,7 +53,6 @@ _SPREADING_ROUNDS = 1_000
 
 
 def classifier(scale: Any, model: Any, classes: int) -> Predictor:
-    """A fitted scaler, and a fitted classifier with probabilities."""
     return Predictor(lambda x_BF: table_of(model, scale.transform(x_BF), classes))
 
 

@@ -106,7 +106,6 @@ class _Attempt:
         self._steps = 0
 
     def finish(self) -> None:
-        """Train on until the rows are learnt or the steps are spent."""
         loss = math.inf
         while self._steps < _MOST_STEPS and loss > _LEARNT:
             loss = self.go_on(_LOOK_EVERY)

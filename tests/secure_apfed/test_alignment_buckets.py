@@ -86,9 +86,7 @@ class Session:
         self.die = lambda envelope: False
 
 
-def test_buckets_find_what_one_list_finds_in_one_order_at_all_parties(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_buckets_find_what_one_list_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {}
     for limit in (1000, 50, 3):
         monkeypatch.setattr(buckets, "BUCKET_IDS", limit)
@@ -102,9 +100,7 @@ def test_buckets_find_what_one_list_finds_in_one_order_at_all_parties(
     assert order not in (sorted(order), [name for name in IDS["bank"] if name in COMMON])
 
 
-def test_who_has_several_cores_uses_processes_that_end(
-    monkeypatch: pytest.MonkeyPatch, own_children: Children
-) -> None:
+def test_many_cores_use_processes(monkeypatch: pytest.MonkeyPatch, own_children: Children) -> None:
     tasks = list[Any]()
 
     def noted(pool: ProcessPoolExecutor, *task: Any) -> Any:
@@ -143,9 +139,7 @@ def test_lists_are_as_long_as_the_size_of_a_set_says_whatever_is_in_it(size: int
         assert len(set(everything)) == len(everything)
 
 
-def test_buckets_are_a_power_of_two_and_overflow_with_probability_below_2_to_the_minus_40(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_buckets_are_a_power_of_two_and_hardly_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     for size, count in ((0, 1), (1, 1), (50, 1), (51, 2), (101, 4), (400, 8)):
         assert bucket_count(size) == count
         assert capacity(size, 1) == size
@@ -158,9 +152,7 @@ def test_buckets_are_a_power_of_two_and_overflow_with_probability_below_2_to_the
         assert room * count < 1.02 * size
 
 
-def test_unfit_ids_and_a_bucket_that_overflows_are_refused_before_anything_is_sent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unfit_ids_and_full_buckets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cases: tuple[tuple[list[str], str], ...] = (
         (["a", "b", "c", " a"], r"bank has repeated ID\(s\), in row\(s\) 3 \(as 0\)"),
         (["a", "", "c"], "bank: its ID column is empty in 1 rows, first in row 1 "),
@@ -181,9 +173,6 @@ def test_too_few_common_ids_over_all_buckets_open_nothing(monkeypatch: pytest.Mo
         session.align()
     session.settings = dict.fromkeys(IDS, SETTINGS.model_copy(update={"minimum_rows": 60}))
     assert set(session.align()["bank"]) == COMMON  # more than in any bucket
-
-
-# Broken off
 
 
 def dies_after(name: str, messages: int) -> Callable[[Envelope], bool]:
@@ -209,9 +198,7 @@ def first_lists(session: Session) -> set[bytes]:
     return {one.payload[20:] for one in session.sent if len(one.payload) > 20 + 32 * 30}
 
 
-def test_what_is_sent_again_is_bit_for_bit_the_same_and_of_other_ids_another(
-    tmp_path: Path,
-) -> None:
+def test_what_is_sent_again_is_the_same_and_of_other_ids_another(tmp_path: Path) -> None:
     session = Session(tmp_path / "two", bank=IDS["bank"][70:115], shop=IDS["shop"][:45])
     session.broken_off(lambda one: len(session.sent) == 4)  # the last list, or the tags
     before = first_lists(session)
@@ -277,9 +264,6 @@ def test_a_record_is_private_and_forgotten_on_demand(tmp_path: Path) -> None:
     assert not (tmp_path / "bank").exists()
 
 
-# Hostile peers
-
-
 @contextmanager
 def saying(monkeypatch: pytest.MonkeyPatch, role: str, **changes: Any) -> Iterator[None]:
     """The opening of a member, or the reply of the hub, with some fields changed."""
@@ -316,12 +300,9 @@ OPENINGS: Lies = (
 
 
 @pytest.mark.parametrize(
-    ("role", "lies", "who"),
-    [("_Reply", REPLIES, "bank"), ("_Opening", OPENINGS, "(shop|post)")],
+    ("role", "lies", "who"), [("_Reply", REPLIES, "bank"), ("_Opening", OPENINGS, "(shop|post)")]
 )
-def test_other_replies_and_openings_are_refused(
-    role: str, lies: Lies, who: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lies_are_refused(role: str, lies: Lies, who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for changes, says in lies:
         with (
             saying(monkeypatch, role, **changes),
@@ -352,9 +333,7 @@ def test_places_that_cannot_be_common_are_refused(monkeypatch: pytest.MonkeyPatc
             Session().align()
 
 
-def test_signs_reach_everybody_who_waits_and_are_bounded_by_the_announced_sizes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_signs_reach_everybody_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_links, "IDS_A_SIGN", 20)
     monkeypatch.setattr("apfed_protocols.psi.ecdh._POINTS_OF_A_PIECE", 10)
     session = Session()

@@ -49,7 +49,6 @@ class Pair:
         self.begin()
 
     def begin(self) -> None:
-        """A new session, in the same logs."""
         self.on_the_way: dict[str, list[bytes]] = {"ann": [], "bob": []}
         self.logs = {
             me: AuditLog(
@@ -324,7 +323,6 @@ def test_a_log_is_of_one_party_and_compared_with_a_peers(pair: Pair, tmp_path: P
 
 
 def opened(party: bytes, peers: bytes = b"{}") -> bytes:
-    """A log's first line."""
     return b"".join((
         b'{"chain":"","at":1.0,"event":"opened","format":1,"party":"', party, b'","identity":"',
         b"0" * 64, b'","peers":', peers, b',"cut":0}',

@@ -34,15 +34,12 @@ def problems_of(text: str, *overrides: str) -> str:
     return str(caught.value)
 
 
-def test_what_is_dumped_is_complete_and_loads_back_equal() -> None:
+def test_what_is_dumped_is_complete_and_loads_back() -> None:
     for more in ("", "attacks: all\n", "tradeoff: {set: {seed: 1}, seeds: 2}\n"):
         config = load_config_text(GOOD + more)
         text = dump_settings(config)
         assert load_config_text(text) == config
         assert all(f"{key}:" in text for key in Config.model_fields)
-
-
-def test_texts_that_look_like_other_values_survive_a_dump() -> None:
     config = load_config_text(GOOD)
     for text in ("1e-3", "yes", "null", "2024-01-01", "a: b", "3", "Zoë", "- x"):
         data = config.data.model_copy(update={"label_column": text})
@@ -51,10 +48,10 @@ def test_texts_that_look_like_other_values_survive_a_dump() -> None:
 
 
 PATIENT = "  epochs: 2\n  patience: 3\ndp_sgd: {epsilon: 1}"
+NAMED = "bank: {file: b.csv}, x/../../victim: {file: c.csv}"
 NON = "one of 'auto', 'none', got 'non'; did you mean 'none'?"
 OTHER = "expected one of 'reconstruction', 'contrastive', got 'contrastve'; did you mean 'contra"
 REFUSED: tuple[tuple[str, str], ...] = (
-    # An unknown key names the nearest known one.
     (GOOD + "trian: {}", "10: trian: is an unknown key; did you mean 'train'?"),
     (GOOD + "  epoch: 3", "10: train.epoch: is an unknown key; did you mean 'epochs'?"),
     (GOOD.replace("temperature", "temprature"),
@@ -64,7 +61,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
     (GOOD + "attacks:\n- {name: a, option: 1}",
      "11: attacks.0.option: is an unknown key; did you mean 'options'?"),
     (GOOD + "'2024-01-01': 1\n", "10: 2024-01-01: is an unknown key"),
-    # A wrong value says what was expected and given.
     *((f"{GOOD}  {text}", f"10: train.{message}") for text, message in (
         ("batch_size: many", "batch_size: expected a whole number, got 'many'"),
         ("batch_size: true", "batch_size: expected a whole number, got true"),
@@ -76,14 +72,13 @@ REFUSED: tuple[tuple[str, str], ...] = (
         ("use_unaligned: 'yes'", "use_unaligned: expected true or false, got 'yes'"),
         ("device: cdua", "device: expected auto, cpu, cuda or one GPU, as cuda:1; got"),
     )),
-    # A misspelt choice names its key and the nearest.
     (GOOD + "model: {projection: non}", f"10: model.projection: expected a whole number or {NON}"),
     (GOOD.replace("contrastive", "contrastve"), f"6: passives.default.objective.name: {OTHER}"),
-    # A sentence that begins with a key tells its line.
     (GOOD.replace("  epochs: 2", PATIENT), "10: train.patience: when training ends would tell"),
     (GOOD.replace("data: {dataset: digits, views: 4}", "data:\n  views: 9\n  labelled: 20"),
      "4: data.views: an image of digits has 8 rows, fewer than 9 views"),
-    # What is no settings file.
+    (GOOD.replace("data: {dataset: digits, views: 4}", f"data:\n  parties: {{{NAMED}}}"),
+     "4: data.parties: expected a name of 1 to 64 letters"),
     ("", " is empty"),
     ("# nothing\n", " is empty"),
     ("- a\n- b", " expected settings as 'key: value' lines, got a list"),
@@ -102,9 +97,6 @@ def test_a_problem_is_told_by_its_line_and_key() -> None:
     for key in ("name", "method", "data", "guard"):
         rest = "".join(line for line in GOOD.splitlines(keepends=True) if not line.startswith(key))
         assert problems_of(rest) == f"run.yaml: {key}: is missing; it has no default"
-
-
-def test_all_problems_are_told_at_once() -> None:
     told = problems_of(GOOD.replace("epochs: 2", "epochs: 0").replace("views: 4", "views: one"))
     assert [line.split(": ")[1] for line in told.splitlines()] == ["data.views", "train.epochs"]
 
@@ -117,6 +109,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "image.yaml").write_bytes(b"name: \xff\xfe")
     with pytest.raises(ConfigError, match=r"not text in UTF-8 \(byte 6\)"):
         load_config(tmp_path / "image.yaml")
+    (tmp_path / "run.yaml").write_text(GOOD + "#" * MOST_BYTES)
+    for large in (tmp_path / "run.yaml", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match=rf"{large}: is larger than .* bytes; expected"):
+            load_config(large)
 
 
 def test_overrides_replace_add_and_reach_into_lists() -> None:
@@ -170,18 +166,7 @@ def test_hostile_yaml_is_refused_before_it_hangs_or_fills_memory() -> None:
         assert "is not YAML" in problems_of(text * 5_000)
 
 
-def test_a_large_file_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text(GOOD + "#" * MOST_BYTES)
-    with pytest.raises(ConfigError, match=r"run\.yaml: is larger than .* bytes; expected"):
-        load_config(path)
-    endless = Path("/dev/zero")
-    with pytest.raises(ConfigError, match="larger than"):
-        load_config(endless)
-
-
 def test_a_file_of_unknown_keys_is_refused_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each sentence looks for the nearest known key; a hundred are enough to mend."""
     text = "\n".join(f"k{number}: 1" for number in range(5_000))
     looked_for = list[str]()
 

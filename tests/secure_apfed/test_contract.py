@@ -21,8 +21,6 @@ from tests.secure_apfed import seats
 from tests.secure_apfed.small_runs import small_config
 
 KEY = "0123456789abcdef" * 4
-
-
 USUAL = seats.contract().model_dump()
 
 
@@ -41,7 +39,6 @@ def passive(**changes: Any) -> dict[str, Any]:
 
 
 def parties(**changes: Any) -> list[dict[str, Any]]:
-    """The usual participants with the second one changed."""
     people = [dict(one) for one in USUAL["participants"]]
     people[1].update(changes)
     return people
@@ -136,9 +133,6 @@ def test_what_does_not_fit_is_refused() -> None:
     for changes, expected in REFUSED:
         with pytest.raises(ValidationError, match=expected):
             contract(**changes)
-
-
-def test_a_contract_is_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         contract().epochs = 9  # type: ignore[misc]  # that it is refused is the point
 

@@ -1,8 +1,5 @@
 """Encodings: raw columns and images become features, in training and in prediction alike, the same
 through every reader, however many rows at a time.
-
-Tables are drawn by the meaning of their cells; every reader has them in a form of its own: CSV as
-texts, Parquet and frames in types of several libraries, ONNX as arrays.
 """
 
 import datetime
@@ -31,13 +28,15 @@ from torch import nn
 
 from apfed_protocols.ids import EMPTY
 from secure_apfed.contrib.onnx_file import write_onnx
-from secure_apfed.data import (
-    ColumnEncoding,
-    ImageEncoding,
+from secure_apfed.data import ColumnEncoding, ImageEncoding
+from secure_apfed.data.encoding import (
+    CategoricalColumn,
+    CellCounts,
+    NumericColumn,
     RawFeatures,
+    fit_columns,
     parse_encoding,
 )
-from secure_apfed.data.encoding import CategoricalColumn, CellCounts, NumericColumn, fit_columns
 from secure_apfed.data.frames import as_pandas, texts_of, typed
 from secure_apfed.data.inputs import FEWEST_ROWS, ColumnDrift, DriftMeter, extremes_of
 from secure_apfed.data.tables import load_own_tables
@@ -138,9 +137,7 @@ def test_long_tables_are_encoded_column_by_column() -> None:
     ([pd.Timedelta(days=1)] * 2, ["1 days", "9 days"], 0.0),
     (["DE"] * 2, ["DE", "FR"], 1.0),
 ])  # fmt: skip
-def test_what_never_differed_has_no_influence_where_it_does(
-    cells: tuple[list[Any], list[Any], float],
-) -> None:
+def test_what_never_differed_has_no_influence(cells: tuple[list[Any], list[Any], float]) -> None:
     fitted, new, told = cells
     text = ["x"] if isinstance(fitted[0], str) else []
     encoding = fit_columns(pd.DataFrame({"x": fitted}), categorical=text, source="p")
@@ -179,9 +176,6 @@ def test_images_that_do_not_fit() -> None:
     for raw, message in wrong:
         with pytest.raises(DataError, match=message):
             STRIP.encode(raw)
-
-
-# Columns of new rows beside those that the encoding was fitted to.
 
 
 def aged(seed: int = 0) -> pd.DataFrame:
@@ -397,7 +391,6 @@ def write(path: Path, frame: Frame) -> None:
 
 
 def own_table(folder: Path, frame: Frame, name: str, **party: Any) -> Any:
-    """What a run makes of the active's file."""
     write(folder / name, frame)
     parties = {
         "active": PartySettings(file=Path(name), **party), "shop": PartySettings(file=Path("shop")),
@@ -418,9 +411,7 @@ def people(rows: int = 40) -> Frame:
 
 
 @pytest.mark.parametrize(("trained", "missing"), [("t.csv", "mean"), ("t.parquet", "drop")])
-def test_a_file_that_trains_predicts_the_same_in_the_other_format(
-    tmp_path: Path, trained: str, missing: str
-) -> None:
+def test_either_format_trains_and_predicts(tmp_path: Path, trained: str, missing: str) -> None:
     frame = people()
     frame.loc[frame.index % 7 == 0, "Größe"] = np.nan
     own = own_table(tmp_path, frame, trained, missing=missing)
@@ -443,9 +434,7 @@ def test_a_file_that_trains_predicts_the_same_in_the_other_format(
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
-def test_codes_with_leading_zeros_are_categories_unless_they_are_called_numbers(
-    tmp_path: Path, name: str
-) -> None:
+def test_codes_with_leading_zeros_are_categories(tmp_path: Path, name: str) -> None:
     frame = people()[["id", "label", "plz"]]
     with pytest.warns(SuspectColumnWarning, match=r"'plz' holds digits, some with leading zeros"):
         own = own_table(tmp_path, frame, name)
@@ -532,7 +521,7 @@ UNSEEN: tuple[tuple[Any, Any], ...] = (
 )  # fmt: skip
 
 
-def test_spellings_of_a_category() -> None:
+def test_spellings_of_a_category_and_what_no_training_row_held() -> None:
     for fitted, new in SPELLINGS:
         frame = Frame({"x": fitted})
         encoding = fit_columns(frame, categorical=["x"], source="p")
@@ -542,13 +531,10 @@ def test_spellings_of_a_category() -> None:
     assert list(spelled.spellings) == ["True", "yes"]
     both = CategoricalColumn(name="x", categories=("TRUE", "True"))
     assert both.spellings["TRUE"] == "TRUE"
-
-
-def test_what_no_training_row_held_counts_for_nothing_and_is_told() -> None:
     for fitted, new in UNSEEN:
         encoding = fit_columns(Frame({"x": fitted}), categorical=["x"], source="p")
-        counts, cells = CellCounts(), Frame({"x": pd.Series(new, dtype=object)})
-        assert not encoding.encode(cells, counts=counts).any()
+        counts, unseen = CellCounts(), Frame({"x": pd.Series(new, dtype=object)})
+        assert not encoding.encode(unseen, counts=counts).any()
         assert (counts.rows, counts.ignored, counts.empty) == (2, {"x": 2}, {})
 
 
@@ -571,8 +557,9 @@ def test_columns_of_one_name_are_refused() -> None:
 
 ODD = (
     *WORDS, "", " ", "\u00a0", "a", " a", "a\u3000", "köln", "ko\u0308ln", "k\u0308", "\u212b", "Å",
-    "1", "1.0", "1.00", "2.50", "2.5", "True", "TRUE", "01", "\u1112\u1161", "a\nb", "日本",
-    "2.500", "-0", "2.5e+0", "10:00:00", "10:00:00.0", "2026-01-31", "2026-01-31 00:00:00", "1e3",
+    "KÖLN", "1", "1.0", "1.00", "2.50", "2.5", "True", "TRUE", "01", "\u1112\u1161", "a\nb",
+    "日本", "2.500", "-0", "2.5e+0", "10:00:00", "10:00:00.0", "2026-01-31", "2026-01-31 00:00:00",
+    "1e3",
 )  # fmt: skip
 
 

@@ -125,19 +125,6 @@ def test_named_columns_ignored_columns_and_two_id_columns(folder: Path) -> None:
     assert ignoring.passives[0].features.shape == (ROWS, 1)
 
 
-def test_missing_cells_are_dropped_or_filled_only_when_asked(folder: Path) -> None:
-    holes = shop()
-    holes.loc[[0, 5], "spent"] = np.nan
-    holes.to_parquet(folder / "shop.parquet")
-    with pytest.raises(DataError, match=r"shop: empty cells in spent \(2\)"):
-        load_data(settings(folder), seed=0)
-    dropped = load_data(settings(folder, shop_options={"missing": "drop"}), seed=0).passives[0]
-    assert len(dropped.ids) == ROWS - 2
-    assert holes["customer"][5] not in dropped.ids
-    filled = load_data(settings(folder, shop_options={"missing": "mean"}), seed=0).passives[0]
-    assert float(filled.features[5, 1]) == 0.0
-
-
 ENCODING = ColumnEncoding.plain(["a", "b"])
 
 
@@ -176,7 +163,6 @@ def test_inputs_that_cannot_be_predicted(tmp_path: Path) -> None:
 
 
 def test_an_encoding_from_elsewhere_does_not_read_the_rows(folder: Path) -> None:
-    """As an encoding fitted to public rows, so that no record moves it."""
     fitted = load_data(settings(folder), seed=0).active.encoding
     bank().assign(income=lambda table: 2 * table["income"]).to_csv(folder / "bank.csv")
     given = {"file": "bank.csv", "encoding": "encoding.json", "ignore": ["Unnamed: 0"]}
@@ -202,20 +188,6 @@ def test_an_encoding_from_elsewhere_does_not_read_the_rows(folder: Path) -> None
             load_data(settings(folder, parties=parties), seed=0)
 
 
-def test_a_split_at_random_reads_no_label(folder: Path) -> None:
-    def tested(split: str) -> list[int]:
-        data = load_data(settings(folder, split=split), seed=0)
-        assert len(data.test_rows) == 10
-        return data.test_rows.tolist()
-
-    before = [tested(split) for split in ("by_class", "at_random")]
-    table = bank()
-    table.loc[[5, 8], "left"] = ["yes", "no"]
-    table.to_csv(folder / "bank.csv", index=False)
-    assert tested("by_class") != before[0]
-    assert tested("at_random") == before[1]
-
-
 def test_rows_without_a_label_train_without_one_and_test_nothing(folder: Path) -> None:
     whole = bank()
     whole.loc[1::2, "left"] = None
@@ -228,9 +200,6 @@ def test_rows_without_a_label_train_without_one_and_test_nothing(folder: Path) -
     fewer = load_data(settings(folder, labelled=6), seed=0)
     assert len(fewer.labelled_rows) == 6
     assert len(fewer.train_rows) == len(data.train_rows)
-
-
-# Files as other programs write them: what is read is what they hold, or an error says why not.
 
 
 def large_bank(**more: Any) -> pd.DataFrame:
@@ -379,7 +348,7 @@ HALVES = [("yes" if one < MANY // 2 else "no") for one in ORDER]
     (np.roll(ORDER, 1), [f"{one:g}" for one in ORDER], True, False),
     (np.full(MANY, 2.0), [f"{one:g}" for one in ORDER], True, False),
 ])  # fmt: skip
-def test_a_column_that_is_the_label_is_warned_of(
+def test_a_column_that_is_the_label(
     column: Any, labels: list[str], numbers: bool, told: bool
 ) -> None:
     features = pd.DataFrame({"column": column})
@@ -399,7 +368,6 @@ again and compares this page. Lines are those of the file, blank ones not counte
 
 
 def good() -> pd.DataFrame:
-    """A table that nothing is wrong with."""
     rng = np.random.default_rng(0)
     return pd.DataFrame({
         "id": [f"p{row}" for row in range(MANY)], "age": rng.integers(20, 80, MANY),
@@ -418,7 +386,6 @@ class Case(NamedTuple):
 
 
 def _csv(**columns: Any) -> Callable[[Path], object]:
-    """The good table with some columns replaced or added."""
     return lambda path: good().assign(**columns).to_csv(path, index=False)
 
 
@@ -521,7 +488,6 @@ WARNED: tuple[Case, ...] = (
 
 @cache
 def said(case: Case) -> tuple[str, ...]:
-    """The error's text, or those of the warnings."""
     with (
         tempfile.TemporaryDirectory() as folder,
         warnings.catch_warnings(record=True, action="always") as caught,

@@ -198,9 +198,7 @@ COMPARED: dict[str, tuple[Any, Any, str, Callable[[Any], Any] | None]] = {
 
 
 @pytest.mark.parametrize(("left", "right", "says", "advised"), COMPARED.values(), ids=COMPARED)
-def test_kinds_that_never_match_are_told_and_the_advice_works(
-    left: Any, right: Any, says: str, advised: Any
-) -> None:
+def test_kinds_that_never_match_are_told(left: Any, right: Any, says: str, advised: Any) -> None:
     with pytest.raises(DataError, match=r"^shop: its IDs are .*no two can match; ") as caught:
         align({"bank": left, "shop": right}, hub="bank", minimum_rows=1)
     assert says in str(caught.value)
@@ -232,7 +230,6 @@ def _raw(folder: Path) -> RawTable:
 
 
 def _read(folder: Path, table: "pa.Table") -> list[list[str]]:
-    """The same file through each of its readers."""
     parquet.write_table(table, folder / "bank.parquet")
     file = IdFile("bank", folder / "bank.parquet", "id")
     return [list(_raw(folder).ids), [text for piece in file.pieces() for text in piece]]
@@ -252,9 +249,7 @@ ARROW = {
 
 
 @pytest.mark.parametrize("ids", ARROW.values(), ids=ARROW)
-def test_every_reader_of_a_file_and_of_frames_gives_the_same(
-    ids: "pa.Array", tmp_path: Path
-) -> None:
+def test_every_reader_gives_the_same(ids: "pa.Array", tmp_path: Path) -> None:
     table = pa.table({"id": ids, "x": [0.1, 0.7, 0.3, 0.2], "y": ["a", "b", "a", "b"]})
     raw, alone = _read(tmp_path, table)
     assert raw == alone == id_texts(ids, party="bank")
@@ -293,8 +288,7 @@ def test_moments_of_no_year_are_told_by_every_reader(zone: str, tmp_path: Path) 
 def test_floats_that_lost_digits_match_nobody_wherever_they_are(dtype: str, tmp_path: Path) -> None:
     bits = {"f2": 11, "f4": 24}.get(dtype, 53)
     exact = [2**bits + 4 * row + 1 for row in range(4)]
-    floats: Any = pd.Series(exact, dtype="f8" if dtype == "category" else dtype)
-    floats = floats.astype(dtype)
+    floats = pd.Series(exact, dtype="f8" if dtype == "category" else dtype).astype(dtype)
     table = pd.DataFrame({"id": floats, "x": [0.1, 0.7, 0.3, 0.2], "y": ["a", "b", "a", "b"]})
     lost = "holds whole numbers as floats too large to be exact in 4 rows"
     table.to_parquet(tmp_path / "in.parquet")
@@ -305,8 +299,6 @@ def test_floats_that_lost_digits_match_nobody_wherever_they_are(dtype: str, tmp_
     with pytest.raises(DataError, match=f"shop: column 'id' {lost}"):
         checked_frames(table.assign(id=exact), {"shop": table.drop(columns="y")}, name="bank",
                        id_column="id", label="y")  # fmt: skip
-    with pytest.raises(DataError, match=f"shop: its ID column {lost}"):
-        align({"bank": exact, "shop": floats}, hub="bank")
     if dtype == "f2":
         return  # pandas has no index of them
     with pytest.raises(DataError, match=f"active: its index {lost}"):

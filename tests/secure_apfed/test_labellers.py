@@ -254,8 +254,6 @@ def test_noise_is_asked_for_where_it_is_added_and_nowhere_else() -> None:
         Spreading(neighbours=0)
 
 
-# What votes cost: randomised response.
-
 RNG = np.random.default_rng(0)
 
 
@@ -308,9 +306,9 @@ def test_the_same_question_has_the_same_answer_and_others_have_others() -> None:
 
 
 def test_the_estimate_is_unbiased_and_its_variance_the_stated_one() -> None:
-    parties, classes, rows, times, key = 4, 3, 5, 2500, fresh_key()
+    parties, classes, rows, times, key = 4, 3, 5, 2500, bytes(32)
     response = VoteResponse(epsilon=3.0, classes=classes)
-    votes = np.stack([hard(RNG.random((rows, classes))) for _ in range(parties)])
+    votes = np.eye(classes)[np.random.default_rng(0).integers(0, classes, (parties, rows))]
     total = votes.sum(axis=0)
 
     def estimated(time: int) -> Floats:
@@ -340,9 +338,6 @@ def test_soft_votes_and_responses_out_of_range_are_refused() -> None:
     for epsilon, classes in ((0.0, 2), (math.nan, 2), (41.0, 2), (1.0, 1)):
         with pytest.raises(ConfigError, match="got"):
             VoteResponse(epsilon=epsilon, classes=classes)
-
-
-# Distances
 
 
 def rows_of_votes(count: int, classes: int, *, signed: bool) -> Floats:
@@ -404,9 +399,6 @@ def test_sums_and_moments_take_these_distances() -> None:
         moment = summed_moment(Ridge(), hard=hardened, steps=127, numbers=24, **noise)
         assert moment.sensitivity == pytest.approx(distance * 127 + math.sqrt(24))
         assert moment.numbers == 24
-
-
-# Weights
 
 
 def test_no_replacement_moves_weights_further_than_is_said() -> None:
@@ -497,8 +489,6 @@ def test_private_labellers_and_guarantees_out_of_range_are_refused() -> None:
             table_guarantee(Logistic(), NoPrivacy(), delta=delta)
 
 
-# Tables
-
 RESPONSE = VoteResponse(epsilon=1.0, classes=3)
 SUM = summed_votes(Logistic(), hard=False, deviation=400, honest=3, steps=127, classes=3)
 
@@ -522,7 +512,7 @@ def test_what_is_claimed_follows_from_facts_of_the_labeller(name: str) -> None:
     assert bare.statement().startswith("votes: no guarantee")
 
 
-def test_weights_and_an_answer_add_up() -> None:
+def test_weights_and_votes_add_up() -> None:
     found = table_guarantee(private(3.0), RESPONSE, delta=DELTA)
     assert (found.vote, found.unlabelled) == (1.0, 1.0)
     assert found.labelled == pytest.approx(4.0, rel=1e-6)
@@ -537,18 +527,12 @@ def test_weights_and_an_answer_add_up() -> None:
     )
     theirs = gaussian.compose(response).get_epsilon_for_delta(DELTA)
     assert theirs <= found.labelled <= theirs + 0.5
-
-
-def test_weights_and_a_gaussian_agree_with_dp_accounting() -> None:
     opening = GaussianRelease(noise_multiplier=1.5)
     ours = table_guarantee(private(3.0), opening, delta=DELTA).labelled
     accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, 1e-3)
     for multiplier in (1.5, 1 / gdp_mu(3.0, DELTA)):
         accountant.compose(GaussianDpEvent(multiplier))
     assert ours == pytest.approx(accountant.get_epsilon(DELTA), rel=2e-3)
-
-
-def test_weights_and_a_sum_cost_at_least_what_exact_gaussians_would() -> None:
     found = table_guarantee(private(3.0), SUM, delta=DELTA)
     exact = gdp_epsilon(math.hypot(1 / SUM.noise_multiplier, gdp_mu(3.0, DELTA)), DELTA)
     assert exact <= found.labelled <= 1.15 * exact

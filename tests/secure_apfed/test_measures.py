@@ -86,6 +86,13 @@ def test_regressions_and_ranks_are_measured_by_hand() -> None:
         found = measure_all(Scored.of_classes([0, 0, 1, 1], said))
         assert [found[name] for name in ("auc", "gini", "ks")] == ranks
         assert found["accuracy"] == 0.5  # nobody is above one half
+        anomalies = Scored(truth=np.array([0, 0, 1, 1]), scores=np.array(said))
+        of_ranks = {name: found[name] for name in ("auc", "average_precision", "ks", "gini")}
+        assert measure_all(anomalies) == pytest.approx(of_ranks)
+    of_one = Scored(truth=np.zeros(4, int), scores=np.arange(4.0))
+    assert measure_all(of_one) == {}
+    with pytest.raises(DataError, match="r2 is of regression, and these scores are of anomaly"):
+        MEASURES["r2"].of(of_one)
 
 
 def test_what_rows_do_not_define_is_left_out() -> None:

@@ -60,9 +60,7 @@ GEOMETRY: dict[str, list[tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize(("network", "features", "image_map", "numbers"), VIEWS)
-def test_encoders_are_those_of_the_tables_and_decoders_mirror_them(
-    network: str, features: Shape, image_map: Shape, numbers: int
-) -> None:
+def test_tables_of_networks(network: str, features: Shape, image_map: Shape, numbers: int) -> None:
     family, geometry = NETWORKS[network], GEOMETRY[network]
     encoder, decoder = family.encoder(features, USUAL), family.decoder(image_map, features, USUAL)
     assert layers(encoder) == ["Conv2d", "ReLU"] * len(geometry)
@@ -98,9 +96,7 @@ def test_encoders_are_those_of_the_tables_and_decoders_mirror_them(
 
 
 @pytest.mark.parametrize(("features", "hidden"), [((30,), ()), ((1, 2, 8), (7, 6))])
-def test_perceptrons_have_the_widths_of_their_settings_and_their_decoders_mirror_them(
-    features: Shape, hidden: tuple[int, ...]
-) -> None:
+def test_perceptrons_mirror_their_settings(features: Shape, hidden: tuple[int, ...]) -> None:
     settings = ModelSettings(network="mlp", hidden=hidden, representation=5)
     family, size = NETWORKS["mlp"], math.prod(features)
     encoder, decoder = family.encoder(features, settings), family.decoder((5,), features, settings)
@@ -178,8 +174,6 @@ def test_asking_for_a_shape_changes_nothing() -> None:
     assert not resting.training
     assert output_shape(nn.Flatten(), (4, 5)) == (20,)
 
-
-# Objectives.
 
 MLP = ModelSettings(network="mlp", hidden=(6,), representation=5)
 

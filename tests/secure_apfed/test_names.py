@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from apfed_experiments.tradeoff import TradeOff
 from secure_apfed import names
 from secure_apfed.config import Config
-from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import Participant
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError
@@ -83,26 +82,6 @@ def test_every_setting_that_names_a_party_or_run_keeps_the_rule(make: Any) -> No
     participant("aggregator", "aggregator")  # a role is named by its own word alone
     with pytest.raises(ValidationError, match="cannot be called 'aggregator'"):
         participant("aggregator")
-
-
-def test_settings_say_where_and_what() -> None:
-    text = """
-name: r
-method: apfed_c
-guard: {mechanism: none}
-data:
-  dataset: tables
-  active: bank
-  parties:
-    bank: {file: b.csv}
-    x/../../victim: {file: c.csv}
-"""
-    with pytest.raises(
-        ConfigError, match=r"config:8: data\.parties: expected a name .* got 'x/\.\./"
-    ):
-        load_config_text(text)
-    with pytest.raises(ConfigError, match="'bank' and 'BANK' differ in capitals"):
-        load_config_text(text.replace("x/../../victim", "BANK"))
 
 
 def test_tables_keep_the_rule_too_and_the_example_runs() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -20,7 +19,6 @@ from secure_apfed.data.encoding import CategoricalColumn, NumericColumn
 from secure_apfed.errors import ModelError
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import SoloModel, load_model
-from secure_apfed.settings.data import Missing
 from tests.secure_apfed.small_runs import small_config
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -90,7 +88,7 @@ def test_it_says_what_predict_says(tmp_path: Path, dataset: str, network: str) -
     assert list(label_N) == [model.classes[best] for best in probability_NK.argmax(1)]
 
 
-def mixed(missing: Missing) -> SoloModel:
+def mixed() -> SoloModel:
     columns = (
         NumericColumn(name="age", mean=40.0, scale=12.5),
         CategoricalColumn(name="städt", categories=("Köln", "no")),
@@ -98,37 +96,17 @@ def mixed(missing: Missing) -> SoloModel:
         NumericColumn(name="debt", mean=1e6, scale=3.0),
         CategoricalColumn(name="way", categories=("by foot", "by ship")),
     )
-    encoding = ColumnEncoding(columns=columns, missing=missing)
+    encoding = ColumnEncoding(columns=columns, missing="mean")
     torch.manual_seed(1)
     network = nn.Sequential(nn.Linear(encoding.shape[0], 4), nn.ReLU(), nn.Linear(4, 3)).eval()
     return SoloModel(network, ("yes", "nø", "maybe"), encoding, {})
 
 
-TOWNS = ["Köln", "no", "elsewhere", "KÖLN", *(f"town {at}" for at in range(200))]
-ROWS = pd.DataFrame({
-    "age": 30.0, "städt": ["no"] * 3 + TOWNS + [""], "smoker": "other", "debt": 999_998.0,
-    "way": "by ship",
-})  # fmt: skip
-# Truths may be spelled as other programs do.
-ROWS.loc[:4, "smoker"] = ["TRUE", "true", "True", "FALSE", "False"]
-ROWS.loc[5:8, "way"] = ["by foot", "", "by plane", "by foot"]
-ROWS.loc[5, "age"] = ROWS.loc[6, "debt"] = np.nan
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model that takes the mean in place of empty cells."""
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
-    write_onnx(mixed("mean"), path)
+    write_onnx(mixed(), path)
     return path
-
-
-def test_texts_truths_and_empty_cells_are_those_of_the_encoding(written: Path) -> None:
-    model = mixed("mean")
-    _, probability_NK = said(written, model, ROWS.to_numpy(object))
-    expected_NK = model.predict(model.encoding.encode(ROWS)).numpy()
-    assert np.abs(probability_NK - expected_NK).max() < 1e-6
-    assert np.ptp(probability_NK[:3], axis=0).max() == 0
 
 
 def test_a_threshold_decides_in_the_graph(tmp_path: Path) -> None:
@@ -150,19 +128,9 @@ def test_a_threshold_decides_in_the_graph(tmp_path: Path) -> None:
     assert np.mean(label_N == np.array(likeliest)) < 0.95
 
 
-def test_where_empty_cells_are_refused_they_give_no_number(tmp_path: Path) -> None:
-    model = mixed("error")
-    write_onnx(model, tmp_path / "model.onnx")
-    _, probability_NK = said(tmp_path / "model.onnx", model, ROWS.to_numpy(object))
-    refused = np.flatnonzero(np.isnan(probability_NK).any(1))
-    assert refused.tolist() == [5, 6, len(ROWS) - 1]
-
-
 def test_a_column_of_the_graph_s_own_names_is_refused(tmp_path: Path) -> None:
     for name in ("output_label", "network/classes", "encoding/0"):
-        model = replace(
-            mixed("error"), encoding=ColumnEncoding(columns=(NumericColumn(name=name),))
-        )
+        model = replace(mixed(), encoding=ColumnEncoding(columns=(NumericColumn(name=name),)))
         with pytest.raises(ModelError, match="rename it"):
             write_onnx(model, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())

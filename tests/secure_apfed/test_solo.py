@@ -113,9 +113,7 @@ def test_a_kept_fit_is_asked_for_by_an_equal_task_alone() -> None:
 
 @pytest.mark.parametrize("name", ["mixmatch", "ridge"])
 @pytest.mark.parametrize("rows", [moons, strips], ids=["two features", "images"])
-def test_tasks_that_are_fitted_together_are_fitted_as_apart(
-    name: str, rows: Callable[[], Rows]
-) -> None:
+def test_fits_together_are_fits_apart(name: str, rows: Callable[[], Rows]) -> None:
     baseline, made = BASELINES[name], dict[str, bytes]()
     task, (x_BF, _) = task_of(rows(), 4)
     tasks = [task, *(task.without(part) for part in held_out(task.labels, 3, task.seed))]
@@ -245,14 +243,8 @@ def test_flattened_networks_take_the_steps_that_they_would_take_apart() -> None:
         assert its.untyped_storage().nbytes() == its.nbytes
 
 
-# The choice.
-
-
 class Witness(Baseline):
-    """A baseline that knows the label of a row by its first feature, where `knows` says so.
-
-    It keeps the tasks that it was given.
-    """
+    """Knows the label of a row by its first feature, where `knows` says so; keeps its tasks."""
 
     name = title = "witness"
 

@@ -4,9 +4,7 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from sklearn.metrics import r2_score, roc_auc_score
 
 from apfed_attacks.run import full_suite, mount
 from apfed_experiments.report import write_report
-from apfed_experiments.run_list import list_runs
 from apfed_experiments.solo import (
     DETECTORS,
     REGRESSORS,
@@ -39,8 +36,7 @@ from secure_apfed.data.encoding import ColumnEncoding
 from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.estimator import VerticalClassifier
 from secure_apfed.exchange import Kind
-from secure_apfed.intervals import estimates
-from secure_apfed.measures import MEASURES, Scored, measure_all, names_of
+from secure_apfed.measures import MEASURES, names_of
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.student import RANGES, Bins
 from secure_apfed.runs import solo
@@ -66,7 +62,6 @@ VOTING = [name for name in TAKING if METHODS[name].settings.opens_votes]
 
 
 def config_of(method: Said = "apfed_r", **settings: Any) -> Config:
-    """Of a regression."""
     defaults: dict[str, Any] = {
         "task": "regression", "guard": NO_GUARD, "data": {"dataset": "diabetes", "labelled": 80},
         "train": {"epochs": 30, "batch_size": 64, "learning_rate": 0.02, "evaluate_every": 30,
@@ -114,9 +109,6 @@ def frauds(folder: Path, *, anomaly: str = "fraud") -> DataSettings:
     x[:30] += [2.0, -2.0]
     labels = ["fraud"] * 30 + ["fair"] * 120 + [""] * 50
     return tables_of(folder, {"label": labels}, x, anomaly=anomaly)
-
-
-# Targets and labels.
 
 
 def test_targets_are_standardised_by_the_labelled_training_rows(tmp_path: Path) -> None:
@@ -175,9 +167,6 @@ def test_the_class_left_out_is_in_no_training_row_and_in_test_rows(tmp_path: Pat
         load_data(frauds(tmp_path, anomaly="thief"), seed=1)
 
 
-# Losses, scores and ranges.
-
-
 def test_losses_are_of_labelled_rows_and_of_anomalies_of_all() -> None:
     targets = TargetScale(mean=0.0, scale=1.0)
     outputs = torch.tensor([[1.0], [5.0], [0.5]])
@@ -196,22 +185,6 @@ def test_losses_are_of_labelled_rows_and_of_anomalies_of_all() -> None:
     assert anomaly.told(torch.zeros(3, 16), torch.ones(3, 1, 2, 8)).tolist() == [1.0] * 3
 
 
-def test_measures_of_anomalies_are_those_of_ranks() -> None:
-    rng = np.random.default_rng(1)
-    truth = (rng.random(200) < 0.2).astype(np.int64)
-    scores = rng.normal(size=200) + truth
-    scored = Scored(truth=truth, scores=scores)
-    found = measure_all(scored)
-    assert set(found) == set(names_of("anomaly")) == {"auc", "average_precision", "ks", "gini"}
-    same = Scored.of_classes(truth, 1 / (1 + np.exp(-scores)))
-    assert all(MEASURES[name].of(same) == pytest.approx(one) for name, one in found.items())
-    interval = estimates(scored, resamples=20)["auc"]
-    assert interval.low < found["auc"] < interval.high
-    with pytest.raises(DataError, match="r2 is of regression, and these scores are of anomaly"):
-        MEASURES["r2"].of(scored)
-    assert measure_all(Scored(truth=truth * 0, scores=scores)) == {}
-
-
 def test_ranges_hold_as_many_targets_and_stand_for_their_mean() -> None:
     targets = np.random.default_rng(0).normal(size=800)
     bins = Bins.of(targets)
@@ -228,9 +201,6 @@ def test_ranges_hold_as_many_targets_and_stand_for_their_mean() -> None:
     assert len(alike.centres) == RANGES
     assert np.isfinite(alike.centres).all()
     assert alike.centres[alike.classes_of(np.array([1.0, 4.0]))].tolist() == [1.0, 4.0]
-
-
-# Runs.
 
 
 @pytest.mark.parametrize("method", VOTING)
@@ -264,6 +234,8 @@ def test_a_run_is_told_in_the_unit(tmp_path: Path, method: str) -> None:
     said = load_model(tmp_path / "run").predict(data.active.features[data.test_rows]).numpy()
     assert said == pytest.approx(kept.scores, rel=1e-4)
     assert result.scores[method] == pytest.approx(r2_score(truth, said), abs=1e-4)
+    report = write_report(tmp_path / "run").read_text()
+    assert all(MEASURES[name].title in report for name in names_of("regression"))
     assert json.loads(folder.card.read_text())["targets"] == data.targets.model_dump()
 
 
@@ -374,21 +346,6 @@ def test_attacks_on_labels_are_left_out_with_a_reason() -> None:
         assert any(result.applicable for result in results if result.target == "features")
 
 
-def test_report_and_list_tell_measures_of_regression(tmp_path: Path) -> None:
-    config = config_of("single_view", train={"epochs": 1})
-    run(config, tmp_path / "runs/one")
-    keep_solo(config, tmp_path / "runs/one/solo.json")
-    page = write_report(tmp_path / "runs/one").read_text()
-    assert all(f"<td>{MEASURES[name].title}<" in page for name in names_of("regression"))
-    (row,) = list_runs(tmp_path / "runs")
-    assert row.accuracy is None
-    assert row.reached.startswith(f"{row.measure.title} ")
-    assert row.gained == f"{row.gain:+.3f}"
-
-
-# Baselines.
-
-
 def test_baselines_are_chosen_by_their_own_labels(tmp_path: Path) -> None:
     record = keep_solo(config_of(measure="mae"), tmp_path / "solo.json")
     by_name = {one.name: one for one in record.baselines}
@@ -428,8 +385,6 @@ def test_the_table_of_tasks_compares_by_seed(tmp_path: Path) -> None:
     assert votes["gain"].mean == pytest.approx(votes["value"].mean - best["value"].mean)
     assert f"| {' | '.join(table.cells[-1])} |" in (tmp_path / "tasks.md").read_text()
 
-
-# What does not fit.
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"task": "classification"}, "numbers and no classes; say task: regression"),
@@ -490,9 +445,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("ending", "place"), [
     ("csv", "line 8"), ("csv.gz", "line 8"), ("parquet", r"row 6 \(from 0\)"),
 ])  # fmt: skip
-def test_blocks_are_the_whole_and_say_where_one_is_wrong(
-    tmp_path: Path, ending: str, place: str
-) -> None:
+def test_blocks_are_the_whole_and_say_where(tmp_path: Path, ending: str, place: str) -> None:
     frame = pd.DataFrame({"who": [f"00{at}" for at in range(10)], "x": np.arange(10.0)})
     path = tmp_path / f"rows.{ending}"
     frame.to_parquet(path) if ending == "parquet" else frame.to_csv(path, index=False)
@@ -559,9 +512,7 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(trained: Path, tmp_path: 
         predict_into(trained / "run", trained / "active.csv", output / "told.csv")
 
 
-def test_the_command_writes_and_compares_cell_by_cell(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["predict", "--model", str(trained / "run"), "--data"]
     arguments = [*command, str(trained / "active.csv"), "--output", str(tmp_path / "told.csv")]
     assert execute([*arguments, "--json"]) == 0
@@ -569,7 +520,6 @@ def test_the_command_writes_and_compares_cell_by_cell(
     assert (whole["rows"], [one["name"] for one in whole["columns"]]) == (120, ["a", "b"])
     assert execute(arguments) == 0
     assert "120 rows written" in capsys.readouterr().err
-    # Of few rows there is no stability index.
     rows = pd.read_csv(trained / "active.csv").iloc[:5].assign(a=1e3)
     rows.to_csv(tmp_path / "rows.csv", index=False)
     assert execute([*command, str(tmp_path / "rows.csv")]) == 0
@@ -579,27 +529,15 @@ def test_the_command_writes_and_compares_cell_by_cell(
     assert "no score stability index: of 5 rows it would be high by chance, of 50 or more" in said
 
 
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_rows(trained: Path, tmp_path: Path) -> None:
-    """Ten times the rows, less than 1.5 times the memory."""
-    rng, peaks = np.random.default_rng(0), []
-    for rows in (100_000, 1_000_000):
-        path = tmp_path / f"{rows}.csv"
-        ids = [f"p{at}" for at in range(rows)]
-        x = rng.normal(size=(rows, 2))
-        frame = pd.DataFrame({"id": ids, "a": x[:, 0], "b": x[:, 1], "price": ""})
-        frame.to_csv(path, index=False)
-        script = (
-            "import resource; from pathlib import Path\n"
-            "from secure_apfed.runs.solo import predict_into\n"
-            f"predict_into(Path({str(trained / 'run')!r}), Path({str(path)!r}), "
-            f"Path({str(tmp_path / 'out.csv')!r}))\n"
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-        )
-        found = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        peaks.append(int(found.stdout))
+def test_memory_does_not_grow_with_the_rows(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_blocks, "__kwdefaults__", {"id_columns": (), "rows": 500})
+    row, peaks = pd.read_csv(trained / "active.csv").iloc[:1], []
+    for rows in (2_500, 10_000):
+        row.loc[[0] * rows].assign(id=range(rows)).to_csv(tmp_path / "rows.csv", index=False)
+        tracemalloc.start()
+        predict_into(trained / "run", tmp_path / "rows.csv", tmp_path / "out.csv")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
     assert peaks[1] < 1.5 * peaks[0]
-    assert load_model(trained / "run").task.name == "regression"
