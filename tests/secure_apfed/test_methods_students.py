@@ -265,20 +265,6 @@ def test_labels_spread_over_h_are_what_the_head_says() -> None:
     assert min(np.abs(scores - fit).max() for fit in fits) < 1e-9
 
 
-def test_a_spread_head_is_kept_and_comes_back(tmp_path: Path) -> None:
-    config = small_config(
-        data={"dataset": "breast_cancer", "labelled": 30},
-        train={"epochs": 2, "batch_size": 64, "learning_rate": 0.05, "device": "cpu",
-               "spread_labels": True},
-    )  # fmt: skip
-    whole = run(config, tmp_path / "whole")
-    interrupted(config, tmp_path / "broken", at_step=8)
-    resumed = run(config, tmp_path / "broken", resume=True).recording.model
-    assert resumed is not None
-    assert whole.recording.model is not None
-    assert all(map(torch.equal, resumed.parameters(), whole.recording.model.parameters()))
-
-
 # VFedTrans: five exchanges open the vectors of all tables, and a student of the active's alone.
 
 
@@ -299,13 +285,7 @@ def vectors_of(**changes: Any) -> Simulation:
 
 def taught(session: Simulation) -> Any:
     learner: Any = session.learner
-
-    class Course:
-        next_step = 0
-
-        def stepped(self, loss: float | None) -> None: ...
-
-    session.play(learner.teach(session.links, Course()))
+    session.play(learner.teach(session.links, Counted()))
     return learner
 
 

@@ -322,8 +322,6 @@ def test_a_request_that_breaks_a_rule_is_refused(tensors: dict[str, torch.Tensor
 
 
 PEOPLE, CLASSES = 400, 5
-
-
 RESPONSE = VoteResponse(epsilon=2.0, classes=CLASSES)
 
 
@@ -469,10 +467,16 @@ def test_a_size_that_may_not_be_fails(
         encrypted()
 
 
-def test_a_sum_that_is_refused_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    altered(monkeypatch, Kind.SUM, lambda body: body[:-200] + bytes(200))
-    with pytest.raises(RemoteProtocolError):
-        run(config_of("votes_encrypted"), tmp_path / "run")
+@pytest.mark.parametrize(
+    ("method", "end", "said"),
+    [("votes_encrypted", bytes(200), ""), (VOTES, b"\x7f" * 64, "beyond the range")],
+)
+def test_a_sum_that_is_refused_is_noted(
+    method: Said, end: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    altered(monkeypatch, Kind.SUM, lambda body: body[: -len(end)] + end)
+    with pytest.raises(RemoteProtocolError, match=said):
+        run(config_of(method), tmp_path / "run")
     (noted,) = (tmp_path / "run" / "parties").rglob("refused-*.jsonl")
     assert '"step": 0' in noted.read_text(encoding="utf-8")
 
@@ -586,11 +590,3 @@ def test_smoothing_follows_the_noise() -> None:
     nothing = float(((votes_UK - 1) ** 2).mean())
     assert errors[0] < errors[1] < 0.7 * nothing
     assert errors[2] < 1.2 * nothing
-
-
-def test_an_altered_answer_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    altered(monkeypatch, Kind.SUM, lambda body: body[:-64] + b"\x7f" * 64)
-    with pytest.raises(RemoteProtocolError, match="beyond the range"):
-        run(config_of(VOTES), tmp_path / "run")
-    (noted,) = (tmp_path / "run" / "parties").rglob("refused-*.jsonl")
-    assert '"step": 0' in noted.read_text(encoding="utf-8")

@@ -455,13 +455,19 @@ def test_a_file_is_made_for_its_owner_and_written_at_its_end(tmp_path: Path) -> 
     assert stat.S_IMODE(made.stat().st_mode) & 0o077 == 0
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "absent")
+def test_what_is_no_regular_file_is_refused(tmp_path: Path, elsewhere: Path) -> None:
+    precious = elsewhere / "wedding.png"
+    (tmp_path / "link").symlink_to(precious)
+    (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    for name, message in (("link", "symbolic link"), ("pipe", "regular"), ("folder", "regular")):
+    for name, message in (
+        ("link", "symbolic link"), ("nowhere", "symbolic link"), ("pipe", "regular"),
+        ("folder", "regular"),
+    ):  # fmt: skip
         with pytest.raises(CheckpointError, match=message):
             open_regular(tmp_path / name, create=True)
+    assert precious.read_text() == "precious"
     with pytest.raises(CheckpointError, match="is gone"):
         open_regular(tmp_path / "absent", create=False)
     assert not (tmp_path / "absent").exists()

@@ -62,16 +62,22 @@ ALIGNED_ONLY = {"epochs": 4, "batch_size": 64, "learning_rate": 0.05, "device": 
                 "use_unaligned": False}  # fmt: skip
 
 
+FEW_LABELS = {
+    "data": {"dataset": "breast_cancer", "labelled": 30},
+    "train": {"epochs": 2, "batch_size": 64, "learning_rate": 0.05, "device": "cpu",
+              "spread_labels": True},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("method", "changes", "stops"),
     [
         ("apfed_c", {}, [6, 23]),
-        ("tvfl", {}, [15]),
-        ("single_view", {}, [15]),
         ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, [8]),
         # The second stage is answered between steps 8 and 9, and saved before step 9.
         ("apfed_c", STAGES, [8, 9]),
         ("apfed_c", {**STAGES, "train": ALIGNED_ONLY}, [8]),
+        ("apfed_c", FEW_LABELS, [8]),
     ],
 )
 def test_a_stopped_run_resumes_bit_for_bit(
