@@ -72,7 +72,6 @@ class Finding:
 
 
 def healthy(findings: tuple[Finding, ...]) -> bool:
-    """Whether nothing that a run needs is missing."""
     return all(finding.state != "missing" for finding in findings)
 
 

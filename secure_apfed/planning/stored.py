@@ -56,8 +56,6 @@ class StoredPoint(Settings):
 
 
 class StoredSweep(Settings):
-    """All points of one data set, with what they were measured with."""
-
     dataset: str
     settings: dict[str, Any]
     delta: float

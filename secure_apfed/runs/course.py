@@ -367,7 +367,6 @@ class Course:
         return self._before + time.monotonic() - self._began
 
     async def play(self) -> None:
-        """The active's script from the first step to the end of the session."""
         learner, links = self.session.learner, self.session.links
         self.session.transcript.begin_epoch(self._epoch)  # a method may send before its first one
         self._keep()

@@ -380,7 +380,6 @@ def _wait(processes: Sequence[_Process], active: str, led: RunFolder, timeout_s:
 
 
 def _signed_at(folder: RunFolder) -> int:
-    """When a contract was signed last; 0: never."""
     return folder.contract.stat().st_mtime_ns if folder.contract.exists() else 0
 
 
@@ -413,7 +412,6 @@ def _why(process: _Process) -> str:
 
 
 def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
-    """Put the parties' results together as one run's."""
     for name in (
         "contract", "seeds", "versions", "metrics", "model", "accountants", "scored", "solo",
     ):  # fmt: skip

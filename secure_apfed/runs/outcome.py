@@ -253,14 +253,10 @@ class Progress:
     """How far a run is, for a display.
 
     Attributes:
-        epoch, step: that are done, of epochs and steps.
-        loss: running mean of the task loss in this epoch; None under DP-SGD, whose noise does not
-            cover it.
-        accuracy: last test accuracy of the headline variant.
-        measure, score: that the run is judged by, and its last value of that variant.
-        figure, epsilon: what left a party, by its name in `secure_apfed.privacy_rows.FIGURES`, and
-            what it cost: 0 where nothing was released, infinite without a guard, None while no
-            passive said it.
+        loss: running mean of this epoch; None under DP-SGD, whose noise does not cover it.
+        accuracy, score: of the headline variant, when it was evaluated last.
+        epsilon: what left a party: 0 where nothing was released, infinite without a guard, None
+            while no passive said it.
         wire_bytes: on all links so far.
     """
 

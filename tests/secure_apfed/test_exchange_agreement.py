@@ -20,7 +20,6 @@ Draw = Callable[[str, Mapping[str, Greeting]], Contract]
 
 
 def drawn(session: str, greetings: Mapping[str, Greeting], **changes: Any) -> Contract:
-    """A contract between parties that greeted so."""
     document = contract().model_dump(mode="json") | {"session": session} | changes
     for item in document["participants"]:
         greeting = greetings[item["name"]]
@@ -29,8 +28,6 @@ def drawn(session: str, greetings: Mapping[str, Greeting], **changes: Any) -> Co
 
 
 class Table:
-    """Four parties that know each other's identities."""
-
     def __init__(self) -> None:
         self.identities = {name: fresh_identity() for name in NAMES}
         self.network = InMemory(NAMES)

@@ -275,7 +275,6 @@ def test_a_pair_that_there_is_not_is_refused_with_those_that_are(
 
 
 def overlapping(overlaps: dict[str, range] | None = None) -> VerticalData:
-    """Each passive knows its own range of the active's people."""
     return random_data(overlaps or OVERLAPS)
 
 

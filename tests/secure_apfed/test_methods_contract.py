@@ -135,7 +135,6 @@ _WORDS = {Kind.READY, Kind.CHECKPOINT, Kind.SAVED, Kind.END, Kind.ABORT}
 
 
 def kinds_of(played: Played) -> list[Kind]:
-    """What is sent after the alignment, but for words without a payload."""
     sent = {flow.kind for flow in played.result.recording.transcript.flows}
     return sorted(sent - _NOT_READ - _WORDS)
 
@@ -201,9 +200,7 @@ REFUSED: tuple[tuple[Said, Mapping[str, Any], str], ...] = (
     ("apfed_c", {"alignment": {"mode": "some"}}, "'all' or 'pairwise'"),
     ("apfed_c", {**_SPREAD, **_PRIVATE}, r"without the noise of\s+dp_sgd"),
     ("tvfl", _NOISED, "adds no gradients or representations of passives"),
-    ("single_view", _NOISED, "adds no gradients or representations of passives"),
     ("apfed_c", {"secure_sum": {"noise": {}}}, "exactly one of sigma and epsilon"),
-    ("apfed_c", {"secure_sum": {"noise": {"sigma": 1, "epsilon": 2}}}, "exactly one of sigma and"),
     ("apfed_c", {"secure_sum": {"noise": {"sigma": 0.0}}}, "greater than 0"),
     ("apfed_c", {"train": {"schedule_steps": 5, "warmup_steps": 5}}, "leave none of 5"),
     ("apfed_c", {"train": {"keep_best": True}}, "told by held-out rows"),

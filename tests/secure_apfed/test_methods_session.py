@@ -100,7 +100,6 @@ def held_by(party: object) -> Iterator[object]:
      ("tvfl", {})],
 )  # fmt: skip
 def test_no_party_holds_what_is_anothers(method: str, changes: dict[str, Any]) -> None:
-    """Neither its table nor its noise key, nor anything that would lead to them."""
     session = Simulation(METHODS[method], start_of(step_config(method, guard=GUARD, **changes)))
     session.step(0, BATCH)
     for name, role in {session.active: session.learner, **session.helpers}.items():
@@ -241,7 +240,6 @@ Script = Callable[[Any, Links], Coroutine[Any, Any, None]]
 
 
 def deviating(patch: pytest.MonkeyPatch, role: type, script: Script, *, name: str) -> None:
-    """From the first step on the party of this name plays another script."""
     honest = role.help  # type: ignore[attr-defined]  # both roles help
 
     async def play(self: Any, links: Links, save: Any) -> None:

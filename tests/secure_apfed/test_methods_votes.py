@@ -191,7 +191,6 @@ def test_a_prior_that_tells_little_takes_no_votes(classes: int, right: float, pr
     }[prior]  # fmt: skip
     likely = likely_labels(votes, named, reliability)
     assert (likely.argmax(1) == truth).mean() > (alone == truth).mean() - 0.015
-    # And as sure as it is right, roughly.
     assert likely.max(1).mean() == pytest.approx((likely.argmax(1) == truth).mean(), abs=0.17)
 
 
@@ -210,7 +209,6 @@ def test_how_frequent_classes_are_enters_once() -> None:
     assert (likely.argmax(1) == truth).mean() > max(0.9, (prior == truth).mean())
     even = likely_labels(votes, prior, (prior == truth).mean())
     assert (likely.argmax(1) == truth).mean() > (even.argmax(1) == truth).mean() + 0.003
-    # A rare class named by a prior that is right about it half of the time.
     said = likely_labels(silent, prior, (prior == truth).mean(), frequencies=frequencies)
     assert said[prior == 1, 1].mean() == pytest.approx((truth[prior == 1] == 1).mean(), abs=0.06)
 
@@ -326,7 +324,6 @@ RESPONSE = VoteResponse(epsilon=2.0, classes=CLASSES)
 
 
 def answered_by_chance(votes_MU: np.ndarray, seed: int) -> np.ndarray:
-    """One answer of each passive for each row, as `VoteResponse` gives them."""
     return np.stack([
         RESPONSE.answer(np.eye(CLASSES)[votes_U], key=bytes([seed, at]) * 16, about=b"0")
         for at, votes_U in enumerate(votes_MU)
@@ -469,10 +466,10 @@ def test_a_size_that_may_not_be_fails(
 
 @pytest.mark.parametrize(
     ("method", "end", "said"),
-    [("votes_encrypted", bytes(200), ""), (VOTES, b"\x7f" * 64, "beyond the range")],
+    [("votes_encrypted", bytes(200), None), (VOTES, b"\x7f" * 64, "beyond the range")],
 )
 def test_a_sum_that_is_refused_is_noted(
-    method: Said, end: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: Said, end: bytes, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     altered(monkeypatch, Kind.SUM, lambda body: body[: -len(end)] + end)
     with pytest.raises(RemoteProtocolError, match=said):

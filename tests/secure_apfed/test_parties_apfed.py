@@ -82,7 +82,6 @@ def passive(agreed: Contract, name: str = "p1", **more: Any) -> tuple[ApfedPassi
 
 
 def opened(contributions: Mapping[str, bytes], sent: Envelope, rows: Tensor) -> Tensor:
-    """What the receiver decodes from the contributions to `sent`."""
     sums = plain_sum()
     combined = sums.combiner().combine(contributions)
     binding = bind_step(SESSION, sent.step, rows, sent.payload)
@@ -190,16 +189,6 @@ def test_what_is_admitted_is_answered_once_and_counted_before_it_is_charged(tmp_
     assert noise.ledger.state_dict()["counts"].tolist() == [1] * 3 + [0] * 4
 
 
-class Ledger:
-    """Notes what is charged."""
-
-    def __init__(self) -> None:
-        self.charged: list[tuple[int, list[int], bytes]] = []
-
-    def charge(self, *, step: int, rows: Tensor, digest: bytes, **_: Any) -> None:
-        self.charged.append((step, rows.tolist(), digest))
-
-
 class Active:
     def __init__(self, *, agreed: Contract | None = None, projection: bool = True) -> None:
         torch.manual_seed(5)
@@ -214,10 +203,8 @@ class Active:
             "active", tuple(map(str, range(ROWS))), random(ROWS, COLUMNS, seed=6).float(),
             torch.arange(ROWS) % CLASSES, encoding,
         )  # fmt: skip
-        self.ledger = Ledger()
-        ledger: Any = self.ledger
         self.party = LoneActive(
-            self.table, self.networks, NoGuard(), ledger, alignment=ALIGNMENT, agreed=agreed
+            self.table, self.networks, NoGuard(), alignment=ALIGNMENT, agreed=agreed
         )
 
     def represent(self, step: int, rows: list[int]) -> Envelope:
@@ -250,7 +237,7 @@ def test_below_the_minimum_an_active_sends_none_and_learns(batch: list[int], min
     state = cloned(active.party.role.tensors())
     rows = torch.tensor(batch)
     assert active.party.represent(0, rows) is None
-    assert active.ledger.charged == []
+    assert active.party.ledger.charges == 0
     labels = torch.arange(ROWS)[rows] % CLASSES
     loss = F.cross_entropy(twin.head(twin.encoder(active.table.features[rows].double())), labels)
     assert active.party.update(None) == pytest.approx(loss.item(), abs=1e-12)
@@ -585,7 +572,7 @@ def test_the_active_keeps_a_near_constant_batch_at_home() -> None:
     with pytest.warns(NarrowBatchWarning, match="active trains on such batches alone"):
         assert active.party.represent(0, torch.arange(12)) is None
     assert active.party.update(None) > 0
-    assert len(active.ledger.charged) == 1  # counted, though nobody saw it
+    assert active.party.ledger.charges == 1  # counted, though nobody saw it
 
 
 @pytest.mark.parametrize("method", ["apfed_c", "apfed_r"])

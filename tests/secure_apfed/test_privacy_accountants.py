@@ -37,7 +37,6 @@ from secure_apfed.privacy.contributions import (
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 
 DELTA = 1e-5
-# How close each is to the exact figure.
 BOUNDS = {"gdp": (1.0, 1.0), "rdp": (1.0, 1.1), "pld": (0.999, 1.01)}
 # sigma / (2C) by epsilon and T.
 NEEDED = {
@@ -198,7 +197,6 @@ def test_the_claim_holds_for_one_value_exactly(deviation: int) -> None:
         # And it is no empty claim: a third less noise breaks it.
         if deviation == 10:
             assert exact_delta(7, honest, shift, claimed) > DELTA
-    # Noise of one party counted for two.
     claimed = SummedRelease(deviation=5, honest=2, sensitivity=10, numbers=1).epsilon_of(1, DELTA)
     assert exact_delta(5, 2, 10, claimed) <= DELTA
     assert exact_delta(5, 1, 10, claimed) > DELTA
@@ -232,7 +230,6 @@ def test_a_sum_is_as_near_to_one_gaussian_as_its_excess_says(deviation: int, hon
 
 @pytest.mark.parametrize(("columns", "rows"), [(1, 1), (64, 128)])
 def test_sensitivity_holds_for_quantised_neighbours(columns: int, rows: int) -> None:
-    """Opposite rows on the bound, where rounding helps most."""
     from apfed_protocols.sums.fixed_point import FixedPoint
 
     fixed_point = FixedPoint(clip_norm=1.0, bits=4, contributors=1)

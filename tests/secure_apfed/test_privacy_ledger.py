@@ -43,8 +43,6 @@ def charge(ledger: PrivacyLedger, step: int, *rows: int, digest: bytes = b"z") -
 
 
 class FullDisk(io.FileIO):
-    """A file on a disk that takes ten more bytes."""
-
     def write(self, data: Any, /) -> int:
         return super().write(memoryview(data)[:10])
 

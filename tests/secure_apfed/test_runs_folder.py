@@ -311,7 +311,6 @@ def open_mask() -> Iterator[None]:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
-    """A folder of the user's that no run folder holds."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     (folder / "wedding.png").write_text("precious")

@@ -123,7 +123,6 @@ def test_test_labels_choose_no_threshold() -> None:
 
 
 def test_weights_of_classes_make_a_rare_one_found() -> None:
-    """Of 12 rare rows among 212 the unweighted model finds fewer."""
     config = config_of()
     data = load_data(config.data, seed=config.seed)
     labels = data.active.labels

@@ -29,7 +29,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeCh
 
 @pytest.fixture
 def key_holders(monkeypatch: pytest.MonkeyPatch) -> list[KeyHolder]:
-    """The receivers of all sessions."""
     made: list[KeyHolder] = []
     genuine = KeyHolder.__init__
 
@@ -42,7 +41,6 @@ def key_holders(monkeypatch: pytest.MonkeyPatch) -> list[KeyHolder]:
 
 
 def refused_at(step: int, config: Config, folder: Path, *, resume: bool = False) -> None:
-    """Play the run with an aggregator that alters the sums from `step` on."""
     genuine = Links.send
 
     def altering(links: Links, receiver: str, kind: Kind, at: int, payload: bytes = b"") -> None:
@@ -130,7 +128,6 @@ EPOCHS = 3
 
 
 def bare(method: str, **changes: Any) -> Config:
-    """Nothing hides whether an answer is the same again."""
     train = {"epochs": EPOCHS, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"}
     single = {"scheme": "plain", "allow_single_passive": True}
     settings = {"train": train, "guard": {"mechanism": "none"}, "secure_sum": single}
@@ -185,7 +182,6 @@ class Probe:
 
 
 def _networks(party: ApfedActive | TvflActive) -> nn.Module:
-    """What makes the active ask what it asks."""
     if isinstance(party, ApfedActive):
         return party.trainer.networks.encoder
     return party.trainer.encoder

@@ -225,7 +225,6 @@ def _must_not_train(progress: Any) -> None:
 
 
 def test_a_start_that_failed_before_anything_was_sent_is_no_run(tmp_path: Path) -> None:
-    """Killed between the first files and the first checkpoint, or refused while setting up."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.yaml").write_text("name: half written")
