@@ -76,7 +76,6 @@ def healthy(findings: tuple[Finding, ...]) -> bool:
 
 
 def examine() -> tuple[Finding, ...]:
-    """Look at the interpreter, packages, processors, data sets and the data folder."""
     return (*_system(), *_packages(), *_accelerator(), *_data())
 
 

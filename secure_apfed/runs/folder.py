@@ -353,7 +353,6 @@ def write_sealed(path: Path, content: bytes) -> None:
 
 
 def no_checkpoint(path: Path) -> CheckpointError:
-    """What to raise where a run should be resumed and there is nothing to resume it from."""
     return CheckpointError(f"there is no checkpoint {path}; start the run without --resume")
 
 

@@ -241,7 +241,6 @@ def _encoders_in(folder: RunFolder, config: Config, data: VerticalData) -> Mappi
 
 
 def no_recording(path: Path | None) -> CheckpointError:
-    """What to raise where an experimenter's record is asked for and there is none."""
     return CheckpointError(
         f"{path or 'this run'} has no record of what all parties sent: each ran in a process of "
         "its own, and none holds it; run it with --transport memory to mount attacks"

@@ -195,15 +195,14 @@ def test_one_identity_is_one_party_and_its_own() -> None:
 def test_nobody_takes_a_senders_word_for_its_own_rules(
     method: str, changes: dict[str, Any], field: str
 ) -> None:
-    theirs = step_config(method)
-    mine = step_config(method, **changes)
+    theirs, mine = step_config(method), step_config(method, **changes)
     start = Start(config=theirs, data=random_data({"passive-1": range(20), "passive-2": range(20)}))
     sender, receiver = ("active", "passive-1") if method != "tvfl" else ("passive-1", "active")
     secrets = fresh_secrets(theirs, sender)
-    offering = start.own(sender, secrets, {})
-    offer = METHODS[method].offer(offering)
+    offer, other = (
+        METHODS[method].offer(start.own(name, secrets, {})) for name in (sender, "passive-2")
+    )
     assert offer is not None
-    other = METHODS[method].offer(start.own("passive-2", secrets, {}))
     offers = {sender: offer, **({"passive-2": other} if other else {})}
     judging = replace(start, config=mine).own(receiver, secrets, {})
     with pytest.raises(RemoteProtocolError, match=f"{sender} offers {receiver} .*{field}"):

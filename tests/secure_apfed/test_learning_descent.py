@@ -229,9 +229,7 @@ def test_a_run_that_was_broken_off_keeps_the_same_best_and_the_same_rates(tmp_pa
     assert held_out_loss(again, config) == pytest.approx(min(losses), rel=1e-5)
 
 
-def test_a_loss_on_rows_that_nobody_answers_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_loss_on_rows_that_nobody_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secure_apfed.methods.method.HELD_OUT", 0.001)
     with pytest.raises(ConfigError, match="held-out rows cannot be told"):
         run(config_of("split_nn"), None)

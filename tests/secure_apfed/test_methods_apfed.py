@@ -264,9 +264,7 @@ def test_two_rounds_train_like_one_with_4m_plus_1_envelopes_a_step() -> None:
 
 
 @pytest.mark.parametrize("pair", [{"masks": "pairwise"}, {"scheme": "bvf", "masks": "pairwise"}])
-def test_a_pair_that_there_is_not_is_refused_with_those_that_are(
-    pair: dict[str, Any],
-) -> None:
+def test_a_pair_that_there_is_not_is_refused_with_those_that_are(pair: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"no sum with scheme .* did you mean") as caught:
         check_sum(SumSettings(**pair))
     for kind in SECURE_SUMS.values():

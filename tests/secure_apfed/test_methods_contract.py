@@ -189,6 +189,7 @@ def test_who_runs_a_defence_follows_from_who_lets_out_what_it_protects() -> None
 _SPREAD = {"train": {"spread_labels": True}}
 _LP_MST = {"labels": {"mechanism": "lp_mst", "epsilon": 2.0}}
 _GUARDED = {"guard": {"mechanism": "gaussian", "epsilon": 8.0}}
+_BARE = {"guard": {"mechanism": "none"}}
 _PAIRWISE = {"alignment": {"mode": "pairwise"}}
 _NOISED = {"secure_sum": {"scheme": "plain", "noise": {"sigma": 1.0}}}
 _PATIENT = {"train": {"patience": 3}}
@@ -206,11 +207,7 @@ REFUSED: tuple[tuple[Said, Mapping[str, Any], str], ...] = (
     ("apfed_c", {"train": {"keep_best": True}}, "told by held-out rows"),
     ("tvfl", _PRIVATE, "dp_sgd: method tvfl gives the passives more"),
     ("apfed_c", {**_PRIVATE, "train": {"precision": "bfloat16"}}, "dp_sgd: gradients of single"),
-    (
-        "apfed_c",
-        {"dp_sgd": {"epsilon": 4.0}, "guard": {"mechanism": "none"}},
-        r"dp_sgd\.epsilon cannot",
-    ),
+    ("apfed_c", {"dp_sgd": {"epsilon": 4.0}, **_BARE}, r"dp_sgd\.epsilon cannot"),
     ("tvfl", {"train": {"patience": 3, "keep_best": True}}, "the other parties' of the same"),
     ("single_view", {**_PATIENT, **_PRIVATE}, "would tell of the held-out rows"),
     ("single_view", {**_PATIENT, **_LP_MST}, "lp_mst answers labels as the epochs go on"),

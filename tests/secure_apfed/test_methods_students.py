@@ -229,13 +229,6 @@ def test_under_strong_randomised_response_the_student_falls_back_to_its_own_labe
     assert "randomised response" not in learner.guarantee
 
 
-def h_of(session: Simulation) -> Tensor:
-    trainer = active_of(session).trainer
-    trainer.set_training(False)
-    with torch.no_grad():
-        return trainer.networks.encoder(trainer.features_N)  # type: ignore[no-any-return] # nn
-
-
 def test_labels_spread_over_h_are_what_the_head_says() -> None:
     data = planted()
     assert data.active.labels is not None
@@ -250,9 +243,12 @@ def test_labels_spread_over_h_are_what_the_head_says() -> None:
     session = open_session(config, data)
     before = [one.clone() for one in active_of(session).trainer.networks.encoder.parameters()]
     session.play(session.learner.conclude(session.links, Counted()))
-    h = h_of(session)[:TRAIN]
+    trainer = active_of(session).trainer
+    trainer.set_training(False)
+    with torch.no_grad():
+        h = trainer.networks.encoder(trainer.features_N)[:TRAIN]
     said = Spreading().label(h, np.arange(LABELLED), np.arange(LABELLED) % K, K)
-    networks = active_of(session).trainer.networks
+    networks = trainer.networks
     assert all(map(torch.equal, networks.encoder.parameters(), before))
     assert isinstance(networks.head, nn.Sequential)
     head = networks.head.eval()

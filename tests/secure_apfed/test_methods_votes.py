@@ -364,12 +364,8 @@ def test_a_passive_alone_agrees_with_nobody() -> None:
 # Votes on encrypted labels: the same sum as of clear labels, and what is refused on the way.
 
 
-def voting(*, colluders: int = 0, **said: Any) -> Config:
-    return config_of({"name": "votes_encrypted", **said}, colluders=colluders)
-
-
-def encrypted(**said: Any) -> tuple[Simulation, np.ndarray]:
-    return session_of(voting(**said))
+def encrypted(*, colluders: int = 0, **said: Any) -> tuple[Simulation, np.ndarray]:
+    return session_of(config_of({"name": "votes_encrypted", **said}, colluders=colluders))
 
 
 @pytest.mark.parametrize("candidates", [None, 3])
@@ -497,7 +493,7 @@ def test_the_aggregator_takes_no_block_that_there_is_none_of() -> None:
 
 def test_audits_broken_off_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An active that dislikes the coin and begins again gets two chances, and no third."""
-    config = voting(candidates=3)
+    config = config_of({"name": "votes_encrypted", "candidates": 3})
     request = EncryptedVotesActive.gather
 
     async def silent(learner: Any, links: Links) -> Any:

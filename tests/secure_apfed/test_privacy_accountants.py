@@ -164,12 +164,8 @@ def test_zcdp_agrees_with_dp_accounting_and_lies_above_the_gaussian(rho: float) 
     ours = zcdp_epsilon(rho, DELTA)
     assert ours <= theirs.get_epsilon(DELTA) * (1 + 1e-6)
     assert ours == pytest.approx(theirs.get_epsilon(DELTA), rel=2e-3)
-    # A Gaussian of that rho is sqrt(2 rho)-GDP, whose epsilon is exact.
-    assert (
-        gdp_epsilon(math.sqrt(2 * rho), DELTA)
-        <= ours
-        <= 1.2 * gdp_epsilon(math.sqrt(2 * rho), DELTA) + 0.05
-    )
+    exact = gdp_epsilon(math.sqrt(2 * rho), DELTA)  # of a Gaussian of that rho
+    assert exact <= ours <= 1.2 * exact + 0.05
 
 
 def pmf(deviation: int) -> NDArray[np.float64]:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,11 +131,9 @@ def networks(dropout: float = 0.0) -> ActiveNetworks:
     return ActiveNetworks(encoder, head, nn.Linear(H, SIZE))
 
 
-def updates(
-    clip: float = 1.0, noise: float = TINY_NOISE, log: Path | None = None
-) -> PrivateUpdates:
+def updates(clip: float = 1.0, noise: float = TINY_NOISE) -> PrivateUpdates:
     guard = GradientGuard(clip=clip, noise_multiplier=noise, key=KEY)
-    ledger = PrivacyLedger(guard.mechanism(), delta=1e-5, budget=None, rows=ROWS, log=log)
+    ledger = PrivacyLedger(guard.mechanism(), delta=1e-5, budget=None, rows=ROWS, log=None)
     return PrivateUpdates(guard, ledger)
 
 

@@ -22,9 +22,7 @@ from secure_apfed.privacy.randomised_response import (
     MultiStageResponse,
     NoLabelPrivacy,
 )
-from secure_apfed.privacy.randomised_response import (
-    make_label_mechanism as make,
-)
+from secure_apfed.privacy.randomised_response import make_label_mechanism as make
 from secure_apfed.runs.spending import LABEL_ASSUMPTIONS, guarantee_of
 from secure_apfed.settings.privacy import LabelSettings
 
@@ -58,9 +56,7 @@ def correlated(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 @each_protecting
-def test_labels_are_kept_as_often_as_stated_and_not_as_at_other_epsilons(
-    name: str,
-) -> None:
+def test_labels_are_kept_as_often_as_stated_and_not_as_at_other_epsilons(name: str) -> None:
     for epsilon in (0.3, 1.0, 4.0):
         answers = mechanism(name, epsilon).answer(LABELS, key=KEY)
         assert kept_as_often_as(answers, keep_probability(epsilon))

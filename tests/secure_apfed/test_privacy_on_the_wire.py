@@ -178,9 +178,7 @@ def test_every_passive_accounts_apart_from_actives(method: str, rows: int, tmp_p
     assert (last["delta_passives"], last["releases_passives"]) == (1e-5, 3)
 
 
-def test_calibration_keeps_its_budget_to_the_end_and_the_report_says_so(
-    tmp_path: Path,
-) -> None:
+def test_calibration_keeps_its_budget_to_the_end_and_the_report_says_so(tmp_path: Path) -> None:
     result = result_of(under_sums(noise={"epsilon": 8.0}), tmp_path / "run")
     for account in result["contributions"].values():
         assert 7.9 < account["epsilon"] <= 8.0

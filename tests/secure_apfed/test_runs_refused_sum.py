@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums.homomorphic import KeyHolder
@@ -150,8 +150,9 @@ class Probe:
         def ask(party: Any, *args: Any) -> Any:
             self._asked += 1
             generator = torch.Generator().manual_seed(self._asked)
+            encoder = getattr(party.trainer, "networks", party.trainer).encoder
             with torch.no_grad():
-                for value in _networks(party).parameters():
+                for value in encoder.parameters():
                     value.add_(0.01 * torch.randn(value.shape, generator=generator))
             return honest(party, *args)
 
@@ -179,12 +180,6 @@ class Probe:
         if (name, step, sent) not in self._different:
             self._different.add((name, step, sent))
             self.answers.update((name, row) for row in rows.tolist())
-
-
-def _networks(party: ApfedActive | TvflActive) -> nn.Module:
-    if isinstance(party, ApfedActive):
-        return party.trainer.networks.encoder
-    return party.trainer.encoder
 
 
 @pytest.mark.parametrize(("method", "beyond"), [("apfed_c", 0), ("tvfl", 1)])
