@@ -234,7 +234,7 @@ class RunWriter:
             self._board.close()
         folder.write_json(folder.flows, [asdict(flow) for flow in transcript.flows])
         aligned = session.alignment.get(session.active)
-        told = {
+        content = {
             "method": self._config.method.name,
             **judged.told,
             "wire_bytes": transcript.wire_bytes,
@@ -251,7 +251,7 @@ class RunWriter:
             "guarantee": guarantee,
             "apart": self._apart,
         }
-        outcome = Outcome.model_validate(told)
+        outcome = Outcome.model_validate(content)
         card = self._card(session, data, outcome, judged)
         keep_scored(folder, judged.said)
         networks = learner.solo()
@@ -568,11 +568,8 @@ class Course:
     @property
     def _worst_passive(self) -> Mapping[str, Any] | None:
         """The account of the passive that spent most on votes or contributions."""
-        return max(
-            self.session.passive_accounts.values(),
-            key=lambda one: float(one["epsilon"]),
-            default=None,
-        )
+        accounts = self.session.passive_accounts.values()
+        return max(accounts, key=lambda account: float(account["epsilon"]), default=None)
 
     def _warn_without_help(self) -> None:
         """Say it where training alone would pass for training with others."""

@@ -424,8 +424,8 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         for party in parties
         if party.path != led.path and party.ended.exists()
     ]
-    told = [read_json(party.flows, list[Any]) for party in parties if party.flows.exists()]
-    flows = [flow for own in told for flow in own]
+    sent = [read_json(party.flows, list[Any]) for party in parties if party.flows.exists()]
+    flows = [flow for own in sent for flow in own]
     run.write_json(run.flows, flows)
     alone = read_json(led.result, Outcome)
     # What each counted itself, where it ended; else what the active was told.

@@ -289,18 +289,18 @@ class Predicted:
             return pd.DataFrame({"id": self.ids, self.what: self.outputs.tolist()})
         decided = [self.classes[at] for at in self.decided.tolist()]
         shares = zip(self.classes, self.outputs.T.tolist(), strict=True)
-        told = {f"p({name})": column for name, column in shares}
-        return pd.DataFrame({"id": self.ids, "class": decided, **told})
+        columns = {f"p({name})": column for name, column in shares}
+        return pd.DataFrame({"id": self.ids, "class": decided, **columns})
 
     def as_json(self) -> dict[str, Any]:
         rows = self.frame()
         if self.decided is None:
             return {**self.compared.as_json(), "predictions": rows.to_dict("records")}
-        told = [
+        predicted = [
             {"id": name, "class": best, "probabilities": shares}
             for name, best, *shares in rows.itertuples(index=False, name=None)
         ]
-        return {"classes": list(self.classes), **self.compared.as_json(), "predictions": told}
+        return {"classes": list(self.classes), **self.compared.as_json(), "predictions": predicted}
 
     def write(self, path: Path) -> None:
         with row_writer(path) as write:

@@ -114,8 +114,8 @@ def cross_checked(spent: PrivacySpent, session: Session) -> PrivacySpent:
     if not (spent.releases and 0 < spent.mu < math.inf):
         return spent
     # What passives elsewhere say: mu of all releases together is that of one, times sqrt(T).
-    one = GaussianRelease(noise_multiplier=math.sqrt(spent.releases) / spent.mu)
-    return replace(spent, accountants=cross_check(one, releases=spent.releases, delta=spent.delta))
+    once = GaussianRelease(noise_multiplier=math.sqrt(spent.releases) / spent.mu)
+    return replace(spent, accountants=cross_check(once, releases=spent.releases, delta=spent.delta))
 
 
 def worst_of(ledgers: Iterable[PrivacyLedger]) -> PrivacySpent | None:

@@ -201,17 +201,6 @@ def test_every_answer_has_the_chance_that_the_algorithm_states(prior: list[float
             assert (abs(counts - ROWS * table[label]) <= 5 * deviation).all()
 
 
-def test_a_good_prior_makes_more_answers_right() -> None:
-    assert staged().widths(np.full((3, 4), 0.25)).tolist() == [4, 4, 4]
-    labels = torch.arange(ROWS) % 4
-    prior = torch.full((ROWS, 4), 0.02)
-    prior[torch.arange(ROWS), labels] = 0.49
-    prior[torch.arange(ROWS), (labels + 1) % 4] = 0.47
-    with_prior = staged().answer(labels, key=KEY, prior_NK=prior)
-    without = staged().answer(labels, key=KEY)
-    assert (with_prior == labels).sum() > 1.3 * (without == labels).sum()
-
-
 def test_a_prior_belongs_to_its_row_and_another_gives_independent_chances() -> None:
     rows = torch.eye(4)[[2, 0, 3]]
     assert staged().answer(torch.tensor([0, 1, 2]), key=KEY, prior_NK=rows).tolist() == [2, 0, 3]
