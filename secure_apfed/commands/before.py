@@ -284,5 +284,6 @@ def _id_check_told(checked: "IdCheck") -> str:
     pairs = ", ".join(f"{row} (as {earlier})" for row, earlier in checked.pairs)
     return (
         f"{changed} {checked.repeated} are equal to an earlier one then "
-        f"({checked.repeated_as_written} as they are written), in rows {pairs}: keep one row for each ID, or agree on fewer rules."
+        f"({checked.repeated_as_written} as they are written), in rows {pairs}: keep one row for "
+        "each ID, or agree on fewer rules."
     )

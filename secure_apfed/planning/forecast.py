@@ -430,7 +430,6 @@ class IntersectionCost:
     """One protocol; bytes and seconds are estimates, seconds of all parties in one process.
 
     Attributes:
-        chosen: whether the run takes it.
         takes_dealer: whether it needs a party without IDs that works with nobody.
         pairwise: whether the active learns its overlap with every single passive.
     """

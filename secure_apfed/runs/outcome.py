@@ -148,11 +148,7 @@ def write_outcome(folder: RunFolder, outcome: Outcome) -> None:
 
 
 def read_outcome(folder: RunFolder) -> Outcome:
-    """Read `result.json`, with the cross-checks of accountants.json where that was written.
-
-    Raises:
-        CheckpointError: missing, or not as this version writes it.
-    """
+    """Read what it wrote; CheckpointError: missing, or not as this version writes it."""
     outcome = read_json(folder.result, Outcome)
     if not folder.accountants.is_file():
         return outcome
