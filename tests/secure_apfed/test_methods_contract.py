@@ -83,7 +83,9 @@ def test_what_is_declared_is_true_of_what_a_run_sends_and_keeps(played: Played) 
     assert ((Kind.GRADIENTS, True) in sent) is told.returns_gradients
     assert bool(sent) is bool(recording.alignment) is told.has_passives
     assert (recording.model is not None) is told.predicts_alone
-    assert METHODS[told.name].headline in played.result.accuracy
+    measured = played.result.measures[METHODS[told.name].headline]
+    assert measured.keys() >= {"accuracy", "auc", "brier"}
+    assert measured["accuracy"] == played.result.accuracy[METHODS[told.name].headline]
     networks = told.representations_from == "passives" or told.sums_representations
     assert bool(recording.encoders) is networks
     assert networks or told.decomposes or told.teacher is None
