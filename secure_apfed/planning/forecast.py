@@ -370,10 +370,7 @@ class _Course:
 
     @property
     def step_seconds(self) -> float:
-        """Of one step: the median without the first, which is slower, for caches are cold.
-
-        Where all rows were one step, its share of as many as were planned.
-        """
+        """The median without the first, whose caches are cold; of one alone, a planned share."""
         if len(self.seconds) == 1:
             return self.seconds[0] / STEPS
         later = sorted(self.seconds[1:])

@@ -306,9 +306,7 @@ class PartyBackError(RunStoppedError):
 
 
 class Watch:
-    """Whoever plays the active, as a run's course has it to do with them; without a writer nothing
-    is written.
-    """
+    """Whoever plays the active, as a course meets them; without a writer nothing is written."""
 
     def __init__(self, writer: RunWriter | None, on_progress: Callable[[Progress], None]) -> None:
         self.writer, self.on_progress = writer, on_progress
@@ -321,9 +319,7 @@ class Watch:
         return None
 
     def returned(self, absent: Collection[str]) -> Collection[str]:
-        """Those of the passives that a session goes on without who are back, at a checkpoint, so
-        that all begin a new session with them.
-        """
+        """Of the absent, who is back at a checkpoint, so that all begin a new session with them."""
         return ()
 
 
