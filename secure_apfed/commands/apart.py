@@ -257,11 +257,11 @@ def revoke(
     if before and not before.endswith("\n"):
         before += "\n"
     revoked.write_text(before + lines, encoding="utf-8")
-    told = sorted(read_revoked(revoked))
+    listed = sorted(read_revoked(revoked))
     if as_json:
-        terminal.print_json({"list": str(revoked), "revoked": told})
+        terminal.print_json({"list": str(revoked), "revoked": listed})
     else:
-        terminal.show_note(f"{revoked} names {len(told)}: give it to all parties")
+        terminal.show_note(f"{revoked} names {len(listed)}: give it to all parties")
 
 
 def _load(file: Path) -> "x509.Certificate":

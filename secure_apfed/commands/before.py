@@ -276,13 +276,14 @@ def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
         yield check_normalisation(name, ids, id_rules(config.alignment))
 
 
-def _id_check_told(one: "IdCheck") -> str:
-    rows = f", first in rows {', '.join(map(str, one.first))} (from 0)" if one.first else ""
-    changed = f"The agreed rules change {one.changed} of them{rows}."
-    if not one.repeated:
+def _id_check_told(checked: "IdCheck") -> str:
+    rows = f", first in rows {', '.join(map(str, checked.first))} (from 0)" if checked.first else ""
+    changed = f"The agreed rules change {checked.changed} of them{rows}."
+    if not checked.repeated:
         return f"{changed} No two are equal then."
-    pairs = ", ".join(f"{row} (as {earlier})" for row, earlier in one.pairs)
+    pairs = ", ".join(f"{row} (as {earlier})" for row, earlier in checked.pairs)
     return (
-        f"{changed} {one.repeated} are equal to an earlier one then ({one.repeated_as_written} as "
-        f"they are written), in rows {pairs}: keep one row for each ID, or agree on fewer rules."
+        f"{changed} {checked.repeated} are equal to an earlier one then "
+        f"({checked.repeated_as_written} as they are written), in rows {pairs}: keep one row for "
+        "each ID, or agree on fewer rules."
     )

@@ -61,11 +61,7 @@ def bench(
 
 
 def _benches() -> ModuleType:
-    """What runs them, which lies beside the packages of a checkout and in no wheel.
-
-    Raises:
-        ConfigError: this is no checkout.
-    """
+    """What runs them, in a checkout and in no wheel; ConfigError: this is no checkout."""
     try:
         return import_module("apfed_bench.table")
     except ModuleNotFoundError as error:

@@ -72,12 +72,10 @@ class Finding:
 
 
 def healthy(findings: tuple[Finding, ...]) -> bool:
-    """Whether nothing that a run needs is missing."""
     return all(finding.state != "missing" for finding in findings)
 
 
 def examine() -> tuple[Finding, ...]:
-    """Look at the interpreter, packages, processors, data sets and the data folder."""
     return (*_system(), *_packages(), *_accelerator(), *_data())
 
 

@@ -271,7 +271,6 @@ def tradeoff(
 
 
 def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Board | None":
-    """Play the study that the settings of a run ask for, if they do."""
     if not config.tradeoff:
         return None
     from apfed_experiments.tradeoff import tradeoff_of

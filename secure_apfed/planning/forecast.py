@@ -83,20 +83,15 @@ class Forecast:
     """What a run will take; bytes and seconds are estimates.
 
     Attributes:
-        rows: of every party; aligned_rows: of all together; train_rows: those that the active
-            trains on; labelled_rows: those whose labels it learns from, of `teaching_rows` that
-            it would learn from if they had one; test_rows: those that it tests on.
+        labelled_rows: whose labels the active learns from, of `teaching_rows` that it would learn
+            from if they had one.
         numbers_per_row: sent of each row in each step.
         seconds: on this machine with all parties in one process.
-        figure: what speaks of what leaves a party, of `secure_apfed.privacy_rows.FIGURES`.
         epsilon_x: at the end; infinite without a guard, 0 where nothing is sent.
-        epsilon_y, epsilon_model: of one training label, and of one whole record; infinite where
-            none is claimed.
-        delta, releases: at which they hold, and T, the planned releases of one row.
-        figure_passives, epsilon_passives: how what passives add noise to is called, and by passive
-            what it costs one person there.
-        delta_passives, releases_passives: at which these hold, and T of one person; null without.
-        intersections: what each protocol would take to align these tables.
+        epsilon_y, epsilon_model: of one training label and one record; infinite where none is
+            claimed.
+        releases: T, planned of one row; releases_passives: of one person, null without noise.
+        epsilon_passives: what it costs one person at each passive that adds noise.
     """
 
     rows: Mapping[str, int]
@@ -375,10 +370,7 @@ class _Course:
 
     @property
     def step_seconds(self) -> float:
-        """Of one step: the median without the first, which is slower, for caches are cold.
-
-        Where all rows were one step, its share of as many as were planned.
-        """
+        """The median without the first, whose caches are cold; of one alone, a planned share."""
         if len(self.seconds) == 1:
             return self.seconds[0] / STEPS
         later = sorted(self.seconds[1:])
@@ -435,7 +427,6 @@ class IntersectionCost:
     """One protocol; bytes and seconds are estimates, seconds of all parties in one process.
 
     Attributes:
-        chosen: whether the run takes it.
         takes_dealer: whether it needs a party without IDs that works with nobody.
         pairwise: whether the active learns its overlap with every single passive.
     """

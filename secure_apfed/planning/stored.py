@@ -56,8 +56,6 @@ class StoredPoint(Settings):
 
 
 class StoredSweep(Settings):
-    """All points of one data set, with what they were measured with."""
-
     dataset: str
     settings: dict[str, Any]
     delta: float
@@ -80,11 +78,7 @@ class StoredSweep(Settings):
 
 
 def load_sweeps(text: str | None = None) -> tuple[StoredSweep, ...]:
-    """Return the sweeps of this text, or of the one that the package ships.
-
-    Raises:
-        DataError: it is not as this version stores sweeps.
-    """
+    """Return those of this text, or that ship; DataError: not as this version stores them."""
     if text is None:
         text = files("secure_apfed.planning").joinpath("stored_sweeps.json").read_text("utf-8")
     try:

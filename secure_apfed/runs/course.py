@@ -234,7 +234,7 @@ class RunWriter:
             self._board.close()
         folder.write_json(folder.flows, [asdict(flow) for flow in transcript.flows])
         aligned = session.alignment.get(session.active)
-        told = {
+        content = {
             "method": self._config.method.name,
             **judged.told,
             "wire_bytes": transcript.wire_bytes,
@@ -251,7 +251,7 @@ class RunWriter:
             "guarantee": guarantee,
             "apart": self._apart,
         }
-        outcome = Outcome.model_validate(told)
+        outcome = Outcome.model_validate(content)
         card = self._card(session, data, outcome, judged)
         keep_scored(folder, judged.said)
         networks = learner.solo()
@@ -306,9 +306,7 @@ class PartyBackError(RunStoppedError):
 
 
 class Watch:
-    """Whoever plays the active, as a run's course has it to do with them; without a writer nothing
-    is written.
-    """
+    """Whoever plays the active, as a course meets them; without a writer nothing is written."""
 
     def __init__(self, writer: RunWriter | None, on_progress: Callable[[Progress], None]) -> None:
         self.writer, self.on_progress = writer, on_progress
@@ -321,9 +319,7 @@ class Watch:
         return None
 
     def returned(self, absent: Collection[str]) -> Collection[str]:
-        """Those of the passives that a session goes on without who are back, at a checkpoint, so
-        that all begin a new session with them.
-        """
+        """Of the absent, who is back at a checkpoint, so that all begin a new session with them."""
         return ()
 
 
@@ -367,7 +363,6 @@ class Course:
         return self._before + time.monotonic() - self._began
 
     async def play(self) -> None:
-        """The active's script from the first step to the end of the session."""
         learner, links = self.session.learner, self.session.links
         self.session.transcript.begin_epoch(self._epoch)  # a method may send before its first one
         self._keep()
@@ -569,11 +564,8 @@ class Course:
     @property
     def _worst_passive(self) -> Mapping[str, Any] | None:
         """The account of the passive that spent most on votes or contributions."""
-        return max(
-            self.session.passive_accounts.values(),
-            key=lambda one: float(one["epsilon"]),
-            default=None,
-        )
+        accounts = self.session.passive_accounts.values()
+        return max(accounts, key=lambda account: float(account["epsilon"]), default=None)
 
     def _warn_without_help(self) -> None:
         """Say it where training alone would pass for training with others."""

@@ -93,7 +93,6 @@ class RunFolder:
 
     @contextmanager
     def opened(self, config: Config, *, resume: bool) -> Iterator[None]:
-        """Hold the folder for one run."""
         active = PartyFolder(self.party(config.data.active_name))
         if resume:
             self._require_rest(active)
@@ -152,7 +151,6 @@ class RunFolder:
             party.steps.clear()  # of a start that was broken off before training
 
     def party(self, name: str) -> Path:
-        """The folder of one party, where all parties' lie below this one."""
         return own_file(self.parties, name)
 
     def write_json(self, path: Path, content: Any) -> None:
@@ -245,7 +243,6 @@ class PartyFolder(RunFolder):
 
     @contextmanager
     def held(self, *, resume: bool) -> Iterator[None]:
-        """Hold the folder for one session."""
         with self._held():
             if self.ended.exists():
                 raise CheckpointError(
@@ -343,7 +340,6 @@ def _logs_in(folder: Path) -> tuple[Path, ...]:
 
 
 def signed(contract: Contract, signatures: Mapping[str, bytes]) -> dict[str, Any]:
-    """A contract and who signed it, for JSON."""
     return {
         "document": contract.model_dump(mode="json"),
         "sha256": contract.digest.hex(),
@@ -357,7 +353,6 @@ def write_sealed(path: Path, content: bytes) -> None:
 
 
 def no_checkpoint(path: Path) -> CheckpointError:
-    """What to raise where a run should be resumed and there is nothing to resume it from."""
     return CheckpointError(f"there is no checkpoint {path}; start the run without --resume")
 
 
@@ -417,7 +412,6 @@ def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def keep_scored(folder: RunFolder, said: Mapping[str, Scored]) -> None:
-    """Write truth and scores of each inference variant."""
     tensors = {}
     for name, scored in said.items():
         tensors[f"{name}/truth"] = torch.from_numpy(scored.truth)

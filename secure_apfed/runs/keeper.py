@@ -30,8 +30,6 @@ _BY_POSITION = ("allowance.", "guard.", "pseudo_labels.")
 
 
 class PartyEnd(Written):
-    """How a party's part of a run ended."""
-
     party: str
     contract: str
     model_sha256: str

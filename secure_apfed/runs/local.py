@@ -380,7 +380,6 @@ def _wait(processes: Sequence[_Process], active: str, led: RunFolder, timeout_s:
 
 
 def _signed_at(folder: RunFolder) -> int:
-    """When a contract was signed last; 0: never."""
     return folder.contract.stat().st_mtime_ns if folder.contract.exists() else 0
 
 
@@ -413,7 +412,6 @@ def _why(process: _Process) -> str:
 
 
 def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
-    """Put the parties' results together as one run's."""
     for name in (
         "contract", "seeds", "versions", "metrics", "model", "accountants", "scored", "solo",
     ):  # fmt: skip
@@ -426,8 +424,8 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         for party in parties
         if party.path != led.path and party.ended.exists()
     ]
-    told = [read_json(party.flows, list[Any]) for party in parties if party.flows.exists()]
-    flows = [flow for own in told for flow in own]
+    sent = [read_json(party.flows, list[Any]) for party in parties if party.flows.exists()]
+    flows = [flow for own in sent for flow in own]
     run.write_json(run.flows, flows)
     alone = read_json(led.result, Outcome)
     # What each counted itself, where it ended; else what the active was told.

@@ -148,11 +148,7 @@ def write_outcome(folder: RunFolder, outcome: Outcome) -> None:
 
 
 def read_outcome(folder: RunFolder) -> Outcome:
-    """Read `result.json`, with the cross-checks of accountants.json where that was written.
-
-    Raises:
-        CheckpointError: missing, or not as this version writes it.
-    """
+    """Read what it wrote; CheckpointError: missing, or not as this version writes it."""
     outcome = read_json(folder.result, Outcome)
     if not folder.accountants.is_file():
         return outcome
@@ -241,7 +237,6 @@ def _encoders_in(folder: RunFolder, config: Config, data: VerticalData) -> Mappi
 
 
 def no_recording(path: Path | None) -> CheckpointError:
-    """What to raise where an experimenter's record is asked for and there is none."""
     return CheckpointError(
         f"{path or 'this run'} has no record of what all parties sent: each ran in a process of "
         "its own, and none holds it; run it with --transport memory to mount attacks"
@@ -253,14 +248,10 @@ class Progress:
     """How far a run is, for a display.
 
     Attributes:
-        epoch, step: that are done, of epochs and steps.
-        loss: running mean of the task loss in this epoch; None under DP-SGD, whose noise does not
-            cover it.
-        accuracy: last test accuracy of the headline variant.
-        measure, score: that the run is judged by, and its last value of that variant.
-        figure, epsilon: what left a party, by its name in `secure_apfed.privacy_rows.FIGURES`, and
-            what it cost: 0 where nothing was released, infinite without a guard, None while no
-            passive said it.
+        loss: running mean of this epoch; None under DP-SGD, whose noise does not cover it.
+        accuracy, score: of the headline variant, when it was evaluated last.
+        epsilon: what left a party: 0 where nothing was released, infinite without a guard, None
+            while no passive said it.
         wire_bytes: on all links so far.
     """
 

@@ -59,7 +59,6 @@ class PastAlignment(NamedTuple):
     tables: "ReferenceType[VerticalData] | None"
 
     def is_of(self, tables: VerticalData | None) -> bool:
-        """Whether these are the tables."""
         if self.tables is None:
             return tables is None
         return tables is not None and self.tables() is tables
@@ -192,7 +191,6 @@ class _Experimenter(Watch):
             transcript.resume(msgpack.unpackb(files.read(state.step), strict_map_key=False))
 
     def recording(self) -> Recording:
-        """All of it."""
         session = self._session
         return Recording(
             config=self._config,

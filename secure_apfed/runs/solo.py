@@ -289,21 +289,20 @@ class Predicted:
             return pd.DataFrame({"id": self.ids, self.what: self.outputs.tolist()})
         decided = [self.classes[at] for at in self.decided.tolist()]
         shares = zip(self.classes, self.outputs.T.tolist(), strict=True)
-        told = {f"p({name})": column for name, column in shares}
-        return pd.DataFrame({"id": self.ids, "class": decided, **told})
+        columns = {f"p({name})": column for name, column in shares}
+        return pd.DataFrame({"id": self.ids, "class": decided, **columns})
 
     def as_json(self) -> dict[str, Any]:
         rows = self.frame()
         if self.decided is None:
             return {**self.compared.as_json(), "predictions": rows.to_dict("records")}
-        told = [
+        predicted = [
             {"id": name, "class": best, "probabilities": shares}
             for name, best, *shares in rows.itertuples(index=False, name=None)
         ]
-        return {"classes": list(self.classes), **self.compared.as_json(), "predictions": told}
+        return {"classes": list(self.classes), **self.compared.as_json(), "predictions": predicted}
 
     def write(self, path: Path) -> None:
-        """Write them, see `row_writer`."""
         with row_writer(path) as write:
             write(self.frame())
 
@@ -345,7 +344,6 @@ class _Predictor:
         self._counts = np.zeros(len(model.ranges.shares) if model.ranges else 0, dtype=np.int64)
 
     def blocks(self, path: Path, named: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-        """IDs, and what is told of their rows."""
         counts = None if self._drift is None else self._drift.counts
         blocks = load_blocks(path, self.model.encoding, id_columns=named, counts=counts)
         for ids, features in blocks:
@@ -358,7 +356,6 @@ class _Predictor:
             yield ids, outputs
 
     def predicted(self, ids: tuple[str, ...], outputs: Tensor) -> Predicted:
-        """Of some rows."""
         what, compared = self.model.task.tells, Compared(rows=len(ids))
         whole = Predicted(ids=ids, outputs=outputs, what=what, compared=compared)
         if outputs.ndim == 1:
@@ -366,7 +363,6 @@ class _Predictor:
         return replace(whole, classes=self.model.classes, decided=self.model.decide(outputs))
 
     def compared(self) -> Compared:
-        """All rows so far with those of training."""
         ranges, drift = self.model.ranges, self._drift
         needs = 0 if ranges is None else rows_for_stability(ranges)
         return Compared(

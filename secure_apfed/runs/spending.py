@@ -70,10 +70,7 @@ class ReleaseMeter:
 
 
 def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> PrivacySpent:
-    """What the party that spent most on representations has spent, with training and labels.
-
-    `delta` is stated where no party releases any.
-    """
+    """What the party that spent most has spent, with training and labels; of none, at `delta`."""
     released = worst_of(_releasing(session)) or _of_nobody_here(session, delta)
     spent = session.learner.training.account(released) if session.learner.training else released
     return spent if labels.unsafe else spent.with_labels(labels)
@@ -114,8 +111,8 @@ def cross_checked(spent: PrivacySpent, session: Session) -> PrivacySpent:
     if not (spent.releases and 0 < spent.mu < math.inf):
         return spent
     # What passives elsewhere say: mu of all releases together is that of one, times sqrt(T).
-    one = GaussianRelease(noise_multiplier=math.sqrt(spent.releases) / spent.mu)
-    return replace(spent, accountants=cross_check(one, releases=spent.releases, delta=spent.delta))
+    once = GaussianRelease(noise_multiplier=math.sqrt(spent.releases) / spent.mu)
+    return replace(spent, accountants=cross_check(once, releases=spent.releases, delta=spent.delta))
 
 
 def worst_of(ledgers: Iterable[PrivacyLedger]) -> PrivacySpent | None:

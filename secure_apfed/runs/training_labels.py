@@ -68,7 +68,6 @@ class TrainingLabels:
         )
 
     def answer(self, networks: ActiveNetworks | None) -> None:
-        """Answer the labels of the next stage."""
         part = self._parts[self._stage]
         rows = self.held.labelled_rows[part]
         prior_NK = None if networks is None else self._prior(networks, rows)

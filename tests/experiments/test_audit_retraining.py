@@ -120,18 +120,15 @@ def parties(task: Task) -> tuple[LoneActive, ApfedPassive, SumCombiner]:
         "momentum": 0.0, "weight_decay": 0.0, "precision": "float64", "device": "cpu",
     }  # fmt: skip
     guard = GaussianGuard(clip=SHORT.clip, sigma=1e-13, key=key)
-    gradient_guard = GradientGuard(clip=SHORT.gradient_clip, noise_multiplier=1e-13, key=key)
-
-    def ledger(mechanism: Any) -> PrivacyLedger:
-        return PrivacyLedger(mechanism, delta=1e-5, budget=None, rows=rows, log=None)
-
+    gradients = GradientGuard(clip=SHORT.gradient_clip, noise_multiplier=1e-13, key=key)
+    ledger = PrivacyLedger(gradients.mechanism(), delta=1e-5, budget=None, rows=rows, log=None)
     encoding, ids = ColumnEncoding.plain(tuple("abcdefghij")), tuple(map(str, range(rows)))
     active = LoneActive(
         PartyTable("active", ids, task.features, task.labels, encoding),
-        ActiveNetworks(**modules), guard, ledger(guard.mechanism()),
-        alignment=torch.arange(rows), agreed=agreed, receiver=sums.receiver(),
+        ActiveNetworks(**modules), guard, alignment=torch.arange(rows), agreed=agreed,
+        receiver=sums.receiver(),
         train=TrainSettings(learning_rate=task.learning_rate, **still),
-        private=PrivateUpdates(gradient_guard, ledger(gradient_guard.mechanism())),
+        private=PrivateUpdates(gradients, ledger),
     )  # fmt: skip
     passive = lone_passive(
         agreed, objective, task.passive_features, contributor=sums.contributor("p1"),

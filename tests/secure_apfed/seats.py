@@ -167,12 +167,12 @@ class LoneActive:
     """An active of APFed without links: `represent` a batch, then `update` from a sum.
 
     Attributes:
-        role: the active.
+        role: the active; ledger: of what it releases.
     """
 
     def __init__(
-        self, table: PartyTable, networks: ActiveNetworks, guard: RepresentationGuard,
-        ledger: PrivacyLedger, *, alignment: Tensor, agreed: Contract | None = None,
+        self, table: PartyTable, networks: ActiveNetworks, guard: RepresentationGuard, *,
+        alignment: Tensor, agreed: Contract | None = None,
         private: PrivateUpdates | None = None, train: TrainSettings = TRAIN,
         receiver: SumReceiver | None = None,
     ) -> None:  # fmt: skip
@@ -184,8 +184,11 @@ class LoneActive:
             "active", networks, features_N=table.features, labels_N=table.labels, train=train,
             seed=0, private=private,
         )  # fmt: skip
+        self.ledger = PrivacyLedger(
+            guard.mechanism(), delta=1e-5, budget=None, rows=len(alignment), log=None
+        )
         self.role = ApfedActive(
-            own, agreed, alignment, trainer, Releases(guard, ledger),
+            own, agreed, alignment, trainer, Releases(guard, self.ledger),
             ActiveSum(agreed, receiver or plain_sum().receiver(), RefusedSums(own)),
         )  # fmt: skip
         self.sent: bytes | None = None

@@ -20,7 +20,6 @@ Draw = Callable[[str, Mapping[str, Greeting]], Contract]
 
 
 def drawn(session: str, greetings: Mapping[str, Greeting], **changes: Any) -> Contract:
-    """A contract between parties that greeted so."""
     document = contract().model_dump(mode="json") | {"session": session} | changes
     for item in document["participants"]:
         greeting = greetings[item["name"]]
@@ -29,8 +28,6 @@ def drawn(session: str, greetings: Mapping[str, Greeting], **changes: Any) -> Co
 
 
 class Table:
-    """Four parties that know each other's identities."""
-
     def __init__(self) -> None:
         self.identities = {name: fresh_identity() for name in NAMES}
         self.network = InMemory(NAMES)
@@ -198,15 +195,14 @@ def test_one_identity_is_one_party_and_its_own() -> None:
 def test_nobody_takes_a_senders_word_for_its_own_rules(
     method: str, changes: dict[str, Any], field: str
 ) -> None:
-    theirs = step_config(method)
-    mine = step_config(method, **changes)
+    theirs, mine = step_config(method), step_config(method, **changes)
     start = Start(config=theirs, data=random_data({"passive-1": range(20), "passive-2": range(20)}))
     sender, receiver = ("active", "passive-1") if method != "tvfl" else ("passive-1", "active")
     secrets = fresh_secrets(theirs, sender)
-    offering = start.own(sender, secrets, {})
-    offer = METHODS[method].offer(offering)
+    offer, other = (
+        METHODS[method].offer(start.own(name, secrets, {})) for name in (sender, "passive-2")
+    )
     assert offer is not None
-    other = METHODS[method].offer(start.own("passive-2", secrets, {}))
     offers = {sender: offer, **({"passive-2": other} if other else {})}
     judging = replace(start, config=mine).own(receiver, secrets, {})
     with pytest.raises(RemoteProtocolError, match=f"{sender} offers {receiver} .*{field}"):

@@ -13,8 +13,6 @@ ANSWER, QUESTION = Kind.REPRESENTATIONS, Kind.REQUEST
 
 
 class World:
-    """Three parties, and what was sent and noted in its order."""
-
     def __init__(self) -> None:
         self.sent: list[tuple[str, str, bytes]] = []
         self.notes: list[str] = []
@@ -27,7 +25,6 @@ class World:
         return self.network.links[name]
 
     async def echo(self, me: str, times: int = 99) -> str:
-        """Answer questions of ann; say at the end how many there were."""
         done = 0
         try:
             while done < times:

@@ -45,7 +45,6 @@ class Wire(InMemory):
 
     @property
     def frames(self) -> deque[bytes]:
-        """From the active to the passive."""
         return self.carried["active", "passive"]
 
     def send(self, body: bytes = b"body", *, to: str = "passive") -> None:
@@ -144,7 +143,6 @@ def read(frame: bytes) -> Envelope:
 
 
 def behind(header: bytes, frame: bytes) -> bytes:
-    """The same seal behind another header."""
     return len(header).to_bytes(2, "big") + header + frame[2 + int.from_bytes(frame[:2], "big") :]
 
 
@@ -170,8 +168,6 @@ def test_a_changed_header_is_refused() -> None:
 
 
 class Speaker:
-    """Sends its messages, then wants some."""
-
     def __init__(self, *messages: Outgoing, wanted: int = 1) -> None:
         self._messages, self._wanted = messages, wanted
         self.got: list[tuple[str, bytes]] = []
@@ -193,7 +189,6 @@ def conversing(wire: Wire, role: Speaker, peers: Sequence[str]) -> Coroutine[Awa
 
 
 def said(wire: Wire, sender: str, kind: Kind, body: bytes = b"", *, step: int = -1) -> Frame:
-    """A frame to the active."""
     wire.links[sender].send("active", kind, step, body)
     return sender, wire.carried[sender, "active"].popleft()
 

@@ -14,8 +14,6 @@ from tests.secure_apfed.seats import network
 
 
 class Recorder:
-    """A transcript of what one of three parties sends."""
-
     def __init__(self, keep: Literal["none", "first_and_last", "all"] = "all"):
         self.transcript = Transcript(TranscriptSettings(keep=keep))
         self.network = network(InMemory, "active", "p1", "p2", record=self.transcript.record)
@@ -90,7 +88,6 @@ def test_contributions_and_setup_are_counted_but_not_kept() -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transcript holds 1000 bytes."""
     monkeypatch.setattr("secure_apfed.exchange.transcript.MOST_MEGABYTES", 0.001)
 
 

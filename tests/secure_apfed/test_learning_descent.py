@@ -58,7 +58,6 @@ def test_a_long_gradient_is_scaled_onto_the_bound() -> None:
 
 
 def test_what_has_no_weights_is_refused_and_named() -> None:
-    """As random features are, which a passive of joint training cannot train."""
     with pytest.raises(ModelError, match="passive-1: its network has no weights"):
         Descent("passive-1", {"encoder": RandomFeatures(3, 8)}, TrainSettings())
 
@@ -131,13 +130,9 @@ def test_without_a_bound_steps_are_those_of_torch(
     assert torch.allclose(vector(ours), vector(parts), atol=1e-6)
 
 
-def test_a_loss_counts_labelled_rows_alone() -> None:
+def test_rows_without_a_label_have_no_loss() -> None:
     scores = torch.randn(4, 3, requires_grad=True)
-    labels = torch.tensor([0, UNLABELLED, 2, UNLABELLED])
-    loss = Classification().loss
-    known = loss(scores[[0, 2]], labels[[0, 2]], scores)
-    assert torch.allclose(loss(scores, labels, scores), known)
-    nothing = loss(scores, torch.full((4,), UNLABELLED), scores)
+    nothing = Classification().loss(scores, torch.full((4,), UNLABELLED), scores)
     nothing.backward()
     assert nothing.item() == 0.0
     assert scores.grad is not None
@@ -219,7 +214,6 @@ def held_out_loss(result: RunResult, config: Config) -> float:
 
 
 def test_a_run_that_was_broken_off_keeps_the_same_best_and_the_same_rates(tmp_path: Path) -> None:
-    """Also where the best epoch lies before the break."""
     schedule = {
         "optimizer": "adamw", "learning_rate": 0.05, "schedule_steps": 60,
         "warmup_steps": 5,
@@ -235,9 +229,7 @@ def test_a_run_that_was_broken_off_keeps_the_same_best_and_the_same_rates(tmp_pa
     assert held_out_loss(again, config) == pytest.approx(min(losses), rel=1e-5)
 
 
-def test_a_loss_on_rows_that_nobody_answers_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_loss_on_rows_that_nobody_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secure_apfed.methods.method.HELD_OUT", 0.001)
     with pytest.raises(ConfigError, match="held-out rows cannot be told"):
         run(config_of("split_nn"), None)

@@ -146,7 +146,6 @@ def status(**changes: Any) -> Status:
 
 
 def shown(*moments: Status, json_events: bool = False) -> str:
-    """What people read while the party stands so, one moment after another."""
     out = io.StringIO()
     console = Console(file=out, width=200)
     now: tuple[Status, ...] = ()

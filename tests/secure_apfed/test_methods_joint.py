@@ -28,6 +28,7 @@ from tests.secure_apfed.seats import (
     step_config,
 )
 from tests.secure_apfed.small_runs import small_config
+from tests.secure_apfed.test_methods_apfed import assert_equal
 
 ALIGNED, TRAINED, D = 34, 28, 12
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -109,19 +110,11 @@ def test_steps_equal_one_autograd_graph(passives: int) -> None:
         people = session.alignment["active"][rows_B].tolist()
         loss = session.step(step, rows_B)
         assert loss == pytest.approx(monolith.step(people), abs=1e-10)
-        ours = [
-            active_of(session).trainer.encoder,
-            *(party.trainer.encoder for party in passives_of(session)),
-        ]
-        pairs = zip(
-            [*ours, active_of(session).trainer.head],
-            [*monolith.encoders, monolith.head],
-            strict=True,
-        )
-        for module, other in pairs:
-            for mine, theirs in zip(module.parameters(), other.parameters(), strict=True):
-                torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
-                torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-10)
+        own = active_of(session).trainer
+        encoders = [own.encoder, *(party.trainer.encoder for party in passives_of(session))]
+        for mine, other in zip(encoders, monolith.encoders, strict=True):
+            assert_equal(mine, other)
+        assert_equal(own.head, monolith.head)
 
 
 def test_the_full_inference_is_that_of_all_parties() -> None:
@@ -189,18 +182,14 @@ def test_every_network_is_evaluated_without_dropout() -> None:
 
 
 def test_without_aligned_test_rows_the_full_inference_asks_nobody() -> None:
-    session = opened(vertical_data(2, aligned=TRAINED))
+    session = opened(vertical_data(2, aligned=20))
+    people = session.alignment["active"][session.learner.training_rows]
+    assert sorted(people.tolist()) == list(range(20)), "nobody else is trained on"
     before = session.transcript.wire_bytes
     accuracies = session.evaluate(next_step=0, final=True)
     assert accuracies["tvfl"] != accuracies["tvfl"]  # NaN
     assert 0 <= accuracies["tvfl_0"] <= 1
     assert session.transcript.wire_bytes == before
-
-
-def test_only_aligned_people_are_trained_on() -> None:
-    session = opened(vertical_data(2, aligned=20))
-    people = session.alignment["active"][session.learner.training_rows]
-    assert sorted(people.tolist()) == list(range(20))
 
 
 def learned(party: TvflPassive) -> dict[str, Tensor]:

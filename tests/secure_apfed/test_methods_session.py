@@ -100,7 +100,6 @@ def held_by(party: object) -> Iterator[object]:
      ("tvfl", {})],
 )  # fmt: skip
 def test_no_party_holds_what_is_anothers(method: str, changes: dict[str, Any]) -> None:
-    """Neither its table nor its noise key, nor anything that would lead to them."""
     session = Simulation(METHODS[method], start_of(step_config(method, guard=GUARD, **changes)))
     session.step(0, BATCH)
     for name, role in {session.active: session.learner, **session.helpers}.items():
@@ -241,7 +240,6 @@ Script = Callable[[Any, Links], Coroutine[Any, Any, None]]
 
 
 def deviating(patch: pytest.MonkeyPatch, role: type, script: Script, *, name: str) -> None:
-    """From the first step on the party of this name plays another script."""
     honest = role.help  # type: ignore[attr-defined]  # both roles help
 
     async def play(self: Any, links: Links, save: Any) -> None:
@@ -286,30 +284,22 @@ def packed(*parts: Any) -> bytes:
 
 
 ALL, SUM = list(PASSIVES), b"a sum"
-
-
 NO_SUMS = [
     b"", b"\xc1", b"\xff" * 40, b"\x91" * 2000, packed(ALL, SUM)[:-1], packed(ALL, SUM) + b"\0",
     msgpack.packb(5), msgpack.packb(None), msgpack.packb({}), packed(ALL), packed(ALL, SUM, 1),
     packed(SUM, ALL), packed(ALL, "text"), packed("passive-1", SUM), packed([1, 2, 3], SUM),
     packed([ALL], SUM), packed(dict.fromkeys(ALL), SUM),
 ]  # fmt: skip
-
-
 OTHERS = [[], ALL[1:], ALL[::-1], [*ALL, "ghost"], [*ALL, ALL[0]]]
 FEW = [[], ["passive-1"], ["passive-1", "ghost"], ALL[::-1], ["passive-1"] * 2]
 
 
+TWO_OF_THREE = {"secure_sum": SETTINGS["recoverable"]["secure_sum"] | {"threshold": 2}}
+
+
 @pytest.mark.parametrize(
     ("changes", "others", "allowed"),
-    [
-        ({}, OTHERS, "exactly 3"),
-        (
-            {"secure_sum": SETTINGS["recoverable"]["secure_sum"] | {"threshold": 2}},
-            FEW,
-            "at least 2",
-        ),
-    ],
+    [({}, OTHERS, "exactly 3"), (TWO_OF_THREE, FEW, "at least 2")],
 )
 def test_what_is_no_sum_of_those_that_were_asked_is_refused_and_changes_nothing(
     changes: dict[str, Any], others: list[list[str]], allowed: str

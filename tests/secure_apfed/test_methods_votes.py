@@ -191,7 +191,6 @@ def test_a_prior_that_tells_little_takes_no_votes(classes: int, right: float, pr
     }[prior]  # fmt: skip
     likely = likely_labels(votes, named, reliability)
     assert (likely.argmax(1) == truth).mean() > (alone == truth).mean() - 0.015
-    # And as sure as it is right, roughly.
     assert likely.max(1).mean() == pytest.approx((likely.argmax(1) == truth).mean(), abs=0.17)
 
 
@@ -210,7 +209,6 @@ def test_how_frequent_classes_are_enters_once() -> None:
     assert (likely.argmax(1) == truth).mean() > max(0.9, (prior == truth).mean())
     even = likely_labels(votes, prior, (prior == truth).mean())
     assert (likely.argmax(1) == truth).mean() > (even.argmax(1) == truth).mean() + 0.003
-    # A rare class named by a prior that is right about it half of the time.
     said = likely_labels(silent, prior, (prior == truth).mean(), frequencies=frequencies)
     assert said[prior == 1, 1].mean() == pytest.approx((truth[prior == 1] == 1).mean(), abs=0.06)
 
@@ -322,13 +320,10 @@ def test_a_request_that_breaks_a_rule_is_refused(tensors: dict[str, torch.Tensor
 
 
 PEOPLE, CLASSES = 400, 5
-
-
 RESPONSE = VoteResponse(epsilon=2.0, classes=CLASSES)
 
 
 def answered_by_chance(votes_MU: np.ndarray, seed: int) -> np.ndarray:
-    """One answer of each passive for each row, as `VoteResponse` gives them."""
     return np.stack([
         RESPONSE.answer(np.eye(CLASSES)[votes_U], key=bytes([seed, at]) * 16, about=b"0")
         for at, votes_U in enumerate(votes_MU)
@@ -369,12 +364,8 @@ def test_a_passive_alone_agrees_with_nobody() -> None:
 # Votes on encrypted labels: the same sum as of clear labels, and what is refused on the way.
 
 
-def voting(*, colluders: int = 0, **said: Any) -> Config:
-    return config_of({"name": "votes_encrypted", **said}, colluders=colluders)
-
-
-def encrypted(**said: Any) -> tuple[Simulation, np.ndarray]:
-    return session_of(voting(**said))
+def encrypted(*, colluders: int = 0, **said: Any) -> tuple[Simulation, np.ndarray]:
+    return session_of(config_of({"name": "votes_encrypted", **said}, colluders=colluders))
 
 
 @pytest.mark.parametrize("candidates", [None, 3])
@@ -469,10 +460,16 @@ def test_a_size_that_may_not_be_fails(
         encrypted()
 
 
-def test_a_sum_that_is_refused_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    altered(monkeypatch, Kind.SUM, lambda body: body[:-200] + bytes(200))
-    with pytest.raises(RemoteProtocolError):
-        run(config_of("votes_encrypted"), tmp_path / "run")
+@pytest.mark.parametrize(
+    ("method", "end", "said"),
+    [("votes_encrypted", bytes(200), None), (VOTES, b"\x7f" * 64, "beyond the range")],
+)
+def test_a_sum_that_is_refused_is_noted(
+    method: Said, end: bytes, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    altered(monkeypatch, Kind.SUM, lambda body: body[: -len(end)] + end)
+    with pytest.raises(RemoteProtocolError, match=said):
+        run(config_of(method), tmp_path / "run")
     (noted,) = (tmp_path / "run" / "parties").rglob("refused-*.jsonl")
     assert '"step": 0' in noted.read_text(encoding="utf-8")
 
@@ -496,7 +493,7 @@ def test_the_aggregator_takes_no_block_that_there_is_none_of() -> None:
 
 def test_audits_broken_off_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An active that dislikes the coin and begins again gets two chances, and no third."""
-    config = voting(candidates=3)
+    config = config_of({"name": "votes_encrypted", "candidates": 3})
     request = EncryptedVotesActive.gather
 
     async def silent(learner: Any, links: Links) -> Any:
@@ -586,11 +583,3 @@ def test_smoothing_follows_the_noise() -> None:
     nothing = float(((votes_UK - 1) ** 2).mean())
     assert errors[0] < errors[1] < 0.7 * nothing
     assert errors[2] < 1.2 * nothing
-
-
-def test_an_altered_answer_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    altered(monkeypatch, Kind.SUM, lambda body: body[:-64] + b"\x7f" * 64)
-    with pytest.raises(RemoteProtocolError, match="beyond the range"):
-        run(config_of(VOTES), tmp_path / "run")
-    (noted,) = (tmp_path / "run" / "parties").rglob("refused-*.jsonl")
-    assert '"step": 0' in noted.read_text(encoding="utf-8")

@@ -37,7 +37,6 @@ from secure_apfed.privacy.contributions import (
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 
 DELTA = 1e-5
-# How close each is to the exact figure.
 BOUNDS = {"gdp": (1.0, 1.0), "rdp": (1.0, 1.1), "pld": (0.999, 1.01)}
 # sigma / (2C) by epsilon and T.
 NEEDED = {
@@ -165,12 +164,8 @@ def test_zcdp_agrees_with_dp_accounting_and_lies_above_the_gaussian(rho: float) 
     ours = zcdp_epsilon(rho, DELTA)
     assert ours <= theirs.get_epsilon(DELTA) * (1 + 1e-6)
     assert ours == pytest.approx(theirs.get_epsilon(DELTA), rel=2e-3)
-    # A Gaussian of that rho is sqrt(2 rho)-GDP, whose epsilon is exact.
-    assert (
-        gdp_epsilon(math.sqrt(2 * rho), DELTA)
-        <= ours
-        <= 1.2 * gdp_epsilon(math.sqrt(2 * rho), DELTA) + 0.05
-    )
+    exact = gdp_epsilon(math.sqrt(2 * rho), DELTA)  # of a Gaussian of that rho
+    assert exact <= ours <= 1.2 * exact + 0.05
 
 
 def pmf(deviation: int) -> NDArray[np.float64]:
@@ -198,7 +193,6 @@ def test_the_claim_holds_for_one_value_exactly(deviation: int) -> None:
         # And it is no empty claim: a third less noise breaks it.
         if deviation == 10:
             assert exact_delta(7, honest, shift, claimed) > DELTA
-    # Noise of one party counted for two.
     claimed = SummedRelease(deviation=5, honest=2, sensitivity=10, numbers=1).epsilon_of(1, DELTA)
     assert exact_delta(5, 2, 10, claimed) <= DELTA
     assert exact_delta(5, 1, 10, claimed) > DELTA
@@ -232,7 +226,6 @@ def test_a_sum_is_as_near_to_one_gaussian_as_its_excess_says(deviation: int, hon
 
 @pytest.mark.parametrize(("columns", "rows"), [(1, 1), (64, 128)])
 def test_sensitivity_holds_for_quantised_neighbours(columns: int, rows: int) -> None:
-    """Opposite rows on the bound, where rounding helps most."""
     from apfed_protocols.sums.fixed_point import FixedPoint
 
     fixed_point = FixedPoint(clip_norm=1.0, bits=4, contributors=1)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,11 +131,9 @@ def networks(dropout: float = 0.0) -> ActiveNetworks:
     return ActiveNetworks(encoder, head, nn.Linear(H, SIZE))
 
 
-def updates(
-    clip: float = 1.0, noise: float = TINY_NOISE, log: Path | None = None
-) -> PrivateUpdates:
+def updates(clip: float = 1.0, noise: float = TINY_NOISE) -> PrivateUpdates:
     guard = GradientGuard(clip=clip, noise_multiplier=noise, key=KEY)
-    ledger = PrivacyLedger(guard.mechanism(), delta=1e-5, budget=None, rows=ROWS, log=log)
+    ledger = PrivacyLedger(guard.mechanism(), delta=1e-5, budget=None, rows=ROWS, log=None)
     return PrivateUpdates(guard, ledger)
 
 
@@ -152,12 +149,8 @@ def active(
         "active", tuple(map(str, range(ROWS))), random(ROWS, COLUMNS, seed=1),
         torch.arange(ROWS) % CLASSES, encoding,
     )  # fmt: skip
-    guard = guard or NoGuard()
-    ledger = PrivacyLedger(
-        guard.mechanism(), delta=1e-5, budget=None, rows=len(ALIGNMENT), log=None
-    )
     return LoneActive(
-        table, parts or networks(), guard, ledger, alignment=ALIGNMENT, private=private,
+        table, parts or networks(), guard or NoGuard(), alignment=ALIGNMENT, private=private,
         train=train,
     )  # fmt: skip
 
@@ -223,7 +216,6 @@ def test_a_huge_clip_and_no_noise_is_the_plain_step_with_dropout_and_all() -> No
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 1e20])
 def test_one_record_moves_the_update_by_no_more_than_twice_the_clip(size: float) -> None:
-    """Whatever its features, its label and its row of the passives' sum become."""
     clip, gradient_AD = 0.25, random(3, SIZE, seed=4)
 
     def moved(scale: float, label: int, row: Tensor) -> Tensor:
@@ -301,8 +293,6 @@ def test_a_batch_that_was_never_updated_leaves_nothing_behind() -> None:
 
 
 class Buffered(nn.Module):
-    """A running mean, by which one batch enters the next."""
-
     mean: Tensor
 
     def __init__(self) -> None:

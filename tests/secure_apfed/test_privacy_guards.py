@@ -112,8 +112,7 @@ class TestGaussianGuard:
         h_BD = batch(dtype=torch.float64) * 3
         added = (gaussian.release(h_BD, step=0, rows=ROWS) - clip_rows(h_BD, 1.5)).numpy()
         for claimed in (1, 2 / 3, 3 / 2):
-            chi = (added**2).sum() / (claimed * gaussian.sigma) ** 2
-            assert bool(abs(chi - added.size) < 5 * np.sqrt(2 * added.size)) is (claimed == 1)
+            assert scale_fits(added, claimed * gaussian.sigma) is (claimed == 1)
         assert gaussian.sensitivity() == 3.0
         assert gaussian.mechanism() == GaussianRelease(noise_multiplier=0.5 / 3)
 
@@ -146,8 +145,14 @@ class TestGaussianGuard:
         assert "does not know the run's seed" in guard.statement()
 
     def test_the_key_is_in_no_text_and_no_pickle(self, gaussian: GaussianGuard) -> None:
-        assert gaussian.statement() == "row-release guarantee, encoder held fixed"
-        assert repr(gaussian) == "GaussianGuard(clip=1.5, sigma=0.5, noise='secret')"
+        usual = "row-release guarantee, encoder held fixed"
+        assert gaussian.statement() == usual
+        assert frozen().statement() == (
+            f"{usual}; each row is noised once and sent unchanged ever after"
+        )
+        for guard in (gaussian, frozen()):
+            name = type(guard).__name__
+            assert repr(guard) == f"{name}(clip=1.5, sigma=0.5, noise='secret')"
         for serialise in (pickle.dumps, copy.deepcopy):
             with pytest.raises(LocalProtocolError, match="never serialised"):
                 serialise(gaussian)
@@ -218,8 +223,10 @@ def positions(*rows: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_row_is_sent_unchanged_in_whatever_batch_it_comes_again(dtype: torch.dtype) -> None:
-    guard = frozen()
-    first = guard.release(some(0, dtype=dtype), step=0, rows=positions(3, 9, 0, 5))
+    guard, rows, h_BD = frozen(), positions(3, 9, 0, 5), some(0, dtype=dtype)
+    first = guard.release(h_BD, step=0, rows=rows)
+    plain = GaussianGuard(clip=CLIP, sigma=SIGMA, key=KEY).release(h_BD, step=0, rows=rows)
+    assert torch.equal(first, plain)
     again = guard.release(some(1, dtype=dtype), step=7, rows=positions(5, 1, 3, 9))
     assert torch.equal(again[[0, 2, 3]], first[[3, 0, 1]])
     assert again.dtype == dtype
@@ -243,12 +250,6 @@ def test_the_gradient_is_that_of_todays_clipped_row(kind: type[GaussianGuard]) -
     assert today.grad is not None
     assert clipped.grad is not None
     assert torch.equal(today.grad, clipped.grad)
-
-
-def test_a_first_release_is_clipped_and_noised_as_by_the_gaussian_guard() -> None:
-    rows, h_BD = positions(0, 1, 2, 3), some(0)
-    plain = GaussianGuard(clip=CLIP, sigma=SIGMA, key=KEY).release(h_BD, step=0, rows=rows)
-    assert torch.equal(frozen().release(h_BD, step=0, rows=rows), plain)
 
 
 def test_loading_replaces_what_was_there_and_an_empty_batch_freezes_nothing() -> None:
@@ -326,15 +327,6 @@ def test_another_representation_under_the_same_guard_is_refused() -> None:
     with pytest.raises(LocalProtocolError, match=r"got 6 of torch\.float32"):
         guard.release(some(0).float(), step=1, rows=rows + 2)
     assert guard.repeats(rows + 2).tolist() == [True, True, False, False]
-
-
-def test_the_statement_says_that_rows_are_frozen_and_the_key_is_nowhere() -> None:
-    guard = frozen()
-    assert guard.statement() == (
-        "row-release guarantee, encoder held fixed; "
-        "each row is noised once and sent unchanged ever after"
-    )
-    assert repr(guard) == "FrozenGaussianGuard(clip=1.5, sigma=0.5, noise='secret')"
 
 
 def scale_fits(noise: np.ndarray, sigma: float) -> bool:

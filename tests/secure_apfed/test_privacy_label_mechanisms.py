@@ -22,9 +22,7 @@ from secure_apfed.privacy.randomised_response import (
     MultiStageResponse,
     NoLabelPrivacy,
 )
-from secure_apfed.privacy.randomised_response import (
-    make_label_mechanism as make,
-)
+from secure_apfed.privacy.randomised_response import make_label_mechanism as make
 from secure_apfed.runs.spending import LABEL_ASSUMPTIONS, guarantee_of
 from secure_apfed.settings.privacy import LabelSettings
 
@@ -58,9 +56,7 @@ def correlated(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 @each_protecting
-def test_labels_are_kept_as_often_as_stated_and_not_as_at_other_epsilons(
-    name: str,
-) -> None:
+def test_labels_are_kept_as_often_as_stated_and_not_as_at_other_epsilons(name: str) -> None:
     for epsilon in (0.3, 1.0, 4.0):
         answers = mechanism(name, epsilon).answer(LABELS, key=KEY)
         assert kept_as_often_as(answers, keep_probability(epsilon))
@@ -203,17 +199,6 @@ def test_every_answer_has_the_chance_that_the_algorithm_states(prior: list[float
             counts = torch.bincount(answers, minlength=4).numpy()
             deviation = np.sqrt(ROWS * table[label] * (1 - table[label]))
             assert (abs(counts - ROWS * table[label]) <= 5 * deviation).all()
-
-
-def test_a_good_prior_makes_more_answers_right() -> None:
-    assert staged().widths(np.full((3, 4), 0.25)).tolist() == [4, 4, 4]
-    labels = torch.arange(ROWS) % 4
-    prior = torch.full((ROWS, 4), 0.02)
-    prior[torch.arange(ROWS), labels] = 0.49
-    prior[torch.arange(ROWS), (labels + 1) % 4] = 0.47
-    with_prior = staged().answer(labels, key=KEY, prior_NK=prior)
-    without = staged().answer(labels, key=KEY)
-    assert (with_prior == labels).sum() > 1.3 * (without == labels).sum()
 
 
 def test_a_prior_belongs_to_its_row_and_another_gives_independent_chances() -> None:

@@ -27,6 +27,7 @@ from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from tests.secure_apfed.seats import own_of
 from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.secure_apfed.test_privacy_guards import scale_fits
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 EPOCHS, D, CLIP, SIGMA = 3, 4, 1e-3, 1.0
@@ -69,13 +70,6 @@ def received(result: RunResult) -> dict[tuple[str, str], list[tuple[int, Tensor,
     return found
 
 
-def scale_fits(noise: Tensor, sigma: float) -> bool:
-    """Whether the squares add up to what `sigma` would give, within five deviations."""
-    values = noise.double().flatten()
-    chi = float((values**2).sum()) / sigma**2
-    return abs(chi - len(values)) < 5 * math.sqrt(2 * len(values))
-
-
 @each_run
 def test_every_message_carries_the_noise_that_is_charged(method: str, mechanism: str) -> None:
     result = played(method, mechanism)
@@ -90,8 +84,8 @@ def test_every_message_carries_the_noise_that_is_charged(method: str, mechanism:
         if mechanism == "gaussian":
             noises += [z_BD for _, _, z_BD in messages]
         for noise_BD in noises:
-            assert scale_fits(noise_BD, SIGMA)
-        every = torch.cat(noises)
+            assert scale_fits(noise_BD.double().numpy(), SIGMA)
+        every = torch.cat(noises).double().numpy()
         assert not scale_fits(every, SIGMA * 2 / 3)
         assert not scale_fits(every, SIGMA * 3 / 2)
 
@@ -116,7 +110,6 @@ def test_the_account_counts_what_was_received(method: str, mechanism: str) -> No
 
 
 def test_two_runs_alike_share_no_noise() -> None:
-    """Secret noise has a fresh key in every run, also where the seed is the same."""
     first, second = (
         torch.cat([z_BD for _, _, z_BD in next(iter(received(result).values()))])
         for result in (played("apfed_c", "gaussian"), played("apfed_c", "gaussian", 1))
@@ -185,9 +178,7 @@ def test_every_passive_accounts_apart_from_actives(method: str, rows: int, tmp_p
     assert (last["delta_passives"], last["releases_passives"]) == (1e-5, 3)
 
 
-def test_calibration_keeps_its_budget_to_the_end_and_the_report_says_so(
-    tmp_path: Path,
-) -> None:
+def test_calibration_keeps_its_budget_to_the_end_and_the_report_says_so(tmp_path: Path) -> None:
     result = result_of(under_sums(noise={"epsilon": 8.0}), tmp_path / "run")
     for account in result["contributions"].values():
         assert 7.9 < account["epsilon"] <= 8.0

@@ -311,7 +311,6 @@ def open_mask() -> Iterator[None]:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
-    """A folder of the user's that no run folder holds."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     (folder / "wedding.png").write_text("precious")
@@ -330,10 +329,15 @@ def test_a_subfolder_is_made_and_is_no_link_and_no_file(tmp_path: Path, elsewher
     assert not (tmp_path / "absent").exists()
 
 
-def test_a_report_removes_no_pictures_behind_a_link(copied: Path, elsewhere: Path) -> None:
+def test_a_report_and_a_study_write_behind_no_link(
+    copied: Path, tmp_path: Path, elsewhere: Path
+) -> None:
     (copied / "pictures").symlink_to(elsewhere)
     with pytest.raises(CheckpointError, match="pictures is a link or a file in place"):
         write_report(copied)
+    (tmp_path / "test-seed0").symlink_to(elsewhere)
+    with pytest.raises(CheckpointError, match="test-seed0 is a link or a file in place"):
+        finish(Point(config=small_config(train=ONE_EPOCH), folder=tmp_path).trial(0))
     assert [file.name for file in elsewhere.iterdir()] == ["wedding.png"]
 
 
@@ -369,13 +373,6 @@ def test_a_resumed_run_follows_no_link(tmp_path: Path, elsewhere: Path, open_mas
     assert victim.read_bytes() == before
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 4
     assert mode(folder) == 0o700
-
-
-def test_a_run_of_a_study_lies_in_its_folder(tmp_path: Path, elsewhere: Path) -> None:
-    (tmp_path / "test-seed0").symlink_to(elsewhere)
-    with pytest.raises(CheckpointError, match="test-seed0 is a link or a file in place"):
-        finish(Point(config=small_config(train=ONE_EPOCH), folder=tmp_path).trial(0))
-    assert [file.name for file in elsewhere.iterdir()] == ["wedding.png"]
 
 
 def test_the_lock_and_the_logs_are_plain_files(tmp_path: Path, elsewhere: Path) -> None:
@@ -455,13 +452,19 @@ def test_a_file_is_made_for_its_owner_and_written_at_its_end(tmp_path: Path) -> 
     assert stat.S_IMODE(made.stat().st_mode) & 0o077 == 0
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "absent")
+def test_what_is_no_regular_file_is_refused(tmp_path: Path, elsewhere: Path) -> None:
+    precious = elsewhere / "wedding.png"
+    (tmp_path / "link").symlink_to(precious)
+    (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    for name, message in (("link", "symbolic link"), ("pipe", "regular"), ("folder", "regular")):
+    for name, message in (
+        ("link", "symbolic link"), ("nowhere", "symbolic link"), ("pipe", "regular"),
+        ("folder", "regular"),
+    ):  # fmt: skip
         with pytest.raises(CheckpointError, match=message):
             open_regular(tmp_path / name, create=True)
+    assert precious.read_text() == "precious"
     with pytest.raises(CheckpointError, match="is gone"):
         open_regular(tmp_path / "absent", create=False)
     assert not (tmp_path / "absent").exists()
@@ -486,6 +489,8 @@ def test_what_begins_a_formula_stands_behind_an_apostrophe() -> None:
     usual = ("", "a", "a=1", "-1", "-1.5", "+2", "-.5", "-1e-9", "'=1", " x", -1.5, -3, None, True,
              "a = b; c - d")  # fmt: skip
     assert [cell(value) for value in usual] == [*usual]
+    blank = "\n" * 1_000_000  # takes no time
+    assert (cell(blank), cell(f"{blank}=")) == (blank, f"{blank}'=")
 
 
 def test_no_cell_begins_a_formula_where_a_spreadsheet_splits_elsewhere() -> None:
@@ -496,12 +501,6 @@ def test_no_cell_begins_a_formula_where_a_spreadsheet_splits_elsewhere() -> None
         for split in (",", ";", "\t"):
             for row in csv.reader(io.StringIO(to_csv(frame), newline=""), delimiter=split):
                 assert not [value for value in row if value.lstrip().startswith(("=", "-"))], text
-
-
-def test_a_long_text_takes_no_time() -> None:
-    blank = "\n" * 1_000_000
-    assert cell(blank) == blank
-    assert cell(f"{blank}=") == f"{blank}'="
 
 
 def test_names_of_columns_and_predictions_are_cells_too(tmp_path: Path) -> None:

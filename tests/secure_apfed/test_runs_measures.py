@@ -87,12 +87,6 @@ def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> N
         read_scored(folder, "single_view", threshold=None)
 
 
-def test_a_student_that_learns_in_one_go_is_measured_as_finished() -> None:
-    result = run(small_config({"name": "apc_vfl", "epochs": 2}), None)
-    assert result.measures["apc_vfl"].keys() >= {"accuracy", "auc", "brier"}
-    assert "apc_vfl_together" in result.accuracy
-
-
 def test_a_threshold_is_kept_and_decides(tmp_path: Path) -> None:
     run(config_of(threshold=1e-9), tmp_path / "number")
     lines = (tmp_path / "number/metrics.jsonl").read_text().splitlines()
@@ -123,7 +117,6 @@ def test_test_labels_choose_no_threshold() -> None:
 
 
 def test_weights_of_classes_make_a_rare_one_found() -> None:
-    """Of 12 rare rows among 212 the unweighted model finds fewer."""
     config = config_of()
     data = load_data(config.data, seed=config.seed)
     labels = data.active.labels

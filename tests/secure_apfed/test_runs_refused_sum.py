@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums.homomorphic import KeyHolder
@@ -29,7 +29,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeCh
 
 @pytest.fixture
 def key_holders(monkeypatch: pytest.MonkeyPatch) -> list[KeyHolder]:
-    """The receivers of all sessions."""
     made: list[KeyHolder] = []
     genuine = KeyHolder.__init__
 
@@ -42,7 +41,6 @@ def key_holders(monkeypatch: pytest.MonkeyPatch) -> list[KeyHolder]:
 
 
 def refused_at(step: int, config: Config, folder: Path, *, resume: bool = False) -> None:
-    """Play the run with an aggregator that alters the sums from `step` on."""
     genuine = Links.send
 
     def altering(links: Links, receiver: str, kind: Kind, at: int, payload: bytes = b"") -> None:
@@ -130,7 +128,6 @@ EPOCHS = 3
 
 
 def bare(method: str, **changes: Any) -> Config:
-    """Nothing hides whether an answer is the same again."""
     train = {"epochs": EPOCHS, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"}
     single = {"scheme": "plain", "allow_single_passive": True}
     settings = {"train": train, "guard": {"mechanism": "none"}, "secure_sum": single}
@@ -153,8 +150,9 @@ class Probe:
         def ask(party: Any, *args: Any) -> Any:
             self._asked += 1
             generator = torch.Generator().manual_seed(self._asked)
+            encoder = getattr(party.trainer, "networks", party.trainer).encoder
             with torch.no_grad():
-                for value in _networks(party).parameters():
+                for value in encoder.parameters():
                     value.add_(0.01 * torch.randn(value.shape, generator=generator))
             return honest(party, *args)
 
@@ -182,13 +180,6 @@ class Probe:
         if (name, step, sent) not in self._different:
             self._different.add((name, step, sent))
             self.answers.update((name, row) for row in rows.tolist())
-
-
-def _networks(party: ApfedActive | TvflActive) -> nn.Module:
-    """What makes the active ask what it asks."""
-    if isinstance(party, ApfedActive):
-        return party.trainer.networks.encoder
-    return party.trainer.encoder
 
 
 @pytest.mark.parametrize(("method", "beyond"), [("apfed_c", 0), ("tvfl", 1)])

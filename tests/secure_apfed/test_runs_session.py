@@ -62,16 +62,22 @@ ALIGNED_ONLY = {"epochs": 4, "batch_size": 64, "learning_rate": 0.05, "device": 
                 "use_unaligned": False}  # fmt: skip
 
 
+FEW_LABELS = {
+    "data": {"dataset": "breast_cancer", "labelled": 30},
+    "train": {"epochs": 2, "batch_size": 64, "learning_rate": 0.05, "device": "cpu",
+              "spread_labels": True},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("method", "changes", "stops"),
     [
         ("apfed_c", {}, [6, 23]),
-        ("tvfl", {}, [15]),
-        ("single_view", {}, [15]),
         ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, [8]),
         # The second stage is answered between steps 8 and 9, and saved before step 9.
         ("apfed_c", STAGES, [8, 9]),
         ("apfed_c", {**STAGES, "train": ALIGNED_ONLY}, [8]),
+        ("apfed_c", FEW_LABELS, [8]),
     ],
 )
 def test_a_stopped_run_resumes_bit_for_bit(
@@ -219,7 +225,6 @@ def _must_not_train(progress: Any) -> None:
 
 
 def test_a_start_that_failed_before_anything_was_sent_is_no_run(tmp_path: Path) -> None:
-    """Killed between the first files and the first checkpoint, or refused while setting up."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.yaml").write_text("name: half written")

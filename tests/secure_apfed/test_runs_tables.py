@@ -103,7 +103,6 @@ OTHERS: list[tuple[str, Callable[[PartyTable], PartyTable]]] = [
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "frozen_gaussian"])
 def test_other_people_or_labels_are_refused(mechanism: str, tmp_path: Path) -> None:
-    """The ledger counts positions, and a frozen guard keeps rows by them."""
     config = small_config(guard={"mechanism": mechanism, "sigma": 1.0})
     interrupted(config, tmp_path, at_step=9)
     for party, change in OTHERS:

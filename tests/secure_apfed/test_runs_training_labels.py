@@ -38,7 +38,6 @@ STAGES = {"mechanism": "lp_mst", "epsilon": 1.0}
 
 
 def held_of(config: Config) -> OwnData:
-    """What the active holds of the run's data."""
     held = load_data(config.data, seed=0).own("active")
     assert held is not None
     return held
@@ -56,8 +55,6 @@ class Given(NamedTuple):
 
 
 def noting(method: Method, seen: list[Given]) -> Callable[..., Learner]:
-    """The method's learner, which notes what its active is given to train on."""
-
     def note(labels: Tensor | None, rows: Tensor) -> None:
         assert labels is not None
         seen.append(Given(labels, rows))
@@ -80,7 +77,6 @@ def noting(method: Method, seen: list[Given]) -> Callable[..., Learner]:
 
 @pytest.fixture(name="seen")
 def _seen(monkeypatch: pytest.MonkeyPatch) -> list[Given]:
-    """What actives were given to train on, in all sessions."""
     seen: list[Given] = []
     for method in METHODS.values():
         monkeypatch.setattr(method, "learner", noting(method, seen))
@@ -244,14 +240,13 @@ def test_answers_that_are_not_of_this_run_are_refused() -> None:
 
 @pytest.mark.parametrize(("factor", "caught"), [(1.0, False), (1.5, True)])
 def test_a_fast_audit_of_the_labels_that_reach_a_method(factor: float, caught: bool) -> None:
-    """Over 100 keys each training label is answered anew; the ratio must not beat epsilon_y 1."""
     config = config_of("single_view", labels={**RESPONSE, "epsilon": factor})
     data = load_data(config.data, seed=0)
     assert data.active.labels is not None
     true = data.active.labels[data.train_rows]
-    said = torch.zeros(2, 2)
+    said, held = torch.zeros(2, 2), held_of(config)
     for at in range(100):
-        labels = TrainingLabels(config, held_of(config), key=at.to_bytes(32, "big"))
+        labels = TrainingLabels(config, held, key=at.to_bytes(32, "big"))
         labels.answer(None)
         given = labels.data().table.labels
         assert given is not None
