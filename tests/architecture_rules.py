@@ -1,8 +1,11 @@
 """Rules for our modules: functions from parsed modules, or planted ones, to a line an offence."""
 
 import ast
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -21,7 +24,6 @@ COMMANDS = frozenset({"secure_apfed.cli", "secure_apfed.commands"})
 COMPOSITION_ROOT = COMMANDS | {"secure_apfed.estimator", "secure_apfed.frames"}
 # The package itself gives `run_frames` to others, and loads it when it is asked for.
 ENTRY_POINT = "secure_apfed"
-
 SETTINGS_PACKAGE = "secure_apfed.settings"
 # What settings may import of ours; of others, pydantic alone.
 OF_SETTINGS = frozenset({SETTINGS_PACKAGE, "secure_apfed.errors", "secure_apfed.names"})
@@ -31,11 +33,23 @@ METHODS_PACKAGE = "secure_apfed.methods"
 WORDS = frozenset({"votes"})
 # Experiments that read runs of any method, and declare none.
 NO_STUDY = frozenset({"apfed_experiments.report"})
-
 # Whoever plays and records runs, and reads views out of them; all other attack code asks a view.
 PLAY_METHODS = frozenset({"apfed_attacks.live", "apfed_attacks.recorded"})
-
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+# Of ours nothing is loaded when an import begins; what others wrote is loaded once, for speed.
+_SCRIPT = """
+import json, sys
+ours, statements = json.loads(sys.argv[1])
+def own():
+    return [name for name in sys.modules if name.partition(".")[0] in ours]
+found = {}
+for statement in statements:
+    for loaded in own():
+        del sys.modules[loaded]
+    exec(statement, {})
+    found[statement] = own()
+print(json.dumps(found))
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,3 +283,19 @@ def exported(statements: Iterable[ast.AST]) -> set[str] | None:
 
 def _within(name: str, forbidden: frozenset[str]) -> bool:
     return any(name == bad or name.startswith(f"{bad}.") for bad in forbidden)
+
+
+# Which of our modules an import loads: the budget of what a reader of one part must know.
+
+
+def modules_loaded(statements: Sequence[str], *, path: Path | None = None) -> dict[str, set[str]]:
+    """For each import statement the modules of ours that it alone loads, of `path` as well."""
+    searched = [*([str(path)] if path else []), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, json.dumps([LAYERS, list(statements)])],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, searched))},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    loaded: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return {statement: set(own) for statement, own in loaded.items()}

@@ -1,8 +1,5 @@
-"""Everything computes on the run's device: one case of each entry of each table, on a pretend GPU.
-
-It is the second of two (`cuda:1`), so that whoever forgets which one is found out as well as
-whoever forgets to move something. New entries of the tables are cases at once; `pytest -v` lists
-what ran.
+"""Everything computes on the run's device: one case of each entry of each table, on a pretend GPU,
+the second of two, so that whoever forgets which one is found out as well.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,9 +89,7 @@ def _network(name: str) -> Config:
 
 
 def _defended(method: str, name: str) -> Config:
-    few = {"steps": 50} if name == "confusional_labels" else {}
-    guard = {"mechanism": "none", **NOISE}
-    return config_of(method, guard=guard, defences=[{"kind": name, **few}])
+    return config_of(method, guard={"mechanism": "none", **NOISE}, defences=[{"kind": name}])
 
 
 OF_APFED = [name for name in DEFENCES if who_applies(name, METHODS["apfed_r"].declared)]

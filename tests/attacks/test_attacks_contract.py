@@ -1,9 +1,5 @@
-"""What every attack finds: on a planted leak, where nothing leaked, and under each method.
-
-An attack that was never seen to succeed says nothing where it fails: `pytest -m planted`. Where
-nothing leaked (`pytest -m null`) the mean advantage over several recordings of noise, each of other
-people and with another seed, lies within its own interval of 0, which is narrow enough to find a
-bias that would matter. Whatever does not apply says why.
+"""What every attack finds: on a planted leak (`pytest -m planted`), where nothing leaked (`null`:
+the mean advantage over several recordings lies within a narrow interval of 0), under each method.
 """
 
 import math

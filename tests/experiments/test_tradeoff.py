@@ -26,7 +26,7 @@ from secure_apfed.cli import execute
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.solo import BASELINES
-from tests.experiments.finished_runs import attacked, finished
+from tests.experiments.run_folder import attacked, finished
 
 STUDY = """
 name: tiny

@@ -1,6 +1,4 @@
-"""Parties apart and memory give the same models, for every method and every secure sum, also where
-connections break, or where a party of any method is killed at a checkpoint and all resume.
-"""
+"""Parties apart and memory give the same models, for every method and every secure sum."""
 
 import json
 import re
@@ -17,7 +15,7 @@ from secure_apfed.methods import METHODS
 from secure_apfed.runs.local import Way
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from tests.links.proxies import Proxy
+from tests.links.pair import Proxy
 from tests.local.processes import (
     Harm,
     Parties,
