@@ -7,9 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import networkx
 
 HOMES = {
     "apfed_protocols": "protocols/apfed_protocols",
@@ -126,42 +127,26 @@ def floors(modules: Mapping[str, Module], package: str = "secure_apfed") -> list
 
     Parts, right below the package, that import each other on load are one storey of as many floors.
     """
-    below: dict[str, set[str]] = {}
+    below = networkx.DiGraph()
     for module in modules.values():
         part = _part(module.name, package)
         for target, _ in _imports(_statements_on_load(module.tree), modules):
             other = _part(target, package)
             if part and other and part != other:
-                below.setdefault(part, set()).add(other)
-    reached = {part: _reachable(part, below) for part in below}
-
-    @cache
-    def down(part: str) -> tuple[str, ...]:
-        found = reached.get(part, frozenset())
-        storey = sorted({part, *(one for one in found if part in reached.get(one, frozenset()))})
-        return (*storey, *_longest(down(one) for one in found if one not in storey))
-
-    return list(_longest(map(down, below)))
-
-
-def _longest(ways: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    return max(ways, key=len, default=())
+                below.add_edge(part, other)
+    storeys = networkx.condensation(below)
+    members = storeys.nodes(data="members")
+    for top in list(storeys):
+        storeys.add_edge("roof", top)
+    for _, storey, edge in storeys.edges(data=True):
+        edge["weight"] = len(members[storey])
+    return [part for of in networkx.dag_longest_path(storeys)[1:] for part in sorted(members[of])]
 
 
 def _part(name: str, package: str) -> str:
     """The module or folder right below a package that a module is of; empty where it is of none."""
     above, _, rest = name.partition(".")
     return rest.partition(".")[0] if above == package else ""
-
-
-def _reachable(part: str, below: Mapping[str, set[str]]) -> frozenset[str]:
-    found: set[str] = set()
-    left = [part]
-    while left:
-        new = below.get(left.pop(), set()) - found
-        found |= new
-        left += new
-    return frozenset(found)
 
 
 def all_is_true(modules: Mapping[str, Module]) -> list[str]:
