@@ -147,10 +147,7 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
 
 @one_thread()
 def _apart_row(case: str, way: Way, repetitions: int) -> Row:
-    """Seconds of a training step, and the ratio to one process's.
-
-    Targets: over loopback at most 1.3, over gRPC at most 1.5.
-    """
+    """Seconds of a training step, and the ratio to one process's (targets: 1.3, over gRPC 1.5)."""
     config, data = _image_run("bench-transport", clip=None, views=_PASSIVES + 1)
     with _apart(config, data, way=way) as (here, learner):
         session = _opened(config, data)
