@@ -151,6 +151,12 @@ def _decomposed(make: Any) -> Recording:
     return decomposed(make("nothing", epochs=0), true=True)
 
 
+def _forgotten(make: Any) -> Recording:
+    recording: Recording = make("labels", epochs=4)
+    del recording.transcript._epochs[1]
+    return recording
+
+
 def _voted(make: Any) -> Recording:
     return ballot_of(
         make("nothing", epochs=0), method="votes",
@@ -355,6 +361,8 @@ REASONS: list[tuple[tuple[str, ...], Make, str, slice, dict[str, Any]]] = [
     (("sum_regression",), LEAK, "no sum of representations or pseudo-labels is opened", ALL, {}),
     (("vector_regression",), LEAK, "no table is decomposed", ALL, {}),
     (("vote_regression", "shown_labels"), LEAK, "nobody votes", ALL, {}),
+    (("temporal",), _of("labels", epochs=1), "only one epoch was released", ALL, {}),
+    (("temporal",), _forgotten, "kept 3 of 4 epochs", ALL, {}),
     (("pseudo_labels",), _asked("mmvfl"), "set transcript.keep", ALL, {}),
     (("sum_regression",), _asked("split_nn_sum"), "set transcript.keep", ALL, {}),
     (("vector_regression",), lambda make: of_vectors(make("nothing", epochs=0)),

@@ -245,21 +245,15 @@ def test_figures_of_labels_equal_scikit_learns() -> None:
     labels, guessed = draw.integers(1, 4, 200), draw.integers(0, 5, 200)
     recall = recall_score(labels, guessed, labels=np.unique(labels), average="macro")
     assert LABELS.measure(np.eye(5)[guessed], labels)["balanced_accuracy"] == recall
-
-
-def test_the_auc_leaves_out_classes_that_do_not_occur() -> None:
     scores = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]])
     assert LABELS.measure(scores, np.array([0, 1]))["auc"] == 1.0
     assert LABELS.measure(scores, np.array([1, 1]))["auc"] is None
 
 
-def test_clusters_get_the_names_that_fit_the_truth_best() -> None:
+def test_clusters_get_the_names_that_fit_the_truth_best_or_their_sizes() -> None:
     labels = np.array([0, 0, 1, 1, 2, 2])
     shuffled = Prediction(np.eye(3)[[2, 2, 0, 0, 1, 1]], clusters=True)
     assert (LABELS.values(shuffled, labels).argmax(1) == labels).all()
-
-
-def test_clusters_get_names_by_their_sizes() -> None:
     labels = np.array([0] * 6 + [1] * 3 + [2])
     shuffled = np.eye(3)[np.array([1, 2, 0])[labels]]
     found = named(shuffled, (0.6, 0.3, 0.1))

@@ -4,7 +4,6 @@ import contextlib
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ class Proxy:
         self._left = list(cut_after)
         self.cuts, self.carried = 0, bytearray()
         self._open: set[socket.socket] = set()
-        self._lock, self._parted_until = threading.Lock(), 0.0
+        self._lock = threading.Lock()
         self._listener = socket.create_server((_HOST, 0), backlog=64)
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._listen, daemon=True).start()
@@ -53,11 +52,6 @@ class Proxy:
         for one in standing:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-
-    def part(self, seconds: float) -> None:
-        """Carry nothing for so long, silently; what was open then is cut after it."""
-        self._parted_until = time.monotonic() + seconds
-        threading.Timer(seconds, self.cut).start()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -95,8 +89,6 @@ class Proxy:
     def _carry(self, one: socket.socket, other: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while chunk := one.recv(_CHUNK):
-                while time.monotonic() < self._parted_until:
-                    time.sleep(0.01)
                 self._count(chunk)
                 other.sendall(chunk)
         for end in (one, other):

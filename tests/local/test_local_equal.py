@@ -24,7 +24,6 @@ from tests.local.processes import (
     the_others_say_who_and_when,
 )
 from tests.secure_apfed.small_runs import Said, small_config
-from tests.waiting import LONG_S, wait_until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
@@ -184,19 +183,3 @@ def test_connections_that_are_cut_change_nothing(proxied: Proxied, tmp_path: Pat
     proxied.cut_after = (20_000, 50_000, 80_000, 110_000)
     same_models(proxied, tmp_path / "memory")
     assert max(proxy.cuts for proxy in proxied.proxies.values()) == 4
-
-
-@pytest.mark.slow
-def test_a_partition_of_six_seconds_changes_nothing(proxied: Proxied, tmp_path: Path) -> None:
-    run(proxied.config, tmp_path / "memory")
-    with proxied.started():
-        wait_until(
-            lambda: sum(len(proxy.carried) for proxy in proxied.proxies.values()) > 150_000,
-            "that the training is under way",
-        )
-        for proxy in proxied.proxies.values():
-            proxy.part(6.0)
-        for process in proxied.processes.values():
-            process.join(LONG_S)
-            assert not process.is_alive()
-    assert model_digests(proxied.run.path) == model_digests(tmp_path / "memory")
