@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import networkx
@@ -99,16 +98,13 @@ def one_way(modules: Mapping[str, Module]) -> list[str]:
 
 def without_cycles(modules: Mapping[str, Module]) -> list[str]:
     """No cycle among the imports that run when modules load."""
-    graph: dict[str, set[str]] = {name: set() for name in modules}
-    for module in modules.values():
-        for target, _ in _imports(_statements_on_load(module.tree), modules):
-            if target in modules and target != module.name:
-                graph[module.name].add(target)
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        return [" imports ".join(reversed(error.args[1]))]
-    return []
+    graph = networkx.DiGraph(
+        (module.name, target)
+        for module in modules.values()
+        for target, _ in _imports(_statements_on_load(module.tree), modules)
+        if target in modules and target != module.name
+    )
+    return [" imports ".join([*cycle, cycle[0]]) for cycle in networkx.simple_cycles(graph)]
 
 
 def settings_are_names(modules: Mapping[str, Module]) -> list[str]:

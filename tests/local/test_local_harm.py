@@ -310,23 +310,6 @@ def test_all_go_back_to_the_newest_step_that_all_hold_and_on_in_their_logs(
     assert 0 < unreceived_of_every_link(folder) < 24
 
 
-def test_labels_of_a_stage_since_are_answered_again_and_the_same(tmp_path: Path) -> None:
-    config = small_config(labels={"mechanism": "lp_mst", "epsilon": 1.0})
-    run(config, tmp_path / "whole")
-    folder = tmp_path / "run"
-    interrupted(config, folder, at_step=10)
-    passive, labels = folder / "parties/passive-1", folder / "parties/active/labels-active.log"
-    older, newest = sorted(passive.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime_ns)
-    newest.unlink()
-    answered = labels.read_bytes()
-    assert answered.count(b"\n") == 2  # the second stage came after the older checkpoint
-    run(config, folder, resume=True)
-    contract = json.loads((folder / "contract.json").read_bytes())["document"]
-    assert f"checkpoint-{contract['resumes']['step']}.bin" == older.name
-    assert model_digests(folder) == model_digests(tmp_path / "whole")
-    assert labels.read_bytes() == answered
-
-
 def logs_of(parties: Parties) -> dict[str, bytes]:
     """All write-ahead logs of all parties."""
     kinds = ("ledger-*", "answers-*", "labels-*", "refused-*", "audits-*")
