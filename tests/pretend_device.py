@@ -18,8 +18,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_flatten, tree_map
 
-__all__ = ["DEVICES", "DeviceError", "Pretended", "pretend_gpus"]
-
 CPU, META = torch.device("cpu"), torch.device("meta")
 DEVICES = (torch.device("cuda:0"), torch.device("cuda:1"))
 _ROOT = Path(__file__).parents[1]

@@ -36,6 +36,7 @@ from secure_apfed.runs.solo import load_model
 from tests.attacks.recordings import live_config, play
 from tests.pretend_device import DEVICES, DeviceError, Pretended, pretend_gpus
 from tests.secure_apfed.small_runs import small_config
+from tests.with_crypten import pair_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
@@ -75,11 +76,10 @@ def _table(number: int) -> Callable[[], Config]:
     kind, guard, labels, defence = (list(table)[number % len(table)] for table in tables)
     sigma = {} if GUARDS[guard].unsafe else {"sigma": 2.0}
     epsilon = {} if LABEL_MECHANISMS[labels].unsafe else {"epsilon": 4.0}
-    scheme, masks = SECURE_SUMS[kind].scheme, SECURE_SUMS[kind].masks
     return lambda: config_of(
         "apfed_r", guard={"mechanism": guard, **sigma, **NOISE},
         labels={"mechanism": labels, **epsilon}, defences=[{"kind": defence}],
-        secure_sum={"scheme": scheme, "masks": masks, "clip": 1.0}, train={"epochs": 2},
+        secure_sum={**pair_of(kind), "clip": 1.0}, train={"epochs": 2},
     )  # fmt: skip
 
 

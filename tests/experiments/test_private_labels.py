@@ -19,7 +19,6 @@ from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.randomised_response import LabelResponse, MultiStageResponse
 from secure_apfed.runs.course import RunWriter
-from secure_apfed.solo import BASELINES
 from tests.experiments.run_folder import own_tables
 
 RESPONSE = {"labels": {"mechanism": "randomised_response", "epsilon": 0.01}}
@@ -89,14 +88,6 @@ def told(
 def differing(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
     assert set(one) == set(other)
     return {name for name, text in one.items() if text != other[name]}
-
-
-@pytest.fixture(autouse=True)
-def few_baselines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them once: each takes seconds."""
-    if "alone" not in request.node.name:
-        few = {name: BASELINES[name] for name in ("ridge", "logistic")}
-        monkeypatch.setattr(solo, "BASELINES", few)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -36,17 +36,13 @@ _GO_ON = "go-on"
 
 @dataclass(frozen=True)
 class Harm:
-    """What befalls a party when it is about to send its n-th message of a kind, or writes a file.
+    """What befalls a party when it is about to send its n-th message of a kind (None: before it
+    sends or awaits anything), or when it next awaits one after that (`awaiting`).
 
-    Attributes:
-        kind: of the message; None: before it sends or awaits anything.
-        at: which of them, from 0.
-        signal: that its process gets; None: it waits there, until the file `go-on` is in its
-            folder, or its transport says that the peer `until_back` waits for a new session.
-        writing: in place of a message, the file that it is about to write.
-        moment: of writing: "torn", half of it is written; "whole", it is not in its place yet;
-            "in place", and what it takes the place of still lies there.
-        awaiting: when it next awaits a message, having sent that one.
+    Its process gets the signal; or it waits (None) until the file `go-on` is in its folder, or its
+    transport says that the peer `until_back` waits for a new session. `writing`: in place of a
+    message the file that it is about to write, when that is "torn" (half of it is written), "whole"
+    (not in its place yet) or "in place" (what it takes the place of still lies there).
     """
 
     kind: Kind | None

@@ -24,16 +24,13 @@ from tests.local.processes import (
     the_others_say_who_and_when,
 )
 from tests.secure_apfed.small_runs import Said, small_config
+from tests.with_crypten import pair_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
     pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
 ]
 
-SUMS = {
-    name: {"secure_sum": {"scheme": kind.scheme, "masks": kind.masks}}
-    for name, kind in SECURE_SUMS.items()
-}
 SHORT = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
 OPEN = {"mechanism": "none", "noise": "reproducible_insecure"}
 FEW = {"data": {"dataset": "breast_cancer", "labelled": 40}}
@@ -42,7 +39,7 @@ MOMENT = NOISED | {"name": "votes_moment", "moment_features": 32}
 DEALT = {"alignment": {"protocol": "circuit"}}
 NOISE = {"scheme": "plain", "masks": "pairwise", "clip": 0.5, "noise": {"sigma": 0.1}}
 CASES: dict[str, tuple[Said, dict[str, Any]]] = {
-    **{name: ("apfed_c", changes) for name, changes in SUMS.items()},
+    **{name: ("apfed_c", {"secure_sum": pair_of(name)}) for name in SECURE_SUMS},
     "apfed_r": ("apfed_r", {}),
     "mixed": ("apfed", {}),
     "tvfl": ("tvfl", {}),
