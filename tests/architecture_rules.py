@@ -1,12 +1,15 @@
 """Rules for our modules: functions from parsed modules, or planted ones, to a line an offence."""
 
 import ast
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import networkx
 
 HOMES = {
     "apfed_protocols": "protocols/apfed_protocols",
@@ -21,7 +24,6 @@ COMMANDS = frozenset({"secure_apfed.cli", "secure_apfed.commands"})
 COMPOSITION_ROOT = COMMANDS | {"secure_apfed.estimator", "secure_apfed.frames"}
 # The package itself gives `run_frames` to others, and loads it when it is asked for.
 ENTRY_POINT = "secure_apfed"
-
 SETTINGS_PACKAGE = "secure_apfed.settings"
 # What settings may import of ours; of others, pydantic alone.
 OF_SETTINGS = frozenset({SETTINGS_PACKAGE, "secure_apfed.errors", "secure_apfed.names"})
@@ -31,11 +33,23 @@ METHODS_PACKAGE = "secure_apfed.methods"
 WORDS = frozenset({"votes"})
 # Experiments that read runs of any method, and declare none.
 NO_STUDY = frozenset({"apfed_experiments.report"})
-
 # Whoever plays and records runs, and reads views out of them; all other attack code asks a view.
 PLAY_METHODS = frozenset({"apfed_attacks.live", "apfed_attacks.recorded"})
-
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+# Of ours nothing is loaded when an import begins; what others wrote is loaded once, for speed.
+_SCRIPT = """
+import json, sys
+ours, statements = json.loads(sys.argv[1])
+def own():
+    return [name for name in sys.modules if name.partition(".")[0] in ours]
+found = {}
+for statement in statements:
+    for loaded in own():
+        del sys.modules[loaded]
+    exec(statement, {})
+    found[statement] = own()
+print(json.dumps(found))
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +98,13 @@ def one_way(modules: Mapping[str, Module]) -> list[str]:
 
 def without_cycles(modules: Mapping[str, Module]) -> list[str]:
     """No cycle among the imports that run when modules load."""
-    graph: dict[str, set[str]] = {name: set() for name in modules}
-    for module in modules.values():
-        for target, _ in _imports(_statements_on_load(module.tree), modules):
-            if target in modules and target != module.name:
-                graph[module.name].add(target)
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        return [" imports ".join(reversed(error.args[1]))]
-    return []
+    graph = networkx.DiGraph(
+        (module.name, target)
+        for module in modules.values()
+        for target, _ in _imports(_statements_on_load(module.tree), modules)
+        if target in modules and target != module.name
+    )
+    return [" imports ".join([*cycle, cycle[0]]) for cycle in networkx.simple_cycles(graph)]
 
 
 def settings_are_names(modules: Mapping[str, Module]) -> list[str]:
@@ -112,42 +123,26 @@ def floors(modules: Mapping[str, Module], package: str = "secure_apfed") -> list
 
     Parts, right below the package, that import each other on load are one storey of as many floors.
     """
-    below: dict[str, set[str]] = {}
+    below = networkx.DiGraph()
     for module in modules.values():
         part = _part(module.name, package)
         for target, _ in _imports(_statements_on_load(module.tree), modules):
             other = _part(target, package)
             if part and other and part != other:
-                below.setdefault(part, set()).add(other)
-    reached = {part: _reachable(part, below) for part in below}
-
-    @cache
-    def down(part: str) -> tuple[str, ...]:
-        found = reached.get(part, frozenset())
-        storey = sorted({part, *(one for one in found if part in reached.get(one, frozenset()))})
-        return (*storey, *_longest(down(one) for one in found if one not in storey))
-
-    return list(_longest(map(down, below)))
-
-
-def _longest(ways: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    return max(ways, key=len, default=())
+                below.add_edge(part, other)
+    storeys = networkx.condensation(below)
+    members = storeys.nodes(data="members")
+    for top in list(storeys):
+        storeys.add_edge("roof", top)
+    for _, storey, edge in storeys.edges(data=True):
+        edge["weight"] = len(members[storey])
+    return [part for of in networkx.dag_longest_path(storeys)[1:] for part in sorted(members[of])]
 
 
 def _part(name: str, package: str) -> str:
     """The module or folder right below a package that a module is of; empty where it is of none."""
     above, _, rest = name.partition(".")
     return rest.partition(".")[0] if above == package else ""
-
-
-def _reachable(part: str, below: Mapping[str, set[str]]) -> frozenset[str]:
-    found: set[str] = set()
-    left = [part]
-    while left:
-        new = below.get(left.pop(), set()) - found
-        found |= new
-        left += new
-    return frozenset(found)
 
 
 def all_is_true(modules: Mapping[str, Module]) -> list[str]:
@@ -269,3 +264,19 @@ def exported(statements: Iterable[ast.AST]) -> set[str] | None:
 
 def _within(name: str, forbidden: frozenset[str]) -> bool:
     return any(name == bad or name.startswith(f"{bad}.") for bad in forbidden)
+
+
+# Which of our modules an import loads: the budget of what a reader of one part must know.
+
+
+def modules_loaded(statements: Sequence[str], *, path: Path | None = None) -> dict[str, set[str]]:
+    """For each import statement the modules of ours that it alone loads, of `path` as well."""
+    searched = [*([str(path)] if path else []), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, json.dumps([LAYERS, list(statements)])],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, searched))},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    loaded: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return {statement: set(own) for statement, own in loaded.items()}

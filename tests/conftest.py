@@ -43,31 +43,26 @@ def own_children() -> Children:
     return lambda: set(multiprocessing.active_children()) - before
 
 
+STARTS_OTHERS = ("local", "links")
+"""Folders whose tests start processes of their own, which must find the same as this one."""
+TRAINS_NOTHING = ("protocols", "contracts")
+"""Those of `apfed_protocols`, beside which nothing else need be there."""
+
+
 def _below(request: pytest.FixtureRequest, *folders: str) -> bool:
-    """Whether the test lies in one of these folders of tests."""
     return any(request.path.is_relative_to(Path(__file__).parent / name) for name in folders)
-
-
-def _starts_others(request: pytest.FixtureRequest) -> bool:
-    """Whether the test starts processes of its own, which must find the same as this one."""
-    return _below(request, "local", "links")
-
-
-def _trains_nothing(request: pytest.FixtureRequest) -> bool:
-    """Whether the test is one of `apfed_protocols`, beside which nothing else need be there."""
-    return _below(request, "protocols", "contracts")
 
 
 @pytest.fixture(autouse=True)
 def _few_baselines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of tests measure, and choose of, two solo baselines; all have tests of their own."""
-    if _trains_nothing(request):
+    if _below(request, *TRAINS_NOTHING):
         return
     from secure_apfed.solo import BASELINES
 
     few = {name: BASELINES[name] for name in ("ridge", "logistic")}
     monkeypatch.setattr("apfed_experiments.solo.BASELINES", few)
-    if not _starts_others(request):
+    if not _below(request, *STARTS_OTHERS):
         monkeypatch.setattr("secure_apfed.solo.BASELINES", few)
 
 
@@ -75,5 +70,5 @@ def _few_baselines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 def _short_mixmatch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """MixMatch trains for a few steps, where a test asks not how good it is."""
     whole = any(map(request.node.get_closest_marker, ("whole_mixmatch", "slow")))
-    if not (whole or _starts_others(request) or _trains_nothing(request)):
+    if not (whole or _below(request, *STARTS_OTHERS, *TRAINS_NOTHING)):
         monkeypatch.setattr("secure_apfed.solo.networks._STEPS", 40)

@@ -1,26 +1,16 @@
 """Forty small faults that an engineer could make, each with the tests that should notice it.
 
-A suite is worth what it finds. `tests/test_planted_faults.py` plants one of these at a time in a
-copy of the code, and expects that its tests fail. Whoever takes tests away runs it before and
-after; whoever changes a quoted place changes the quotation, too. Files of tests are searched for
-in `tests/`, so that moving one costs nothing here.
+`tests/test_planted_faults.py` plants one at a time in a copy of the code. Whoever takes tests away
+runs it before and after; whoever changes a quoted place changes the quotation, too.
 """
 
 from dataclasses import dataclass
 
-__all__ = ["FAULTS", "Fault"]
-
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault.
-
-    Attributes:
-        name: of it.
-        file: that has it, from the project's root.
-        right: what stands there, exactly once; wrong: what is put in its place.
-        breaks: what is lost, in a sentence.
-        tests: names of files of tests that notice it, those that do soonest first.
+    """What stands in a file exactly once, what is put in its place, what that breaks, and the names
+    of files of tests that notice it, those that do soonest first.
     """
 
     name: str
@@ -32,9 +22,6 @@ class Fault:
 
 
 # By file: name and files of tests, what it breaks, what stands there and what is put in its place.
-# Six were noticed by no test when all were first planted, and have tests since: key_after_refusal,
-# tails_for_nothing, row_twice_counts_once, one_key_for_two_parties, charged_before_counted and
-# answer_leaves_twice.
 _DIFFERENCES = r"""
 --- protocols/apfed_protocols/sums/masked.py
 mask_of_any_shape: test_sums_masked.py

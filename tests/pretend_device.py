@@ -3,8 +3,6 @@
 Tensors on it are this machine's own, of a subclass whose `.device` says cuda:0 or cuda:1. What a
 real GPU refuses is refused, with the line of ours that asked for it: operands on two devices,
 `.numpy()` of what lies on a GPU, a generator of another device, solvers that only the CPU has.
-Whatever torch is asked is counted by where it was computed. What it cannot show: speed, memory,
-and the last bits.
 """
 
 import traceback
@@ -19,8 +17,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_flatten, tree_map
-
-__all__ = ["DEVICES", "DeviceError", "Pretended", "pretend_gpus"]
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 DEVICES = (torch.device("cuda:0"), torch.device("cuda:1"))
@@ -99,18 +95,14 @@ def _device(said: Any) -> torch.device:
 
 
 class Pretended:
-    """What was computed.
-
-    Attributes:
-        on: device -> how often which function of torch had tensors there.
-        learnt_on_cpu: lines of ours that asked for gradients of what lies on the CPU.
+    """How often which function of torch had tensors on a device, and lines of ours that asked for
+    gradients of what lies on the CPU.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew."""
         self.on: dict[torch.device, Counter[str]] = defaultdict(Counter)
         self.learnt_on_cpu: list[str] = []
 

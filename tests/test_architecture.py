@@ -16,6 +16,7 @@ from tests.architecture_rules import (
     all_is_true,
     attacks_ask_no_method,
     floors,
+    modules_loaded,
     no_method_by_name,
     no_pickled_arrays,
     one_way,
@@ -25,7 +26,6 @@ from tests.architecture_rules import (
     without_cycles,
 )
 from tests.docs.pages import HOOK
-from tests.loaded import modules_loaded
 
 Rule = Callable[[Mapping[str, Module]], list[str]]
 

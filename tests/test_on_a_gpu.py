@@ -1,8 +1,5 @@
-"""Everything computes on the run's device: one case of each entry of each table, on a pretend GPU.
-
-It is the second of two (`cuda:1`), so that whoever forgets which one is found out as well as
-whoever forgets to move something. New entries of the tables are cases at once; `pytest -v` lists
-what ran.
+"""Everything computes on the run's device: one case of each entry of each table, on a pretend GPU,
+the second of two, so that whoever forgets which one is found out as well.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +36,7 @@ from secure_apfed.runs.solo import load_model
 from tests.attacks.recordings import live_config, play
 from tests.pretend_device import DEVICES, DeviceError, Pretended, pretend_gpus
 from tests.secure_apfed.small_runs import small_config
+from tests.with_crypten import pair_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
@@ -78,11 +76,10 @@ def _table(number: int) -> Callable[[], Config]:
     kind, guard, labels, defence = (list(table)[number % len(table)] for table in tables)
     sigma = {} if GUARDS[guard].unsafe else {"sigma": 2.0}
     epsilon = {} if LABEL_MECHANISMS[labels].unsafe else {"epsilon": 4.0}
-    scheme, masks = SECURE_SUMS[kind].scheme, SECURE_SUMS[kind].masks
     return lambda: config_of(
         "apfed_r", guard={"mechanism": guard, **sigma, **NOISE},
         labels={"mechanism": labels, **epsilon}, defences=[{"kind": defence}],
-        secure_sum={"scheme": scheme, "masks": masks, "clip": 1.0}, train={"epochs": 2},
+        secure_sum={**pair_of(kind), "clip": 1.0}, train={"epochs": 2},
     )  # fmt: skip
 
 
@@ -92,9 +89,7 @@ def _network(name: str) -> Config:
 
 
 def _defended(method: str, name: str) -> Config:
-    few = {"steps": 50} if name == "confusional_labels" else {}
-    guard = {"mechanism": "none", **NOISE}
-    return config_of(method, guard=guard, defences=[{"kind": name, **few}])
+    return config_of(method, guard={"mechanism": "none", **NOISE}, defences=[{"kind": name}])
 
 
 OF_APFED = [name for name in DEFENCES if who_applies(name, METHODS["apfed_r"].declared)]

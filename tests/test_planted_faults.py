@@ -1,7 +1,4 @@
-"""What the suite finds: faults of `tests/planted_faults.py`, planted one at a time in a copy.
-
-python -m pytest -m slow tests/test_planted_faults.py
-"""
+"""What the suite finds: faults of `tests/planted_faults.py`, planted one at a time in a copy."""
 
 import importlib.util
 import os

@@ -1,21 +1,21 @@
 """Tests wait for what is to happen, and never for a time: the bound is for what never does."""
 
+import socket
 import time
 from collections.abc import Callable
-
-__all__ = ["LONG_S", "wait_until"]
 
 LONG_S = 200.0
 """More than anything takes on a busy machine, and less than a test may take in all."""
 
 
 def wait_until(so: Callable[[], object], what: str = "it", within_s: float = LONG_S) -> None:
-    """Return once something is so.
-
-    Raises:
-        AssertionError: it never was.
-    """
     deadline = time.monotonic() + within_s
     while not so():
         assert time.monotonic() < deadline, f"{what} did not happen within {within_s:g} s"
         time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

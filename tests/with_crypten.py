@@ -7,8 +7,6 @@ import pytest
 
 from apfed_protocols.sums import SECURE_SUMS
 
-__all__ = ["installed", "pair_of", "usable", "usable_secure_sums"]
-
 _HERE = importlib.util.find_spec("crypten") is not None
 
 installed = pytest.mark.skipif(not _HERE, reason="crypten is absent")

@@ -87,11 +87,7 @@ def _medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _intersected(case: str, size: int) -> Mapping[str, Any]:
-    """Run one case in an interpreter of its own.
-
-    Raises:
-        RuntimeError: it failed, or found another number of common IDs.
-    """
+    """Run one case in an interpreter of its own; RuntimeError: it failed, or found other IDs."""
     python = os.environ.get(_PEER_PYTHON, sys.executable) if case == _PEER else sys.executable
     found = played(
         psi_case.__file__, case, size, python=python, ours=case != _PEER, patience_s=_PATIENCE_S
@@ -120,11 +116,7 @@ VOTES = Bench(groups=_vote_groups, fields=(*_PARTS, "peak_memory", "ratio_to_pro
 
 
 def vote(case: str, people: int, labelled: int, repetitions: int) -> Row:
-    """The fastest of some runs of one size; what else a machine does only adds.
-
-    Raises:
-        RuntimeError: one failed, or opened another sum.
-    """
+    """The fastest of some runs of one size; what else a machine does only adds."""
     runs = [
         played(
             votes_case.__file__, people, labelled, _COLUMNS, _PASSIVES,

@@ -45,23 +45,21 @@ from secure_apfed.runs.party import Joined, PartyFile, joined
 from secure_apfed.seeds import one_thread, shuffled
 from secure_apfed.settings.training import ContrastiveSettings
 
-__all__ = ["EXCHANGE", "TRANSPORT", "training_step"]
+__all__ = ["EXCHANGE", "TRANSPORT"]
 
 _PATIENCE_S = 60.0
-_BATCH, _SUM_BATCH, _SENT, _PASSIVES = 256, 128, 64, 3
+_BATCH, _SENT, _PASSIVES = 256, 64, 3
 
 
-def _image_run(
-    name: str, *, batch: int = _BATCH, views: int = 2, **secure_sum: Any
-) -> tuple[Config, VerticalData]:
+def _image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config, VerticalData]:
     """A run of APFed-C on strips of images under the plain sum; DataError: none are installed."""
     settings: dict[str, Any] = {
         "name": name, "method": "apfed_c",
-        "train": {"batch_size": batch, "device": "cpu"},
+        "train": {"batch_size": _BATCH, "device": "cpu"},
         "secure_sum": {"scheme": "plain", **secure_sum, "allow_single_passive": True},
         "guard": {"mechanism": "none"},
     }  # fmt: skip
-    shape = {"views": views, "limit": 4 * batch}
+    shape = {"views": views, "limit": 4 * _BATCH}
     configs = [
         Config.model_validate({**settings, "data": {"dataset": dataset, **shape}})
         for dataset in ("fashion_mnist", "mnist")
@@ -76,14 +74,6 @@ def _opened(config: Config, data: VerticalData) -> Simulation:
         session = open_session(config, data)
     session.transcript.begin_epoch(0)
     return session
-
-
-def training_step() -> tuple[Callable[[], float], str]:
-    """One step of all parties, batches of 128 under the plain sum, and which images."""
-    config, data = _image_run("bench-secure-sum", batch=_SUM_BATCH)
-    session, steps = _opened(config, data), itertools.count()
-    rows = session.learner.training_rows[:_SUM_BATCH]
-    return lambda: session.step(next(steps), rows), config.data.dataset
 
 
 def _batches(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -157,10 +147,7 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
 
 @one_thread()
 def _apart_row(case: str, way: Way, repetitions: int) -> Row:
-    """Seconds of a training step, and the ratio to one process's.
-
-    Targets: over loopback at most 1.3, over gRPC at most 1.5.
-    """
+    """Seconds of a training step, and the ratio to one process's (targets: 1.3, over gRPC 1.5)."""
     config, data = _image_run("bench-transport", clip=None, views=_PASSIVES + 1)
     with _apart(config, data, way=way) as (here, learner):
         session = _opened(config, data)

@@ -70,10 +70,7 @@ def _floor_seconds(size: int) -> float:
 
 
 def _play(play: Callable[..., None], parties: Mapping[str, tuple[Any, ...]]) -> Measured:
-    """Play each party in a process of its own; gather what they send to their last argument.
-
-    RuntimeError: one ended without a result.
-    """
+    """Play each party in a process of its own; gather what they send to their last argument."""
     new = multiprocessing.get_context("spawn")
     name_of, found = {}, list[Measured]()
     for name, args in parties.items():

@@ -51,11 +51,8 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What the table of benches holds.
-
-    Attributes:
-        groups: from whether to be quick (stay under 30 seconds) to all groups; measures nothing.
-        ratio: what `ratio` of its rows is; fields: which further fields are published.
+    """Groups, by whether to be quick (stay under 30 seconds), which measures nothing; what `ratio`
+    of its rows is; further fields that are published.
     """
 
     groups: Callable[[bool], Sequence[Group]]
@@ -99,12 +96,8 @@ def played(
     script: str, *arguments: object, python: str = sys.executable, ours: bool = True,
     patience_s: float, **environment: str,
 ) -> Mapping[str, Any]:  # fmt: skip
-    """What a script of a bench prints last, run by this interpreter in this environment and more.
-
-    `ours`: it finds what this process finds.
-
-    Raises:
-        RuntimeError: it failed; the end of what it complained of.
+    """What a script of a bench prints last, run in this environment and more; if `ours`, it finds
+    what this process finds. RuntimeError: the end of what it complained of.
     """
     beside = {**os.environ, **environment}
     if ours:
@@ -127,11 +120,7 @@ def median_ratio(ours: list[float], theirs: list[float]) -> float:
 
 
 def quotient(ours: float, theirs: float) -> float:
-    """Seconds over seconds.
-
-    Raises:
-        RuntimeError: the clock stood still, as coarse clocks of virtual machines do.
-    """
+    """Seconds over seconds; RuntimeError: the clock stood still, as coarse ones do."""
     if not theirs:
         raise RuntimeError("the clock did not move while a turn was measured; measure again")
     return ours / theirs

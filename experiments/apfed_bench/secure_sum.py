@@ -5,16 +5,14 @@ thread: clip, quantise, encrypt, serialise, check, combine, decode. `ratio` is t
 over the case's, each the fastest of several taken in turns (what else a machine does only adds to
 short times, and more to some than to others); the tutorial is CKKS with N = 8192, primes [60, 40,
 40, 60] and `tolist()`. `bytes_per_value` is of what one passive sends. With the pool, zeros were
-encrypted before the clock starts; with recovery, nobody falls silent. `share/NAME` is what one sum
-adds to a training step of APFed-C on Fashion-MNIST in batches of 128, when passives encrypt at the
-same time: one contribution, combine and decode over the step; `ratio` is 0.05 for 5 %.
+encrypted before the clock starts; with recovery, nobody falls silent.
 """
 
 import itertools
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
@@ -23,7 +21,6 @@ import numpy as np
 import tenseal as ts
 from numpy.typing import NDArray
 
-from apfed_bench.parties import training_step
 from apfed_bench.rows import (
     Bench,
     Group,
@@ -43,8 +40,6 @@ __all__ = ["BENCH", "CASES", "OurPath", "TutorialPath"]
 
 Shape = tuple[int, int]
 Values = list[NDArray[np.float32]]
-Parts = tuple[float, float, float]
-"""Seconds to contribute, to combine and to decode."""
 _ON_CRYPTEN = "crypten"
 # case -> sum of the table
 CASES: Mapping[str, str] = {
@@ -61,14 +56,13 @@ CASES: Mapping[str, str] = {
 }
 _SHAPE = (128, 256)
 _PASSIVES = 4
-_STEP_SHAPE = (128, 64)
 _TURN = 0.01
 _FINE, _STEPS = 1e-4, 50
 _TUTORIAL = "tutorial"
 
 
 class OurPath:
-    """A sum of the table with all its checks; `run` returns the seconds of its three parts."""
+    """A sum of the table with all its checks; `run` returns its seconds."""
 
     contribution_bytes: int
 
@@ -95,26 +89,23 @@ class OurPath:
             assert isinstance(contributor, Encrypter)
             contributor.prepare(self._shape)
 
-    def run(self) -> Parts:
+    def run(self) -> float:
         binding = StepBinding(
             session="bench", step=next(self._steps), rows=bytes(32), message=bytes(32)
         )
-        lap = _laps()
+        began = time.perf_counter()
         pairs = zip(self._contributors.items(), self._values, strict=True)
         frames = {me: role.contribute(values, binding) for (me, role), values in pairs}
-        contributed, added, bodies = lap(), 0.0, frames
+        bodies = frames
         if self._rounds == 2:
             requests = self._combiner.ask(frames, binding.digest)
-            added += lap()
             bodies = {me: self._contributors[me].answer(requests[me]) for me in requests}
-            contributed += lap()
         combined = self._combiner.combine(bodies, binding.digest)
-        added += lap()
         self._receiver.decode(combined, self._shape, binding)
-        decoded = lap()
+        seconds = time.perf_counter() - began
         sent = [frames, bodies] if self._rounds == 2 else [frames]
         self.contribution_bytes = sum(len(next(iter(parts.values()))) for parts in sent)
-        return contributed, added, decoded
+        return seconds
 
 
 class TutorialPath:
@@ -132,67 +123,42 @@ class TutorialPath:
     def prepare(self) -> None:
         pass
 
-    def run(self) -> Parts:
+    def run(self) -> float:
         with redirect_stdout(StringIO()):
-            lap = _laps()
+            began = time.perf_counter()
             sent = [
                 ts.ckks_vector(self._context, values.reshape(-1).tolist()).serialize()
                 for values in self._values
             ]
-            contributed = lap()
             total = ts.ckks_vector_from(self._context, sent[0])
             for blob in sent[1:]:
                 total += ts.ckks_vector_from(self._context, blob)
             combined = total.serialize()
-            added = lap()
             np.array(ts.ckks_vector_from(self._context, combined).decrypt())
+            seconds = time.perf_counter() - began
             self.contribution_bytes = len(sent[0])
-            return contributed, added, lap()
+            return seconds
 
 
-def _laps() -> Callable[[], float]:
-    """Seconds since the last call, or since this one."""
-    began = [time.perf_counter()]
-
-    def lap() -> float:
-        began.append(time.perf_counter())
-        return began[-1] - began[-2]
-
-    return lap
+_CASE_OF = {name: f"{name}/m4" for name in (*CASES, _TUTORIAL)}
 
 
-def _groups(quick: bool) -> list[Group]:
-    return [
-        _of_each_sum("{}/m4", partial(_against_tutorial, 9 if quick else 31), _TUTORIAL),
-        _of_each_sum("share/{}", partial(_shares, 3 if quick else 21)),
-    ]
+def _measured(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
+    """Rows of what is wanted; without CrypTen the sum that needs it is a row with the reason."""
+    named = {name: case for name, case in _CASE_OF.items() if case in wanted}
+    if _ON_CRYPTEN in named and (reason := why_no_crypten()):
+        yield row(named.pop(_ON_CRYPTEN), reason=reason)
+    if named:
+        with one_thread():
+            yield from _against_tutorial(repetitions, named)
 
 
 BENCH = Bench(
-    groups=_groups,
-    ratio="times faster than the peer; of `share/...`, the part of a step",
-    fields=("bytes_per_value",),
-)
-
-
-def _of_each_sum(
-    form: str, measure: Callable[[Mapping[str, str]], Iterator[Row]], *more: str
-) -> Group:
-    """The group of a case for each sum, and some more; `measure` gets case by name of a sum.
-
-    Without CrypTen the sum that needs it is a row with the reason.
-    """
-    case_of = {name: form.format(name) for name in (*CASES, *more)}
-
-    def measured(wanted: Collection[str]) -> Iterator[Row]:
-        named = {name: case for name, case in case_of.items() if case in wanted}
-        if _ON_CRYPTEN in named and (reason := why_no_crypten()):
-            yield row(named.pop(_ON_CRYPTEN), reason=reason)
-        if named:
-            with one_thread():
-                yield from measure(named)
-
-    return Group(tuple(case_of.values()), measured)
+    groups=lambda quick: [
+        Group(tuple(_CASE_OF.values()), partial(_measured, 9 if quick else 31)),
+    ],
+    ratio="times faster than the peer", fields=("bytes_per_value",),
+)  # fmt: skip
 
 
 def _against_tutorial(repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
@@ -202,7 +168,7 @@ def _against_tutorial(repetitions: int, case_of: Mapping[str, str]) -> Iterator[
     seconds: dict[str, list[float]] = {name: [] for name in paths}
     for repetition in range(-1, repetitions):
         for name, path in paths.items():
-            spent = sum(_turn(path))
+            spent = _turn(path)
             if repetition >= 0:
                 seconds[name].append(spent)
     for name, case in case_of.items():
@@ -214,43 +180,19 @@ def _against_tutorial(repetitions: int, case_of: Mapping[str, str]) -> Iterator[
         )  # fmt: skip
 
 
-def _turn(path: OurPath | TutorialPath) -> Parts:
-    """Those of the fastest run of a turn.
+def _turn(path: OurPath | TutorialPath) -> float:
+    """Seconds of the fastest run of a turn.
 
     Short paths run several times, so that caches are warm. Where the clock moves too coarsely to
     tell one run, they run longer, and the mean stands for all.
     """
     enough = _TURN if (coarse := clock_step()) < _FINE else _STEPS * coarse
-    runs: list[Parts] = []
+    runs: list[float] = []
     began = time.perf_counter()
     while not runs or time.perf_counter() - began < enough:
         path.prepare()
         runs.append(path.run())
-    if enough == _TURN:
-        return min(runs, key=sum)
-    contribute, combine, decode = (sum(part) / len(runs) for part in zip(*runs, strict=True))
-    return contribute, combine, decode
-
-
-def _shares(repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
-    step, images = training_step()
-    paths = {name: OurPath(name, _values(_STEP_SHAPE)) for name in case_of}
-    costs: dict[str, list[float]] = {name: [] for name in paths}
-    steps = []
-    for repetition in range(-1, repetitions):
-        began = time.perf_counter()
-        step()
-        steps.append(time.perf_counter() - began)
-        for name, path in paths.items():
-            contribute, combine, decode = _turn(path)
-            if repetition >= 0:
-                costs[name].append(contribute / _PASSIVES + combine + decode)
-    for name, spent in costs.items():
-        whole = min(steps[1:])
-        yield row(
-            case_of[name], min(spent), peer="training step", ratio=quotient(min(spent), whole),
-            peer_seconds=whole, images=images,
-        )  # fmt: skip
+    return min(runs) if enough == _TURN else sum(runs) / len(runs)
 
 
 def _values(shape: Shape) -> Values:

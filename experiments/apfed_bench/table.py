@@ -49,17 +49,10 @@ def run_benches(
     names: Sequence[str] = tuple(BENCHES), *, quick: bool = False, cases: str = "*",
     folder: Path | None = None,
 ) -> Iterator[Measured]:  # fmt: skip
-    """Run the benches of these names after one another, those that have wanted cases.
+    """Run the benches of these names after one another, those that have cases like the glob.
 
-    Args:
-        names: keys of the table.
-        quick: stay under 30 seconds in each.
-        cases: a glob; others are not measured, unless a wanted one is compared with them.
-        folder: gets NAME.json of each bench when it ends.
-
-    Raises:
-        ConfigError: `cases` names no case of any.
-        OSError: `folder` cannot be written.
+    Others are not measured, unless a wanted one is compared with them; `folder` gets NAME.json of
+    each bench when it ends. ConfigError: `cases` names no case of any.
     """
     chosen = {name: found for name in names if (found := _chosen(BENCHES[name], quick, cases))}
     if not chosen:

@@ -156,13 +156,9 @@ def mount_attacks(
 ) -> tuple[AttackResult, ...]:  # fmt: skip
     """Mount attacks on a finished run and write attacks.json; return the results of all.
 
-    Results that the file holds of attacks not mounted now are kept. Choices, seed and device are
-    those of the run unless given; so are `data` and `recording` read, unless they are there
-    already.
-
-    Raises:
-        ConfigError: an unknown attack or option.
-        CheckpointError: the folder is no finished run, or attacks.json holds something else.
+    Results that the file holds of attacks not mounted now are kept; what is not given is the run's.
+    Raises ConfigError: an unknown attack or option; CheckpointError: the folder is no finished run,
+    or attacks.json holds something else.
     """
     recording = recording or load_recording(folder, data=data)
     make_private(folder)

@@ -49,20 +49,16 @@ def test_the_first_epoch_is_a_reference_and_no_baseline(make_recording: Any) -> 
     assert completed(make_recording("labels", epochs=1)).references == {}
 
 
-def test_colluders_pool_their_features(make_recording: Any) -> None:
-    (result,) = attacked(make_recording("labels"), "model_completion", coalition="all")
+def test_colluders_pool_features_a_limit_keeps_known_rows_and_another_role_is_said(
+    make_recording: Any,
+) -> None:
+    recording = make_recording("labels")
+    (result,) = attacked(recording, "model_completion", coalition="all")
     assert result.adversary == "passive-1 + passive-2"
     assert result.knowledge["own_features"] == 6
-
-
-def test_another_role_is_said(make_recording: Any) -> None:
-    (result,) = (attacked_by("active", make_recording("labels"), "model_completion"),)
-    assert result.reason == "model_completion is mounted by the passive party, not by the active"
-
-
-def test_a_limit_of_rows_keeps_the_known_ones(make_recording: Any) -> None:
-    result = completed(make_recording("labels"), most_rows=60)
-    assert result.counts == {"known": 12, "scored": 48}
+    assert completed(recording, most_rows=60).counts == {"known": 12, "scored": 48}
+    other = attacked_by("active", recording, "model_completion")
+    assert other.reason == "model_completion is mounted by the passive party, not by the active"
 
 
 def test_known_labels_of_one_class_only_are_a_reason(make_recording: Any) -> None:
@@ -125,21 +121,6 @@ def test_a_row_that_missed_an_epoch_is_still_guessed(make_recording: Any) -> Non
     assert 200 < result.counts["scored"] <= whole.counts["scored"]
     assert result.score["balanced_accuracy"] > 0.8
     assert result.advantage > 0.3
-
-
-@pytest.mark.parametrize(
-    ("epochs", "forgotten", "reason"),
-    [(1, None, "only one epoch was released"), (4, 1, "kept 3 of 4 epochs")],
-)
-def test_what_was_not_kept_is_said(
-    make_recording: Any, epochs: int, forgotten: int | None, reason: str
-) -> None:
-    recording = make_recording("labels", epochs=epochs)
-    if forgotten is not None:
-        del recording.transcript._epochs[forgotten]
-    result = attacked_by("passive-2", recording, "temporal")
-    assert not result.applicable
-    assert reason in result.reason
 
 
 # MixMatch on the passive's own network: what training put into it, and nothing of the others.

@@ -1,7 +1,4 @@
-"""Live runs: what an adversary may ask, what the protocol refuses, and who may be played.
-
-`pytest -m refused` runs those tests in which the whole protocol stops an active that deviates.
-"""
+"""Live runs: what an adversary may ask, what the protocol refuses, and who may be played."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -205,19 +202,21 @@ def test_what_a_rule_is_good_for(
     assert least < isolation_error(rules, sums=sums, **way) < most
 
 
-def test_answers_to_unequal_representations_do_not_add_up() -> None:
-    with pytest.raises(RemoteProtocolError, match=r"answered another message|beyond the range"):
-        isolation_error({Rule.BINDING}, sums=MASKED, way="unequal")
+@pytest.mark.parametrize(
+    ("rules", "way", "error", "says"),
+    [({Rule.BINDING}, "unequal", RemoteProtocolError, "answered another message|beyond the range"),
+     (UNPROTECTED, "subset", LocalProtocolError, "only a plain sum")],
+)  # fmt: skip
+def test_secure_sums_offer_no_sum_over_fewer_or_of_answers_to_unequal_questions(
+    rules: Collection[Rule], way: str, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        isolation_error(rules, sums=MASKED, way=way)
 
 
 def test_what_was_isolated_is_read_like_a_gradient() -> None:
     attack = Isolation(way="collusion", shadow_rows=40)
     assert (play(attack, live_config("apfed_r")).advantage or 0) > 0.1
-
-
-def test_secure_sums_offer_no_sum_over_fewer() -> None:
-    with pytest.raises(LocalProtocolError, match="only a plain sum"):
-        isolation_error(UNPROTECTED, sums=MASKED, way="subset")
 
 
 def test_no_contract_gives_weight_to_one_passive_alone() -> None:

@@ -219,6 +219,8 @@ def test_the_agreed_size_bounds_the_guesses(role: Any) -> None:
     result, stuffed = stuff(role, maximum_ids=70)
     assert len(stuffed.tried) == 10 >= len(stuffed.found)
     assert result.score["auc"] < 0.75
+    result, _ = stuff(role, maximum_ids=60)
+    assert result.reason == "the protocol refused: the agreed size leaves no room for a guess"
 
 
 @pytest.mark.parametrize("protocol", ["ecdh", "circuit"])
@@ -241,11 +243,6 @@ def test_repeated_intersections_try_all_and_the_history_stops_them(tmp_path: Pat
     result, nothing = stuff(maximum_ids=70, intersections=9, history=history)
     assert not result.applicable
     assert not nothing.tried
-
-
-def test_a_size_that_the_own_customers_fill_leaves_no_room() -> None:
-    result, _ = stuff(maximum_ids=60)
-    assert result.reason == "the protocol refused: the agreed size leaves no room for a guess"
 
 
 def test_the_minimum_stops_members_and_circuits_but_not_the_hub_of_ecdh() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from sklearn.metrics import r2_score, recall_score, roc_auc_score
 
 import apfed_attacks
+import apfed_attacks.run
 from apfed_attacks import ATTACKS
 from apfed_attacks.interface import AttackResult, Guess, Prediction
 from apfed_attacks.labels.completion import named
@@ -21,10 +23,12 @@ from apfed_attacks.labels.representations import ModelCompletion
 from apfed_attacks.recorded import reveal_labels, truth_of, view_of
 from apfed_attacks.run import expand, full_suite, headlines, mount, prepare
 from apfed_attacks.scoring import DECOY, SCALES, explained, score
-from apfed_attacks.view import AttackError, Knowledge
+from apfed_attacks.view import AttackError, Exchange, Knowledge
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import METHODS
+from tests.architecture_rules import modules_loaded
+from tests.docs.pages import program_of
 from tests.secure_apfed.small_runs import renamed
 
 COMPLETION = AttackChoice(name="model_completion")
@@ -241,21 +245,15 @@ def test_figures_of_labels_equal_scikit_learns() -> None:
     labels, guessed = draw.integers(1, 4, 200), draw.integers(0, 5, 200)
     recall = recall_score(labels, guessed, labels=np.unique(labels), average="macro")
     assert LABELS.measure(np.eye(5)[guessed], labels)["balanced_accuracy"] == recall
-
-
-def test_the_auc_leaves_out_classes_that_do_not_occur() -> None:
     scores = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]])
     assert LABELS.measure(scores, np.array([0, 1]))["auc"] == 1.0
     assert LABELS.measure(scores, np.array([1, 1]))["auc"] is None
 
 
-def test_clusters_get_the_names_that_fit_the_truth_best() -> None:
+def test_clusters_get_the_names_that_fit_the_truth_best_or_their_sizes() -> None:
     labels = np.array([0, 0, 1, 1, 2, 2])
     shuffled = Prediction(np.eye(3)[[2, 2, 0, 0, 1, 1]], clusters=True)
     assert (LABELS.values(shuffled, labels).argmax(1) == labels).all()
-
-
-def test_clusters_get_names_by_their_sizes() -> None:
     labels = np.array([0] * 6 + [1] * 3 + [2])
     shuffled = np.eye(3)[np.array([1, 2, 0])[labels]]
     found = named(shuffled, (0.6, 0.3, 0.1))
@@ -338,3 +336,70 @@ def test_features_recovered_of_few_people_show_in_the_best_decile() -> None:
     guess_NF[:5] = truth_NF[:5]
     assert FEATURES.risk(guess_NF, truth_NF)["r2 on the best decile"] == pytest.approx(1)
     assert FEATURES.risk(np.zeros((5, 2)), np.ones((5, 2))) == {}
+
+
+# The guide's two programs run as they are printed; an attack is read and used alone.
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> list[ModuleType]:
+    folder = tmp_path_factory.mktemp("guide")
+    return [program_of("docs/add-an-attack.md", folder, at=at) for at in range(2)]
+
+
+def test_the_printed_attack_finds_a_planted_leak(
+    programs: list[ModuleType], make_recording: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = programs[0].NearestMean
+    monkeypatch.setattr(apfed_attacks.run, "ATTACKS", {**ATTACKS, kind.name: kind})
+    choice = [AttackChoice(name="nearest_mean", options={"labels_per_class": 10})]
+    leaking = apfed_attacks.run.mount(make_recording("labels"), choice, seed=0)
+    quiet = apfed_attacks.run.mount(make_recording("nothing"), choice, seed=0)
+    assert min(result.advantage or 0 for result in leaking) > 0.15
+    assert max(result.advantage or 0 for result in quiet) < 0.15
+
+
+def test_both_sides_of_other_peoples_training_can_be_attacked(programs: list[ModuleType]) -> None:
+    guide = programs[1]
+    assert guide.GradientDirection().why_not(guide.shop) is None
+    assert guide.accuracy > 0.95
+    assert guide.InverseNetwork().why_not(guide.bank) is None
+    known_anyway = [guide.error[name] for name in guide.features.baselines]
+    assert guide.error["ridge on h"] < 0.5 * min(known_anyway)
+    # What a view does not state is not read.
+    silent = Exchange(name="nothing known")
+    for attack, view, says in (
+        (guide.GradientDirection(), guide.shop, "a passive receives no gradient of the task loss"),
+        (guide.InverseNetwork(), guide.bank, "no party releases a representation"),
+    ):
+        reason = attack.why_not(replace(view, description=silent))
+        assert reason == f"nothing known: {says}"
+
+
+# An attack loads what it computes with, and no method.
+
+MOST = 45
+
+
+MODULES = {f"import {kind.__module__}": kind.__module__ for kind in ATTACKS.values()}
+
+
+def _offences(loaded: dict[str, set[str]]) -> list[str]:
+    many = [f"{one} loads {len(own)} of our modules" for one, own in loaded.items()
+            if len(own) > MOST]  # fmt: skip
+    methods = [f"{one} loads the table of methods" for one, own in loaded.items()
+               if "secure_apfed.methods" in own]  # fmt: skip
+    return many + methods
+
+
+def test_an_attack_loads_few_of_our_modules_and_no_method() -> None:
+    loaded = modules_loaded(list(MODULES))
+    assert all(name in loaded[statement] for statement, name in MODULES.items())
+    assert _offences(loaded) == []
+
+
+def test_an_attack_that_loads_all_is_found(tmp_path: Path) -> None:
+    (tmp_path / "offender.py").write_text("import apfed_attacks.view, secure_apfed.methods\n")
+    many, table = _offences(modules_loaded(["import offender"], path=tmp_path))
+    assert "of our modules" in many
+    assert "table of methods" in table

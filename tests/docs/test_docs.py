@@ -1,7 +1,4 @@
-"""The documents, what docs/deploy takes for granted, the site and the notebooks.
-
-What the guides' examples do is tested beside what they explain.
-"""
+"""The documents, what docs/deploy takes for granted, the site and the notebooks."""
 
 import ast
 import json

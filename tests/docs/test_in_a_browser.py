@@ -129,14 +129,6 @@ def test_the_keyboard_reaches_all_that_can_be_used(
         assert bool(usable) is bool(reached)
 
 
-@pytest.mark.parametrize("name", ["report", "list", "page"])
-def test_a_page_prints(name: str, browser: "Browser", pages: dict[str, Path]) -> None:
-    with opened(browser, pages[name]) as (page, _, _):
-        printed = page.pdf(format="A4")
-        assert printed.startswith(b"%PDF-")
-        assert printed.count(b"/Type /Page\n") > 0
-
-
 def test_a_list_of_runs_is_sorted_and_filtered_by_hand(
     browser: "Browser", pages: dict[str, Path]
 ) -> None:

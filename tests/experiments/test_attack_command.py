@@ -12,7 +12,7 @@ from secure_apfed.cli import execute
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import CheckpointError
 from secure_apfed.runs.run import run
-from tests.experiments.own_tables import own_tables
+from tests.experiments.run_folder import own_tables
 from tests.secure_apfed.small_runs import small_config
 
 

@@ -151,7 +151,6 @@ def test_every_bench_prints_one_object(name: str) -> None:
     for case, most in most_bytes.items():
         assert found[f"{case}/m4"]["bytes_per_value"] <= most
         assert found[f"{case}/m4"]["ratio"] > 1 == found["tutorial/m4"]["ratio"]
-    assert 0 < found["share/masked"]["ratio"] < found["share/ckks"]["ratio"]
 
 
 def test_what_no_bench_wrote_is_refused(tmp_path: Path) -> None:
@@ -232,16 +231,13 @@ def test_a_peer_may_fail_and_what_is_ours_must_not(
         real("circuit", -5)
 
 
-@pytest.mark.parametrize(("protocol", "killed"), [("circuit", 0), ("ecdh", 1)])
-def test_a_party_that_dies_ends_the_case_soon(
-    protocol: str, killed: int, own_children: Children
-) -> None:
+def test_a_party_that_dies_ends_the_case_soon(own_children: Children) -> None:
     with ThreadPoolExecutor(1) as pool:
-        case = pool.submit(psi_case._ours, protocol, 100_000)
+        case = pool.submit(psi_case._ours, "circuit", 100_000)
         try:
             while len(parties := own_children()) < 2:
                 assert not case.done()
-            sorted(parties, key=lambda party: party.pid or 0)[killed].kill()
+            min(parties, key=lambda party: party.pid or 0).kill()
             with pytest.raises(RuntimeError, match=r"^(hub|member) ended without a result"):
                 case.result(LONG_S)
         finally:

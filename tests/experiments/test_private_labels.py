@@ -1,9 +1,4 @@
-"""What is written beside a promise about training labels follows from the answers for them.
-
-Two worlds differ in one training label, and the mechanism answers the same in both: then every
-file that a run leaves, and all that it prints, is the same. What is left out of the comparison is
-drawn anew in each run whatever the labels are: keys, sessions, digests over them, and times.
-"""
+"""Where one training label differs and the mechanism answers the same, all that is written does."""
 
 import json
 import re
@@ -24,8 +19,7 @@ from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.randomised_response import LabelResponse, MultiStageResponse
 from secure_apfed.runs.course import RunWriter
-from secure_apfed.solo import BASELINES
-from tests.experiments.own_tables import own_tables
+from tests.experiments.run_folder import own_tables
 
 RESPONSE = {"labels": {"mechanism": "randomised_response", "epsilon": 0.01}}
 STAGES = {"labels": {"mechanism": "lp_mst", "epsilon": 0.01}}
@@ -94,14 +88,6 @@ def told(
 def differing(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
     assert set(one) == set(other)
     return {name for name, text in one.items() if text != other[name]}
-
-
-@pytest.fixture(autouse=True)
-def few_baselines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them once: each takes seconds."""
-    if "alone" not in request.node.name:
-        few = {name: BASELINES[name] for name in ("ridge", "logistic")}
-        monkeypatch.setattr(solo, "BASELINES", few)
 
 
 @pytest.mark.parametrize("name", CASES)

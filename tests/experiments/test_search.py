@@ -19,9 +19,8 @@ from secure_apfed.files import to_json
 from secure_apfed.privacy.accountants import gdp_epsilon
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
-from tests.experiments.finished_runs import APFED as PLAIN_APFED
-from tests.experiments.finished_runs import on_few_labels
-from tests.experiments.own_tables import own_tables
+from tests.experiments.run_folder import APFED as PLAIN_APFED
+from tests.experiments.run_folder import on_few_labels, own_tables
 
 CONFIGS = Path(package.__file__).parent / "configs"
 SPACE = {"model.random_features": {"low": 50, "high": 200}}

@@ -24,7 +24,7 @@ from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.methods import method_settings
 from secure_apfed.planning.stored import load_sweeps
 from secure_apfed.solo import BASELINES
-from tests.experiments.finished_runs import attacked, finished
+from tests.experiments.run_folder import attacked, finished
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),

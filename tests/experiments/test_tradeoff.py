@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ from secure_apfed.cli import execute
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.solo import BASELINES
-from tests.experiments.finished_runs import attacked, finished
+from tests.experiments.run_folder import attacked, finished
 
 STUDY = """
 name: tiny
@@ -224,13 +223,6 @@ def test_a_runs_study_is_checked_before_the_run(
     assert not folder.exists()
 
 
-@pytest.fixture
-def _in_this_process() -> Iterator[None]:
-    with parallel_config(backend="sequential"):
-        yield
-
-
-@pytest.mark.usefixtures("_in_this_process")
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 def test_a_run_is_followed_by_its_own_study(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -238,8 +230,9 @@ def test_a_run_is_followed_by_its_own_study(
     file, folder = tmp_path / "run.yaml", tmp_path / "run"
     file.write_text(own_study(defences=DEFENCES))
     told = ["run", str(file), "--output", str(folder), "--no-baselines", "--set", "attacks=[]"]
-    assert execute([*told, "--set", 'tradeoff.set={"attacks": [{"name": "temporal"}]}',
-                    "--json"]) == 0  # fmt: skip
+    with parallel_config(backend="sequential"):
+        assert execute([*told, "--set", 'tradeoff.set={"attacks": [{"name": "temporal"}]}',
+                        "--json"]) == 0  # fmt: skip
     found = json.loads(capsys.readouterr().out)
     assert {point["defence"] for point in found["tradeoff"]} == {"none", "noise"}
     assert all("labels" in point["leakage"] for point in found["tradeoff"])

@@ -28,8 +28,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings.privacy import LabelSettings
-from tests.experiments.finished_runs import APFED, on_few_labels
-from tests.experiments.own_tables import own_tables
+from tests.experiments.run_folder import APFED, on_few_labels, own_tables
 
 NAMES = ("a", "b", "c", "d")
 

@@ -1,6 +1,4 @@
-"""The commands of certificates and of a relay; and two pages, whose files are a party's and whose
-words are the source's.
-"""
+"""The commands of certificates and of a relay; and two pages that show a party's file."""
 
 import json
 import re

@@ -1,6 +1,4 @@
-"""Who belongs meets and speaks, whatever lies between: proxies, a relay, silence. Who does not is
-refused, each for its own reason, and nobody else notices. Nothing is read or changed on the way.
-"""
+"""Who belongs meets and speaks, whatever lies between; who does not is refused, and told why."""
 
 import os
 import random
@@ -42,8 +40,15 @@ from secure_apfed.exchange.sealed_connection import (
 )
 from secure_apfed.exchange.sockets import SocketConnection, parse_address, spell_address
 from tests.contracts.hostile import mutated
-from tests.links.pair import Pair, awaiting, gateway, say_and_hear, until_somebody_listens
-from tests.links.proxies import Proxy, connect_proxy
+from tests.links.pair import (
+    Pair,
+    Proxy,
+    awaiting,
+    connect_proxy,
+    gateway,
+    say_and_hear,
+    until_somebody_listens,
+)
 from tests.waiting import LONG_S, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -89,9 +94,7 @@ def test_both_may_listen(pair: Pair) -> None:
 
 
 class Swapping:
-    """A gateway within the trial's authority, with keys of its own: it puts one into bob's first
-    frame, or plays ann itself.
-    """
+    """A gateway with keys of its own: it puts one into bob's first frame, or plays ann itself."""
 
     def __init__(self, pair: Pair, *, keys: bool) -> None:
         self._pair, self._keys = pair, keys

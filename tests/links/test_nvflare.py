@@ -1,8 +1,4 @@
-"""Parties inside a job of NVFlare's: memory's models, and errors that name who and what. A site and
-a server without it: who may call, and who waits for whom.
-
-Each job takes half a minute, of which NVFlare's simulator takes most to start and to end.
-"""
+"""Parties inside a job of NVFlare's; a site and a server without it: who may call, who waits."""
 
 import importlib
 import importlib.util
@@ -56,12 +52,7 @@ DEALT = {"alignment": {"protocol": "circuit"}}
 
 
 class Job:
-    """Parties' folders, and a job that plays them.
-
-    Attributes:
-        files: by party.
-        workspace: of NVFlare's server and sites.
-    """
+    """Parties' folders, and a job that plays them."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.run, self.workspace = folder / "run", folder / "nvflare"
@@ -274,11 +265,7 @@ def test_the_pages_project_gives_kits_that_allow_parties_and_no_code(tmp_path: P
 
 
 class Facade:
-    """What a site sees of NVFlare in a call, where no job is.
-
-    Attributes:
-        told: by peer, what it heard of this party's end.
-    """
+    """What a site sees of NVFlare in a call, where no job is; what each peer heard of its end."""
 
     def __init__(self, job: Job, caller: str) -> None:
         self.site_name, self.caller = "active", caller
@@ -370,11 +357,8 @@ def test_a_job_has_no_site_of_the_servers_name() -> None:
 
 
 class Sites(list[Any]):
-    """What the server sees of the sites of a job.
-
-    Args:
-        ends: by site, what its party returns and when; it never returns where there is nothing.
-        answering: who says that its party goes on.
+    """What the server sees of a job's sites: what each party returns and when (None: never), and
+    who says that its party goes on.
     """
 
     def __init__(self, ends: dict[str, tuple[str, float] | None], answering: set[str]) -> None:

@@ -1,8 +1,4 @@
-"""Parties in processes of their own, for tests: started, harmed at a message, and watched.
-
-They are forked from a server that has imported what they need, so that each takes a tenth of a
-second to start; from there on they run what `secure-apfed party` runs.
-"""
+"""Parties in processes of their own, for tests: started, harmed at a message, and watched."""
 
 import io
 import json
@@ -28,21 +24,6 @@ from secure_apfed.runs.party import PartyFile, play_party
 from tests.secure_apfed.small_runs import small_config
 from tests.waiting import LONG_S, wait_until
 
-__all__ = [
-    "PHASES",
-    "TRAIN",
-    "Harm",
-    "Impatient",
-    "Parties",
-    "config_of",
-    "hidden_files",
-    "kind_of",
-    "model_digests",
-    "nobody_failed",
-    "recovering",
-    "the_others_say_who_and_when",
-]
-
 TRAIN = {"epochs": 3, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
 PHASES = {"agreement", "alignment", "set-up", "training", "checkpoint"}
 
@@ -55,17 +36,13 @@ _GO_ON = "go-on"
 
 @dataclass(frozen=True)
 class Harm:
-    """What befalls a party when it is about to send its n-th message of a kind, or writes a file.
+    """What befalls a party when it is about to send its n-th message of a kind (None: before it
+    sends or awaits anything), or when it next awaits one after that (`awaiting`).
 
-    Attributes:
-        kind: of the message; None: before it sends or awaits anything.
-        at: which of them, from 0.
-        signal: that its process gets; None: it waits there, until the file `go-on` is in its
-            folder, or its transport says that the peer `until_back` waits for a new session.
-        writing: in place of a message, the file that it is about to write.
-        moment: of writing: "torn", half of it is written; "whole", it is not in its place yet;
-            "in place", and what it takes the place of still lies there.
-        awaiting: when it next awaits a message, having sent that one.
+    Its process gets the signal; or it waits (None) until the file `go-on` is in its folder, or its
+    transport says that the peer `until_back` waits for a new session. `writing`: in place of a
+    message the file that it is about to write, when that is "torn" (half of it is written), "whole"
+    (not in its place yet) or "in place" (what it takes the place of still lies there).
     """
 
     kind: Kind | None
@@ -191,16 +168,11 @@ def _by_command(
 
 
 class Parties:
-    """A run's folder with all parties' in it, played in processes again and again.
-
-    Args:
-        command: options of the command that plays each; None: the library does, without it.
-
-    Attributes:
-        gone_after_s: of this machine, after so long whose process is gone is not waited for.
+    """A run's folder with all parties' in it, played in processes again and again; `command`:
+    options of the command that plays each, or the library does.
     """
 
-    gone_after_s = 1.0
+    gone_after_s = 1.0  # that long a process of this machine that is gone is waited for
 
     def __init__(
         self, config: Config, folder: Path, *, data: VerticalData | None = None,
@@ -260,11 +232,7 @@ class Parties:
         self, harms: Mapping[str, Harm] | None = None, *, resume: bool = False,
         within_s: float = LONG_S,
     ) -> dict[str, dict[str, Any]]:  # fmt: skip
-        """Play until all but the harmed have ended; return by party what it said of it.
-
-        Raises:
-            AssertionError: somebody who was not harmed goes on for longer.
-        """
+        """Play until all but the harmed have ended; return by party what it said of it."""
         harms = harms or {}
         with self.started(harms, resume=resume):
             return self.watch([name for name in self.processes if name not in harms], within_s)

@@ -126,9 +126,7 @@ def plain(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def costs_the_same(memory: Path, apart: Path, figure: str, party: str, capsys: Any) -> None:
-    """One thing has one price and one name in the folders of both runs, in that of the active
-    alone, in the report, and in the own log of the party that pays it.
-    """
+    """One thing has one price and one name in all folders, the report, and its payer's log."""
     assert model_digests(memory) == model_digests(apart)
     alone, run_apart = read_finished_run(memory), read_finished_run(apart)
     assert alone.outcome.contributions == run_apart.outcome.contributions

@@ -1,6 +1,4 @@
-"""Parties apart and memory give the same models, for every method and every secure sum, also where
-connections break, or where a party of any method is killed at a checkpoint and all resume.
-"""
+"""Parties apart and memory give the same models, for every method and every secure sum."""
 
 import json
 import re
@@ -17,7 +15,7 @@ from secure_apfed.methods import METHODS
 from secure_apfed.runs.local import Way
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from tests.links.proxies import Proxy
+from tests.links.pair import Proxy
 from tests.local.processes import (
     Harm,
     Parties,
@@ -26,17 +24,13 @@ from tests.local.processes import (
     the_others_say_who_and_when,
 )
 from tests.secure_apfed.small_runs import Said, small_config
-from tests.waiting import LONG_S, wait_until
+from tests.with_crypten import pair_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
     pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
 ]
 
-SUMS = {
-    name: {"secure_sum": {"scheme": kind.scheme, "masks": kind.masks}}
-    for name, kind in SECURE_SUMS.items()
-}
 SHORT = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
 OPEN = {"mechanism": "none", "noise": "reproducible_insecure"}
 FEW = {"data": {"dataset": "breast_cancer", "labelled": 40}}
@@ -45,7 +39,7 @@ MOMENT = NOISED | {"name": "votes_moment", "moment_features": 32}
 DEALT = {"alignment": {"protocol": "circuit"}}
 NOISE = {"scheme": "plain", "masks": "pairwise", "clip": 0.5, "noise": {"sigma": 0.1}}
 CASES: dict[str, tuple[Said, dict[str, Any]]] = {
-    **{name: ("apfed_c", changes) for name, changes in SUMS.items()},
+    **{name: ("apfed_c", {"secure_sum": pair_of(name)}) for name in SECURE_SUMS},
     "apfed_r": ("apfed_r", {}),
     "mixed": ("apfed", {}),
     "tvfl": ("tvfl", {}),
@@ -186,19 +180,3 @@ def test_connections_that_are_cut_change_nothing(proxied: Proxied, tmp_path: Pat
     proxied.cut_after = (20_000, 50_000, 80_000, 110_000)
     same_models(proxied, tmp_path / "memory")
     assert max(proxy.cuts for proxy in proxied.proxies.values()) == 4
-
-
-@pytest.mark.slow
-def test_a_partition_of_six_seconds_changes_nothing(proxied: Proxied, tmp_path: Path) -> None:
-    run(proxied.config, tmp_path / "memory")
-    with proxied.started():
-        wait_until(
-            lambda: sum(len(proxy.carried) for proxy in proxied.proxies.values()) > 150_000,
-            "that the training is under way",
-        )
-        for proxy in proxied.proxies.values():
-            proxy.part(6.0)
-        for process in proxied.processes.values():
-            process.join(LONG_S)
-            assert not process.is_alive()
-    assert model_digests(proxied.run.path) == model_digests(tmp_path / "memory")

@@ -47,8 +47,8 @@ from secure_apfed.runs.run import run
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import DataSettings
 from tests.docs.pages import blocks, program_of
-from tests.free_port import free_port
 from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.waiting import free_port
 
 BLOCKS = blocks("docs/alignment.md", "python")
 

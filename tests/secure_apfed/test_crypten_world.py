@@ -18,7 +18,7 @@ from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.contrib.crypten_world import crypten_world
 from tests.docs.pages import blocks
-from tests.free_port import free_port
+from tests.waiting import free_port
 from tests.with_crypten import installed
 
 pytestmark = installed

@@ -47,12 +47,8 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one case showed.
-
-    Attributes:
-        exceeded: whether the claim is proved wrong; counted: how often was played, for people.
-        found: for programs.
-        scores: of world 0 and world 1, each a retraining; none of votes.
+    """What one case showed: whether the claim is proved wrong, how often was played, figures for
+    programs, and scores of world 0 and world 1, each a retraining (none of votes).
     """
 
     case: Claim
@@ -103,11 +99,7 @@ class Evidence:
 def evidence_from(
     scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], *, level: float
 ) -> Evidence:
-    """What scores of independent retrainings, as many of both worlds, prove at this significance.
-
-    Raises:
-        LocalProtocolError: too few scores, or some that are not finite.
-    """
+    """What scores of independent retrainings, as many of both worlds, prove at this level."""
     if scores_0.shape != scores_1.shape or len(scores_0) < 3 * _SMALLEST_PART:
         raise LocalProtocolError(
             f"expected as many scores of both worlds, at least {3 * _SMALLEST_PART}, got "

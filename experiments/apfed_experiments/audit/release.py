@@ -36,15 +36,8 @@ Release = Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor]
 class Audit:
     """What the audit found; the three bounds hold together with probability `confidence`.
 
-    Each is a bound on a claim: the more it claims, the sharper it is contradicted.
-
-    Attributes:
-        canaries, guesses, right: m, r and v.
-        all_right: right guesses if every canary's bit is guessed.
-        epsilon_dp: assumes (epsilon, delta)-DP and no more.
-        epsilon_gdp: assumes Gaussian DP.
-        epsilon_rows: assumes Gaussian DP and that rows are released independently of each other.
-        delta: at which they hold.
+    Canaries, guesses, right: m, r and v; all_right: if every canary's bit is guessed. Bounds assume
+    (epsilon, delta)-DP, Gaussian DP, or this and that rows are released independently.
     """
 
     canaries: int

@@ -83,12 +83,8 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Protection:
-    """Noise on what is sent and on what is learned.
-
-    Attributes:
-        clip, sigma: C and the noise of representations; gradient_clip, gradient_sigma: C_theta and
-            the noise on the sum of clipped gradients, infinite and 0 where nothing is private.
-        row_clip: L2 bound of a row of the passive's gradient.
+    """C and the noise of representations; C_theta and the noise on the sum of clipped gradients,
+    infinite and 0 where nothing is private; L2 bound of a row of the passive's gradient.
     """
 
     clip: float
@@ -268,13 +264,8 @@ def _repeated(module: nn.Module, count: int) -> Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class Case(Claim):
-    """One audit; the claim is a mu.
-
-    Attributes:
-        replaced: whether world 1 replaces the whole record; otherwise its label alone.
-        view: what the score reads: the releases of all rows but the record's, or everything
-            (releases, updates and parameters of every step).
-        protection: what is noised; learning_rate: of the active.
+    """One audit; the claim is a mu. World 1 replaces the whole record, or its label; the score
+    views the releases of all rows but the record's, or everything (and updates and parameters).
     """
 
     replaced: bool

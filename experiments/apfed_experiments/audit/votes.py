@@ -68,14 +68,8 @@ class NoisySum:
 
 @dataclass(frozen=True, kw_only=True)
 class TwoTables:
-    """One passive's table in two worlds.
-
-    Attributes:
-        features: of each world, (U, F); they differ in the row `person`.
-        labelled, labels: who has a label, and which.
-        classes: K.
-        person: whose record is replaced.
-        readable: first of F rows that are unit vectors, or -1.
+    """One passive's table (U, F) in two worlds, which differ in the row `person`; who has which
+    label; `readable`: first of F rows that are unit vectors, or -1.
     """
 
     features: tuple[Floats, Floats]
@@ -161,12 +155,8 @@ Private = Callable[[bytes], PrivateLogistic]
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """What one world's runs of a private labeller showed.
-
-    Attributes:
-        ratio: log likelihood of world 1's weights over world 0's, (R,).
-        own: the person's hard vote, (R, K).
-        given: the one that it would cast under these weights, in each world.
+    """Of one world's runs of a private labeller: log likelihood of world 1's weights over world 0's
+    (R,), the person's hard vote (R, K), and that under these weights in each world.
     """
 
     ratio: Floats
@@ -244,11 +234,8 @@ def weights_and_sum(
 
 @dataclass(frozen=True, kw_only=True)
 class VoteCase(Claim):
-    """One audit; the claim is an epsilon at `DELTA`.
-
-    Attributes:
-        gaussian: whether the mechanism is Gaussian, so that the bound on mu counts as well.
-        scores: of (runs, seed, world).
+    """One audit; the claim is an epsilon at `DELTA`; where `gaussian`, the bound on mu counts, too.
+    Scores are of (runs, seed, world).
     """
 
     gaussian: bool = False
