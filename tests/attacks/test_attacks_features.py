@@ -29,14 +29,7 @@ from secure_apfed.objectives import contrastive_loss
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.training import ContrastiveSettings
-from tests.attacks.recordings import (
-    ask,
-    attacked,
-    attacked_by,
-    live_config,
-    normal,
-    with_opened,
-)
+from tests.attacks.recordings import ask, attacked, attacked_by, live_config, normal, with_opened
 
 PASSIVES = ("passive-1", "passive-2")
 SPEC = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float32, (None, None))}

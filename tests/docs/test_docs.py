@@ -23,16 +23,7 @@ from secure_apfed.cli import app, execute
 from secure_apfed.config.file import load_config_text
 from secure_apfed.config.plain_yaml import parse_yaml
 from tests.architecture_rules import LAYERS, exported, the_tree
-from tests.docs.pages import (
-    DOCS,
-    DOCUMENTS,
-    HOOK,
-    ROOT,
-    blocks,
-    built_site,
-    command_lines,
-    text_of,
-)
+from tests.docs.pages import DOCS, DOCUMENTS, HOOK, ROOT, blocks, built_site, command_lines, text_of
 
 START, TUTORIAL = "docs/start.md", "docs/tutorial.md"
 TREE = the_tree(ROOT)

@@ -298,8 +298,7 @@ TWO_OF_THREE = {"secure_sum": SETTINGS["recoverable"]["secure_sum"] | {"threshol
 
 
 @pytest.mark.parametrize(
-    ("changes", "others", "allowed"),
-    [({}, OTHERS, "exactly 3"), (TWO_OF_THREE, FEW, "at least 2")],
+    ("changes", "others", "allowed"), [({}, OTHERS, "exactly 3"), (TWO_OF_THREE, FEW, "at least 2")]
 )
 def test_what_is_no_sum_of_those_that_were_asked_is_refused_and_changes_nothing(
     changes: dict[str, Any], others: list[list[str]], allowed: str
