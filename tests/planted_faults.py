@@ -28,7 +28,7 @@ mask_of_any_shape: test_sums_masked.py
     Two contributions of other shapes to one step lie under the same mask.
 -keystream_chunks(seed, b"mask", binding_digest, shape, length
 +keystream_chunks(seed, b"mask", binding_digest, length
-key_after_refusal: test_sums_reaction.py
+key_after_refusal: test_sums_hostile.py
     After a refused sum the active keeps the key from which its seeds come again.
 -self._peers, self._seeds, self._key = (), {}, None
 +self._peers, self._seeds = (), {}

@@ -379,8 +379,6 @@ def test_both_sides_of_other_peoples_training_can_be_attacked(programs: list[Mod
 # An attack loads what it computes with, and no method.
 
 MOST = 45
-
-
 MODULES = {f"import {kind.__module__}": kind.__module__ for kind in ATTACKS.values()}
 
 

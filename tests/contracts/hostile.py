@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.sums.homomorphic import HomomorphicSum
+from apfed_protocols.sums.seal_cipher import DEGREE
 
 
 def mutated(rng: random.Random, data: bytes, *, edge: int = 256) -> bytes:
@@ -61,3 +63,18 @@ def said_in_a_fork(actions: Mapping[str, Callable[[], object]]) -> dict[str, str
         told: dict[str, str] = json.loads(pipe.read())
     os.wait()
     return told
+
+
+def genuine_key(described: HomomorphicSum) -> bytes:
+    cipher = described.cipher
+    return cipher.public_key(cipher.key_pair())
+
+
+def residues_of(key: bytes) -> NDArray[np.uint64]:
+    """One row for each polynomial modulo each prime, in the transformed form that SEAL keeps."""
+    return np.frombuffer(key, dtype="<u8").reshape(-1, DEGREE).copy()
+
+
+def setup_with(described: HomomorphicSum, key: bytes) -> bytes:
+    """What a key holder sends whose public key is this one."""
+    return described.frames(key).setup(key)

@@ -3,12 +3,32 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from apfed_protocols.sums import SECURE_SUMS
-from apfed_protocols.sums.homomorphic import HomomorphicSum
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.seal import RunKey
+from apfed_protocols.sums import SECURE_SUMS, BfvSum, CkksSum
+from apfed_protocols.sums.fixed_point import FixedPoint
+from apfed_protocols.sums.frames import Frame
+from apfed_protocols.sums.homomorphic import Encrypter, HomomorphicSum
+from apfed_protocols.sums.seal_cipher import DEGREE, SealCipher, SealContext, coefficients
+from tests.contracts.hostile import genuine_key, residues_of, setup_with
+from tests.contracts.reaction import (
+    Reactions,
+    Rearmed,
+    key_coefficients,
+    number_from_reactions,
+    shifted,
+)
+from tests.contracts.sum_parties import Parties, agreement, binding, make, random_values
 from tests.with_crypten import usable
 
 SCRIPT = """
@@ -17,8 +37,7 @@ from collections import Counter
 import numpy as np
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.sums.homomorphic import Encrypter
-from tests.contracts.hostile import mutated
-from tests.contracts.public_keys import genuine_key, residues_of, setup_with
+from tests.contracts.hostile import genuine_key, mutated, residues_of, setup_with
 from tests.contracts.reaction import Rearmed
 from tests.contracts.sum_parties import Parties, agreement, make
 
@@ -106,6 +125,9 @@ if hasattr(played.sum, "cipher") and played.sum.masks == "none":
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 print(json.dumps({**outcomes, "grown_kib": grown}))
 """
+Residues = NDArray[np.uint64]
+SHAPE = (3, 5)
+COEFFICIENTS = 100
 
 
 def attack(choice: str, rounds: int) -> dict[str, int]:
@@ -140,3 +162,270 @@ def test_mutated_frames(choice: str) -> None:
 @pytest.mark.parametrize("choice", usable(SECURE_SUMS))
 def test_ten_thousand_mutated_frames(choice: str) -> None:
     judge(choice, attack(choice, 5000), 5000)
+
+
+SUMS: dict[str, Callable[[], HomomorphicSum]] = {
+    "ckks": lambda: _homomorphic("ckks"),
+    "ckks, two primes": lambda: CkksSum(agreement(16)),
+    "bfv": lambda: _homomorphic("bfv"),
+}
+
+
+def _homomorphic(choice: str) -> HomomorphicSum:
+    described = make(choice, agreement())
+    assert isinstance(described, HomomorphicSum)
+    return described
+
+
+@pytest.fixture(scope="module", params=SUMS)
+def described(request: pytest.FixtureRequest) -> HomomorphicSum:
+    return SUMS[request.param]()
+
+
+def taken(described: HomomorphicSum, key: bytes | Residues) -> Encrypter:
+    """A passive to which the active sent this key."""
+    key = key if isinstance(key, bytes) else key.astype("<u8").tobytes()
+    passive = Encrypter(described, "passive_1")
+    passive.receive("active", setup_with(described, key))
+    return passive
+
+
+def filled(rows: slice, columns: slice = slice(None), like: Any = 0) -> Any:
+    """A change of a key: these residues are one number, or others of the key."""
+
+    def change(residues: Residues) -> Residues:
+        residues[rows, columns] = like(residues) if callable(like) else like
+        return residues
+
+    return change
+
+
+ALL, HALVES = slice(None), {4: (slice(2), slice(2, None)), 2: (slice(1), slice(1, None))}
+
+
+def degenerate(rows: int, columns: int) -> dict[str, Callable[[Residues], Residues]]:
+    """All-zero keys and the like, for so many rows of residues."""
+    b, a = HALVES[rows]
+    return {
+        "zeroed": filled(ALL),
+        "without a": filled(a),
+        "without b": filled(b),
+        "one modulus of a zero": filled(slice(-1, None)),
+        "partly zero": filled(ALL, slice(columns // 8)),
+        "constant": filled(ALL, ALL, lambda key: key[:, :1]),
+        "few values": filled(ALL, slice(columns // 2), lambda key: key[:, columns // 2 :]),
+        "equal": filled(a, ALL, lambda key: key[b]),
+    }
+
+
+def test_a_degenerate_public_key_is_refused(described: HomomorphicSum) -> None:
+    """It would put a contribution on the wire with its noise alone over it."""
+    key = genuine_key(described)
+    two = len(described.cipher.moduli) == 2
+    assert two == (described.parameters()["primes"] == [60, 49])
+    for change in degenerate(*residues_of(key).shape).values():
+        with pytest.raises(RemoteProtocolError, match=r"the public key from active is no RLWE key"):
+            taken(described, change(residues_of(key)))
+
+
+def test_a_genuine_key_is_taken(described: HomomorphicSum) -> None:
+    """So the refusals are of what is in the keys, not of how the test sends them."""
+    key = genuine_key(described)
+    residues = residues_of(key)
+    assert taken(described, residues).contribute(np.ones((2, 3)), binding(1))
+
+
+def test_what_are_no_residues_is_refused(described: HomomorphicSum) -> None:
+    cases: list[tuple[Callable[[Residues], Residues], str]] = [
+        (lambda rows: rows[:-1], r"has \d+ bytes, expected \d+"),
+        (lambda rows: np.append(rows, rows[-1:], axis=0), r"has \d+ bytes, expected \d+"),
+        (lambda rows: rows + np.uint64(2**60), "holds numbers beyond the modulus"),
+    ]
+    for change, message in cases:
+        residues = residues_of(genuine_key(described))
+        with pytest.raises(RemoteProtocolError, match=f"the public key from active {message}"):
+            taken(described, change(residues))
+
+
+def test_what_seal_refuses_when_it_encrypts_shows_at_the_setup(
+    described: HomomorphicSum, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(cipher: SealCipher, context: SealContext) -> None:
+        raise RuntimeError("result ciphertext is transparent")
+
+    key = genuine_key(described)
+    monkeypatch.setattr(type(described.cipher), "zero", fails)
+    with pytest.raises(RemoteProtocolError, match="SEAL refuses the public key from active"):
+        taken(described, key)
+
+
+@cache
+def powers_of_x(degree: int, modulus: int) -> tuple[int, ...]:
+    """X at SEAL's places: the odd powers of the smallest root of order 2N, bits reversed."""
+    bits = degree.bit_length() - 1
+    roots = (pow(base, (modulus - 1) // (2 * degree), modulus) for base in range(2, modulus))
+    root = next(found for found in roots if pow(found, degree, modulus) == modulus - 1)
+    smallest = min(pow(root, power, modulus) for power in range(1, 2 * degree, 2))
+    odd = (2 * int(f"{place:0{bits}b}"[::-1], 2) + 1 for place in range(degree))
+    return tuple(pow(smallest, power, modulus) for power in odd)
+
+
+def transformed(terms: dict[int, int], degree: int, modulus: int) -> Residues:
+    """The polynomial with these coefficients by power of X, as SEAL keeps it."""
+    values = [
+        sum(factor * pow(x, power, modulus) for power, factor in terms.items()) % modulus
+        for x in powers_of_x(degree, modulus)
+    ]
+    return np.array(values, dtype=np.uint64)
+
+
+@cache
+def small(degree: int, modulus: int, *, bits: int, seed: int) -> Residues:
+    """A polynomial with coefficients of a few bits, of either sign: by the transform's inverse.
+
+    The inverse of the inverse: it is linear, so a basis of powers would do; this is quicker.
+    """
+    numbers = np.random.default_rng(seed).integers(-(2**bits), 2**bits, degree)
+    values = np.array([int(number) % modulus for number in numbers], dtype=object)
+    x = np.array(powers_of_x(degree, modulus), dtype=object)
+    total = np.zeros(degree, dtype=object)
+    for coefficient in values[::-1]:  # Horner
+        total = (total * x + coefficient) % modulus
+    return total.astype(np.uint64)
+
+
+def test_coefficients_are_those_of_the_polynomial(described: HomomorphicSum) -> None:
+    degree, modulus = DEGREE, described.cipher.moduli[0]
+    terms = {0: 5, 3: modulus - 7, degree - 1: modulus // 3}
+    found_PN = coefficients(np.stack([transformed(terms, degree, modulus)] * 2), modulus)
+    assert (found_PN[0] == found_PN[1]).all()
+    sizes = sorted(min(int(number), modulus - int(number)) for number in found_PN[0] if number)
+    assert sizes == sorted(min(number, modulus - number) for number in terms.values())
+
+
+HIDDEN: dict[str, Callable[[Residues, int], Residues]] = {
+    "b = -a": lambda rows, q: np.stack([rows[0], (q - rows[0]) % q]),
+    "b = -a + 1": lambda rows, q: np.stack([rows[0], (q + 1 - rows[0]) % q]),
+    "counting": lambda rows, q: np.stack([np.arange(rows.shape[1]), rows[1]]).astype(np.uint64),
+    "sparse b": lambda rows, q: np.stack([transformed({1: 1}, rows.shape[1], q), rows[1]]),
+    "sparse a": lambda rows, q: np.stack([rows[0], transformed({3: 9, 5: 2}, rows.shape[1], q)]),
+    "small b": lambda rows, q: np.stack([small(rows.shape[1], q, bits=20, seed=2), rows[1]]),
+    "b = a + small": lambda rows, q: np.stack(
+        [(rows[1] + small(rows.shape[1], q, bits=20, seed=2)) % np.uint64(q), rows[1]]
+    ),
+}
+
+
+def test_a_key_of_different_residues_that_hides_nothing_is_refused() -> None:
+    """Under b = a the difference of a ciphertext's halves is the message with its noise alone."""
+    for change in HIDDEN:
+        described = _homomorphic("bfv")
+        (modulus,) = described.cipher.moduli
+        key = genuine_key(described)
+        broken = HIDDEN[change](residues_of(key), modulus)
+        with pytest.raises(RemoteProtocolError, match=r"the public key from active is no RLWE key"):
+            taken(described, broken)
+
+
+def fresh(choice: str) -> Parties:
+    return Parties(make(choice, agreement()))
+
+
+def true_key(played: Parties) -> list[int]:
+    """The key's first coefficients, from decrypting (0, step): for the judge alone."""
+    assert isinstance(played.sum, BfvSum)
+    cipher, context = played.sum.cipher, vars(played.receiver)["_context"]
+    step = cipher.residues.modulus >> played.sum.headroom.bits
+    numbers = np.zeros(2 * played.sum.packing.slots, dtype=np.uint64)
+    numbers[played.sum.packing.slots] = step
+    blob = cipher.residues.pack(numbers)
+    found = cipher.decrypt(context, [blob], 1, sender="judge")[:COEFFICIENTS]
+    return [int(number) for number in found]
+
+
+def limit(played: Parties) -> int:
+    return FixedPoint.of(played.sum.agreement).limit
+
+
+def held_sum(played: Parties) -> tuple[Frame, tuple[bytes, ...], int]:
+    """A sum's frame, the blobs that an aggregator asks about, and the first number in them.
+
+    Under encryption alone that is one passive's contribution in place of the sum.
+    """
+    bound, values = played.next(), random_values(3, SHAPE, seed=7)
+    contributions = played.contribute(values, bound)
+    frame = Frame.parse(played.combine(contributions, bound.digest), sender="aggregator")
+    fixed_point = FixedPoint.of(played.sum.agreement)
+    levels = [int(fixed_point.quantise(value)[0, 0]) for value in values]
+    if played.sum.name not in ("ckks", "bfv"):
+        return frame, frame.blobs, sum(levels)
+    alone = Frame.parse(contributions["passive_2"], sender="passive_2").blobs
+    return frame, alone, levels[1]
+
+
+@pytest.mark.parametrize("choice", ["ckks", "bfv", "bfv + pairwise masks"])
+def test_reactions_to_altered_sums_would_tell_a_number_and_end_with_the_first_refusal(
+    choice: str,
+) -> None:
+    """Whoever could ask on reads it in 18 questions, without the active."""
+    played = fresh(choice)
+    frame, blobs, number = held_sum(played)
+    reactions = Reactions(played, Rearmed(played.receiver), frame)
+
+    def takes_with(offset: int) -> bool:
+        return reactions.takes(*shifted(played, blobs, offset))
+
+    assert number_from_reactions(limit(played), takes_with) == number
+    assert reactions.refused > 1
+    reactions = Reactions(played, played.receiver, frame)
+    with pytest.raises(LocalProtocolError, match="refused the sum of step"):
+        number_from_reactions(limit(played), takes_with)
+    assert reactions.refused == 1
+
+
+@pytest.mark.parametrize("choice", ["bfv", "bfv + pairwise masks"])
+def test_reactions_would_tell_the_secret_key_and_end_with_the_first_refusal(choice: str) -> None:
+    played = fresh(choice)
+    bound = played.next()
+    combined = played.combine(played.contribute([np.zeros((1, 1))] * 3, bound))
+    frame, key = Frame.parse(combined, sender="aggregator"), true_key(played)
+    assert set(key) == {-1, 0, 1}
+    without_end = Reactions(played, Rearmed(played.receiver), frame)
+    assert key_coefficients(played, without_end.takes, COEFFICIENTS) == key
+    reactions = Reactions(played, played.receiver, frame)
+    with pytest.raises(LocalProtocolError, match="refused the sum of step"):
+        key_coefficients(played, reactions.takes, COEFFICIENTS)
+    assert reactions.refused == 1
+
+
+@pytest.mark.parametrize("choice", ["bfv", "plain + pairwise masks"])
+def test_every_new_session_about_the_same_values_tells_one_reaction_more(choice: str) -> None:
+    """The limit of the rule: 18 resumed runs in which the same sum is altered tell a number."""
+    first = fresh(choice)
+    _, _, number = held_sum(first)
+    sessions = []
+
+    def takes_with(offset: int) -> bool:
+        played = Parties(first.sum)
+        frame, blobs, _ = held_sum(played)
+        sessions.append(played)
+        asked = replace(frame, blobs=shifted(played, blobs, offset)).pack()
+        try:
+            played.receiver.decode(asked, SHAPE, binding(frame.step))
+        except RemoteProtocolError:
+            return False
+        return True
+
+    assert number_from_reactions(limit(first), takes_with) == number
+    assert len(sessions) == 18
+
+
+@pytest.mark.parametrize("choice", ["plain + pairwise masks", "plain + recoverable masks"])
+def test_no_mask_seed_is_left_after_a_refusal_nor_the_key_that_agrees_it_again(choice: str) -> None:
+    played = fresh(choice)
+    seeds = vars(played.receiver)["_seeds"]
+    assert any(isinstance(held, RunKey) for held in vars(seeds).values())
+    with pytest.raises(RemoteProtocolError):
+        played.receiver.decode(b"", SHAPE, played.next())
+    assert not [held for held in vars(seeds).values() if isinstance(held, RunKey)]
+    assert not vars(seeds)["_seeds"]

@@ -16,8 +16,6 @@ from tests.contracts.hostile import looks_uniform
 from tests.contracts.sum_parties import Parties, agreement, binding, fresh_parties, parties
 
 SHAPE = (128, 64)
-
-
 MASKED = ["plain + pairwise masks", "plain + recoverable masks", "bfv + pairwise masks"]
 
 

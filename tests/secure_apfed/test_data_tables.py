@@ -331,8 +331,6 @@ def test_a_cell_may_hold_lines(tmp_path: Path) -> None:
 
 
 ORDER = np.random.default_rng(5).permutation(MANY)
-
-
 HALVES = [("yes" if one < MANY // 2 else "no") for one in ORDER]
 
 

@@ -288,7 +288,8 @@ def test_moments_of_no_year_are_told_by_every_reader(zone: str, tmp_path: Path) 
 def test_floats_that_lost_digits_match_nobody_wherever_they_are(dtype: str, tmp_path: Path) -> None:
     bits = {"f2": 11, "f4": 24}.get(dtype, 53)
     exact = [2**bits + 4 * row + 1 for row in range(4)]
-    floats = pd.Series(exact, dtype="f8" if dtype == "category" else dtype).astype(dtype)
+    floats = pd.Series(exact, dtype="f8" if dtype == "category" else dtype)
+    floats = floats.astype("category") if dtype == "category" else floats
     table = pd.DataFrame({"id": floats, "x": [0.1, 0.7, 0.3, 0.2], "y": ["a", "b", "a", "b"]})
     lost = "holds whole numbers as floats too large to be exact in 4 rows"
     table.to_parquet(tmp_path / "in.parquet")

@@ -185,8 +185,6 @@ def test_what_does_not_fit_is_named_before_anything_is_sent(
 
 
 OTHERS = [name for name in usable_secure_sums() if name != "plain + pairwise masks"]
-
-
 STEPS = 3
 
 

@@ -1,20 +1,39 @@
 """Names reach file names: one rule, held where settings are read and where a path is made."""
 
 import doctest
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 
+import secure_apfed
+from apfed_experiments.audit.release import epsilon_below
 from apfed_experiments.tradeoff import TradeOff
+from apfed_protocols.moments import MomentAgreement
+from apfed_protocols.noise import discrete_gaussian
+from apfed_protocols.products.ring import ProductAgreement
+from apfed_protocols.psi.interface import IntersectionAgreement
+from apfed_protocols.svd import SvdAgreement
 from secure_apfed import names
 from secure_apfed.config import Config
 from secure_apfed.contract import Participant
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.exchange import Kind
 from secure_apfed.names import UPDATES, check_name, check_parties, log_file
+from secure_apfed.privacy.accountants import ACCOUNTANTS
+from secure_apfed.privacy.contributions import calibrate_noise
+from secure_apfed.privacy.dp_sgd import GradientGuard
+from secure_apfed.privacy.guard import FrozenGaussianGuard
+from secure_apfed.privacy.noise import NoiseSource
+from secure_apfed.privacy.randomised_response import LabelResponse
+from secure_apfed.seeds import derive_seed, shuffled
 from tests.secure_apfed.small_runs import small_config
 
 BAD = [
@@ -23,6 +42,7 @@ BAD = [
 ]  # fmt: skip
 BREAST = {"dataset": "breast_cancer"}
 GOOD = ["a", "Bank", "bank-updates", "passive-1", "7", "a..b", "x_1.eu", "A" * 64]
+KEY = bytes(range(32))
 
 
 def test_what_is_no_file_name_is_no_name(tmp_path: Path) -> None:
@@ -91,3 +111,136 @@ def test_tables_keep_the_rule_too_and_the_example_runs() -> None:
     object.__setattr__(passive, "name", "../x")
     with pytest.raises(DataError, match=r"got '\.\./x'"):
         replace(data, passives=data.passives)
+
+
+def test_every_name_has_a_home_and_an_unknown_one_is_an_attribute_error() -> None:
+    assert set(dir(secure_apfed)) == set(secure_apfed.__all__)
+    assert all(getattr(secure_apfed, name) is not None for name in secure_apfed.__all__)
+    with pytest.raises(AttributeError, match="has no 'Nothing'"):
+        secure_apfed.Nothing  # noqa: B018  # the access is what is tested
+
+
+def _released(guard: Any, of: Callable[[Any], Any]) -> Any:
+    return guard.release(torch.ones(2, 3), step=of(3), rows=torch.arange(2)).tolist()
+
+
+def _charged(of: Callable[[Any], Any], log: Path) -> tuple[float, bytes]:
+    ledger = secure_apfed.PrivacyLedger(
+        GUARD.mechanism(), delta=1e-5, budget=None, rows=of(4), log=log
+    )
+    ledger.charge(step=of(3), rows=torch.arange(2), digest=b"x")
+    return ledger.would_cost(of(5)), log.read_bytes()
+
+
+def _accounted(accountant: Any, of: Callable[[Any], Any]) -> Any:
+    return accountant.epsilon(GUARD.mechanism(), releases=of(3), delta=1e-5)
+
+
+NOISY: dict[str, Any] = {"clip": 1.0, "sigma": 2.0, "key": KEY, "noise": "reproducible_insecure"}
+GUARD = secure_apfed.GaussianGuard(**NOISY)
+PARTIES: dict[str, Any] = {
+    "session": "s", "receiver": "a", "combiner": "g", "contributors": ("p", "q"),
+}  # fmt: skip
+
+
+AGREEMENTS: tuple[Any, ...] = (
+    secure_apfed.SumAgreement(**PARTIES, clip_norm=2, bits=16, threshold=2, noise=3),
+    MomentAgreement(**PARTIES, dealer="d", people=3, features=2, columns=2, noise=4, bits=10),
+    ProductAgreement(
+        **PARTIES, people=3, columns=2, labelled=2, bits=10, noise=2, security=40, candidates=2
+    ),
+    SvdAgreement(
+        session="s", server="g", dealer="d", owners=("p", "q"), features=(2, 3), receiver="p",
+        vectors=2, mask_rows=4, most_rows=8,
+    ),
+    IntersectionAgreement(session="s", minimum_rows=2, maximum_ids=10, sizes={"p": 3, "q": 4}),
+)  # fmt: skip
+
+
+def _digest(agreement: Any, of: Callable[[Any], Any]) -> bytes:
+    """Of the same agreement with its numbers made so."""
+
+    def made(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: made(one) for key, one in value.items()}
+        if isinstance(value, tuple):
+            return tuple(map(made, value))
+        return of(value) if type(value) is int else value
+
+    numbers = {one.name: made(getattr(agreement, one.name)) for one in fields(agreement)}
+    again = replace(agreement, **numbers)
+    return bytes(getattr(again, "blocks_sum", again).digest)
+
+
+def _opened_by(of: Callable[[Any], Any]) -> Any:
+    sums = secure_apfed.CkksSum(secure_apfed.SumAgreement(**PARTIES, clip_norm=1.0))
+    roles: dict[str, Any] = {name: sums.contributor(name) for name in ("p", "q")}
+    receiver, combiner = sums.receiver(), sums.combiner()
+    secure_apfed.converse({"a": receiver, "g": combiner, **roles})
+    binding = secure_apfed.StepBinding.of("s", of(0), rows=b"r", message=b"m")
+    added = {name: role.contribute(np.ones((1, 2)) / 2, binding) for name, role in roles.items()}
+    total = receiver.decode(combiner.combine(added), (of(1), of(2)), binding)
+    return np.round(total, 3).tolist()
+
+
+TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
+    **{
+        type(guard).__name__: partial(_released, guard)
+        for guard in (GUARD, FrozenGaussianGuard(**NOISY), secure_apfed.NoGuard())
+    },
+    "gradient guard": lambda of: (
+        GradientGuard(clip=1.0, noise_multiplier=1.0, key=KEY, noise="reproducible_insecure")
+        .release([torch.ones(2, 3)], step=of(3), rows=torch.arange(2)).tolist()
+    ),
+    "sigma": lambda of: secure_apfed.calibrate_sigma(of(8), 1e-5, of(5), of(1)),
+    **{
+        f"accountant {name}": partial(_accounted, accountant)
+        for name, accountant in ACCOUNTANTS.items() if accountant.available()
+    },
+    "noise under a sum": lambda of: calibrate_noise(
+        epsilon=8.0, delta=1e-5, releases=of(3), honest=of(2), sensitivity=10.0, numbers=of(4)
+    ),
+    "discrete noise": lambda of: (
+        discrete_gaussian(KEY, b"x", deviation=of(3), shape=(of(2), of(2))).tolist()
+    ),
+    "noise of a step": lambda of: NoiseSource(KEY).integers(
+        (of(2),), of(3), step=of(1), digest=b"d"
+    ).tolist(),
+    "labels": lambda of: LabelResponse(classes=of(3), epsilon=of(1)).answer(
+        torch.tensor([0, 1] * 9), key=KEY
+    ).tolist(),
+    "binding": lambda of: secure_apfed.StepBinding.of("s", of(3), rows=b"r", message=b"m"),
+    "opened sum": _opened_by,
+    **{type(one).__name__: partial(_digest, one) for one in AGREEMENTS},
+    "aligned": lambda of: {
+        name: sorted(rows.tolist())  # the order is random
+        for name, rows in secure_apfed.align(
+            {"a": ["x", "y"], "b": ["y", "x"]}, hub="a",
+            minimum_rows=of(1), maximum_ids=of(5),
+        ).items()
+    },
+    "header": lambda of: secure_apfed.Envelope(
+        session="s", step=of(3), kind=Kind.REQUEST, sender="a", receiver="b", sequence=of(1),
+        payload=b"",
+    ).header,
+    "seeds": lambda of: (
+        derive_seed(of(3), "x", of(2)), shuffled(torch.arange(5), of(3), of(1)).tolist()
+    ),
+    "audit": lambda of: epsilon_below(of(100), of(50), of(40), delta=1e-5, level=0.05),
+    "settings": lambda of: secure_apfed.Config.model_validate({
+        "name": "r", "method": "single_view", "data": {"limit": of(50)}, "seed": of(4),
+        "train": {"epochs": of(2)}, "guard": {"mechanism": "none"},
+    }).model_dump_json(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_a_whole_number_may_be_numpys(name: str) -> None:
+    """Lengths, steps and counts of somebody's loop often are; what comes of them is the same."""
+    for kind in (np.int64, np.uint16):
+        assert TAKERS[name](kind) == TAKERS[name](int)
+
+
+def test_a_ledger_of_numpys_numbers_reads_its_log_again(tmp_path: Path) -> None:
+    assert _charged(np.int64, tmp_path / "one") == _charged(int, tmp_path / "other")
+    _charged(np.int64, tmp_path / "one")

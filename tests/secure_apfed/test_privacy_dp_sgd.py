@@ -37,8 +37,6 @@ from tests.secure_apfed.seats import LoneActive, random, sum_of
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-
-
 KEY = bytes(range(32))
 
 

@@ -154,8 +154,6 @@ def test_replacements_are_uniform_over_the_other_classes() -> None:
 
 
 ROWS = 60_000
-
-
 PRIORS = {
     "even": [0.25, 0.25, 0.25, 0.25],
     "leaning": [0.4, 0.1, 0.3, 0.2],
