@@ -23,15 +23,7 @@ from secure_apfed.errors import DataError
 from secure_apfed.measures import ACCURACY, Scored, outputs_of
 from secure_apfed.models import Shape
 
-__all__ = [
-    "LOSSES",
-    "TASKS",
-    "Anomaly",
-    "Classification",
-    "Regression",
-    "Task",
-    "scored_rows",
-]
+__all__ = ["LOSSES", "TASKS", "Anomaly", "Classification", "Regression", "Task", "scored_rows"]
 
 LOSSES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"squared": F.mse_loss, "absolute": F.l1_loss, "huber": F.huber_loss}

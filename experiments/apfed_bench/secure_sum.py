@@ -21,15 +21,7 @@ import numpy as np
 import tenseal as ts
 from numpy.typing import NDArray
 
-from apfed_bench.rows import (
-    Bench,
-    Group,
-    Row,
-    clock_step,
-    quotient,
-    row,
-    why_no_crypten,
-)
+from apfed_bench.rows import Bench, Group, Row, clock_step, quotient, row, why_no_crypten
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import UnsafeChoiceWarning
 from apfed_protocols.sums import SECURE_SUMS, StepBinding, SumAgreement

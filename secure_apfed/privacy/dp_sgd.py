@@ -95,12 +95,7 @@ class GradientGuard(ClippedNoise):
     """
 
     def __init__(
-        self,
-        *,
-        clip: float,
-        noise_multiplier: float,
-        key: bytes,
-        noise: NoiseKind = "secret",
+        self, *, clip: float, noise_multiplier: float, key: bytes, noise: NoiseKind = "secret"
     ) -> None:
         if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
             raise ConfigError(

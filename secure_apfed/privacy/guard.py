@@ -219,12 +219,7 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
     name: ClassVar[str] = "gaussian"
 
     def __init__(
-        self,
-        *,
-        clip: float,
-        sigma: float,
-        key: bytes,
-        noise: NoiseKind = "secret",
+        self, *, clip: float, sigma: float, key: bytes, noise: NoiseKind = "secret"
     ) -> None:
         if not (math.isfinite(sigma) and sigma > 0):
             raise ConfigError(f"sigma is a positive number, got {sigma}; use NoGuard for no noise")
