@@ -1,5 +1,6 @@
 """What every test runs under: one thread a process, no screen, the same examples each time."""
 
+import gc
 import multiprocessing
 import os
 from collections import Counter
@@ -31,6 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if seen[test] % sampled.kwargs["every"]:
                 item.add_marker(pytest.mark.slow)
             seen[test] += 1
+
+
+def pytest_collection_finish() -> None:
+    """What was imported is no garbage: to walk through it again and again costs a tenth of all."""
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
 
 
 Children: TypeAlias = Callable[[], set[BaseProcess]]

@@ -157,6 +157,7 @@ def _check(seen: Pretended) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(every=2)
 def test_a_run_computes_on_its_device(name: str, tmp_path: Path, seen: Pretended) -> None:
     data = _images(*LARGER[name]) if name in LARGER else None
     result = run(CASES[name](), tmp_path / "run", data=data)
@@ -216,6 +217,7 @@ PLAYED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", [*READS, *PLAYED])
+@pytest.mark.sampled(every=2)
 def test_an_attack_computes_on_the_device_of_the_run(name: str, seen: Pretended) -> None:
     method, options = {**READS, **PLAYED}[name]
     attack = ATTACKS[name.partition(",")[0]].model_validate({**FEW, **options})

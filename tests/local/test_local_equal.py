@@ -126,7 +126,7 @@ def config_for(method: str) -> Config:
     "method", [pytest.param(m, marks=[] if m in AT_ONCE else pytest.mark.slow) for m in HELPED]
 )
 @pytest.mark.parametrize("harmed", ["active", "passive-1"])
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=8)
 def test_who_is_killed_at_a_checkpoint_resumes_the_same(
     harmed: str, method: str, tmp_path: Path
 ) -> None:

@@ -367,7 +367,7 @@ def spent(parties: Parties) -> dict[str, Any]:
         ("passive-1", Harm(Kind.SAVED, 1)),
     ],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_no_ledger_goes_back(
     name: str, harm: Harm, accounts: dict[str, Any], tmp_path: Path
 ) -> None:
