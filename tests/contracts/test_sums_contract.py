@@ -19,10 +19,11 @@ from apfed_protocols.sums import SECURE_SUMS
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import Frame, FrameKind
 from apfed_protocols.sums.interface import StepBinding, SumAgreement, spelled
-from tests.contracts.reaction import Rearmed
 from tests.contracts.sum_parties import (
     CHOICES,
+    Overheard,
     Parties,
+    Rearmed,
     agreement,
     binding,
     fresh_parties,
@@ -30,7 +31,6 @@ from tests.contracts.sum_parties import (
     parties,
     random_values,
 )
-from tests.contracts.sum_secrets import Overheard
 from tests.waiting import LONG_S, wait_until
 from tests.with_crypten import usable, usable_secure_sums
 

@@ -27,8 +27,16 @@ from apfed_protocols.sums.homomorphic import HomomorphicSum
 from apfed_protocols.sums.interface import StepBinding
 from apfed_protocols.sums.masked import add_keystream
 from apfed_protocols.sums.roles import KeepsSecrets
-from tests.contracts.sum_parties import agreement, binding, make
-from tests.contracts.sum_secrets import OVERHEARD_SHAPE, Overheard, SealKeys, alive, shown_in
+from tests.contracts.sum_parties import (
+    OVERHEARD_SHAPE,
+    Overheard,
+    SealKeys,
+    agreement,
+    alive,
+    binding,
+    make,
+    shown_in,
+)
 from tests.with_crypten import usable_secure_sums
 
 secure = pytest.mark.parametrize("choice", usable_secure_sums())

@@ -560,23 +560,6 @@ def test_who_left_is_found_once_it_waits_and_meets_in_the_next_session(
     pair.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("relay", [False, True])
-def test_an_idle_link_of_a_minute_lives(relay: bool, tmp_path: Path) -> None:
-    made = Pair(tmp_path, relay=relay)
-    made.meet()
-    say_and_hear(made)
-    links = [
-        vars(made.met[name])["_links"][peer] for name, peer in (("ann", "bob"), ("bob", "ann"))
-    ]
-    wires = [vars(link)["_wire"] for link in links]
-    time.sleep(65)
-    for link, wire in zip(links, wires, strict=True):
-        assert vars(link)["_wire"] is wire  # not even made anew
-    say_and_hear(made)
-    made.close()
-
-
 # Strangers who say anything
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -21,14 +21,18 @@ from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.homomorphic import Encrypter, HomomorphicSum
 from apfed_protocols.sums.seal_cipher import DEGREE, SealCipher, SealContext, coefficients
 from tests.contracts.hostile import genuine_key, residues_of, setup_with
-from tests.contracts.reaction import (
+from tests.contracts.sum_parties import (
+    Parties,
     Reactions,
     Rearmed,
+    agreement,
+    binding,
     key_coefficients,
+    make,
     number_from_reactions,
+    random_values,
     shifted,
 )
-from tests.contracts.sum_parties import Parties, agreement, binding, make, random_values
 from tests.with_crypten import usable
 
 SCRIPT = """
@@ -38,7 +42,7 @@ import numpy as np
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.sums.homomorphic import Encrypter
 from tests.contracts.hostile import genuine_key, mutated, residues_of, setup_with
-from tests.contracts.reaction import Rearmed
+from tests.contracts.sum_parties import Rearmed
 from tests.contracts.sum_parties import Parties, agreement, make
 
 choice, rounds = sys.argv[1], int(sys.argv[2])

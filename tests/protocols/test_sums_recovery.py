@@ -21,8 +21,7 @@ from apfed_protocols.sums.recoverable import (
     rebuilt_seed,
     split,
 )
-from tests.contracts.reaction import Rearmed
-from tests.contracts.sum_parties import Parties, agreement, binding, make, random_values
+from tests.contracts.sum_parties import Parties, Rearmed, agreement, binding, make, random_values
 from tests.with_crypten import usable
 
 SHAPE = (3, 5)

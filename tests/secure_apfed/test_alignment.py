@@ -3,8 +3,10 @@
 import ast
 import doctest
 import json
+import multiprocessing
 import os
 import resource
+import stat
 import subprocess
 import sys
 import threading
@@ -26,7 +28,8 @@ from apfed_protocols import align
 from apfed_protocols.conversation import Conversation, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.ids import IdNormalisation
-from apfed_protocols.psi.interface import Aligner, IntersectionAgreement
+from apfed_protocols.psi.circuit import CircuitIntersection
+from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, Supply
 from secure_apfed.alignment import (
     IdFile,
     canonical_ids,
@@ -37,7 +40,7 @@ from secure_apfed.alignment import (
     records,
 )
 from secure_apfed.alignment.ids import check_normalisation, id_rules
-from secure_apfed.alignment.records import AlignmentHistory
+from secure_apfed.alignment.records import AlignmentHistory, store_supply, take_supply
 from secure_apfed.cli import execute
 from secure_apfed.config.file import load_config, load_config_text
 from secure_apfed.data.tables import read_raw
@@ -51,6 +54,9 @@ from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.waiting import free_port
 
 BLOCKS = blocks("docs/alignment.md", "python")
+AGREEMENT = IntersectionAgreement(
+    session="s", dealer="d", sizes={"hub": 40, "p": 30}, ahead=True, maximum_ids=100
+)
 
 
 @pytest.mark.parametrize("module", [ids, records])
@@ -387,3 +393,77 @@ def test_the_example_with_links_that_resume(tmp_path: Path) -> None:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(example.align_over, (bank, shop), ("b", "a"), connects))
     assert list(zip(bank.rows, shop.rows, strict=True)) == [(1, 0)]
+
+
+def stock() -> dict[str, Supply]:
+    stocking = CircuitIntersection(AGREEMENT)
+    hub, member = stocking.stock_hub("hub", ["p"]), stocking.stock_member("p", "hub")
+    converse({"hub": hub, "p": member, "d": stocking.stock_dealer("hub", ["p"])})
+    return {"hub": hub.supply, "p": member.supply}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    stored = {name: tmp_path / name for name in ("hub", "p")}
+    for name, supply in stock().items():
+        store_supply(supply, stored[name])
+    return stored
+
+
+def aligned_with(supplies: dict[str, Supply]) -> list[int]:
+    protocol = CircuitIntersection(AGREEMENT)
+    ids = [b"%d" % k for k in range(60)]
+    hub = protocol.hub("hub", ["p"], ids[:40], supply=supplies["hub"])
+    member = protocol.member("p", "hub", ids[30:], supply=supplies["p"])
+    converse({"hub": hub, "p": member, "d": protocol.dealer("hub", ["p"])})
+    return sorted(hub.rows.tolist())
+
+
+def test_what_was_stored_is_its_owners_serves_once_and_is_gone(files: dict[str, Path]) -> None:
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o600}
+    copy = files["hub"].read_bytes()
+    assert aligned_with({name: take_supply(path) for name, path in files.items()}) == list(
+        range(30, 40)
+    )
+    for path in files.values():
+        with pytest.raises(DataError, match="there is no supply in"):
+            take_supply(path)
+    for name in ("hub", "another name"):  # a copy that is put back is noticed
+        (files["hub"].parent / name).write_bytes(copy)
+        with pytest.raises(DataError, match=r"was taken before; have another dealt"):
+            take_supply(files["hub"].parent / name)
+
+
+def take(path: Path) -> bool:
+    try:
+        take_supply(path)
+    except DataError:
+        return False
+    return True
+
+
+def test_of_several_processes_one_takes_it(files: dict[str, Path]) -> None:
+    copies = [files["hub"].with_name(f"copy {k}") for k in range(8)]
+    for copy in copies:
+        copy.write_bytes(files["hub"].read_bytes())
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        taken = pool.map(take, [files["hub"], *copies, files["hub"]], 1)
+    assert sum(taken) == 1
+
+
+def test_a_file_is_not_written_over_nor_marked_where_damaged(files: dict[str, Path]) -> None:
+    whole, supply = files["hub"].read_bytes(), stock()["hub"]
+    with pytest.raises(DataError, match="exists already; store each supply in a file of its own"):
+        store_supply(supply, files["hub"])
+    assert files["hub"].read_bytes() == whole
+    free, two = files["hub"].with_name("free"), files["hub"].with_name("two")
+    store_supply(supply, free)
+    with pytest.raises(LocalProtocolError, match="was stored already"):
+        store_supply(supply, two)
+    assert not two.exists()
+    files["hub"].write_bytes(whole[:-1])
+    with pytest.raises(LocalProtocolError, match="a stored supply does not match its checksum"):
+        take_supply(files["hub"])
+    files["hub"].write_bytes(whole)
+    take_supply(files["hub"])
+    take_supply(free)  # two supplies share no marker
