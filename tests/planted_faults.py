@@ -198,7 +198,7 @@ bound_to_rows_alone: test_parties_apfed.py
     An active that sends passives different representations gets their sum.
 -return StepBinding.of(session, step, rows=rows, message=payload)
 +return StepBinding.of(session, step, rows=rows, message=rows)
-refusal_not_noted: test_runs_refused_sum.py test_methods_votes.py
+refusal_not_noted: test_runs_session.py test_methods_votes.py
     Who alters sums may ask again in each resumed session.
 -        except Exception:
 -            self._noted.add(

@@ -96,8 +96,7 @@ class Intersection:
             )
         }
         for name in self.members:
-            member = protocol.member(name, self.hub, sets[name], **given.get(name, {}))
-            self.aligners[name] = member
+            self.aligners[name] = protocol.member(name, self.hub, sets[name], **given.get(name, {}))
         self.roles: dict[str, Conversation] = {**self.aligners}
         if kind.needs_dealer:
             self.roles[agreed.dealer] = protocol.dealer(self.hub, self.members)

@@ -536,8 +536,7 @@ def test_altered_requests_and_answers_are_refused(choice: str) -> None:
             step.played.contributors["passive_1"].answer(replace(request, **change).pack())
         other = Step(choice)
         answers = other.answers()
-        frame = Frame.parse(answers["passive_1"], sender="passive_1")
-        altered = replace(frame, **change).pack()
+        altered = replace(Frame.parse(answers["passive_1"], sender="passive_1"), **change).pack()
         with pytest.raises(RemoteProtocolError, match=message.replace("a request", "an answer")):
             other.played.combiner.combine({**answers, "passive_1": altered})
         other.played.combiner.combine(answers)

@@ -295,8 +295,7 @@ def test_the_wide_ring_holds_the_largest_agreement() -> None:
 def test_rounding_keeps_the_bound_of_a_row() -> None:
     """Rounding to the nearest would not: ten votes of 1/10 are 410 steps each, 4100 of 4096."""
     agreed = moment_agreement(people=1, columns=10)
-    steps = vote_steps(agreed, np.full((1, 10), 0.1))
-    assert steps.tolist() == [[409] * 10]
+    assert vote_steps(agreed, np.full((1, 10), 0.1)).tolist() == [[409] * 10]
     assert vote_steps(agreed, np.eye(10, dtype=np.float32)[:1]).max() == 4096
     barely = np.array([[1 + 2.0**-21] + [0.0] * 9])
     assert vote_steps(agreed, barely).sum() == 4096

@@ -333,8 +333,7 @@ def test_requests_that_were_altered() -> None:
 
 
 def test_challenges_that_do_not_agree_open_nothing() -> None:
-    agreed = agreement(candidates=3)
-    played = ProductParties(agreed, accept=False)
+    played = ProductParties(agreement(candidates=3), accept=False)
     commitment, told = played.receiver.commitment(), played.challenges()
     frames = played.sum.frames()
     digest = hashlib.sha256(played.sum.open_request(commitment, 1)[0]).digest()
@@ -413,8 +412,7 @@ def test_own_bytes_stay_secret_until_all_others_are_bound() -> None:
 
 
 def test_commitments_that_are_none() -> None:
-    agreed = agreement(candidates=3)
-    played = ProductParties(agreed, accept=False)
+    played = ProductParties(agreement(candidates=3), accept=False)
     role = played.contributors["passive_1"]
     for bad in (b"", played.sum.request((bytes(64),)), played.sum.request(())):
         with pytest.raises(RemoteProtocolError):
@@ -486,6 +484,5 @@ def test_the_kept_secret_is_not_among_the_opened() -> None:
     played = ProductParties(agreement(candidates=5), accept=False)
     roots = set(vars(vars(played.receiver)["_candidates"])["_roots"])
     request = played.audited()
-    opened = {root for root in roots if root in request}
-    assert len(opened) == 4
+    assert len({root for root in roots if root in request}) == 4
     assert vars(vars(played.receiver)["_candidates"])["_roots"] == []

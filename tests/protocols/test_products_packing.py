@@ -72,8 +72,7 @@ def test_one_number_tells_the_votes_of_many_labels(
     """Nine labels fill t; whatever a tenth is multiplied with lands on their digits."""
     votes, found, described = read(labelled, None, monkeypatch)
     assert np.array_equal(found, votes)
-    found_bits = described.headroom
-    assert found_bits.plain_bits == 18
+    assert described.headroom.plain_bits == 18
     assert DIGIT * labelled <= 18 < described.readable_bits
 
 

@@ -394,8 +394,7 @@ def test_in_counting_the_hub_cannot_link_tags_to_its_rows() -> None:
     orders = set()
     for _ in range(20):
         sets: Sets = {HUB: ids_of(0, 3), "p": ids_of(0, 3)}
-        agreement = IntersectionAgreement(session="s", output=Output.SIZE)
-        protocol = SET_INTERSECTIONS["ecdh"](agreement)
+        protocol = SET_INTERSECTIONS["ecdh"](IntersectionAgreement(session="s", output=Output.SIZE))
         hub, member = protocol.hub(HUB, ["p"], sets[HUB]), protocol.member("p", HUB, sets["p"])
         (offer,) = hub.start()
         member.start()

@@ -174,8 +174,7 @@ def test_ecdh_has_neither() -> None:
 
 def test_a_supply_that_was_read_or_used_takes_no_more_triples() -> None:
     """Filled up with anything it would be another one, and its triples would be used twice."""
-    stored = stock()["hub"].to_bytes()
-    read = Supply.from_bytes(stored)
+    read = Supply.from_bytes(stock()["hub"].to_bytes())
     with pytest.raises(LocalProtocolError, match="is filled while it is dealt"):
         read.add(b"")
     read.claim(AHEAD, "hub")

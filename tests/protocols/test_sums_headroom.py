@@ -155,8 +155,7 @@ def test_one_bit_more_a_value_wraps_around() -> None:
         plain_bits = solve_bfv(fixed_point(64)).bits
         assert plain_bits == 44
         wanted = fixed_point(64, bits)
-        solved = solve_bfv(wanted)
-        assert solved.packing.fields == (2 if exact else 1)
+        assert solve_bfv(wanted).packing.fields == (2 if exact else 1)
         packing = Packing(fields=2, field_bits=wanted.field_bits, slots=4096)
         highest = packing.pack(np.full(8192, wanted.levels, dtype=np.int64))[0]
         total = coefficients_of_sum(plain_bits, highest, 64)

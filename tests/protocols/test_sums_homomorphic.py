@@ -83,8 +83,7 @@ def test_setup_sends_the_public_key_to_passives_only(choice: str) -> None:
 
 def test_only_residues_cross_the_wire(played: Parties, cipher: SealCipher) -> None:
     """No header, parameter or compression of SEAL's: their sizes are known before they come."""
-    bound = played.next()
-    contributions = played.contribute(random_values(3, (100, 50)), bound)
+    contributions = played.contribute(random_values(3, (100, 50)), played.next())
     for frame in (*contributions.values(), played.combiner.combine(contributions)):
         blobs = Frame.parse(frame, sender="peer").blobs
         assert len(blobs) == described(played).packing.vectors(5000)

@@ -180,8 +180,7 @@ def test_a_lying_aggregator_gets_no_two_secrets_of_one_passive() -> None:
         for believers in range(passives):
             session = Session(passives, least)
             announced = session.combiner._announced[victim]  # type: ignore[attr-defined]  # backend's
-            bound = session.next()
-            frames = session.frames(bound)
+            frames = session.frames(session.next())
             everybody, without = session.names, session.names[1:]
             told = {
                 me: everybody if at <= believers else without for at, me in enumerate(session.names)
@@ -317,8 +316,7 @@ def test_a_sum_names_those_whom_it_counts() -> None:
     session = Session(4, 3)
     bound = session.next()
     _, requests = session.asked(session.values(session.names[:3]), bound)
-    answers = session.answers(requests)
-    combined = session.combiner.combine(answers, bound.digest)
+    combined = session.combiner.combine(session.answers(requests), bound.digest)
     total, counted = blobs(combined)
     assert session.sum.agreement.parse_names(counted, sender="x") == session.names[:3]
     everybody = session.sum.agreement.pack_names(session.names)
@@ -353,8 +351,7 @@ def test_every_step_has_other_keys() -> None:
     announced = []
     for _ in range(3):
         frames, requests = session.asked(session.values(session.names), session.next())
-        answers = session.answers(requests)
-        session.combiner.combine(answers)
+        session.combiner.combine(session.answers(requests))
         announced += [
             Announcement.parse(blobs(frame)[1], sender=me) for me, frame in frames.items()
         ]
