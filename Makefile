@@ -10,7 +10,7 @@
 
 PYTHON ?= python3
 TORCH_INDEX ?=
-WORKERS ?= 2
+WORKERS ?= 3
 
 VENV := .venv
 LIGHT := .venv-light
@@ -18,7 +18,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 INSTALL := -m pip --disable-pip-version-check install --quiet --constraint requirements.lock
 PIP := $(BIN)/python $(INSTALL)
-# Workers take tests from one another at the end; a file's tests stay together before.
+# Workers take tests from one another at the end; a file's tests stay together before. Three, since
+# processes of tests wait for one another.
 PYTEST := $(BIN)/python -m pytest
 APART := -n $(WORKERS) --dist worksteal -r fEs
 CODE := protocols secure_apfed attacks experiments tests

@@ -24,7 +24,7 @@ import torch
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.privacy.accountants import GaussianRelease, Mechanism, NoPrivacy, calibrate_sigma
-from secure_apfed.privacy.noise import NoiseSource, check_representations, clip_rows
+from secure_apfed.privacy.noise import NoiseSource, check_representations, clip_rows, grid_of
 from secure_apfed.settings.privacy import LARGEST_CLIP, SMALLEST_CLIP, GuardSettings
 
 __all__ = [
@@ -230,6 +230,9 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
         clipped_BD = clip_rows(h_BD, self.clip)
         clean_BD = clipped_BD.detach().cpu().numpy()
         noisy_BD = self._noise.add(clean_BD, self.sigma, step=step, rows=rows)
+        # On the grid a row of few numbers is zero at times, which has no direction and no place in
+        # the contract: it goes one step along its first number. Privacy knows no such difference.
+        noisy_BD[~noisy_BD.any(axis=1), :1] = grid_of(self.sigma)
         through_BD = clipped_BD - clipped_BD.detach()  # zeros, with the gradient of the clip
         return (torch.from_numpy(noisy_BD).to(h_BD.device) + through_BD).to(h_BD.dtype)
 

@@ -56,6 +56,7 @@ __all__ = [
     "check_representations",
     "clip_gradients",
     "clip_rows",
+    "grid_of",
     "on_grid",
     "onto_ball",
     "standard_normals",
@@ -197,12 +198,17 @@ def standard_normals(key: bytes, *context: bytes, shape: tuple[int, ...]) -> NDA
     return np.asarray(signs * ndtri(tails), dtype=np.float64).reshape(shape)
 
 
+def grid_of(sigma: float) -> float:
+    """Return the width of the grid, a power of two from sigma / 16 to sigma / 8."""
+    return float(np.ldexp(1.0, int(np.floor(np.log2(sigma))) - 3))
+
+
 def on_grid(noisy: NDArray[np.float64], sigma: float) -> NDArray[np.float64]:
     """Return noisy numbers rounded to multiples of the power of two in (sigma / 16, sigma / 8].
 
     Numbers of 2^53 multiples or more, whose last bit is worth more than that, stay as they are.
     """
-    grid = float(np.ldexp(1.0, int(np.floor(np.log2(sigma))) - 3))
+    grid = grid_of(sigma)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         steps = noisy / grid
         return np.asarray(np.where(np.abs(steps) < _EXACT, np.rint(steps) * grid, noisy))

@@ -418,6 +418,14 @@ def test_released_rows_and_updates_lie_on_the_grid(dtype: torch.dtype) -> None:
         assert len(released.unique()) > 6
 
 
+def test_no_row_of_few_numbers_is_released_as_zero() -> None:
+    """The contract refuses it, and one in 25 would be."""
+    guard, rows = GaussianGuard(clip=1.0, sigma=20.0, key=KEY), torch.arange(4000)
+    z_BD = guard.release(torch.zeros(4000, 1), step=0, rows=rows)
+    assert z_BD.any(dim=1).all()
+    assert (z_BD[:, 0] == 2.0).double().mean() > (z_BD[:, 0] == -2.0).double().mean()
+
+
 def exact_normals(word: int, near: float) -> list[Any]:
     """The two ends of the normals that a word's 63 bits stand for, to 160 bits."""
     ends = [mpmath.mpf(k) / 2**64 for k in (word >> 1, (word >> 1) + 1) if k]
