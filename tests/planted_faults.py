@@ -71,7 +71,7 @@ sensitivity_of_signed_votes: test_moments_views.py
 -factor = 2.0 if self.signed else math.sqrt(2)
 +factor = math.sqrt(2)
 --- protocols/apfed_protocols/noise.py
-zero_twice: test_randomness.py
+zero_twice: test_noise.py
     Discrete noise is zero twice as often as the law says.
 -once_n = ~(negative_n & (magnitude_n == 0))
 +once_n = magnitude_n >= 0

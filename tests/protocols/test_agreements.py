@@ -20,7 +20,8 @@ Cases = list[dict[str, Any]]
 
 
 def decomposition() -> Any:
-    from tests.protocols import test_svd  # skips without scipy
+    pytest.importorskip("scipy")
+    from tests.protocols import test_svd
 
     return test_svd.agreement()
 

@@ -1,7 +1,6 @@
 """Keys, streams and permutations: the right length, the right distribution, no collisions."""
 
 import hashlib
-import math
 from collections import Counter
 
 import numpy as np
@@ -9,12 +8,8 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from scipy.stats import chi2, chisquare
 
-from apfed_protocols import noise as module
 from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.noise import MAX_DEVIATION, TAIL, discrete_gaussian, largest_noise
 from apfed_protocols.randomness import (
     KEY_BYTES,
     derive_key,
@@ -24,9 +19,6 @@ from apfed_protocols.randomness import (
 )
 
 KEY = bytes(range(32))
-pytest.importorskip("scipy")
-NOISE_KEY = bytes(range(32))
-RARE = 1e-5
 
 
 def test_fresh_keys_differ_and_have_32_bytes() -> None:
@@ -80,125 +72,3 @@ def test_permutations_are_uniform() -> None:
     assert len(counts) == 6
     # Chi-square with 5 degrees of freedom passes 40 once in seven million runs.
     assert sum((seen - trials / 6) ** 2 / (trials / 6) for seen in counts.values()) < 40
-
-
-def probabilities(deviation: float, most: int) -> NDArray[np.float64]:
-    x = np.arange(-most, most + 1)
-    weight = np.exp(-(x**2) / (2 * deviation**2))
-    return np.asarray(weight / weight.sum())
-
-
-def fits(sample: NDArray[np.int64], deviation: float) -> bool:
-    """Chi-square of the values, those expected fewer than ten times taken together."""
-    most = math.ceil(14 * deviation)
-    expected = probabilities(deviation, most) * sample.size
-    seen = np.bincount(sample.ravel() + most, minlength=2 * most + 1)
-    common = expected >= 10
-    observed = np.append(seen[common], seen[~common].sum())
-    wanted = np.append(expected[common], expected[~common].sum())
-    return bool(chisquare(observed, wanted).pvalue > RARE)
-
-
-def scale_fits(sample: NDArray[np.int64], deviation: float) -> bool:
-    """The sum of squares lies where chi-square says (for deviations far above 1)."""
-    low, high = chi2.ppf([RARE, 1 - RARE], df=sample.size)
-    return bool(low < float((sample.astype(np.float64) ** 2).sum()) / deviation**2 < high)
-
-
-def test_small_deviations_follow_the_law_and_no_other_scale() -> None:
-    for deviation in [1, 2, 3, 7]:
-        sample = discrete_gaussian(NOISE_KEY, b"small", deviation=deviation, shape=(100_000,))
-        assert fits(sample, deviation)
-        assert not fits(sample, deviation * 2 / 3)
-        assert not fits(sample, deviation * 3 / 2)
-        assert not fits(sample, deviation * 1.03)
-
-
-def test_large_deviations_have_the_right_scale_and_no_other() -> None:
-    for deviation in [100, 32767, 10**6, MAX_DEVIATION]:
-        sample = discrete_gaussian(NOISE_KEY, b"large", deviation=deviation, shape=(20_000,))
-        assert scale_fits(sample, deviation)
-        assert not scale_fits(sample, deviation * 2 / 3)
-        assert not scale_fits(sample, deviation * 3 / 2)
-        mean, fourth = sample.mean() / deviation, ((sample / deviation) ** 4).mean()
-        assert abs(mean) < 5 / math.sqrt(sample.size)
-        assert abs(fourth - 3) < 5 * math.sqrt(96 / sample.size)
-
-
-def test_low_bits_are_uniform() -> None:
-    """What floating-point noise gives away: with wide noise every residue is as likely."""
-    sample = discrete_gaussian(NOISE_KEY, b"bits", deviation=10**6, shape=(64_000,))
-    assert chisquare(np.bincount(sample % 64, minlength=64)).pvalue > RARE
-
-
-def test_neighbouring_values_do_not_depend_on_each_other() -> None:
-    sample = discrete_gaussian(NOISE_KEY, b"pairs", deviation=1, shape=(100_000,)).clip(-2, 2)
-    pairs = Counter(zip(sample[::2].tolist(), sample[1::2].tolist(), strict=True))
-    share = np.bincount(sample + 2, minlength=5) / sample.size
-    expected = [share[a + 2] * share[b + 2] * 50_000 for a in range(-2, 3) for b in range(-2, 3)]
-    observed = [pairs[(a, b)] for a in range(-2, 3) for b in range(-2, 3)]
-    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
-    assert chi2.sf(statistic, df=16) > RARE
-
-
-def test_coins_of_exponentials_have_their_probability() -> None:
-    for numerator, denominator in [(0, 1), (1, 3), (1, 1), (7, 3), (9, 1)]:
-        bits = module._Bits(NOISE_KEY)
-        coins = module._exp_minus(bits, np.full(200_000, numerator, dtype=np.int64), denominator)
-        chance = math.exp(-numerator / denominator)
-        error = math.sqrt(chance * (1 - chance) / 200_000)
-        assert abs(coins.mean() - chance) <= 5 * error
-
-
-def test_uniform_integers_reach_exactly_their_range() -> None:
-    for bound in [1, 2, 3, 1000, 2**49 + 1]:
-        drawn = module._Bits(NOISE_KEY).below(bound, 20_000)
-        assert 0 <= drawn.min() <= drawn.max() < bound
-        if bound <= 1000:
-            assert chisquare(np.bincount(drawn, minlength=bound)).pvalue > RARE or bound == 1
-        assert abs(drawn.mean() / bound - (bound - 1) / bound / 2) < 5 / math.sqrt(12 * 20_000)
-
-
-def test_noise_is_a_function_of_key_and_context_alone() -> None:
-    one = discrete_gaussian(NOISE_KEY, b"a", b"b", deviation=50, shape=(40, 3))
-    assert np.array_equal(
-        one, discrete_gaussian(NOISE_KEY, b"a", b"b", deviation=50, shape=(40, 3))
-    )
-    for key, context in (
-        (NOISE_KEY, (b"ab",)),
-        (NOISE_KEY, (b"a", b"c")),
-        (bytes(32), (b"a", b"b")),
-    ):
-        other = discrete_gaussian(key, *context, deviation=50, shape=(40, 3))
-        assert (other != one).mean() > 0.9
-
-
-def test_the_tail_bound_is_one() -> None:
-    """What lies beyond has less than the stated probability, computed exactly at small scales."""
-    for deviation in (1, 2, 5, 50):
-        most = largest_noise(deviation)
-        x = np.arange(0, 60 * deviation)
-        weight = np.exp(-(x.astype(np.float64) ** 2) / (2 * deviation**2))
-        beyond = 2 * weight[most + 1 :].sum() / (2 * weight.sum() - 1)
-        assert 0 < beyond < TAIL
-    assert largest_noise(0) == 0
-
-
-def test_values_beyond_the_tail_are_never_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TAIL_DEVIATIONS", 1.5)
-    sample = discrete_gaussian(NOISE_KEY, b"cut", deviation=4, shape=(20_000,))
-    assert np.abs(sample).max() == 6
-
-
-def test_other_deviations_are_refused() -> None:
-    for deviation in [0, -1, MAX_DEVIATION + 1, 1.0, True, None, math.nan]:
-        with pytest.raises(LocalProtocolError, match="an integer from 1 to"):
-            discrete_gaussian(NOISE_KEY, deviation=deviation, shape=(2,))  # type: ignore[arg-type]
-
-
-def test_recorded_noise_is_drawn_again() -> None:
-    """Vectors: another implementation of the sampler must find the same."""
-    wide = discrete_gaussian(NOISE_KEY, b"vector", deviation=1000, shape=(2, 4))
-    narrow = discrete_gaussian(NOISE_KEY, b"vector", deviation=2, shape=(12,))
-    assert wide.tolist() == [[-968, 5, -417, 1832], [-379, -1170, -28, 1407]]
-    assert narrow.tolist() == [1, 0, -3, -3, 1, 0, -3, 4, 1, 2, -2, 1]
