@@ -19,13 +19,11 @@ from apfed_attacks.interface import AttackResult
 from apfed_attacks.live.runs import play_answers
 from apfed_attacks.live.strategy import ActiveAttack, AnsweringAttack
 from apfed_attacks.people.id_stuffing import IdStuffing
-from apfed_attacks.run import mount
 from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import ImageEncoding, PartyTable, VerticalData
 from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.learning import descent as compute
-from secure_apfed.learning.descent import Compute
 from secure_apfed.methods import METHODS
 from secure_apfed.models import NETWORKS
 from secure_apfed.privacy.guard import GUARDS, GaussianGuard
@@ -88,10 +86,6 @@ def _network(name: str) -> Config:
     return config_of("single_view", model=model, data=IMAGES)
 
 
-def _defended(method: str, name: str) -> Config:
-    return config_of(method, guard={"mechanism": "none", **NOISE}, defences=[{"kind": name}])
-
-
 OF_APFED = [name for name in DEFENCES if who_applies(name, METHODS["apfed_r"].declared)]
 METHOD_RUNS = {name: partial(config_of, name) for name in METHODS}
 METHOD_RUNS["apfed_c"] = partial(config_of, "apfed_c", train={"epochs": 2})
@@ -101,7 +95,8 @@ _NETWORKS = {run().model.network for run in METHOD_RUNS.values()}
 CASES: Mapping[str, Callable[[], Config]] = {
     **{f"{at}-th of each table": _table(at) for at in range(len(SECURE_SUMS))},
     **{f"network {name}": partial(_network, name) for name in NETWORKS if name not in _NETWORKS},
-    **{f"defence {name}": partial(_defended, "tvfl", name)
+    **{f"defence {name}": partial(
+        config_of, "tvfl", guard={"mechanism": "none", **NOISE}, defences=[{"kind": name}])
        for name in DEFENCES if name not in OF_APFED},
     "bfloat16, contrast": lambda: config_of("apfed_c", train={"precision": "bfloat16"}),
     "bfloat16, joint": lambda: config_of("tvfl", train={"precision": "bfloat16"}),
@@ -218,7 +213,7 @@ PLAYED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 @pytest.mark.parametrize("name", [*READS, *PLAYED])
 @pytest.mark.sampled(every=2)
-def test_an_attack_computes_on_the_device_of_the_run(name: str, seen: Pretended) -> None:
+def test_an_attack_computes_on_its_device(name: str, seen: Pretended) -> None:
     method, options = {**READS, **PLAYED}[name]
     attack = ATTACKS[name.partition(",")[0]].model_validate({**FEW, **options})
     if name in PLAYED:
@@ -232,7 +227,7 @@ def test_an_attack_computes_on_the_device_of_the_run(name: str, seen: Pretended)
     else:
         recording = _recorded(method, seen)
         choice = AttackChoice(name=attack.name, options={**FEW, **options})
-        results = mount(recording, [choice], seed=0)
+        results = mounting.mount(recording, [choice], seed=0)
     assert any(result.applicable for result in results), [result.reason for result in results]
     _check(seen)
 
@@ -268,14 +263,10 @@ def test_what_a_gpu_refuses_is_refused() -> None:
             refused()
 
 
-def _by_numpy(guard: GaussianGuard, h_BD: Tensor, *, step: int, rows: Tensor) -> Tensor:
-    return torch.from_numpy(h_BD.detach().numpy())
-
-
 IN_A_RUN: Mapping[str, tuple[Any, str, Any]] = {
-    "features left behind": (Compute, "place", lambda compute, values: values),
+    "features left behind": (compute.Compute, "place", lambda compute, values: values),
     "another GPU in a run": (compute, "find_device", lambda choice: DEVICES[0]),
-    "numpy in a guard": (GaussianGuard, "release", _by_numpy),
+    "numpy in a guard": (GaussianGuard, "release", lambda _, h_BD, **of: h_BD.detach().numpy()),
 }
 IN_AN_ATTACK: Mapping[str, tuple[Any, str, Any]] = {
     "a view left behind": (view, "_placed", lambda values, device: values),
@@ -291,9 +282,7 @@ def test_a_planted_fault_is_found(
     play_one = partial(test_a_run_computes_on_its_device, "1-th of each table", tmp_path)
     if fault in IN_AN_ATTACK:
         _recorded("tvfl", seen)
-        play_one = partial(
-            test_an_attack_computes_on_the_device_of_the_run, "representation_network"
-        )
+        play_one = partial(test_an_attack_computes_on_its_device, "representation_network")
     monkeypatch.setattr(*{**IN_A_RUN, **IN_AN_ATTACK}[fault])
     with pytest.raises((DeviceError, AssertionError)):
         play_one(seen)

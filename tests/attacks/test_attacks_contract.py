@@ -36,6 +36,8 @@ from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.alignment import AlignmentSettings
+from tests.attacks import test_attacks_features as on_features
+from tests.attacks import test_attacks_people as on_people
 from tests.attacks.conftest import Leak, leak_noised_afresh
 from tests.attacks.recordings import (
     TWO_TABLES,
@@ -52,22 +54,7 @@ from tests.attacks.recordings import (
     play,
     with_opened,
 )
-from tests.attacks.test_attacks_features import (
-    explained_by_hijack,
-    opened_by,
-    played_hijack,
-    skewed,
-    skewed_and_inverted,
-)
 from tests.attacks.test_attacks_live import UNPROTECTED, isolation_error
-from tests.attacks.test_attacks_people import (
-    average_by_heart,
-    averaged,
-    model_by_heart,
-    people,
-    stuff,
-    with_model,
-)
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -102,12 +89,8 @@ def _lengths(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> 
     return F.normalize(direction) * 10.0 ** -labels[:, None].float()
 
 
-def _vanished(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
-    return torch.zeros(len(labels), 6)
-
-
-def _broken(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
-    return torch.full((len(labels), 6), float("nan"))
+def _filled(value: float) -> Leak:
+    return lambda labels, own, draw, epoch: torch.full((len(labels), 6), float(value))
 
 
 def _of_features(make: Any) -> Any:
@@ -147,25 +130,10 @@ def _summed(make: Any) -> Recording:
     return ask(empty, "split_nn_sum", opened=[torch.hstack(tables).double() @ normal(6, 8, seed=0)])
 
 
-def _decomposed(make: Any) -> Recording:
-    return decomposed(make("nothing", epochs=0), true=True)
-
-
 def _forgotten(make: Any) -> Recording:
     recording: Recording = make("labels", epochs=4)
     del recording.transcript._epochs[1]
     return recording
-
-
-def _voted(make: Any) -> Recording:
-    return ballot_of(
-        make("nothing", epochs=0), method="votes",
-        voting=lambda own, draw: torch.rand(len(own), 3, generator=draw),
-    )  # fmt: skip
-
-
-def _drawn(make: Any) -> Recording:
-    return drawn_labels(make("nothing", epochs=0))
 
 
 def _a_feature(method: str) -> Make:
@@ -215,22 +183,17 @@ def _linear_decoder(_: Any) -> Any:
     return [{way: result.variants[way]["r2"] for way in ("gram", "affine on answers")}]
 
 
-def _chosen(_: Any) -> Any:
-    attack = ChosenRepresentations(people=160, shadow_rows=60)
-    return [_figures(play(attack, live_config("apfed_c", views=2), rules=UNPROTECTED))]
-
-
 def _isolated(way: str) -> Found:
     return lambda _: [{"precision": -isolation_error(UNPROTECTED, way=way)}]
 
 
 def _stuffed(role: str, protocol: str) -> Found:
-    return lambda _: [_figures(stuff(role, protocol=protocol)[0])]
+    return lambda _: [_figures(on_people.stuff(role, protocol=protocol)[0])]
 
 
 def _opened(make: Any) -> Any:
     recording = make("nothing")
-    opened = with_opened(recording, opened_by(recording, ("passive-1",)))
+    opened = with_opened(recording, on_features.opened_by(recording, ("passive-1",)))
     return _by_victim(attacked(opened, "contrastive_inversion"))
 
 
@@ -255,9 +218,10 @@ PLANTED: list[tuple[str, Found, dict[str, float], Any]] = [
         ("label_gradients", _gradients(_cross_entropy), (), {"labels_per_class": 4}, FOUND),
         ("label_gradients", _gradients(_lengths), (SECOND,), {}, {"advantage": 0.3}),
         ("gradient_direction", _gradients(linear_head), (SECOND,), {"labels_per_class": 1}, FOUND),
-        ("pseudo_labels", _drawn, (), {"labels_per_class": 0},
-         {"balanced_accuracy": 0.98, "advantage": 0.2}),
-        ("shown_labels", _voted, (), {"labels_per_class": 0}, {"advantage": 0.05}),
+        ("pseudo_labels", lambda make: drawn_labels(make("nothing", epochs=0)), (),
+         {"labels_per_class": 0}, {"balanced_accuracy": 0.98, "advantage": 0.2}),
+        ("shown_labels", lambda make: _ballot("votes")(make, 0), (), {"labels_per_class": 0},
+         {"advantage": 0.05}),
         ("inverse_network", _of_features, PASSIVES, {"shadow_rows": 60},
          {"r2": 0.9, "advantage": 0.4}),
         ("inverse_network", _of("copy", method="tvfl"), (OF_FIRST,), {},
@@ -265,28 +229,33 @@ PLANTED: list[tuple[str, Found, dict[str, float], Any]] = [
         ("representation_network", _through(*WIDE), (OF_FIRST,), {"iterations": 500},
          {"r2": 0.8, "advantage": 0.4}),
         ("sum_regression", _summed, (), {"shadow_rows": 40, "iterations": 20}, EXACT),
-        ("vector_regression", _decomposed, (), {"shadow_rows": 30, "iterations": 50}, EXACT),
+        ("vector_regression", lambda make: decomposed(make("nothing", epochs=0), true=True), (),
+         {"shadow_rows": 30, "iterations": 50}, EXACT),
         # One of four features, or its sign alone.
         ("vote_regression", _a_feature("votes"), (OF_FIRST,), {"shadow_rows": 60},
          {"advantage": 0.1}),
         ("vote_regression", _a_feature("votes_randomised"), (OF_FIRST,), {"shadow_rows": 60},
          {"advantage": 0.04}),
-        ("membership", model_by_heart, (), {"shadow_models": 8, "epochs": 15},
+        ("membership", on_people.model_by_heart, (), {"shadow_models": 8, "epochs": 15},
          {"auc": 0.9, "tpr_at_1_percent_fpr": 0.3, "advantage": 0.3}),
     )
 ]  # fmt: skip
 PLANTED += [
     ("contrastive_inversion", _opened, {"r2": 0.5, "advantage": 0.3}, SLOW),
-    ("unpaired_inversion", lambda make: [_figures(skewed_and_inverted(skewed(make)))],
-     {"r2": 0.5, "advantage": 0.5}, SLOW),
-    ("hijack", lambda _: [_figures(played_hijack(1.0))], {"r2": 0.7, "advantage": 0.5}, SLOW),
-    ("reversed_hijack", lambda _: [{"r2": explained_by_hijack(1.0, 600)}], {"r2": 0.8}, ()),
-    ("chosen_representations", _chosen, {"advantage": 0.1}, ()),
+    ("unpaired_inversion", lambda make: [_figures(on_features.skewed_and_inverted(
+        on_features.skewed(make)))], {"r2": 0.5, "advantage": 0.5}, SLOW),
+    ("hijack", lambda _: [_figures(on_features.played_hijack(1.0))],
+     {"r2": 0.7, "advantage": 0.5}, SLOW),
+    ("reversed_hijack", lambda _: [{"r2": on_features.explained_by_hijack(1.0, 600)}],
+     {"r2": 0.8}, ()),
+    ("chosen_representations", lambda _: [_figures(play(
+        ChosenRepresentations(people=160, shadow_rows=60), live_config("apfed_c", views=2),
+        rules=UNPROTECTED))], {"advantage": 0.1}, ()),
     ("decoder_extraction", _linear_decoder,
      {"gram": 1 - 1e-6, "affine on answers": 1 - 1e-6}, ()),
     *(("isolation", _isolated(way), {"precision": -error}, ()) for way, error in
       (("weight", 1e-6), ("unequal", 1e-5), ("subset", 0.3), ("collusion", 1e-6))),
-    ("averaged_membership", lambda _: _by_victim(average_by_heart("passive-1")),
+    ("averaged_membership", lambda _: _by_victim(on_people.average_by_heart("passive-1")),
      {"auc": 0.95, "advantage": 0.3}, ()),
     *(("id_stuffing", _stuffed(role, protocol), {"auc": 0.999, "advantage": 0.499}, ())
       for role in ("active", "passive") for protocol in ("ecdh", "circuit")),
@@ -308,13 +277,8 @@ def test_a_planted_leak_is_found(
             assert (figures[figure] or 0) > lowest, figures
 
 
-def test_every_attack_is_shown_on_a_planted_leak() -> None:
-    assert {name for name, *_ in PLANTED} == set(ATTACKS)
-    assert [kind.name for kind in ATTACKS.values()] == list(ATTACKS)
-
-
 def test_gradients_of_nothing_are_no_crash(make_recording: Any) -> None:
-    result = attacked_by("passive-2", _gradients(_vanished)(make_recording), "gradient_direction")
+    result = attacked_by("passive-2", _gradients(_filled(0))(make_recording), "gradient_direction")
     assert result.advantage is None or result.advantage < 0.15
 
 
@@ -344,9 +308,10 @@ REASONS: list[tuple[tuple[str, ...], Make, str, slice, dict[str, Any]]] = [
     (("contrastive_inversion",), JOINT, "the active receives no sum of gradients", ALL, {}),
     (("model_completion",), _of("nothing", epochs=0), "set transcript.keep to first", ALL, {}),
     (("model_completion",), LEAK, "lower labels_per_class", ALL, {"labels_per_class": 200}),
-    (("model_completion",), _of(_broken), "are not finite; there is nothing to fit", FIRST_OF, {}),
+    (("model_completion",), _of(_filled(math.nan)), "are not finite; there is nothing to fit",
+     FIRST_OF, {}),
     (GRADIENTS, LEAK, "apfed_c: a passive receives no gradient of the task loss", ALL, {}),
-    (("label_gradients",), _gradients(_vanished), "either all rows' are the same", FIRST_OF, {}),
+    (("label_gradients",), _gradients(_filled(0)), "either all rows' are the same", FIRST_OF, {}),
     (("semi_supervised",), LEAK, "has no network to train further", ALL, {"own_network": True}),
     (("inverse_network", "unpaired_inversion", "representation_network"), NOISE,
      "apfed_c: passive-2 releases no representation to active", slice(-1, None), {}),
@@ -482,20 +447,12 @@ def _leak(leak: str, **how: Any) -> OfSeed:
 
 
 _noise = partial(_leak, "nothing")
+_joint = _noise(method="tvfl", gradient="nothing")
 
 
 def _narrow(make: Any, seed: int) -> Any:
     """passive-1 releases what an encoder of one number makes of its features."""
-    with seeded(3, "encoder"):
-        encoder = nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 6))
-
-    def leak(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> torch.Tensor:
-        with torch.no_grad():
-            h: torch.Tensor = encoder(own)
-            return h
-
-    recording = make(leak, method="tvfl", seed=seed)
-    return replace(recording, encoders={"passive-1": encoder})
+    return _through(lambda: nn.Linear(4, 1), lambda: nn.Linear(1, 6))(partial(make, seed=seed))
 
 
 def _encoded(party: str, features: int) -> OfSeed:
@@ -506,10 +463,6 @@ def _encoded(party: str, features: int) -> OfSeed:
         return replace(recording, encoders={party: _network(seed, features, 32, 6)})
 
     return made
-
-
-def _joint(make: Any, seed: int) -> Any:
-    return make("nothing", method="tvfl", gradient="nothing", seed=seed)
 
 
 def _noise_asked(method: str, *, sent: bool, opened: bool) -> OfSeed:
@@ -569,8 +522,8 @@ NULL: list[tuple[str, dict[str, Any], OfSeed, tuple[str, str]]] = [
     ("membership", {"shadow_models": 8, "epochs": 4}, lambda make, seed: replace(
         make("nothing", epochs=0, seed=seed), model=_network(seed, 5, 32, 3)), OUTSIDER),
     *(("averaged_membership", {"strangers": strangers},
-       lambda make, seed: with_model(averaged(), _network(seed, 30, 8, 2)), OF_FIRST)
-      for strangers in ("outside", "elsewhere")),
+       lambda make, seed: on_people.with_model(on_people.averaged(), _network(seed, 30, 8, 2)),
+       OF_FIRST) for strangers in ("outside", "elsewhere")),
     *(("pseudo_labels", {"labels_per_class": known, "iterations": 20},
        _noise_asked("v_fedmv", sent=True, opened=False), SECOND) for known in (0, 4)),
     *(("sum_regression", {**FEW, "iterations": 20}, _noise_asked(method, sent=sent, opened=True),
@@ -668,12 +621,9 @@ def test_noise_in_the_place_of_answers_rebuilds_no_feature(
 ) -> None:
     several = ["active", "passive-1", "passive-2"][: 3 if attack.name == "isolation" else 2]
     columns = {name: list(range(10 * at, 10 * at + 10)) for at, name in enumerate(several)}
-    config = live_config(
-        method,
-        data={**TWO_TABLES, "columns": columns},
-        # Fewer numbers than features, so that every way of reading an answer is taken.
-        model={"projection": 12},
-    )
+    # Fewer numbers than features, so that every way of reading an answer is taken.
+    few: Any = {"data": {**TWO_TABLES, "columns": columns}, "model": {"projection": 12}}
+    config = live_config(method, **few)
     data = load_data(config.data, seed=config.seed)
     run = _Deaf(config, data, rules=frozenset(), alignment=_in_order(data))
     advantages = []
@@ -686,7 +636,8 @@ def test_noise_in_the_place_of_answers_rebuilds_no_feature(
 @pytest.mark.null
 def test_where_no_id_opens_no_candidate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stuffing, "_intersect", lambda *_: np.empty(0, dtype=np.int64))
-    tables = stuffing.Tables(own=people(0, 60), victim=people(60, 120), outsiders=people(120, 180))
+    own, victim, outsiders = (on_people.people(at, at + 60) for at in (0, 60, 120))
+    tables = stuffing.Tables(own=own, victim=victim, outsiders=outsiders)
     advantages = []
     for seed in SEEDS:
         result, stuffed = stuffing.play_stuffing(
@@ -697,7 +648,9 @@ def test_where_no_id_opens_no_candidate_is_told(monkeypatch: pytest.MonkeyPatch)
     assert why_not_zero(advantages) is None
 
 
-def test_every_attack_is_shown_where_nothing_was_leaked() -> None:
+def test_every_attack_is_shown_on_a_planted_leak_and_where_nothing_was_leaked() -> None:
+    assert {name for name, *_ in PLANTED} == set(ATTACKS)
+    assert [kind.name for kind in ATTACKS.values()] == list(ATTACKS)
     recorded = {name for name, *_ in NULL}
     assert recorded | {attack.name for _, attack in DEAF} | {IdStuffing.name} == set(ATTACKS)
 

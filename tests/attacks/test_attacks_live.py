@@ -155,17 +155,14 @@ def test_answers_are_affine_in_the_features(
     hidden: list[int], pairs: int, data: Any, figure: str, least: float, most: float
 ) -> None:
     config = live_config("apfed_r", model={"hidden": hidden}, **({"data": data} if data else {}))
-    attack = DecoderExtraction(people=160, shadow_rows=pairs)
-    result = play(attack, config, rules=UNPROTECTED)
+    result = play(DecoderExtraction(people=160, shadow_rows=pairs), config, rules=UNPROTECTED)
     assert least < (result.variants["affine on answers"][figure] or 0) < most
 
 
 def test_one_point_among_decoys_is_answered_and_tells() -> None:
     # An honest limit of the rule: less than half of a batch may still be at one point.
-    sums = {"scheme": "ckks", "clip": 1.0}
-    config = live_config("apfed_r", data=TWO_TABLES, secure_sum=sums)
-    attack = DecoderExtraction(people=28, shadow_rows=14, decoys=0.55)
-    result = play(attack, config, epochs=3)
+    config = live_config("apfed_r", data=TWO_TABLES, secure_sum={"scheme": "ckks", "clip": 1.0})
+    result = play(DecoderExtraction(people=28, shadow_rows=14, decoys=0.55), config, epochs=3)
     assert (result.score["r2"] or 0) > 0.7
     assert (result.advantage or 0) > 0.3
 
@@ -220,13 +217,11 @@ def test_what_was_isolated_is_read_like_a_gradient() -> None:
 
 
 def test_no_contract_gives_weight_to_one_passive_alone() -> None:
-    def weighted(**passives: Any) -> Any:
-        safe = {"allow_single_passive": False}
-        return live_config("apfed_c", passives=passives, secure_sum=safe)
-
+    safe: Any = {"method": "apfed_c", "secure_sum": {"allow_single_passive": False}}
+    silent: Any = {"default": {"weight": 0.0}}
     with pytest.raises(ConfigError, match="one passive alone adds hides nothing"):
-        LiveRun(weighted(**{"passive-1": {}, "default": {"weight": 0.0}}))
-    assert len(LiveRun(weighted(default={"weight": 0.0})).passives) == 3
+        LiveRun(live_config(**safe, passives={"passive-1": {}, **silent}))
+    assert len(LiveRun(live_config(**safe, passives=silent)).passives) == 3
 
 
 # How an active asks about many people among decoys, on a seat that answers what it was sent.
@@ -307,23 +302,20 @@ def open_run(aligned: dict[str, Any], opening: str, **others: Any) -> VotesRun:
 
 
 def one_against_all(run: VotesRun, person: int) -> dict[int, int]:
-    labels = dict.fromkeys(run.ballot.rows.tolist(), 1)
-    return labels | {person: 0}
+    return dict.fromkeys(run.ballot.rows.tolist(), 1) | {person: 0}
 
 
 def test_one_label_against_all_reads_a_column_of_the_passives_matrices(
     aligned: dict[str, Any],
 ) -> None:
     run = open_run(aligned, "sum")
-    person = int(run.ballot.rows[7])
-    ballot, votes = run.ask(labels=one_against_all(run, person))
+    ballot, votes = run.ask(labels=one_against_all(run, int(run.ballot.rows[7])))
     columns_U = np.zeros(len(ballot.rows))
     for name in run.voters:
         columns_U += run.voter(name).vote(ballot)[:, 0]
     # To the rounding of the sum.
     assert np.abs(votes.totals[:, 0] - columns_U).max() < 1e-3
-    near = columns_U > 0.01
-    assert near.sum() < 100  # of 300: it names neighbours
+    assert (columns_U > 0.01).sum() < 100  # of 300: it names neighbours
 
 
 @pytest.mark.parametrize("opening", ASKED)

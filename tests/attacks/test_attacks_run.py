@@ -261,16 +261,14 @@ def test_clusters_get_the_names_that_fit_the_truth_best_or_their_sizes() -> None
     assert (found["clusters named by priors"].values.argmax(1) == labels).all()
 
 
-def test_explained_equals_scikit_learn_weighted_by_variance() -> None:
+def test_figures_of_features_equal_scikit_learns_weighted_by_variance_and_decibels() -> None:
     draw = np.random.default_rng(1)
     truth = draw.normal(size=(50, 4)) * np.array([1, 2, 3, 0])
     guess = truth + draw.normal(size=(50, 4)) * np.array([1, 1, 1, 0])
     expected = r2_score(truth, guess, multioutput="variance_weighted")
     assert explained(guess, truth) == pytest.approx(expected)
     assert explained(guess, np.ones((50, 4))) is None
-
-
-def test_the_peak_ratio_is_in_decibels_of_the_range() -> None:
+    # The peak ratio is in decibels of the range.
     truth = np.array([[0.0, 1.0], [0.5, 1.0]])
     assert FEATURES.measure(truth + 0.1, truth)["psnr"] == pytest.approx(20)
     assert FEATURES.measure(truth, truth)["psnr"] is None
@@ -314,7 +312,7 @@ def test_low_false_positive_rates_are_read_off_the_curve() -> None:
     assert figures["tpr_at_1_percent_fpr"] == 1  # one of a hundred
 
 
-def test_the_surest_decile_is_what_the_attack_is_surest_of() -> None:
+def test_the_surest_decile_of_labels_and_the_best_of_features_are_told() -> None:
     labels_N = np.array([0, 1] * 50)
     scores_NK = np.zeros((100, 2))
     scores_NK[:10] = 9 * np.eye(2)[labels_N[:10]]  # right and sure on ten rows
@@ -328,9 +326,7 @@ def test_the_surest_decile_is_what_the_attack_is_surest_of() -> None:
     assert wrong["precision on the surest decile"] == 0
     infinite = np.array([[np.inf, 0.0], [0.0, -np.inf]] * 5)
     assert LABELS.risk(infinite, np.zeros(10, dtype=np.int64))["recall of class 0"] == 1
-
-
-def test_features_recovered_of_few_people_show_in_the_best_decile() -> None:
+    # Features recovered of few people show in the best decile.
     truth_NF = np.random.default_rng(0).normal(size=(50, 3))
     guess_NF = np.tile(truth_NF.mean(axis=0), (50, 1))
     guess_NF[:5] = truth_NF[:5]
@@ -385,18 +381,15 @@ MODULES = {f"import {kind.__module__}": kind.__module__ for kind in ATTACKS.valu
 def _offences(loaded: dict[str, set[str]]) -> list[str]:
     many = [f"{one} loads {len(own)} of our modules" for one, own in loaded.items()
             if len(own) > MOST]  # fmt: skip
-    methods = [f"{one} loads the table of methods" for one, own in loaded.items()
-               if "secure_apfed.methods" in own]  # fmt: skip
-    return many + methods
+    return many + [f"{one} loads the table of methods" for one, own in loaded.items()
+                   if "secure_apfed.methods" in own]  # fmt: skip
 
 
-def test_an_attack_loads_few_of_our_modules_and_no_method() -> None:
+def test_an_attack_loads_few_of_our_modules_and_no_method(tmp_path: Path) -> None:
     loaded = modules_loaded(list(MODULES))
     assert all(name in loaded[statement] for statement, name in MODULES.items())
     assert _offences(loaded) == []
-
-
-def test_an_attack_that_loads_all_is_found(tmp_path: Path) -> None:
+    # One that loads all is found.
     (tmp_path / "offender.py").write_text("import apfed_attacks.view, secure_apfed.methods\n")
     many, table = _offences(modules_loaded(["import offender"], path=tmp_path))
     assert "of our modules" in many

@@ -8,7 +8,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -327,11 +327,8 @@ def test_own_files_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
 
 def call(pair: Pair, credentials: Credentials | None, name: str | None, me: LocalEnd) -> None:
     """Dial ann, past the checks of one's own files."""
-    connection = dial(parse_address(pair.address), credentials, name=name)
-    try:
+    with closing(dial(parse_address(pair.address), credentials, name=name)) as connection:
         prove(connection, me, "ann")
-    finally:
-        connection.close()
 
 
 def someone(pair: Pair, name: str = "bob") -> LocalEnd:
@@ -349,9 +346,7 @@ def other_ca(pair: Pair, name: str = "bob") -> Credentials:
 
 
 NONE: Any = (None, None)
-CALLERS: dict[
-    str, tuple[Callable[[Pair], tuple[Credentials | None, str | None, LocalEnd]], str]
-] = {
+CALLERS: dict[str, tuple[Callable[[Pair], Any], str]] = {
     "expired": (
         lambda pair: (certified(pair, days=-1), "ann", someone(pair)),
         "certificate, which may have expired",
@@ -383,9 +378,8 @@ def test_a_caller_without_the_right_papers_gets_nowhere(pair: Pair) -> None:
     for make, reads in CALLERS.values():
         with pytest.raises((OSError, EOFError, RemoteProtocolError), match=reads):
             call(pair, *make(pair))
-    bob = pair.come("bob")
-    coming.join()
-    bob.join()
+    for thread in (coming, pair.come("bob")):
+        thread.join()
     say_and_hear(pair)
 
 
@@ -502,11 +496,9 @@ def test_a_relay_that_is_started_again_changes_nothing(relayed: Pair) -> None:
 
 def enter(pair: Pair, me: LocalEnd) -> None:
     assert pair.relay is not None
-    connection = dial(("127.0.0.1", pair.relay.port), pair.authority.issue("anybody"), name="relay")
-    try:
+    address, credentials = ("127.0.0.1", pair.relay.port), pair.authority.issue("anybody")
+    with closing(dial(address, credentials, name="relay")) as connection:
         through(connection, me, "ann", wait_s=0.5)
-    finally:
-        connection.close()
 
 
 def test_who_is_not_of_a_room_does_not_enter_it(relayed: Pair) -> None:
@@ -601,27 +593,20 @@ def hellos() -> list[bytes]:
 
 def talk(pair: Pair, frames: list[bytes]) -> None:
     """One stream on which a stranger says these."""
-    connection = pair.stranger()
-    try:
+    with closing(pair.stranger()) as connection, suppress(*REFUSED):
         for frame in frames:
             connection.send_bytes(frame)
         if connection.poll(0.05):
             connection.recv_bytes()
-    except REFUSED:
-        pass
-    finally:
-        connection.close()
 
 
 def shout(pair: Pair, data: bytes) -> None:
     """Bytes at the port itself."""
-    with socket.create_connection(parse_address(pair.address), timeout=5) as stranger:
-        try:
-            stranger.sendall(data)
-            stranger.settimeout(0.01)
-            stranger.recv(1024)
-        except OSError:
-            pass
+    address = parse_address(pair.address)
+    with socket.create_connection(address, timeout=5) as stranger, suppress(OSError):
+        stranger.sendall(data)
+        stranger.settimeout(0.01)
+        stranger.recv(1024)
 
 
 @contextmanager
@@ -671,16 +656,14 @@ def read_to_the_end(connection: Carrier) -> None:
 
 
 def test_of_a_stranger_no_long_frame_is_taken(plain: Pair) -> None:
-    coming = [plain.come("ann")]
+    coming = plain.come("ann")
     until_somebody_listens(plain)
     for size in (MOST_UNPROVED + 1, MOST_SEALED):
-        connection = plain.stranger()
-        connection.send_bytes(bytes(size))
-        with pytest.raises(ConnectionRefusedError, match="above 4096 bytes before it proved"):
-            read_to_the_end(connection)
-        connection.close()
-    coming.append(plain.come("bob"))
-    for thread in coming:
+        with closing(plain.stranger()) as connection:
+            connection.send_bytes(bytes(size))
+            with pytest.raises(ConnectionRefusedError, match="above 4096 bytes before it proved"):
+                read_to_the_end(connection)
+    for thread in (coming, plain.come("bob")):
         thread.join()
     say_and_hear(plain, bytes(MOST_SEALED))
 
@@ -718,8 +701,7 @@ def test_a_crowd_of_silent_strangers_keeps_nobody_out(plain: Pair) -> None:
     until_somebody_listens(plain)
     crowd = [plain.stranger() for _ in range(150)]
     wait_until(lambda: any(map(was_sent_away, crowd)), "that a stranger went for another")
-    bob = plain.come("bob")
-    for thread in (coming, bob):
+    for thread in (coming, plain.come("bob")):
         thread.join()
     say_and_hear(plain)
     for one in crowd:

@@ -529,10 +529,9 @@ def test_who_was_left_out_is_back_at_the_next_checkpoint(number: int, tmp_path: 
     parties = Parties(config, tmp_path / "run", timeout_s=5.0 if frozen else 60.0)
     active = parties.run.party("active")
     # The active is held before its second (third) epoch's checkpoint until passive-2 is back.
-    at = 6 if frozen else 3
     harms = {
         "passive-2": Harm(Kind.CONTRIBUTION, 2, signal=number),
-        "active": Harm(Kind.CHECKPOINT, at, signal=None, until_back="passive-2"),
+        "active": Harm(Kind.CHECKPOINT, 6 if frozen else 3, signal=None, until_back="passive-2"),
     }
     with parties.started(harms):
         if frozen:
