@@ -3,6 +3,7 @@
 Tensors on it are this machine's own, of a subclass whose `.device` says cuda:0 or cuda:1. What a
 real GPU refuses is refused, with the line of ours that asked for it: operands on two devices,
 `.numpy()` of what lies on a GPU, a generator of another device, solvers that only the CPU has.
+What it cannot show: speed, memory, and the last bits.
 """
 
 import traceback

@@ -479,9 +479,9 @@ def run_tradeoff(
 ) -> Board:  # fmt: skip
     """Run what is missing, and write the leaderboard, the pictures and the page.
 
-    A trial that ends with an error is named in the board's failures, and its point left out.
-    Before anything is run raises ConfigError: a defence that no run accepts; CheckpointError: a
-    folder holds something else; and TradeOffError: the undefended point failed.
+    Finished trials are not run again; one that ends with an error is named in the board's failures,
+    and its point left out. Raises ConfigError: a defence that no run accepts; CheckpointError: a
+    folder holds something else, and nothing was run; TradeOffError: the undefended point failed.
     """
     points = points_of(tradeoff, folder)
     study = Study(points=points, seeds=range(tradeoff.seeds))

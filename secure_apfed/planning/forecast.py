@@ -87,6 +87,8 @@ class Forecast:
             from if they had one.
         numbers_per_row: sent of each row in each step.
         seconds: on this machine with all parties in one process.
+        figure, figure_passives: which epsilon, of `privacy_rows.FIGURES`, speaks of what leaves the
+            active, and of what passives add noise to.
         epsilon_x: at the end; infinite without a guard, 0 where nothing is sent.
         epsilon_y, epsilon_model: of one training label and one record; infinite where none is
             claimed.

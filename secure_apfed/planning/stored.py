@@ -78,7 +78,7 @@ class StoredSweep(Settings):
 
 
 def load_sweeps(text: str | None = None) -> tuple[StoredSweep, ...]:
-    """Return those of this text, or that ship; DataError: not as this version stores them."""
+    """Return the sweeps of this text, or those shipped; DataError: of another version."""
     if text is None:
         text = files("secure_apfed.planning").joinpath("stored_sweeps.json").read_text("utf-8")
     try:

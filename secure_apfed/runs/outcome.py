@@ -250,8 +250,8 @@ class Progress:
     Attributes:
         loss: running mean of this epoch; None under DP-SGD, whose noise does not cover it.
         accuracy, score: of the headline variant, when it was evaluated last.
-        epsilon: what left a party: 0 where nothing was released, infinite without a guard, None
-            while no passive said it.
+        epsilon: of what left a party, by `figure` of `privacy_rows.FIGURES`: 0 where nothing was
+            released, infinite without a guard, None while no passive said it.
         wire_bytes: on all links so far.
     """
 

@@ -70,7 +70,7 @@ class ReleaseMeter:
 
 
 def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> PrivacySpent:
-    """What the party that spent most has spent, with training and labels; of none, at `delta`."""
+    """What who spent most has spent, with training and labels; at `delta` where nobody releases."""
     released = worst_of(_releasing(session)) or _of_nobody_here(session, delta)
     spent = session.learner.training.account(released) if session.learner.training else released
     return spent if labels.unsafe else spent.with_labels(labels)

@@ -1,4 +1,4 @@
-"""What hostile parties try and read: mutated messages, words that should be uniform, forks."""
+"""What hostile parties try and read: mutated messages, other keys, words, forks."""
 
 import json
 import os

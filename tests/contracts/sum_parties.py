@@ -1,4 +1,4 @@
-"""All parties of a secure sum in one process, for tests."""
+"""All parties of a secure sum in one process: played, altered on the way, and their secrets."""
 
 import base64
 import gc

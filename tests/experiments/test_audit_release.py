@@ -1,4 +1,4 @@
-"""The audit of a release path: guards stay under their claims, and planted bugs are caught."""
+"""The audit of a release path: bounds, guards under their claims, planted bugs caught."""
 
 from collections.abc import Callable
 

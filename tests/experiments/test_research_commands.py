@@ -1,4 +1,4 @@
-"""Research from the command line: what help names is there, and what is wrong is told at once."""
+"""Research from the command line: help, errors at once, attacks, and its workers."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""`secure-apfed runs`: each folder is a row, broken ones with the reason; the page is whole."""
+"""What reads run folders: the list of runs, broken ones with the reason, and the report."""
 
 import contextlib
 import json

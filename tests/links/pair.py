@@ -1,4 +1,4 @@
-"""Two parties of one trial, ann who listens and bob who dials, linked by their files."""
+"""Two parties of one trial, ann who listens and bob who dials, and proxies between."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""Links over calls that come in any order, late, twice, or not at all; no NVFlare is needed."""
+"""Links over calls in any order, late, twice or never; commands of certificates and relays."""
 
 import contextlib
 import json

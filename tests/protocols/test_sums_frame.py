@@ -1,4 +1,4 @@
-"""Any bytes parse to a frame or raise RemoteProtocolError; what parses is canonical."""
+"""Frames: any bytes are one, in one spelling, or an error; the sum without protection."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Mutated frames in a subprocess: no crash, no hang, no growth; a value or RemoteProtocolError."""
+"""Hostile sums: mutated frames, keys that protect nothing, altered sums and reactions."""
 
 import json
 import subprocess

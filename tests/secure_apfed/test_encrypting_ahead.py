@@ -1,4 +1,4 @@
-"""Zeros encrypted ahead in a run: the same results, no process left, a dead worker is an error."""
+"""Zeros encrypted ahead: the same results, no process left, a killed worker is an error."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""All roles in one process: order, silence, and what the end of one means for the others."""
+"""All roles in one process: order, silence, ends, and the transcript of what was sent."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Names reach file names: one rule, held where settings are read and where a path is made."""
+"""Names: of parties as names of files, those that other code imports, and what they take."""
 
 import doctest
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Run folders: altered, cut, lost, written by somebody else, behind links, open to others."""
+"""Run folders: altered, cut, lost, behind links; runs on the same and on other tables."""
 
 import csv
 import errno

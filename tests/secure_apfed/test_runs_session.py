@@ -1,4 +1,4 @@
-"""Runs: resumed after a kill, what the folder holds and what not, and damaged files' errors."""
+"""Runs resumed after a kill: the same result, no more answers, no sum after a refused one."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Simulated runs have the weights of the parties that they leave out, and refuse the others."""
+"""Simulated runs have the weights of the parties left out; seeds: one purpose, one stream."""
 
 import hashlib
 import threading

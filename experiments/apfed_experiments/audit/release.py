@@ -36,8 +36,9 @@ Release = Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor]
 class Audit:
     """What the audit found; the three bounds hold together with probability `confidence`.
 
-    Canaries, guesses, right: m, r and v; all_right: if every canary's bit is guessed. Bounds assume
-    (epsilon, delta)-DP, Gaussian DP, or this and that rows are released independently.
+    Of m `canaries` r are guessed (`guesses`) and v `right`; `all_right` if every one's bit is.
+    What is claimed at `delta` is bounded by `epsilon_dp`, which assumes (epsilon, delta)-DP and no
+    more, `epsilon_gdp`, Gaussian DP, and `epsilon_rows`, this and rows released independently.
     """
 
     canaries: int

@@ -83,8 +83,9 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Protection:
-    """C and the noise of representations; C_theta and the noise on the sum of clipped gradients,
-    infinite and 0 where nothing is private; L2 bound of a row of the passive's gradient.
+    """`clip` C and `sigma` of representations; C_theta and the noise on the sum of clipped
+    gradients, infinite and 0 where nothing is private; `row_clip`: L2 bound of a row of the
+    passive's gradient.
     """
 
     clip: float
@@ -265,7 +266,7 @@ def _repeated(module: nn.Module, count: int) -> Weights:
 @dataclass(frozen=True, kw_only=True)
 class Case(Claim):
     """One audit; the claim is a mu. World 1 replaces the whole record, or its label; the score
-    views the releases of all rows but the record's, or everything (and updates and parameters).
+    reads the releases of all rows but the record's, or all releases, updates and parameters.
     """
 
     replaced: bool
