@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from apfed_protocols.conversation import Conversation, Outgoing, converse, take_part
-    from apfed_protocols.errors import DataError, LocalProtocolError, RemoteProtocolError
+    from apfed_protocols.errors import (
+        ApfedError,
+        ClippingWarning,
+        DataError,
+        LocalProtocolError,
+        PartyLeftError,
+        RemoteProtocolError,
+        UnsafeChoiceWarning,
+    )
     from apfed_protocols.ids import IdNormalisation, encode_ids
     from apfed_protocols.noise import discrete_gaussian
     from apfed_protocols.psi import SET_INTERSECTIONS, align, count_common, share_membership
@@ -27,14 +35,22 @@ if TYPE_CHECKING:
         SecureSum,
         StepBinding,
         SumAgreement,
+        SumCombiner,
+        SumContributor,
+        SumReceiver,
         join_sum,
     )
+    from apfed_protocols.sums.roles import ReceivingCombiner
+    from apfed_protocols.sums.short import ClipAgreement, SumSession, secure_sum
 
 __all__ = [
     "SECURE_SUMS",
     "SET_INTERSECTIONS",
+    "ApfedError",
     "BfvSum",
     "CkksSum",
+    "ClipAgreement",
+    "ClippingWarning",
     "Conversation",
     "CryptenSum",
     "DataError",
@@ -46,13 +62,20 @@ __all__ = [
     "MaskedSum",
     "Outgoing",
     "Output",
+    "PartyLeftError",
     "PlainSum",
+    "ReceivingCombiner",
     "RecoverableSum",
     "RemoteProtocolError",
     "SealedLink",
     "SecureSum",
     "StepBinding",
     "SumAgreement",
+    "SumCombiner",
+    "SumContributor",
+    "SumReceiver",
+    "SumSession",
+    "UnsafeChoiceWarning",
     "align",
     "converse",
     "count_common",
@@ -61,13 +84,27 @@ __all__ = [
     "fresh_identity",
     "fresh_run_key",
     "join_sum",
+    "secure_sum",
     "share_membership",
     "take_part",
 ]
 
 _HOME: dict[str, str] = {
     **dict.fromkeys(("Conversation", "Outgoing", "converse", "take_part"), "conversation"),
-    **dict.fromkeys(("DataError", "LocalProtocolError", "RemoteProtocolError"), "errors"),
+    **dict.fromkeys(
+        (
+            "ApfedError",
+            "ClippingWarning",
+            "DataError",
+            "LocalProtocolError",
+            "PartyLeftError",
+            "RemoteProtocolError",
+            "UnsafeChoiceWarning",
+        ),
+        "errors",
+    ),
+    **dict.fromkeys(("ClipAgreement", "SumSession", "secure_sum"), "sums.short"),
+    "ReceivingCombiner": "sums.roles",
     **dict.fromkeys(("IdNormalisation", "encode_ids"), "ids"),
     **dict.fromkeys(("IntersectionAgreement", "Output"), "psi.interface"),
     **dict.fromkeys(("SET_INTERSECTIONS", "align", "count_common", "share_membership"), "psi"),

@@ -8,6 +8,7 @@ is about a party's own table.
 
 __all__ = [
     "ApfedError",
+    "ClippingWarning",
     "DataError",
     "LocalProtocolError",
     "PartyLeftError",
@@ -59,3 +60,7 @@ class RunStoppedError(PartyLeftError):
 
 class UnsafeChoiceWarning(UserWarning):
     """A protection was switched off by name; the message says who sees what now."""
+
+
+class ClippingWarning(UserWarning):
+    """A contribution was clipped, so that the sum is not that of the values; says how many rows."""

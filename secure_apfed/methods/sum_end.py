@@ -186,6 +186,7 @@ class PassiveSum:
         work_ahead: Callable[[], None] | None = None,
     ) -> None:
         self.name, self.contract, self.contributor = name, contract, contributor
+        contributor.clipping.quiet = True  # gradients of a run are clipped by design
         self.allowance, self.rounds, self.noise = allowance, rounds, noise
         self.work_ahead = work_ahead
         self._held_N, self._gate = held_N, StepGate(name)

@@ -1,7 +1,6 @@
 """What every way of adding private vectors must do; a new entry of the table is tested at once."""
 
 import json
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -384,14 +383,14 @@ def test_no_frame_of_a_refusal_holds_what_opens_sums(choice: str) -> None:
 def test_our_own_misuse_of_a_receiver_ends_nothing(choice: str) -> None:
     """It shows before the sum is looked at, so it tells the aggregator nothing."""
     played, values = fresh_parties(choice), random_values(3)
-    shapes: tuple[Any, ...] = ((0, 5), (3, 5, 1), (3.0, 5), (True, 5), [3, 5], 15, None)
+    shapes: tuple[Any, ...] = ((0, 5), (), (3.0, 5), (True, 5), [3, -5], 15, None)
     for _ in range(2):
         bound = played.next()
         combined = played.combine(played.contribute(values, bound))
         with pytest.raises(LocalProtocolError, match="is bytes, got bytearray"):
-            played.receiver.decode(bytearray(combined), (3, 5), bound)  # type: ignore[arg-type]
+            played.receiver.decode(bytearray(combined), (3, 5), bound)  # type: ignore[call-overload]
         for shape in shapes:
-            with pytest.raises(LocalProtocolError, match="the shape of a sum is two numbers"):
+            with pytest.raises(LocalProtocolError, match="the shape of a sum is numbers"):
                 played.receiver.decode(combined, shape, bound)
         assert played.receiver.decode(combined, (3, 5), bound).shape == (3, 5)
         with pytest.raises(LocalProtocolError, match="each step is used once"):
@@ -401,19 +400,18 @@ def test_our_own_misuse_of_a_receiver_ends_nothing(choice: str) -> None:
 @every
 def test_bad_values_are_refused_and_cost_no_step(choice: str) -> None:
     cases: list[tuple[Any, str]] = [
-        (np.zeros((0, 3)), "non-empty matrix"),
-        (np.zeros(3), "non-empty matrix"),
-        (np.zeros((1, 2, 3)), "non-empty matrix"),
+        (np.zeros((0, 3)), "non-empty, got a ndarray"),
+        ([], "non-empty, got a list"),
         (np.array([[np.nan, 1.0]]), "1 of 2 values of a contribution are NaN"),
-        (np.array([[np.inf, -np.inf]]), "2 of 2 values of a contribution are NaN"),
-        (np.zeros((2, 2), dtype=np.int64), "float32 or float64 array, got int64"),
-        ([[1.0]], "float32 or float64 array, got list"),
-        (np.zeros((2, 2), dtype=np.float16), "float32 or float64 array, got float16"),
-        (np.zeros((2, 2), dtype=np.complex128), "float32 or float64 array, got complex128"),
-        (np.zeros((2, 2), dtype=">f8" if sys.byteorder == "little" else "<f8"), "array, got .f8"),
-        (np.ma.MaskedArray(np.zeros((2, 2)), np.eye(2, dtype=bool)), "array, got MaskedArray"),
-        (np.zeros((2, 2)).view(np.recarray), "array, got recarray"),
-        (None, "array, got NoneType"),
+        ([1.0, float("-inf")], "1 of 2 values of a contribution are NaN"),
+        (np.zeros((2, 2), dtype=np.complex128), "is of complex128; expected an array"),
+        (np.zeros(2, dtype=bool), "is of bool"),
+        ([True], "leaf .0. is a bool"),
+        (np.ma.MaskedArray(np.zeros((2, 2)), np.eye(2, dtype=bool)), "a MaskedArray, which may"),
+        (np.zeros((2, 2)).view(np.recarray), "a recarray, which may hide"),
+        ({"w": [1.0, None]}, "leaf .'w'..1. is None; .*without a gradient"),
+        ({(1,): 1.0}, "texts or integers as keys"),
+        ("12", "is a str; expected an array"),
     ]
     for values, message in cases:
         played = parties(choice)

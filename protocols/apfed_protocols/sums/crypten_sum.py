@@ -82,6 +82,7 @@ class CryptenSum(SecureSum):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         load_crypten()
 
     def receiver(self) -> "CryptenReceiver":

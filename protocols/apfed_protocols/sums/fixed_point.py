@@ -9,6 +9,7 @@ Shapes: B rows, D columns, V slot vectors of S slots.
 """
 
 import math
+import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.errors import ClippingWarning, LocalProtocolError
 from apfed_protocols.noise import largest_noise
 from apfed_protocols.sums.interface import FloatArray, IntArray, SumAgreement
 
-__all__ = ["FixedPoint", "Packing", "checked_matrix", "clip_rows"]
+__all__ = ["Clipping", "FixedPoint", "Packing", "checked_matrix", "clip_rows"]
 
 EXACT_FLOAT_BITS = 53
 """Integers of so many bits are exact in float64."""
@@ -55,7 +56,42 @@ def checked_matrix(values_BD: object) -> FloatArray:
     return values_BD
 
 
-def clip_rows(values_BD: FloatArray, clip_norm: float) -> NDArray[np.float64]:
+@dataclass
+class Clipping:
+    """What one party clipped so far: its own knowledge, which no message carries.
+
+    Attributes:
+        rows, clipped: how many rows it contributed, and how many of them were beyond the bound.
+        largest_norm: the largest L2 norm of a row before it was clipped; infinite where its
+            squares overflow.
+        quiet: warn of nothing; for a caller that reports these figures itself.
+    """
+
+    rows: int = 0
+    clipped: int = 0
+    largest_norm: float = 0.0
+    quiet: bool = False
+
+    def count(self, norm_B: NDArray[np.float64], clip_norm: float) -> None:
+        self.rows += len(norm_B)
+        self.clipped += int(np.count_nonzero(norm_B > clip_norm))
+        self.largest_norm = max(self.largest_norm, float(norm_B.max()))
+
+    def warn(self, me: str, clip_norm: float, already: int) -> None:
+        """Say what was clipped if it is the first time, `already` being the count before."""
+        if self.clipped and not already and not self.quiet:
+            warnings.warn(
+                f"{me} clipped {self.clipped} of {self.rows} rows to norm {clip_norm:g}, the "
+                f"largest of norm {self.largest_norm:.3g}: the sum is of what was left. Agree on a "
+                f"larger clip where that is not meant; {me}'s `clipping` counts on",
+                ClippingWarning,
+                stacklevel=4,
+            )
+
+
+def clip_rows(
+    values_BD: FloatArray, clip_norm: float, clipping: Clipping | None = None
+) -> NDArray[np.float64]:
     """Scale every row whose L2 norm exceeds `clip_norm` down to it; others stay as they are.
 
     The result's norms are at most `clip_norm` times 1 + 1e-15 * sqrt(D), for any finite
@@ -73,6 +109,8 @@ def clip_rows(values_BD: FloatArray, clip_norm: float) -> NDArray[np.float64]:
             part = wide_BD[:, start : start + _PIECE]
             squares_B += np.vecdot(part, part)
     norm_B = np.sqrt(squares_B)
+    if clipping is not None:
+        clipping.count(norm_B, clip_norm)
     huge_B = ~np.isfinite(norm_B)
     if huge_B.any():
         wide_BD[huge_B] /= np.abs(wide_BD[huge_B]).max(axis=1, keepdims=True)
@@ -143,12 +181,13 @@ class FixedPoint:
         values_BD: FloatArray,
         noise_BD: IntArray | None = None,
         width: type[np.signedinteger[Any]] = np.int64,
+        clipping: Clipping | None = None,
     ) -> NDArray[np.signedinteger[Any]]:
         """Clip the rows and return round(g / C * levels) plus the noise, in rows of integers.
 
         Integers of 32 bits serve sums modulo 2^32, for which adding them may wrap around.
         """
-        levels_BD = clip_rows(checked_matrix(values_BD), self.clip_norm)
+        levels_BD = clip_rows(checked_matrix(values_BD), self.clip_norm, clipping)
         levels_BD *= self.levels / self.clip_norm
         # A norm of C (1 + 1e-15 sqrt(D)) rounds to `levels`, never beyond.
         np.rint(levels_BD, out=levels_BD)

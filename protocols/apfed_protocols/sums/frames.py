@@ -19,10 +19,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from apfed_protocols.checks import is_whole
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import ForkCheck
 from apfed_protocols.sums.interface import StepBinding, SumAgreement
+from apfed_protocols.trees import Flattened
 
 __all__ = ["AgreedFrames", "Frame", "FrameKind", "fingerprint", "frame_bytes"]
 
@@ -212,6 +212,11 @@ class AgreedFrames:
             )
         self._last_step = binding.step
 
+    def next_binding(self, flat: Flattened) -> StepBinding:
+        """The step after the last one that this party used, bound to what is added alone."""
+        session = self.agreement.session
+        return StepBinding.of(session, self._last_step + 1, rows=flat.digest, message=b"")
+
     def setup(self, *blobs: bytes) -> bytes:
         return replace(self.of_all(FrameKind.SETUP, (0, 0)), blobs=blobs).pack()
 
@@ -289,7 +294,6 @@ class AgreedFrames:
 
     def open_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Frame:
         """Return the frame of the sum that answers `binding`; its step is used then."""
-        _require_shape(shape)
         sender = self.agreement.combiner
         frame = Frame.parse(combined, sender=sender)
         self._check(frame, sender, FrameKind.SUM, self.fingerprint)
@@ -410,11 +414,3 @@ class AgreedFrames:
                 f"{party} is contributor {position}, and the {kind.name.lower()} from {sender} is "
                 f"for contributor {frame.party}"
             )
-
-
-def _require_shape(shape: object) -> None:
-    sizes = shape if isinstance(shape, tuple) else ()
-    if len(sizes) != 2 or not all(map(is_whole, sizes)) or min(sizes) < 1:
-        raise LocalProtocolError(
-            f"the shape of a sum is two numbers (rows, columns) above 0, got {shape!r}"
-        )

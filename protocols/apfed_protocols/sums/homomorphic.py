@@ -137,6 +137,7 @@ class HomomorphicSum(SecureSum, ABC):
     cipher_type: ClassVar[type[SealCipher]]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _ = self.headroom  # what does not fit is refused here
 
     @cached_property

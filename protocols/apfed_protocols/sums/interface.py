@@ -7,7 +7,7 @@ different messages in one sum: frames carry the digests of both, and roles compa
 import hashlib
 import json
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -39,7 +39,8 @@ class SumAgreement:
 
     Attributes:
         session: names the run; names have 1 to 255 bytes in UTF-8.
-        receiver, combiner: the active and the aggregator; different parties.
+        receiver, combiner: the active and the aggregator; one party only where masks protect
+            from both.
         contributors: the passives, in the contract's order. At most 1024.
         clip_norm: C, the L2 bound of one row of a contribution (no unit), 1e-30 to 1e30.
         bits: signed fixed-point bits of one value, 2 to 24.
@@ -62,7 +63,10 @@ class SumAgreement:
 
     def __post_init__(self) -> None:
         take_numpy_integers(self)
-        require_type(self, tuple, "contributors")
+        names: object = self.contributors
+        if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+            raise LocalProtocolError(f"contributors are several names, got {names!r:.80}")
+        object.__setattr__(self, "contributors", tuple(names))
         require_type(self, bool, "allow_single")
         given = [name for name in ("threshold", "noise") if getattr(self, name) is not None]
         require_type(self, int, "bits", *given)
@@ -72,7 +76,8 @@ class SumAgreement:
         object.__setattr__(self, "clip_norm", float(self.clip_norm))
 
     def _require_parties(self) -> None:
-        parties = (self.receiver, self.combiner, *self.contributors)
+        ends = [self.receiver] if self.receiver == self.combiner else [self.receiver, self.combiner]
+        parties = (*ends, *self.contributors)
         for name in (self.session, *parties):
             require_name("sum", name)
         if len(set(parties)) != len(parties):

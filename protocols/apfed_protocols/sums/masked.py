@@ -27,6 +27,7 @@ from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import ForkCheck, derive_key, keystream_chunks
 from apfed_protocols.seal import RunKey, fresh_run_key
+from apfed_protocols.sums.fixed_point import Clipping
 from apfed_protocols.sums.frames import AgreedFrames, Frame, frame_bytes
 from apfed_protocols.sums.interface import (
     ALTERED_SUM,
@@ -248,6 +249,7 @@ class MaskedSum(SecureSum):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.fixed_point.field_bits > self.ring_bits:
             raise LocalProtocolError(
                 f"sums of {len(self.agreement.contributors)} values of {self.agreement.bits} bits "
@@ -274,9 +276,14 @@ class MaskedSum(SecureSum):
     def parameters(self) -> Mapping[str, object]:
         return {**super().parameters(), "ring_bits": self.ring_bits}
 
-    def numbers(self, values_BD: FloatArray, noise_BD: IntArray | None) -> Elements:
+    def numbers(
+        self,
+        values_BD: FloatArray,
+        noise_BD: IntArray | None,
+        clipping: Clipping | None = None,
+    ) -> Elements:
         # Of 32 bits, since adding them may wrap around: the ring is at least as wide.
-        narrow_BD = self.fixed_point.quantise(values_BD, noise_BD, np.int32)
+        narrow_BD = self.fixed_point.quantise(values_BD, noise_BD, np.int32, clipping)
         fits = narrow_BD.dtype.itemsize == self.word.itemsize
         return narrow_BD.view(self.word) if fits else narrow_BD.astype(self.word)
 

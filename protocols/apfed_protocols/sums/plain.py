@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
-from apfed_protocols.sums.fixed_point import checked_matrix, clip_rows
+from apfed_protocols.sums.fixed_point import Clipping, checked_matrix, clip_rows
 from apfed_protocols.sums.frames import Frame, frame_bytes
 from apfed_protocols.sums.interface import (
     ALTERED_SUM,
@@ -68,6 +68,7 @@ class PlainSum(SecureSum):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.agreement.noise and not self.quantise:
             raise LocalProtocolError(
                 "discrete noise is added to fixed-point integers; use PlainSum(quantise=True)"
@@ -98,14 +99,20 @@ class PlainSum(SecureSum):
     def parameters(self) -> Mapping[str, object]:
         return {**super().parameters(), "clip": self.clip, "quantise": self.quantise}
 
-    def numbers(self, values_BD: FloatArray, noise_BD: IntArray | None) -> NDArray[Any]:
+    def numbers(
+        self,
+        values_BD: FloatArray,
+        noise_BD: IntArray | None,
+        clipping: Clipping | None = None,
+    ) -> NDArray[Any]:
         """Without `quantise` float32 travels as 4 bytes a value, float64 as 8."""
         if self.quantise:
-            return super().numbers(values_BD, noise_BD).astype(_INTEGER_TYPE, copy=False)
+            return super().numbers(values_BD, noise_BD, clipping).astype(_INTEGER_TYPE, copy=False)
         if noise_BD is not None:
             raise LocalProtocolError("no noise was agreed for this sum, but some was given")
         values_BD = checked_matrix(values_BD)
-        sent_BD = clip_rows(values_BD, self.agreement.clip_norm) if self.clip else values_BD
+        bound = self.agreement.clip_norm
+        sent_BD = clip_rows(values_BD, bound, clipping) if self.clip else values_BD
         return sent_BD.astype(values_BD.dtype.newbyteorder("<"))
 
     def add(self, frames: Sequence[Frame]) -> Sequence[bytes]:

@@ -10,32 +10,40 @@ and peers that learn from what a receiver refuses.
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from numbers import Number
+from typing import Any, ClassVar, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from apfed_protocols.checks import is_whole
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.sums.fixed_point import FixedPoint
+from apfed_protocols.noise import discrete_gaussian
+from apfed_protocols.randomness import fresh_key
+from apfed_protocols.sums.fixed_point import Clipping, FixedPoint
 from apfed_protocols.sums.frames import AgreedFrames, Frame, fingerprint
 from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement, SumLeaks
+from apfed_protocols.trees import Flattened, flatten
 
 __all__ = [
     "DescribedSum",
     "KeepsSecrets",
     "NoSetup",
     "OneRoundCombiner",
+    "ReceivingCombiner",
     "Role",
     "SecureSum",
     "Setup",
     "SumCombiner",
     "SumContributor",
     "SumReceiver",
+    "hold",
     "join_sum",
+    "role_of",
 ]
 
 
@@ -76,9 +84,14 @@ class DescribedSum:
     def fixed_point(self) -> FixedPoint:
         return FixedPoint.of(self.agreement)
 
-    def numbers(self, values_BD: FloatArray, noise_BD: IntArray | None) -> NDArray[Any]:
+    def numbers(
+        self,
+        values_BD: FloatArray,
+        noise_BD: IntArray | None,
+        clipping: Clipping | None = None,
+    ) -> NDArray[Any]:
         """What a contributor adds, in new memory: clipped rows in fixed point, and the noise."""
-        return self.fixed_point.quantise(values_BD, noise_BD)
+        return self.fixed_point.quantise(values_BD, noise_BD, clipping=clipping)
 
     def rounding(self) -> float:
         """The largest error of one value of the sum against the sum of the clipped rows."""
@@ -96,7 +109,22 @@ class DescribedSum:
 
 @dataclass(frozen=True)
 class SecureSum(DescribedSum, ABC):
+    """One way of adding, under one agreement.
+
+    Raises LocalProtocolError: the combiner is the receiver, who would read single contributions
+    since there are no masks.
+    """
+
     agreement: SumAgreement
+
+    def __post_init__(self) -> None:
+        both = self.agreement.receiver
+        if both == self.agreement.combiner and self.masks == "none":
+            raise LocalProtocolError(
+                f"{both} receives and combines, and {self.name} has no masks: {both} would read "
+                "each contribution before it adds them. Let another party combine, or take masks: "
+                "pairwise, recoverable, or bfv under pairwise ones"
+            )
 
     @abstractmethod
     def receiver(self) -> "SumReceiver": ...
@@ -159,31 +187,55 @@ class SumContributor(Role, ABC):
     ) -> None:
         self._position = described.agreement.position(me)
         self.me = me
+        self.clipping = Clipping()
         self._sum = described
+        self._turn = threading.Lock()
+        self._noise_key = fresh_key()
         super().__init__(frames, setup)
 
     def contribute(
-        self, values_BD: FloatArray, binding: StepBinding, noise_BD: IntArray | None = None
+        self, values: Any, binding: StepBinding | None = None, noise_BD: IntArray | None = None
     ) -> bytes:
         """Clip each row to C, quantise, add the noise, use the step, protect; in no other order.
 
         Args:
-            values_BD: float32 or float64, B rows of D numbers, however they lie in memory; they
-                stay as they are.
-            binding: what this contribution answers; its step must be above all former ones.
-            noise_BD: steps of fixed point, from `apfed_protocols.noise` under a key of this party;
-                given exactly where the agreement says noise.
+            values: floats or integers: an array or tensor of any rank, or lists, tuples and dicts
+                of them, which are one row (`apfed_protocols.trees`). They stay as they are.
+            binding: what this contribution answers; its step must be above all former ones. None:
+                the step after the last one, bound to structure and shapes of the values alone.
+            noise_BD: steps of fixed point, from `apfed_protocols.noise` under a key of this party,
+                in the shape of the rows; only where the agreement says noise. None: drawn here.
 
         Raises:
-            LocalProtocolError: not a finite, non-empty matrix; a step already answered; or noise
-                that is missing, not agreed, of another shape, or beyond its bound.
+            LocalProtocolError: values that are empty, NaN or infinite, or no numbers; a step
+                already answered; or noise that is not agreed, of another shape, or beyond its
+                bound.
+
+        Warns:
+            ClippingWarning: the first time that rows are beyond C; `clipping` counts all.
         """
-        numbers_BD = self._sum.numbers(values_BD, noise_BD)
+        flat = flatten(values)
+        self._frames.require_own_process()  # before the lock, which a fork may have copied shut
+        with self._turn:
+            return self._contribute(flat, binding or self._frames.next_binding(flat), noise_BD)
+
+    def _contribute(
+        self, flat: Flattened, binding: StepBinding, noise_BD: IntArray | None
+    ) -> bytes:
+        values_BD, deviation = flat.matrix, self._sum.agreement.noise
+        already = self.clipping.clipped
+        if noise_BD is None and deviation is not None:
+            noise_BD = discrete_gaussian(
+                self._noise_key, binding.digest, deviation=deviation, shape=values_BD.shape
+            )
+        numbers_BD = self._sum.numbers(values_BD, noise_BD, self.clipping)
         self._require_setup()
         self._frames.begin_step(binding)
         blobs = self._protect(numbers_BD, binding)
         rows, columns = values_BD.shape
-        return self._frames.contribution(self.me, binding, (rows, columns), blobs)
+        body = self._frames.contribution(self.me, binding, (rows, columns), blobs)
+        self.clipping.warn(self.me, self._sum.agreement.clip_norm, already)
+        return body
 
     def _require_setup(self) -> None:
         """Raise LocalProtocolError before the setup is finished; it names what is missing."""
@@ -271,34 +323,54 @@ class SumReceiver(Role, ABC):
         self._require_no_refusal()
         return super().start()
 
-    def decode(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> FloatArray:
+    @overload
+    def decode(
+        self, combined: bytes, like: tuple[int, ...], binding: StepBinding | None = None
+    ) -> FloatArray: ...
+
+    @overload
+    def decode(self, combined: bytes, like: Any, binding: StepBinding | None = None) -> Any: ...
+
+    def decode(self, combined: bytes, like: Any, binding: StepBinding | None = None) -> Any:
         """Open the sum of all contributions to the step that `binding` names, one at a time.
 
         Args:
             combined: what the aggregator sent.
-            shape: (rows, columns) that were asked for.
-            binding: what was asked; its step must be above all former ones.
+            like: the shape that was asked for, for a new array; or an array, tensor or tree in
+                whose structure, types and device the sum comes.
+            binding: what was asked; its step must be above all former ones. None: as in
+                `SumContributor.contribute`.
 
         Raises:
             LocalProtocolError: this step was opened already, nothing was set up, or a sum was
                 refused before.
             RemoteProtocolError: a frame of another step or shape, or a sum out of range.
         """
+        shape = _shape_of(like)
+        flat = flatten(like if shape is None else np.empty(shape))
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         with self._opening:
-            self._require_no_refusal()
-            self._refused_step = binding.step  # taken back where all goes well, and only there
-            try:
-                opened = self._open(self._frames.open_sum(combined, shape, binding), binding)
-            except LocalProtocolError:  # our own misuse, which shows before any secret is used
-                self._refused_step = None
-                raise
-            except BaseException as error:
-                self._forget()
-                _clear_frames(error)
-                raise
+            sum_BD = self._decode(combined, flat, binding or self._frames.next_binding(flat))
+        if shape is None:
+            return flat.restored(sum_BD, off=self._sum.rounding())
+        return sum_BD.reshape(shape)
+
+    def _decode(self, combined: bytes, flat: Flattened, binding: StepBinding) -> FloatArray:
+        rows, columns = flat.matrix.shape
+        self._require_no_refusal()
+        self._refused_step = binding.step  # taken back where all goes well, and only there
+        try:
+            frame = self._frames.open_sum(combined, (rows, columns), binding)
+            opened = self._open(frame, binding)
+        except LocalProtocolError:  # our own misuse, which shows before any secret is used
             self._refused_step = None
-            return opened
+            raise
+        except BaseException as error:
+            self._forget()
+            _clear_frames(error)
+            raise
+        self._refused_step = None
+        return opened
 
     def _require_no_refusal(self) -> None:
         """Raise LocalProtocolError after a refused sum; what opens sums is gone then."""
@@ -336,6 +408,19 @@ class SumReceiver(Role, ABC):
         """Throw away what opens sums; called again, do nothing."""
 
 
+def _shape_of(like: Any) -> tuple[int, ...] | None:
+    """The shape that was given, or None: `like` is an array or a tree. Numbers are of a shape."""
+    sizes = like if isinstance(like, tuple | list) else (like,)
+    if not all(size is None or isinstance(size, Number) for size in sizes):
+        return None
+    if sizes is not like or not like or not all(map(is_whole, like)) or min(like) < 1:
+        raise LocalProtocolError(
+            f"the shape of a sum is numbers (rows, columns, ...) above 0, got {like!r}; or give an "
+            "array, or a tree of arrays, in whose form the sum is to come"
+        )
+    return tuple(map(int, like))
+
+
 def _clear_frames(error: BaseException) -> None:
     """Empty the finished frames that an exception and those before it hold: keys, opened sums."""
     raised: BaseException | None = error
@@ -344,13 +429,58 @@ def _clear_frames(error: BaseException) -> None:
         raised = raised.__context__
 
 
+class ReceivingCombiner(KeepsSecrets):
+    """Receiver and combiner in one party, for sums under masks, which protect from both.
+
+    Its `ask`, `combine` and `decode` are theirs.
+    """
+
+    def __init__(self, described: SecureSum) -> None:
+        self._receiver, self._combiner = described.receiver(), described.combiner()
+        self._me, self._heard = described.agreement.receiver, set[str]()
+        self.ask, self.combine = self._combiner.ask, self._combiner.combine
+        self.decode = self._receiver.decode
+
+    def start(self) -> Iterable[Outgoing]:
+        return self._sent([*self._receiver.start(), *self._combiner.start()])
+
+    def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
+        """Take a set-up message: a contributor sends the receiver's, if any, before the other."""
+        first = sender not in self._heard and not self._receiver.finished
+        self._heard.add(sender)
+        return self._sent((self._receiver if first else self._combiner).receive(sender, body))
+
+    def _sent(self, outgoing: Iterable[Outgoing]) -> Iterable[Outgoing]:
+        for out in outgoing:
+            if out.receiver == self._me:  # a key holder tells the combiner under which key it adds
+                yield from self._combiner.receive(self._me, out.body)
+            else:
+                yield out
+
+    @property
+    def finished(self) -> bool:
+        return self._receiver.finished and self._combiner.finished
+
+
+def role_of(
+    described: SecureSum, me: str
+) -> SumReceiver | SumCombiner | SumContributor | ReceivingCombiner:
+    """The role of `me`. Raises LocalProtocolError: no party of the agreement has that name."""
+    agreement = described.agreement
+    if me == agreement.receiver == agreement.combiner:
+        return ReceivingCombiner(described)
+    if me == agreement.receiver:
+        return described.receiver()
+    return described.combiner() if me == agreement.combiner else described.contributor(me)
+
+
 def join_sum(
     described: SecureSum,
     me: str,
     *,
     send: Callable[[str, bytes], object],
     receive: Callable[[], tuple[str, bytes]],
-) -> SumReceiver | SumCombiner | SumContributor:
+) -> SumReceiver | SumCombiner | SumContributor | ReceivingCombiner:
     """Make the role of `me` and hold its setup with the others, over links of one's own.
 
     For a training loop that this project does not run. The links must be authenticated
@@ -367,14 +497,23 @@ def join_sum(
         RemoteProtocolError: a peer's setup message is malformed or unexpected.
     """
     agreement = described.agreement
-    role: SumReceiver | SumCombiner | SumContributor
-    if me == agreement.receiver:
-        role = described.receiver()
-    elif me == agreement.combiner:
-        role = described.combiner()
-    else:
-        role = described.contributor(me)
+    role = role_of(described, me)
     others = {agreement.receiver, agreement.combiner, *agreement.contributors} - {me}
+    hold(role, me, others, send=send, receive=receive)
+    return role
+
+
+def hold(
+    role: Conversation,
+    me: str,
+    others: Collection[str],
+    *,
+    send: Callable[[str, bytes], object],
+    receive: Callable[[], tuple[str, bytes]],
+) -> None:
+    """Play one role with the others until it is finished. Raises RemoteProtocolError: a stranger
+    wrote, or what the role raises.
+    """
     for out in role.start():
         send(out.receiver, out.body)
     while not role.finished:
@@ -383,4 +522,3 @@ def join_sum(
             raise RemoteProtocolError(f"{sender!r} takes no part in this sum and wrote to {me}")
         for out in role.receive(sender, body):
             send(out.receiver, out.body)
-    return role

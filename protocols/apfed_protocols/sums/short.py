@@ -1,0 +1,344 @@
+"""A sum in one line, for a loop that somebody else wrote: all roles of it here, or one of them.
+
+Run by: whoever would otherwise write an agreement, make three kinds of role, hold their set-up and
+count steps. Protects from what the chosen sum protects from, and from nothing that this process
+could read: in one process all secrets are in one memory, so that is a simulation, or an honest
+host's service. In processes of their own the parties take `SumSession.join`.
+"""
+
+import threading
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Literal
+
+from apfed_protocols.conversation import Outgoing, converse
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
+from apfed_protocols.randomness import ForkCheck, fresh_key
+from apfed_protocols.sums import SECURE_SUMS
+from apfed_protocols.sums.fixed_point import Clipping, checked_matrix, clip_rows
+from apfed_protocols.sums.interface import StepBinding, SumAgreement, spelled
+from apfed_protocols.sums.roles import (
+    KeepsSecrets,
+    ReceivingCombiner,
+    SecureSum,
+    SumCombiner,
+    SumContributor,
+    SumReceiver,
+    hold,
+    role_of,
+)
+from apfed_protocols.trees import Flattened, flatten
+
+__all__ = ["ClipAgreement", "SumSession", "secure_sum"]
+
+_SHORT = {
+    "masked": spelled("plain", "pairwise"),
+    "recoverable": spelled("plain", "recoverable"),
+    "masked bfv": spelled("bfv", "pairwise"),
+}
+_LEAST_EXPONENT, _MOST_EXPONENT = -99, 99
+Role = SumReceiver | SumCombiner | SumContributor | ReceivingCombiner
+
+
+def secure_sum(
+    name: str,
+    contributors: Iterable[str],
+    *,
+    to: str,
+    clip: float | Literal["agree"],
+    by: str | None = None,
+    bits: int = 16,
+    session: str | None = None,
+    threshold: int | None = None,
+    noise: int | None = None,
+    allow_single: bool = False,
+) -> "SumSession":
+    """A sum, ready to be called with the values of all contributors, or to hand out its roles.
+
+    Example:
+        >>> total = secure_sum("masked", ["bank", "shop"], to="clinic", clip=10)
+        >>> total({"bank": [1, 2], "shop": [3, 4]})
+        [4, 6]
+
+    Args:
+        name: "masked", "recoverable", "masked bfv", "ckks", "bfv", "crypten" or "plain", or a key
+            of `SECURE_SUMS`. "masked" is the one to take unless something speaks against it.
+        contributors: names of those who add, in an order that all parties know.
+        to: who reads the sum.
+        clip: C, the L2 bound of a row of what one contributes (`apfed_protocols.trees` says what a
+            row is); rows beyond it are scaled down to it, with a warning. "agree": the smallest
+            power of two that no row of the first values exceeds. To find it each contributor
+            tells all parties the power of two at or above its own largest row, and no more.
+        by: who combines. None: `to`, which needs a sum under masks.
+        bits: of one number in fixed point, sign included; each contributor adds an error of at
+            most C / (2^bits - 2) to a number.
+        session: names this sum, the same at all parties. None: a random one, for one process.
+        threshold, noise, allow_single: see `SumAgreement`.
+
+    Raises:
+        LocalProtocolError: an unknown sum, names that are no names, doubled or too few, numbers
+            out of range, or `to` combining without masks.
+    """
+    kind = SECURE_SUMS.get(_SHORT.get(str(name), str(name)))
+    if kind is None:
+        known = [*_SHORT, *(key for key in SECURE_SUMS if key not in _SHORT.values())]
+        raise LocalProtocolError(f"no sum is called {name!r:.80}; there are: {', '.join(known)}")
+    if isinstance(clip, str) and clip != "agree":
+        raise LocalProtocolError(f'clip is a number or "agree", got {clip!r:.80}')
+    agreement = SumAgreement(
+        session=f"in one process {fresh_key().hex()}" if session is None else session,
+        receiver=to,
+        combiner=to if by is None else by,
+        contributors=contributors,  # type: ignore[arg-type]  # which makes them a tuple
+        clip_norm=1.0 if clip == "agree" else clip,  # type: ignore[arg-type]
+        bits=bits,
+        threshold=threshold,
+        noise=noise,
+        allow_single=allow_single,
+    )
+    return SumSession(kind(agreement), agreed=clip != "agree")
+
+
+class SumSession(KeepsSecrets):
+    """One sum, ready to be called, or to hand out its roles. Threads take turns.
+
+    Attributes:
+        described: the sum and its agreement.
+    """
+
+    def __init__(self, described: SecureSum, *, agreed: bool = True) -> None:
+        self.described, self._agreed = described, agreed
+        self._turn, self._step = threading.Lock(), 0
+        self._fork_check = ForkCheck("this sum")
+
+    def __call__(self, values: Mapping[str, Any]) -> Any:
+        """Add what all contributors give, with all roles in this process.
+
+        Args:
+            values: by contributor an array or tensor of any rank, or a tree of them, of one
+                structure; under recoverable masks some contributors may be left out.
+
+        Returns:
+            The sum, in the structure, types and on the device of the first contributor's.
+
+        Raises:
+            LocalProtocolError: values of somebody else or of nobody, of different shapes, NaN,
+                empty or no numbers (no step is used then); or a copy by a fork.
+
+        Warns:
+            ClippingWarning: the first time that a contributor's rows are beyond the clip.
+        """
+        self._fork_check.require()
+        flat = self._checked(values)
+        with self._turn:
+            if not self._agreed:
+                parties = {name: ClipAgreement(name, flat, flat[name].matrix) for name in flat}
+                converse(parties)
+                self._settle(next(iter(parties.values())).clip)
+            return self._added(flat)
+
+    def _added(self, flat: Mapping[str, Flattened]) -> Any:
+        contributors, hub = self._roles
+        first = next(iter(flat.values()))
+        session, self._step = self.described.agreement.session, self._step + 1
+        binding = StepBinding.of(session, self._step - 1, rows=first.digest, message=b"")
+        bodies: Mapping[str, bytes] = {
+            name: contributors[name].contribute(own.matrix, binding) for name, own in flat.items()
+        }
+        if self.described.rounds == 2:
+            requests = hub[-1].ask(bodies, binding.digest)
+            bodies = {name: contributors[name].answer(asked) for name, asked in requests.items()}
+        combined = hub[-1].combine(bodies, binding.digest)
+        total = hub[0].decode(combined, first.matrix.shape, binding)
+        return first.restored(total, off=self.described.rounding())
+
+    def _checked(self, values: Mapping[str, Any]) -> Mapping[str, Flattened]:
+        names = self.described.agreement.contributors
+        if not isinstance(values, Mapping):
+            raise LocalProtocolError(
+                f"give the values of each contributor by its name, as {{{names[0]!r}: ...}}; got a "
+                f"{type(values).__name__}"
+            )
+        unknown = [name for name in values if name not in names]
+        missing = [name for name in names if name not in values]
+        if unknown or (missing and self.described.needs_all) or not values:
+            raise LocalProtocolError(
+                f"this sum is of {', '.join(names)}; missing: {', '.join(missing) or 'nobody'}; "
+                f"unknown: {', '.join(map(str, unknown)) or 'nobody'}"
+            )
+        flat: dict[str, Flattened] = {}
+        for name in names:
+            if name in values:
+                try:
+                    flat[name] = flatten(values[name])
+                    checked_matrix(flat[name].matrix)
+                except LocalProtocolError as error:
+                    raise LocalProtocolError(f"{name}: {error}") from error
+        first = next(iter(flat))
+        for name, own in flat.items():
+            if own.digest != flat[first].digest:
+                raise LocalProtocolError(
+                    f"{name} gives {own.shapes}, but {first} {flat[first].shapes}; what is added "
+                    "has one structure and one shape at all contributors"
+                )
+        return flat
+
+    @cached_property
+    def _roles(self) -> tuple[Mapping[str, SumContributor], Sequence[Any]]:
+        """The contributors, and receiver and combiner, which may be one."""
+        agreement = self.described.agreement
+        contributors = {name: self.described.contributor(name) for name in agreement.contributors}
+        ends = {me: role_of(self.described, me) for me in (agreement.receiver, agreement.combiner)}
+        converse({**contributors, **ends})
+        return contributors, [*ends.values()]
+
+    @property
+    def clip(self) -> float:
+        """C. Raises LocalProtocolError: it is to be agreed and is not yet."""
+        self._require_clip()
+        return self.described.agreement.clip_norm
+
+    @property
+    def clipping(self) -> Mapping[str, Clipping]:
+        """By contributor what calls in this process clipped."""
+        return {name: role.clipping for name, role in self._roles[0].items()}
+
+    def contributor(self, me: str) -> SumContributor:
+        """The role of one who adds, for a process of its own. See `join` for its set-up."""
+        self._require_clip()
+        return self.described.contributor(me)
+
+    def receiver(self) -> SumReceiver | ReceivingCombiner:
+        """The role of who reads, which also combines where nobody else was named."""
+        self._require_clip()
+        role = role_of(self.described, self.described.agreement.receiver)
+        assert isinstance(role, SumReceiver | ReceivingCombiner)
+        return role
+
+    def combiner(self) -> SumCombiner | ReceivingCombiner:
+        """The role of who combines. Raises LocalProtocolError: it is the receiver's, see there."""
+        agreement = self.described.agreement
+        if agreement.combiner == agreement.receiver:
+            raise LocalProtocolError(
+                f"{agreement.combiner} receives and combines in one role, that of `receiver()`; "
+                "two of them would not know each other's keys"
+            )
+        self._require_clip()
+        return self.described.combiner()
+
+    def join(
+        self,
+        me: str,
+        *,
+        send: Callable[[str, bytes], object],
+        receive: Callable[[], tuple[str, bytes]],
+        first: Any = None,
+    ) -> Role:
+        """Make the role of `me` and hold its set-up with the others, over links of one's own.
+
+        The links must be authenticated and encrypted (`apfed_protocols.SealedLink`), and all
+        parties name the same `session`.
+
+        Args:
+            send: carries bytes to the party that is named.
+            receive: waits for the next message and returns (sender, bytes).
+            first: with `clip="agree"`, a contributor's first values.
+
+        Raises:
+            LocalProtocolError: no party has that name; or no first values where there must be.
+            RemoteProtocolError: a peer's message is malformed, unexpected or of a stranger.
+        """
+        agreement = self.described.agreement
+        everybody = {agreement.receiver, agreement.combiner, *agreement.contributors}
+        if not self._agreed:
+            matrix = None if first is None else flatten(first).matrix
+            if me in agreement.contributors and matrix is None:
+                raise LocalProtocolError(f"{me} gives its first values, for a clip to be agreed")
+            names = agreement.contributors
+            agree = ClipAgreement(me, names, matrix, told=everybody)
+            hold(agree, me, everybody - {me}, send=send, receive=receive)
+            self._settle(agree.clip)
+        role = role_of(self.described, me)
+        hold(role, me, everybody - {me}, send=send, receive=receive)
+        return role
+
+    def _settle(self, clip: float) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnsafeChoiceWarning)  # of the plain sum, said before
+            agreement = replace(self.described.agreement, clip_norm=clip)
+            self.described, self._agreed = replace(self.described, agreement=agreement), True
+
+    def _require_clip(self) -> None:
+        if not self._agreed:
+            raise LocalProtocolError(
+                'this sum has no clip yet: clip="agree" is settled by the first call in one '
+                "process, and by join(me, first=...) among several; or say a number"
+            )
+
+
+class ClipAgreement(KeepsSecrets):
+    """A conversation in which contributors find one clip that their first values do not exceed.
+
+    Each tells all parties the exponent of the power of two at or above the largest norm of its
+    rows: which of about 200 sizes its largest row has, and nothing else. The clip is the largest.
+
+    Args:
+        me: a contributor, or somebody who listens.
+        contributors: who tells.
+        matrix: the rows of `me`, (B, D); None: it listens.
+        told: all parties; None: the contributors.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        contributors: Collection[str],
+        matrix: Any = None,
+        told: Collection[str] | None = None,
+    ) -> None:
+        self.me, self._contributors = me, tuple(contributors)
+        self._told = sorted({*(contributors if told is None else told)} - {me})
+        self._exponents = {} if matrix is None else {me: _exponent(matrix)}
+
+    def start(self) -> Iterable[Outgoing]:
+        body = self._exponents.get(self.me, 0).to_bytes(1, "big", signed=True)
+        return [Outgoing(to, body) for to in self._told] if self._exponents else []
+
+    def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
+        exponent = int.from_bytes(body[:1], "big", signed=True)
+        fits = len(body) == 1 and _LEAST_EXPONENT <= exponent <= _MOST_EXPONENT
+        if sender not in self._contributors or sender in self._exponents or not fits:
+            raise RemoteProtocolError(
+                f"{sender} told {self.me} no size of its rows: expected one exponent of "
+                f"{_LEAST_EXPONENT}..{_MOST_EXPONENT} of each of {', '.join(self._contributors)}, "
+                f"got {len(body)} bytes"
+            )
+        self._exponents[sender] = exponent
+        return ()
+
+    @property
+    def finished(self) -> bool:
+        return len(self._exponents) == len(self._contributors)
+
+    @property
+    def clip(self) -> float:
+        """C, a power of two. Raises LocalProtocolError: all first values were zero."""
+        largest = max(self._exponents.values())
+        if largest == _LEAST_EXPONENT:
+            raise LocalProtocolError(
+                "no clip fits first values that are zero at all contributors; say a number"
+            )
+        return float(2.0**largest)
+
+
+def _exponent(matrix: Any) -> int:
+    clip_rows(checked_matrix(matrix), 1.0, seen := Clipping())
+    largest = seen.largest_norm
+    for exponent in range(_LEAST_EXPONENT, _MOST_EXPONENT + 1):
+        if largest <= 2.0**exponent:
+            return exponent
+    raise LocalProtocolError(
+        f"rows of norm {largest:.3g} are beyond the largest clip, 2^{_MOST_EXPONENT}; scale them"
+    )

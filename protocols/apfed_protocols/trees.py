@@ -1,0 +1,217 @@
+"""A caller's numbers as one matrix, and back: arrays of any rank and library, and trees of them.
+
+Run by: every contributor and the receiver of a sum. Protects from: numbers that would be added in
+the wrong places, since the structure and the shapes of what was flattened have a digest that both
+ends bind to; and from types that change on the way.
+
+One array of rank 2 or more is a batch: row k is what lies under index k of its first axis. All
+else is one row: an array of rank 0 or 1, and a list, tuple or dict of arrays and numbers (a tree),
+whose leaves follow each other; of a dict in the order of its sorted keys.
+"""
+
+import copy
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apfed_protocols.errors import LocalProtocolError
+
+__all__ = ["Flattened", "flatten"]
+
+_DEEPEST = 64
+_BRANCHES = (Mapping, list, tuple)
+_EXPECTED = "expected an array or tensor of floats or integers, or lists, tuples and dicts of them"
+Matrix = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Flattened:
+    """A tree as one matrix.
+
+    Attributes:
+        matrix: float32 or float64, (B, D); its rows are what is clipped.
+        digest: 32 bytes; of structure and shapes, not of types: a list in one library and a tuple
+            in another are the same.
+    """
+
+    matrix: Matrix
+    digest: bytes
+    _leaves: Sequence["_Leaf"]
+    _tree: Any
+
+    def restored(self, matrix_BD: Matrix, *, off: float = 0.0) -> Any:
+        """Numbers of the matrix in the form of what was flattened: structure, type and device.
+
+        Args:
+            off: how far each number may be off. Raises LocalProtocolError where integers would
+                not come out whole, or do not fit their type.
+        """
+        flat, start, restored = matrix_BD.reshape(-1), 0, []
+        for leaf in self._leaves:
+            end = start + math.prod(leaf.shape)
+            restored.append(leaf.restored(flat[start:end].reshape(leaf.shape), off))
+            start = end
+        return _rebuilt(self._tree, iter(restored))
+
+    @property
+    def shapes(self) -> str:
+        """In words, for errors."""
+        return ", ".join(f"{leaf.path} {list(leaf.shape)}" for leaf in self._leaves[:4]) + (
+            f" and {len(self._leaves) - 4} more" if len(self._leaves) > 4 else ""
+        )
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """One array of a tree: its place, its numbers, the range of its type, and the way back."""
+
+    path: str
+    values: NDArray[Any]
+    range: tuple[float, float]
+    whole: bool
+    back: Callable[[NDArray[Any]], Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def restored(self, values: NDArray[Any], off: float) -> Any:
+        if self.whole and off >= 0.5:
+            raise LocalProtocolError(
+                f"{self.path} is of integers, and a sum is off by up to {off:.3g}; take more bits "
+                "or a smaller clip, or add floats"
+            )
+        values = np.rint(values) if self.whole else values
+        least, most = self.range
+        if values.size and not least <= values.min() <= values.max() <= most:
+            raise LocalProtocolError(
+                f"the sum of {self.path} goes up to {np.abs(values).max():g}, beyond {most:g}, the "
+                "end of its type; add a wider one"
+            )
+        return self.back(values)
+
+
+def flatten(tree: Any) -> Flattened:
+    """Return the numbers of a tree as a matrix, and the way back.
+
+    Args:
+        tree: an array (numpy, torch, or of another library with `__array__`) of floats or
+            integers, a number, or lists, tuples and dicts of them. Gradients of torch are not
+            recorded through it.
+
+    Raises:
+        LocalProtocolError: what is none of these, or nothing at all; names the place.
+    """
+    leaves: list[_Leaf] = []
+    spec = _walk(tree, "", leaves, 0)
+    if not any(leaf.values.size for leaf in leaves):
+        raise LocalProtocolError(f"a contribution is non-empty, got {_kind(tree)} without numbers")
+    if isinstance(tree, _BRANCHES):
+        matrix_BD = np.concatenate([leaf.values.reshape(-1) for leaf in leaves])[None]
+    else:
+        matrix_BD = leaves[0].values.reshape(
+            len(leaves[0].values) if leaves[0].values.ndim > 1 else 1, -1
+        )
+    canonical = json.dumps(spec, separators=(",", ":")).encode()
+    digest = hashlib.sha256(b"secure-apfed tree v1" + canonical).digest()
+    return Flattened(matrix_BD, digest, leaves, tree)
+
+
+def _walk(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
+    """Add the leaves under `node`; what JSON says of their structure and shapes."""
+    if depth > _DEEPEST:
+        raise LocalProtocolError(f"lists within lists, more than {_DEEPEST} deep, are no tree")
+    if isinstance(node, Mapping):
+        odd = [key for key in node if type(key) not in (str, int)]
+        if odd:
+            raise LocalProtocolError(
+                f"a dict of arrays has texts or integers as keys, got {odd[0]!r:.80}"
+            )
+        keys = sorted(node, key=repr)
+        return {repr(key): _walk(node[key], f"{path}[{key!r}]", leaves, depth + 1) for key in keys}
+    if isinstance(node, list | tuple):
+        return [_walk(item, f"{path}[{k}]", leaves, depth + 1) for k, item in enumerate(node)]
+    leaves.append(_leaf(node, path))
+    return {"shape": leaves[-1].shape}
+
+
+def _rebuilt(node: Any, leaves: Iterator[Any]) -> Any:
+    """The same structure with other leaves, taken in the order of `_walk`."""
+    if isinstance(node, Mapping):
+        found = {key: _rebuilt(node[key], leaves) for key in sorted(node, key=repr)}
+        if type(node) is dict:
+            return {key: found[key] for key in node}
+        filled: Any = copy.copy(node)  # keeps what a subclass holds besides
+        filled.update(found)
+        return filled
+    if isinstance(node, list | tuple):
+        items = [_rebuilt(item, leaves) for item in node]
+        kind = type(node)
+        return kind._make(items) if hasattr(kind, "_make") else kind(items)
+    return next(leaves)
+
+
+def _leaf(node: Any, path: str) -> _Leaf:
+    path = f"leaf {path}" if path else "a contribution"
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(node, torch.Tensor):
+        return _torch_leaf(torch, node, path)
+    if type(node) in (float, int):
+        ends = (-math.inf, math.inf)
+        return _Leaf(
+            path, np.array(node, np.float64), ends, type(node) is int, lambda v: type(node)(v)
+        )
+    if isinstance(node, np.ndarray) and type(node) is not np.ndarray:
+        raise LocalProtocolError(
+            f"{path} is {_kind(node)}, which may hide or reorder numbers; give numpy.asarray of it"
+        )
+    if not hasattr(node, "__array__"):
+        hint = "; leave out parameters without a gradient" if node is None else ""
+        raise LocalProtocolError(f"{path} is {_kind(node)}; {_EXPECTED}{hint}")
+    try:
+        values = np.asarray(node)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise LocalProtocolError(f"{path} is no array: {error}") from error
+    dtype, whole = values.dtype, values.dtype.kind in "iu"
+    if not whole and dtype.kind != "f" and "float" not in dtype.name:  # as bfloat16 of ml_dtypes
+        raise LocalProtocolError(f"{path} is of {dtype}; {_EXPECTED}")
+    back: Callable[[NDArray[Any]], Any] = dtype.newbyteorder("=").type
+    if not isinstance(node, np.generic):
+        back = lambda v: v.astype(dtype.newbyteorder("="))  # noqa: E731
+    if not isinstance(node, np.generic | np.ndarray) and hasattr(node, "__array_namespace__"):
+        back = lambda v: node.__array_namespace__().asarray(v, dtype=node.dtype)  # noqa: E731
+    limits: Any = np.iinfo(dtype) if whole else np.finfo(dtype if dtype.kind == "f" else np.float32)
+    return _Leaf(path, _real(values), (float(limits.min), float(limits.max)), whole, back)
+
+
+def _torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:
+    dtype, device = node.dtype, node.device
+    whole = str(dtype).startswith(("torch.int", "torch.uint"))
+    if node.layout is not torch.strided or not (whole or dtype.is_floating_point):
+        raise LocalProtocolError(f"{path} is a {node.layout} tensor of {dtype}; {_EXPECTED}")
+    limits = torch.iinfo(dtype) if whole else torch.finfo(dtype)
+    values = node.detach().cpu()
+    values = values if whole or dtype in (torch.float32, torch.float64) else values.float()
+    return _Leaf(
+        path, _real(values.numpy()), (float(limits.min), float(limits.max)), whole,
+        lambda v: torch.from_numpy(np.array(v)).to(device=device, dtype=dtype),
+    )  # fmt: skip
+
+
+def _real(values: NDArray[Any]) -> Matrix:
+    """Of float32 or float64: shorter floats become the first, all else the second."""
+    if values.dtype in (np.float32, np.float64):
+        return values
+    short = values.dtype.kind not in "iu" and values.dtype.itemsize < 4
+    return values.astype(np.float32 if short else np.float64)
+
+
+def _kind(node: Any) -> str:
+    return "None" if node is None else f"a {type(node).__name__}"
