@@ -73,31 +73,28 @@ def open_link(
             'other, as "host:port"'
         )
     place = str(dial or listen)
-    address, end, stop = parse_address(place), _local_end(me, peer, secret, identities), _nothing
+    address, end = parse_address(place), _local_end(me, peer, secret, identities)
+    stack = contextlib.ExitStack()
     connect: Callable[[], Connection] = partial(_reached, end, peer, address)
     if listen is not None:
         door = Door(end, (peer,), absent=f"it did not come to {place}; start it, or correct dial=")
         connect = partial(door.connect, peer)
         try:
-            stop = Port(address, door.welcome).close
+            stack.callback(Port(address, door.welcome).close)
         except (OSError, UnicodeError) as error:
             raise LocalProtocolError(
                 f"{me} cannot listen at {place} ({getattr(error, 'strerror', None) or error}); end "
                 "who does, or name another port at both ends"
             ) from error
     link = PeerLink(me, peer, peer if listen is None else me, connect, patience_s)
-    try:
-        yield link
-        link.close(linger_s=_LAST_S)
-    except BaseException:
-        with contextlib.suppress(RemoteProtocolError):  # behind the error that ended the block
-            link.close(_LAST_S, linger_s=_LAST_S)
-        raise
-    finally:
-        stop()
-
-
-def _nothing() -> None: ...
+    with stack:
+        try:
+            yield link
+            link.close(linger_s=_LAST_S)
+        except BaseException:
+            with contextlib.suppress(RemoteProtocolError):  # behind what ended the block
+                link.close(_LAST_S, linger_s=_LAST_S)
+            raise
 
 
 def _local_end(
@@ -110,7 +107,7 @@ def _local_end(
         )
     if identities is not None:
         own, public = identities
-        if not (isinstance(own, Identity) and type(public) is bytes and len(public) == _KEY_BYTES):
+        if type(own) is not Identity or type(public) is not bytes or len(public) != _KEY_BYTES:
             raise LocalProtocolError(
                 f"{me}: identities= takes a fresh_identity() of {me} and the {_KEY_BYTES} bytes "
                 f"`public` of that of {peer}; got {type(own).__name__}, {type(public).__name__}"

@@ -48,7 +48,8 @@ def test_two_processes_align_twice_over_one_link() -> None:
         assert ours.poll(LONG_S)
         found = [[*ids][row].int for row in rows]
         assert found == [[*SHOP][row].int for row in ours.recv()]
-        assert ({*found}, rows.dtype) == (common, np.int64)
+        assert {*found} == common
+        assert rows.dtype == np.int64
     shop.join(LONG_S)
     assert shop.exitcode == 0
 
@@ -97,7 +98,7 @@ def test_a_wrong_call_is_told(given: dict[str, Any], says: str) -> None:
         align_with(**{"link": (lambda _: None, lambda _: b""), **USUAL, **given})
 
 
-TERMS = {"version": 1, "me": "shop", "peer": "bank", "hub": "bank", "fit": True, "fresh": "",
+TERMS = {"me": "shop", "peer": "bank", "hub": "bank", "fit": True, "fresh": "",
          "minimum_rows": 2, "maximum_ids": 10_000_000, "normalisation": "x"}  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import align_with, fresh_identity, open_link
-from tests.links.pair import free_addresses
+from secure_apfed.runs.local import free_addresses
 from tests.waiting import LONG_S
 
 SECRET = "long and told in private"

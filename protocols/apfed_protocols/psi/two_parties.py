@@ -8,7 +8,8 @@ peer and encrypt.
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,13 +20,12 @@ from apfed_protocols.conversation import Outgoing, take_part
 from apfed_protocols.errors import DataError, LocalProtocolError, RemoteProtocolError
 from apfed_protocols.ids import MOST_IDS, IdColumn, IdNormalisation, encode_ids
 from apfed_protocols.psi.ecdh import EcdhIntersection
-from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
+from apfed_protocols.psi.interface import IntersectionAgreement, IntersectionTooSmallError
 from apfed_protocols.randomness import fresh_key
 
 __all__ = ["Link", "align_with"]
 
 _MOST_TERMS = 2**14  # bytes
-_SHARED = ("version", "hub", "minimum_rows", "maximum_ids", "normalisation")
 _AS_WRITTEN = IdNormalisation()
 
 
@@ -92,35 +92,30 @@ def align_with(
             f"them; got me={me!r}, peer={peer!r}, hub={hub!r}; the link says {leads}"
         )
     require_names("set intersection", "session", (me, peer))
-    agreed: dict[str, Any] = {
-        "minimum_rows": minimum_rows, "maximum_ids": maximum_ids,
-        "encoding": normalisation.encoding,
-    }  # fmt: skip
-    agreement = IntersectionAgreement(session="terms", **agreed)
-    terms = {
-        "version": 1, "me": me, "peer": peer, "hub": hub, "fit": True,
-        "minimum_rows": agreement.minimum_rows, "maximum_ids": agreement.maximum_ids,
-        "normalisation": agreement.encoding, "fresh": fresh_key().hex(),
-    }  # fmt: skip
-
-    def make(session: str) -> Aligner:
-        protocol = EcdhIntersection(
-            IntersectionAgreement(session=session, **agreed), threads=threads
-        )
-        return protocol.hub(me, [peer], own) if hub == me else protocol.member(me, hub, own)
-
+    agreed = IntersectionAgreement(
+        session="drawn by both",
+        encoding=normalisation.encoding,
+        minimum_rows=minimum_rows,
+        maximum_ids=maximum_ids,
+    )
+    shared = {"hub": hub, "normalisation": agreed.encoding}
+    shared |= {name: getattr(agreed, name) for name in ("minimum_rows", "maximum_ids")}
+    terms = {"me": me, "peer": peer, "fit": True, "fresh": fresh_key().hex()} | shared
     carry: dict[str, Any] = {
         "send": lambda _, body: send(body),
-        "receive": lambda patience_s: (peer, _bytes_of(receive(patience_s))),
+        "receive": lambda timeout_s: (peer, _bytes_of(receive(timeout_s))),
         "patience_s": patience_s,
     }
     try:
         own = encode_ids(me, ids, normalisation, maximum_ids=maximum_ids)
     except DataError:
         with contextlib.suppress(RemoteProtocolError):  # who is gone already needs no telling
-            take_part(_OnTerms({**terms, "fit": False}, make), **carry)
+            take_part(_Terms(terms | {"fit": False}, shared), **carry)
         raise
-    role = _OnTerms(terms, make)
+    compared = _Terms(terms, shared)
+    take_part(compared, **carry)
+    protocol = EcdhIntersection(replace(agreed, session=compared.session), threads=threads)
+    role = protocol.hub(me, [peer], own) if hub == me else protocol.member(me, peer, own)
     take_part(role, **carry)
     try:
         return role.rows
@@ -131,13 +126,16 @@ def align_with(
 
 def _ends(link: Any) -> tuple[Callable[[bytes], object], Callable[[float], Any]]:
     names = ("send", "receive")
-    pair = link if isinstance(link, tuple) else tuple(getattr(link, name, None) for name in names)
+    pair: Any = link
+    if not isinstance(link, tuple):
+        pair = [getattr(link, name, None) for name in names]
     if len(pair) != len(names) or not all(map(callable, pair)):
         raise LocalProtocolError(
             "link= takes what secure_apfed.open_link gives, or a pair (send, receive) of functions "
             "of a link that authenticates the peer and encrypts; got " + type(link).__name__
         )
-    return pair[0], pair[1]
+    send, receive = pair
+    return send, receive
 
 
 def _bytes_of(body: object) -> bytes:
@@ -149,49 +147,22 @@ def _bytes_of(body: object) -> bytes:
     return bytes(body)
 
 
-class _OnTerms:
-    """A role that compares terms first, and is made under a session that both ends drew."""
+class _Terms:
+    """Tells the peer this party's terms, and compares its own; both then know a fresh session."""
 
-    def __init__(self, terms: dict[str, Any], make: Callable[[str], Aligner]) -> None:
-        self._terms, self._make = terms, make
-        self._sent = json.dumps(terms, sort_keys=True).encode()
-        self._role: Aligner | None = None
+    def __init__(self, terms: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+        self._terms, self._shared, self.session = terms, shared, ""
+        self._sent = json.dumps(terms).encode()
 
     def start(self) -> Iterable[Outgoing]:
         return [Outgoing(self._terms["peer"], self._sent)]
 
-    def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        if self._role is not None:
-            return self._role.receive(sender, body)
-        self._compare(sender, self._parsed(sender, body))
-        both = b"".join(hashlib.sha256(one).digest() for one in sorted((self._sent, body)))
-        self._role = self._make(f"two parties {hashlib.sha256(both).hexdigest()}")
-        return self._role.start()
-
     @property
     def finished(self) -> bool:
-        return not self._terms["fit"] if self._role is None else self._role.finished
+        return bool(self.session) or not self._terms["fit"]
 
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        assert self._role is not None
-        return self._role.rows
-
-    def _parsed(self, sender: str, body: bytes) -> dict[str, Any]:
-        """Terms with the same fields, of the same types, as this party's own."""
-        try:
-            found = json.loads(body) if len(body) <= _MOST_TERMS else None
-            if _types(found) != _types(self._terms):
-                raise ValueError("other fields")
-        except (ValueError, RecursionError) as error:
-            raise RemoteProtocolError(
-                f"{sender} sent {len(body)} bytes that are no terms of align_with; call it at both "
-                "ends of the link, with nothing else on it, in the same release"
-            ) from error
-        return dict(found)
-
-    def _compare(self, sender: str, theirs: dict[str, Any]) -> None:
-        own, me = self._terms, self._terms["me"]
+    def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
+        theirs, me = self._parsed(sender, body), self._terms["me"]
         if (theirs["me"], theirs["peer"]) != (sender, me):
             raise RemoteProtocolError(
                 f"{me} expects {sender} at the other end of the link, and there is "
@@ -199,9 +170,9 @@ class _OnTerms:
                 "or take the link to the right one"
             )
         other = [
-            f"{name} is {own[name]!r} at {me} and {theirs[name]!r:.200} at {sender}"
-            for name in _SHARED
-            if own[name] != theirs[name]
+            f"{name} is {mine!r} at {me} and {theirs[name]!r:.200} at {sender}"
+            for name, mine in self._shared.items()
+            if mine != theirs[name]
         ]
         if other:
             raise RemoteProtocolError(
@@ -213,7 +184,23 @@ class _OnTerms:
                 f"{sender} stopped before the intersection: its own IDs are unfit, and it was told "
                 "why; call align_with again at both once they are mended"
             )
+        both = b"".join(hashlib.sha256(one).digest() for one in sorted((self._sent, body)))
+        self.session = f"two parties {hashlib.sha256(both).hexdigest()}"
+        return ()
 
-
-def _types(terms: Any) -> dict[str, type] | None:
-    return {k: type(value) for k, value in terms.items()} if isinstance(terms, dict) else None
+    def _parsed(self, sender: str, body: bytes) -> dict[str, Any]:
+        """Terms with the same fields, of the same types, as this party's own."""
+        found, fits = dict[str, Any](), False
+        try:
+            found = json.loads(body) if len(body) <= _MOST_TERMS else {}
+            fits = {name: type(found[name]) for name in found} == {
+                name: type(mine) for name, mine in self._terms.items()
+            }
+        except (ValueError, TypeError, LookupError, RecursionError):
+            pass
+        if not fits:
+            raise RemoteProtocolError(
+                f"{sender} sent {len(body)} bytes that are no terms of align_with; call it at both "
+                "ends of the link, with nothing else on it, in the same release"
+            )
+        return found
