@@ -106,13 +106,14 @@ def _local_end(
             f"identities=(identity of {me}, public bytes of that of {peer})"
         )
     if identities is not None:
-        own, public = identities
-        if type(own) is not Identity or type(public) is not bytes or len(public) != _KEY_BYTES:
+        pair: object = identities
+        kinds = list(map(type, pair)) if isinstance(pair, tuple) else [type(pair)]
+        if kinds != [Identity, bytes] or len(identities[1]) != _KEY_BYTES:
             raise LocalProtocolError(
                 f"{me}: identities= takes a fresh_identity() of {me} and the {_KEY_BYTES} bytes "
-                f"`public` of that of {peer}; got {type(own).__name__}, {type(public).__name__}"
+                f"`public` of that of {peer}; got {', '.join(kind.__name__ for kind in kinds)}"
             )
-        return LocalEnd(name=me, identity=own, known={peer: public})
+        return LocalEnd(name=me, identity=identities[0], known={peer: identities[1]})
     known = secret.encode() if isinstance(secret, str) else secret
     if not isinstance(known, bytes) or len(known) < _SECRET_BYTES:
         raise LocalProtocolError(

@@ -59,6 +59,7 @@ def test_another_secret_or_party_is_told_at_both_ends(shop: dict[str, Any], says
     ({"dial": "a"}, "an address is host:port"), ({"dial": "a:1"}, "a link authenticates both ends"),
     ({"dial": "a:1", "secret": "short"}, "at least 16"),
     ({"dial": "a:1", "identities": ("key", b"")}, "got str, bytes"),
+    ({"dial": "a:1", "identities": fresh_identity()}, "got Identity$"),
     ({"listen": "192.0.2.1:7000", "secret": SECRET}, "bank cannot listen at 192.0.2.1:7000 "),
 ])  # fmt: skip
 def test_a_wrong_call_is_told(given: dict[str, Any], says: str) -> None:
