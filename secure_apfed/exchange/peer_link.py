@@ -58,8 +58,8 @@ def open_link(
         me, peer: the names of this party and the other.
         listen: "host:port" at which this party waits for the peer; dial: at which the peer does.
             One of the two.
-        secret: random, at least 16 bytes, the same at both ends; or `identities`: this party's
-            own, and the 32 bytes `public` of the peer's.
+        secret: random, at least 16 bytes, of these two alone; or `identities`: this party's own,
+            and the 32 bytes `public` of the peer's.
         patience_s: for how long the peer may be away, at first and after each break.
 
     Raises:

@@ -8,6 +8,7 @@ import pytest
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import align_with, fresh_identity, open_link
 from secure_apfed.runs.local import free_addresses
+from tests.contracts.hostile import said_in_a_fork
 from tests.waiting import LONG_S
 
 SECRET = "long and told in private"
@@ -67,9 +68,13 @@ def test_a_wrong_call_is_told(given: dict[str, Any], says: str) -> None:
         pass
 
 
-def test_a_link_to_another_is_not_taken() -> None:
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_link_to_another_or_of_another_process_is_not_taken() -> None:
     with open_link("bank", "shop", dial="127.0.0.1:1", secret=SECRET, patience_s=0.1) as link:
         with pytest.raises(LocalProtocolError, match=r"peer='post'.*says \('bank', 'shop'\)"):
             align_with("post", ["ann"], link=link)
+        said = said_in_a_fork({"send": lambda: link.send(b""), "receive": lambda: link.receive(9)})
+        assert all("belongs to the process that made it" in told for told in said.values())
+        assert len(said) == 2
         with pytest.raises(RemoteProtocolError, match=r"did not come within 0.1 s \(bank reached"):
             link.receive(LONG_S)
