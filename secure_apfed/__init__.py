@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         StepBinding,
         SumAgreement,
         align,
+        align_with,
         converse,
         fresh_identity,
         fresh_run_key,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from secure_apfed.config import Config
     from secure_apfed.config.file import load_config
     from secure_apfed.exchange import Envelope, InMemory, Links, Transcript
+    from secure_apfed.exchange.peer_link import open_link
     from secure_apfed.exchange.resumable_link import Linked, ResumableLink
     from secure_apfed.exchange.sealed_connection import LocalEnd
     from secure_apfed.frames import run_frames
@@ -75,6 +77,7 @@ __all__ = [
     "SumAgreement",
     "Transcript",
     "align",
+    "align_with",
     "calibrate_sigma",
     "converse",
     "fresh_identity",
@@ -83,6 +86,7 @@ __all__ = [
     "load_config",
     "load_model",
     "load_recording",
+    "open_link",
     "run",
     "run_frames",
 ]
@@ -94,6 +98,7 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(("Envelope", "InMemory", "Links", "Transcript"), "exchange"),
     **dict.fromkeys(("Linked", "ResumableLink"), "exchange.resumable_link"),
     "LocalEnd": "exchange.sealed_connection",
+    "open_link": "exchange.peer_link",
     **dict.fromkeys(("GaussianGuard", "NoGuard", "RepresentationGuard"), "privacy.guard"),
     "PrivacyLedger": "privacy.ledger",
     "calibrate_sigma": "privacy.accountants",

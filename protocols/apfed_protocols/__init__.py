@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     )
     from apfed_protocols.ids import IdNormalisation, encode_ids
     from apfed_protocols.noise import discrete_gaussian
-    from apfed_protocols.psi import SET_INTERSECTIONS, align, count_common, share_membership
+    from apfed_protocols.psi import (
+        SET_INTERSECTIONS,
+        align,
+        align_with,
+        count_common,
+        share_membership,
+    )
     from apfed_protocols.psi.interface import IntersectionAgreement, Output
     from apfed_protocols.seal import Identity, SealedLink, fresh_identity, fresh_run_key
     from apfed_protocols.sums import (
@@ -77,6 +83,7 @@ __all__ = [
     "SumSession",
     "UnsafeChoiceWarning",
     "align",
+    "align_with",
     "converse",
     "count_common",
     "discrete_gaussian",
@@ -107,7 +114,9 @@ _HOME: dict[str, str] = {
     "ReceivingCombiner": "sums.roles",
     **dict.fromkeys(("IdNormalisation", "encode_ids"), "ids"),
     **dict.fromkeys(("IntersectionAgreement", "Output"), "psi.interface"),
-    **dict.fromkeys(("SET_INTERSECTIONS", "align", "count_common", "share_membership"), "psi"),
+    **dict.fromkeys(
+        ("SET_INTERSECTIONS", "align", "align_with", "count_common", "share_membership"), "psi"
+    ),
     **dict.fromkeys(("Identity", "SealedLink", "fresh_identity", "fresh_run_key"), "seal"),
     "discrete_gaussian": "noise",
 }

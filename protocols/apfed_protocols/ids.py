@@ -410,6 +410,11 @@ def _values(ids: Any, whose: str) -> tuple[list[Any], int]:
                 what, remedy = REFUSALS["moment"]
                 raise DataError(f"{whose} {what}; {remedy}") from error
             break
+    if isinstance(ids, Mapping):
+        raise DataError(
+            f"{whose} is of type {type(ids).__name__}, of which the keys or a value may be meant; "
+            "give ids.keys(), ids.values() or one of its values"
+        )
     if isinstance(ids, str | bytes | bytearray | memoryview) or not isinstance(ids, Iterable):
         raise DataError(
             f"{whose} is of type {type(ids).__name__}; give a list, array, Series or DataFrame "

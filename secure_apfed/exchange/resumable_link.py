@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
-from apfed_protocols.randomness import fresh_key
+from apfed_protocols.randomness import ForkCheck, fresh_key
 from secure_apfed.exchange.links import (
     MOST_BYTES,
     PART_HEADER_BYTES,
@@ -101,6 +101,7 @@ class ResumableLink:
         self._peer, self._connect, self._patience_s = peer, connect, patience_s
         self._first_s = patience_s if first_s is None else first_s
         self._on_change = on_change
+        self._fork_check = ForkCheck(f"the link to {peer}")  # whose threads no copy has
         self._id, self._peer_id = fresh_key(), b""
         # Messages that nobody asked for yet, when they came (monotonic clock), and what they cost.
         self._inbox: deque[tuple[bytes, float, int]] = deque()
@@ -143,8 +144,9 @@ class ResumableLink:
 
         Raises:
             RemoteProtocolError: the link is broken for good, or the peer takes nothing.
-            LocalProtocolError: it was closed, or the message is too long.
+            LocalProtocolError: it was closed, the message is too long, or this is a forked process.
         """
+        self._fork_check.require()
         if len(body) > MOST_BYTES:
             raise LocalProtocolError(
                 f"a message to {self._peer} has at most {MOST_BYTES} bytes, got {len(body)}; "
@@ -172,8 +174,9 @@ class ResumableLink:
 
     def receive(self, timeout_s: float) -> bytes:
         """The peer's next message; TimeoutError: none came in this time; RemoteProtocolError: the
-        link is broken for good, or the peer closed it.
+        link is broken for good, or the peer closed it; LocalProtocolError: in a forked process.
         """
+        self._fork_check.require()
         with self._changed:
             if not self._changed.wait_for(lambda: self._inbox or self._failure, timeout_s):
                 raise TimeoutError(f"{self._peer} sent nothing for {timeout_s} s")

@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -363,23 +362,17 @@ def test_an_example_of_one_process_runs(block: int) -> None:
 
 def test_the_example_across_two_processes(tmp_path: Path) -> None:
     (tmp_path / "party.py").write_text(BLOCKS[1])
-    port = str(free_port())
-
-    def start(*parties: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "party.py", *parties, port], cwd=tmp_path, text=True,
+    place = f"127.0.0.1:{free_port()}"
+    parties = [
+        subprocess.Popen(
+            [sys.executable, "party.py", *end, place], cwd=tmp_path, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={"PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
-
-    bank, deadline = start("bank", "shop"), time.monotonic() + 60
-    while True:  # the shop comes too early until the bank listens
-        shop = start("shop", "bank")
-        found, complaint = shop.communicate(timeout=60)
-        if "ConnectionRefusedError" not in complaint or time.monotonic() > deadline:
-            break
-    expected, bank_complaint = bank.communicate(timeout=60)
-    assert (complaint, bank_complaint) == ("", "")
+        )
+        for end in (("shop", "dial"), ("bank", "listen"))
+    ]  # fmt: skip
+    (found, complaint), (expected, other) = (each.communicate(timeout=60) for each in parties)
+    assert (complaint, other) == ("", "")
     assert found == expected
     assert sorted(ast.literal_eval(found)) == ["bob", "eve"]
 

@@ -74,6 +74,14 @@ TAKEN: dict[str, tuple[Any, list[str]]] = {
     "scalars of arrow": (list(pa.array([5, 6])), ["5", "6"]),
     "a dictionary of arrow": (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]),
     "a set": ({7}, ["7"]),
+    "a frozen set of UUIDs": (frozenset({UNIQUE}), [str(UNIQUE)]),
+    "keys": ({"k": 1}.keys(), ["k"]),
+    "values": ({"k": 1}.values(), ["1"]),
+    "UUIDs of pandas": (pd.Index([UNIQUE]), [str(UNIQUE)]),
+    "UUIDs of arrow": (pa.chunked_array([pa.array([UNIQUE.bytes], pa.uuid())]), [str(UNIQUE)]),
+    "text of arrow in pandas": (pd.Series(["a"], dtype="string[pyarrow]"), ["a"]),
+    "categories of polars": (pl.Series(["b", "a"], dtype=pl.Categorical), ["b", "a"]),
+    "a tensor": (torch.tensor([2**60 + 1]), ["1152921504606846977"]),
 }  # fmt: skip
 
 
@@ -98,6 +106,7 @@ REFUSED: dict[str, tuple[Any, str, list[int], Callable[["pd.Series"], Any] | Non
     "pd.NA": (pd.Series([1, None], dtype="Int64"), "nobody", [1], lambda ids: ids.drop([1])),
     "words": (pd.Series([1.0, np.nan, None]).map(str), "nobody", [1, 2],
               lambda ids: ids.drop([1, 2])),
+    "None of polars": (pl.Series(["a", None]), "nobody", [1], None),
     "NaT of numpy": (np.array(["NaT", "2026-01-31"], "M8[ns]"), "nobody", [0], None),
     "NaN as a decimal": ([Decimal("NaN"), 1], "nobody", [0], None),
     "a part": ([("a", 1), ("b", None)], "nobody", [1], None),
@@ -167,6 +176,11 @@ def test_what_is_refused_is_counted_and_the_advice_works(
         mended = advised(ids)
         found = align({"bank": mended, "shop": mended}, hub="bank", minimum_rows=1)
         assert len(found["bank"]) == len(mended)
+
+
+def test_of_a_dict_it_must_be_said_whether_keys_or_values_are_meant() -> None:
+    with pytest.raises(DataError, match=r"^bank: .* of type dict, .*; give ids.keys\(\), "):
+        id_texts({"id": ["a", "b"]}, party="bank")
 
 
 def test_every_reason_is_tried() -> None:

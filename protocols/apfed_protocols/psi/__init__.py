@@ -2,9 +2,10 @@
 
 `align` plays all parties in this process, for simulations and for trying out IDs, and so do
 `count_common` and `share_membership`, which open less. Parties in different organisations
-each build their own end of one of `SET_INTERSECTIONS` from the same agreement, whose encoding is
-that of their `IdNormalisation`, on IDs that `encode_ids` made, and carry the messages over their
-links with `take_part`. Who learns what is the business of the protocol, see its `leaks`.
+each call `align_with` over their link, if they are two; or each build their own end of one of
+`SET_INTERSECTIONS` from the same agreement, whose encoding is that of their `IdNormalisation`, on
+IDs that `encode_ids` made, and carry the messages over their links with `take_part`. Who learns
+what is the business of the protocol, see its `leaks`.
 
 Example:
     >>> from apfed_protocols import IdNormalisation, align
@@ -46,10 +47,14 @@ from apfed_protocols.psi.interface import (
     Progress,
     SetIntersection,
 )
+from apfed_protocols.psi.two_parties import align_with
 from apfed_protocols.psi.vole import VoleIntersection
 from apfed_protocols.randomness import fresh_key
 
-__all__ = ["SET_INTERSECTIONS", "align", "choose_protocol", "count_common", "share_membership"]
+__all__ = [
+    "SET_INTERSECTIONS", "align", "align_with", "choose_protocol", "count_common",
+    "share_membership",
+]  # fmt: skip
 
 SET_INTERSECTIONS: Mapping[str, type[SetIntersection]] = {
     "circuit": CircuitIntersection,
@@ -95,7 +100,7 @@ def align(
         hub: the party that all others talk to; with `ecdh` it learns pairwise overlaps.
         protocol: a key of `SET_INTERSECTIONS`, or `auto` for what `choose_protocol` says.
         normalisation: how IDs become bytes.
-        minimum_rows: fewer common rows are not opened.
+        minimum_rows: fewer common rows are not opened. Under 0, none in common is a result.
         maximum_ids: the largest set that a party may have.
         threads: how many each party computes with; None lets the protocol choose.
         hub_only: open the rows to the hub alone; the others learn that there are enough.

@@ -1,0 +1,206 @@
+"""Two lists in two processes: each party calls `align_with` over its link to the other.
+
+Run by: both parties, on the same terms. Protects from: a peer on other terms, or another peer than
+expected: both are told before any message says anything of an ID. The link must authenticate the
+peer and encrypt.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apfed_protocols.checks import require_names
+from apfed_protocols.conversation import Outgoing, take_part
+from apfed_protocols.errors import DataError, LocalProtocolError, RemoteProtocolError
+from apfed_protocols.ids import MOST_IDS, IdColumn, IdNormalisation, encode_ids
+from apfed_protocols.psi.ecdh import EcdhIntersection
+from apfed_protocols.psi.interface import IntersectionAgreement, IntersectionTooSmallError
+from apfed_protocols.randomness import fresh_key
+
+__all__ = ["Link", "align_with"]
+
+_MOST_TERMS = 2**14  # bytes
+_AS_WRITTEN = IdNormalisation()
+
+
+class Link(Protocol):
+    """Keeps messages whole and in order. It may say `me`, `peer` and `hub`, names of parties."""
+
+    def send(self, body: bytes, /) -> None: ...
+
+    def receive(self, timeout_s: float, /) -> bytes: ...
+
+
+def align_with(
+    peer: str,
+    ids: IdColumn,
+    *,
+    link: Link | tuple[Callable[[bytes], object], Callable[[float], bytes]],
+    me: str | None = None,
+    hub: str | None = None,
+    normalisation: IdNormalisation = _AS_WRITTEN,
+    minimum_rows: int = 2,
+    maximum_ids: int = MOST_IDS,
+    threads: int | None = None,
+    patience_s: float = 60.0,
+) -> NDArray[np.int64]:
+    """Find the rows that this party shares with `peer`, who calls this in its own process.
+
+    By `ecdh`, for which two parties need no third. Each learns how many IDs the other has, and
+    which of its own are common; the hub also where these are too few. A link serves one call after
+    another.
+
+    Args:
+        peer: the other party's name.
+        ids: distinct, in any iterable (row k is the k-th of it), of the kinds of
+            `apfed_protocols.ids`; of a set in the order of this very object.
+        link: as of `secure_apfed.open_link`; or (send, receive) of another that authenticates the
+            peer and encrypts: send(body) delivers bytes, receive(timeout_s) returns the peer's
+            next, or raises TimeoutError, or another OSError or EOFError where it broke.
+        me: this party's name; by default as the link says.
+        hub: which of the two compares the lists; by default the end of the link that listens.
+        normalisation: how IDs become bytes.
+        minimum_rows: fewer common rows are not opened. Under 0, none in common is a result.
+        maximum_ids: the largest set that each may have.
+        threads: how many this party computes with; None: one for each processor.
+        patience_s: how long the peer may send nothing: longer than it computes, about 40 us for
+            each ID of both, divided by its processors.
+
+    Returns:
+        This party's row positions, int64, shape (common rows,), in a random order that is the same
+        at both: row k of both is the same ID.
+
+    Raises:
+        DataError: unfit IDs, of which the peer is told no more, or fewer common rows than
+            `minimum_rows`.
+        LocalProtocolError: no link, or names or terms that cannot be.
+        RemoteProtocolError: the peer holds other terms (says which), is another party, fell
+            silent, or sent what the protocol does not allow.
+    """
+    send, receive = _ends(link)
+    me, hub = me or getattr(link, "me", None), hub or getattr(link, "hub", None)
+    leads = (getattr(link, "me", me), getattr(link, "peer", peer))
+    if me is None or hub not in (me, peer) or leads != (me, peer):
+        raise LocalProtocolError(
+            "align_with needs the two names of the link's ends, me= and peer, and hub=, one of "
+            f"them; got me={me!r}, peer={peer!r}, hub={hub!r}; the link says {leads}"
+        )
+    require_names("set intersection", "session", (me, peer))
+    agreed = IntersectionAgreement(
+        session="drawn by both",
+        encoding=normalisation.encoding,
+        minimum_rows=minimum_rows,
+        maximum_ids=maximum_ids,
+    )
+    shared = {"hub": hub, "normalisation": agreed.encoding}
+    shared |= {name: getattr(agreed, name) for name in ("minimum_rows", "maximum_ids")}
+    terms = {"me": me, "peer": peer, "fit": True, "fresh": fresh_key().hex()} | shared
+    carry: dict[str, Any] = {
+        "send": lambda _, body: send(body),
+        "receive": lambda timeout_s: (peer, _bytes_of(receive(timeout_s))),
+        "patience_s": patience_s,
+    }
+    try:
+        own = encode_ids(me, ids, normalisation, maximum_ids=maximum_ids)
+    except DataError:
+        with contextlib.suppress(RemoteProtocolError):  # who is gone already needs no telling
+            take_part(_Terms(terms | {"fit": False}, shared), **carry)
+        raise
+    compared = _Terms(terms, shared)
+    take_part(compared, **carry)
+    protocol = EcdhIntersection(replace(agreed, session=compared.session), threads=threads)
+    role = protocol.hub(me, [peer], own) if hub == me else protocol.member(me, peer, own)
+    take_part(role, **carry)
+    try:
+        return role.rows
+    except IntersectionTooSmallError as error:
+        shown = f"Rows of {me}: {len(own)}; normalisation: {normalisation}"
+        raise DataError(f"{error}. {shown}") from error
+
+
+def _ends(link: Any) -> tuple[Callable[[bytes], object], Callable[[float], Any]]:
+    names = ("send", "receive")
+    pair: Any = link
+    if not isinstance(link, tuple):
+        pair = [getattr(link, name, None) for name in names]
+    if len(pair) != len(names) or not all(map(callable, pair)):
+        raise LocalProtocolError(
+            "link= takes what secure_apfed.open_link gives, or a pair (send, receive) of functions "
+            "of a link that authenticates the peer and encrypts; got " + type(link).__name__
+        )
+    send, receive = pair
+    return send, receive
+
+
+def _bytes_of(body: object) -> bytes:
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise LocalProtocolError(
+            f"receive of the link returned {type(body).__name__}, expected the bytes of a message; "
+            "raise TimeoutError where none came"
+        )
+    return bytes(body)
+
+
+class _Terms:
+    """Tells the peer this party's terms, and compares its own; both then know a fresh session."""
+
+    def __init__(self, terms: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+        self._terms, self._shared, self.session = terms, shared, ""
+        self._sent = json.dumps(terms).encode()
+
+    def start(self) -> Iterable[Outgoing]:
+        return [Outgoing(self._terms["peer"], self._sent)]
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.session) or not self._terms["fit"]
+
+    def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
+        theirs, me = self._parsed(sender, body), self._terms["me"]
+        if (theirs["me"], theirs["peer"]) != (sender, me):
+            raise RemoteProtocolError(
+                f"{me} expects {sender} at the other end of the link, and there is "
+                f"{theirs['me']!r:.80}, who aligns with {theirs['peer']!r:.80}; correct the names, "
+                "or take the link to the right one"
+            )
+        other = [
+            f"{name} is {mine!r} at {me} and {theirs[name]!r:.200} at {sender}"
+            for name, mine in self._shared.items()
+            if mine != theirs[name]
+        ]
+        if other:
+            raise RemoteProtocolError(
+                f"the two parties call align_with on other terms: {'; '.join(other)}; agree on "
+                "one, and call it again at both"
+            )
+        if not theirs["fit"]:
+            raise RemoteProtocolError(
+                f"{sender} stopped before the intersection: its own IDs are unfit, and it was told "
+                "why; call align_with again at both once they are mended"
+            )
+        both = b"".join(hashlib.sha256(one).digest() for one in sorted((self._sent, body)))
+        self.session = f"two parties {hashlib.sha256(both).hexdigest()}"
+        return ()
+
+    def _parsed(self, sender: str, body: bytes) -> dict[str, Any]:
+        """Terms with the same fields, of the same types, as this party's own."""
+        found, fits = dict[str, Any](), False
+        try:
+            found = json.loads(body) if len(body) <= _MOST_TERMS else {}
+            fits = {name: type(found[name]) for name in found} == {
+                name: type(mine) for name, mine in self._terms.items()
+            }
+        except (ValueError, TypeError, LookupError, RecursionError):
+            pass
+        if not fits:
+            raise RemoteProtocolError(
+                f"{sender} sent {len(body)} bytes that are no terms of align_with; call it at both "
+                "ends of the link, with nothing else on it, in the same release"
+            )
+        return found

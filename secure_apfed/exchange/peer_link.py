@@ -1,0 +1,143 @@
+"""A link of two parties in one line: where one listens and the other dials, and what both know.
+
+Run by: each of two parties, for whatever they do with one another, as `apfed_protocols.align_with`.
+Protects from: whoever is on the way and strangers, as `sealed_connection` does; there is no link
+without authentication. A shared secret stands for two identities, which both ends derive from it.
+A stranger that comes gets a signature on which it can try out guesses of the secret, each at the
+cost of one scrypt (RFC 7914); so it must be random.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from apfed_protocols.checks import require_names
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.randomness import derive_key
+from apfed_protocols.seal import Identity
+from secure_apfed.exchange import sockets
+from secure_apfed.exchange.resumable_link import Connection, ResumableLink
+from secure_apfed.exchange.sealed_connection import Door, LocalEnd, prove
+from secure_apfed.exchange.sockets import Address, Port, parse_address, spell_address
+
+__all__ = ["PeerLink", "open_link"]
+
+_SECRET_BYTES, _KEY_BYTES = 16, 32
+_LAST_S = 5.0
+
+
+class PeerLink(ResumableLink):
+    """A link that knows its ends: `me`, `peer`, and `hub`, the one of them that listens."""
+
+    def __init__(
+        self, me: str, peer: str, hub: str, connect: Callable[[], Connection], patience_s: float
+    ) -> None:
+        self.me, self.peer, self.hub = me, peer, hub
+        super().__init__(peer, connect, patience_s=patience_s)
+
+
+@contextlib.contextmanager
+def open_link(
+    me: str,
+    peer: str,
+    *,
+    listen: str | None = None,
+    dial: str | None = None,
+    secret: str | bytes | None = None,
+    identities: tuple[Identity, bytes] | None = None,
+    patience_s: float = 60.0,
+) -> Iterator[PeerLink]:
+    """One party's end of an authenticated and encrypted link over TCP, for a `with` block.
+
+    It is there at once; whoever sends or receives waits for the peer. A connection that breaks is
+    made again, and nothing is lost; if a process ends, the link does. At the end of the block it
+    waits until the peer has everything.
+
+    Args:
+        me, peer: the names of this party and the other.
+        listen: "host:port" at which this party waits for the peer; dial: at which the peer does.
+            One of the two.
+        secret: random, at least 16 bytes, of these two alone; or `identities`: this party's own,
+            and the 32 bytes `public` of the peer's.
+        patience_s: for how long the peer may be away, at first and after each break.
+
+    Raises:
+        LocalProtocolError: not one place and one way to know the peer, or no place to listen at.
+        RemoteProtocolError: of sending, receiving and closing: nobody came, or somebody else.
+    """
+    require_names("link", "session", (me, peer))
+    if (listen is None) == (dial is None):
+        raise LocalProtocolError(
+            f"{me}: a link listens or dials; give open_link listen= at one end and dial= at the "
+            'other, as "host:port"'
+        )
+    place = str(dial or listen)
+    address, end = parse_address(place), _local_end(me, peer, secret, identities)
+    stack = contextlib.ExitStack()
+    connect: Callable[[], Connection] = partial(_reached, end, peer, address)
+    if listen is not None:
+        door = Door(end, (peer,), absent=f"it did not come to {place}; start it, or correct dial=")
+        connect = partial(door.connect, peer)
+        try:
+            stack.callback(Port(address, door.welcome).close)
+        except (OSError, UnicodeError) as error:
+            raise LocalProtocolError(
+                f"{me} cannot listen at {place} ({getattr(error, 'strerror', None) or error}); end "
+                "who does, or name another port at both ends"
+            ) from error
+    link = PeerLink(me, peer, peer if listen is None else me, connect, patience_s)
+    with stack:
+        try:
+            yield link
+            link.close(linger_s=_LAST_S)
+        except BaseException:
+            with contextlib.suppress(RemoteProtocolError):  # behind what ended the block
+                link.close(_LAST_S, linger_s=_LAST_S)
+            raise
+
+
+def _local_end(
+    me: str, peer: str, secret: str | bytes | None, identities: tuple[Identity, bytes] | None
+) -> LocalEnd:
+    if (secret is None) == (identities is None):
+        raise LocalProtocolError(
+            f"{me}: a link authenticates both ends; give open_link the same secret= at both, or "
+            f"identities=(identity of {me}, public bytes of that of {peer})"
+        )
+    if identities is not None:
+        pair: object = identities
+        kinds = list(map(type, pair)) if isinstance(pair, tuple) else [type(pair)]
+        if kinds != [Identity, bytes] or len(identities[1]) != _KEY_BYTES:
+            raise LocalProtocolError(
+                f"{me}: identities= takes a fresh_identity() of {me} and the {_KEY_BYTES} bytes "
+                f"`public` of that of {peer}; got {', '.join(kind.__name__ for kind in kinds)}"
+            )
+        return LocalEnd(name=me, identity=identities[0], known={peer: identities[1]})
+    known = secret.encode() if isinstance(secret, str) else secret
+    if not isinstance(known, bytes) or len(known) < _SECRET_BYTES:
+        raise LocalProtocolError(
+            f"{me}: secret= is random text or bytes, at least {_SECRET_BYTES}, the same at both "
+            "ends; secrets.token_urlsafe() makes one, to be told in private"
+        )
+    salt = b"secure-apfed link v1"
+    root = hashlib.scrypt(known, salt=salt, n=2**15, r=8, p=1, maxmem=2**26, dklen=_KEY_BYTES)
+    mine, theirs = (Identity.restored(derive_key(root, name.encode())) for name in (me, peer))
+    return LocalEnd(name=me, identity=mine, known={peer: theirs.public})
+
+
+def _reached(end: LocalEnd, peer: str, address: Address) -> Connection:
+    try:
+        connection = sockets.dial(address)
+    except ConnectionError as error:
+        place = spell_address(address)
+        why = f"{end.name} reached nobody at {place} ({error}); start {peer}, or correct dial="
+        raise ConnectionError(why) from error
+    try:
+        return prove(connection, end, peer)[1]
+    except RemoteProtocolError as error:
+        connection.close()
+        raise RemoteProtocolError(f"{error}; compare what both ends gave open_link") from error
+    except BaseException:
+        connection.close()
+        raise
