@@ -62,6 +62,7 @@ class _Charged(KeepsSecrets):
 
     def spent(self) -> PrivacySpent:
         """What was released so far costs, in figures: `epsilon_x`, `delta`, `releases`, `trace`."""
+        self._require_own_process()  # before the lock, which a fork may have copied shut
         with self._lock:
             return self._ledger.spent()
 
