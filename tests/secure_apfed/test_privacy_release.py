@@ -5,6 +5,7 @@ import doctest
 import os
 import pickle
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -19,7 +20,7 @@ from apfed_protocols.errors import LocalProtocolError, UnsafeChoiceWarning
 from secure_apfed import BudgetExhaustedError, PrivateContributions, PrivateLabels, PrivateRelease
 from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.privacy.accountants import GaussianRelease
-from secure_apfed.privacy.ledger import cross_check
+from secure_apfed.privacy.ledger import PrivacyLedger, cross_check
 from tests.contracts.hostile import said_in_a_fork
 from tests.secure_apfed.test_privacy_guards import scale_fits, within
 
@@ -56,6 +57,7 @@ def test_noise_is_as_large_as_said_and_the_budget_is_used_up_to_the_end() -> Non
     guard, h = made(), 5 * torch.randn(N, 8, dtype=torch.float64)
     with guard.off():
         clipped = guard(h)
+        assert torch.equal(guard(h / 1e3), h / 1e3)
     assert within(clipped, 1.0)
     noise = torch.stack([guard(h, rows=np.arange(N, dtype=np.uint16)) for _ in range(3)]) - clipped
     assert [scale_fits(noise.numpy(), k * guard.sigma) for k in (1, 2 / 3, 1.5)] == [1, 0, 0]
@@ -83,11 +85,20 @@ def test_off_is_of_one_guard_in_one_thread_counts_nothing_and_says_so() -> None:
     assert "2 rows went through off(), unprotected" in guard.report()
 
 
-def test_threads_take_turns_and_copies_and_forks_are_refused() -> None:
-    guard = made(epochs=40)
+def test_threads_take_turns_and_copies_and_forks_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guard, charge, steps = made(epochs=40), PrivacyLedger.charge, list[int]()
+
+    def slowly(ledger: PrivacyLedger, *, step: int, **charged: Any) -> None:
+        charge(ledger, step=step, **charged)
+        time.sleep(1e-3)
+        steps.append(step)
+
+    monkeypatch.setattr(PrivacyLedger, "charge", slowly)
     with ThreadPoolExecutor(4) as pool:
         sent = [*pool.map(lambda _: guard(torch.zeros(3, 9), rows=[0, 1, 2]), range(40))]
-    assert guard.spent().releases == 40
+    assert (guard.spent().releases, steps) == (40, list(range(40)))
     assert len({z.numpy().tobytes() for z in sent}) == 40
     labels = PrivateLabels(epsilon=1, classes=2)
     for spread in (pickle.dumps, copy.deepcopy):
@@ -136,6 +147,8 @@ def test_what_cannot_be_released_is_refused_and_costs_nothing() -> None:
 def test_contributions_have_the_noise_of_all_in_their_sum_and_an_account_each() -> None:
     private = {name: PrivateContributions(**BUDGET, **SUMMED) for name in "pqr"}
     (steps,) = {one.noise for one in private.values()}
+    mixing = PrivateContributions(**BUDGET, **{**SUMMED, "moved": 4})
+    assert mixing.noise == pytest.approx(2 * steps, rel=1e-3)
     parties: dict[str, Any] = {"receiver": "a", "combiner": "g", "contributors": ("p", "q", "r")}
     summed = MaskedSum(SumAgreement(session="s", clip_norm=2.0, noise=steps, **parties))
     roles: dict[str, Any] = {name: summed.contributor(name) for name in private}
@@ -169,9 +182,9 @@ def test_labels_are_answered_once_in_their_own_kind() -> None:
         assert np.asarray(answers).dtype == np.asarray(labels).dtype
         with pytest.raises(LocalProtocolError, match="were answered"):
             private(labels)
+        assert " labels answered; label DP, epsilon_y 1, delta 0" in private.report()
     kept = (PrivateLabels(epsilon=1.0, classes=2)(true) == true).double().mean()
     assert float(kept) == pytest.approx(np.e / (np.e + 1), abs=0.015)
-    assert "label DP, epsilon_y 1, delta 0" in private.report()
     for wrong, message in (
         ([0.5], "got float64"), ("01", "in a str"), ([True], r"holds 0\.\.299, got bool"),
         (np.zeros(3, np.uint8), "got uint8"), ([0, 300], "row 1 has label 300"),
