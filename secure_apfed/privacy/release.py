@@ -116,6 +116,7 @@ class PrivateRelease(_Charged):
         self.sigma = calibrate_sigma(epsilon, delta, epochs, clip)
         self._guard, self._passed = GaussianGuard(clip=clip, sigma=self.sigma, key=fresh_key()), 0
         super().__init__(self._guard.mechanism(), epsilon, delta, rows)
+        self._eager = torch.compiler.disable(self._release)  # compiled noise would be a constant
 
     def __call__(self, h: Values, rows: object = None) -> Values:
         """Return z, which may be sent: of the kind, shape, dtype and device of h.
@@ -131,9 +132,12 @@ class PrivateRelease(_Charged):
             ModelError: a row is not finite; BudgetExhaustedError: a row was released as often as
             planned. Nothing was charged or released then.
         """
+        return cast(Values, self._eager(h, rows))
+
+    def _release(self, h: Any, rows: object) -> Any:
         self._require_own_process()
         array = isinstance(h, np.ndarray) and h.dtype.kind == "f"
-        values = torch.from_numpy(np.array(h)) if array else h
+        values = torch.from_numpy(h.astype(h.dtype.newbyteorder("="))) if array else h
         if getattr(values, "dtype", None) not in _HALVES + _WIDE or not values.ndim:
             raise LocalProtocolError(
                 "h is a tensor or NumPy array of floats of shape (B, ...), one row a person, got "
@@ -150,7 +154,7 @@ class PrivateRelease(_Charged):
             clipped_BD = clip_rows(h_BD, self._guard.clip)  # may refuse, so before the charge
             z_BD = self._guard.noised(clipped_BD, step=self._charge(rows_B), rows=rows_B)
         z = z_BD.to(values.dtype).reshape(values.shape)
-        return cast(Values, z.numpy() if array else z)
+        return z.numpy() if array else z
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -188,7 +192,8 @@ class PrivateContributions(_Charged):
         numbers: D, numbers of one row of a contribution, each of which is clipped to C.
         moved: how many rows of one contribution a person moves: 1 where a row is of one person or
             there is one row; the batch's B where a loss mixes rows.
-        honest: contributors whose noise counts: all, oneself included, less those who collude.
+        honest: contributors whose noise counts, oneself included: those without whom there is no
+            sum, less those who collude.
         bits: of fixed point, as the sum has.
 
     Attributes:
@@ -311,9 +316,9 @@ def _positions(rows: object, *, count: int | None, total: int) -> Tensor:
     """Return positions in a table of `total` rows, int64 of shape (`count`,), each once."""
     if rows is None:
         raise LocalProtocolError(
-            f"say which of the {total} rows these are, as in guard(h, rows=batch): their positions "
-            "in the table, which TensorDataset(X, y, torch.arange(len(X))) hands out with each "
-            "batch. Rows that are only evaluated go through guard.off()"
+            f"say with rows= which of the {total} rows these are: their positions in the table, as "
+            "TensorDataset(X, y, torch.arange(len(X))) hands them out with each batch; for rows "
+            "that are only evaluated there is PrivateRelease.off()"
         )
     rows = range(*rows.indices(total)) if isinstance(rows, slice) else rows
     found = np.asarray(rows.tolist() if isinstance(rows, Tensor) else rows)

@@ -113,10 +113,17 @@ def test_threads_take_turns_and_copies_and_forks_are_refused(
         assert all("belongs to the process that made it" in text for text in said.values()), said
 
 
+def test_a_compiled_step_draws_noise_each_time() -> None:
+    guard, h = made(), torch.zeros(2, 9)
+    step = torch.compile(lambda h: guard(2 * h, rows=[0, 1]), backend="eager")
+    assert not torch.equal(step(h), step(h))
+    assert guard.spent().releases == 2
+
+
 def test_what_cannot_be_released_is_refused_and_costs_nothing() -> None:
     guard, h = made(), torch.zeros(2, 3)
     for values, rows, message in (
-        (h, None, "say which of the 512 rows these are"),
+        (h, None, "say with rows= which of the 512 rows these are"),
         (h, [1], r"rows are 2 positions in the table.*shape \(1,\)"),
         (h, [0.0, 1.0], "got float64"),
         (h, torch.tensor([1.0, 2.0]).bfloat16(), "got float64"),
