@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Real
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from apfed_protocols.randomness import ForkCheck, fresh_key
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.roles import KeepsSecrets
 from secure_apfed.errors import ConfigError
-from secure_apfed.names import ReleaseFigure
 from secure_apfed.privacy import contributions as under_sum
 from secure_apfed.privacy.accountants import Mechanism, calibrate_sigma
 from secure_apfed.privacy.guard import GaussianGuard
@@ -48,14 +47,13 @@ _off: ContextVar[tuple["PrivateRelease", ...]] = ContextVar("guards that are off
 class _Charged(KeepsSecrets):
     """An account that counts its own steps; `epochs` releases of a row use its budget up."""
 
-    figure: ClassVar[ReleaseFigure] = "epsilon_x"
-
     def __init__(
         self, one: Mechanism | under_sum.SummedRelease, epsilon: float, delta: float, rows: int
     ) -> None:
         self.epsilon, self.delta, self.rows, self._step = epsilon, delta, rows, 0
+        figure: Any = "epsilon_c" if isinstance(one, under_sum.SummedRelease) else "epsilon_x"
         self._ledger = PrivacyLedger(
-            one, delta=delta, budget=epsilon, rows=rows, log=None, figure=self.figure
+            one, delta=delta, budget=epsilon, rows=rows, log=None, figure=figure
         )
         self._lock = threading.Lock()
         self._require_own_process = ForkCheck(f"this {type(self).__name__}").require
@@ -202,8 +200,6 @@ class PrivateContributions(_Charged):
     Raises:
         ConfigError: a number out of range, or no sum carries that much noise.
     """
-
-    figure = "epsilon_c"
 
     def __init__(
         self,
