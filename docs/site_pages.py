@@ -6,11 +6,13 @@ Between `<!-- KIND: WHAT -->` and `<!-- end -->` a page holds what one of `BLOCK
   and rows; one "of" another takes some of its columns and rows under names of its own.
 - `keys: run`: the keys of a settings file, from its classes and their docstrings.
 - `sentences: together`: a table of what the report says of a run, by its first column.
+- `diff: apfed_plain/apfed_secure`: what one of docs/examples changes in another.
 - `bench: psi/*/10000`: what docs/performance/psi.json holds of cases that are like `*/10000`.
 
 Files at the top of the repository, and the report's tables, are pages of the site, too.
 """
 
+import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -166,7 +168,21 @@ def bench(what: str) -> str:
     return block(read_measured(DOCS / f"performance/{name}.json"), only or "*")
 
 
-BLOCKS = {"table": figures, "keys": keys, "sentences": sentences, "bench": bench}
+def difference(what: str) -> str:
+    """What changes from one example to another, as `diff -u` has it."""
+    names = [f"{name}.py" for name in what.split("/")]
+    texts = [(DOCS / "examples" / name).read_text("utf-8").splitlines() for name in names]
+    lines = difflib.unified_diff(*texts, *names, n=1, lineterm="")
+    return "\n".join(["```diff", *(line.rstrip() for line in lines), "```"])
+
+
+BLOCKS = {
+    "table": figures,
+    "keys": keys,
+    "sentences": sentences,
+    "bench": bench,
+    "diff": difference,
+}
 
 
 def on_files(files: Any, *, config: Any) -> Any:

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from secure_apfed.frames import run_frames
     from secure_apfed.privacy.accountants import calibrate_sigma
     from secure_apfed.privacy.guard import GaussianGuard, NoGuard, RepresentationGuard
-    from secure_apfed.privacy.ledger import PrivacyLedger
+    from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
+    from secure_apfed.privacy.release import PrivateContributions, PrivateLabels, PrivateRelease
     from secure_apfed.runs.outcome import load_recording
     from secure_apfed.runs.run import run
     from secure_apfed.runs.solo import load_model
@@ -52,6 +53,7 @@ __all__ = [
     "SECURE_SUMS",
     "AlignmentSettings",
     "BfvSum",
+    "BudgetExhaustedError",
     "CkksSum",
     "Config",
     "CryptenSum",
@@ -68,6 +70,9 @@ __all__ = [
     "NoGuard",
     "PlainSum",
     "PrivacyLedger",
+    "PrivateContributions",
+    "PrivateLabels",
+    "PrivateRelease",
     "RecoverableSum",
     "RepresentationGuard",
     "ResumableLink",
@@ -100,7 +105,8 @@ _HOME: dict[str, str] = {
     "LocalEnd": "exchange.sealed_connection",
     "open_link": "exchange.peer_link",
     **dict.fromkeys(("GaussianGuard", "NoGuard", "RepresentationGuard"), "privacy.guard"),
-    "PrivacyLedger": "privacy.ledger",
+    **dict.fromkeys(("BudgetExhaustedError", "PrivacyLedger"), "privacy.ledger"),
+    **dict.fromkeys(("PrivateContributions", "PrivateLabels", "PrivateRelease"), "privacy.release"),
     "calibrate_sigma": "privacy.accountants",
     "run_frames": "frames",
     "load_model": "runs.solo",

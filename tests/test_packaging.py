@@ -38,12 +38,13 @@ LIGHT = _project(ROOT / "protocols")
 
 
 # Lock file -> the extras that it pins with all that they need. Those of `make setup` come first;
-# NVFlare is left out of them for its size.
+# NVFlare is left out of them for its size, Flower for what it wants older releases of.
 LOCKS = {
     "requirements.lock": (
         "mpc", "experiments", "tensorboard", "onnx", "search", "grpc", "docs", "browser", "dev",
     ),
     "requirements-nvflare.lock": ("nvflare", "all"),
+    "requirements-flwr.lock": ("flwr",),
 }  # fmt: skip
 # What users have beside us, and with which Python; torch 2.6 is the oldest of our range.
 BESIDE = [

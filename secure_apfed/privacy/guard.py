@@ -227,14 +227,17 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
         _check(h_BD, step, rows)
-        clipped_BD = clip_rows(h_BD, self.clip)
+        return self.noised(clip_rows(h_BD, self.clip), step=step, rows=rows).to(h_BD.dtype)
+
+    def noised(self, clipped_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
+        """The second half of `release`: float64 rows that `clip_rows` made, with their noise."""
         clean_BD = clipped_BD.detach().cpu().numpy()
         noisy_BD = self._noise.add(clean_BD, self.sigma, step=step, rows=rows)
         # On the grid a row of few numbers is zero at times, which has no direction and no place in
         # the contract: it goes one step along its first number. Privacy knows no such difference.
         noisy_BD[~noisy_BD.any(axis=1), :1] = grid_of(self.sigma)
         through_BD = clipped_BD - clipped_BD.detach()  # zeros, with the gradient of the clip
-        return (torch.from_numpy(noisy_BD).to(h_BD.device) + through_BD).to(h_BD.dtype)
+        return torch.from_numpy(noisy_BD).to(clipped_BD.device) + through_BD
 
     def largest_norm(self, dimension: int) -> float:
         """C + sigma (sqrt D + 8).

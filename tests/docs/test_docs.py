@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -103,6 +104,17 @@ def test_the_tutorial_makes_its_tables(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(config.data.id_column in of_party for of_party in columns.values())
     assert config.data.label_column in columns[config.data.active]
     assert columns[config.data.active] - {"late"} == set(pd.read_csv("new_customers.csv").columns)
+
+
+@pytest.mark.slow
+def test_the_split_network_is_private_to_the_end_of_its_budget() -> None:
+    command = [sys.executable, str(DOCS / "examples" / "split_nn.py")]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"epsilon (\S+)$", told, re.MULTILINE) == ["8"] * 5
+    figures = {key: re.findall(rf"{key} +(\S+)", told) for key in ("alone", "plain", "private")}
+    alone, plain, private = (np.mean([*map(float, each)]) for each in figures.values())
+    assert plain - alone > 0.05
+    assert alone - 0.02 < private < plain
 
 
 # Commands.

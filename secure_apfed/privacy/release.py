@@ -1,0 +1,333 @@
+"""Privacy in somebody else's loop: one object that clips, charges, adds noise, and reports.
+
+Run by: whoever sends. Protects from: whoever receives what comes out and knows all but the noise
+key; and from noise without an account: each object draws a key, counts its steps, charges before it
+draws, and stops at its budget. Clip, noise, account and what they promise are those of `guard`,
+`contributions`, `randomised_response` and `ledger`.
+
+One object serves one table in one process. What is released of the same people under two of them,
+or by a loop that began anew, adds up, and neither knows. Threads take turns; copies, pickles and
+forked processes are refused.
+"""
+
+import math
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from numbers import Real
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from apfed_protocols.checks import is_whole
+from apfed_protocols.errors import LocalProtocolError, UnsafeChoiceWarning
+from apfed_protocols.randomness import ForkCheck, fresh_key
+from apfed_protocols.sums.fixed_point import FixedPoint
+from apfed_protocols.sums.roles import KeepsSecrets
+from secure_apfed.errors import ConfigError
+from secure_apfed.privacy import contributions as under_sum
+from secure_apfed.privacy.accountants import Mechanism, calibrate_sigma
+from secure_apfed.privacy.guard import GaussianGuard
+from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
+from secure_apfed.privacy.noise import NoiseSource, clip_rows
+from secure_apfed.privacy.randomised_response import LabelResponse
+
+__all__ = ["PrivateContributions", "PrivateLabels", "PrivateRelease"]
+
+_HALVES, _WIDE = (torch.float16, torch.bfloat16), (torch.float32, torch.float64)
+Values = TypeVar("Values", bound=Any)
+_off: ContextVar[tuple["PrivateRelease", ...]] = ContextVar("guards that are off", default=())
+
+
+class _Charged(KeepsSecrets):
+    """An account that counts its own steps; `epochs` releases of a row use its budget up."""
+
+    def __init__(
+        self, one: Mechanism | under_sum.SummedRelease, epsilon: float, delta: float, rows: int
+    ) -> None:
+        self.epsilon, self.delta, self.rows, self._step = epsilon, delta, rows, 0
+        figure: Any = "epsilon_c" if isinstance(one, under_sum.SummedRelease) else "epsilon_x"
+        self._ledger = PrivacyLedger(
+            one, delta=delta, budget=epsilon, rows=rows, log=None, figure=figure
+        )
+        self._lock = threading.Lock()
+        self._require_own_process = ForkCheck(f"this {type(self).__name__}").require
+
+    def spent(self) -> PrivacySpent:
+        """What was released so far costs, in figures: `epsilon_x`, `delta`, `releases`, `trace`."""
+        self._require_own_process()  # before the lock, which a fork may have copied shut
+        with self._lock:
+            return self._ledger.spent()
+
+    def report(self) -> str:
+        """What was spent, of whom, against what, and what has no guarantee."""
+        spent = self.spent()
+        return (
+            f"epsilon {spent.epsilon_x:.4g} of {self.epsilon:g} spent at delta {self.delta:g}: of "
+            f"any one of {self.rows} rows, replaced by any other; {spent.releases} releases of the "
+            "row that was released most often"
+        )
+
+    def _charge(self, rows: Tensor) -> int:
+        """Charge one release of these rows; return its step, of which noise is drawn once."""
+        with self._lock:
+            # The same bytes would be free a second time; these never are, their noise is new.
+            self._ledger.charge(step=self._step, rows=rows, digest=fresh_key())
+            self._step += 1
+            return self._step - 1
+
+
+class PrivateRelease(_Charged):
+    """Clips each row, charges, adds Gaussian noise: `z = guard(h, rows=batch)`.
+
+    Guarantee: that of `GaussianGuard`, (epsilon, delta) for all releases of one row together,
+    replace-one, WITH THE ENCODER HELD FIXED; calibrated by `calibrate_sigma`. z stays in the
+    autograd graph; its gradient is that of the clip. Under `torch.no_grad` it costs the same.
+
+    Args:
+        clip: C, the L2 bound of one row with all its numbers, in the unit of h.
+        epsilon, delta: what the releases of one row may cost together.
+        epochs: how often each row may be released; rows: N, of the table, such as `len(X)`.
+
+    Attributes:
+        sigma: standard deviation of the noise on each number, in the unit of h.
+
+    Raises:
+        ConfigError: a number out of range.
+
+    Example:
+        >>> guard = PrivateRelease(clip=1, epsilon=8, delta=1e-5, epochs=8, rows=100)
+        >>> z = guard(torch.ones(2, 3, 4, 4), rows=[7, 9])
+        >>> z.shape, round(guard.spent().epsilon_x, 2), guard.spent().releases
+        (torch.Size([2, 3, 4, 4]), 2.39, 1)
+    """
+
+    def __init__(
+        self, *, clip: float, epsilon: float, delta: float, epochs: int, rows: int
+    ) -> None:
+        _require_numbers(self, clip=clip, epsilon=epsilon, delta=delta, epochs=epochs, rows=rows)
+        self.sigma = calibrate_sigma(epsilon, delta, epochs, clip)
+        self._guard, self._passed = GaussianGuard(clip=clip, sigma=self.sigma, key=fresh_key()), 0
+        super().__init__(self._guard.mechanism(), epsilon, delta, rows)
+        self._eager = torch.compiler.disable(self._release)  # compiled noise would be a constant
+
+    def __call__(self, h: Values, rows: object = None) -> Values:
+        """Return z, which may be sent: of the kind, shape, dtype and device of h.
+
+        Args:
+            h: a tensor or NumPy array of shape (B, ...): float16, bfloat16 (both computed in
+                float32), float32 or float64.
+            rows: positions in the table of these B rows, each once: whole numbers in a tensor,
+                array, list or range, or a slice.
+
+        Raises:
+            LocalProtocolError: h or rows of a wrong type, shape or range, or a forked process;
+            ModelError: a row is not finite; BudgetExhaustedError: a row was released as often as
+            planned. Nothing was charged or released then.
+        """
+        return cast(Values, self._eager(h, rows))
+
+    def _release(self, h: Any, rows: object) -> Any:
+        self._require_own_process()
+        array = isinstance(h, np.ndarray) and h.dtype.kind == "f"
+        values = torch.from_numpy(h.astype(h.dtype.newbyteorder("="))) if array else h
+        if getattr(values, "dtype", None) not in _HALVES + _WIDE or not values.ndim:
+            raise LocalProtocolError(
+                "h is a tensor or NumPy array of floats of shape (B, ...), one row a person, got "
+                f"{getattr(h, 'dtype', type(h).__name__)} of shape {getattr(h, 'shape', None)}"
+            )
+        h_BD = values.reshape(len(values), math.prod(values.shape[1:]))
+        h_BD = h_BD.float() if h_BD.dtype in _HALVES else h_BD
+        if self in _off.get():
+            z_BD = clip_rows(h_BD, self._guard.clip)
+            with self._lock:
+                self._passed += len(z_BD)
+        else:
+            rows_B = _positions(rows, count=len(h_BD), total=self.rows)
+            clipped_BD = clip_rows(h_BD, self._guard.clip)  # may refuse, so before the charge
+            z_BD = self._guard.noised(clipped_BD, step=self._charge(rows_B), rows=rows_B)
+        z = z_BD.to(values.dtype).reshape(values.shape)
+        return z.numpy() if array else z
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """For evaluation, in this thread: rows are clipped as in training, and nothing else.
+
+        No noise, no account, no `rows=`: whoever receives them reads them. The report says how many
+        there were. Warns: UnsafeChoiceWarning.
+        """
+        told = "PrivateRelease.off(): no noise, nothing counted; whoever receives these reads them"
+        warnings.warn(told, UnsafeChoiceWarning, stacklevel=3)
+        token = _off.set((*_off.get(), self))
+        try:
+            yield
+        finally:
+            _off.reset(token)
+
+    def report(self) -> str:
+        passed = f"; {self._passed} rows went through off(), unprotected" if self._passed else ""
+        return (
+            f"{super().report()}; against whoever receives them and lacks the noise key; "
+            f"{self._guard.statement()}: what a row teaches the encoder moves other rows, and "
+            f"labels have no guarantee{passed}"
+        )
+
+
+class PrivateContributions(_Charged):
+    """One contributor's discrete Gaussian noise under a secure sum, and its account.
+
+    Each contributor makes one, of the same numbers; all agree on `SumAgreement(noise=its.noise)`
+    and contribute with the noise that `draw` returns. Guarantee and sources: `contributions`.
+
+    Args:
+        epsilon, delta: what the contributions of one row may cost together.
+        epochs: in how many contributions each row may be; rows: N, of this contributor's table.
+        numbers: D, numbers of one row of a contribution, each of which is clipped to C.
+        moved: how many rows of one contribution a person moves: 1 where a row is of one person or
+            there is one row; the batch's B where a loss mixes rows.
+        honest: contributors whose noise counts, oneself included: those without whom there is no
+            sum, less those who collude.
+        bits: of fixed point, as the sum has.
+
+    Attributes:
+        noise: standard deviation at each contributor, in steps of fixed point.
+
+    Raises:
+        ConfigError: a number out of range, or no sum carries that much noise.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        delta: float,
+        epochs: int,
+        rows: int,
+        numbers: int,
+        moved: int,
+        honest: int,
+        bits: int = 16,
+    ) -> None:
+        whole = {"epochs": epochs, "rows": rows, "numbers": numbers, "moved": moved}
+        _require_numbers(self, epsilon=epsilon, delta=delta, honest=honest, bits=bits, **whole)
+        levels = FixedPoint(clip_norm=1.0, bits=bits, contributors=1).levels
+        far = under_sum.sensitivity_in_steps(levels=levels, columns=numbers, rows=moved)
+        sum_of: dict[str, Any] = {"honest": honest, "sensitivity": far, "numbers": moved * numbers}
+        self.noise = under_sum.calibrate_noise(
+            epsilon=epsilon, delta=delta, releases=epochs, **sum_of
+        )
+        self._numbers, self._moved, self._source = numbers, moved, NoiseSource(fresh_key())
+        one = under_sum.SummedRelease(deviation=self.noise, **sum_of)
+        super().__init__(one, epsilon, delta, rows)
+
+    def draw(self, shape: tuple[int, ...], rows: object = None) -> NDArray[np.int64]:
+        """Charge these rows of the table, and return the noise of a contribution of this shape.
+
+        Up to rank 1 it is one row. Raises LocalProtocolError, BudgetExhaustedError: as
+        `PrivateRelease`, and where it is larger than stated.
+        """
+        self._require_own_process()
+        count, numbers = (shape[0] if len(shape) > 1 else 1), math.prod(shape[len(shape) > 1 :])
+        if numbers != self._numbers or 1 < self._moved < count:
+            raise LocalProtocolError(
+                f"the account is of rows of {self._numbers} numbers, {self._moved} of which a "
+                f"person moves, got a contribution of shape {tuple(shape)}; make another"
+            )
+        step = self._charge(_positions(rows, count=None, total=self.rows))
+        return self._source.integers(shape, self.noise, step=step, digest=b"")
+
+    def report(self) -> str:
+        return f"{super().report()}; {under_sum.contributions_statement('', seeded=False)}"
+
+
+class PrivateLabels(KeepsSecrets):
+    """Labels behind K-ary randomised response: `y = PrivateLabels(epsilon=1, classes=10)(y)`.
+
+    Guarantee: that of `LabelResponse`, for any number of epochs on the answers. The labels of a
+    table are answered once: further answers would cost epsilon again, and are refused.
+
+    Args:
+        epsilon: of each label, at delta 0, above 0 and at most 40; classes: K, at least 2.
+    """
+
+    def __init__(self, *, epsilon: float, classes: int) -> None:
+        _require_numbers(self, epsilon=epsilon, classes=classes)
+        self._response, self._answered = LabelResponse(epsilon=epsilon, classes=classes), 0
+        self._once, self._check = threading.Lock(), ForkCheck("this PrivateLabels")
+
+    def __call__(self, labels: Values) -> Values:
+        """Return an answer for each label, in the kind, shape, dtype and device of `labels`.
+
+        Args:
+            labels: integers 0..K-1 in a tensor, NumPy array, list or tuple.
+
+        Raises:
+            DataError: a label outside 0..K-1. LocalProtocolError: no such labels, a second call, or
+            a forked process.
+        """
+        self._check.require()
+        true = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
+        largest = self._response.classes - 1
+        if (
+            not isinstance(labels, Tensor | np.ndarray | list | tuple)
+            or true.dtype.kind not in "biu"
+            or int(np.asarray(largest).astype(true.dtype)) != largest
+        ):
+            raise LocalProtocolError(
+                f"labels are a tensor, NumPy array, list or tuple of integers that holds 0.."
+                f"{largest}, got {true.dtype} in a {type(labels).__name__}"
+            )
+        asked = torch.from_numpy(true.astype(np.int64).ravel())
+        answers = self._response.answer(asked, key=fresh_key()).numpy()
+        if not self._once.acquire(blocking=False):
+            raise LocalProtocolError(
+                "these labels were answered: train on the answers, a second one costs epsilon "
+                "again; for the labels of others make another PrivateLabels"
+            )
+        self._answered, found = len(answers), answers.reshape(true.shape).astype(true.dtype)
+        if isinstance(labels, Tensor):
+            return cast(Values, labels.new_tensor(found.tolist()))
+        kept = isinstance(labels, np.ndarray)
+        return cast(Values, found if kept else type(labels)(found.tolist()))
+
+    def report(self) -> str:
+        """What is guaranteed, and of how many labels."""
+        return f"{self._answered} labels answered; {self._response.statement()}"
+
+
+def _require_numbers(of: object, **numbers: float) -> None:
+    for name, value in numbers.items():
+        real = name in ("clip", "epsilon", "delta")
+        if not (isinstance(value, Real) if real else is_whole(value) and value >= 1):
+            told = "a number" if real else "a whole number from 1 on"
+            raise ConfigError(f"{type(of).__name__}: {name} is {told}, got {value!r}")
+
+
+def _positions(rows: object, *, count: int | None, total: int) -> Tensor:
+    """Return positions in a table of `total` rows, int64 of shape (`count`,), each once."""
+    if rows is None:
+        raise LocalProtocolError(
+            f"say with rows= which of the {total} rows these are: their positions in the table, as "
+            "TensorDataset(X, y, torch.arange(len(X))) hands them out with each batch; for rows "
+            "that are only evaluated there is PrivateRelease.off()"
+        )
+    rows = range(*rows.indices(total)) if isinstance(rows, slice) else rows
+    found = np.asarray(rows.tolist() if isinstance(rows, Tensor) else rows)
+    found = found if found.size else found.astype(np.int64)
+    if found.dtype.kind not in "iu" or found.ndim != 1 or count not in (None, len(found)):
+        raise LocalProtocolError(
+            f"rows are {'' if count is None else f'{count} '}positions in the table, whole numbers "
+            f"in one list, got {found.dtype} of shape {found.shape}; of a mask give mask.nonzero()"
+        )
+    different, times = np.unique(found, return_counts=True)
+    if len(different) < len(found):
+        raise LocalProtocolError(
+            f"row {different[times.argmax()]} is {times.max()} times in this batch, and a release "
+            "holds each row once: draw batches without replacement"
+        )
+    return torch.from_numpy(found.astype(np.int64))

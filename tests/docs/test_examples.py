@@ -1,0 +1,65 @@
+"""Each example as it stands, in a process of its own: what it prints, and what it adds."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS, HOOK, ROOT, text_of
+
+EXAMPLES = DOCS / "examples"
+
+
+def told_by(name: str, home: Path) -> str:
+    told = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")], cwd=home, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+             "HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0"}, check=False, timeout=200,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stdout + told.stderr
+    return told.stdout
+
+
+def figure(before: str, told: str) -> float:
+    (found,) = re.findall(rf"{before} +([\d.e+-]+)(?:\s|$)", told)
+    return float(found)
+
+
+def test_what_protects_is_at_most_25_lines_and_the_page_shows_them() -> None:
+    shown = HOOK.difference("apfed_plain/apfed_secure")
+    assert 10 < len(re.findall(r"^\+(?!\+\+)", shown, re.MULTILINE)) <= 25
+    assert shown in text_of("docs/examples.md")
+
+
+@pytest.mark.slow
+def test_apfed_under_a_sum_is_apfed_and_the_guard_spends_its_epsilon(tmp_path: Path) -> None:
+    plain, secure = told_by("apfed_plain", tmp_path), told_by("apfed_secure", tmp_path)
+    first, _, guarded = secure.splitlines()
+    assert figure("accuracy", plain) == figure("accuracy", first) > 0.6
+    assert figure("weights differ", secure) < 1e-3
+    assert figure("epsilon", guarded) == 8
+    assert "20 releases of the row" in guarded
+
+
+@pytest.mark.slow
+def test_opacus_epsilon_is_the_same_under_a_sum(tmp_path: Path) -> None:
+    plain, summed, last = told_by("opacus_beside_sum", tmp_path).splitlines()
+    assert figure("epsilon", plain) == figure("epsilon", summed) == pytest.approx(6.25, abs=0.01)
+    assert figure("accuracy", summed) > 0.85
+    assert figure("weights differ", last) < 1e-3
+    assert last.endswith("same epsilons True")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("flwr") is None,
+    reason="flwr is missing: pip install -c requirements-flwr.lock 'secure-apfed[flwr]'",
+)
+def test_hosts_of_flowers_get_the_scores_of_one_process(tmp_path: Path) -> None:
+    told = told_by("flower_vertical", tmp_path)
+    assert figure("scores differ", told) < 1e-3
+    assert figure("accuracy", told) > 0.95

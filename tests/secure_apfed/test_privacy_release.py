@@ -1,0 +1,204 @@
+"""Privacy of somebody else's loop: kinds, noise, account, threads and forks, refusals."""
+
+import copy
+import doctest
+import os
+import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import secure_apfed.privacy.release
+from apfed_protocols import MaskedSum, StepBinding, SumAgreement, converse
+from apfed_protocols.errors import LocalProtocolError, UnsafeChoiceWarning
+from secure_apfed import BudgetExhaustedError, PrivateContributions, PrivateLabels, PrivateRelease
+from secure_apfed.errors import ConfigError, DataError, ModelError
+from secure_apfed.privacy.accountants import GaussianRelease
+from secure_apfed.privacy.ledger import PrivacyLedger, cross_check
+from tests.contracts.hostile import said_in_a_fork
+from tests.secure_apfed.test_privacy_guards import scale_fits, within
+
+N = 512
+BUDGET: dict[str, Any] = {"epsilon": 8, "delta": 1e-5, "epochs": 3, "rows": N}
+SUMMED: dict[str, Any] = {"numbers": 6, "moved": 1, "honest": 3}
+quiet = pytest.mark.filterwarnings("ignore:PrivateRelease.off")
+
+
+def made(**changed: Any) -> PrivateRelease:
+    return PrivateRelease(**{"clip": 1, **BUDGET, **changed})
+
+
+@quiet
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_kind_and_shape_are_kept_and_the_gradient_is_of_the_clip(dtype: torch.dtype) -> None:
+    for shape in ((4, 6), (4,), (4, 2, 3, 3), (0, 6)):
+        guard, h = made(), torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+        noisy, clipped = h.clone().requires_grad_(), h.clone().requires_grad_()
+        z = guard(noisy, rows=range(len(h)))
+        with guard.off():
+            c = guard(clipped)
+        assert (z.shape, z.dtype, c.dtype) == (h.shape, dtype, dtype)
+        [(each * h.cos()).sum().backward() for each in (z, c)]
+        assert torch.equal(noisy.grad, clipped.grad)  # type: ignore[arg-type]  # both are there
+        assert not len(h) or not torch.equal(z, c)
+        if dtype != torch.bfloat16:
+            array = made()(h.numpy(), rows=slice(len(h)))
+            assert (type(array), array.dtype) == (np.ndarray, h.numpy().dtype)
+
+
+@quiet
+def test_noise_is_as_large_as_said_and_the_budget_is_used_up_to_the_end() -> None:
+    guard, h = made(), 5 * torch.randn(N, 8, dtype=torch.float64)
+    with guard.off():
+        clipped = guard(h)
+        assert torch.equal(guard(h / 1e3), h / 1e3)
+    assert within(clipped, 1.0)
+    noise = torch.stack([guard(h, rows=np.arange(N, dtype=np.uint16)) for _ in range(3)]) - clipped
+    assert [scale_fits(noise.numpy(), k * guard.sigma) for k in (1, 2 / 3, 1.5)] == [1, 0, 0]
+    assert (noise.reshape(3, -1).corrcoef() - torch.eye(3)).abs().max() < 0.1
+    assert guard.spent().epsilon_x == pytest.approx(8, rel=1e-8)
+    figures = cross_check(GaussianRelease(noise_multiplier=guard.sigma / 2), releases=3, delta=1e-5)
+    assert figures.get("pld", 8) == pytest.approx(8, rel=3e-3)
+    with torch.no_grad(), pytest.raises(BudgetExhaustedError, match="release 4 of one row"):
+        guard(h[:2], rows=[0, 1])
+    assert guard.spent().releases == 3
+
+
+def test_off_is_of_one_guard_in_one_thread_counts_nothing_and_says_so() -> None:
+    guard, h, elsewhere = made(), 5 * torch.ones(2, 4), list[torch.Tensor]()
+    with ExitStack() as evaluation:
+        with pytest.warns(UnsafeChoiceWarning, match="whoever receives these reads them"):
+            evaluation.enter_context(guard.off())
+        assert guard(h).tolist() == [pytest.approx([0.5] * 4)] * 2
+        assert made()(h, rows=[0, 1]).std() > 0.1
+        thread = threading.Thread(target=lambda: elsewhere.append(guard(h, rows=[0, 1])))
+        thread.start()
+        thread.join()
+    assert elsewhere[0].std() > 0.1
+    assert guard.spent().releases == 1
+    assert "2 rows went through off(), unprotected" in guard.report()
+
+
+def test_threads_take_turns_and_copies_and_forks_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guard, charge, steps = made(epochs=40), PrivacyLedger.charge, list[int]()
+
+    def slowly(ledger: PrivacyLedger, *, step: int, **charged: Any) -> None:
+        charge(ledger, step=step, **charged)
+        time.sleep(1e-3)
+        steps.append(step)
+
+    monkeypatch.setattr(PrivacyLedger, "charge", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        sent = [*pool.map(lambda _: guard(torch.zeros(3, 9), rows=[0, 1, 2]), range(40))]
+    assert (guard.spent().releases, steps) == (40, list(range(40)))
+    assert len({z.numpy().tobytes() for z in sent}) == 40
+    labels = PrivateLabels(epsilon=1, classes=2)
+    for spread in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(LocalProtocolError, match="never serialised"):
+            spread(guard)
+    if hasattr(os, "fork"):
+        summed = PrivateContributions(**BUDGET, **SUMMED)
+        said = said_in_a_fork({
+            "release": lambda: guard(torch.zeros(1, 9), rows=[5]), "spent": guard.spent,
+            "draw": lambda: summed.draw((1, 6), rows=[5]), "labels": lambda: labels([0]),
+        })  # fmt: skip
+        assert all("belongs to the process that made it" in text for text in said.values()), said
+
+
+def test_a_compiled_step_draws_noise_each_time() -> None:
+    guard, h = made(), torch.zeros(2, 9)
+    step = torch.compile(lambda h: guard(2 * h, rows=[0, 1]), backend="eager")
+    assert not torch.equal(step(h), step(h))
+    assert guard.spent().releases == 2
+
+
+def test_what_cannot_be_released_is_refused_and_costs_nothing() -> None:
+    guard, h = made(), torch.zeros(2, 3)
+    for values, rows, message in (
+        (h, None, "say with rows= which of the 512 rows these are"),
+        (h, [1], r"rows are 2 positions in the table.*shape \(1,\)"),
+        (h, [0.0, 1.0], "got float64"),
+        (h, torch.tensor([1.0, 2.0]).bfloat16(), "got float64"),
+        (h, np.array([True, False]), "got bool.*mask.nonzero"),
+        (h, {1, 2}, "got object"),
+        (h, [7, 7], "row 7 is 2 times in this batch"),
+        (h, [0, N], r"lie in 0\.\.511, got 0\.\.512"),
+        (h, slice(-1, None), r"rows are 2 positions.*shape \(1,\)"),
+        (h.int(), [0, 1], "array of floats.*got torch.int32"),
+        (h.tolist(), [0, 1], "got list"),
+        (torch.tensor(1.0), [0], r"got torch.float32 of shape torch.Size\(\[\]\)"),
+        (h / 0, [0, 1], "row 0 of the representations is not finite"),
+    ):
+        with pytest.raises((LocalProtocolError, ModelError), match=message):
+            guard(values, rows=rows)
+    assert guard.spent().releases == 0
+    for changed, message in (
+        ({"epochs": 8.0}, "epochs is a whole number from 1 on, got 8.0"),
+        ({"rows": 0}, "rows is a whole number from 1 on, got 0"),
+        ({"clip": "1"}, "clip is a number, got '1'"),
+        ({"clip": 0}, "clip bound is positive"),
+        ({"epsilon": float("inf")}, "positive and finite"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            made(**changed)
+
+
+def test_contributions_have_the_noise_of_all_in_their_sum_and_an_account_each() -> None:
+    private = {name: PrivateContributions(**BUDGET, **SUMMED) for name in "pqr"}
+    (steps,) = {one.noise for one in private.values()}
+    mixing = PrivateContributions(**BUDGET, **{**SUMMED, "moved": 4})
+    assert mixing.noise == pytest.approx(2 * steps, rel=1e-3)
+    parties: dict[str, Any] = {"receiver": "a", "combiner": "g", "contributors": ("p", "q", "r")}
+    summed = MaskedSum(SumAgreement(session="s", clip_norm=2.0, noise=steps, **parties))
+    roles: dict[str, Any] = {name: summed.contributor(name) for name in private}
+    roles |= {"a": summed.receiver(), "g": summed.combiner()}
+    converse(roles)
+    bound, g = StepBinding.of("s", 0, rows=b"", message=b""), np.full((N, 6), 0.25)
+    sent = {
+        name: roles[name].contribute(g, bound, one.draw(g.shape, rows=slice(None)))
+        for name, one in private.items()
+    }
+    noise = roles["a"].decode(roles["g"].combine(sent), (N, 6), bound) - 3 * g
+    sigma = 3**0.5 * steps * 2.0 / (2**15 - 1)
+    assert [scale_fits(noise, k * sigma) for k in (1, 2 / 3, 1.5)] == [1, 0, 0]
+    one = private["p"]
+    [one.draw((6,), rows=torch.arange(9)) for _ in range(2)]
+    assert (one.spent().releases, one.spent().epsilon_x <= 8) == (3, True)
+    assert "contribution guarantee" in one.report()
+    with pytest.raises(BudgetExhaustedError):
+        one.draw((1, 6), rows=[0])
+    for shape, moved in (((2, 7), 1), ((5,), 1), ((3, 6), 2)):
+        with pytest.raises(LocalProtocolError, match="the account is of rows of 6 numbers"):
+            PrivateContributions(**BUDGET, **{**SUMMED, "moved": moved}).draw(shape, rows=[0])
+
+
+def test_labels_are_answered_once_in_their_own_kind() -> None:
+    true = torch.arange(30_000, dtype=torch.int32).reshape(-1, 2) % 2
+    for labels in (true, true.numpy(), true > 0, true[:, 0].tolist(), (0, 1)):
+        private = PrivateLabels(epsilon=1.0, classes=2)
+        answers: Any = private(labels)
+        assert (type(answers), np.shape(answers)) == (type(labels), np.shape(labels))
+        assert np.asarray(answers).dtype == np.asarray(labels).dtype
+        with pytest.raises(LocalProtocolError, match="were answered"):
+            private(labels)
+        assert " labels answered; label DP, epsilon_y 1, delta 0" in private.report()
+    kept = (PrivateLabels(epsilon=1.0, classes=2)(true) == true).double().mean()
+    assert float(kept) == pytest.approx(np.e / (np.e + 1), abs=0.015)
+    for wrong, message in (
+        ([0.5], "got float64"), ("01", "in a str"), ([True], r"holds 0\.\.299, got bool"),
+        (np.zeros(3, np.uint8), "got uint8"), ([0, 300], "row 1 has label 300"),
+    ):  # fmt: skip
+        with pytest.raises((LocalProtocolError, DataError), match=message):
+            PrivateLabels(epsilon=1.0, classes=300)(wrong)
+
+
+def test_the_example_runs() -> None:
+    assert doctest.testmod(secure_apfed.privacy.release).failed == 0
