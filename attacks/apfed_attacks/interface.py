@@ -6,8 +6,9 @@ returns a `Guess`; it never sees the truth, so it can neither score itself nor c
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import wraps
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from apfed_attacks.view import AdversaryView, Behaviour, Role
+from apfed_attacks.view import AdversaryView, AttackError, Behaviour, Role
 from secure_apfed.settings import Settings
 
 __all__ = ["Attack", "AttackResult", "FloatArray", "Guess", "Prediction", "Target"]
@@ -65,6 +66,24 @@ class Guess:
     decoys: Mapping[str, Prediction] = field(default_factory=dict)
 
 
+_Run: TypeAlias = Callable[[Any, AdversaryView, int], "Guess"]
+
+
+def _where_it_applies(run: _Run) -> _Run:
+    """The same attack; in a view that gives it nothing to read it is an AttackError that says so.
+
+    An exchange of rows gives a decoy nothing less to read than the view that it is made of.
+    """
+
+    @wraps(run)
+    def checked(self: "Attack", view: AdversaryView, seed: int) -> Guess:
+        if not view.is_decoy and (reason := self.why_not(view)) is not None:
+            raise AttackError(f"{self.name} does not apply: {reason}")
+        return run(self, view, seed)
+
+    return checked
+
+
 class Attack(Settings, ABC):
     """Base of every attack; the fields below are options that all attacks share.
 
@@ -74,6 +93,8 @@ class Attack(Settings, ABC):
         behaviour: whether that party must have deviated from the protocol.
         white_box: whether the adversary is told the victim's network.
         suite: the options under which it is mounted where nobody names any.
+        reads: what it reads, in words; "representations", those of "several epochs" and "gradients"
+            are what `apfed_attacks.evaluate` gives of a loop that is not ours.
 
     Attributes:
         coalition: "single" mounts it once for each party of the role, "all" once for all of
@@ -91,6 +112,7 @@ class Attack(Settings, ABC):
     behaviour: ClassVar[Behaviour] = "curious"
     white_box: ClassVar[bool] = False
     suite: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    reads: ClassVar[str] = "representations"
 
     coalition: Literal["single", "all"] = "single"
     labels_per_class: int = Field(0, ge=0)
@@ -125,7 +147,16 @@ class Attack(Settings, ABC):
 
     @abstractmethod
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Attack. The result is a function of the view and the seed."""
+        """Attack. The result is a function of the view and the seed.
+
+        Raises:
+            AttackError: `why_not` has a reason, which is looked at before any attack begins.
+        """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "run" in vars(cls):
+            setattr(cls, "run", _where_it_applies(cls.run))  # noqa: B010  # mypy: of a method
 
 
 @dataclass(frozen=True, kw_only=True)

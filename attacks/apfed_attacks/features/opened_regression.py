@@ -42,6 +42,7 @@ class SumRegression(FeatureAttack):
     """
 
     name = "sum_regression"
+    reads = "sums that the active opened"
     roles = ("active",)
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
@@ -86,6 +87,7 @@ class VectorRegression(FeatureAttack):
     """
 
     name = "vector_regression"
+    reads = "singular vectors of all parties' tables"
     roles = ("active",)
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
@@ -111,6 +113,7 @@ class VoteRegression(FeatureAttack):
     """
 
     name = "vote_regression"
+    reads = "votes"
     roles = ("active",)
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 

@@ -41,6 +41,7 @@ class RepresentationNetwork(FeatureAttack):
     """
 
     name = "representation_network"
+    reads = "the victim's network itself"
     roles = ("active",)
     white_box = True
 

@@ -181,7 +181,8 @@ def _clusters(view: AdversaryView, columns_NF: FloatArray, seed: int) -> dict[st
     means = KMeans(
         view.knowledge.classes, n_init=_STARTS, max_iter=view.iterations,
         random_state=seed % 2**32,
-    ).fit(columns_NF)  # fmt: skip
+    )  # fmt: skip
+    fitted(means, columns_NF, None)  # of equal rows it warns that there are fewer clusters
     return named(-means.transform(columns_NF), view.knowledge.priors)
 
 
@@ -261,7 +262,7 @@ def fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor |
     In joint training it released a function of its own features: a random one of these says
     nothing new and may still serve a probe. None where the view has no networks of all members.
     """
-    if any(name not in view.networks for name in view.features):
+    if not view.features or any(name not in view.networks for name in view.features):
         return None
     own_NF = own_columns(view, positions).float()
     with seeded(seed, "attacks", "fresh network"):
