@@ -1,16 +1,13 @@
-"""Attacks on a training loop that is not ours: what its arrays give away, beside what chance gives.
+"""Attacks on a training loop that is not ours: what its arrays give away, beside what luck gives.
 
-Run by: whoever holds the arrays of all parties, to judge a loop of any method and framework. One
-call is one curious adversary, which follows the loop and reads what reached it. Its view, the
-knowledge that it is told, baselines, decoys and scores are those of the attacks on runs of ours.
+Run by: whoever holds the arrays of all parties. One call is one curious adversary, which follows
+the loop and reads what reached it; attacks, baselines, decoys and scores are those of our runs.
 
 Letters: A rows, B rows of a step, D numbers of a representation, F features.
 """
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,16 +16,16 @@ from numpy.typing import NDArray
 from scipy.stats import t as student
 from torch import Tensor
 
-from apfed_attacks import ATTACKS
 from apfed_attacks.interface import Attack, AttackResult
-from apfed_attacks.recorded import class_priors, draw_features, draw_labels
+from apfed_attacks.recorded import class_priors
 from apfed_attacks.run import full_suite, guesses, prepare
 from apfed_attacks.scoring import DECOY, Truth, score
+from apfed_attacks.table import ATTACKS
 from apfed_attacks.view import AdversaryView, AttackError, Exchange, Knowledge, KnownRows
 from secure_apfed.config import AttackChoice
 from secure_apfed.data import UNLABELLED
 from secure_apfed.exchange import Envelope, Kind, pack
-from secure_apfed.seeds import undisturbed
+from secure_apfed.seeds import shuffled, undisturbed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,124 +34,104 @@ __all__ = ["Evaluation", "Finding", "evaluate"]
 
 Step: TypeAlias = tuple[Tensor, Tensor, Tensor | None]  # rows (B,), h (B, D), gradients (B, D)
 _ADVERSARY, _OTHER = "adversary", "the other party"
-_BY_CHANCE = 0.005  # how often a verdict says "found" where there is nothing
-_SHOWN = ("attack", "target", "known", "metric", "score", "baseline", "null", "advantage")
-_RECEIVED = "the party that received h"
+_BY_CHANCE = 0.005
+# Where nobody names attacks, those that train networks for long do so for less.
+_QUICK: Mapping[str, Mapping[str, Any]] = {
+    "semi_supervised": {"iterations": 300, "decay": 0.99},
+    "unpaired_inversion": {"iterations": 300},
+}
+_ARGUMENTS = {
+    "labels": "the class of each row, to score what it guesses",
+    "features": "those of the party that made h, to score what it guesses; without gradients=",
+    "gradients": "those that the party that made h received for it",
+    "steps": "with h of two passes over the rows or more",
+}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """What one attack, with one set of options, found.
 
     Attributes:
-        results: as of a run of ours, one for each exchange of releases between rows: the attack,
-            its variants and baselines are the same in all, the decoys others.
+        known: how many rows the adversary knew.
+        metric: balanced accuracy of labels, where chance is one over the classes; R^2 of features.
+        score: of the best variant; baseline: the best that the same knowledge gives without h.
+        null: the best of baselines and decoys, for each exchange of releases between rows.
+        advantage: the score minus the mean of the null.
+        found: whether luck gives this score less than once in 200 times. Where nothing leaks, score
+            and null are draws of one distribution, so that the score lies in the null's prediction
+            interval for one more draw (Student's t). It must be above it, and above the null's mean
+            by one over the root of the scored rows, since a null may hardly vary.
+        verdict: the same in words.
+        result: as of a run of ours, with all variants, and the decoys of the first exchange.
     """
 
-    results: tuple[AttackResult, ...] = field(repr=False)
+    attack: str
+    target: str
+    known: int
+    metric: str
+    score: float
+    baseline: float
+    null: tuple[float, ...]
+    advantage: float
+    found: bool
+    verdict: str
+    result: AttackResult = field(repr=False)
 
-    @property
-    def attack(self) -> str:
-        return self.results[0].attack
-
-    @property
-    def metric(self) -> str:
-        """Balanced accuracy of labels (chance: one over the classes), R^2 of features."""
-        return str(self.results[0].metric)
-
-    @property
-    def score(self) -> float:
-        """Of the best variant, by the metric."""
-        return float(self.results[0].score[self.metric] or 0.0)
-
-    @property
-    def baseline(self) -> float:
-        """The best that the same knowledge gives without h and gradients."""
-        own = self.results[0].baselines.items()
-        return max(one[self.metric] or 0.0 for name, one in own if not name.endswith(DECOY))
-
-    @property
-    def null(self) -> tuple[float, ...]:
-        """The best of baselines and decoys, for each exchange: what luck gives."""
-        return tuple(self.score - (result.advantage or 0.0) for result in self.results)
-
-    @property
-    def advantage(self) -> float:
-        return self.score - float(np.mean(self.null))
-
-    @property
-    def found(self) -> bool:
-        """Whether the score is above what luck gives once in 200 times.
-
-        Where nothing leaks, score and null are exchangeable, so that the score is one more draw of
-        the null: it must be above the prediction interval of one (Student's t), and by more than
-        one over the root of the scored rows, for a null that hardly varies.
-        """
-        null, scored = np.array(self.null), self.results[0].counts["scored"]
-        if len(null) < 2:
-            return False
-        far = float(student.isf(_BY_CHANCE, len(null) - 1))
-        margin = far * float(null.std(ddof=1)) * (1 + 1 / len(null)) ** 0.5
-        return self.advantage > max(margin, scored**-0.5)
-
-    @property
-    def verdict(self) -> str:
-        """In words. A failed attack proves no privacy."""
-        if not self.found:
-            return "nothing found"
-        what = f"{self.results[0].target} found, best by {self.results[0].variant}"
-        return f"{what}: {self.score:.2f} where luck gives {np.mean(self.null):.2f}"
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values; `results` in full."""
-        known = self.results[0].counts["known"]
-        figures = {name: getattr(self, name) for name in ("metric", "score", "baseline")}
-        return {
-            "attack": self.attack, "target": self.results[0].target, "known": known, **figures,
-            "null": list(self.null), "advantage": self.advantage, "found": self.found,
-            "verdict": self.verdict, "results": [result.as_json() for result in self.results],
-        }  # fmt: skip
+    @classmethod
+    def of(cls, results: list[AttackResult]) -> "Finding":
+        first = results[0]
+        metric, reached = str(first.metric), float(first.score[str(first.metric)] or 0)
+        own = {name: of for name, of in first.baselines.items() if not name.endswith(DECOY)}
+        null = np.array([(of.score[metric] or 0) - (of.advantage or 0) for of in results])
+        sure = float(student.isf(_BY_CHANCE, len(null) - 1)) * (1 + 1 / len(null)) ** 0.5
+        least = max(sure * float(null.std(ddof=1)), first.counts["scored"] ** -0.5)
+        found = reached - float(null.mean()) > least
+        told = f"{first.target} found by {first.variant}: {reached:.2f} against {null.mean():.2f}"
+        return cls(
+            attack=first.attack,
+            target=first.target,
+            known=first.counts["known"],
+            metric=metric,
+            score=reached,
+            baseline=max(of[metric] or 0 for of in own.values()),
+            null=tuple(null.tolist()),
+            advantage=reached - float(null.mean()),
+            found=found,
+            verdict=told if found else "nothing found",
+            result=first,
+        )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` found.
+    """What `evaluate` found: of each attack that applied one finding for each set of options.
 
-    Attributes:
-        findings: of the attacks that applied, in the order of `apfed_attacks.ATTACKS`; one attack
-            may have several, with more and with fewer known rows.
-        lacking: attack -> a sentence: why it was not mounted.
+    `lacking` says of every other attack, by name, in a sentence why it was not mounted.
     """
 
     findings: tuple[Finding, ...]
-    lacking: Mapping[str, str] = field(repr=False)
-
-    @cached_property
-    def worst(self) -> Mapping[str, Finding]:
-        """The finding of each attack with the highest advantage."""
-        ascending = sorted(self.findings, key=lambda one: one.advantage)
-        return {one.attack: one for one in ascending}
+    lacking: Mapping[str, str]
 
     def __getitem__(self, attack: str) -> Finding:
-        """Return the worst finding of an attack. AttackError: it was not mounted."""
-        if attack not in self.worst:
-            raise AttackError(f"{attack}: {self.lacking.get(attack, 'it was not asked for')}")
-        return self.worst[attack]
+        """Return an attack's finding of highest advantage. AttackError: it was not mounted."""
+        if not (found := [one for one in self.findings if one.attack == attack]):
+            raise AttackError(f"{attack}: {self.lacking.get(attack, 'was not asked for')}")
+        return max(found, key=lambda one: one.advantage)
 
     def to_frame(self) -> "pd.DataFrame":
-        """One line for each finding; `null` is the mean over the exchanges."""
+        """One line a finding; `null` is the mean of its exchanges."""
         import pandas as pd
 
-        lines = [one.as_json() | {"null": float(np.mean(one.null))} for one in self.findings]
-        return pd.DataFrame(lines, columns=[*_SHOWN, "verdict"])
+        lines = [{**asdict(one), "null": float(np.mean(one.null))} for one in self.findings]
+        return pd.DataFrame(lines, columns=[*Finding.__annotations__][:-1])
 
     def as_json(self) -> dict[str, Any]:
-        found = [one.as_json() for one in self.findings]
-        return {"findings": found, "lacking": dict(self.lacking)}
+        return asdict(self)
 
     def __str__(self) -> str:
         table = self.to_frame().to_string(index=False, float_format="{:.3f}".format)
-        lacking = [f"{name}: {reason}" for name, reason in self.lacking.items()]
+        lacking = [f"  {name}: {reason}" for name, reason in self.lacking.items()]
         return "\n".join([table, "Not mounted:", *lacking, "A failed attack proves no privacy."])
 
 
@@ -168,269 +145,173 @@ def evaluate(
     gradients: Any = None,
     known: Any = None,
     steps: Any = None,
-    attacks: str | Iterable[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    attacks: Iterable[str] | None = None,
     exchanges: int = 5,
-    seconds: float | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Evaluation:
-    """Mount every attack that the arrays of a foreign training loop give something to read.
+    """Mount every attack that the arrays of a foreign loop give something to read.
 
-    Arrays are of numpy, torch, pandas or nested lists. Without `gradients` the adversary is the
-    party that received h, and guesses labels and features that it does not have. With them it is
-    the party that made h and got gradients of the task loss back, as a passive of split learning,
-    and guesses the labels.
+    Arrays are of numpy, torch, pandas or nested lists. Without `gradients` the adversary is a party
+    that received h, and guesses labels and features that it does not have. With them it is the
+    party that made h and got the gradients of the task loss on it, as a passive of split learning,
+    and guesses labels.
 
     Args:
-        h: what the adversary received, or sent: (A, ...), a row for each of `labels`; or of several
-            steps [(rows, (B, ...)), ...], or [(B, ...), ...] beside `steps`. Rows are flattened. A
-            step that repeats a row of its pass begins the next pass over the rows.
-        labels: (A,) classes, for scoring; the adversary is told those that are `known`, and the
-            share of each class.
-        features: (A, F) private features of the party that made h, for scoring, likewise.
-        own: (A, F) the adversary's own features of the same rows; without them baselines know
-            nothing but `known` and the shares.
-        gradients: what came back for h, in the same form and shapes; a step may have None.
-        known: positions in 0 to A - 1, or a mask (A,), of rows whose label and features the
-            adversary knows. None: as many as each attack's options say, drawn by the seed; for
-            labels 0, 1, 4 and 40 of each class.
-        steps: the row positions (B,) of each step of h.
-        attacks: names of `ATTACKS`, or name -> options; None: all, with their usual options.
-        exchanges: how often releases are exchanged between rows for the null, at least 2.
-        seconds: attacks that have not begun by then are not mounted. One is not stopped.
-        seed: of known rows, exchanges and attacks; no global generator is read or moved.
-        device: where numbers lie while attacks compute.
+        h: (A, ...) what the adversary received or made, a row for each label; or of several steps
+            [(rows, (B, ...)), ...], or [(B, ...), ...] beside `steps`. A step that repeats a row
+            begins the next pass over the rows. Rows are flattened.
+        labels: (A,) classes, for scoring. The adversary knows the share of each, and the `known`.
+        features: (A, ...) private features of the party that made h, likewise.
+        own: (A, ...) the adversary's own features of the same rows.
+        gradients: what came back for h, in the same form; a step may have None.
+        known: positions, or a mask (A,), of rows whose label and features the adversary knows.
+            None: as many as each attack's options say (labels: 0, 1, 4 and 40 of each class),
+            drawn by the seed.
+        steps: the row positions (B,), 0 to A - 1, of each step of h.
+        attacks: names of `ATTACKS`, mounted with their usual options; None: all, of which those
+            that train networks for long do so for less.
+        exchanges: of releases between rows, for the null; 2 or more.
+        seed: of all that is drawn; global generators are neither read nor moved.
+        device: where attacks compute.
 
     Raises:
         AttackError: arrays do not belong together, hold NaN, or leave nothing to guess.
-        ConfigError: an attack or one of its options is unknown.
+        ConfigError: an attack is unknown.
     """
-    begun = time.monotonic()
-    choices = _choices(attacks, drawn=known is None)
-    if exchanges < 2:
-        raise AttackError(f"exchanges: a null takes 2 or more, got {exchanges}")
-    loop = _Loop.of(h, labels, features, own, gradients, known, steps, seed, torch.device(device))
+    if (labels is None and features is None) or exchanges < 2:
+        raise AttackError("give labels= or features=, to score guesses by, and 2 exchanges or more")
+    names, places = ((), None) if labels is None else _classes(labels)
+    rows = len(_array("features", features) if places is None else places)
+    private = None if features is None else _table("features", features, rows)
+    seen = list(_steps(h, gradients, steps, rows))
+    if len(widths := {of.shape[1] for _, *both in seen for of in both if of is not None}) > 1:
+        raise AttackError(f"h, gradients: expected rows of one length, got {sorted(widths)}")
+    truth = Truth(
+        classes=len(names),
+        labels=torch.full((rows,), UNLABELLED) if places is None else torch.from_numpy(places),
+        trained=torch.cat([rows_B for rows_B, *_ in seen]).unique(),
+        features={} if private is None else {_OTHER: private},
+    )
+    told = None if known is None else _positions("known", known, rows).unique()
+    answered = gradients is not None
+    envelopes = _envelopes(seen, rows, answered)
+    given = {"labels": names, "features": truth.features and not answered, "gradients": answered}
+    given["steps"] = len(envelopes) > 1
+    own_of = {} if own is None else {_ADVERSARY: _table("own", own, rows)}
     findings, lacking = list[Finding](), dict[str, str]()
-    for attack in map(prepare, choices):
-        reason = loop.lacks(attack)
-        if reason is None and seconds is not None and time.monotonic() - begun > seconds:
-            reason = f"not begun within seconds={seconds:g}"
-        if reason is None:
-            try:
-                findings.append(loop.attacked(attack, exchanges))
-            except AttackError as error:
-                reason = str(error)
-        if reason is not None:
-            lacking.setdefault(attack.name, reason)
-    for one in findings:
-        lacking.pop(one.attack, None)
-    return Evaluation(tuple(findings), lacking)
+    for attack in _attacks(attacks, drawn=known is None):
+        lacks = [f"{one}=, {_ARGUMENTS[one]}" for one in attack.needs if not given[one]]
+        if not given.get(attack.target, True):
+            lacks.append(f"{attack.target}=, {_ARGUMENTS[attack.target]}")
+        try:
+            if lacks:
+                raise AttackError(f"needs {' and '.join(lacks)}")
+            labels_known, features_known = _known(attack, truth, told, seed)
+            view = AdversaryView(
+                role="passive" if "passive" in attack.roles else attack.roles[0],
+                parties=(_ADVERSARY,),
+                behaviour="curious",
+                description=Exchange(
+                    name="this loop",
+                    released_by="passives" if answered else "active",
+                    returns_gradients=answered,
+                ),
+                envelopes=envelopes,
+                features=own_of,
+                knowledge=Knowledge(
+                    classes=len(names),
+                    victim=_OTHER,
+                    labels=labels_known,
+                    priors=class_priors(truth) if names and attack.priors else None,
+                    shadow=features_known,
+                ),
+                iterations=attack.iterations,
+                device=torch.device(device),
+            )
+            if (reason := attack.why_not(view)) is not None:
+                raise AttackError(reason)
+            found = guesses(attack, view, seed, exchanges)
+            findings.append(Finding.of([score(attack, view, one, truth, seed) for one in found]))
+        except AttackError as error:
+            lacking.setdefault(attack.name, str(error))
+    mounted = {one.attack for one in findings}
+    rest = {name: reason for name, reason in lacking.items() if name not in mounted}
+    return Evaluation(tuple(findings), rest)
 
 
-def _choices(
-    attacks: str | Iterable[str] | Mapping[str, Mapping[str, Any]] | None, *, drawn: bool
-) -> list[AttackChoice]:
-    """What to mount; where known rows are not drawn, options that count them say nothing."""
-    if isinstance(attacks, Mapping):
-        return [AttackChoice(name=name, options=dict(of)) for name, of in attacks.items()]
-    names = [attacks] if isinstance(attacks, str) else list(ATTACKS if attacks is None else attacks)
-    found: list[AttackChoice] = []
+def _attacks(names: Iterable[str] | None, *, drawn: bool) -> Iterator[Attack]:
+    """What to mount; where known rows are given, options that count them say nothing."""
+    quick: Mapping[str, Any] = _QUICK if names is None else {}
+    names = [names] if isinstance(names, str) else ATTACKS if names is None else names
+    counted = () if drawn else ("labels_per_class", "shadow_rows")
+    seen: list[AttackChoice] = []
     for choice in full_suite(names):
-        counted = () if drawn else ("labels_per_class", "shadow_rows")
-        options = {name: value for name, value in choice.options.items() if name not in counted}
-        if (plain := AttackChoice(name=choice.name, options=options)) not in found:
-            found.append(plain)
-    return found
+        options = {**choice.options, **quick.get(choice.name, {})}
+        options = {name: of for name, of in options.items() if name not in counted}
+        plain = AttackChoice(name=choice.name, options=options)
+        if plain not in seen:
+            seen.append(plain)
+            yield prepare(plain)
 
 
-@dataclass(frozen=True, eq=False)
-class _Loop:
-    """The arrays, checked: what the adversary saw, `passes`, and the truth."""
+def _known(
+    attack: Attack, truth: Truth, told: Tensor | None, seed: int
+) -> tuple[KnownRows, KnownRows]:
+    """Rows whose label, and whose features, the adversary knows: those given, or drawn."""
 
-    passes: Sequence[Sequence[Step]]
-    truth: Truth
-    classes: tuple[str, ...]
-    own: Tensor | None
-    known: Tensor | None
-    answered: bool
-    seed: int
-    device: torch.device
+    def drawn(groups: Iterable[Tensor], count: int) -> Tensor:
+        parts = [shuffled(rows, seed, "attacks", "known") for rows in groups]
+        if count and any(len(rows) <= count for rows in parts):
+            raise AttackError(f"of {min(map(len, parts))} rows {count} known ones leave none over")
+        return torch.cat([rows[:count] for rows in parts]).sort().values
 
-    @classmethod
-    def of(
-        cls, h: Any, labels: Any, features: Any, own: Any, gradients: Any, known: Any, steps: Any,
-        seed: int, device: torch.device,
-    ) -> "_Loop":  # fmt: skip
-        if labels is None and features is None:
-            raise AttackError("labels, features: give one of them, to score what is guessed")
-        if features is not None and gradients is not None:
-            raise AttackError(
-                "features, gradients: who received gradients made h itself and has its features; "
-                f"for {_RECEIVED} call evaluate again with features= and without gradients="
-            )
-        table = None if features is None else _table("features", features)
-        names: NDArray[Any] = np.array([])
-        if labels is not None:
-            names, labels = _classes(labels)
-        rows = len(table if labels is None else labels)
-        if table is not None:
-            _expect_rows("features", table, rows)
-        if own is not None:
-            own = _table("own", own)
-            _expect_rows("own", own, rows)
-        seen = _steps(h, gradients, steps, rows)
-        if labels is None:
-            labels = np.full(rows, UNLABELLED)
-        trained = torch.cat([rows_B for rows_B, *_ in seen]).unique()
-        truth = Truth(
-            classes=len(names), labels=torch.from_numpy(labels.astype(np.int64)), trained=trained,
-            features={} if table is None else {_OTHER: table},
-        )  # fmt: skip
-        if known is not None:
-            known = torch.from_numpy(np.unique(_positions("known", known, rows)))
-        return cls(
-            _passes(seen, rows), truth, tuple(map(str, names)), own, known, gradients is not None,
-            seed, device,
-        )  # fmt: skip
-
-    def lacks(self, attack: Attack) -> str | None:
-        """Return what an attack lacks here, in a sentence, or None."""
-        if attack.behaviour == "malicious":
-            return "its adversary deviates in a live run, and these arrays are of a finished loop"
-        if attack.target == "labels" and not self.classes:
-            return "needs labels=, to score what it guesses"
-        if attack.reads == "gradients" and not self.answered:
-            return "needs gradients=, those that the party that made h received for it"
-        if attack.reads == "several epochs" and len(self.passes) < 2:
-            return "needs h of two passes over the rows or more, as [(rows, h), ...] or with steps="
-        if attack.reads not in ("gradients", "several epochs", "representations"):
-            return f"reads {attack.reads}, which is not among the arrays that evaluate takes"
-        if attack.target == "features" and self.answered:
-            return f"is mounted by {_RECEIVED}; gradients= came to the one that made it"
-        if attack.target == "features" and not self.truth.features:
-            return "needs features=, those of the party that made h, to score what it guesses"
-        return None
-
-    def attacked(self, attack: Attack, exchanges: int) -> Finding:
-        view = self.view(attack)
-        if (reason := attack.why_not(view)) is not None:
-            raise AttackError(reason)
-        found = guesses(attack, view, self.seed, exchanges=exchanges)
-        scored = (score(attack, view, guess, self.truth, self.seed) for guess in found)
-        return Finding(tuple(scored))
-
-    def view(self, attack: Attack) -> AdversaryView:
-        labels, shadow = self.told(attack)
-        knowledge = Knowledge(
-            classes=self.truth.classes,
-            victim=_OTHER,
-            labels=labels,
-            priors=class_priors(self.truth) if attack.priors and self.classes else None,
-            shadow=shadow,
-        )
-        return AdversaryView(
-            role="passive",
-            parties=(_ADVERSARY,),
-            behaviour="curious",
-            description=Exchange(
-                name="this loop",
-                released_by="passives" if self.answered else "active",
-                returns_gradients=self.answered,
-            ),
-            envelopes=self.envelopes,
-            features={} if self.own is None else {_ADVERSARY: self.own},
-            knowledge=knowledge,
-            iterations=attack.iterations,
-            device=self.device,
-        )
-
-    def told(self, attack: Attack) -> tuple[KnownRows, KnownRows]:
-        """Labels and features that the adversary knows: those given, or drawn as of a run."""
-        truth, nothing, features = self.truth, KnownRows(), self.truth.features.get(_OTHER)
-        if self.known is not None:
-            at = self.known
-            return (
-                KnownRows(at, truth.labels[at]) if self.classes else nothing,
-                nothing if features is None else KnownRows(at, features[at]),
-            )
-        labels, rows, seed = attack.labels_per_class, attack.shadow_rows, self.seed
-        if attack.target == "labels":
-            return draw_labels(truth, truth.trained, self.classes, labels, seed), nothing
-        return nothing, draw_features(truth, truth.trained, _OTHER, rows, seed)
-
-    @cached_property
-    def envelopes(self) -> Mapping[int, tuple[Envelope, ...]]:
-        """The messages that the adversary would have seen, by pass."""
-        maker, reader = (_ADVERSARY, _OTHER) if self.answered else (_OTHER, _ADVERSARY)
-        found, step = dict[int, tuple[Envelope, ...]](), 0
-        for number, steps in enumerate(self.passes):
-            messages = list[Envelope]()
-            for rows_B, h_BD, gradient_BD in steps:
-                sent: list[tuple[Kind, str, str, dict[str, Tensor]]] = [
-                    (Kind.REPRESENTATIONS, maker, reader, {"rows": rows_B, "z": h_BD})
-                ]
-                if gradient_BD is not None:
-                    sent.append((Kind.GRADIENTS, reader, maker, {"gradient": gradient_BD}))
-                messages += [
-                    Envelope(
-                        session="foreign", step=step, kind=kind, sender=sender, receiver=receiver,
-                        sequence=2 * step + at, payload=pack(tensors),
-                    )
-                    for at, (kind, sender, receiver, tensors) in enumerate(sent)
-                ]  # fmt: skip
-                step += 1
-            found[number] = tuple(messages)
-        return found
+    labels, features = KnownRows(), truth.features.get(_OTHER)
+    if truth.classes and attack.target == "labels":
+        groups = (truth.trained[truth.labels[truth.trained] == k] for k in range(truth.classes))
+        at = drawn(groups, attack.labels_per_class) if told is None else told
+        labels = KnownRows(at, truth.labels[at])
+    if features is None or attack.target != "features":
+        return labels, KnownRows()
+    at = drawn([truth.trained], attack.shadow_rows) if told is None else told
+    return labels, KnownRows(at, features[at])
 
 
-def _steps(h: Any, gradients: Any, steps: Any, rows: int) -> list[Step]:
-    """Bring h and gradients, whole or by step, into steps."""
+def _envelopes(seen: list[Step], rows: int, answered: bool) -> dict[int, tuple[Envelope, ...]]:
+    """The messages that the adversary sent and received, by pass over the rows."""
+    maker, reader = (_ADVERSARY, _OTHER) if answered else (_OTHER, _ADVERSARY)
+    passes, had = [list[Envelope]()], torch.zeros(rows, dtype=torch.bool)
+    for step, (rows_B, h_BD, gradient_BD) in enumerate(seen):
+        if had[rows_B].any():
+            passes.append([])
+            had[:] = False
+        had[rows_B] = True
+        sent = [(Kind.REPRESENTATIONS, maker, reader, {"rows": rows_B, "z": h_BD})]
+        if gradient_BD is not None:
+            sent.append((Kind.GRADIENTS, reader, maker, {"gradient": gradient_BD}))
+        for kind, sender, receiver, tensors in sent:
+            about: Any = {"step": step, "sequence": step, "sender": sender, "receiver": receiver}
+            message = Envelope(session="foreign", kind=kind, payload=pack(tensors), **about)
+            passes[-1].append(message)
+    return dict(enumerate(map(tuple, passes)))
+
+
+def _steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step]:
     if steps is None and _in_pairs(h):
-        steps, h = [pair[0] for pair in h], [pair[1] for pair in h]
-        if _in_pairs(gradients):
-            if [list(pair[0]) for pair in gradients] != [list(at) for at in steps]:
-                raise AttackError("gradients: expected the rows of h, step by step, got others")
-            gradients = [pair[1] for pair in gradients]
+        steps, h = zip(*h, strict=True)
     if steps is None:
-        whole = _table("h", h)
-        _expect_rows("h", whole, rows)
-        steps, h = [range(rows)], [whole]
-        gradients = None if gradients is None else [gradients]
+        steps, h, gradients = [range(rows)], [h], None if gradients is None else [gradients]
+    if _in_pairs(gradients):
+        gradients = [of for _, of in gradients]
     gradients = [None] * len(steps) if gradients is None else gradients
-    for name, of in (("h", h), ("gradients", gradients)):
-        if len(of) != len(steps):
-            raise AttackError(f"{name}: expected one array for each of {len(steps)} steps, got "
-                              f"{len(of)}")  # fmt: skip
-    found: list[Step] = []
-    for number, (at, h_B, gradient_B) in enumerate(zip(steps, h, gradients, strict=True)):
-        rows_B = torch.from_numpy(_positions(f"steps[{number}]", at, rows))
-        h_BD = _table(f"h of step {number}", h_B)
-        _expect_rows(f"h of step {number}", h_BD, len(rows_B))
-        if found and h_BD.shape[1] != found[0][1].shape[1]:
-            width = found[0][1].shape[1]
-            raise AttackError(f"h of step {number}: expected {width} numbers a row as in step 0, "
-                              f"got {h_BD.shape[1]}")  # fmt: skip
-        gradient_BD = None
-        if gradient_B is not None:
-            gradient_BD = _table(f"gradients of step {number}", gradient_B)
-            if gradient_BD.shape != h_BD.shape:
-                raise AttackError(f"gradients of step {number}: expected the shape of h, "
-                                  f"{tuple(h_BD.shape)}, got {tuple(gradient_BD.shape)}")  # fmt: skip
-        found.append((rows_B, h_BD, gradient_BD))
-    if not found:
-        raise AttackError("h: expected at least one step, got none")
-    return found
-
-
-def _passes(steps: Sequence[Step], rows: int) -> list[list[Step]]:
-    found, seen = [list[Step]()], torch.zeros(rows, dtype=torch.bool)
-    for step in steps:
-        if seen[step[0]].any():
-            found.append([])
-            seen[:] = False
-        seen[step[0]] = True
-        found[-1].append(step)
-    return found
+    if not len(h) == len(steps) == len(gradients) > 0:
+        got = f"{len(steps)} steps, {len(h)} of h and {len(gradients)} of gradients"
+        raise AttackError(f"h, gradients: expected one array for each step, got {got}")
+    for at, (rows_B, h_B, gradient_B) in enumerate(zip(steps, h, gradients, strict=True)):
+        rows_B = _positions(f"step {at}", rows_B, rows)
+        h_BD = _table(f"h, step {at}", h_B, len(rows_B))
+        answer = (f"gradients, step {at}", gradient_B, len(rows_B))
+        yield rows_B, h_BD, None if gradient_B is None else _table(*answer)
 
 
 def _in_pairs(values: Any) -> bool:
@@ -441,60 +322,42 @@ def _in_pairs(values: Any) -> bool:
 
 def _array(name: str, values: Any) -> NDArray[Any]:
     if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = values.float() if values.dtype is torch.bfloat16 else values
+        values = values.detach().to("cpu", torch.float32 if values.is_floating_point() else None)
     try:
-        return np.asarray(values)
+        return np.atleast_1d(np.asarray(values))
     except (TypeError, ValueError) as error:
         raise AttackError(f"{name}: expected an array, got {type(values).__name__}") from error
 
 
-def _table(name: str, values: Any) -> Tensor:
-    """Numbers (N, F), rows flattened; float64 stays, all else becomes float32."""
+def _table(name: str, values: Any, rows: int) -> Tensor:
+    """Numbers (A, F), in float32, as most loops compute."""
     array = _array(name, values)
-    if array.ndim == 0 or not array.size or array.dtype.kind not in "biuf":
-        raise AttackError(
-            f"{name}: expected rows of numbers, got {array.dtype} of shape {array.shape}"
-        )
-    array = array.reshape(len(array), -1)
-    array = array.astype(np.float64 if array.dtype == np.float64 else np.float32)
+    if array.dtype.kind not in "biuf" or not array.size or len(array) != rows:
+        got = f"{array.dtype} of shape {array.shape}"
+        raise AttackError(f"{name}: expected {rows} rows of numbers, got {got}")
+    array = array.reshape(rows, -1).astype(np.float32)
     if not (whole := np.isfinite(array).all(axis=1)).all():
         raise AttackError(f"{name}: row {int(whole.argmin())} holds NaN or an infinite number")
     return torch.from_numpy(array)
 
 
-def _classes(labels: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The classes, sorted, and which of them each row is of."""
+def _classes(labels: Any) -> tuple[tuple[Any, ...], NDArray[np.int64]]:
+    """The classes, sorted, and the place of each row's among them."""
     array = _array("labels", labels)
-    wrong = "labels: expected a class for each row, (A,), as integers, booleans or texts, got "
-    if array.ndim != 1 or not array.size:
-        raise AttackError(f"{wrong}{array.dtype} of shape {array.shape}")
-    if array.dtype == object:
-        array = array.astype(str)
-    if array.dtype.kind == "f" and not (np.isfinite(array) & (array == np.rint(array))).all():
-        raise AttackError(f"{wrong}fractions or NaN; no attack guesses numbers or missing labels")
+    array = array.astype(str) if array.dtype == object else array
     names, places = np.unique(array, return_inverse=True)
+    if array.ndim != 1 or (array.dtype.kind == "f" and (names != np.rint(names)).any()):
+        got = f"{array.dtype} of shape {array.shape}, {names[:3]}"
+        raise AttackError(f"labels: expected a class for each row, whole numbers or texts: {got}")
     if len(names) < 2:
-        raise AttackError(f"labels: all {len(array)} rows are of class {names[0]}; there is "
-                          "nothing to guess")  # fmt: skip
-    return names, places
+        raise AttackError(f"labels: expected 2 classes or more, got {len(names)}")
+    return tuple(names.tolist()), places.astype(np.int64)
 
 
-def _positions(name: str, values: Any, rows: int) -> NDArray[np.int64]:
+def _positions(name: str, values: Any, rows: int) -> Tensor:
     array = _array(name, values)
-    if array.dtype.kind == "b" and array.shape == (rows,):
-        array = np.flatnonzero(array)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise AttackError(
-            f"{name}: expected row positions, integers, got {array.dtype} of shape {array.shape}"
-        )
-    if array.size and not 0 <= array.min() <= array.max() < rows:
-        raise AttackError(
-            f"{name}: expected positions in 0 to {rows - 1}, got {array.min()} to {array.max()}"
-        )
-    return array.astype(np.int64)
-
-
-def _expect_rows(name: str, table: Tensor, rows: int) -> None:
-    if len(table) != rows:
-        raise AttackError(f"{name}: expected {rows} rows, got {len(table)}")
+    array = np.flatnonzero(array) if array.dtype == bool and array.shape == (rows,) else array
+    whole = array.ndim == 1 and (not array.size or array.dtype.kind in "iu")
+    if not whole or (array.size and not 0 <= array.min() <= array.max() < rows):
+        raise AttackError(f"{name}: expected positions of rows, integers 0 to {rows - 1}")
+    return torch.from_numpy(array.astype(np.int64))

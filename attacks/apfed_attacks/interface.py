@@ -6,7 +6,7 @@ returns a `Guess`; it never sees the truth, so it can neither score itself nor c
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import wraps
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -66,24 +66,6 @@ class Guess:
     decoys: Mapping[str, Prediction] = field(default_factory=dict)
 
 
-_Run: TypeAlias = Callable[[Any, AdversaryView, int], "Guess"]
-
-
-def _where_it_applies(run: _Run) -> _Run:
-    """The same attack; in a view that gives it nothing to read it is an AttackError that says so.
-
-    An exchange of rows gives a decoy nothing less to read than the view that it is made of.
-    """
-
-    @wraps(run)
-    def checked(self: "Attack", view: AdversaryView, seed: int) -> Guess:
-        if not view.is_decoy and (reason := self.why_not(view)) is not None:
-            raise AttackError(f"{self.name} does not apply: {reason}")
-        return run(self, view, seed)
-
-    return checked
-
-
 class Attack(Settings, ABC):
     """Base of every attack; the fields below are options that all attacks share.
 
@@ -93,8 +75,7 @@ class Attack(Settings, ABC):
         behaviour: whether that party must have deviated from the protocol.
         white_box: whether the adversary is told the victim's network.
         suite: the options under which it is mounted where nobody names any.
-        reads: what it reads, in words; "representations", those of "several epochs" and "gradients"
-            are what `apfed_attacks.evaluate` gives of a loop that is not ours.
+        needs: arguments of `apfed_attacks.evaluate` that it reads beside h.
 
     Attributes:
         coalition: "single" mounts it once for each party of the role, "all" once for all of
@@ -112,7 +93,7 @@ class Attack(Settings, ABC):
     behaviour: ClassVar[Behaviour] = "curious"
     white_box: ClassVar[bool] = False
     suite: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
-    reads: ClassVar[str] = "representations"
+    needs: ClassVar[tuple[str, ...]] = ()
 
     coalition: Literal["single", "all"] = "single"
     labels_per_class: int = Field(0, ge=0)
@@ -150,13 +131,23 @@ class Attack(Settings, ABC):
         """Attack. The result is a function of the view and the seed.
 
         Raises:
-            AttackError: `why_not` has a reason, which is looked at before any attack begins.
+            AttackError: `why_not` has a reason; every subclass's `run` looks at it first.
         """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "run" in vars(cls):
-            setattr(cls, "run", _where_it_applies(cls.run))  # noqa: B010  # mypy: of a method
+        if (run := vars(cls).get("run")) is None:
+            return
+
+        @wraps(run)
+        def where_it_applies(self: Attack, view: AdversaryView, seed: int) -> Guess:
+            # A decoy holds what the view holds of which it was made.
+            if not view.is_decoy and (reason := self.why_not(view)) is not None:
+                raise AttackError(f"{self.name} does not apply: {reason}")
+            guess: Guess = run(self, view, seed)
+            return guess
+
+        setattr(cls, "run", where_it_applies)  # noqa: B010  # mypy refuses the assignment
 
 
 @dataclass(frozen=True, kw_only=True)

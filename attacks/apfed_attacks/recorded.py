@@ -42,8 +42,6 @@ from secure_apfed.seeds import derive_seed, shuffled
 
 __all__ = [
     "class_priors",
-    "draw_features",
-    "draw_labels",
     "exchange_of",
     "reveal_candidates",
     "reveal_encoder",
@@ -89,20 +87,13 @@ def class_priors(truth: Truth) -> tuple[float, ...]:
 def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
     """Choose `per_class` aligned training rows of each class; fewer are a subset of more."""
     truth, trained = truth_of(recording), _trained_in_own_order(recording)
-    return draw_labels(truth, trained, recording.data.classes, per_class, seed)
-
-
-def draw_labels(
-    truth: Truth, trained: Tensor, classes: Sequence[str], per_class: int, seed: int
-) -> KnownRows:
-    """Draw known labels of the positions `trained`, whose order decides what a seed gives."""
     draw = np.random.default_rng(derive_seed(seed, "attacks", "labels"))
     chosen: list[int] = []
     for label in range(truth.classes if per_class else 0):
         rows = trained[truth.labels[trained] == label].numpy()
         if len(rows) <= per_class:
             raise AttackError(
-                f"class {classes[label]!r} has {len(rows)} aligned training rows; "
+                f"class {recording.data.classes[label]!r} has {len(rows)} aligned training rows; "
                 f"{per_class} known ones leave none to score; lower labels_per_class"
             )
         chosen += draw.permutation(rows)[:per_class].tolist()
@@ -112,12 +103,7 @@ def draw_labels(
 
 def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> KnownRows:
     """Choose `rows` aligned training rows of `victim` whose features there become known."""
-    trained = _trained_in_own_order(recording, victim)
-    return draw_features(truth_of(recording), trained, victim, rows, seed)
-
-
-def draw_features(truth: Truth, trained: Tensor, victim: str, rows: int, seed: int) -> KnownRows:
-    """Draw known features of the positions `trained`, as `draw_labels` does labels."""
+    truth, trained = truth_of(recording), _trained_in_own_order(recording, victim)
     if rows and rows >= len(trained):
         raise AttackError(
             f"{victim} holds {len(trained)} aligned training rows; {rows} known ones leave none "

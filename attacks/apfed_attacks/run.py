@@ -224,25 +224,21 @@ class Trial:
         return replace(self.ignorance(), **facts).to(self._device), truth
 
 
-def guesses(
-    attack: Attack, view: AdversaryView, seed: int, *, exchanges: int = 1
-) -> tuple[Guess, ...]:
-    """Return what the attack guesses, once beside the decoy of each exchange of releases.
-
-    Raises:
-        AttackError: the attack finds nothing to read in this view, or a decoy is as good as it.
-    """
+def guesses(attack: Attack, view: AdversaryView, seed: int, exchanges: int = 1) -> list[Guess]:
+    """Return what the attack guesses, once beside the decoys of each exchange of releases."""
     # Small fits get slower with more threads, and their sums would differ.
     with _libraries().limit(limits=1), config_context(skip_parameter_validation=True):
-        guess, found = attack.run(view, seed), []
-        for number in range(exchanges if attack.exchangeable else 0):
+        found = [attack.run(view, seed)] * exchanges
+        for number, guess in enumerate(found if attack.exchangeable else ()):
             decoy = exchanged(view, derive_seed(seed, "exchange", number) if number else seed)
+            if decoy is None:
+                continue
             try:
-                lucky = None if decoy is None else attack.run(decoy, seed)
+                lucky = attack.run(decoy, seed)
             except AttackError:
-                lucky = None  # what the attack found is told, whatever becomes of its decoy
-            found.append(guess if lucky is None else with_decoys(guess, lucky))
-        return tuple(found) or (guess,)
+                continue  # what the attack found is told, whatever becomes of its decoy
+            found[number] = with_decoys(guess, lucky)
+        return found
 
 
 def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:

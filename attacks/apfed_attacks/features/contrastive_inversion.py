@@ -49,7 +49,6 @@ class ContrastiveInversion(FeatureAttack):
     """
 
     name = "contrastive_inversion"
-    reads = "sums of gradients that the active opened"
     roles = ("active",)
 
     def applicable(self, view: AdversaryView) -> str | None:

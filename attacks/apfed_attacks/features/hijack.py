@@ -108,7 +108,6 @@ class FeatureSpaceHijack(HijackAttack):
     """FSHA: a malicious active of TVFL rebuilds a passive's features."""
 
     name = "hijack"
-    reads = "representations that it pulled to a space of its own"
     roles = ("active",)
 
     def applicable(self, view: AdversaryView) -> str | None:
@@ -124,7 +123,6 @@ class ReversedHijack(HijackAttack):
     """A4: a malicious passive of APFed rebuilds the active's features."""
 
     name = "reversed_hijack"
-    reads = "representations that it pulled to a space of its own"
     roles = ("passive",)
 
     def applicable(self, view: AdversaryView) -> str | None:

@@ -42,7 +42,6 @@ class SumRegression(FeatureAttack):
     """
 
     name = "sum_regression"
-    reads = "sums that the active opened"
     roles = ("active",)
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
@@ -87,7 +86,6 @@ class VectorRegression(FeatureAttack):
     """
 
     name = "vector_regression"
-    reads = "singular vectors of all parties' tables"
     roles = ("active",)
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
@@ -113,7 +111,6 @@ class VoteRegression(FeatureAttack):
     """
 
     name = "vote_regression"
-    reads = "votes"
     roles = ("active",)
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 

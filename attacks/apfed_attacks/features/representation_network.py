@@ -41,7 +41,6 @@ class RepresentationNetwork(FeatureAttack):
     """
 
     name = "representation_network"
-    reads = "the victim's network itself"
     roles = ("active",)
     white_box = True
 

@@ -182,7 +182,7 @@ def _clusters(view: AdversaryView, columns_NF: FloatArray, seed: int) -> dict[st
         view.knowledge.classes, n_init=_STARTS, max_iter=view.iterations,
         random_state=seed % 2**32,
     )  # fmt: skip
-    fitted(means, columns_NF, None)  # of equal rows it warns that there are fewer clusters
+    fitted(means, columns_NF, None)
     return named(-means.transform(columns_NF), view.knowledge.priors)
 
 

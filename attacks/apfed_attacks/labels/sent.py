@@ -40,7 +40,6 @@ class ShownLabels(LabelProbe):
     """
 
     name = "shown_labels"
-    reads = "labels that are sent with a request for votes"
 
     def applicable(self, view: AdversaryView) -> str | None:
         if view.description.labels is None:
@@ -98,7 +97,6 @@ class PseudoLabels(LabelProbe):
     """
 
     name = "pseudo_labels"
-    reads = "pseudo-labels that the active sends"
     suite = ({"labels_per_class": 0}, {"labels_per_class": 4})
 
     def applicable(self, view: AdversaryView) -> str | None:

@@ -90,7 +90,6 @@ class ActiveAttack(Attack):
     target = "features"
     roles = ("active",)
     behaviour = "malicious"
-    reads = "answers to questions of its own in a live run"
 
     people: int = Field(128, ge=4)
     spread: float = Field(0.0, ge=0)

@@ -34,7 +34,6 @@ class IdStuffing(Attack):
     """
 
     name = "id_stuffing"
-    reads = "which of the IDs in its own set a peer has"
     target = "membership"
     roles = ("passive", "active")
     behaviour = "malicious"

@@ -98,7 +98,6 @@ class Membership(Attack):
     """
 
     name = "membership"
-    reads = "a finished model's answers about people who did and who did not train it"
     target = "membership"
     roles = ("outsider",)
 
@@ -316,7 +315,6 @@ class AveragedMembership(Attack):
     """
 
     name = "averaged_membership"
-    reads = "an average of all parties' weights"
     target = "membership"
     roles = ("active", "passive")
     suite = ({"strangers": "outside"}, {"strangers": "elsewhere"})
