@@ -106,6 +106,8 @@ def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
         return torch.zeros(len(positions), 1, device=view.device)
     columns = []
     for name, own_A in view.features.items():
+        if len(positions) and int(positions.max()) >= len(own_A):
+            raise AttackError(f"{name} has {len(own_A)} rows, and sees position {positions.max()}")
         own_NF = own_A[positions].flatten(1)
         if name in view.held:
             known_F = own_A[view.held[name]].flatten(1)

@@ -75,6 +75,7 @@ class Attack(Settings, ABC):
         behaviour: whether that party must have deviated from the protocol.
         white_box: whether the adversary is told the victim's network.
         suite: the options under which it is mounted where nobody names any.
+        keeps: names of what it notes while it is played live (`Played.notes`), and reads after.
         needs: arguments of `apfed_attacks.evaluate` that it reads beside h.
 
     Attributes:
@@ -93,6 +94,7 @@ class Attack(Settings, ABC):
     behaviour: ClassVar[Behaviour] = "curious"
     white_box: ClassVar[bool] = False
     suite: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    keeps: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[tuple[str, ...]] = ()
 
     coalition: Literal["single", "all"] = "single"

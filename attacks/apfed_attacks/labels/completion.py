@@ -120,6 +120,8 @@ def guess_labels(
     """
     labels_N, known = known_labels(view, positions).numpy(), len(view.knowledge.labels)
     unknown_N = labels_N < 0
+    if not unknown_N.any():
+        raise AttackError(f"{view.name} knows the label of every observed row; none is to guess")
     if known and len(set(labels_N[~unknown_N].tolist())) < 2:
         raise AttackError(
             f"{view.name} knows {known} labels, but those of observed rows are of fewer "
