@@ -38,7 +38,7 @@ _BY_CHANCE = 0.005
 # Where nobody names attacks, those that train networks for long do so for less.
 _QUICK: Mapping[str, Mapping[str, Any]] = {
     "semi_supervised": {"iterations": 300, "decay": 0.99},
-    "unpaired_inversion": {"iterations": 300},
+    "unpaired_inversion": {"iterations": 300, "starts": 1},
 }
 _ARGUMENTS = {
     "labels": "the class of each row, to score what it guesses",
@@ -241,18 +241,12 @@ def evaluate(
 
 
 def _attacks(names: Iterable[str] | None, *, drawn: bool) -> Iterator[Attack]:
-    """What to mount; where known rows are given, options that count them say nothing."""
+    """What to mount; where known rows are given, the numbers of them in a suite say nothing."""
     quick: Mapping[str, Any] = _QUICK if names is None else {}
-    names = [names] if isinstance(names, str) else ATTACKS if names is None else names
-    counted = () if drawn else ("labels_per_class", "shadow_rows")
-    seen: list[AttackChoice] = []
-    for choice in full_suite(names):
+    names = [names] if isinstance(names, str) else list(ATTACKS if names is None else names)
+    for choice in full_suite(names) if drawn else [AttackChoice(name=name) for name in names]:
         options = {**choice.options, **quick.get(choice.name, {})}
-        options = {name: of for name, of in options.items() if name not in counted}
-        plain = AttackChoice(name=choice.name, options=options)
-        if plain not in seen:
-            seen.append(plain)
-            yield prepare(plain)
+        yield prepare(AttackChoice(name=choice.name, options=options))
 
 
 def _known(
@@ -302,7 +296,9 @@ def _steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step]:
     if steps is None:
         steps, h, gradients = [range(rows)], [h], None if gradients is None else [gradients]
     if _in_pairs(gradients):
-        gradients = [of for _, of in gradients]
+        of_rows, gradients = zip(*gradients, strict=True)
+        if [list(at) for at in of_rows] != [list(at) for at in steps]:
+            raise AttackError("gradients: expected those of the rows of h, step by step")
     gradients = [None] * len(steps) if gradients is None else gradients
     if not len(h) == len(steps) == len(gradients) > 0:
         got = f"{len(steps)} steps, {len(h)} of h and {len(gradients)} of gradients"
@@ -315,9 +311,8 @@ def _steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step]:
 
 
 def _in_pairs(values: Any) -> bool:
-    return isinstance(values, list | tuple) and all(
-        isinstance(one, tuple) and len(one) == 2 and np.ndim(one[1]) > 0 for one in values
-    )
+    pairs = isinstance(values, list | tuple) and len(values) > 0
+    return pairs and all(type(of) is tuple and len(of) == 2 and np.ndim(of[1]) for of in values)
 
 
 def _array(name: str, values: Any) -> NDArray[Any]:
@@ -344,11 +339,13 @@ def _table(name: str, values: Any, rows: int) -> Tensor:
 def _classes(labels: Any) -> tuple[tuple[Any, ...], NDArray[np.int64]]:
     """The classes, sorted, and the place of each row's among them."""
     array = _array("labels", labels)
-    array = array.astype(str) if array.dtype == object else array
+    if array.dtype == object:
+        array = np.array(["nan" if one is None or one != one else str(one) for one in array])
     names, places = np.unique(array, return_inverse=True)
-    if array.ndim != 1 or (array.dtype.kind == "f" and (names != np.rint(names)).any()):
-        got = f"{array.dtype} of shape {array.shape}, {names[:3]}"
-        raise AttackError(f"labels: expected a class for each row, whole numbers or texts: {got}")
+    whole = array.dtype.kind != "f" or bool((names == np.rint(names)).all())
+    if array.ndim != 1 or not whole or "nan" in names:
+        got = f"{array.dtype} of shape {array.shape}, {names[-3:]}"
+        raise AttackError(f"labels: expected a class of each row, integers or texts, got {got}")
     if len(names) < 2:
         raise AttackError(f"labels: expected 2 classes or more, got {len(names)}")
     return tuple(names.tolist()), places.astype(np.int64)
@@ -359,5 +356,6 @@ def _positions(name: str, values: Any, rows: int) -> Tensor:
     array = np.flatnonzero(array) if array.dtype == bool and array.shape == (rows,) else array
     whole = array.ndim == 1 and (not array.size or array.dtype.kind in "iu")
     if not whole or (array.size and not 0 <= array.min() <= array.max() < rows):
-        raise AttackError(f"{name}: expected positions of rows, integers 0 to {rows - 1}")
+        got = f"{array.dtype} of shape {array.shape}, {np.unique(array)[[0, -1]]}"
+        raise AttackError(f"{name}: expected positions, integers 0 to {rows - 1}, got {got}")
     return torch.from_numpy(array.astype(np.int64))

@@ -125,7 +125,7 @@ def guess_labels(
     if known and len(set(labels_N[~unknown_N].tolist())) < 2:
         raise AttackError(
             f"{view.name} knows {known} labels, but those of observed rows are of fewer "
-            "than two classes; raise labels_per_class"
+            "than two classes; raise labels_per_class, or say more known ones"
         )
     if view.is_decoy:
         baselines = references = {}
