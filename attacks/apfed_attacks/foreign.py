@@ -7,7 +7,7 @@ Letters: A rows, B rows of a step, D numbers of a representation, F features.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -48,59 +48,56 @@ _ARGUMENTS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """What one attack, with one set of options, found.
 
     Attributes:
-        known: how many rows the adversary knew.
-        metric: balanced accuracy of labels, where chance is one over the classes; R^2 of features.
-        score: of the best variant; baseline: the best that the same knowledge gives without h.
+        result: as of a run of ours, with all variants, and the decoys of the first exchange; its
+            metric is the balanced accuracy of labels, whose chance is one over the classes, or R^2.
         null: the best of baselines and decoys, for each exchange of releases between rows.
-        advantage: the score minus the mean of the null.
-        found: whether luck gives this score less than once in 200 times. Where nothing leaks, score
-            and null are draws of one distribution, so that the score lies in the null's prediction
-            interval for one more draw (Student's t). It must be above it, and above the null's mean
-            by one over the root of the scored rows, since a null may hardly vary.
-        verdict: the same in words.
-        result: as of a run of ours, with all variants, and the decoys of the first exchange.
     """
 
-    attack: str
-    target: str
-    known: int
-    metric: str
-    score: float
-    baseline: float
+    result: AttackResult
     null: tuple[float, ...]
-    advantage: float
-    found: bool
-    verdict: str
-    result: AttackResult = field(repr=False)
 
-    @classmethod
-    def of(cls, results: list[AttackResult]) -> "Finding":
-        first = results[0]
-        metric, reached = str(first.metric), float(first.score[str(first.metric)] or 0)
-        own = {name: of for name, of in first.baselines.items() if not name.endswith(DECOY)}
-        null = np.array([(of.score[metric] or 0) - (of.advantage or 0) for of in results])
-        sure = float(student.isf(_BY_CHANCE, len(null) - 1)) * (1 + 1 / len(null)) ** 0.5
-        least = max(sure * float(null.std(ddof=1)), first.counts["scored"] ** -0.5)
-        found = reached - float(null.mean()) > least
-        told = f"{first.target} found by {first.variant}: {reached:.2f} against {null.mean():.2f}"
-        return cls(
-            attack=first.attack,
-            target=first.target,
-            known=first.counts["known"],
-            metric=metric,
-            score=reached,
-            baseline=max(of[metric] or 0 for of in own.values()),
-            null=tuple(null.tolist()),
-            advantage=reached - float(null.mean()),
-            found=found,
-            verdict=told if found else "nothing found",
-            result=first,
-        )
+    @property
+    def score(self) -> float:
+        return float(self.result.score[str(self.result.metric)] or 0)
+
+    @property
+    def baseline(self) -> float:
+        """The best that the same knowledge gives without h and gradients."""
+        metric, of = str(self.result.metric), self.result.baselines.items()
+        return max(figures[metric] or 0 for name, figures in of if not name.endswith(DECOY))
+
+    @property
+    def advantage(self) -> float:
+        return self.score - float(np.mean(self.null))
+
+    @property
+    def found(self) -> bool:
+        """Whether luck gives this score less than once in 200 times.
+
+        Where nothing leaks, score and null are draws of one distribution, and the score lies in the
+        null's prediction interval for one more draw (Student's t). It must be above it, and by one
+        over the root of the scored rows above the null's mean, since a null may hardly vary.
+        """
+        spread = float(np.std(self.null, ddof=1)) * (1 + 1 / len(self.null)) ** 0.5
+        luck = float(student.isf(_BY_CHANCE, len(self.null) - 1)) * spread
+        return self.advantage > max(luck, float(self.result.counts["scored"] ** -0.5))
+
+    @property
+    def verdict(self) -> str:
+        target, variant = self.result.target, self.result.variant
+        return f"{target} found by {variant}" if self.found else "nothing found"
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures by name, as a line of the table has them; `null` is the mean."""
+        of = self.result
+        told = {"attack": of.attack, "known": of.counts["known"], "metric": of.metric}
+        figures = {name: getattr(self, name) for name in ("score", "baseline", "advantage")}
+        return {**told, **figures, "null": float(np.mean(self.null)), "verdict": self.verdict}
 
 
 @dataclass(frozen=True)
@@ -115,19 +112,17 @@ class Evaluation:
 
     def __getitem__(self, attack: str) -> Finding:
         """Return an attack's finding of highest advantage. AttackError: it was not mounted."""
-        if not (found := [one for one in self.findings if one.attack == attack]):
+        if not (found := [one for one in self.findings if one.result.attack == attack]):
             raise AttackError(f"{attack}: {self.lacking.get(attack, 'was not asked for')}")
         return max(found, key=lambda one: one.advantage)
 
+    def as_json(self) -> dict[str, Any]:
+        return {"findings": [one.as_json() for one in self.findings], "lacking": {**self.lacking}}
+
     def to_frame(self) -> "pd.DataFrame":
-        """One line a finding; `null` is the mean of its exchanges."""
         import pandas as pd
 
-        lines = [{**asdict(one), "null": float(np.mean(one.null))} for one in self.findings]
-        return pd.DataFrame(lines, columns=[*Finding.__annotations__][:-1])
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return pd.DataFrame(self.as_json()["findings"])
 
     def __str__(self) -> str:
         table = self.to_frame().to_string(index=False, float_format="{:.3f}".format)
@@ -163,7 +158,8 @@ def evaluate(
             begins the next pass over the rows. Rows are flattened.
         labels: (A,) classes, for scoring. The adversary knows the share of each, and the `known`.
         features: (A, ...) private features of the party that made h, likewise.
-        own: (A, ...) the adversary's own features of the same rows.
+        own: (A, ...) the adversary's own features of the same rows. Without them what they tell
+            counts as found in h.
         gradients: what came back for h, in the same form; a step may have None.
         known: positions, or a mask (A,), of rows whose label and features the adversary knows.
             None: as many as each attack's options say (labels: 0, 1, 4 and 40 of each class),
@@ -232,10 +228,13 @@ def evaluate(
             if (reason := attack.why_not(view)) is not None:
                 raise AttackError(reason)
             found = guesses(attack, view, seed, exchanges)
-            findings.append(Finding.of([score(attack, view, one, truth, seed) for one in found]))
+            results = [score(attack, view, one, truth, seed) for one in found]
+            reached = [float(one.score[str(one.metric)] or 0) for one in results]
+            null = (best - (one.advantage or 0) for best, one in zip(reached, results, strict=True))
+            findings.append(Finding(results[0], tuple(null)))
         except AttackError as error:
             lacking.setdefault(attack.name, str(error))
-    mounted = {one.attack for one in findings}
+    mounted = {one.result.attack for one in findings}
     rest = {name: reason for name, reason in lacking.items() if name not in mounted}
     return Evaluation(tuple(findings), rest)
 
@@ -254,21 +253,18 @@ def _known(
 ) -> tuple[KnownRows, KnownRows]:
     """Rows whose label, and whose features, the adversary knows: those given, or drawn."""
 
-    def drawn(groups: Iterable[Tensor], count: int) -> Tensor:
-        parts = [shuffled(rows, seed, "attacks", "known") for rows in groups]
-        if count and any(len(rows) <= count for rows in parts):
-            raise AttackError(f"of {min(map(len, parts))} rows {count} known ones leave none over")
-        return torch.cat([rows[:count] for rows in parts]).sort().values
+    def drawn(groups: list[Tensor], count: int) -> Tensor:
+        if count and any(len(rows) <= count for rows in groups):
+            raise AttackError(f"of {min(map(len, groups))} rows {count} known ones leave none over")
+        parts = [shuffled(rows, seed, "attacks", "known")[:count] for rows in groups]
+        return torch.cat([truth.trained[:0], *parts]).sort().values
 
-    labels, features = KnownRows(), truth.features.get(_OTHER)
-    if truth.classes and attack.target == "labels":
-        groups = (truth.trained[truth.labels[truth.trained] == k] for k in range(truth.classes))
-        at = drawn(groups, attack.labels_per_class) if told is None else told
-        labels = KnownRows(at, truth.labels[at])
-    if features is None or attack.target != "features":
-        return labels, KnownRows()
-    at = drawn([truth.trained], attack.shadow_rows) if told is None else told
-    return labels, KnownRows(at, features[at])
+    by_class = [truth.trained[truth.labels[truth.trained] == k] for k in range(truth.classes)]
+    labelled = drawn(by_class, attack.labels_per_class) if told is None else told
+    shadow = drawn([truth.trained], attack.shadow_rows) if told is None else told
+    features = truth.features.get(_OTHER)
+    known = KnownRows() if features is None else KnownRows(shadow, features[shadow])
+    return KnownRows(labelled, truth.labels[labelled]), known
 
 
 def _envelopes(seen: list[Step], rows: int, answered: bool) -> dict[int, tuple[Envelope, ...]]:

@@ -73,11 +73,8 @@ class Recorder:
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()  # one that does not watch
 
-    def arrays(self) -> dict[str, list[Any] | None]:
-        """Return `h`, `gradients` and `steps`, lists by step, as `evaluate` takes them.
-
-        A step without a backward pass has None; `gradients` is None where none had one.
-        """
+    def arrays(self) -> dict[str, Any]:
+        """Return `h`, `gradients` (None: of a step that had none) and `steps`, for `evaluate`."""
         if not self._h:
             raise AttackError("nothing was recorded; call step(rows) before each forward pass")
         found = self._gradients

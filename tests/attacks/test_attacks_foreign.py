@@ -31,8 +31,9 @@ TWICE = [(np.arange(A), h) for h in NOISE]
 
 def test_gradients_of_logits_are_labels_and_luck_is_chance() -> None:
     found = evaluate(h=LOGITS, gradients=ERROR, labels=Y, attacks=FAST)
-    for one in (one for one in found.findings if one.attack != "model_completion"):
-        assert (one.found, one.baseline) == (True, pytest.approx(1 / 3))
+    for one in (one for one in found.findings if one.result.attack != "model_completion"):
+        assert one.found
+        assert one.baseline == pytest.approx(1 / 3)
         assert one.score > 0.98
         assert np.mean(one.null) == pytest.approx(1 / 3, abs=0.1)
     assert found["model_completion"].verdict == "nothing found"
@@ -54,7 +55,7 @@ NULLS: list[tuple[dict[str, Any], set[str]]] = [
 def test_of_noise_nothing_is_found(given: dict[str, Any], more: set[str], attacks: Any) -> None:
     found = evaluate(h=TWICE, labels=Y, own=X, attacks=attacks, **given)
     assert {one.verdict for one in found.findings} == {"nothing found"}
-    fast = {one.attack for one in found.findings} - SLOW
+    fast = {one.result.attack for one in found.findings} - SLOW
     assert fast == {"model_completion", "temporal"} | more
 
 
@@ -144,18 +145,21 @@ def test_a_recorder_keeps_h_and_gradients_and_changes_nothing() -> None:
     record, bottom = Recorder(), nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True))
     top, plain = nn.Linear(5, 3), copy.deepcopy(bottom)
     record.watch(bottom)
+    kept: list[Any] = []
     for rows in torch.arange(A).split(100):
         for network in (plain, bottom):
             record.step(rows)
-            h = network(torch.tensor(X[rows]).float())
-            h.retain_grad()
-            F.cross_entropy(top(h), torch.tensor(Y)[rows]).backward()
-        arrays = record.arrays()
-        assert np.array_equal(arrays["steps"][-1], rows)
-        assert np.array_equal(arrays["h"][-1], h.detach())
-        assert np.array_equal(arrays["gradients"][-1], h.grad)
+            kept.append(network(torch.tensor(X[rows]).float()))
+            kept[-1].retain_grad()
+            F.cross_entropy(top(kept[-1]), torch.tensor(Y)[rows]).backward()
+    arrays = record.arrays()
+    assert np.array_equal(np.concatenate(arrays["steps"]), np.arange(A))
+    for h, gradient, seen in zip(arrays["h"], arrays["gradients"], kept[1::2], strict=True):
+        assert np.array_equal(h, seen.detach())
+        assert np.array_equal(gradient, seen.grad)
     for one, other in zip(bottom.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
+        assert one.grad is not None
+        assert np.array_equal(one.grad, other.grad)  # type: ignore[arg-type]  # it has one as well
     assert evaluate(**arrays, labels=Y, attacks="label_gradients")["label_gradients"].score > 0.9
     assert doctest.testmod(recorder).failed == 0
 

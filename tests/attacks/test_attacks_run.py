@@ -357,7 +357,7 @@ def test_the_printed_attack_finds_a_planted_leak(
 
 def test_both_sides_of_other_peoples_training_can_be_attacked(programs: list[ModuleType]) -> None:
     guide = programs[1]
-    assert {one.attack for one in guide.shop.findings} == set(guide.few)
+    assert {one.result.attack for one in guide.shop.findings} == set(guide.few)
     assert guide.shop["gradient_direction"].score > 0.95
     found = guide.bank["inverse_network"]
     assert found.found
