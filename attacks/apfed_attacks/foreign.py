@@ -6,6 +6,7 @@ the loop and reads what reached it; attacks, baselines, decoys and scores are th
 Letters: A rows, B rows of a step, D numbers of a representation, F features.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -83,9 +84,9 @@ class Finding:
         null's prediction interval for one more draw (Student's t). It must be above it, and by one
         over the root of the scored rows above the null's mean, since a null may hardly vary.
         """
-        spread = float(np.std(self.null, ddof=1)) * (1 + 1 / len(self.null)) ** 0.5
+        spread = float(np.std(self.null, ddof=1)) * math.sqrt(1 + 1 / len(self.null))
         luck = float(student.isf(_BY_CHANCE, len(self.null) - 1)) * spread
-        return self.advantage > max(luck, float(self.result.counts["scored"] ** -0.5))
+        return self.advantage > max(luck, math.sqrt(1 / self.result.counts["scored"]))
 
     @property
     def verdict(self) -> str:

@@ -56,7 +56,7 @@ class Recorder:
 
     def step(self, rows: Any) -> None:
         """Announce that the next output is of the rows at these positions (B,)."""
-        self._rows = np.array(rows.detach().cpu() if isinstance(rows, Tensor) else rows)
+        self._rows = np.array(rows.tolist() if isinstance(rows, Tensor) else rows)
 
     def close(self) -> None:
         """Stop watching; what was recorded stays."""

@@ -165,7 +165,7 @@ def test_a_recorder_keeps_h_and_gradients_and_changes_nothing() -> None:
 
 
 def test_a_recorder_refuses_what_it_would_record_wrongly() -> None:
-    bottom, x, record = nn.Linear(4, 2), torch.ones(3, 4), Recorder(megabytes=1e-4)
+    bottom, x, record = nn.Linear(4, 2), torch.ones(3, 4), Recorder(megabytes=5e-5)
     with record.watch(bottom):
         for watcher, module in ((record, nn.Linear(1, 1)), (Recorder(), bottom)):
             with pytest.raises(AttackError, match="a module has one"):
