@@ -8,7 +8,7 @@ Letters: A rows, B rows of a step, D numbers of a representation, F features.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -43,7 +43,7 @@ _QUICK: Mapping[str, Mapping[str, Any]] = {
 }
 _ARGUMENTS = {
     "labels": "the class of each row, to score what it guesses",
-    "features": "those of the party that made h, to score what it guesses; without gradients=",
+    "features": "those of the party that made h, to score what it guesses",
     "gradients": "those that the party that made h received for it",
     "steps": "with h of two passes over the rows or more",
 }
@@ -54,17 +54,25 @@ class Finding:
     """What one attack, with one set of options, found.
 
     Attributes:
-        result: as of a run of ours, with all variants, and the decoys of the first exchange; its
-            metric is the balanced accuracy of labels, whose chance is one over the classes, or R^2.
-        null: the best of baselines and decoys, for each exchange of releases between rows.
+        results: as of a run of ours, for each exchange of releases between rows; the metric is
+            the balanced accuracy of labels, whose chance is one over the classes, or R^2.
     """
 
-    result: AttackResult
-    null: tuple[float, ...]
+    results: tuple[AttackResult, ...]
+
+    @property
+    def result(self) -> AttackResult:
+        """That of the first exchange."""
+        return self.results[0]
 
     @property
     def score(self) -> float:
         return float(self.result.score[str(self.result.metric)] or 0)
+
+    @property
+    def null(self) -> tuple[float, ...]:
+        """The best of baselines and decoys, for each exchange."""
+        return tuple(self.score - (one.advantage or 0) for one in self.results)
 
     @property
     def baseline(self) -> float:
@@ -190,51 +198,41 @@ def evaluate(
         trained=torch.cat([rows_B for rows_B, *_ in seen]).unique(),
         features={} if private is None else {_OTHER: private},
     )
-    told = None if known is None else _positions("known", known, rows).unique()
+    at = None if known is None else _positions("known", known, rows).unique()
+    own_of = {} if own is None else {_ADVERSARY: _table("own", own, rows)}
     answered = gradients is not None
     envelopes = _envelopes(seen, rows, answered)
-    given = {"labels": names, "features": truth.features and not answered, "gradients": answered}
+    given = {"labels": names, "features": features is not None, "gradients": answered}
     given["steps"] = len(envelopes) > 1
-    own_of = {} if own is None else {_ADVERSARY: _table("own", own, rows)}
+    needs = {name: f"needs {name}=, {of}" for name, of in _ARGUMENTS.items() if not given[name]}
     findings, lacking = list[Finding](), dict[str, str]()
     for attack in _attacks(attacks, drawn=known is None):
-        lacks = [f"{one}=, {_ARGUMENTS[one]}" for one in attack.needs if not given[one]]
-        if not given.get(attack.target, True):
-            lacks.append(f"{attack.target}=, {_ARGUMENTS[attack.target]}")
+        view = AdversaryView(
+            role="passive" if "passive" in attack.roles else attack.roles[0],
+            parties=(_ADVERSARY,),
+            behaviour="curious",
+            description=Exchange(
+                name="this loop",
+                released_by="passives" if answered else "active",
+                returns_gradients=answered,
+            ),
+            envelopes=envelopes,
+            features=own_of,
+            knowledge=Knowledge(classes=len(names), victim=_OTHER),
+            iterations=attack.iterations,
+            device=torch.device(device),
+        )
+        reasons = [*map(needs.get, attack.needs), attack.why_not(view), needs.get(attack.target)]
         try:
-            if lacks:
-                raise AttackError(f"needs {' and '.join(lacks)}")
-            labels_known, features_known = _known(attack, truth, told, seed)
-            view = AdversaryView(
-                role="passive" if "passive" in attack.roles else attack.roles[0],
-                parties=(_ADVERSARY,),
-                behaviour="curious",
-                description=Exchange(
-                    name="this loop",
-                    released_by="passives" if answered else "active",
-                    returns_gradients=answered,
-                ),
-                envelopes=envelopes,
-                features=own_of,
-                knowledge=Knowledge(
-                    classes=len(names),
-                    victim=_OTHER,
-                    labels=labels_known,
-                    priors=class_priors(truth) if names and attack.priors else None,
-                    shadow=features_known,
-                ),
-                iterations=attack.iterations,
-                device=torch.device(device),
-            )
-            if (reason := attack.why_not(view)) is not None:
+            if reason := next(filter(None, reasons), None):
                 raise AttackError(reason)
+            view = replace(view, knowledge=_known(attack, truth, at, view.knowledge, seed))
             found = guesses(attack, view, seed, exchanges)
             results = [score(attack, view, one, truth, seed) for one in found]
-            reached = [float(one.score[str(one.metric)] or 0) for one in results]
-            null = (best - (one.advantage or 0) for best, one in zip(reached, results, strict=True))
-            findings.append(Finding(results[0], tuple(null)))
         except AttackError as error:
             lacking.setdefault(attack.name, str(error))
+        else:
+            findings.append(Finding(tuple(results)))
     mounted = {one.result.attack for one in findings}
     rest = {name: reason for name, reason in lacking.items() if name not in mounted}
     return Evaluation(tuple(findings), rest)
@@ -250,9 +248,9 @@ def _attacks(names: Iterable[str] | None, *, drawn: bool) -> Iterator[Attack]:
 
 
 def _known(
-    attack: Attack, truth: Truth, told: Tensor | None, seed: int
-) -> tuple[KnownRows, KnownRows]:
-    """Rows whose label, and whose features, the adversary knows: those given, or drawn."""
+    attack: Attack, truth: Truth, at: Tensor | None, anyway: Knowledge, seed: int
+) -> Knowledge:
+    """Add the rows whose label and features the adversary knows: those `at`, or drawn."""
 
     def drawn(groups: list[Tensor], count: int) -> Tensor:
         if count and any(len(rows) <= count for rows in groups):
@@ -261,11 +259,15 @@ def _known(
         return torch.cat([truth.trained[:0], *parts]).sort().values
 
     by_class = [truth.trained[truth.labels[truth.trained] == k] for k in range(truth.classes)]
-    labelled = drawn(by_class, attack.labels_per_class) if told is None else told
-    shadow = drawn([truth.trained], attack.shadow_rows) if told is None else told
+    labelled = drawn(by_class, attack.labels_per_class) if at is None else at
+    shadow = drawn([truth.trained], attack.shadow_rows) if at is None else at
     features = truth.features.get(_OTHER)
-    known = KnownRows() if features is None else KnownRows(shadow, features[shadow])
-    return KnownRows(labelled, truth.labels[labelled]), known
+    return replace(
+        anyway,
+        labels=KnownRows(labelled, truth.labels[labelled]),
+        priors=class_priors(truth) if by_class and attack.priors else None,
+        shadow=KnownRows() if features is None else KnownRows(shadow, features[shadow]),
+    )
 
 
 def _envelopes(seen: list[Step], rows: int, answered: bool) -> dict[int, tuple[Envelope, ...]]:

@@ -21,10 +21,11 @@ _MEGABYTE = 2**20
 class Recorder:
     """Records a module's output h (B, ...) and the loss's gradients on it, step by step.
 
-    It keeps copies on the CPU; output, graph and gradients stay as they are. `step` announces the
-    forward pass to be recorded, in training or not. One that no step announces is an AttackError
-    in training; under `eval()` or without gradients it is not recorded. Gradients of several
-    backward passes add up. Copies and pickles of the module do not record.
+    The module is the last before h leaves, after a guard. Kept are copies on the CPU; output, graph
+    and gradients stay as they are. `step` announces the forward pass to be recorded, in training or
+    not. One that no step announces is an AttackError in training; under `eval()` or without
+    gradients it is not recorded. Gradients of several backward passes add up. Copies and pickles of
+    the module do not record.
 
     Args:
         megabytes: of copies at most; a UserWarning tells of steps beyond, which are not recorded.

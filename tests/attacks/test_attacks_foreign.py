@@ -39,8 +39,12 @@ def test_gradients_of_logits_are_labels_and_luck_is_chance() -> None:
     assert found["model_completion"].verdict == "nothing found"
     assert set(found.to_frame()["attack"]) | set(found.lacking) == set(FAST)
     assert all(f"  {name}: {reason}" in str(found) for name, reason in found.lacking.items())
-    with pytest.raises(AttackError, match="inverse_network: needs features=, those of the party"):
-        found["inverse_network"]
+    with pytest.raises(AttackError, match="temporal: needs steps=, with h of two passes"):
+        found["temporal"]
+    lacking = evaluate(h=NOISE[0], features=X, attacks=FAST, known=range(40)).lacking
+    assert lacking["label_gradients"].startswith("needs gradients=, those that the party that made")
+    assert lacking["model_completion"].startswith("needs labels=, the class of each row")
+    assert lacking["vote_regression"] == "this loop: nobody votes"
 
 
 NULLS: list[tuple[dict[str, Any], set[str]]] = [
