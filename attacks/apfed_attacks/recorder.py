@@ -30,7 +30,7 @@ class Recorder:
     Args:
         megabytes: of copies at most; a UserWarning tells of steps beyond, which are not recorded.
 
-    Example:
+    Examples:
         >>> bottom, record = nn.Linear(3, 2), Recorder()
         >>> with record.watch(bottom):
         ...     record.step(rows=[4, 0])
