@@ -94,7 +94,7 @@ class Recorder:
             raise AttackError(f"step(rows) told of rows {rows.shape}, and the output is {got}")
         self._room -= 4 * output.numel() * (1 + output.requires_grad)
         if self._room < 0:
-            warnings.warn("the recorder is full: this step is left out", stacklevel=2)
+            warnings.warn("the recorder is full, a step is left out; raise megabytes", stacklevel=2)
             return
         at = len(self._h)
         self._h.append(_copied(output).numpy())
