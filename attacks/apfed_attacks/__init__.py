@@ -1,21 +1,26 @@
 """Attacks: what an adversary can do with what it saw.
 
-`apfed_attacks.run.mount` runs the configured ones on a finished run. `ATTACKS`, the table of all,
-is loaded when it is first used, so that importing one attack does not load the others.
+`apfed_attacks.run.mount` runs the configured ones on a finished run, `evaluate` what applies to a
+loop that is not ours, of which a `Recorder` collects the arrays. Each name is loaded when it is
+first used, so that importing one attack does not load the others.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from apfed_attacks.foreign import evaluate
+    from apfed_attacks.recorder import Recorder
     from apfed_attacks.table import ATTACKS
+    from apfed_attacks.view import AttackError
 
-__all__ = ["ATTACKS"]
+__all__ = ["ATTACKS", "AttackError", "Recorder", "evaluate"]
+
+_HOMES = {"ATTACKS": "table", "AttackError": "view", "Recorder": "recorder", "evaluate": "foreign"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load the table when it is first asked for."""
-    if name not in __all__:
-        raise AttributeError(f"apfed_attacks has no {name!r}; it has ATTACKS")
-    from apfed_attacks.table import ATTACKS
-
-    return ATTACKS
+    """Load a public name when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"apfed_attacks has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f"apfed_attacks.{_HOMES[name]}"), name)

@@ -99,10 +99,15 @@ def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
     """Return (N, F): the coalition's own features of `positions`, members side by side.
 
     A member that does not hold everybody has the mean of those whom it holds in place of the
-    others, and one more column, which is 1 for these.
+    others, and one more column, which is 1 for these. Without own features it is a column of zeros,
+    which tells nothing.
     """
+    if not view.features:
+        return torch.zeros(len(positions), 1, device=view.device)
     columns = []
     for name, own_A in view.features.items():
+        if len(positions) and int(positions.max()) >= len(own_A):
+            raise AttackError(f"{name} has {len(own_A)} rows, and sees position {positions.max()}")
         own_NF = own_A[positions].flatten(1)
         if name in view.held:
             known_F = own_A[view.held[name]].flatten(1)
@@ -189,7 +194,7 @@ def corrected(
     return posterior_NK
 
 
-def fitted(model: Any, rows_nF: FloatArray, wanted: NDArray[Any]) -> Any:
+def fitted(model: Any, rows_nF: FloatArray, wanted: NDArray[Any] | None) -> Any:
     """A model of scikit-learn, fitted."""
     with warnings.catch_warnings():
         # The budget may end the optimiser; that is part of the adversary's description.

@@ -8,6 +8,7 @@ returns a `Guess`; it never sees the truth, so it can neither score itself nor c
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import wraps
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from apfed_attacks.view import AdversaryView, Behaviour, Role
+from apfed_attacks.view import AdversaryView, AttackError, Behaviour, Role
 from secure_apfed.settings import Settings
 
 __all__ = ["Attack", "AttackResult", "FloatArray", "Guess", "Prediction", "Target"]
@@ -74,6 +75,8 @@ class Attack(Settings, ABC):
         behaviour: whether that party must have deviated from the protocol.
         white_box: whether the adversary is told the victim's network.
         suite: the options under which it is mounted where nobody names any.
+        keeps: names of what it notes while it is played live (`Played.notes`), and reads after.
+        needs: arguments of `apfed_attacks.evaluate` that it reads beside h.
 
     Attributes:
         coalition: "single" mounts it once for each party of the role, "all" once for all of
@@ -91,6 +94,8 @@ class Attack(Settings, ABC):
     behaviour: ClassVar[Behaviour] = "curious"
     white_box: ClassVar[bool] = False
     suite: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    keeps: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ()
 
     coalition: Literal["single", "all"] = "single"
     labels_per_class: int = Field(0, ge=0)
@@ -125,7 +130,26 @@ class Attack(Settings, ABC):
 
     @abstractmethod
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Attack. The result is a function of the view and the seed."""
+        """Attack. The result is a function of the view and the seed.
+
+        Raises:
+            AttackError: `why_not` has a reason; every subclass's `run` looks at it first.
+        """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if (run := vars(cls).get("run")) is None:
+            return
+
+        @wraps(run)
+        def where_it_applies(self: Attack, view: AdversaryView, seed: int) -> Guess:
+            # A decoy holds what the view holds of which it was made.
+            if not view.is_decoy and (reason := self.why_not(view)) is not None:
+                raise AttackError(f"{self.name} does not apply: {reason}")
+            guess: Guess = run(self, view, seed)
+            return guess
+
+        setattr(cls, "run", where_it_applies)  # noqa: B010  # mypy refuses the assignment
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from secure_apfed.config.file import describe
 from secure_apfed.errors import ConfigError
 from secure_apfed.learning.descent import find_device
 from secure_apfed.runs.outcome import Recording
-from secure_apfed.seeds import shuffled, undisturbed
+from secure_apfed.seeds import derive_seed, shuffled, undisturbed
 from secure_apfed.settings import unknown_name
 from secure_apfed.tasks import TASKS
 
@@ -36,6 +36,7 @@ __all__ = [
     "exchanged",
     "expand",
     "full_suite",
+    "guesses",
     "headlines",
     "mount",
     "prepare",
@@ -171,26 +172,13 @@ class Trial:
             view = self.view(knowledge)
             if (reason := attack.why_not(view)) is not None:
                 return not_applicable(attack, view, reason, self.seed)
-            guess = self._guess(view)
+            (guess,) = guesses(attack, view, self.seed)
             result = score(attack, view, guess, truth, self.seed)
         except AttackError as error:
             return not_applicable(attack, view, attack.why_not(view) or str(error), self.seed)
         if self.on_score is not None:
             self.on_score(result, guess)
         return result
-
-    def _guess(self, view: AdversaryView) -> Guess:
-        # Small fits get slower with more threads, and their sums would differ.
-        with _libraries().limit(limits=1), config_context(skip_parameter_validation=True):
-            guess = self.attack.run(view, self.seed)
-            decoy = exchanged(view, self.seed) if self.attack.exchangeable else None
-            if decoy is None:
-                return guess
-            try:
-                lucky = self.attack.run(decoy, self.seed)
-            except AttackError:
-                return guess  # what the attack found is told, whatever becomes of its decoy
-            return with_decoys(guess, lucky)
 
     def view(self, knowledge: Knowledge) -> AdversaryView:
         return recorded.view_of(
@@ -234,6 +222,23 @@ class Trial:
                 names = *self.parties, victim
                 facts["public"] = recorded.reveal_public(recording, names, attack.people, seed)
         return replace(self.ignorance(), **facts).to(self._device), truth
+
+
+def guesses(attack: Attack, view: AdversaryView, seed: int, exchanges: int = 1) -> list[Guess]:
+    """Return what the attack guesses, once beside the decoys of each exchange of releases."""
+    # Small fits get slower with more threads, and their sums would differ.
+    with _libraries().limit(limits=1), config_context(skip_parameter_validation=True):
+        found = [attack.run(view, seed)] * exchanges
+        for number, guess in enumerate(found if attack.exchangeable else ()):
+            decoy = exchanged(view, derive_seed(seed, "exchange", number) if number else seed)
+            if decoy is None:
+                continue
+            try:
+                lucky = attack.run(decoy, seed)
+            except AttackError:
+                continue  # what the attack found is told, whatever becomes of its decoy
+            found[number] = with_decoys(guess, lucky)
+        return found
 
 
 def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:

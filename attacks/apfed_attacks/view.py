@@ -369,7 +369,7 @@ def representations(view: AdversaryView, epoch: int, sender: str | None = None) 
     their names, for the positions that all of them released; or those of `sender` alone.
 
     Raises:
-        KeyError: it holds none, as in the functions below.
+        AttackError: it holds none, as in the functions below.
         RemoteProtocolError: a payload that is not rows and representations.
     """
     found = [(message.sender, rows, h) for message, rows, h in _released(view, epoch, sender)]
@@ -577,13 +577,13 @@ def _latest(
 ) -> Observed:
     """Of (party, rows (B,), vectors (B, D)) the last vector of each row, parties side by side.
 
-    They stand in the order of their names, for the rows that all have; a KeyError of none.
+    They stand in the order of their names, for the rows that all have.
     """
     of_party = defaultdict[str, list[tuple[Tensor, Tensor]]](list)
     for party, rows_B, values_BD in batches:
         of_party[party].append((rows_B, values_BD))
     if not of_party:
-        raise KeyError(f"{view.name} holds no {what} of epoch {epoch}")
+        raise AttackError(f"{view.name} holds no {what} of epoch {epoch}")
     blocks = []
     for _, its in sorted(of_party.items()):
         rows, z_ND = (torch.cat(parts) for parts in zip(*its, strict=True))

@@ -150,7 +150,7 @@ def test_colluders_hold_tvfls_representations_side_by_side_and_apfeds_once(
 
 
 def test_no_representations_and_a_payload_of_another_form_are_errors(recording: Any) -> None:
-    with pytest.raises(KeyError, match="aggregator holds no representations of epoch 1"):
+    with pytest.raises(AttackError, match="aggregator holds no representations of epoch 1"):
         representations(_view(recording, "aggregator"), 1)
     view = _view(recording, "passive-1")
     payload = pack({"rows": torch.zeros(2, dtype=torch.int64), "h": torch.zeros(2, 2)})

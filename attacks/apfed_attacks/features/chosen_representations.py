@@ -43,6 +43,7 @@ class ChosenRepresentations(ActiveAttack):
     """
 
     name = "chosen_representations"
+    keeps = ("people", "sent", "opened", "batch")
 
     iterations: int = Field(500, ge=1)
 

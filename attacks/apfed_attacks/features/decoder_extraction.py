@@ -37,6 +37,7 @@ class DecoderExtraction(ActiveAttack):
     """Ask at a point of this length and, without rules, along every axis; fit the known pairs."""
 
     name = "decoder_extraction"
+    keeps = ("people", "opened")
 
     length: float = Field(1.0, gt=0)
 

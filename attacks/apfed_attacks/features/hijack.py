@@ -70,6 +70,14 @@ class HijackAttack(AnsweringAttack):
     batch: int = Field(64, ge=2)
     channels: int = Field(16, ge=1)
 
+    keeps = ("shape",)
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        reason, victim = super().applicable(view), view.knowledge.victim
+        if reason is None and victim not in view.knowledge.public:
+            return f"{view.name} knows no outsiders with features of {victim}"
+        return reason
+
     def begin(
         self, terms: RepresentationTerms, knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> "Hijack":

@@ -36,6 +36,7 @@ class Isolation(ActiveAttack):
     """
 
     name = "isolation"
+    keeps = ("people", "isolated")
 
     way: Literal["weight", "unequal", "subset", "collusion"] = "unequal"
     colluding: int | None = Field(None, ge=0)

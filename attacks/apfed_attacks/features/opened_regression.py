@@ -179,6 +179,7 @@ def _rest(view: AdversaryView, epoch: int, positions: Tensor) -> Tensor:
 
 def _own_labels(view: AdversaryView, positions: Tensor) -> FloatArray:
     """The active's labels one-hot, (N, K); a row of zeros where it has none."""
-    labels_N = view.labels[view.parties[0]][positions].clamp(min=-1).numpy()
+    own_A = view.labels.get(view.parties[0], torch.full((int(positions.max()) + 1,), -1))
+    labels_N = own_A[positions].clamp(min=-1).numpy()
     # The last row is of zeros.
     return np.asarray(np.eye(view.knowledge.classes + 1, view.knowledge.classes)[labels_N])

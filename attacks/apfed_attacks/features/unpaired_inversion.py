@@ -76,6 +76,8 @@ class UnpairedInversion(FeatureAttack):
         positions = self.choose(view, seen["h"].positions, seed)
         # Positions of the known rows serve to leave these people out and to find their x.
         positions = positions[~torch.isin(positions, shadow.positions)]
+        if not len(positions):
+            raise AttackError(f"{view.name} knows the features of every observed row")
         order = shuffled(torch.arange(len(shadow)), seed, "attacks", "unpaired")
         public_PF = shadow.values[order].flatten(1).float()
         x_NC, x_PC = own_columns(view, positions), own_columns(view, shadow.positions[order])

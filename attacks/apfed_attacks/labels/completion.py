@@ -120,10 +120,12 @@ def guess_labels(
     """
     labels_N, known = known_labels(view, positions).numpy(), len(view.knowledge.labels)
     unknown_N = labels_N < 0
+    if not unknown_N.any():
+        raise AttackError(f"{view.name} knows the label of every observed row; none is to guess")
     if known and len(set(labels_N[~unknown_N].tolist())) < 2:
         raise AttackError(
             f"{view.name} knows {known} labels, but those of observed rows are of fewer "
-            "than two classes; raise labels_per_class"
+            "than two classes; raise labels_per_class, or say more known ones"
         )
     if view.is_decoy:
         baselines = references = {}
@@ -181,7 +183,8 @@ def _clusters(view: AdversaryView, columns_NF: FloatArray, seed: int) -> dict[st
     means = KMeans(
         view.knowledge.classes, n_init=_STARTS, max_iter=view.iterations,
         random_state=seed % 2**32,
-    ).fit(columns_NF)  # fmt: skip
+    )  # fmt: skip
+    fitted(means, columns_NF, None)
     return named(-means.transform(columns_NF), view.knowledge.priors)
 
 
@@ -261,7 +264,7 @@ def fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor |
     In joint training it released a function of its own features: a random one of these says
     nothing new and may still serve a probe. None where the view has no networks of all members.
     """
-    if any(name not in view.networks for name in view.features):
+    if not view.features or any(name not in view.networks for name in view.features):
         return None
     own_NF = own_columns(view, positions).float()
     with seeded(seed, "attacks", "fresh network"):

@@ -32,6 +32,7 @@ class LabelGradients(LabelProbe):
     """
 
     name = "label_gradients"
+    needs = ("gradients",)
 
     def applicable(self, view: AdversaryView) -> str | None:
         return why_no_gradients(view)
@@ -61,6 +62,7 @@ class GradientDirection(LabelProbe):
     """
 
     name = "gradient_direction"
+    needs = ("gradients",)
     suite = ({"labels_per_class": 1}, {"labels_per_class": 4})
 
     labels_per_class: int = Field(1, ge=1)

@@ -67,6 +67,7 @@ class Temporal(LabelProbe):
     """
 
     name = "temporal"
+    needs = ("steps",)
 
     window: int = Field(10, ge=2)
     components: int = Field(64, ge=2)

@@ -205,7 +205,8 @@ def notes_of(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
 def why_not_played(attack: Attack, view: AdversaryView) -> str | None:
     """Return why this view is not one of a live run of `attack`, or None."""
     if view.played is not None and view.played.attack == attack.name:
-        return None
+        missing = [name for name in attack.keeps if name not in view.played.notes]
+        return f"what {attack.name} kept lacks {', '.join(missing)}" if missing else None
     if isinstance(attack, ActiveAttack) and view.description.opens != "gradients":
         return f"{view.description}: passives contribute no gradients of objectives of their own"
     return (

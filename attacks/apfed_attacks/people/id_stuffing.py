@@ -34,6 +34,7 @@ class IdStuffing(Attack):
     """
 
     name = "id_stuffing"
+    keeps = ("tried", "found")
     target = "membership"
     roles = ("passive", "active")
     behaviour = "malicious"

@@ -327,8 +327,10 @@ class AveragedMembership(Attack):
             return f"{view.description}: no weights are averaged"
         if view.parties[0] not in view.networks:
             return f"the recording holds no average of {view.description}"
-        if view.knowledge.candidates is None:
-            return f"{view.name} holds no people to ask about"
+        if view.knowledge.candidates is None or view.knowledge.alike is None:
+            return f"{view.name} holds no people to ask about, or does not know how to train"
+        if view.parties[0] not in view.labels or view.parties[0] not in view.features:
+            return f"{view.name} has no labelled people of its own"
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:

@@ -1,0 +1,360 @@
+"""Attacks on a training loop that is not ours: what its arrays give away, beside what luck gives.
+
+Run by: whoever holds the arrays of all parties. One call is one curious adversary, which follows
+the loop and reads what reached it; attacks, baselines, decoys and scores are those of our runs.
+
+Letters: A rows, B rows of a step, D numbers of a representation, F features.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import t as student
+from torch import Tensor
+
+from apfed_attacks.interface import Attack, AttackResult
+from apfed_attacks.recorded import class_priors
+from apfed_attacks.run import full_suite, guesses, prepare
+from apfed_attacks.scoring import DECOY, Truth, score
+from apfed_attacks.table import ATTACKS
+from apfed_attacks.view import AdversaryView, AttackError, Exchange, Knowledge, KnownRows
+from secure_apfed.config import AttackChoice
+from secure_apfed.data import UNLABELLED
+from secure_apfed.exchange import Envelope, Kind, pack
+from secure_apfed.seeds import shuffled, undisturbed
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Evaluation", "Finding", "evaluate"]
+
+Step: TypeAlias = tuple[Tensor, Tensor, Tensor | None]  # rows (B,), h (B, D), gradients (B, D)
+_ADVERSARY, _OTHER = "adversary", "the other party"
+_BY_CHANCE = 0.005
+# Where nobody names attacks, those that train networks for long do so for less.
+_QUICK: Mapping[str, Mapping[str, Any]] = {
+    "semi_supervised": {"iterations": 300, "decay": 0.99},
+    "unpaired_inversion": {"iterations": 300, "starts": 1},
+}
+_ARGUMENTS = {
+    "labels": "the class of each row, to score what it guesses",
+    "features": "those of the party that made h, to score what it guesses",
+    "gradients": "those that the party that made h received for it",
+    "steps": "with h of two passes over the rows or more",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one attack, with one set of options, found.
+
+    Attributes:
+        results: as of a run of ours, for each exchange of releases between rows; the metric is
+            the balanced accuracy of labels, whose chance is one over the classes, or R^2.
+    """
+
+    results: tuple[AttackResult, ...]
+
+    @property
+    def result(self) -> AttackResult:
+        """That of the first exchange."""
+        return self.results[0]
+
+    @property
+    def score(self) -> float:
+        return float(self.result.score[str(self.result.metric)] or 0)
+
+    @property
+    def null(self) -> tuple[float, ...]:
+        """The best of baselines and decoys, for each exchange."""
+        return tuple(self.score - (one.advantage or 0) for one in self.results)
+
+    @property
+    def baseline(self) -> float:
+        """The best that the same knowledge gives without h and gradients."""
+        metric, of = str(self.result.metric), self.result.baselines.items()
+        return max(figures[metric] or 0 for name, figures in of if not name.endswith(DECOY))
+
+    @property
+    def advantage(self) -> float:
+        return self.score - float(np.mean(self.null))
+
+    @property
+    def found(self) -> bool:
+        """Whether luck gives this score less than once in 200 times.
+
+        Where nothing leaks, score and null are draws of one distribution, and the score lies in the
+        null's prediction interval for one more draw (Student's t). It must be above it, and by one
+        over the root of the scored rows above the null's mean, since a null may hardly vary.
+        """
+        spread = float(np.std(self.null, ddof=1)) * math.sqrt(1 + 1 / len(self.null))
+        luck = float(student.isf(_BY_CHANCE, len(self.null) - 1)) * spread
+        return self.advantage > max(luck, math.sqrt(1 / self.result.counts["scored"]))
+
+    @property
+    def verdict(self) -> str:
+        target, variant = self.result.target, self.result.variant
+        return f"{target} found by {variant}" if self.found else "nothing found"
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures by name, as a line of the table has them; `null` is the mean."""
+        of = self.result
+        told = {"attack": of.attack, "known": of.counts["known"], "metric": of.metric}
+        figures = {name: getattr(self, name) for name in ("score", "baseline", "advantage")}
+        return {**told, **figures, "null": float(np.mean(self.null)), "verdict": self.verdict}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` found: of each attack that applied one finding for each set of options.
+
+    `lacking` says of every other attack, by name, in a sentence why it was not mounted.
+    """
+
+    findings: tuple[Finding, ...]
+    lacking: Mapping[str, str]
+
+    def __getitem__(self, attack: str) -> Finding:
+        """Return an attack's finding of highest advantage. AttackError: it was not mounted."""
+        if not (found := [one for one in self.findings if one.result.attack == attack]):
+            raise AttackError(f"{attack}: {self.lacking.get(attack, 'was not asked for')}")
+        return max(found, key=lambda one: one.advantage)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"findings": [one.as_json() for one in self.findings], "lacking": {**self.lacking}}
+
+    def to_frame(self) -> "pd.DataFrame":
+        import pandas as pd
+
+        return pd.DataFrame(self.as_json()["findings"])
+
+    def __str__(self) -> str:
+        table = self.to_frame().to_string(index=False, float_format="{:.3f}".format)
+        lacking = [f"  {name}: {reason}" for name, reason in self.lacking.items()]
+        return "\n".join([table, "Not mounted:", *lacking, "A failed attack proves no privacy."])
+
+
+@undisturbed()
+def evaluate(
+    *,
+    h: Any,
+    labels: Any = None,
+    features: Any = None,
+    own: Any = None,
+    gradients: Any = None,
+    known: Any = None,
+    steps: Any = None,
+    attacks: Iterable[str] | None = None,
+    exchanges: int = 5,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Evaluation:
+    """Mount every attack that the arrays of a foreign loop give something to read.
+
+    Arrays are of numpy, torch, pandas or nested lists. Without `gradients` the adversary is a party
+    that received h, and guesses labels and features that it does not have. With them it is the
+    party that made h and got the gradients of the task loss on it, as a passive of split learning,
+    and guesses labels.
+
+    Args:
+        h: (A, ...) what the adversary received or made, a row for each label; or of several steps
+            [(rows, (B, ...)), ...], or [(B, ...), ...] beside `steps`. A step that repeats a row
+            begins the next pass over the rows. Rows are flattened.
+        labels: (A,) classes, for scoring. The adversary knows the share of each, and the `known`.
+        features: (A, ...) private features of the party that made h, likewise.
+        own: (A, ...) the adversary's own features of the same rows. Without them what they tell
+            counts as found in h.
+        gradients: what came back for h, in the same form; a step may have None.
+        known: positions, or a mask (A,), of rows whose label and features the adversary knows.
+            None: as many as each attack's options say (labels: 0, 1, 4 and 40 of each class),
+            drawn by the seed.
+        steps: the row positions (B,), 0 to A - 1, of each step of h.
+        attacks: names of `ATTACKS`, mounted with their usual options; None: all, of which those
+            that train networks for long do so for less.
+        exchanges: of releases between rows, for the null; 2 or more.
+        seed: of all that is drawn; global generators are neither read nor moved.
+        device: where attacks compute.
+
+    Raises:
+        AttackError: arrays do not belong together, hold NaN, or leave nothing to guess.
+        ConfigError: an attack is unknown.
+    """
+    if (labels is None and features is None) or exchanges < 2:
+        raise AttackError("give labels= or features=, to score guesses by, and 2 exchanges or more")
+    names, places = ((), None) if labels is None else _classes(labels)
+    rows = len(_array("features", features) if places is None else places)
+    private = None if features is None else _table("features", features, rows)
+    seen = list(_steps(h, gradients, steps, rows))
+    if len(widths := {of.shape[1] for _, *both in seen for of in both if of is not None}) > 1:
+        raise AttackError(f"h, gradients: expected rows of one length, got {sorted(widths)}")
+    truth = Truth(
+        classes=len(names),
+        labels=torch.full((rows,), UNLABELLED) if places is None else torch.from_numpy(places),
+        trained=torch.cat([rows_B for rows_B, *_ in seen]).unique(),
+        features={} if private is None else {_OTHER: private},
+    )
+    at = None if known is None else _positions("known", known, rows).unique()
+    own_of = {} if own is None else {_ADVERSARY: _table("own", own, rows)}
+    answered = gradients is not None
+    envelopes = _envelopes(seen, rows, answered)
+    given = {"labels": names, "features": features is not None, "gradients": answered}
+    given["steps"] = len(envelopes) > 1
+    needs = {name: f"needs {name}=, {of}" for name, of in _ARGUMENTS.items() if not given[name]}
+    findings, lacking = list[Finding](), dict[str, str]()
+    for attack in _attacks(attacks, drawn=known is None):
+        view = AdversaryView(
+            role="passive" if "passive" in attack.roles else attack.roles[0],
+            parties=(_ADVERSARY,),
+            behaviour="curious",
+            description=Exchange(
+                name="this loop",
+                released_by="passives" if answered else "active",
+                returns_gradients=answered,
+            ),
+            envelopes=envelopes,
+            features=own_of,
+            knowledge=Knowledge(classes=len(names), victim=_OTHER),
+            iterations=attack.iterations,
+            device=torch.device(device),
+        )
+        reasons = [*map(needs.get, attack.needs), attack.why_not(view), needs.get(attack.target)]
+        try:
+            if reason := next(filter(None, reasons), None):
+                raise AttackError(reason)
+            view = replace(view, knowledge=_known(attack, truth, at, view.knowledge, seed))
+            found = guesses(attack, view, seed, exchanges)
+            results = [score(attack, view, one, truth, seed) for one in found]
+        except AttackError as error:
+            lacking.setdefault(attack.name, str(error))
+        else:
+            findings.append(Finding(tuple(results)))
+    mounted = {one.result.attack for one in findings}
+    rest = {name: reason for name, reason in lacking.items() if name not in mounted}
+    return Evaluation(tuple(findings), rest)
+
+
+def _attacks(names: Iterable[str] | None, *, drawn: bool) -> Iterator[Attack]:
+    """What to mount; where known rows are given, the numbers of them in a suite say nothing."""
+    quick: Mapping[str, Any] = _QUICK if names is None else {}
+    names = [names] if isinstance(names, str) else list(ATTACKS if names is None else names)
+    for choice in full_suite(names) if drawn else [AttackChoice(name=name) for name in names]:
+        options = {**choice.options, **quick.get(choice.name, {})}
+        yield prepare(AttackChoice(name=choice.name, options=options))
+
+
+def _known(
+    attack: Attack, truth: Truth, at: Tensor | None, anyway: Knowledge, seed: int
+) -> Knowledge:
+    """Add the rows whose label and features the adversary knows: those `at`, or drawn."""
+
+    def drawn(groups: list[Tensor], count: int) -> Tensor:
+        if count and any(len(rows) <= count for rows in groups):
+            raise AttackError(f"of {min(map(len, groups))} rows {count} known ones leave none over")
+        parts = [shuffled(rows, seed, "attacks", "known")[:count] for rows in groups]
+        return torch.cat([truth.trained[:0], *parts]).sort().values
+
+    by_class = [truth.trained[truth.labels[truth.trained] == k] for k in range(truth.classes)]
+    labelled = drawn(by_class, attack.labels_per_class) if at is None else at
+    shadow = drawn([truth.trained], attack.shadow_rows) if at is None else at
+    features = truth.features.get(_OTHER)
+    return replace(
+        anyway,
+        labels=KnownRows(labelled, truth.labels[labelled]),
+        priors=class_priors(truth) if by_class and attack.priors else None,
+        shadow=KnownRows() if features is None else KnownRows(shadow, features[shadow]),
+    )
+
+
+def _envelopes(seen: list[Step], rows: int, answered: bool) -> dict[int, tuple[Envelope, ...]]:
+    """The messages that the adversary sent and received, by pass over the rows."""
+    maker, reader = (_ADVERSARY, _OTHER) if answered else (_OTHER, _ADVERSARY)
+    passes, had = [list[Envelope]()], torch.zeros(rows, dtype=torch.bool)
+    for step, (rows_B, h_BD, gradient_BD) in enumerate(seen):
+        if had[rows_B].any():
+            passes.append([])
+            had[:] = False
+        had[rows_B] = True
+        sent = [(Kind.REPRESENTATIONS, maker, reader, {"rows": rows_B, "z": h_BD})]
+        if gradient_BD is not None:
+            sent.append((Kind.GRADIENTS, reader, maker, {"gradient": gradient_BD}))
+        for kind, sender, receiver, tensors in sent:
+            about: Any = {"step": step, "sequence": step, "sender": sender, "receiver": receiver}
+            message = Envelope(session="foreign", kind=kind, payload=pack(tensors), **about)
+            passes[-1].append(message)
+    return dict(enumerate(map(tuple, passes)))
+
+
+def _steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step]:
+    if steps is None and _in_pairs(h):
+        steps, h = zip(*h, strict=True)
+    if steps is None:
+        steps, h, gradients = [range(rows)], [h], None if gradients is None else [gradients]
+    if _in_pairs(gradients):
+        of_rows, gradients = zip(*gradients, strict=True)
+        if [list(at) for at in of_rows] != [list(at) for at in steps]:
+            raise AttackError("gradients: expected those of the rows of h, step by step")
+    gradients = [None] * len(steps) if gradients is None else gradients
+    if not len(h) == len(steps) == len(gradients) > 0:
+        got = f"{len(steps)} steps, {len(h)} of h and {len(gradients)} of gradients"
+        raise AttackError(f"h, gradients: expected one array for each step, got {got}")
+    for at, (rows_B, h_B, gradient_B) in enumerate(zip(steps, h, gradients, strict=True)):
+        rows_B = _positions(f"step {at}", rows_B, rows)
+        h_BD = _table(f"h, step {at}", h_B, len(rows_B))
+        answer = (f"gradients, step {at}", gradient_B, len(rows_B))
+        yield rows_B, h_BD, None if gradient_B is None else _table(*answer)
+
+
+def _in_pairs(values: Any) -> bool:
+    pairs = isinstance(values, list | tuple) and len(values) > 0
+    return pairs and all(type(of) is tuple and len(of) == 2 and np.ndim(of[1]) for of in values)
+
+
+def _array(name: str, values: Any) -> NDArray[Any]:
+    if isinstance(values, Tensor):
+        values = values.detach().to("cpu", torch.float32 if values.is_floating_point() else None)
+    try:
+        return np.atleast_1d(np.asarray(values))
+    except (TypeError, ValueError) as error:
+        raise AttackError(f"{name}: expected an array, got {type(values).__name__}") from error
+
+
+def _table(name: str, values: Any, rows: int) -> Tensor:
+    """Numbers (A, F), in float32, as most loops compute."""
+    array = _array(name, values)
+    if array.dtype.kind not in "biuf" or not array.size or len(array) != rows:
+        got = f"{array.dtype} of shape {array.shape}"
+        raise AttackError(f"{name}: expected {rows} rows of numbers, got {got}")
+    array = array.reshape(rows, -1).astype(np.float32)
+    if not (whole := np.isfinite(array).all(axis=1)).all():
+        raise AttackError(f"{name}: row {int(whole.argmin())} holds NaN or an infinite number")
+    return torch.from_numpy(array)
+
+
+def _classes(labels: Any) -> tuple[tuple[Any, ...], NDArray[np.int64]]:
+    """The classes, sorted, and the place of each row's among them."""
+    array = _array("labels", labels)
+    if array.dtype == object:
+        array = np.array(["nan" if one is None or one != one else str(one) for one in array])
+    names, places = np.unique(array, return_inverse=True)
+    whole = array.dtype.kind != "f" or bool((names == np.rint(names)).all())
+    if array.ndim != 1 or not whole or "nan" in names:
+        got = f"{array.dtype} of shape {array.shape}, {names[-3:]}"
+        raise AttackError(f"labels: expected a class of each row, integers or texts, got {got}")
+    if len(names) < 2:
+        raise AttackError(f"labels: expected 2 classes or more, got {len(names)}")
+    return tuple(names.tolist()), places.astype(np.int64)
+
+
+def _positions(name: str, values: Any, rows: int) -> Tensor:
+    array = _array(name, values)
+    array = np.flatnonzero(array) if array.dtype == bool and array.shape == (rows,) else array
+    whole = array.ndim == 1 and (not array.size or array.dtype.kind in "iu")
+    if not whole or (array.size and not 0 <= array.min() <= array.max() < rows):
+        got = f"{array.dtype} of shape {array.shape}, {np.unique(array)[[0, -1]]}"
+        raise AttackError(f"{name}: expected positions, integers 0 to {rows - 1}, got {got}")
+    return torch.from_numpy(array.astype(np.int64))

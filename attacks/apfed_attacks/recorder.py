@@ -1,0 +1,111 @@
+"""Collects what a training loop that is not ours exchanges, for `apfed_attacks.evaluate`.
+
+Run by: whoever trains, beside a network whose output one party sends to another.
+"""
+
+import warnings
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from apfed_attacks.view import AttackError
+
+__all__ = ["Recorder"]
+
+_MEGABYTE = 2**20
+
+
+class Recorder:
+    """Records a module's output h (B, ...) and the loss's gradients on it, step by step.
+
+    The module is the last before h leaves, after a guard. Kept are copies on the CPU; output, graph
+    and gradients stay as they are. `step` announces the forward pass to be recorded, in training or
+    not. One that no step announces is an AttackError in training; under `eval()` or without
+    gradients it is not recorded. Gradients of several backward passes add up. Copies and pickles of
+    the module do not record.
+
+    Args:
+        megabytes: of copies at most; a UserWarning tells of steps beyond, which are not recorded.
+
+    Examples:
+        >>> bottom, record = nn.Linear(3, 2), Recorder()
+        >>> with record.watch(bottom):
+        ...     record.step(rows=[4, 0])
+        ...     bottom(torch.ones(2, 3)).sum().backward()
+        >>> record.arrays()["steps"]
+        [array([4, 0])]
+    """
+
+    def __init__(self, *, megabytes: float = 1024) -> None:
+        self._room = megabytes * _MEGABYTE
+        self._handle: RemovableHandle | None = None
+        self._rows: Any = None
+        self._steps, self._h = list[Any](), list[Any]()
+        self._gradients: dict[int, Tensor] = {}
+
+    def watch(self, module: nn.Module) -> Self:
+        """Record the output of `module` until `close`. AttackError: a recorder watches already."""
+        if self._handle is not None or any(
+            isinstance(hook, Recorder) for hook in module._forward_hooks.values()
+        ):
+            raise AttackError("a recorder watches one module and a module has one; close() it")
+        self._handle = module.register_forward_hook(self)
+        return self
+
+    def step(self, rows: Any) -> None:
+        """Announce that the next output is of the rows at these positions (B,)."""
+        self._rows = np.array(rows.tolist() if isinstance(rows, Tensor) else rows)
+
+    def close(self) -> None:
+        """Stop watching; what was recorded stays."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = self._rows = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()  # one that does not watch
+
+    def arrays(self) -> dict[str, Any]:
+        """Return `h`, `gradients` (None: of a step that had none) and `steps`, for `evaluate`."""
+        if not self._h:
+            raise AttackError("nothing was recorded; call step(rows) before each forward pass")
+        found = self._gradients
+        gradients = [found[at].numpy() if at in found else None for at in range(len(self._h))]
+        return {"h": self._h, "gradients": gradients if found else None, "steps": self._steps}
+
+    def __call__(self, module: nn.Module, _: Any, output: Any) -> None:
+        """The forward hook."""
+        rows, self._rows = self._rows, None
+        if rows is None or self._handle is None:
+            if self._handle is not None and module.training and torch.is_grad_enabled():
+                raise AttackError("a recorder watches: call step(rows) before each forward pass")
+            return
+        if not isinstance(output, Tensor) or output.shape[:1] != rows.shape:
+            got = getattr(output, "shape", type(output).__name__)
+            raise AttackError(f"step(rows) told of rows {rows.shape}, and the output is {got}")
+        self._room -= 4 * output.numel() * (1 + output.requires_grad)
+        if self._room < 0:
+            warnings.warn("the recorder is full, a step is left out; raise megabytes", stacklevel=2)
+            return
+        at = len(self._h)
+        self._h.append(_copied(output).numpy())
+        self._steps.append(rows)
+        if output.requires_grad:
+            output.register_hook(lambda gradient: self._add(at, gradient))
+
+    def _add(self, at: int, gradient: Tensor) -> None:
+        copy = _copied(gradient)
+        self._gradients[at] = copy + self._gradients[at] if at in self._gradients else copy
+
+
+def _copied(values: Tensor) -> Tensor:
+    return values.detach().to("cpu", torch.float32, copy=True)
