@@ -46,6 +46,8 @@ if TYPE_CHECKING:
         SumReceiver,
         join_sum,
     )
+    from apfed_protocols.sums.hub import Hub, answer_hub, hub_pump
+    from apfed_protocols.sums.put_away import put_away, take_up
     from apfed_protocols.sums.roles import ReceivingCombiner
     from apfed_protocols.sums.short import ClipAgreement, SumSession, secure_sum
 
@@ -60,6 +62,7 @@ __all__ = [
     "Conversation",
     "CryptenSum",
     "DataError",
+    "Hub",
     "IdNormalisation",
     "Identity",
     "IntersectionAgreement",
@@ -84,16 +87,20 @@ __all__ = [
     "UnsafeChoiceWarning",
     "align",
     "align_with",
+    "answer_hub",
     "converse",
     "count_common",
     "discrete_gaussian",
     "encode_ids",
     "fresh_identity",
     "fresh_run_key",
+    "hub_pump",
     "join_sum",
+    "put_away",
     "secure_sum",
     "share_membership",
     "take_part",
+    "take_up",
 ]
 
 _HOME: dict[str, str] = {
@@ -111,6 +118,8 @@ _HOME: dict[str, str] = {
         "errors",
     ),
     **dict.fromkeys(("ClipAgreement", "SumSession", "secure_sum"), "sums.short"),
+    **dict.fromkeys(("Hub", "answer_hub", "hub_pump"), "sums.hub"),
+    **dict.fromkeys(("put_away", "take_up"), "sums.put_away"),
     "ReceivingCombiner": "sums.roles",
     **dict.fromkeys(("IdNormalisation", "encode_ids"), "ids"),
     **dict.fromkeys(("IntersectionAgreement", "Output"), "psi.interface"),

@@ -111,6 +111,10 @@ class RunKey:
         key = X25519PrivateKey.from_private_bytes(private)
         return cls(key.public_key().public_bytes_raw(), key)
 
+    def secret_bytes(self) -> bytes:
+        """The 32 secret bytes, for what the owner seals for itself."""
+        return self._private.private_bytes_raw()
+
     def agree(self, peer_public: bytes, *, salt: bytes, info: bytes) -> bytes:
         """Return 32 key bytes shared with the holder of `peer_public`."""
         if len(peer_public) != _KEY_BYTES:

@@ -193,13 +193,15 @@ class AgreedFrames:
         self.name = name
         self.fingerprint = fingerprint
         self.least = contributors if least is None else least
-        self._last_step = -1
+        self._last_step, self._closed = -1, False
         self._underway: Frame | None = None
         # Raises LocalProtocolError in a process that holds a copy of this role by a fork.
         self.require_own_process = ForkCheck(f"this role of {name}").require
 
     def begin_step(self, binding: StepBinding) -> None:
         self.require_own_process()
+        if self._closed:
+            raise LocalProtocolError(f"this role of {self.name} was put away; take it up first")
         if binding.session != self.agreement.session:
             raise LocalProtocolError(
                 f"the binding names session {binding.session!r}, the agreement "
@@ -211,6 +213,17 @@ class AgreedFrames:
                 "party used; each step is used once"
             )
         self._last_step = binding.step
+
+    def leave(self) -> int:
+        """The last step, for the role that goes on elsewhere; this one uses no further step."""
+        self.require_own_process()
+        if self._closed:
+            raise LocalProtocolError(f"this role of {self.name} was put away already")
+        self._closed = True
+        return self._last_step
+
+    def enter(self, last_step: int) -> None:
+        self._last_step = last_step
 
     def next_binding(self, flat: Flattened) -> StepBinding:
         """The step after the last one that this party used, bound to what is added alone."""

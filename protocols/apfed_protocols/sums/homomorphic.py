@@ -262,9 +262,24 @@ class Encrypter(SumContributor):
                 f"the public key from {sender} does not match its fingerprint; the parties hold "
                 "different parameters"
             )
-        context = self._sum.cipher.public_context(frame.blobs[0], sender=sender)
-        self._frames, self._key = frames, (context, ZeroPool(self._sum.cipher, context))
+        self._take_key(frames, frame.blobs[0], sender)
         return ()
+
+    def _take_key(self, frames: AgreedFrames, public_key: bytes, sender: str) -> None:
+        context = self._sum.cipher.public_context(public_key, sender=sender)
+        self._frames, self._key = frames, (context, ZeroPool(self._sum.cipher, context))
+
+    def _leave(self) -> dict[str, Any]:
+        public_key = self._key and self._sum.cipher.public_key(self._key[0]).hex()
+        self._key = None
+        return {"key": public_key, "seeds": self._seeds and self._seeds.leave()}
+
+    def _enter(self, state: Mapping[str, Any]) -> None:
+        if state["key"] is not None:
+            public_key = bytes.fromhex(state["key"])
+            self._take_key(self._sum.frames(public_key), public_key, self.me)
+        if self._seeds is not None:
+            self._seeds.enter(state["seeds"])
 
     @property
     def finished(self) -> bool:

@@ -116,6 +116,16 @@ class PairwiseSeeds(KeepsSecrets):
                 f"{self.me} has no mask key of {', '.join(missing)} yet; run the setup first"
             )
 
+    def leave(self) -> dict[str, str]:
+        """The secrets by peer, and the own one under no name, in hexadecimal; all is forgotten."""
+        secrets = {"": self._own_key().secret_bytes(), **self._seeds}
+        self.forget()
+        return {name: secret.hex() for name, secret in secrets.items()}
+
+    def enter(self, secrets: Mapping[str, str]) -> None:
+        held = {name: bytes.fromhex(secret) for name, secret in secrets.items()}
+        self._key, self._seeds = RunKey.restored(held.pop("")), held
+
     def forget(self) -> None:
         self._peers, self._seeds, self._key = (), {}, None
 
@@ -323,6 +333,12 @@ class _MaskedContributor(SumContributor):
         self._seeds.add_cancelling(binding, numbers_BD)
         self._seeds.add_stream(self._sum.agreement.receiver, binding, numbers_BD, sign=1)
         return (numbers_BD.tobytes(),)
+
+    def _leave(self) -> dict[str, Any]:
+        return {"seeds": self._seeds.leave()}
+
+    def _enter(self, state: Mapping[str, Any]) -> None:
+        self._seeds.enter(state["seeds"])
 
 
 class MaskedReceiver(SumReceiver):

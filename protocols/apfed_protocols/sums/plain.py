@@ -151,6 +151,12 @@ class PlainContributor(SumContributor):
         del binding
         return (numbers_BD.tobytes(),)
 
+    def _leave(self) -> dict[str, Any]:
+        return {}
+
+    def _enter(self, state: Mapping[str, Any]) -> None:
+        """It holds no key."""
+
 
 class PlainReceiver(SumReceiver):
     """The active's end; it holds no key, and keeps the rule of all receivers."""

@@ -44,6 +44,7 @@ __all__ = [
     "hold",
     "join_sum",
     "role_of",
+    "template",
 ]
 
 
@@ -188,9 +189,10 @@ class SumContributor(Role, ABC):
         self._position = described.agreement.position(me)
         self.me = me
         self.clipping = Clipping()
-        self._sum = described
+        self._sum = self.described = described
         self._turn = threading.Lock()
         self._noise_key = fresh_key()
+        self._life, self._times = fresh_key().hex(), 0
         super().__init__(frames, setup)
 
     def contribute(
@@ -236,6 +238,34 @@ class SumContributor(Role, ABC):
         body = self._frames.contribution(self.me, binding, (rows, columns), blobs)
         self.clipping.warn(self.me, self._sum.agreement.clip_norm, already)
         return body
+
+    def leave(self) -> dict[str, Any]:
+        """All of this role, secrets in hexadecimal, for `apfed_protocols.sums.put_away` alone."""
+        if self._sum.rounds != 1:
+            raise LocalProtocolError(
+                f"{self.me}: a role of {self._sum.name} holds shares for the next step, and is "
+                "never put away; keep it in memory, or take pairwise masks"
+            )
+        with self._turn:
+            last, counts = self._frames.leave(), (self.clipping.rows, self.clipping.clipped)
+            return {
+                "role": self._life, "times": self._times + 1, "last": last,
+                "clipping": [*counts, self.clipping.largest_norm, self.clipping.quiet],
+                "noise": self._noise_key.hex(), **self._leave(),
+            }  # fmt: skip
+
+    def enter(self, state: Mapping[str, Any]) -> None:
+        """Become the role that `leave` returned."""
+        self._life, self._times = state["role"], state["times"]
+        self.clipping, self._noise_key = Clipping(*state["clipping"]), bytes.fromhex(state["noise"])
+        self._enter(state)
+        self._frames.enter(state["last"])
+
+    def _leave(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _enter(self, state: Mapping[str, Any]) -> None:
+        raise NotImplementedError
 
     def _require_setup(self) -> None:
         """Raise LocalProtocolError before the setup is finished; it names what is missing."""
@@ -316,7 +346,7 @@ class SumReceiver(Role, ABC):
 
     def __init__(self, described: DescribedSum, frames: AgreedFrames, setup: Setup) -> None:
         self._opening = threading.RLock()
-        self._sum = described
+        self._sum = self.described = described
         super().__init__(frames, setup)
 
     def start(self) -> Iterable[Outgoing]:
@@ -346,8 +376,7 @@ class SumReceiver(Role, ABC):
                 refused before.
             RemoteProtocolError: a frame of another step or shape, or a sum out of range.
         """
-        shape = _shape_of(like)
-        flat = flatten(like if shape is None else np.empty(shape))
+        flat, shape = template(like)
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         with self._opening:
             sum_BD = self._decode(combined, flat, binding or self._frames.next_binding(flat))
@@ -408,17 +437,17 @@ class SumReceiver(Role, ABC):
         """Throw away what opens sums; called again, do nothing."""
 
 
-def _shape_of(like: Any) -> tuple[int, ...] | None:
-    """The shape that was given, or None: `like` is an array or a tree. Numbers are of a shape."""
+def template(like: Any) -> tuple[Flattened, tuple[int, ...] | None]:
+    """In which form a sum is to come: a shape, whose sizes are returned, or an array or a tree."""
     sizes = like if isinstance(like, tuple | list) else (like,)
     if not all(size is None or isinstance(size, Number) for size in sizes):
-        return None
+        return flatten(like), None
     if sizes is not like or not like or not all(map(is_whole, like)) or min(like) < 1:
         raise LocalProtocolError(
             f"the shape of a sum is numbers (rows, columns, ...) above 0, got {like!r}; or give an "
             "array, or a tree of arrays, in whose form the sum is to come"
         )
-    return tuple(map(int, like))
+    return flatten(np.empty(like)), tuple(map(int, like))
 
 
 def _clear_frames(error: BaseException) -> None:
@@ -437,6 +466,7 @@ class ReceivingCombiner(KeepsSecrets):
 
     def __init__(self, described: SecureSum) -> None:
         self._receiver, self._combiner = described.receiver(), described.combiner()
+        self.described = described
         self._me, self._heard = described.agreement.receiver, set[str]()
         self.ask, self.combine = self._combiner.ask, self._combiner.combine
         self.decode = self._receiver.decode

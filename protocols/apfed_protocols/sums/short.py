@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from os import PathLike
 from typing import Any, Literal
 
 from apfed_protocols.conversation import Outgoing, converse
@@ -19,6 +20,7 @@ from apfed_protocols.randomness import ForkCheck, fresh_key
 from apfed_protocols.sums import SECURE_SUMS
 from apfed_protocols.sums.fixed_point import Clipping, checked_matrix, clip_rows
 from apfed_protocols.sums.interface import StepBinding, SumAgreement, spelled
+from apfed_protocols.sums.put_away import take_up
 from apfed_protocols.sums.roles import (
     KeepsSecrets,
     ReceivingCombiner,
@@ -92,7 +94,7 @@ def secure_sum(
         receiver=to,
         combiner=to if by is None else by,
         contributors=contributors,  # type: ignore[arg-type]  # which makes them a tuple
-        clip_norm=1.0 if clip == "agree" else clip,  # type: ignore[arg-type]
+        clip_norm=1.0 if clip == "agree" else clip,
         bits=bits,
         threshold=threshold,
         noise=noise,
@@ -110,7 +112,7 @@ class SumSession(KeepsSecrets):
 
     def __init__(self, described: SecureSum, *, agreed: bool = True) -> None:
         self.described, self._agreed = described, agreed
-        self._turn, self._step = threading.Lock(), 0
+        self._turn, self._step, self._left = threading.Lock(), 0, set[str]()
         self._fork_check = ForkCheck("this sum")
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
@@ -150,6 +152,7 @@ class SumSession(KeepsSecrets):
         if self.described.rounds == 2:
             requests = hub[-1].ask(bodies, binding.digest)
             bodies = {name: contributors[name].answer(asked) for name, asked in requests.items()}
+        self._left = {name for name in contributors if name not in flat}
         combined = hub[-1].combine(bodies, binding.digest)
         total = hub[0].decode(combined, first.matrix.shape, binding)
         return first.restored(total, off=self.described.rounding())
@@ -163,10 +166,18 @@ class SumSession(KeepsSecrets):
             )
         unknown = [name for name in values if name not in names]
         missing = [name for name in names if name not in values]
-        if unknown or (missing and self.described.needs_all) or not values:
+        least = getattr(self.described, "threshold", len(names))  # of recoverable masks
+        if unknown or len(names) - len(missing) < least:
             raise LocalProtocolError(
-                f"this sum is of {', '.join(names)}; missing: {', '.join(missing) or 'nobody'}; "
-                f"unknown: {', '.join(map(str, unknown)) or 'nobody'}"
+                f"this sum needs {least} of {', '.join(names)}; missing: "
+                f"{', '.join(missing) or 'nobody'}; unknown: "
+                f"{', '.join(map(str, unknown)) or 'nobody'}"
+            )
+        back = [name for name in names if name in values and name in self._left]
+        if back:
+            raise LocalProtocolError(
+                f"{', '.join(back)} was left out of an earlier step, and stays out: the others "
+                "opened its masks. Begin a new sum"
             )
         flat: dict[str, Flattened] = {}
         for name in names:
@@ -263,6 +274,12 @@ class SumSession(KeepsSecrets):
         role = role_of(self.described, me)
         hold(role, me, everybody - {me}, send=send, receive=receive)
         return role
+
+    def take_up(
+        self, me: str, sealed: bytes, key: bytes, *, book: str | PathLike[str]
+    ) -> SumContributor:
+        """The role that `put_away` sealed; see `apfed_protocols.sums.put_away.take_up`."""
+        return take_up(self.described, me, sealed, key, book=book)
 
     def _settle(self, clip: float) -> None:
         with warnings.catch_warnings():

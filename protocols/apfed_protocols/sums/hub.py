@@ -1,0 +1,278 @@
+"""A sum through a hub that alone reaches all parties, by any transport that carries bytes.
+
+Run by: the hub, which is the receiver or combiner or both (`hub_pump`), and each contributor
+(`answer_hub`), which answers one packet with one packet and may keep nothing in between
+(`apfed_protocols.sums.put_away`). Protects from: what the sum protects from, if the transport
+authenticates hub and hosts. Keys that hosts agree among each other pass through the hub. One that
+swaps them reads single contributions, unless each party signs its set-up messages: with
+`identity` and the others' public keys in `peers`, a swapped one is refused.
+
+Every step binds to the packet's message, so that hosts that were told different things add up to
+noise, or are refused.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from apfed_protocols.conversation import Outgoing
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.seal import SIGNATURE_BYTES, Identity, verify
+from apfed_protocols.sums.interface import StepBinding, SumAgreement
+from apfed_protocols.sums.roles import (
+    ReceivingCombiner,
+    SumCombiner,
+    SumContributor,
+    SumReceiver,
+    template,
+)
+from apfed_protocols.trees import flatten
+
+__all__ = ["Hub", "answer_hub", "hub_pump"]
+
+_START, _LETTERS, _STEP, _REQUEST = b"start", b"letters", b"step", b"request"
+_PURPOSE = b"letter through a hub v1"
+_SIZE = struct.Struct(">I")
+_MOST_PARTS = 4096
+HubRole = SumReceiver | SumCombiner | ReceivingCombiner
+
+
+def hub_pump(
+    roles: Mapping[str, HubRole],
+    send: Callable[[str, bytes], object],
+    receive: Callable[[], tuple[str, bytes]],
+    *,
+    identity: Identity | None = None,
+    peers: Mapping[str, bytes] | None = None,
+) -> "Hub":
+    """Hold the set-up of a sum with its contributors, who answer by `answer_hub`.
+
+    Args:
+        roles: of this process by name, not started: the receiver, and the combiner unless one
+            party is both.
+        send: carries bytes to the contributor that is named.
+        receive: waits for the next answer and returns (sender, bytes), the sender authenticated.
+        identity, peers: of this hub, and the public keys of the contributors by name.
+
+    Returns:
+        What drives the steps.
+
+    Raises:
+        LocalProtocolError: roles of several sums or not of the hub, or without the receiver.
+        RemoteProtocolError: an answer that is malformed, of a stranger, or signed by another.
+        Exception: whatever `send` or `receive` raised.
+    """
+    hub = Hub(roles, send, receive, _Signer(identity, peers))
+    hub.set_up()
+    return hub
+
+
+class Hub:
+    """The hub's end of a sum; `hub_pump` makes one and sets it up."""
+
+    def __init__(
+        self,
+        roles: Mapping[str, HubRole],
+        send: Callable[[str, bytes], object],
+        receive: Callable[[], tuple[str, bytes]],
+        signer: "_Signer",
+    ) -> None:
+        ends = [role for role in roles.values() if not isinstance(role, SumCombiner)]
+        agreement = ends[0].described.agreement if len(ends) == 1 else None
+        if agreement is None or {*roles} != {agreement.receiver, agreement.combiner}:
+            raise LocalProtocolError(
+                "a hub has the receiver of one sum, and its combiner unless one party is both, by "
+                f"their names; got {', '.join(map(str, roles)) or 'none'}"
+            )
+        self._roles, self._send, self._receive = roles, send, receive
+        self._agreement, self._two_rounds = agreement, ends[0].described.rounds == 2
+        self._receiver: Any = roles[agreement.receiver]
+        self._combiner: Any = roles[agreement.combiner]
+        self._signer, self._steps = signer, 0
+
+    def set_up(self) -> None:
+        asked = {name: _packed(_START) for name in self._agreement.contributors}
+        held: list[tuple[str, str, bytes]] = []  # from, to, body
+        for name, role in self._roles.items():
+            held += self._signer.letters(self._agreement, name, role.start())
+        while asked or held:
+            for sender, parts in self._answers(asked, _LETTERS).items():
+                held += [(sender, to, letter) for to, letter in _letters(parts, sender)]
+            asked = {}
+            letters: dict[str, list[bytes]] = {}
+            while held:
+                sender, to, letter = held.pop(0)
+                if to in self._roles:
+                    role, body = (
+                        self._roles[to],
+                        self._signer.opened(self._agreement, sender, to, letter),
+                    )
+                    held += self._signer.letters(self._agreement, to, role.receive(sender, body))
+                elif to in self._agreement.contributors:
+                    letters.setdefault(to, []).extend((sender.encode(), letter))
+                else:
+                    raise RemoteProtocolError(f"{sender} wrote to {to!r:.80}, who takes no part")
+            asked = {to: _packed(_LETTERS, *parts) for to, parts in letters.items()}
+        waiting = [name for name, role in self._roles.items() if not role.finished]
+        if waiting:
+            raise RemoteProtocolError(
+                f"the hosts fell silent before {', '.join(waiting)} was set up"
+            )
+
+    def step(self, message: bytes, like: Any) -> Any:
+        """Send all contributors one message, and return the sum of what they answer.
+
+        Under recoverable masks `receive` may raise TimeoutError: those who did not answer by then
+        are left out.
+
+        Args:
+            message: what the contributions answer, for `values` of `answer_hub`.
+            like: shape of the sum, or an array or tree in whose form it comes.
+
+        Raises:
+            RemoteProtocolError: as `SumCombiner.combine` and `SumReceiver.decode`.
+        """
+        agreement, flat = self._agreement, template(like)[0]
+        binding = StepBinding.of(agreement.session, self._steps, rows=flat.digest, message=message)
+        self._steps += 1
+        packet = _packed(_STEP, binding.step.to_bytes(8, "big"), message)
+        bodies = self._bodies(dict.fromkeys(agreement.contributors, packet))
+        if self._two_rounds:
+            requests = self._combiner.ask(bodies, binding.digest)
+            bodies = self._bodies({to: _packed(_REQUEST, asked) for to, asked in requests.items()})
+        return self._receiver.decode(self._combiner.combine(bodies, binding.digest), like, binding)
+
+    def _bodies(self, asked: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        answers = self._answers(asked, _STEP)
+        for sender, parts in answers.items():
+            if len(parts) != 1:
+                raise RemoteProtocolError(f"{sender} answered a step in {len(parts)} parts, not 1")
+        return {sender: parts[0] for sender, parts in answers.items()}
+
+    def _answers(self, asked: Mapping[str, bytes], kind: bytes) -> Mapping[str, Sequence[bytes]]:
+        for name, packet in asked.items():
+            self._send(name, packet)
+        answers: dict[str, Sequence[bytes]] = {}
+        while len(answers) < len(asked):
+            try:
+                sender, packet = self._receive()
+            except TimeoutError:
+                if kind == _LETTERS or not self._two_rounds:
+                    raise
+                break
+            if sender not in asked or sender in answers:
+                raise RemoteProtocolError(f"{sender!r:.80} answered the hub unasked, or twice")
+            answers[sender] = _unpacked(packet, sender, kind)
+        return answers
+
+
+def answer_hub(
+    role: SumContributor,
+    packet: bytes,
+    values: Callable[[bytes], Any] | None = None,
+    *,
+    identity: Identity | None = None,
+    peers: Mapping[str, bytes] | None = None,
+) -> bytes:
+    """Return a contributor's answer to one packet of the hub, to be sent back there.
+
+    Args:
+        role: of this host; new for the first packet.
+        packet: as the hub sent it.
+        values: called in a step with the hub's message; what it returns is contributed.
+        identity, peers: of this host, and the public keys of all other parties by name; both or
+            neither, at all parties.
+
+    Raises:
+        LocalProtocolError: a step before its set-up, without `values`, or used before.
+        RemoteProtocolError: a packet that is malformed or out of turn, or a letter in it that was
+            signed by another than its sender.
+    """
+    agreement, signer = role.described.agreement, _Signer(identity, peers)
+    hub = agreement.combiner
+    kind, *parts = _parts(packet, hub)
+    if kind == _STEP and len(parts) == 2 and len(parts[0]) == 8:
+        if values is None:
+            raise LocalProtocolError(f"{role.me}: a step needs `values`, which computes an answer")
+        contributed, step = values(parts[1]), int.from_bytes(parts[0], "big")
+        rows = flatten(contributed).digest
+        binding = StepBinding.of(agreement.session, step, rows=rows, message=parts[1])
+        return _packed(_STEP, role.contribute(contributed, binding))
+    if kind == _REQUEST and len(parts) == 1:
+        return _packed(_STEP, role.answer(parts[0]))
+    if kind == _START and not parts:
+        out = list(role.start())
+    elif kind == _LETTERS:
+        letters = [
+            (sender, signer.opened(agreement, sender, role.me, letter))
+            for sender, letter in _letters(parts, hub)
+        ]
+        out = [answer for sender, body in letters for answer in role.receive(sender, body)]
+    else:
+        raise RemoteProtocolError(f"{hub} sent {role.me} a packet that asks for nothing known")
+    signed = signer.letters(agreement, role.me, out)
+    return _packed(_LETTERS, *(part for _, to, body in signed for part in (to.encode(), body)))
+
+
+class _Signer:
+    """Signs letters that pass through the hub, and opens them; without an identity neither."""
+
+    def __init__(self, identity: Identity | None, peers: Mapping[str, bytes] | None) -> None:
+        if (identity is None) != (peers is None):
+            raise LocalProtocolError("set-up is signed with `identity` and `peers` both, or not")
+        self._identity, self._peers = identity, peers or {}
+
+    def letters(
+        self, agreement: SumAgreement, me: str, outgoing: Iterable[Outgoing]
+    ) -> list[tuple[str, str, bytes]]:
+        return [(me, out.receiver, self._signed(agreement, me, out)) for out in outgoing]
+
+    def _signed(self, agreement: SumAgreement, me: str, out: Outgoing) -> bytes:
+        if self._identity is None:
+            return out.body
+        names = agreement.digest, me.encode(), out.receiver.encode()
+        return self._identity.sign(_PURPOSE, *names, out.body) + out.body
+
+    def opened(self, agreement: SumAgreement, sender: str, me: str, letter: bytes) -> bytes:
+        if self._identity is None:
+            return letter
+        if sender not in self._peers:
+            raise RemoteProtocolError(f"{me} knows no public key of {sender!r:.80}, who wrote")
+        signature, body = letter[:SIGNATURE_BYTES], letter[SIGNATURE_BYTES:]
+        names = agreement.digest, sender.encode(), me.encode()
+        verify(self._peers[sender], signature, _PURPOSE, *names, body, signer=sender)
+        return body
+
+
+def _packed(*parts: bytes) -> bytes:
+    return b"".join(_SIZE.pack(len(part)) + part for part in parts)
+
+
+def _parts(packet: bytes, sender: str) -> Sequence[bytes]:
+    if type(packet) is not bytes:
+        raise LocalProtocolError(f"a packet is bytes, got {type(packet).__name__} from {sender}")
+    parts: list[bytes] = []
+    rest = memoryview(packet)
+    while rest and len(rest) >= _SIZE.size and len(parts) < _MOST_PARTS:
+        size = _SIZE.unpack_from(rest)[0]
+        parts.append(bytes(rest[_SIZE.size : _SIZE.size + size]))
+        rest = rest[_SIZE.size + size :] if _SIZE.size + size <= len(rest) else memoryview(b"-")
+    if rest or not parts:
+        raise RemoteProtocolError(f"{sender} sent {len(packet)} bytes that are no packet of a hub")
+    return parts
+
+
+def _unpacked(packet: bytes, sender: str, expected: bytes) -> Sequence[bytes]:
+    kind, *parts = _parts(packet, sender)
+    if kind != expected:
+        raise RemoteProtocolError(f"{sender} answered {kind!r:.20}, expected {expected!r}")
+    return parts
+
+
+def _letters(parts: Sequence[bytes], sender: str) -> Sequence[tuple[str, bytes]]:
+    """Names and bodies. Raises RemoteProtocolError: they come in no pairs, or are no names."""
+    try:
+        names = [part.decode() for part in parts[::2]]
+        return list(zip(names, parts[1::2], strict=True))
+    except ValueError as error:
+        raise RemoteProtocolError(f"{sender} sent letters without names or bodies") from error

@@ -1,0 +1,252 @@
+"""The short form of a sum: any array in and the same kind out, misuse, threads, hubs, two boxes."""
+
+import copy
+import os
+import pickle
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import apfed_protocols as ap
+from apfed_protocols import LocalProtocolError, RemoteProtocolError, secure_sum
+from tests.with_crypten import usable
+
+NAMES = ["a", "b", "c"]
+KINDS = ["masked", "recoverable", "masked bfv"]
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def trees() -> Iterator[tuple[Any, Any]]:
+    """Values of a contributor, and three times that."""
+    halves, ones = np.full((2, 3, 2), 0.5), np.ones((2, 3), np.int16)
+    yield halves, halves * 3
+    yield halves.astype(np.float16)[0, 0], np.full(2, 1.5, np.float16)
+    yield halves.astype(">f4"), (halves * 3).astype("f4")
+    yield np.float32(0.5), np.float32(1.5)
+    yield 2, 6
+    yield ones, ones * 3
+    yield Pair({"w": ones, 1: [0.5]}, ()), Pair({"w": ones * 3, 1: [1.5]}, ())
+    yield OrderedDict(b=ones[0], a=0.5), OrderedDict(b=ones[0] * 3, a=1.5)
+
+
+def same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, Mapping):
+        pairs = zip(found.items(), expected.items(), strict=True)
+        return all(one[0] == two[0] and same(one[1], two[1]) for one, two in pairs)
+    if isinstance(expected, list | tuple):
+        return type(found) is type(expected) and all(map(same, found, expected))
+    alike = type(found) is type(expected) and np.shape(found) == np.shape(expected)
+    return alike and np.asarray(found).dtype == np.asarray(expected).dtype and np.allclose(
+        found, expected, atol=2e-3
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_comes_back_is_of_the_kind_that_was_given(kind: str) -> None:
+    session = secure_sum(kind, dict.fromkeys(NAMES), to="active", clip=8)
+    for given, expected in trees():
+        found = session(dict.fromkeys(NAMES, given))
+        assert same(found, expected), (found, expected)
+    assert {held.clipped for held in session.clipping.values()} == {0}
+
+
+def test_tensors_come_back_as_tensors_and_keep_their_place() -> None:
+    torch = pytest.importorskip("torch")
+    session = secure_sum("masked", NAMES, to="active", clip=8)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.int64):
+        given = {"w": torch.ones(2, 2, dtype=dtype), "b": torch.ones((), dtype=dtype)}
+        found = session(dict.fromkeys(NAMES, given))
+        assert all(found[key].dtype is dtype for key in given)
+        torch.testing.assert_close(
+            found["w"].double(), torch.full((2, 2), 3.0).double(), atol=2e-3, rtol=0
+        )
+    needs = torch.ones(2, 3, requires_grad=True)
+    assert not session(dict.fromkeys(NAMES, needs)).requires_grad
+    with pytest.raises(LocalProtocolError, match=r"sparse_coo tensor"):
+        session(dict.fromkeys(NAMES, torch.eye(2).to_sparse()))
+
+
+GOOD = {name: np.full((2, 2), 0.1) for name in NAMES}
+MISUSES: dict[str, Any] = {
+    "no sum is called 'mask'.*masked": lambda: secure_sum("mask", NAMES, to="x", clip=1),
+    "contributors are several names": lambda: secure_sum("masked", "abc", to="x", clip=1),
+    "are all different": lambda: secure_sum("masked", ["a", "a"], to="x", clip=1),
+    "hides nothing": lambda: secure_sum("masked", ["a"], to="x", clip=1),
+    "text of 1 to 255 bytes": lambda: secure_sum("masked", [1, 2], to="x", clip=1),  # type: ignore[list-item]
+    "clip_norm lies in .* got 0": lambda: secure_sum("masked", NAMES, to="x", clip=0),
+    "clip_norm lies in .* got nan": lambda: secure_sum("masked", NAMES, to="x", clip=np.nan),
+    'clip is a number or "agree"': lambda: secure_sum("masked", NAMES, to="x", clip="auto"),  # type: ignore[arg-type]
+    "bits lies in 2..24, got 32": lambda: secure_sum("masked", NAMES, to="x", clip=1, bits=32),
+    "x receives and combines, and ckks has no masks": lambda: secure_sum(
+        "ckks", NAMES, to="x", clip=1
+    ),
+    "threshold 1 of 3": lambda: secure_sum("recoverable", NAMES, to="x", clip=1, threshold=1),
+    "by its name, as {'a': ...}; got a list": lambda: call([1, 2, 3]),
+    "needs 3 of a, b, c; missing: c; unknown: nobody": lambda: call({"a": 1.0, "b": 1.0}),
+    "missing: nobody; unknown: d": lambda: call({**GOOD, "d": 1.0}),
+    "b gives .*3, 2.*, but a .*2, 2": lambda: call({**GOOD, "b": np.ones((3, 2))}),
+    "c gives leaf ..w.. .2. ?, but a .*structure": lambda: call(
+        {"a": {"v": np.ones(2)}, "b": {"v": np.ones(2)}, "c": {"w": np.ones(2)}}
+    ),
+    "b: 1 of 4 values .* NaN": lambda: call({**GOOD, "b": np.array([[np.nan, 1], [1, 1]])}),
+    "c: a contribution is non-empty": lambda: call({**GOOD, "c": np.zeros((0, 2))}),
+    "a: a contribution is a str": lambda: call({**GOOD, "a": "0.1"}),
+    "a: leaf .0. is None; .*without a gradient": lambda: call({**GOOD, "a": [None]}),
+    "a: a contribution is of complex128": lambda: call({**GOOD, "a": np.ones(2) * 1j}),
+    "a: a contribution is of bool": lambda: call({**GOOD, "a": np.ones(2, bool)}),
+    "a: a contribution is of object": lambda: call({**GOOD, "a": np.array([None])}),
+    "texts or integers as keys": lambda: call({**GOOD, "a": {0.5: 1.0}}),
+    "is of integers, and a sum is off by up to": lambda: secure_sum(
+        "masked", NAMES, to="x", clip=1e6
+    )(dict.fromkeys(NAMES, np.ones(2, int))),
+    "beyond 127, the end of its type": lambda: secure_sum("masked", NAMES, to="x", clip=999)(
+        dict.fromkeys(NAMES, np.full(2, 100, np.int8))
+    ),
+    "has no clip yet": lambda: secure_sum("masked", NAMES, to="x", clip="agree").receiver(),
+    "zero at all contributors": lambda: secure_sum("masked", NAMES, to="x", clip="agree")(
+        dict.fromkeys(NAMES, 0.0)
+    ),
+    "receives and combines in one role": lambda: short().combiner(),
+    "'d' contributes nothing": lambda: short().contributor("d"),
+    "run the setup first": lambda: short().contributor("a").contribute(0.1),
+    "holds secrets .* never serialised": lambda: pickle.dumps(short()),
+    "holds secrets .*serialised": lambda: copy.deepcopy(short().contributor("a")),
+    "a key that seals a role is 32": lambda: ap.put_away(short().contributor("a"), b"1"),
+    "no role of b": lambda: short().take_up(
+        "b", ap.put_away(short().contributor("a"), bytes(32)), bytes(32), book=os.devnull
+    ),
+    "holds shares for the next step": lambda: ap.put_away(
+        secure_sum("recoverable", NAMES, to="x", clip=1).contributor("a"), bytes(32)
+    ),
+    "a hub has the receiver": lambda: ap.hub_pump({}, print, lambda: ("a", b"")),
+    "a step needs `values`": lambda: ap.answer_hub(
+        short().contributor("a"), b"\0\0\0\4step\0\0\0\10" + bytes(8) + bytes(4)
+    ),
+    "is signed with `identity` and `peers`": lambda: ap.answer_hub(
+        short().contributor("a"), b"", identity=ap.fresh_identity()
+    ),
+}  # fmt: skip
+
+
+def short() -> ap.SumSession:
+    return secure_sum("masked", NAMES, to="x", clip=1, session="short")
+
+
+def call(values: Any) -> Any:
+    return short()(values)
+
+
+@pytest.mark.parametrize("said", MISUSES)
+def test_misuse_has_its_sentence(said: str) -> None:
+    with pytest.raises(LocalProtocolError, match=said):
+        MISUSES[said]()
+
+
+def test_misuse_costs_a_session_nothing_and_a_fork_is_refused() -> None:
+    session = secure_sum("recoverable", NAMES, to="x", clip=1)
+    for bad in ({**GOOD, "c": np.full((2, 2), np.inf)}, {"a": 1.0}):
+        with pytest.raises((LocalProtocolError, RemoteProtocolError)):
+            session(bad)
+    assert np.allclose(session(GOOD), 0.3, atol=1e-3)
+    four = secure_sum("recoverable", [*NAMES, "d"], to="x", clip=1)
+    assert np.allclose(four(GOOD), 0.3, atol=1e-3)  # without d, who stays out
+    with pytest.raises(LocalProtocolError, match="d was left out of an earlier step"):
+        four({**GOOD, "d": GOOD["a"]})
+    if hasattr(os, "fork") and (child := os.fork()) == 0:
+        try:
+            session(GOOD)
+        except LocalProtocolError:
+            os._exit(7)
+        os._exit(0)
+    elif hasattr(os, "fork"):
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_rows_beyond_the_clip_are_counted_and_said_once() -> None:
+    session, long = secure_sum("masked", NAMES, to="x", clip=2), {**GOOD, "b": np.ones((3, 16))}
+    long = {name: np.ones((3, 16)) if name == "b" else np.zeros((3, 16)) for name in NAMES}
+    with pytest.warns(ap.ClippingWarning, match="b clipped 3 of 3 rows to norm 2, .* norm 4"):
+        assert np.allclose(session(long), 0.5, atol=1e-3)
+    session(long)
+    held = session.clipping["b"]
+    assert (held.rows, held.clipped, held.largest_norm) == (6, 6, 4.0)
+    agreed = secure_sum("masked", NAMES, to="x", clip="agree")
+    assert np.allclose(agreed({**long, "a": np.full((3, 16), 0.6)}), 1.6, atol=1e-3)
+    assert (agreed.clip, agreed.clipping["b"].clipped) == (4.0, 0)
+
+
+def test_threads_take_turns_and_a_step_is_used_once() -> None:
+    session, wrong = secure_sum("masked", NAMES, to="x", clip=128, bits=24), []
+
+    def add(number: int) -> None:
+        for step in range(25):
+            total = session({"a": np.full(9, number), "b": np.full(9, step), "c": np.zeros(9, int)})
+            wrong.extend([total] if (total != number + step).any() else [])
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(4)]
+    for act in (threading.Thread.start, threading.Thread.join):
+        [act(thread) for thread in threads]
+    assert not wrong
+    roles = {"x": session.receiver(), **{name: session.contributor(name) for name in NAMES}}
+    ap.converse(roles)
+    sent: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda: sent.append(roles["a"].contribute(GOOD["a"])))  # type: ignore[union-attr]
+        for _ in range(4)
+    ]
+    for act in (threading.Thread.start, threading.Thread.join):
+        [act(thread) for thread in threads]
+    steps = {ap.sums.frames.Frame.parse(body, sender="a").step for body in sent}
+    assert steps == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("kind", [*KINDS, "ckks", *usable(["crypten"])])
+def test_a_hub_drives_hosts_that_keep_nothing(kind: str, signed: bool, tmp_path: Path) -> None:
+    """By packets alone; roles of one round are put away between them."""
+    by, key, book = {"x", "ckks", "crypten"} & {kind} and "y", bytes(range(32)), tmp_path / "book"
+    session = secure_sum(kind, NAMES, to="x", by=by or None, clip=8)
+    identities = {name: ap.fresh_identity() for name in (*NAMES, "x")} if signed else {}
+    public = {name: held.public for name, held in identities.items()} | (
+        {"y": identities["x"].public} if signed else {}
+    )
+    own: dict[str, Any] = {
+        me: {"identity": held, "peers": public} for me, held in identities.items()
+    }
+    apart = session.described.rounds == 1
+    kept: dict[str, Any] = {name: session.contributor(name) for name in NAMES}
+    kept = {me: ap.put_away(role, key) if apart else role for me, role in kept.items()}
+    answers, old = [], dict(kept)
+
+    def send(me: str, packet: bytes) -> None:
+        role = session.take_up(me, kept[me], key, book=book) if apart else kept[me]
+        answer = ap.answer_hub(role, packet, lambda m: np.frombuffer(m) * 2, **own.get(me, {}))
+        kept[me] = ap.put_away(role, key) if apart else role
+        answers.append((me, answer))
+
+    ends = {"x": session.receiver()} | ({"y": session.combiner()} if by else {})
+    hub = ap.hub_pump(ends, send, lambda: answers.pop(0), **own.get("x", {}))
+    for number in (0.25, -0.5):
+        total = hub.step(np.full(3, number).tobytes(), (3,))
+        assert np.allclose(total, 6 * number, atol=2e-3)
+    if apart:
+        with pytest.raises(LocalProtocolError, match="was taken up before"):
+            session.take_up("a", old["a"], key, book=book)
+    if signed and kind == "masked":
+        with pytest.raises(RemoteProtocolError, match="does not fit the key"):
+            ap.answer_hub(
+                session.contributor("a"),
+                b"".join(len(p).to_bytes(4, "big") + p for p in (b"letters", b"b", bytes(200))),
+                **own["a"],
+            )
+    with pytest.raises(RemoteProtocolError, match="no packet of a hub"):
+        ap.answer_hub(session.contributor("a"), b"\0\0\0\xffstep")
