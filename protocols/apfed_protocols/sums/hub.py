@@ -33,7 +33,7 @@ __all__ = ["Hub", "answer_hub", "hub_pump"]
 _START, _LETTERS, _STEP, _REQUEST = b"start", b"letters", b"step", b"request"
 _PURPOSE = b"letter through a hub v1"
 _SIZE = struct.Struct(">I")
-_MOST_PARTS = 4096
+_MOST_PARTS, _MOST_ROUNDS = 4096, 8
 HubRole = SumReceiver | SumCombiner | ReceivingCombiner
 
 
@@ -95,7 +95,9 @@ class Hub:
         held: list[tuple[str, str, bytes]] = []  # from, to, body
         for name, role in self._roles.items():
             held += self._signer.letters(self._agreement, name, role.start())
-        while asked or held:
+        for _ in range(_MOST_ROUNDS):
+            if not asked and not held:
+                break
             for sender, parts in self._answers(asked, _LETTERS).items():
                 held += [(sender, to, letter) for to, letter in _letters(parts, sender)]
             asked = {}
@@ -103,11 +105,9 @@ class Hub:
             while held:
                 sender, to, letter = held.pop(0)
                 if to in self._roles:
-                    role, body = (
-                        self._roles[to],
-                        self._signer.opened(self._agreement, sender, to, letter),
-                    )
-                    held += self._signer.letters(self._agreement, to, role.receive(sender, body))
+                    body = self._signer.opened(self._agreement, sender, to, letter)
+                    answers = self._roles[to].receive(sender, body)
+                    held += self._signer.letters(self._agreement, to, answers)
                 elif to in self._agreement.contributors:
                     letters.setdefault(to, []).extend((sender.encode(), letter))
                 else:
