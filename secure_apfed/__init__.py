@@ -6,43 +6,34 @@ Names are loaded when they are first used, so that importing one part does not l
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import apfed_protocols
 
 if TYPE_CHECKING:
-    from apfed_protocols import (
-        SECURE_SUMS,
-        BfvSum,
-        CkksSum,
-        CryptenSum,
-        Identity,
-        IdNormalisation,
-        MaskedBfvSum,
-        MaskedSum,
-        PlainSum,
-        RecoverableSum,
-        SealedLink,
-        SecureSum,
-        StepBinding,
-        SumAgreement,
-        align,
-        align_with,
-        converse,
-        fresh_identity,
-        fresh_run_key,
-        join_sum,
-    )
+    from apfed_protocols import *  # noqa: F403
+    from secure_apfed.alignment import canonical_ids, intersection
+    from secure_apfed.alignment.records import AlignmentHistory
     from secure_apfed.config import Config
     from secure_apfed.config.file import load_config
+    from secure_apfed.errors import (
+        CheckpointError,
+        ConfigError,
+        FewRowsWarning,
+        ModelError,
+        NoHelpWarning,
+    )
+    from secure_apfed.estimator import VerticalClassifier
     from secure_apfed.exchange import Envelope, InMemory, Links, Transcript
     from secure_apfed.exchange.peer_link import open_link
     from secure_apfed.exchange.resumable_link import Linked, ResumableLink
     from secure_apfed.exchange.sealed_connection import LocalEnd
     from secure_apfed.frames import run_frames
     from secure_apfed.privacy.accountants import calibrate_sigma
-    from secure_apfed.privacy.guard import GaussianGuard, NoGuard, RepresentationGuard
+    from secure_apfed.privacy.guard import GaussianGuard, NoGuard, RepresentationGuard, make_guard
     from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
+    from secure_apfed.privacy.randomised_response import LabelResponse
     from secure_apfed.privacy.release import PrivateContributions, PrivateLabels, PrivateRelease
     from secure_apfed.runs.outcome import load_recording
     from secure_apfed.runs.run import run
@@ -50,53 +41,54 @@ if TYPE_CHECKING:
     from secure_apfed.settings.alignment import AlignmentSettings
 
 __all__ = [
-    "SECURE_SUMS",
+    "AlignmentHistory",
     "AlignmentSettings",
-    "BfvSum",
     "BudgetExhaustedError",
-    "CkksSum",
+    "CheckpointError",
     "Config",
-    "CryptenSum",
+    "ConfigError",
     "Envelope",
+    "FewRowsWarning",
     "GaussianGuard",
-    "IdNormalisation",
-    "Identity",
     "InMemory",
+    "LabelResponse",
     "Linked",
     "Links",
     "LocalEnd",
-    "MaskedBfvSum",
-    "MaskedSum",
+    "ModelError",
     "NoGuard",
-    "PlainSum",
+    "NoHelpWarning",
     "PrivacyLedger",
     "PrivateContributions",
     "PrivateLabels",
     "PrivateRelease",
-    "RecoverableSum",
     "RepresentationGuard",
     "ResumableLink",
-    "SealedLink",
-    "SecureSum",
-    "StepBinding",
-    "SumAgreement",
     "Transcript",
-    "align",
-    "align_with",
+    "VerticalClassifier",
     "calibrate_sigma",
-    "converse",
-    "fresh_identity",
-    "fresh_run_key",
-    "join_sum",
+    "canonical_ids",
+    "intersection",
     "load_config",
     "load_model",
     "load_recording",
+    "make_guard",
     "open_link",
     "run",
     "run_frames",
 ]
+__all__ += apfed_protocols.__all__
 
 _HOME: dict[str, str] = {
+    **dict.fromkeys(
+        ("CheckpointError", "ConfigError", "FewRowsWarning", "ModelError", "NoHelpWarning"),
+        "errors",
+    ),
+    **dict.fromkeys(("canonical_ids", "intersection"), "alignment"),
+    "AlignmentHistory": "alignment.records",
+    "LabelResponse": "privacy.randomised_response",
+    "VerticalClassifier": "estimator",
+    "make_guard": "privacy.guard",
     "AlignmentSettings": "settings.alignment",
     "Config": "config",
     "load_config": "config.file",
@@ -117,6 +109,8 @@ _HOME: dict[str, str] = {
 
 def __getattr__(name: str) -> Any:
     """Load an everyday name from its home; those not listed above are of `apfed_protocols`."""
+    if name == "__version__":
+        return version("secure-apfed")
     if name not in __all__:
         raise AttributeError(f"secure_apfed has no {name!r}; its names are {', '.join(__all__)}")
     home = _HOME.get(name)

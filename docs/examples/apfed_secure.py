@@ -13,7 +13,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
-from secure_apfed import MaskedSum, PrivateRelease, StepBinding, SumAgreement, align, converse
+from apfed_attacks import evaluate
+from secure_apfed import PrivateRelease, align, secure_sum
 
 EPOCHS, BATCH, TRADE_OFF = 20, 64, 1.0
 digits = load_digits()
@@ -43,7 +44,7 @@ class Passive:
         return h.grad * len(batch)
 
 
-def train(guard=lambda h, rows: h):
+def train(guard=lambda h, rows: h, record=lambda sent: None):
     """Return the active's weights, its accuracy on test rows, and milliseconds a step."""
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.Linear(24, 64), nn.Tanh(), nn.Linear(64, 32))
@@ -51,20 +52,15 @@ def train(guard=lambda h, rows: h):
     model = nn.Sequential(encoder, head)
     passives = {name: Passive(tables[name]) for name in ("east", "west")}
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    names = {"receiver": "active", "combiner": "adder", "contributors": ("east", "west")}
-    masked = MaskedSum(SumAgreement(session="apfed", clip_norm=4.0, bits=24, **names))
-    ends = {name: masked.contributor(name) for name in passives}
-    active, adder = masked.receiver(), masked.combiner()
-    converse({"active": active, "adder": adder, **ends})
+    add = secure_sum("masked", passives, to="active", clip=4.0, bits=24)
     batches = [b for _ in range(EPOCHS) for b in torch.randperm(len(labels)).split(BATCH)]
     began = time.perf_counter()
-    for step, batch in enumerate(batches):
+    for batch in batches:
         h = encoder(tables["active"][batch])
         z = guard(h, rows=batch)
         answers = {name: passive.answer(z, batch) for name, passive in passives.items()}
-        bound = StepBinding.of("apfed", step, rows=batch.numpy(), message=z.detach().numpy())
-        sent = {name: ends[name].contribute(g.numpy(), bound) for name, g in answers.items()}
-        total = torch.tensor(active.decode(adder.combine(sent), h.shape, bound))
+        total = add(answers)
+        record((batch, z.detach()))
         task = F.cross_entropy(head(h), labels[batch])
         optimiser.zero_grad()
         (task + TRADE_OFF * (z * total).sum() / len(batch)).backward()  # Eq. 9
@@ -80,4 +76,7 @@ if __name__ == "__main__":
     plain, _, of_plain = apfed_plain.train()
     print(f"sum: weights differ {abs(weights - plain).max():.1e}  {ms - of_plain:.2f} ms added")
     guard = PrivateRelease(clip=4, epsilon=8, delta=1e-5, epochs=EPOCHS, rows=len(labels))
-    print(f"guarded: accuracy {train(guard)[1]:.3f}  {guard.report()}")
+    sent = []
+    accuracy = train(guard, sent.append)[1]
+    print(f"guarded: accuracy {accuracy:.3f}  {guard.report()}")
+    print(evaluate(h=sent[-len(sent) // EPOCHS :], labels=labels, features=tables["active"]))

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, TensorDataset
 
-from apfed_protocols import MaskedSum, StepBinding, SumAgreement, converse
+from apfed_protocols import secure_sum
 
 EPOCHS, BATCH, BOUND, NOISE, DELTA, RATE = 8, 32, 1.0, 1.0, 1e-3, 0.5
 X, y = load_breast_cancer(return_X_y=True)
@@ -50,26 +50,15 @@ class Hospital:
         vector_to_parameters(weights, self.model.parameters())
 
 
-def secure_sum(hospitals):
+def under_masks(hospitals):
     """A sum that clips nothing: a hospital's batch holds all of its rows at most, each of norm
     BOUND, and noise of sqrt(D) + 8 deviations, which it exceeds once in 10^13 steps.
     """
     one = max(hospitals.values(), key=lambda hospital: len(hospital.loader.dataset))
     numbers = sum(p.numel() for p in one.model.parameters())
     largest = BOUND * (len(one.loader.dataset) + NOISE * (math.sqrt(numbers) + 8))
-    names = {"receiver": "hub", "combiner": "adder", "contributors": tuple(hospitals)}
     clip = largest / one.optimiser.expected_batch_size
-    masked = MaskedSum(SumAgreement(session="dp", clip_norm=clip, bits=24, **names))
-    hub, adder = masked.receiver(), masked.combiner()
-    ends = {name: masked.contributor(name) for name in hospitals}
-    converse({"hub": hub, "adder": adder, **ends})
-
-    def add(gradients, step):
-        bound = StepBinding.of("dp", step, rows=b"own", message=b"the gradient of this step")
-        sent = {k: ends[k].contribute(g[None].numpy(), bound) for k, g in gradients.items()}
-        return torch.tensor(hub.decode(adder.combine(sent), (1, numbers), bound)[0]).float()
-
-    return add
+    return secure_sum("masked", hospitals, to="hub", clip=clip, bits=24)
 
 
 def train(adding):
@@ -82,7 +71,7 @@ def train(adding):
             given = zip(hospitals, batches, strict=True)
             gradients = {name: hospitals[name].gradient(*batch) for name, batch in given}
             began = time.perf_counter()
-            mean = add(gradients, step) / len(hospitals)
+            mean = add(gradients) / len(hospitals)
             seconds, step = seconds + time.perf_counter() - began, step + 1
             for hospital in hospitals.values():
                 hospital.move(mean)
@@ -94,8 +83,8 @@ def train(adding):
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", message="Secure RNG turned off|Full backward hook")
-    plain, right, epsilons, ms = train(lambda _: lambda gradients, step: sum(gradients.values()))
+    plain, right, epsilons, ms = train(lambda _: lambda gradients: sum(gradients.values()))
     print(f"plain: accuracy {right:.3f}  epsilon {epsilons[0]:.4f}  {ms:.2f} ms a step")
-    weights, right, under_sum, ms_sum = train(secure_sum)
+    weights, right, under_sum, ms_sum = train(under_masks)
     print(f"sum:   accuracy {right:.3f}  epsilon {under_sum[0]:.4f}  {ms_sum:.2f} ms a step")
     print(f"weights differ {abs(weights - plain).max():.1e}  same epsilons {epsilons == under_sum}")

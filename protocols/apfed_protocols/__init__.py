@@ -5,6 +5,7 @@ first used, so that importing one part does not load all.
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -133,6 +134,8 @@ _HOME: dict[str, str] = {
 
 def __getattr__(name: str) -> Any:
     """Load an everyday name from its home; those not listed above are of the sums."""
+    if name == "__version__":
+        return version("apfed-protocols")
     if name not in __all__:
         raise AttributeError(f"apfed_protocols has no {name!r}; its names are {', '.join(__all__)}")
     return getattr(import_module(f"apfed_protocols.{_HOME.get(name, 'sums')}"), name)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import nbformat
@@ -20,6 +21,8 @@ import yaml
 from nbclient import NotebookClient
 from sklearn.datasets import load_digits
 
+import apfed_attacks
+import secure_apfed
 from secure_apfed.cli import app, execute
 from secure_apfed.config.file import load_config_text
 from secure_apfed.config.plain_yaml import parse_yaml
@@ -38,6 +41,8 @@ def missing(code: str) -> list[str]:
             home = TREE.get(str(node.module))
             names = {alias.name for alias in node.names}
             known = exported(home.tree.body) or set() if home else set()
+            if node.module == "secure_apfed":  # which gives all of the other
+                known |= exported(TREE["apfed_protocols"].tree.body) or set()
             offences += [
                 f"{node.module}: {name}" for name in sorted(names - known)
                 if f"{node.module}.{name}" not in TREE
@@ -328,6 +333,18 @@ def test_every_document_is_a_page(site: Path) -> None:
 def test_the_reference_describes_public_names(site: Path, page: str, name: str) -> None:
     text = (site / "api" / f"{page}.html").read_text(encoding="utf-8")
     assert f'id="{name}"' in text
+
+
+@pytest.mark.parametrize("package", [secure_apfed, apfed_attacks], ids=lambda one: one.__name__)
+def test_every_public_name_stands_in_the_reference_and_in_prose(package: ModuleType) -> None:
+    pages = "".join(text_of(f"docs/api/{path.name}") for path in (DOCS / "api").glob("*.md"))
+    described, prose = re.findall(r"^::: (\S+)$", pages, re.MULTILINE), text_of("docs/python.md")
+    for name in package.__all__:
+        home = getattr(getattr(package, name), "__module__", None)  # of a table there is none
+        place = f"{home}.{name}."
+        assert not home or any(place.startswith(f"{part}.") for part in described), name
+        assert f"`{name}`" in prose, name
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", secure_apfed.__version__)
 
 
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
