@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from apfed_protocols.conversation import Conversation, Outgoing, converse, take_part
     from apfed_protocols.errors import (
         ApfedError,
@@ -86,6 +87,7 @@ __all__ = [
     "SumReceiver",
     "SumSession",
     "UnsafeChoiceWarning",
+    "__version__",
     "align",
     "align_with",
     "answer_hub",
