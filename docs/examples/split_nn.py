@@ -2,7 +2,8 @@
 
 A laboratory holds twenty columns of breast cancer patients and the lower half of a network; a
 clinic holds ten other columns, the diagnosis and the upper half. In each step the laboratory sends
-h of a batch, and gets back the gradient of the loss. `PrivateRelease` stands before what it sends.
+h of a batch, and gets back the gradient of the loss. `PrivateRelease` stands before what it sends,
+and `evaluate` says what the laboratory finds of the diagnoses in what it gets back.
 """
 
 import warnings
@@ -14,6 +15,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
+from apfed_attacks import evaluate
 from secure_apfed import PrivateRelease
 
 EPOCHS, BATCH = 8, 32
@@ -27,7 +29,7 @@ X, X_test = (torch.tensor(scaler.transform(part), dtype=torch.float32) for part 
 y, y_test = torch.tensor(y), torch.tensor(y_test)
 
 
-def train(seed, send, off=nullcontext):
+def train(seed, send, off=nullcontext, record=lambda step: None):
     """Return the accuracy on test rows; `send` is what h goes through on its way."""
     torch.manual_seed(seed)
     laboratory = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -42,6 +44,7 @@ def train(seed, send, off=nullcontext):
             lower.zero_grad(), upper.zero_grad()
             loss.backward()
             h.backward(z.grad)  # what the laboratory receives
+            record((batch, z.detach(), z.grad))
             lower.step(), upper.step()
     with torch.no_grad(), off():
         z = send(laboratory(theirs_test), rows=None)
@@ -52,7 +55,11 @@ if __name__ == "__main__":
     warnings.filterwarnings("ignore", message="PrivateRelease.off")  # test rows stay in one process
     for seed in range(5):
         guard = PrivateRelease(clip=1, epsilon=8, delta=1e-5, epochs=EPOCHS, rows=len(y))
+        exchanged = []
         alone, plain = train(seed, lambda h, rows: 0 * h), train(seed, lambda h, rows: h)
-        private, spent = train(seed, guard, guard.off), guard.spent().epsilon_x
+        private, spent = train(seed, guard, guard.off, exchanged.append), guard.spent().epsilon_x
         print(f"alone {alone:.3f}  plain {plain:.3f}  private {private:.3f}  epsilon {spent:.4g}")
     print(guard.report())
+    rows, sent, returned = zip(*exchanged[-len(y) // BATCH :], strict=True)  # last seed and epoch
+    seen = {"h": list(sent), "gradients": list(returned), "steps": list(rows), "own": theirs}
+    print(evaluate(**seen, labels=y, attacks=["label_gradients", "gradient_direction"]))
