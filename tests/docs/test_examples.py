@@ -55,6 +55,12 @@ def test_opacus_epsilon_is_the_same_under_a_sum(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_hosts_of_one_packet_each_add_up_to_the_counts(tmp_path: Path) -> None:
+    lines = told_by("hub_over_files", tmp_path).splitlines()
+    assert [figure("counts differ", line) for line in lines] == [0, 0, 0]
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("flwr") is None,
     reason="flwr is missing: pip install -c requirements-flwr.lock 'secure-apfed[flwr]'",

@@ -1,0 +1,70 @@
+"""A masked sum over files, a new process for every packet: python docs/examples/hub_over_files.py.
+
+Three hosts count their own patients by diagnosis and mean radius; a registry reads the sums alone.
+A host lives for one packet: it takes its role up, answers, and puts it away under its own key. One
+that dies in between loses the role, and no step is used twice.
+"""
+
+import json
+import secrets
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import load_breast_cancer
+
+from apfed_protocols import answer_hub, hub_pump, put_away, secure_sum
+
+HOSTS, RADII = ("clinic", "hospital", "practice"), (10, 15, 20)
+SUM = secure_sum("masked", HOSTS, to="registry", clip=1000, bits=24, session="census of march")
+X, y = load_breast_cancer(return_X_y=True)
+OWN = dict(zip(HOSTS, np.arange(len(y)) % 3 == np.arange(3)[:, None], strict=True))
+
+
+def counts(rows, question):
+    """How many of these patients have a mean radius above what is asked, by diagnosis."""
+    return np.bincount(y[rows & (X[:, 0] > json.loads(question))], minlength=2)
+
+
+def host(me, folder):
+    own = folder / me
+    key, sealed = (own / "key").read_bytes(), own / "role"
+    role = SUM.contributor(me)
+    if sealed.exists():
+        role = SUM.take_up(me, sealed.read_bytes(), key, book=own / "book")
+    packet = (own / "packet").read_bytes()
+    answer = answer_hub(role, packet, lambda question: counts(OWN[me], question))
+    sealed.write_bytes(put_away(role, key))
+    (own / "answer").write_bytes(answer)
+
+
+def registry(folder):
+    asked = []
+
+    def send(me, packet):
+        (folder / me / "packet").write_bytes(packet)
+        subprocess.run([sys.executable, __file__, me, str(folder)], check=True)
+        asked.append(me)
+
+    def receive():
+        me = asked.pop(0)
+        return me, (folder / me / "answer").read_bytes()
+
+    hub = hub_pump({"registry": SUM.receiver()}, send, receive)
+    for radius in RADII:
+        question = json.dumps(radius).encode()
+        total = hub.step(question, like=np.zeros(2, int))
+        off = abs(total - counts(np.ones(len(y), bool), question)).max()
+        print(f"above {radius}: {total[0]} malignant, {total[1]} benign; counts differ {off}")
+
+
+if __name__ == "__main__" and sys.argv[1:]:
+    host(sys.argv[1], Path(sys.argv[2]))
+elif __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        for me in HOSTS:  # each host does so at home
+            (Path(name) / me).mkdir()
+            (Path(name) / me / "key").write_bytes(secrets.token_bytes(32))
+        registry(Path(name))
