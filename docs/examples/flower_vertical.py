@@ -55,27 +55,25 @@ def name(message: Message, context: Context) -> Message:
 
 @host.train()
 def answer(message: Message, context: Context) -> Message:
-    began, computed = time.perf_counter(), 0.0
-    me, total = HOSTS[context.node_config["partition-id"]], sum_of(context.run_id)
-    key, kept = (DISK / me / "key").read_bytes(), context.state.get("role")
-    taken = kept and total.take_up(me, kept["sealed"], key, book=DISK / me / "book")
-    role = taken or total.contributor(me)
+    began, me = time.perf_counter(), HOSTS[context.node_config["partition-id"]]
+    total, key = sum_of(context.run_id), (DISK / me / "key").read_bytes()
+    if kept := context.state.get("role"):
+        role = total.take_up(me, kept["sealed"], key, book=DISK / me / "book")
+    else:
+        role = total.contributor(me)
 
     def scores(packed):
-        nonlocal computed
-        computed -= time.perf_counter()
         residual = np.frombuffer(packed).reshape(LABELS.shape)
         model = context.state.setdefault("model", ArrayRecord({"w": Array(np.zeros((10, 1)))}))
         w = model["w"].numpy() + RATE * COLUMNS[me].T @ residual / len(residual)
         model["w"] = Array(w)
-        computed += time.perf_counter()
         return COLUMNS[me] @ w
 
     packet = answer_hub(role, message.content["hub"]["packet"], scores, **signed_by(me))
     context.state["role"] = ConfigRecord({"sealed": put_away(role, key)})
-    took = {"ms": (time.perf_counter() - began - computed) * 1000, "process": os.getpid()}
-    answered = {"hub": ConfigRecord({"packet": packet}), "took": MetricRecord(took)}
-    return Message(RecordDict(answered), reply_to=message)
+    took = MetricRecord({"ms": (time.perf_counter() - began) * 1000, "process": os.getpid()})
+    answered = RecordDict({"hub": ConfigRecord({"packet": packet}), "took": took})
+    return Message(answered, reply_to=message)
 
 
 def ask(grid, sent):
@@ -92,8 +90,8 @@ def main(grid: Grid, context: Context) -> None:
     while len(nodes := list(grid.get_node_ids())) < len(HOSTS):
         time.sleep(0.1)
     hello = ask(grid, [Message(RecordDict(), node, "query.name") for node in nodes])
-    node_of = {one.content["name"]["is"]: one.metadata.src_node_id for one in hello}
-    name_of = {node: name for name, node in node_of.items()}
+    name_of = {one.metadata.src_node_id: one.content["name"]["is"] for one in hello}
+    node_of = {name: node for node, name in name_of.items()}
     outgoing, answers, took, processes = [], [], [], set()
 
     def send(to, packet):
@@ -104,23 +102,22 @@ def main(grid: Grid, context: Context) -> None:
         if not answers:
             began = time.perf_counter()
             answers.extend(ask(grid, outgoing))
-            took.append((began - time.perf_counter()) * 1000)
+            took.append((began - time.perf_counter()) * 1000)  # which the sum did not take
             outgoing.clear()
         one = answers.pop()
-        sender = name_of[one.metadata.src_node_id]
-        took.append(one.content["took"]["ms"])
-        processes.add((sender, one.content["took"]["process"]))
+        sender, told = name_of[one.metadata.src_node_id], one.content["took"]
+        took.append(told["ms"])
+        processes.add((sender, told["process"]))
         return sender, one.content["hub"]["packet"]
 
     ends = {"server": sum_of(context.run_id).receiver()}
     hub = hub_pump(ends, send, receive, **signed_by("server"))
     took.clear()
-    residual, whole = np.zeros_like(LABELS), 0.0
+    residual, began = np.zeros_like(LABELS), time.perf_counter()
     for _ in range(STEPS):
-        began = time.perf_counter()
         scores = hub.step(residual.tobytes(), LABELS.shape)
-        whole += (time.perf_counter() - began) * 1000
         residual = LABELS - 1 / (1 + np.exp(-scores))
+    whole = (time.perf_counter() - began) * 1000
     print(f"accuracy {((scores > 0) == LABELS).mean():.3f}  scores differ {far(scores):.1e}")
     print(f"of {whole / STEPS:.0f} ms a step the sum took {(whole + sum(took)) / STEPS:.2f} ms")
     print(f"processes that answered as a host {len(processes) / len(HOSTS):.1f}")
