@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
@@ -71,9 +71,9 @@ def answer(message: Message, context: Context) -> Message:
 
     packet = answer_hub(role, message.content["hub"]["packet"], scores, **signed_by(me))
     context.state["role"] = ConfigRecord({"sealed": put_away(role, key)})
-    took = MetricRecord({"ms": (time.perf_counter() - began) * 1000, "process": os.getpid()})
-    answered = RecordDict({"hub": ConfigRecord({"packet": packet}), "took": took})
-    return Message(answered, reply_to=message)
+    took = {"ms": (time.perf_counter() - began) * 1000, "process": os.getpid()}
+    answered = ConfigRecord({"packet": packet, **took})
+    return Message(RecordDict({"hub": answered}), reply_to=message)
 
 
 def ask(grid, sent):
@@ -105,10 +105,10 @@ def main(grid: Grid, context: Context) -> None:
             took.append((began - time.perf_counter()) * 1000)  # which the sum did not take
             outgoing.clear()
         one = answers.pop()
-        sender, told = name_of[one.metadata.src_node_id], one.content["took"]
+        sender, told = name_of[one.metadata.src_node_id], one.content["hub"]
         took.append(told["ms"])
         processes.add((sender, told["process"]))
-        return sender, one.content["hub"]["packet"]
+        return sender, told["packet"]
 
     ends = {"server": sum_of(context.run_id).receiver()}
     hub = hub_pump(ends, send, receive, **signed_by("server"))
