@@ -1,23 +1,25 @@
 """Vertical parties as Flower clients under a masked sum: python docs/examples/flower_vertical.py.
 
 Three hosts hold ten columns each of the same patients; the server has the diagnoses. In each step a
-host sends its scores under masks, and the server reads their sum and sends the residual back. The
-keys from which hosts make masks pass through the server, which is taken to follow the protocol:
-one that swaps them reads single scores.
+host sends its scores under masks, and the server reads their sum and sends the residual back. A
+host keeps no secret in memory between two messages: any process that reaches its folder answers.
 """
 
+import os
 import time
-from collections import deque
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from sklearn.datasets import load_breast_cancer
 from sklearn.preprocessing import scale
 
-from apfed_protocols import LocalProtocolError, MaskedSum, StepBinding, SumAgreement
+from apfed_protocols import answer_hub, fresh_identity, hub_pump, put_away, secure_sum
+from apfed_protocols.seal import Identity
 
 HOSTS, STEPS, RATE = ("clinic", "laboratory", "pharmacy"), 40, 0.5
 X, y = load_breast_cancer(return_X_y=True)
@@ -26,125 +28,99 @@ LABELS = y[:, None].astype(float)
 
 
 def sum_of(run):
-    names = {"receiver": "server", "combiner": "adder", "contributors": HOSTS}
-    return MaskedSum(SumAgreement(session=f"flower {run}", clip_norm=100.0, bits=24, **names))
+    return secure_sum("masked", HOSTS, to="server", clip=100.0, bits=24, session=f"flower {run}")
 
 
-def bound(run, step, residual):
-    return StepBinding.of(f"flower {run}", step, rows=b"all", message=residual.tobytes())
+def settled(folder):
+    """Make what a party keeps on its own disk, and return the key by which others know it."""
+    folder.mkdir()
+    identity = fresh_identity()
+    (folder / "identity").write_bytes(identity.secret_bytes())
+    (folder / "key").write_bytes(os.urandom(32))
+    return identity.public
 
 
-host = ClientApp()
-roles = {}  # of this process: a role has keys, and is never written down
+def signed_by(me):
+    return {"identity": Identity.restored((DISK / me / "identity").read_bytes()), "peers": KNOWN}
 
 
-def role_of(context):
-    """Return a host's name and its end of the sum, which only the process has that began it."""
+host, server = ClientApp(), ServerApp()
+
+
+@host.query("name")
+def name(message: Message, context: Context) -> Message:
     me = HOSTS[context.node_config["partition-id"]]
-    if (context.run_id, me) not in roles:
-        raise LocalProtocolError(
-            f"{me}: this process holds no keys of run {context.run_id}; Flower's messages to one "
-            "host must reach one process, see `backend_config` below"
-        )
-    return me, roles[context.run_id, me]
-
-
-def mail(me, outgoing):
-    """Messages of a role's set-up as a record of Flower's."""
-    found = list(outgoing)
-    to, body = [out.receiver for out in found], [out.body for out in found]
-    return RecordDict({"mail": ConfigRecord({"from": me, "to": to, "body": body})})
-
-
-def letters(message):
-    """What `mail` wrote: who sent what to whom."""
-    found = message.content["mail"]
-    return [(found["from"], *pair) for pair in zip(found["to"], found["body"], strict=True)]
-
-
-@host.query("start")
-def start(message: Message, context: Context) -> Message:
-    me = HOSTS[context.node_config["partition-id"]]
-    roles[context.run_id, me] = sum_of(context.run_id).contributor(me)
-    return Message(mail(me, roles[context.run_id, me].start()), reply_to=message)
-
-
-@host.query("receive")
-def receive(message: Message, context: Context) -> Message:
-    me, role = role_of(context)
-    letter = message.content["letter"]
-    return Message(mail(me, role.receive(letter["from"], letter["body"])), reply_to=message)
+    return Message(RecordDict({"name": ConfigRecord({"is": me})}), reply_to=message)
 
 
 @host.train()
-def train(message: Message, context: Context) -> Message:
-    me, role = role_of(context)
-    residual, step = message.content["asked"]["residual"].numpy(), message.content["step"]["step"]
-    model = context.state.setdefault("model", ArrayRecord({"w": Array(np.zeros((10, 1)))}))
-    w = model["w"].numpy() + RATE * COLUMNS[me].T @ residual / len(residual)
-    model["w"] = Array(w)
-    began = time.perf_counter()
-    body = role.contribute(COLUMNS[me] @ w, bound(context.run_id, step, residual))
-    took = MetricRecord({"ms": (time.perf_counter() - began) * 1000})
-    answer = RecordDict({"sum": ConfigRecord({"body": body}), "took": took})
-    return Message(answer, reply_to=message)
+def answer(message: Message, context: Context) -> Message:
+    began, me = time.perf_counter(), HOSTS[context.node_config["partition-id"]]
+    total, key = sum_of(context.run_id), (DISK / me / "key").read_bytes()
+    if kept := context.state.get("role"):
+        role = total.take_up(me, kept["sealed"], key, book=DISK / me / "book")
+    else:
+        role = total.contributor(me)
+
+    def scores(packed):
+        residual = np.frombuffer(packed).reshape(LABELS.shape)
+        model = context.state.setdefault("model", ArrayRecord({"w": Array(np.zeros((10, 1)))}))
+        w = model["w"].numpy() + RATE * COLUMNS[me].T @ residual / len(residual)
+        model["w"] = Array(w)
+        return COLUMNS[me] @ w
+
+    packet = answer_hub(role, message.content["hub"]["packet"], scores, **signed_by(me))
+    context.state["role"] = ConfigRecord({"sealed": put_away(role, key)})
+    took = {"ms": (time.perf_counter() - began) * 1000, "process": os.getpid()}
+    answered = ConfigRecord({"packet": packet, **took})
+    return Message(RecordDict({"hub": answered}), reply_to=message)
 
 
-server = ServerApp()
-
-
-def ask(grid, kind, asked):
-    """Send records by node, return the answers. Raises RuntimeError: a host has none."""
-    sent = [Message(record, node, kind) for node, record in asked]
+def ask(grid, sent):
+    """Send messages, return the answers. Raises RuntimeError: a host has none."""
     answers = list(grid.send_and_receive(sent, timeout=60))
     failed = [str(one.error) for one in answers if one.has_error()]
     if failed or len(answers) < len(sent):
-        raise RuntimeError(f"{kind}: {len(answers)} of {len(sent)} hosts answered; {failed}")
+        raise RuntimeError(f"{len(answers)} of {len(sent)} hosts answered; {failed}")
     return answers
-
-
-def set_up(grid, active):
-    """Carry the set-up between hosts and server; return the names of the nodes."""
-    while len(nodes := list(grid.get_node_ids())) < len(HOSTS):
-        time.sleep(0.1)
-    hello = ask(grid, "query.start", [(node, RecordDict()) for node in nodes])
-    name_of = {one.metadata.src_node_id: one.content["mail"]["from"] for one in hello}
-    if sorted(name_of.values()) != sorted(HOSTS):
-        raise RuntimeError(f"hosts are {HOSTS}, got {sorted(name_of.values())}")
-    node_of = {name: node for node, name in name_of.items()}
-    waiting = deque(letter for one in hello for letter in letters(one))
-    waiting.extend(("server", out.receiver, out.body) for out in active.start())
-    while waiting:
-        sender, to, body = waiting.popleft()
-        if to == "server":
-            new = [("server", out.receiver, out.body) for out in active.receive(sender, body)]
-        else:
-            letter = RecordDict({"letter": ConfigRecord({"from": sender, "body": body})})
-            new = letters(*ask(grid, "query.receive", [(node_of[to], letter)]))
-        waiting.extend(new)
-    return name_of
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    masked = sum_of(context.run_id)
-    active, adder = masked.receiver(), masked.combiner()  # masks protect from one who is both
-    name_of = set_up(grid, active)
-    residual, of_sum, began = np.zeros_like(LABELS), 0.0, time.perf_counter()
-    for step in range(STEPS):
-        asked = ArrayRecord({"residual": Array(residual)})
-        record = RecordDict({"asked": asked, "step": ConfigRecord({"step": step})})
-        answers = ask(grid, "train", [(node, record) for node in name_of])
-        opening = time.perf_counter()
-        sent = {name_of[one.metadata.src_node_id]: one.content["sum"]["body"] for one in answers}
-        answered = bound(context.run_id, step, residual)
-        scores = active.decode(adder.combine(sent), LABELS.shape, answered)
-        of_sum += (time.perf_counter() - opening) * 1000
-        of_sum += sum(one.content["took"]["ms"] for one in answers)
+    while len(nodes := list(grid.get_node_ids())) < len(HOSTS):
+        time.sleep(0.1)
+    hello = ask(grid, [Message(RecordDict(), node, "query.name") for node in nodes])
+    name_of = {one.metadata.src_node_id: one.content["name"]["is"] for one in hello}
+    node_of = {name: node for node, name in name_of.items()}
+    outgoing, answers, took, processes = [], [], [], set()
+
+    def send(to, packet):
+        record = RecordDict({"hub": ConfigRecord({"packet": packet})})
+        outgoing.append(Message(record, node_of[to], "train"))
+
+    def receive():
+        if not answers:
+            began = time.perf_counter()
+            answers.extend(ask(grid, outgoing))
+            took.append((began - time.perf_counter()) * 1000)  # which the sum did not take
+            outgoing.clear()
+        one = answers.pop()
+        sender, told = name_of[one.metadata.src_node_id], one.content["hub"]
+        took.append(told["ms"])
+        processes.add((sender, told["process"]))
+        return sender, told["packet"]
+
+    ends = {"server": sum_of(context.run_id).receiver()}
+    hub = hub_pump(ends, send, receive, **signed_by("server"))
+    took.clear()
+    residual, began = np.zeros_like(LABELS), time.perf_counter()
+    for _ in range(STEPS):
+        scores = hub.step(residual.tobytes(), LABELS.shape)
         residual = LABELS - 1 / (1 + np.exp(-scores))
     whole = (time.perf_counter() - began) * 1000
     print(f"accuracy {((scores > 0) == LABELS).mean():.3f}  scores differ {far(scores):.1e}")
-    print(f"of {whole / STEPS:.0f} ms a step the sum took {of_sum / STEPS:.2f} ms")
+    print(f"of {whole / STEPS:.0f} ms a step the sum took {(whole + sum(took)) / STEPS:.2f} ms")
+    print(f"processes that answered as a host {len(processes) / len(HOSTS):.1f}")
 
 
 def far(scores):
@@ -158,7 +134,8 @@ def far(scores):
 
 
 if __name__ == "__main__":
-    import flower_vertical as app  # by its name, so that Flower's one worker keeps `roles`
-
-    one_process = {"init_args": {"num_cpus": 1}, "client_resources": {"num_cpus": 1}}
-    run_simulation(app.server, app.host, num_supernodes=len(HOSTS), backend_config=one_process)
+    with TemporaryDirectory() as folder:  # in reality a disk at each party, and keys told before
+        DISK = Path(folder)
+        KNOWN = {name: settled(DISK / name) for name in (*HOSTS, "server")}
+        workers = {"init_args": {"num_cpus": 3}, "client_resources": {"num_cpus": 1}}
+        run_simulation(server, host, num_supernodes=len(HOSTS), backend_config=workers)

@@ -68,4 +68,5 @@ def test_hosts_of_one_packet_each_add_up_to_the_counts(tmp_path: Path) -> None:
 def test_hosts_of_flowers_get_the_scores_of_one_process(tmp_path: Path) -> None:
     told = told_by("flower_vertical", tmp_path)
     assert figure("scores differ", told) < 1e-3
+    assert figure("answered as a host", told) > 1, "one process kept what it needed"
     assert figure("accuracy", told) > 0.95
