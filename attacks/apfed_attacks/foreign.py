@@ -7,7 +7,7 @@ Letters: A rows, B rows of a step, D numbers of a representation, F features.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -184,6 +184,9 @@ def evaluate(
         AttackError: arrays do not belong together, hold NaN, or leave nothing to guess.
         ConfigError: an attack is unknown.
     """
+    if type(seed) is not int or not isinstance(steps, Sequence | Tensor | np.ndarray | None):
+        got = f"{seed!r} and a {type(steps).__name__}"
+        raise AttackError(f"seed= is an integer, and steps= a list of positions, got {got}")
     if (labels is None and features is None) or exchanges < 2:
         raise AttackError("give labels= or features=, to score guesses by, and 2 exchanges or more")
     names, places = ((), None) if labels is None else _classes(labels)
