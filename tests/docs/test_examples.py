@@ -38,11 +38,12 @@ def test_what_protects_is_at_most_25_lines_and_the_page_shows_them() -> None:
 @pytest.mark.slow
 def test_apfed_under_a_sum_is_apfed_and_the_guard_spends_its_epsilon(tmp_path: Path) -> None:
     plain, secure = told_by("apfed_plain", tmp_path), told_by("apfed_secure", tmp_path)
-    first, _, guarded = secure.splitlines()
+    first, _, guarded, *attacks = secure.splitlines()
     assert figure("accuracy", plain) == figure("accuracy", first) > 0.6
     assert figure("weights differ", secure) < 1e-3
     assert figure("epsilon", guarded) == 8
     assert "20 releases of the row" in guarded
+    assert len(attacks) > 20  # each is mounted, or says what it lacks
 
 
 @pytest.mark.slow
