@@ -16,6 +16,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,12 +38,10 @@ class Flattened:
 
     Attributes:
         matrix: float32 or float64, (B, D); its rows are what is clipped.
-        digest: 32 bytes; of structure and shapes, not of types: a list in one library and a tuple
-            in another are the same.
     """
 
     matrix: Matrix
-    digest: bytes
+    _spec: Any
     _leaves: Sequence["_Leaf"]
     _tree: Any
 
@@ -59,6 +58,14 @@ class Flattened:
             restored.append(leaf.restored(flat[start:end].reshape(leaf.shape), off))
             start = end
         return _rebuilt(self._tree, iter(restored))
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes; of structure and shapes, not of types: a list in one library and a tuple in
+        another are the same.
+        """
+        canonical = json.dumps(self._spec, separators=(",", ":")).encode()
+        return hashlib.sha256(b"secure-apfed tree v1" + canonical).digest()
 
     @property
     def shapes(self) -> str:
@@ -119,9 +126,7 @@ def flatten(tree: Any) -> Flattened:
         matrix_BD = leaves[0].values.reshape(
             len(leaves[0].values) if leaves[0].values.ndim > 1 else 1, -1
         )
-    canonical = json.dumps(spec, separators=(",", ":")).encode()
-    digest = hashlib.sha256(b"secure-apfed tree v1" + canonical).digest()
-    return Flattened(matrix_BD, digest, leaves, tree)
+    return Flattened(matrix_BD, spec, leaves, tree)
 
 
 def _walk(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:

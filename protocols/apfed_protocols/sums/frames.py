@@ -199,9 +199,7 @@ class AgreedFrames:
         self.require_own_process = ForkCheck(f"this role of {name}").require
 
     def begin_step(self, binding: StepBinding) -> None:
-        self.require_own_process()
-        if self._closed:
-            raise LocalProtocolError(f"this role of {self.name} was put away; take it up first")
+        self.require_here()
         if binding.session != self.agreement.session:
             raise LocalProtocolError(
                 f"the binding names session {binding.session!r}, the agreement "
@@ -214,11 +212,14 @@ class AgreedFrames:
             )
         self._last_step = binding.step
 
-    def leave(self) -> int:
-        """The last step, for the role that goes on elsewhere; this one uses no further step."""
+    def require_here(self) -> None:
+        """Raise LocalProtocolError in a forked process, or of a role that was put away."""
         self.require_own_process()
         if self._closed:
-            raise LocalProtocolError(f"this role of {self.name} was put away already")
+            raise LocalProtocolError(f"this role of {self.name} was put away; take it up first")
+
+    def leave(self) -> int:
+        """The last step, for the role that goes on elsewhere; this one uses no further step."""
         self._closed = True
         return self._last_step
 

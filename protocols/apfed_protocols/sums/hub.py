@@ -194,10 +194,9 @@ def answer_hub(
     if kind == _STEP and len(parts) == 2 and len(parts[0]) == 8:
         if values is None:
             raise LocalProtocolError(f"{role.me}: a step needs `values`, which computes an answer")
-        contributed, step = values(parts[1]), int.from_bytes(parts[0], "big")
-        rows = flatten(contributed).digest
-        binding = StepBinding.of(agreement.session, step, rows=rows, message=parts[1])
-        return _packed(_STEP, role.contribute(contributed, binding))
+        flat, step = flatten(values(parts[1])), int.from_bytes(parts[0], "big")
+        binding = StepBinding.of(agreement.session, step, rows=flat.digest, message=parts[1])
+        return _packed(_STEP, role.contribute(flat.matrix, binding))
     if kind == _REQUEST and len(parts) == 1:
         return _packed(_STEP, role.answer(parts[0]))
     if kind == _START and not parts:

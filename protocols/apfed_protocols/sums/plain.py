@@ -152,10 +152,7 @@ class PlainContributor(SumContributor):
         return (numbers_BD.tobytes(),)
 
     def _leave(self) -> dict[str, Any]:
-        return {}
-
-    def _enter(self, state: Mapping[str, Any]) -> None:
-        """It holds no key."""
+        return {}  # it holds no key
 
 
 class PlainReceiver(SumReceiver):

@@ -11,7 +11,7 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from numbers import Number
 from typing import Any, ClassVar, Protocol, overload
@@ -241,31 +241,34 @@ class SumContributor(Role, ABC):
 
     def leave(self) -> dict[str, Any]:
         """All of this role, secrets in hexadecimal, for `apfed_protocols.sums.put_away` alone."""
-        if self._sum.rounds != 1:
-            raise LocalProtocolError(
-                f"{self.me}: a role of {self._sum.name} holds shares for the next step, and is "
-                "never put away; keep it in memory, or take pairwise masks"
-            )
+        self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         with self._turn:
-            last, counts = self._frames.leave(), (self.clipping.rows, self.clipping.clipped)
+            self._frames.require_here()
+            own = self._leave()  # or it refuses, and the role stays
             return {
-                "role": self._life, "times": self._times + 1, "last": last,
-                "clipping": [*counts, self.clipping.largest_norm, self.clipping.quiet],
-                "noise": self._noise_key.hex(), **self._leave(),
+                "role": self._life, "times": self._times + 1, "last": self._frames.leave(),
+                "clipping": asdict(self.clipping), "noise": self._noise_key.hex(), **own,
             }  # fmt: skip
 
     def enter(self, state: Mapping[str, Any]) -> None:
         """Become the role that `leave` returned."""
         self._life, self._times = state["role"], state["times"]
-        self.clipping, self._noise_key = Clipping(*state["clipping"]), bytes.fromhex(state["noise"])
+        self.clipping, self._noise_key = (
+            Clipping(**state["clipping"]),
+            bytes.fromhex(state["noise"]),
+        )
         self._enter(state)
         self._frames.enter(state["last"])
 
     def _leave(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """What a kind of role adds to `leave`, and forgets; `_enter` takes it."""
+        raise LocalProtocolError(
+            f"{self.me}: a role of {self._sum.name} holds shares for the next step, and is never "
+            "put away; keep it in memory, or take pairwise masks"
+        )
 
     def _enter(self, state: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+        """Take what `_leave` returned."""
 
     def _require_setup(self) -> None:
         """Raise LocalProtocolError before the setup is finished; it names what is missing."""
