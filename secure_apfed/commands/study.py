@@ -1,4 +1,4 @@
-"""Many runs for one answer: the commands `secure-apfed study`, `contributions`, `search`, `table`.
+"""Many runs for one answer: the commands `secure-apfed study`, `contributions`, `table`.
 
 Part of the composition root: `secure_apfed.cli` registers them, nothing else imports this. Workers
 of studies are begun before anything large is imported: see `apfed_experiments.workers`.
@@ -20,7 +20,7 @@ from secure_apfed.errors import NarrowBatchWarning, NoHelpWarning
 if TYPE_CHECKING:
     from apfed_experiments.columns import Table
 
-__all__ = ["LEAKS", "REFERENCES", "SWEEPS", "app", "contributions", "search", "table"]
+__all__ = ["LEAKS", "REFERENCES", "SWEEPS", "app", "contributions", "table"]
 
 # Names for the help, which loads none of the tables that they are the keys of; a test compares.
 SWEEPS = ("sweep-digits", "sweep-breast-cancer")
@@ -270,49 +270,6 @@ def contributions(
     for note in (READING, *board.notes):
         terminal.show_note(note)
     typer.echo(folder / "index.html")
-
-
-def search(
-    config_file: ConfigFile,
-    space: Annotated[Path, typer.Option(metavar="FILE", help="YAML file of what may vary.")],
-    trials: Annotated[int, typer.Option(min=1, help="In all, with those of a stopped search.")],
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Folder; runs/NAME-search unless given. A stopped one goes on."),
-    ] = None,
-    held_back: Annotated[
-        float, typer.Option(min=0.01, max=0.99, help="Share of the labelled rows that judges.")
-    ] = 0.3,
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            help="Largest epsilon of all trials and the final run; what exceeds it is refused.",
-        ),
-    ] = None,
-    final: Annotated[bool, typer.Option(help="Run the best settings on all labels.")] = True,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
-    """Search settings by trials on labels that the active holds back; say what all of it costs."""
-    from apfed_experiments.search import load_space
-    from apfed_experiments.search import search as find
-    from secure_apfed.config.file import load_config
-
-    config = load_config(config_file, overrides=overrides or ())
-    folder = output or Path("runs", f"{config.name}-search")
-    with progress.counting(f"{config.name}: trials", quiet=as_json) as on_done:
-        found = find(
-            config, load_space(space), folder, trials=trials, share=held_back, budget=budget,
-            final=final, on_done=on_done,
-        )  # fmt: skip
-    if as_json:
-        terminal.print_json({**found.as_json(), "folder": folder})
-        return
-    terminal.show_rows(f"Search of {config.name}", found.table.header, found.table.cells)
-    for note in found.notes:
-        terminal.show_note(note)
-    typer.echo(folder / "best.yaml")
 
 
 def table(
