@@ -176,14 +176,18 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
 
 def calibrate_noise(
-    *, epsilon: float, delta: float, releases: int, honest: int, sensitivity: float, numbers: int
-) -> int:
-    """The least deviation, in steps, that keeps `releases` within (epsilon, delta)."""
+    *, epsilon: float, delta: float, releases: int, honest: int, sensitivity: float, numbers: int,
+    asker: str = "secure_sum.noise",
+) -> int:  # fmt: skip
+    """The least deviation, in steps, that keeps `releases` within (epsilon, delta).
+
+    Raises: ConfigError, which names `asker`.
+    """
     one = SummedRelease(deviation=1, honest=honest, sensitivity=sensitivity, numbers=numbers)
     return least_deviation(
         lambda s: replace(one, deviation=s).epsilon_of(releases, delta) <= epsilon,
-        f"secure_sum.noise: epsilon {epsilon:g} over {releases} releases",
-        "use fewer secure_sum.bits, fewer epochs, smaller batches or a larger epsilon",
+        f"{asker}: epsilon {epsilon:g} over {releases} releases",
+        "use fewer bits of the sum, fewer epochs, smaller batches or a larger epsilon",
     )
 
 

@@ -219,7 +219,7 @@ class PrivateContributions(_Charged):
         far = under_sum.sensitivity_in_steps(levels=levels, columns=numbers, rows=moved)
         sum_of: dict[str, Any] = {"honest": honest, "sensitivity": far, "numbers": moved * numbers}
         self.noise = under_sum.calibrate_noise(
-            epsilon=epsilon, delta=delta, releases=epochs, **sum_of
+            epsilon=epsilon, delta=delta, releases=epochs, asker="PrivateContributions", **sum_of
         )
         self._numbers, self._moved, self._source = numbers, moved, NoiseSource(fresh_key())
         one = under_sum.SummedRelease(deviation=self.noise, **sum_of)
