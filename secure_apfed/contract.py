@@ -130,6 +130,8 @@ class Contract(Settings):
         restarts: new sessions that a party begins by itself, at most, after one that somebody's
             silence ended, or that ended so that somebody may come back.
         resumes: where all go on, each from its own checkpoint; null: from the start.
+        predicts: the session predicts with the model of the run whose first contract has this
+            digest, hex; null: it trains.
     """
 
     schema_version: Literal[2] = 2
@@ -146,6 +148,7 @@ class Contract(Settings):
     patience_s: float | None = Field(None, gt=0, le=86_400)
     restarts: int = Field(0, ge=0)
     resumes: Resumption | None = None
+    predicts: str | None = Field(None, pattern="^[0-9a-f]{64}$")
 
     @model_validator(mode="after")
     def _parties_fit(self) -> Self:
@@ -169,6 +172,11 @@ class Contract(Settings):
     def digest(self) -> bytes:
         """SHA-256 of the document, 32 bytes."""
         return hashlib.sha256(b"secure-apfed contract v1" + self.document).digest()
+
+    @property
+    def run(self) -> str:
+        """Digest of the contract of the run's first session, hex: which run it is."""
+        return self.resumes.run if self.resumes else self.digest.hex()
 
     @property
     def at_start(self) -> bool:

@@ -50,6 +50,7 @@ class Kind(StrEnum):
     SUM_ANSWER = "sum-answer"
     SUM = "sum"
     GRADIENTS = "gradients"
+    LOOKUP = "lookup"
     READY = "ready"
     CHECKPOINT = "checkpoint"
     SAVED = "saved"
@@ -72,6 +73,7 @@ _PHASES = {
             Kind.CHALLENGE, Kind.READY,
         ),
         "checkpoint": (Kind.SAVED,),
+        "prediction": (Kind.LOOKUP,),
     }.items()
     for kind in kinds
 }  # fmt: skip

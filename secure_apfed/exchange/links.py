@@ -28,7 +28,7 @@ from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind, plai
 
 __all__ = ["Awaited", "Gathering", "LinkObserver", "Links", "Signs", "most_signs", "parts_of"]
 
-IN_PARTS = frozenset({Kind.ALIGNMENT, Kind.SUM_SETUP, Kind.COIN})
+IN_PARTS = frozenset({Kind.ALIGNMENT, Kind.SUM_SETUP, Kind.COIN, Kind.LOOKUP})
 """Kinds of messages that travel in parts, also where one part is enough."""
 PART_BYTES = 2**24
 MOST_BYTES = 2**30

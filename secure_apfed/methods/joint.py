@@ -97,6 +97,8 @@ from secure_apfed.settings.training import ModelSettings, TrainSettings
 
 __all__ = [
     "FILLS",
+    "SERVED",
+    "SUM",
     "EncoderTrainer",
     "EncodingPassive",
     "HeadTrainer",
@@ -119,8 +121,11 @@ __all__ = [
     "TvflSettings",
 ]
 
-_SUM = "the others"
+SUM = "the others"
+"""The one part that the head reads where representations are summed."""
 HEAD = "head"
+SERVED = b"joint prediction"
+"""What parts of a sum answer that predicts: each passive was asked about its own places."""
 
 Floats = NDArray[np.float64]
 
@@ -196,6 +201,7 @@ class TvflActive(SumLearner):
         super().__init__(sum_end)
         self.name, self.contract, self.trainer = own.name, contract, trainer
         self.kept = {"": trainer}
+        self.predicts_with = {"encoder": trainer.encoder, "head": trainer.head}
         self.guarantee, self._defences = guarantee, defences_of(own, "returned gradients")
         self.smallest_batch = own.config.rules.minimum_batch
         self.training_rows = positions_of(aligned, own.data.labelled_rows)
@@ -355,14 +361,14 @@ class SummedSplitNnActive(SplitNnActive):
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """One step of the active: two messages with each passive, and one sum."""
         others_BD = await self._summed(links, step, rows_B, learn=True)
-        loss, gradients = self.learn(step, rows_B, {_SUM: others_BD})
+        loss, gradients = self.learn(step, rows_B, {SUM: others_BD})
         for name in self.contract.passives:
-            links.send(name, Kind.GRADIENTS, step, gradients[_SUM])
+            links.send(name, Kind.GRADIENTS, step, gradients[SUM])
         return loss
 
     async def joint(self, links: Links, step: int, rows_B: Tensor) -> Joint:
         others_BD = await self._summed(links, step, rows_B, learn=False)
-        return self._joint(rows_B, lambda: {_SUM: others_BD})
+        return self._joint(rows_B, lambda: {SUM: others_BD})
 
     async def _summed(self, links: Links, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
         assert self.sum is not None
@@ -382,6 +388,7 @@ class EncodingPassive(Helper):
 
     def __init__(self, name: str, contract: Contract, trainer: "EncoderTrainer") -> None:
         self.name, self.contract, self.trainer = name, contract, trainer
+        self.predicts_with = {"encoder": trainer.encoder}
         self._due: tuple[int, Tensor] | None = None
 
     def sent_network(self) -> nn.Module | None:
@@ -488,7 +495,11 @@ class SummedPassive(SumHelper, EncodingPassive):
             self.learn(message)
             return
         rows_B, learn = self.rows_of(message)
-        admitted = self.sum.admit(message, rows_B)
+        if self.contract.predicts is None:
+            admitted = self.sum.admit(message, rows_B)
+        else:  # one person has another place at each passive
+            asked, same_B = replace(message, payload=SERVED), torch.arange(len(rows_B))
+            admitted = self.sum.admit(asked, same_B, counted=rows_B)
         z_BD = self.encode(message.step, rows_B, learn=learn).flatten(1)
         if self._clip is not None:
             z_BD = clip_rows(z_BD, self._clip)
@@ -609,7 +620,7 @@ class Tvfl(Method):
 
     def active(self, kind: type[ActiveT], own: Own, contract: Contract, rows: Tensor) -> ActiveT:
         """An active of this kind, which reads each passive's representations."""
-        trainer = self._trainer(HeadTrainer, own, contract, tuple(contract.passives))
+        trainer = self.head_trainer(own, contract)
         promised = joint_releases_statement(guard_for(own).statement(), len(contract.passives))
         return kind(own, contract, rows, trainer, guarantee=promised)
 
@@ -634,13 +645,17 @@ class Tvfl(Method):
 
         return step
 
+    def head_trainer(self, own: Own, contract: Contract) -> "HeadTrainer":
+        """The active's networks, whose head reads what each passive sends."""
+        return self._trainer(HeadTrainer, own, contract, tuple(contract.passives))
+
     def _trainer(
         self, kind: "type[HeadTrainer]", own: Own, contract: Contract, parts: tuple[str, ...]
     ) -> "HeadTrainer":
         """The active's networks at their reproducible start; the head reads these parts."""
         config, table, encoder = own.config, own.data.table, self._encoder(own)
         shape, model = output_shape(encoder, table.shape), self.model(own.config)
-        sent = [contract.passives[name].representation.shape for name in parts if name != _SUM]
+        sent = [contract.passives[name].representation.shape for name in parts if name != SUM]
         size = sum(math.prod(each) for each in (shape, *sent))
         with seeded(own.secrets.seed, own.name, "head"):
             head = family_for(model, table.shape).head(size, len(own.data.classes), model)
@@ -702,9 +717,12 @@ class SummedSplitNn(SumMethod, Tvfl):
         if agreed.noise is not None:
             guarantee = "representations are read as their noised sum alone"
         return SummedSplitNnActive(
-            own, contract, rows, self._trainer(SumTrainer, own, contract, (_SUM,)),
+            own, contract, rows, self.head_trainer(own, contract),
             guarantee=guarantee, sum_end=agreed.active(),
         )  # fmt: skip
+
+    def head_trainer(self, own: Own, contract: Contract) -> HeadTrainer:
+        return self._trainer(SumTrainer, own, contract, (SUM,))
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         sum_end = SessionSum.of(own, contract).passive(people=len(rows), beyond=1)

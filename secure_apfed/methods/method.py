@@ -145,6 +145,7 @@ class Own:
         known: by party, the public identities that it knows from outside, its own too.
         held: what it has of the run's data; None where it has none (aggregator, dealer).
         aligned: rows of its table by position, of an earlier session; None: intersect now.
+        predicts: digest of the contract of the run whose model predicts; None: a session trains.
     """
 
     config: RunSettings
@@ -155,6 +156,7 @@ class Own:
     known: Mapping[str, bytes]
     held: OwnData | None = field(default=None, repr=False)
     aligned: Tensor | None = field(default=None, repr=False)
+    predicts: str | None = None
 
     @property
     def data(self) -> OwnData:
@@ -202,12 +204,14 @@ class Role:
         kept: of its state what goes into its checkpoint, by the prefix of its tensors' names.
         ledgers: its accounts by name, of what it releases and of private updates.
         contributions: that of `ledgers` which counts its contributions to sums with noise.
+        predicts_with: its networks that predict together with those of others, and are kept.
     """
 
     name: str
     kept: Mapping[str, Kept] = {}
     ledgers: Mapping[str, PrivacyLedger] = {}
     contributions: PrivacyLedger | None = None
+    predicts_with: Mapping[str, nn.Module] = {}
 
     async def set_up(self, links: Links) -> None:
         """What comes between alignment and training; nothing, unless a method says more."""

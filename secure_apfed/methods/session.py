@@ -56,7 +56,7 @@ from secure_apfed.methods.method import (
     meet,
     meet_all,
 )
-from secure_apfed.methods.terms import asked_of
+from secure_apfed.methods.terms import ROWS_AT_ONCE, asked_of
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.settings import SilentPassive
 from secure_apfed.settings.run import RunSettings
@@ -69,6 +69,7 @@ __all__ = [
     "Simulation",
     "Start",
     "assist",
+    "enter",
     "lead",
     "new_session",
     "roles_of",
@@ -77,6 +78,7 @@ __all__ = [
 
 T = TypeVar("T")
 _ALL_ALONG = 1_000_000  # units of patience: longer than any run
+_AT_WILL = 2**31  # answers a person: passives that serve have limits of their own
 PartyTensors = Mapping[str, Mapping[str, Tensor]]
 """Tensors of roles, by party and name."""
 
@@ -106,9 +108,9 @@ class Entered:
         """Save what this party is before `step`, with more tensors and notes of its own."""
         if self.own.secrets.keeper is None:
             return
-        role, resumes = self.role, self.contract.resumes
+        role = self.role
         state = PartyState(
-            run=resumes.run if resumes else self.contract.digest.hex(),
+            run=self.contract.run,
             step=step,
             rows=self.rows,
             tensors={**role.tensors(), **tensors},
@@ -135,9 +137,8 @@ def roles_of(
     return roles
 
 
-async def _enter(
-    own: Own, links: Links, method: Method, *, session: str | None = None
-) -> Agreement:
+async def enter(own: Own, links: Links, method: Method, *, session: str | None = None) -> Agreement:
+    """Greet, agree on a contract, and seal the links. `session`: its name, at the active."""
     agreement = await agree(
         links,
         identity=own.secrets.identity,
@@ -194,18 +195,19 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
             f"{', '.join(expected) or 'nobody'}; it was said by {', '.join(offers) or 'nobody'}"
         )
     agreed, asked = method.agree(own, offers, session), asked_of(config)
+    roles = roles_of(method, config, own.active, own.passives)
+    if own.predicts is not None:
+        roles.pop(DEALER, None)
+        return Contract(
+            session=session, participants=_participants(roles, greetings),
+            passives=dict(agreed.passives), settings=config.terms(),
+            secure_sum=dict(agreed.secure_sum), minimum_batch=1, epochs=_AT_WILL,
+            batch_size=ROWS_AT_ONCE, patience_s=config.rules.patience_s, predicts=own.predicts,
+        )  # fmt: skip
     silent = _when_silent(own, agreed)
     return Contract(
         session=session,
-        participants=tuple(
-            Participant(
-                name=name,
-                role=role,
-                identity=greetings[name].identity.hex(),
-                public_key=greetings[name].run_key.hex(),
-            )
-            for name, role in roles_of(method, config, own.active, own.passives).items()
-        ),
+        participants=_participants(roles, greetings),
         passives=dict(agreed.passives),
         settings=config.terms(),
         secure_sum=dict(agreed.secure_sum),
@@ -218,6 +220,18 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
         restarts=config.rules.restarts,
         resumes=_resumption(own, greetings, silent),
     )
+
+
+def _participants(
+    roles: Mapping[str, PartyRole], greetings: Mapping[str, Greeting]
+) -> tuple[Participant, ...]:
+    return tuple(
+        Participant(
+            name=name, role=role, identity=greetings[name].identity.hex(),
+            public_key=greetings[name].run_key.hex(),
+        )
+        for name, role in roles.items()
+    )  # fmt: skip
 
 
 def _when_silent(own: Own, agreed: Agreed) -> SilentPassive:
@@ -305,7 +319,7 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
     common people whose labels are all of one class; CheckpointError: the active refused more sums
     of this run than it may go on after; IntersectionTooSmallError: fewer common IDs than agreed.
     """
-    agreement = await _enter(own, links, method, session=session)
+    agreement = await enter(own, links, method, session=session)
     contract = agreement.contract
     helpers = [*contract.passives, *contract.names("aggregator")]
     state, rows = _standing(own, contract)
@@ -336,7 +350,7 @@ async def assist(
     entered: Callable[[Entered], None] = lambda entered: None,
 ) -> None:
     """The whole script of a party that helps, until the active ends it. Raises: as `lead`."""
-    agreement = await _enter(own, links, method)
+    agreement = await enter(own, links, method)
     contract = agreement.contract
     state, rows = _standing(own, contract)
     if role == "dealer":

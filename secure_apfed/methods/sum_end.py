@@ -251,7 +251,7 @@ class PassiveSum:
         noise_BD = None
         if self.noise is not None:
             noise_BD = self.noise.draw(
-                values_BD.shape, step=admitted.step, known_B=self.known(admitted.rows),
+                values_BD.shape, step=admitted.step, known_B=self.known(admitted.counted),
                 digest=digest,
             )  # fmt: skip
         return self.contributor.contribute(values_BD, self.binding(admitted), noise_BD)

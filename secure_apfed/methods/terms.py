@@ -22,6 +22,7 @@ from secure_apfed.settings.training import ModelSettings, ObjectiveSettings, Pas
 from secure_apfed.tasks import TASKS, Task
 
 __all__ = [
+    "ROWS_AT_ONCE",
     "Asked",
     "agree_with_senders",
     "asked_of",
@@ -45,7 +46,7 @@ __all__ = [
     "task_of",
 ]
 
-_ROWS_AT_ONCE = 4096
+ROWS_AT_ONCE = 4096
 _PROJECTION = 64
 _PROJECTED_NORM = 1e-3
 _UNGUARDED_NORM = 1e4
@@ -63,7 +64,7 @@ class Asked:
 def asked_of(config: RunSettings) -> Asked:
     """What the settings say that passives are asked for; the contract holds them to it."""
     if config.method.asks_once:
-        return Asked(rows=_ROWS_AT_ONCE, releases=1)
+        return Asked(rows=ROWS_AT_ONCE, releases=1)
     if config.method.averages:
         return Asked(rows=config.alignment.maximum_ids, releases=config.train.epochs)
     again = config.method.asks_again

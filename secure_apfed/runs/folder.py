@@ -238,6 +238,7 @@ class PartyFolder(RunFolder):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.ended = path / "ended.json"
+        self.joint = path / "joint.safetensors"
         self.steps = Steps(path, "checkpoint")
         self._key = path / "identity.pem"
 
@@ -250,6 +251,12 @@ class PartyFolder(RunFolder):
                 )
             if not resume:
                 self._clear()
+            yield
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out, whatever lies here."""
+        with self._held():
             yield
 
     @property

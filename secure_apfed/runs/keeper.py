@@ -1,6 +1,7 @@
 """A party in its folder: its checkpoints, what it agreed to, and how its part ended."""
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -8,24 +9,30 @@ from typing import Any
 
 import msgpack
 import safetensors
-from safetensors.torch import load
+from pydantic import BaseModel, ValidationError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from secure_apfed.audit_log import AuditLog
 from secure_apfed.config import Config
 from secure_apfed.contract import Contract
 from secure_apfed.data import OwnData
-from secure_apfed.errors import CheckpointError
+from secure_apfed.data.encoding import FeatureEncoding
+from secure_apfed.errors import CheckpointError, ModelError
+from secure_apfed.files import read_bytes, write_atomically
 from secure_apfed.methods import PartyState, Role, Secrets, fresh_secrets
 from secure_apfed.methods.alignment import forget_alignment
+from secure_apfed.methods.serving import kept_of
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.runs.folder import PartyFolder, read_sealed, save_tensors, signed
 from secure_apfed.runs.outcome import Contributions, Privacy, Written
 from secure_apfed.runs.spending import ReleaseMeter, worst_of
 
-__all__ = ["PartyEnd", "PartyKeeper", "config_digest", "table_digest"]
+__all__ = ["Kept", "PartyEnd", "PartyKeeper", "config_digest", "read_kept", "table_digest"]
 
 _VERSION = 4
+_KEPT = "joint"
+_MOST_BYTES = 2**30
 _BY_POSITION = ("allowance.", "guard.", "pseudo_labels.")
 
 
@@ -35,6 +42,47 @@ class PartyEnd(Written):
     model_sha256: str
     privacy: Privacy | None
     contributions: Contributions | None
+
+
+class Kept(BaseModel):
+    """What a party remembers beside its networks.
+
+    Attributes:
+        encoding: how its columns became features.
+    """
+
+    party: str
+    encoding: FeatureEncoding
+    classes: tuple[str, ...] = ()
+
+
+def keep_for_serving(folder: PartyFolder, name: str, data: OwnData, role: Role) -> None:
+    """Write what this party needs to predict together with the others, if its role does."""
+    if tensors := kept_of(role):
+        kept = Kept(party=name, encoding=data.table.encoding, classes=data.classes)
+        content = save(
+            {key: tensor.cpu().contiguous() for key, tensor in tensors.items()},
+            {_KEPT: kept.model_dump_json()},
+        )
+        write_atomically(folder.joint, content, private=True)
+
+
+def read_kept(folder: PartyFolder, name: str) -> tuple[Kept, dict[str, Tensor]]:
+    if not folder.joint.exists():
+        raise ModelError(
+            f"{folder.joint} is missing: {name} has finished no training whose model predicts "
+            "together (tvfl, split_nn, split_nn_sum or joint_teacher)"
+        )
+    try:
+        content = read_bytes(folder.joint, most=_MOST_BYTES)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        kept = Kept.model_validate_json(header["__metadata__"][_KEPT])
+        tensors = load(content)
+    except (ValueError, KeyError, TypeError, ValidationError, safetensors.SafetensorError) as error:
+        raise ModelError(f"{folder.joint} holds no kept model: {error}") from error
+    if kept.party != name:
+        raise ModelError(f"{folder.joint} is of {kept.party}, this party is {name}")
+    return kept, tensors
 
 
 class PartyKeeper:
@@ -60,7 +108,7 @@ class PartyKeeper:
                 "party": name, "identity": identity.public, "config": config_digest(config),
                 "table": table_digest(data),
             }  # fmt: skip
-        self._name = name
+        self._name, self._data = name, data
         secrets = fresh_secrets(config, name, identity=identity, keeper=self, logs=folder.path)
         if content := self._content(None):
             secrets = replace(secrets, noise_key=content["noise_key"], seed=content["seed"])
@@ -116,6 +164,8 @@ class PartyKeeper:
             ledger for ledger in role.ledgers.values() if ledger is not role.contributions
         )
         noisy = role.contributions
+        if self._data:
+            keep_for_serving(self._folder, self._name, self._data, role)
         end = PartyEnd(
             party=self._name,
             contract=contract.digest.hex(),

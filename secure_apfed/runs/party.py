@@ -41,7 +41,10 @@ from secure_apfed.workers import close_workers
 if TYPE_CHECKING:
     from secure_apfed.between.certificates import Credentials
 
-__all__ = ["Connect", "Joined", "PartyFile", "Peer", "Tls", "connect", "joined", "play_party"]
+__all__ = [
+    "Connect", "Joined", "PartyFile", "Peer", "ServeSettings", "Tls", "connect", "joined",
+    "play_party",
+]  # fmt: skip
 
 
 def _address(text: str) -> str:
@@ -85,6 +88,26 @@ class Tls(Settings):
         return self.model_copy(update={name: folder / path for name, path in given.items()})
 
 
+class ServeSettings(Settings):
+    """What a party answers of joint predictions, and how much at most, in all sessions together.
+
+    Attributes:
+        table: of the people who may be asked about, with the columns of the training; null: its
+            table of the training.
+        a_person, a_day, in_all: answers about one person, a day (UTC), and ever.
+        lookups_a_day: IDs that may be looked up, whether they are known or not.
+        epsilon: what all answers about one person may cost, beside the training, where noise was
+            agreed; null: as much as the training.
+    """
+
+    table: Path | None = None
+    a_person: int = Field(100, ge=1)
+    a_day: int = Field(100_000, ge=1)
+    in_all: int = Field(10_000_000, ge=1)
+    lookups_a_day: int = Field(1_000_000, ge=1)
+    epsilon: float | None = Field(None, gt=0)
+
+
 class PartyFile(Settings):
     """All that one party needs to take part, in one YAML file of its own.
 
@@ -112,6 +135,7 @@ class PartyFile(Settings):
         timeout_s: one unit of patience: how long a peer may be silent whose turn it is. Who
             waits for somebody's answer to others is patient for up to eight of them.
         meet_s: how long to wait until all others are connected.
+        serve: of joint predictions, after the training.
     """
 
     party: Name
@@ -131,6 +155,7 @@ class PartyFile(Settings):
     table: Path | None = None
     timeout_s: float = Field(60.0, gt=0, le=86_400)
     meet_s: float = Field(60.0, gt=0, le=86_400)
+    serve: ServeSettings = ServeSettings()
 
     @classmethod
     def read(cls, path: Path) -> "PartyFile":
@@ -138,6 +163,9 @@ class PartyFile(Settings):
         below = path.parent
         table = None if file.table is None else below / file.table
         paths = {"config": below / file.config, "folder": below / file.folder, "table": table}
+        if file.serve.table is not None:
+            served = file.serve.model_copy(update={"table": below / file.serve.table})
+            file = file.model_copy(update={"serve": served})
         return file.model_copy(update={**paths, "tls": file.tls and file.tls.below(below)})
 
 

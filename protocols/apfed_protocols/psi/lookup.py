@@ -1,0 +1,107 @@
+"""Who of these people are known there: an intersection of which one side goes on asking.
+
+Run by: the holder of a set, and whoever asks about one ID or many, again and again, over an
+authenticated and encrypted link. Protects from: semi-honest parties (see `psi.ecdh`, whose blinding
+this is). The holder blinds its set once a session with its scalar b and publishes b P(y) in a
+random order; the asker multiplies these by its own a once. An ID then costs two points on the wire
+and three multiplications: a P(x) there, its tag of b a P(x) back.
+
+The asker learns which of its IDs the holder has, and how many IDs the holder has. The holder learns
+how many IDs are asked about, and when one comes again within the session; of an ID that it does not
+have it learns nothing else. Who asks guesses: an honest holder bounds how often.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.psi.ecdh import (
+    POINT_BYTES,
+    TAG_BYTES,
+    blind,
+    check_points,
+    digest_ids,
+    in_threads,
+    multiply,
+    split_points,
+)
+from apfed_protocols.randomness import fresh_key, random_permutation
+
+__all__ = ["Asker", "Holder"]
+
+
+def _tags(points: bytes) -> bytes:
+    return np.frombuffer(points, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES].tobytes()
+
+
+class Holder:
+    """The end of who holds a set.
+
+    Args:
+        ids: distinct, as the bytes that both parties agreed on.
+        session: 32 bytes that both know, of this session alone.
+
+    Attributes:
+        order: the own row at each published place.
+        published: what the asker gets first.
+    """
+
+    def __init__(self, ids: Sequence[bytes], *, session: bytes) -> None:
+        self._scalar, self.order = fresh_key(), random_permutation(len(ids))
+        digests = np.frombuffer(digest_ids(ids, session=session), np.uint8)
+        shuffled = digests.reshape(-1, POINT_BYTES)[self.order].tobytes()
+        self.published = in_threads(lambda piece: blind(self._scalar, piece), shuffled)
+
+    def answer(self, asked: bytes, *, sender: str, most: int) -> bytes:
+        """Return a tag for each blinded ID, in the order received.
+
+        Raises RemoteProtocolError: more than `most` of them, or no blinded IDs.
+        """
+        if len(asked) > most * POINT_BYTES:
+            raise RemoteProtocolError(
+                f"{sender} asked about {len(asked) // POINT_BYTES} IDs at once; at most {most} "
+                "are answered"
+            )
+        check_points(sender, asked)
+        return _tags(in_threads(lambda piece: multiply(self._scalar, piece), asked))
+
+
+class Asker:
+    """The end of who asks one holder.
+
+    Args:
+        published: what the holder sent first; most: IDs that it may have.
+
+    Raises RemoteProtocolError: no set of blinded IDs, or too large a one.
+    """
+
+    def __init__(self, published: bytes, *, holder: str, session: bytes, most: int) -> None:
+        if len(published) > most * POINT_BYTES:
+            raise RemoteProtocolError(
+                f"{holder} sent {len(published) // POINT_BYTES} blinded IDs, more than the {most} "
+                "agreed"
+            )
+        check_points(holder, published)
+        self._holder, self._session, self._scalar = holder, session, fresh_key()
+        tags = _tags(in_threads(lambda piece: multiply(self._scalar, piece), published))
+        self.size = len(published) // POINT_BYTES
+        self._place_of = {tag: at for at, tag in enumerate(split_points(tags, TAG_BYTES))}
+
+    def ask(self, ids: Sequence[bytes]) -> bytes:
+        """Return what the holder is sent about these distinct IDs."""
+        return blind(self._scalar, digest_ids(ids, session=self._session))
+
+    def read(self, answer: bytes, asked: int) -> NDArray[np.int64]:
+        """Return the published place of each ID that was asked about; -1: the holder lacks it.
+
+        Raises RemoteProtocolError: not one tag for each, or two IDs with one.
+        """
+        tags = split_points(answer, TAG_BYTES) if len(answer) == asked * TAG_BYTES else []
+        if len(set(tags)) != asked:
+            raise RemoteProtocolError(
+                f"{self._holder} sent {len(answer)} bytes of {len(set(tags))} different tags for "
+                f"{asked} blinded IDs"
+            )
+        return np.array([self._place_of.get(tag, -1) for tag in tags], np.int64)

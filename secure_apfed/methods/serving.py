@@ -1,0 +1,275 @@
+"""Joint prediction as a service: the model of all parties, asked about people by their IDs.
+
+Run by: the active that asks, each passive and the aggregator that serve, in sessions of their own
+after a training that returned gradients (`tvfl`, `split_nn`, `split_nn_sum`, `joint_teacher`'s
+teacher), under a contract with the settings of that run and the digest of it (`predicts`). Each
+brings the network that it kept. A session: agree, set the sum up, then
+
+1. passive -> active: its IDs blinded, in a random order (see `apfed_protocols.psi.lookup`);
+2. active -> passive: blinded IDs of a block of rows; passive -> active: their tags. Who a passive
+   does not know, it is not told;
+3. active -> passives: places of the people whom all know; each counts them against its limits,
+   charges where noise was agreed, and answers: its representations, behind its guard, or its part
+   of the secure sum, of which the active reads the sum alone.
+
+Letters: B rows of a block, D numbers of a representation, K classes.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.psi.ecdh import TAG_BYTES
+from apfed_protocols.psi.lookup import Asker, Holder
+from secure_apfed.alignment import canonical_ids
+from secure_apfed.contract import Contract
+from secure_apfed.errors import ModelError
+from secure_apfed.exchange import BEFORE_TRAINING, Kind, Links
+from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.release import read_representations
+from secure_apfed.methods.joint import (
+    SERVED,
+    SUM,
+    EncodingPassive,
+    HeadTrainer,
+    Tvfl,
+    TvflActive,
+)
+from secure_apfed.methods.method import (
+    FOR_THE_ACTIVE,
+    Method,
+    Own,
+    Role,
+    end_all,
+    meet,
+    meet_all,
+)
+from secure_apfed.methods.session import enter, new_session
+from secure_apfed.methods.sum_end import SessionSum
+
+__all__ = [
+    "JointPredictor",
+    "LimitReachedError",
+    "Take",
+    "add_up",
+    "joint_method",
+    "kept_of",
+    "serve",
+]
+
+
+class Take(Protocol):
+    """A passive's own limits; what counts raises LimitReachedError where it would exceed one, and
+    nothing is counted then.
+    """
+
+    def lookups(self, count: int) -> None:
+        """Count so many IDs that were looked up."""
+
+    def answers(self, people: Sequence[bytes], would_cost: Callable[[int], float] | None) -> None:
+        """Count one answer for each of these people. `would_cost`: the epsilon of so many answers
+        about one person; None: nothing counts them.
+        """
+
+
+class LimitReachedError(PartyLeftError):
+    """A passive answers no more: what its organisation allows is used up. All are told why."""
+
+
+def joint_method(method: Method) -> Tvfl:
+    """The method, where its parties can predict together. Raises ModelError: they cannot."""
+    if not isinstance(method, Tvfl):
+        raise ModelError(
+            f"{method.declared.title} trains no model that parties predict with together; "
+            "tvfl, split_nn, split_nn_sum and joint_teacher do"
+        )
+    return method
+
+
+def _session_key(contract: Contract, passive: str) -> bytes:
+    return hashlib.blake2b(contract.digest + passive.encode(), digest_size=32).digest()
+
+
+def kept_of(role: Role) -> dict[str, Tensor]:
+    """What a role keeps of a training, to predict with others afterwards."""
+    return {
+        key: value
+        for name, network in role.predicts_with.items()
+        for key, value in prefixed(name, network.state_dict()).items()
+    }
+
+
+def load_kept(networks: Mapping[str, nn.Module], kept: Mapping[str, Tensor], party: str) -> None:
+    """Load what `kept_of` returned. Raises ModelError: it is of other networks."""
+    try:
+        for name, network in networks.items():
+            network.load_state_dict(without_prefix(name, kept))
+    except RuntimeError as error:
+        raise ModelError(
+            f"{party}: the networks that it kept are not those of these settings; predict with the "
+            "run.yaml and table layout of the training"
+        ) from error
+
+
+async def serve(
+    own: Own, links: Links, method: Tvfl, kept: Mapping[str, Tensor], take: Take
+) -> None:
+    """A passive's whole session: answer until the active ends it.
+
+    Args:
+        own: its table is of the people that may be asked about.
+        kept: the networks that it kept of the training.
+
+    Raises:
+        ModelError: these are of another model; LimitReachedError: see `Take`.
+    """
+    contract = (await enter(own, links, method)).contract
+    ids = canonical_ids(own.name, own.data.table.ids, own.config.alignment)
+    holder = Holder(ids, session=_session_key(contract, own.name))
+    helper = method.passive(own, contract, torch.from_numpy(holder.order))
+    assert isinstance(helper, EncodingPassive)
+    load_kept(helper.predicts_with, kept, own.name)
+    ledger = helper.ledgers.get(own.name)
+    await helper.set_up(links)
+    await meet(links, own.active)
+    links.send(own.active, Kind.LOOKUP, BEFORE_TRAINING, holder.published)
+    while True:
+        message = await links.receive(
+            own.active, Kind.LOOKUP, Kind.REQUEST, Kind.END, patience=FOR_THE_ACTIVE
+        )
+        if message.kind is Kind.END:
+            return
+        if message.kind is Kind.LOOKUP:
+            tags = holder.answer(message.payload, sender=own.active, most=contract.batch_size)
+            take.lookups(len(tags) // TAG_BYTES)
+            links.send(own.active, Kind.LOOKUP, message.step, tags)
+        else:
+            places_B, _ = helper.rows_of(message)
+            people = [ids[row] for row in holder.order[places_B.numpy()]]
+            take.answers(people, ledger.would_cost if ledger else None)
+            await helper.answer(links, message)
+
+
+async def add_up(own: Own, links: Links, method: Tvfl) -> None:
+    """The aggregator's whole session."""
+    contract = (await enter(own, links, method)).contract
+    helper = method.aggregator(own, contract)
+    await helper.set_up(links)
+    await meet(links, own.active)
+    await helper.help(links, lambda step: b"")
+
+
+class JointPredictor:
+    """The active's end of a session; see `begin`.
+
+    Attributes:
+        contract: of the session.
+    """
+
+    def __init__(self, own: Own, links: Links, contract: Contract, trainer: HeadTrainer) -> None:
+        self.contract, self._own, self._links, self._trainer = contract, own, links, trainer
+        self._sum = SessionSum.of(own, contract).active() if contract.secure_sum else None
+        self._step = 0
+        self._askers: dict[str, Asker] = {}
+
+    @classmethod
+    async def begin(
+        cls, own: Own, links: Links, method: Tvfl, kept: Mapping[str, Tensor]
+    ) -> "JointPredictor":
+        """Agree, set up, and hear whom each passive has, blinded.
+
+        Args:
+            own: its table is of no person: one row as the model reads them.
+            kept: the networks that it kept of the training.
+        """
+        contract = (await enter(own, links, method, session=new_session())).contract
+        trainer = method.head_trainer(own, contract)
+        load_kept({"encoder": trainer.encoder, "head": trainer.head}, kept, own.name)
+        trainer.set_training(False)
+        self = cls(own, links, contract, trainer)
+        if self._sum is not None:
+            await self._sum.set_up(links)
+        await meet_all(links, self._helpers)
+        for name in contract.passives:
+            said = await links.receive(name, Kind.LOOKUP, step=BEFORE_TRAINING)
+            self._askers[name] = Asker(
+                said.payload, holder=name, session=_session_key(contract, name),
+                most=own.config.alignment.maximum_ids,
+            )  # fmt: skip
+        return self
+
+    @property
+    def _helpers(self) -> list[str]:
+        return [*self.contract.passives, *self.contract.names("aggregator")]
+
+    def end(self) -> None:
+        end_all(self._links, self._helpers, self._step)
+
+    async def predict(
+        self, ids: Sequence[bytes], features_BF: Tensor
+    ) -> tuple[NDArray[np.bool_], Tensor]:
+        """Return which of these people all passives know, (B,), and the scores of those, (n, K).
+
+        A person may stand in several rows, and is asked about once. Raises as `serve`, and
+        PartyLeftError: somebody left, or a limit is reached.
+        """
+        every, row_of_B = np.unique(np.array(ids, dtype=object), return_inverse=True)
+        known_P, said = np.zeros(len(every), dtype=bool), list[dict[str, Tensor]]()
+        for start in range(0, len(every), self.contract.batch_size):
+            block = slice(start, start + self.contract.batch_size)
+            places = await self._looked_up([*every[block]])
+            known_P[block] = places.min(axis=0) >= 0
+            if known_P[block].any():
+                said.append(await self._asked(places[:, known_P[block]]))
+        known_B = known_P[row_of_B]
+        if not said:
+            return known_B, torch.empty(0, 0)
+        at_P = np.cumsum(known_P) - 1
+        rows_n = torch.from_numpy(at_P[row_of_B[known_B]])
+        parts = {name: torch.cat([one[name] for one in said])[rows_n] for name in said[0]}
+        trainer = self._trainer
+        with torch.no_grad(), trainer.compute.forward(0, "together"):
+            own_nD = trainer.encoder(trainer.compute.place(features_BF[torch.from_numpy(known_B)]))
+            return known_B, trainer.scores(own_nD, parts).double().cpu()
+
+    async def _looked_up(self, ids: Sequence[bytes]) -> NDArray[np.int64]:
+        """The place of each of these people in the list of each passive, (M, B); -1: not there."""
+        for name, asker in self._askers.items():
+            self._links.send(name, Kind.LOOKUP, self._step, asker.ask(ids))
+        places = []
+        for name, asker in self._askers.items():
+            answer = await self._links.receive(name, Kind.LOOKUP, step=self._step)
+            places.append(asker.read(answer.payload, len(ids)))
+        return np.stack(places)
+
+    async def _asked(self, places_MB: NDArray[np.int64]) -> dict[str, Tensor]:
+        """What the head reads of others about these people, by part."""
+        step, links, trainer = self._step, self._links, self._trainer
+        places = dict(zip(self._askers, torch.from_numpy(places_MB), strict=True))
+        for name, places_B in places.items():
+            links.send(name, Kind.REQUEST, step, TvflActive.request(places_B, learn=False))
+        self._step += 1
+        terms = {name: said.representation for name, said in self.contract.passives.items()}
+        if self._sum is not None:
+            rows_B, (said, *_) = torch.arange(places_MB.shape[1]), terms.values()
+            numbers = math.prod(said.shape)
+            return {SUM: trainer.compute.place(
+                await self._sum.read(links, step, rows_B, SERVED, numbers)
+            )}  # fmt: skip
+        read = {}
+        for name, places_B in places.items():
+            answer = await links.receive(name, Kind.REPRESENTATIONS, step=step)
+            got_B, h_BD = read_representations(
+                answer, terms[name], aligned=self._askers[name].size, minimum=1
+            )
+            if not torch.equal(got_B, places_B):
+                raise RemoteProtocolError(f"{name} answered for other people than asked")
+            read[name] = trainer.compute.place(h_BD)
+        return read

@@ -1,0 +1,385 @@
+"""Joint prediction between organisations: what a training leaves for it, who serves, who asks.
+
+Run by: each passive and the aggregator, which serve session after session (`serve_party`), and the
+active, which asks about the people of a file (`predict_jointly`), and falls back to its solo model
+where a passive does not know a person, has left, or has a limit that is reached. Protects a passive
+from: an active that asks too much. Its book counts in all sessions, on the disk, before an answer
+leaves.
+"""
+
+import datetime as dt
+import hashlib
+import itertools
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from torch import Tensor
+
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.randomness import derive_key
+from secure_apfed.alignment import canonical_ids
+from secure_apfed.alignment.ids import IdFile
+from secure_apfed.audit_log import FILE_NAME, AuditLog
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config
+from secure_apfed.contract import Contract
+from secure_apfed.data import OwnData, PartyTable, load_blocks, load_own_tables, read_own
+from secure_apfed.errors import CheckpointError, ConfigError, DataError
+from secure_apfed.exchange import Links, StatusKeeper, Transcript, play_one
+from secure_apfed.files import read_json
+from secure_apfed.methods import METHODS, Own, fresh_secrets
+from secure_apfed.methods.alignment import DEALER
+from secure_apfed.methods.joint import Tvfl
+from secure_apfed.methods.serving import (
+    JointPredictor,
+    LimitReachedError,
+    add_up,
+    joint_method,
+    serve,
+)
+from secure_apfed.runs.folder import PartyFolder
+from secure_apfed.runs.keeper import Kept, read_kept
+from secure_apfed.runs.party import Connect, PartyFile, ServeSettings, connect
+from secure_apfed.runs.solo import Compared, Predicted, load_model, row_writer
+from secure_apfed.runs.spending import ReleaseMeter
+from secure_apfed.seeds import undisturbed
+from secure_apfed.settings.run import TranscriptSettings
+
+__all__ = ["AnswerBook", "JointlyPredicted", "predict_jointly", "serve_party"]
+
+_JOINTLY, _ALONE = "jointly", "alone"
+
+
+def _run_of(folder: PartyFolder) -> str:
+    """Of which run the folder is. Raises CheckpointError: nothing was agreed there."""
+    try:
+        return Contract.model_validate(read_json(folder.contract, dict[str, Any])["document"]).run
+    except (KeyError, ValidationError) as error:
+        raise CheckpointError(f"{folder.contract} holds no contract of a run: {error}") from error
+
+
+class AnswerBook:
+    """What a passive answered, in all sessions; persons stand in it under a keyed hash.
+
+    Args:
+        path: a file on this machine's disk.
+        key: secret, of the party.
+        budget: what all answers about one person may cost; None: whatever the limits allow.
+        today: the day that answers count for.
+    """
+
+    def __init__(
+        self, path: Path, me: str, limits: ServeSettings, *, key: bytes,
+        budget: float | None = None,
+        today: Callable[[], str] = lambda: f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
+    ) -> None:  # fmt: skip
+        self._me, self._limits, self._today = me, limits, today
+        self._key, self._budget = derive_key(key, b"secure-apfed served v1"), budget
+        path.touch(mode=0o600)
+        self._book = sqlite3.connect(path, isolation_level=None)
+        self._book.execute("PRAGMA synchronous = FULL")
+        self._book.execute(
+            "CREATE TABLE IF NOT EXISTS counted (what BLOB PRIMARY KEY, times INTEGER) "
+            "WITHOUT ROWID"
+        )
+
+    def close(self) -> None:
+        self._book.close()
+
+    def lookups(self, count: int) -> None:
+        """See `secure_apfed.methods.serving.Take`."""
+        with self._counting():
+            self._count("lookups_a_day", self._today(), count)
+
+    def answers(self, people: Sequence[bytes], would_cost: Callable[[int], float] | None) -> None:
+        """See `secure_apfed.methods.serving.Take`."""
+        with self._counting():
+            most = 0
+            for person in people:
+                hashed = hashlib.blake2b(person, key=self._key, digest_size=16).hexdigest()
+                most = max(most, self._count("a_person", hashed))
+            if would_cost is not None and self._budget is not None:
+                self._within("epsilon", would_cost(most), self._budget)
+            self._count("a_day", self._today(), len(people))
+            self._count("in_all", "", len(people))
+
+    def _count(self, limit: str, of: str, count: int = 1) -> int:
+        times: int
+        (times,) = self._book.execute(
+            "INSERT INTO counted VALUES (?, ?) ON CONFLICT (what) DO UPDATE "
+            "SET times = times + excluded.times RETURNING times", (f"{limit} {of}", count),
+        ).fetchone()  # fmt: skip
+        self._within(limit, times, getattr(self._limits, limit))
+        return times
+
+    def _within(self, limit: str, value: float, most: float) -> None:
+        if value > most:
+            raise LimitReachedError(
+                f"{self._me} answers no more: the limit serve.{limit} of its file is {most:g}, and "
+                f"this would be {value:.4g}"
+            )
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        self._book.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._book.execute("ROLLBACK")
+            raise
+        self._book.execute("COMMIT")
+
+
+@dataclass(frozen=True)
+class _Here:
+    file: PartyFile
+    config: Config
+    method: Tvfl
+    folder: PartyFolder
+    run: str
+    kept: Kept | None
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def read(cls, path: Path) -> "_Here":
+        file = PartyFile.read(path)
+        config, folder = load_config(file.config), PartyFolder(file.folder)
+        method = joint_method(METHODS[config.method.name])
+        peers = {name: peer for name, peer in file.peers.items() if name != DEALER}
+        kept, tensors = None, dict[str, Tensor]()
+        if file.party == file.active or file.party in file.passives:
+            kept, tensors = read_kept(folder, file.party)
+        file = file.model_copy(update={"peers": peers})
+        return cls(file, config, method, folder, _run_of(folder), kept, tensors)
+
+    @contextmanager
+    def session(
+        self, held: OwnData | None, meet: Connect, status: StatusKeeper
+    ) -> Iterator[tuple[Own, Links, Any]]:
+        """Connected to the others, and with what this party brings; the folder is its own."""
+        file, identity = self.file, self.folder.identity()
+        known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
+        meter = ReleaseMeter()
+        audit = AuditLog(self.folder.path / FILE_NAME, file.party, identity, known, meter)
+        with closing(audit):
+            known[file.party] = identity.public
+            status.begin(file.party, file.peers, meter)
+            transport = meet(file, identity, known)
+            status.connected()
+            record = Transcript(TranscriptSettings(keep="none")).record
+            links = Links(
+                file.party, list(file.peers), transport.post, record, observers=(audit, status)
+            )
+            own = Own(
+                config=self.config, name=file.party, active=file.active, passives=file.passives,
+                secrets=fresh_secrets(self.config, file.party, identity=identity), known=known,
+                held=held, predicts=self.run,
+            )  # fmt: skip
+            yield own, links, transport
+
+
+@undisturbed()
+def serve_party(
+    path: Path, *, sessions: int | None = None, meet: Connect = connect,
+    status: StatusKeeper | None = None, on_session: Callable[[str], None] = lambda how: None,
+) -> None:  # fmt: skip
+    """Serve joint predictions by a party's file, session after session.
+
+    Args:
+        sessions: end after so many; None: when the process is ended.
+        on_session: is told how each session ended.
+
+    Raises:
+        ConfigError, DataError, ModelError: file, table or kept model that do not fit.
+    """
+    here, status = _Here.read(path), status or StatusKeeper()
+    file = here.file
+    if file.party == file.active:
+        raise ConfigError(
+            f"{file.party} is the active, which asks: secure-apfed predict --jointly {path}"
+        )
+    held, played = None, 0
+    if here.kept is not None:
+        held = _served_table(here, here.kept)
+    with here.folder.locked(), status:
+        while sessions is None or played < sessions:
+            try:
+                with here.session(held, meet, status) as (own, links, transport):
+                    if held is None:
+                        script = add_up(own, links, here.method)
+                    else:
+                        book = _book_of(here, own)
+                        script = serve(own, links, here.method, here.tensors, book)
+                    play_one(script, links, transport, timeout_s=file.timeout_s, observer=status)
+                on_session("a session ended")
+            except (RemoteProtocolError, ConnectionError) as error:
+                on_session(f"a session broke off: {error}")
+            played += 1
+
+
+def _book_of(here: _Here, own: Own) -> AnswerBook:
+    config, noise = here.config, here.config.method.noise(here.config)
+    budget = here.file.serve.epsilon or config.guard.epsilon or (noise.epsilon if noise else None)
+    return AnswerBook(
+        here.folder.path / "answered.sqlite", own.name, here.file.serve,
+        key=own.secrets.identity.secret_bytes(), budget=budget,
+    )  # fmt: skip
+
+
+def _served_table(here: _Here, kept: Kept) -> OwnData:
+    """The people that this passive may be asked about, as its network reads them."""
+    file, config = here.file, here.config
+    if file.serve.table is None:
+        held = (
+            read_own(file.table, file.party) if file.table is not None
+            else load_own_tables(config.data, file.party, seed=config.seed)
+        )  # fmt: skip
+        if held.table.encoding != kept.encoding:
+            raise DataError(
+                f"{file.party}: its table is no longer the one of the training, whose columns were "
+                "read otherwise; name the table of who may be asked about as serve.table"
+            )
+        return held
+    columns = _id_columns(config, file.party)
+    blocks = load_blocks(file.serve.table, kept.encoding, id_columns=columns)
+    features_NF = torch.cat([features for _, features in blocks])
+    ids = [one for piece in IdFile(file.party, file.serve.table, columns).pieces() for one in piece]
+    table = PartyTable(file.party, tuple(ids), features_NF, None, kept.encoding)
+    return OwnData(table=table)
+
+
+def _id_columns(config: Config, party: str) -> tuple[str, ...]:
+    if config.data.parties is None:
+        raise ConfigError(
+            f"{party}: people are asked about by the IDs of own tables; data.parties names none"
+        )
+    columns = config.data.parties[party].id_column or config.data.id_column
+    return (columns,) if isinstance(columns, str) else tuple(columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointlyPredicted:
+    """How many rows were predicted by whom; `why`: what ended joint prediction before its end."""
+
+    jointly: int
+    alone: int
+    seconds: float
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class _Block:
+    names: tuple[str, ...]
+    ids: list[bytes]
+    features: Tensor
+
+
+@undisturbed()
+def predict_jointly(
+    path: Path, data: Path, output: Path | None = None, *, meet: Connect = connect,
+    status: StatusKeeper | None = None, write: Callable[[pd.DataFrame], None] | None = None,
+) -> JointlyPredicted:  # fmt: skip
+    """Predict the rows of a file by the model of all parties, and alone where that cannot be.
+
+    Args:
+        path: the active's file; data: CSV or Parquet with its columns and IDs.
+        output: .csv, .parquet or .json, which appears when it is complete; None: `write` takes
+            the rows, block by block.
+
+    Raises:
+        ConfigError, DataError, ModelError: file, rows or kept model that do not fit.
+    """
+    if output is not None:
+        with row_writer(output) as written:
+            return predict_jointly(path, data, meet=meet, status=status, write=written)
+    assert write is not None
+    here, status = _Here.read(path), status or StatusKeeper()
+    if here.kept is None or here.file.party != here.file.active:
+        raise ConfigError(f"{here.file.party} is not the active, which alone predicts")
+    asking = _Asking(here, here.kept, _blocks(here, here.kept, data), write)
+    with here.folder.locked(), status:
+        try:
+            with here.session(_of_nobody(here.kept), meet, status) as (own, links, transport):
+                script = asking.script(own, links)
+                play_one(script, links, transport, timeout_s=here.file.timeout_s, observer=status)
+        except (RemoteProtocolError, ConnectionError) as error:
+            asking.why = str(error)
+        asking.rest_alone()
+    return asking.said()
+
+
+class _Asking:
+    """The rows of a file on their way to their predictions, whoever predicts."""
+
+    def __init__(
+        self, here: _Here, kept: Kept, blocks: Iterator[_Block],
+        write: Callable[[pd.DataFrame], None],
+    ) -> None:  # fmt: skip
+        self._here, self._blocks, self._write = here, blocks, write
+        self._solo, self._classes = load_model(here.folder.path), kept.classes
+        self._pending: _Block | None = None
+        self._counts, self._began, self.why = Counter[str](), time.monotonic(), ""
+
+    async def script(self, own: Own, links: Links) -> None:
+        predictor = await JointPredictor.begin(own, links, self._here.method, self._here.tensors)
+        for block in self._blocks:
+            self._pending = block
+            known_B, scores_nK = await predictor.predict(block.ids, block.features)
+            self._tell(block, known_B, scores_nK)
+            self._pending = None
+        predictor.end()
+
+    def rest_alone(self) -> None:
+        """Predict by the solo model what joint prediction has left."""
+        pending = [self._pending] if self._pending is not None else []
+        for block in itertools.chain(pending, self._blocks):
+            self._tell(block, np.zeros(len(block.ids), dtype=bool), torch.empty(0, 0))
+
+    def said(self) -> JointlyPredicted:
+        seconds = time.monotonic() - self._began
+        return JointlyPredicted(
+            jointly=self._counts[_JOINTLY],
+            alone=self._counts[_ALONE],
+            seconds=seconds,
+            why=self.why,
+        )
+
+    def _tell(self, block: _Block, known_B: NDArray[np.bool_], scores_nK: Tensor) -> None:
+        probabilities_BK = self._solo.predict(block.features).double()
+        if known_B.any():
+            probabilities_BK[torch.from_numpy(known_B)] = scores_nK.softmax(1)
+        by = np.where(known_B, _JOINTLY, _ALONE)
+        self._counts.update(by.tolist())
+        predicted = Predicted(
+            ids=block.names, outputs=probabilities_BK, what="", classes=self._classes,
+            decided=self._solo.decide(probabilities_BK), compared=Compared(rows=len(block.ids)),
+        )  # fmt: skip
+        self._write(predicted.frame().assign(by=by))
+
+
+def _blocks(here: _Here, kept: Kept, data: Path) -> Iterator[_Block]:
+    party, columns = here.file.party, _id_columns(here.config, here.file.party)
+    pieces = IdFile(party, data, columns).pieces()
+    ids = itertools.chain.from_iterable(pieces)
+    for names, features in load_blocks(data, kept.encoding, id_columns=columns):
+        written = [*itertools.islice(ids, len(names))]
+        encoded = [canonical_ids(party, [one], here.config.alignment)[0] for one in written]
+        yield _Block(names, encoded, features)
+
+
+def _of_nobody(kept: Kept) -> OwnData:
+    """What the active's networks are built from: a row of no person."""
+    features = torch.zeros(1, *kept.encoding.shape)
+    table = PartyTable("active", ("nobody",), features, torch.zeros(1).long(), kept.encoding)
+    return OwnData(table=table, classes=kept.classes)
