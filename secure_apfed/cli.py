@@ -313,7 +313,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 _EVERYDAY: tuple[Callable[..., None], ...] = (
     run, before.plan, report, finished.runs, finished.attack, finished.predict, finished.export,
-    before.check_encoder, before.check_ids, apart.party, apart.relay, doctor,
+    before.check_encoder, before.check_ids, apart.party, apart.serve, apart.relay, doctor,
 )  # fmt: skip
 _RESEARCH: tuple[Callable[..., None], ...] = (
     study.contributions, finished.tradeoff, study.table,

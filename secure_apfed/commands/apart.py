@@ -1,4 +1,4 @@
-"""The commands for parties that run apart: `party`, `relay`, `certs` and `audit-log`.
+"""The commands for parties that run apart: `party`, `serve`, `relay`, `certs` and `audit-log`.
 
 Part of the composition root: the results of `party` at the active are measured and reported here.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from secure_apfed.audit_log import Summary
 
-__all__ = ["Terminated", "audit_log_app", "certs_app", "party", "relay"]
+__all__ = ["Terminated", "audit_log_app", "certs_app", "party", "relay", "serve"]
 
 _LAST_WORDS_S = 10.0
 certs_app = typer.Typer(
@@ -85,6 +85,28 @@ def party(
         finished.tell(settings, result, baselines=baselines, quiet=quiet)
     elif baselines:  # whoever started it reports
         finished.alone(settings, result, quiet=quiet)
+
+
+def serve(
+    config: Annotated[Path, typer.Option(metavar="PARTY.yaml", help="The party's own file.")],
+    sessions: Annotated[int | None, typer.Option(min=1, help="End after so many sessions.")] = None,
+    json_events: JsonEvents = False,
+) -> None:
+    """Serve joint predictions at a passive or the aggregator, until it is ended.
+
+    What it answers at most says `serve` in the party's file.
+    """
+    from secure_apfed.exchange import StatusKeeper
+    from secure_apfed.runs.served import serve_party
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    status = StatusKeeper()
+    board = progress.Board(lambda: (status.status(),))
+    with progress.showing(board, as_json=False, json_events=json_events):
+        serve_party(
+            config, sessions=sessions, status=status,
+            on_session=lambda how: typer.echo(how, err=True),
+        )  # fmt: skip
 
 
 class Terminated(ApfedError):  # noqa: N818 - it is no error

@@ -16,6 +16,8 @@ from secure_apfed import progress, terminal
 from secure_apfed.commands import AsJson, Jobs, RunFolder
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from apfed_attacks.interface import AttackResult
     from apfed_experiments.solo import SoloRecord
     from apfed_experiments.tradeoff import Board, TradeOff
@@ -337,10 +339,18 @@ def predict(
     id_column: Annotated[
         list[str] | None, typer.Option(help="Column that names a row; as in training unless given.")
     ] = None,
+    jointly: Annotated[
+        Path | None,
+        typer.Option(metavar="PARTY.yaml", help="Ask the passives, too, which serve meanwhile."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the active's own rows, with no other party present."""
+    """Predict the active's own rows, with no other party present, or jointly with all."""
     from secure_apfed.runs.solo import predict_file, predict_into
+
+    if jointly is not None:
+        _predict_jointly(model, data, output, jointly, as_json=as_json)
+        return
 
     if output is None:
         predictions = predict_file(model, data, id_columns=id_column)
@@ -374,6 +384,39 @@ def predict(
             f"no score stability index: of {compared.rows} rows it would be high by chance, of "
             f"{compared.stability_needs} or more it says something"
         )
+
+
+def _predict_jointly(
+    model: Path, data: Path, output: Path | None, party: Path, *, as_json: bool
+) -> None:
+    from secure_apfed.errors import ConfigError
+    from secure_apfed.exchange import StatusKeeper
+    from secure_apfed.runs.party import PartyFile
+    from secure_apfed.runs.served import predict_jointly
+
+    if not PartyFile.read(party).folder.samefile(model):
+        raise ConfigError(
+            f"--jointly {party}: its folder is not {model}; give the run of that file"
+        )
+    status, frames = StatusKeeper(), list["pd.DataFrame"]()
+    board = progress.Board(lambda: (status.status(),))
+    with progress.showing(board, as_json=as_json):
+        said = predict_jointly(
+            party, data, output, status=status, write=None if output else frames.append
+        )
+    if as_json:
+        rows = [row for frame in frames for row in frame.to_dict("records")]
+        terminal.print_json({**asdict(said), "predictions": rows, "output": output})
+        return
+    for frame in frames:
+        terminal.show_rows("Predictions", [*frame.columns], [
+            tuple(cell if isinstance(cell, str) else f"{cell:.4f}" for cell in row)
+            for row in frame.itertuples(index=False, name=None)
+        ])  # fmt: skip
+    terminal.show_note(
+        f"{said.jointly} rows predicted jointly, {said.alone} by the active alone"
+        + (f", since {said.why}" if said.why else "")
+    )
 
 
 def export(

@@ -207,6 +207,8 @@ class TvflActive(SumLearner):
         self.training_rows = positions_of(aligned, own.data.labelled_rows)
         self._aligned, self._seed = aligned, own.secrets.seed
         self._test_rows, self._classes = own.data.test_rows, len(own.data.classes)
+        self._own = own
+        self._alone: Student | None = None
         self._aligned_test_rows = positions_of(aligned, own.data.test_rows)
 
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
@@ -278,12 +280,28 @@ class TvflActive(SumLearner):
         The full inference sends representations of test rows, which the ledgers count.
         """
         with self.trainer.evaluating():
-            said = {name: self._alone(name) for name in FILLS}
+            said = {name: self._filled(name) for name in FILLS}
             if final:
-                said = {"tvfl": await self._together(links, next_step), **said}
+                together = await self._together(links, next_step)
+                said = {"tvfl": together, **said, "tvfl_alone": self.alone()}
         return said
 
-    def _alone(self, name: str) -> Scored:
+    def alone(self) -> Scored:
+        """What a model of the active's own features and labels says, trained now: for the day when
+        the others are gone.
+        """
+        own = self._own
+        held = replace(own.data, train_rows=own.data.labelled_rows, labelled=None)
+        student = Student(replace(own, held=held), torch.arange(len(held.table.ids)))
+        student.teach(np.zeros((len(student.rows_U), student.classes)))
+        train_student(student, own.config)
+        self._alone = student
+        return student.scored(self._test_rows)
+
+    def left_alone(self) -> ActiveNetworks | None:
+        return None if self._alone is None else self._alone.networks
+
+    def _filled(self, name: str) -> Scored:
         trainer = self.trainer
         shapes = {
             passive: terms.representation.shape for passive, terms in self.contract.passives.items()
@@ -350,7 +368,8 @@ class SplitNnActive(TvflActive):
         if not final:
             return {}
         with self.trainer.evaluating():
-            return {self.headline: await self._together(links, next_step)}
+            together = await self._together(links, next_step)
+        return {self.headline: together, f"{self.headline}_alone": self.alone()}
 
 
 class SummedSplitNnActive(SplitNnActive):

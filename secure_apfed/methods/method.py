@@ -353,6 +353,10 @@ class Learner(Role, ABC):
         """The networks that predict without any other party, if the method has them."""
         return None
 
+    def left_alone(self) -> ActiveNetworks | None:
+        """Networks that learnt without the others, where the model that learnt needs them."""
+        return None
+
 
 class Method(ABC):
     """One learning procedure: what its parties agree on, and the role of each.

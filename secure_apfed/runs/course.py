@@ -254,7 +254,7 @@ class RunWriter:
         outcome = Outcome.model_validate(content)
         card = self._card(session, data, outcome, judged)
         keep_scored(folder, judged.said)
-        networks = learner.solo()
+        networks = learner.solo() or learner.left_alone()
         if networks is not None:
             parts = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head})
             write_atomically(folder.model, save_tensors(parts.state_dict()))
