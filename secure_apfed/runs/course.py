@@ -570,7 +570,7 @@ class Course:
     def _warn_without_help(self) -> None:
         """Say it where training alone would pass for training with others."""
         contract, flows = self.session.contract, self.session.transcript.flows
-        if "representations are sent" in self._config.method.happens and all(
+        if "the active sends representations" in self._config.method.happens and all(
             flow.kind is not Kind.REPRESENTATIONS for flow in flows
         ):
             warnings.warn(

@@ -1,0 +1,241 @@
+"""Joint prediction as a service: as good as in the training, within limits, and alone after them."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.psi.lookup import Asker, Holder
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config
+from secure_apfed.data import read_own
+from secure_apfed.errors import ConfigError, ModelError
+from secure_apfed.files import make_private, read_json
+from secure_apfed.methods.serving import LimitReachedError
+from secure_apfed.runs.local import prepare_parties
+from secure_apfed.runs.party import PartyFile, ServeSettings, play_party
+from secure_apfed.runs.served import AnswerBook, predict_jointly, serve_party
+from secure_apfed.runs.solo import load_model
+
+ROWS, NEW = 200, 40
+SESSION = bytes(32)
+
+
+def tables(folder: Path) -> dict[str, pd.DataFrame]:
+    """Three parties' columns of the same people; whom a passive lacks, it lacks among the new."""
+    rng = np.random.default_rng(0)
+    x_NF = rng.normal(size=(ROWS + NEW, 6))
+    frame = pd.DataFrame(x_NF, columns=[*"abcdef"])
+    frame.insert(0, "id", [f"{number:06d}" for number in rng.permutation(9999)[: ROWS + NEW]])
+    label = np.where(x_NF[:, 0] + 2 * x_NF[:, 2] + 2 * x_NF[:, 4] > 0, "yes", "no")
+    parts = {
+        "bank": frame[["id", "a", "b"]].assign(y=label)[:ROWS],
+        "shop": frame[["id", "c", "d"]][: ROWS + NEW - 5],
+        "clinic": frame[["id", "e", "f"]].iloc[::-1],
+        "new": frame[["id", "a", "b"]][ROWS:],
+    }
+    for name, part in parts.items():
+        part.to_csv(folder / f"{name}.csv", index=False)
+    return parts
+
+
+def configured(folder: Path, method: str, **changes: Any) -> Config:
+    return Config.model_validate({
+        "name": "served", "method": method, "guard": {"mechanism": "none"},
+        "data": {
+            "dataset": "tables", "active": "bank", "id_column": "id", "label_column": "y",
+            "parties": {name: {"file": str(folder / f"{name}.csv")} for name in
+                        ("bank", "shop", "clinic")},
+        },
+        "model": {"network": "mlp", "hidden": [8], "representation": 4},
+        "train": {"epochs": 3, "batch_size": 64, "learning_rate": 0.1, "device": "cpu"},
+        "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 8.0},
+        "attacks": [], **changes,
+    })  # fmt: skip
+
+
+def played(*calls: Any) -> list[Any]:
+    """Each call in a thread of its own; what they returned or raised."""
+    results: list[Any] = [None] * len(calls)
+
+    def play(at: int) -> None:
+        try:
+            results[at] = calls[at]()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            results[at] = error
+
+    threads = [Thread(target=play, args=(at,)) for at in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+@pytest.fixture(scope="module", params=["split_nn_sum", "tvfl", "joint_teacher"])
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, Path]:
+    """The files of parties that have trained together."""
+    folder = tmp_path_factory.mktemp("trained")
+    tables(folder)
+    make_private(folder / "run")
+    files = prepare_parties(configured(folder, request.param), folder / "run")
+    results = played(*(lambda file=file: play_party(file) for file in files.values()))
+    assert [result for result in results if isinstance(result, Exception)] == []
+    return {**files, "new": folder / "new.csv", "bank.csv": folder / "bank.csv"}
+
+
+def asked(trained: Mapping[str, Path], data: Path, output: Path) -> tuple[Any, pd.DataFrame]:
+    """The active asks about the people of a file while the others serve one session."""
+    helpers = [name for name in trained if name in ("shop", "clinic", "aggregator")]
+    calls = [lambda name=name: serve_party(trained[name], sessions=1) for name in helpers]
+    said, *served = played(lambda: predict_jointly(trained["bank"], data, output), *calls)
+    assert [one for one in (said, *served) if isinstance(one, Exception)] == []
+    return said, pd.read_csv(output, dtype={"id": str})
+
+
+def allowing(
+    trained: Mapping[str, Path], party: str, folder: Path, **limits: Any
+) -> dict[str, Path]:
+    """The same files, one of which says other limits, with a book of its own."""
+    own = trained[party].parent
+    copied = shutil.copytree(own, folder / party)
+    (copied / "answered.sqlite").unlink(missing_ok=True)
+    content = yaml.safe_load((copied / "party.yaml").read_text())
+    content |= {"config": str((own / content["config"]).resolve()), "serve": limits}
+    (copied / "party.yaml").write_text(yaml.safe_dump(content))
+    return {**trained, party: copied / "party.yaml"}
+
+
+def test_what_it_says_is_what_the_training_measured(
+    trained: Mapping[str, Path], tmp_path: Path
+) -> None:
+    said, rows = asked(trained, trained["bank.csv"], tmp_path / "out.csv")
+    assert (said.jointly, said.alone, said.why) == (ROWS, 0, "")
+    file = PartyFile.read(trained["bank"])
+    config, result = (
+        load_config(file.config),
+        read_json(file.folder / "result.json", dict[str, Any]),
+    )
+    held = read_own(file.folder / "table.safetensors", "bank")
+    truth = pd.read_csv(trained["bank.csv"])["y"]
+    right = (rows["class"] == truth)[held.test_rows.numpy()].mean()
+    name = config.method.name
+    together = f"{name}_together" if config.method.predicts_alone else name
+    assert right == pytest.approx(result["accuracy"][together])
+    assert (rows["p(no)"] + rows["p(yes)"]).to_numpy() == pytest.approx(1)
+
+
+def test_whom_a_passive_lacks_the_active_predicts_alone(
+    trained: Mapping[str, Path], tmp_path: Path
+) -> None:
+    said, rows = asked(trained, trained["new"], tmp_path / "out.csv")
+    assert (said.jointly, said.alone) == (NEW - 5, 5)
+    assert [*rows["by"]] == ["jointly"] * (NEW - 5) + ["alone"] * 5
+    alone = load_model(trained["bank"].parent).read(pd.read_csv(trained["new"]))
+    assert rows["p(yes)"][-5:].to_numpy() == pytest.approx(alone[-5:, 1].numpy())
+
+
+@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+@pytest.mark.parametrize(
+    ("limits", "jointly"),
+    [({"a_person": 1}, 2 * NEW - 10), ({"a_day": NEW}, NEW - 5), ({"in_all": NEW - 6}, 0),
+     ({"lookups_a_day": NEW + 1}, NEW - 5)],
+)  # fmt: skip
+def test_a_limit_ends_it_by_name_and_the_active_goes_on_alone(
+    limits: dict[str, int], jointly: int, trained: Mapping[str, Path], tmp_path: Path
+) -> None:
+    files = allowing(trained, "shop", tmp_path, **limits)
+    one, _ = asked(files, trained["new"], tmp_path / "one.csv")
+    other, rows = asked(files, trained["new"], tmp_path / "other.csv")
+    counted = one.jointly + other.jointly
+    assert counted == (NEW - 5 if "a_person" in limits else jointly)
+    assert len(rows) == NEW
+    (limit,) = limits
+    assert f"shop answers no more: the limit serve.{limit}" in (one.why + other.why)
+
+
+@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+def test_a_passive_that_is_not_there_is_named_and_the_rows_are_predicted_alone(
+    trained: Mapping[str, Path], tmp_path: Path
+) -> None:
+    def nobody(*_: Any) -> Any:
+        raise PartyLeftError("shop did not come")
+
+    said = predict_jointly(trained["bank"], trained["new"], tmp_path / "out.csv", meet=nobody)
+    assert (said.jointly, said.alone, said.why) == (0, NEW, "shop did not come")
+    with pytest.raises(ConfigError, match="shop is not the active"):
+        predict_jointly(trained["shop"], trained["new"], tmp_path / "out.csv")
+    with pytest.raises(ConfigError, match="bank is the active, which asks"):
+        serve_party(trained["bank"], sessions=1)
+
+
+@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+def test_a_folder_without_a_kept_model_or_another_ones_is_refused(
+    trained: Mapping[str, Path], tmp_path: Path
+) -> None:
+    files = allowing(trained, "clinic", tmp_path)
+    kept = files["clinic"].parent / "joint.safetensors"
+    content = kept.read_bytes()
+    assert kept.stat().st_mode & 0o077 == 0
+    for bad, said in (
+        (b"", "holds no kept model"), (content[:-3], "holds no kept model"),
+        (content.replace(b'clinic', b'shop12'), "is of shop12, this party is clinic"),
+    ):  # fmt: skip
+        kept.write_bytes(bad)
+        with pytest.raises(ModelError, match=said):
+            serve_party(files["clinic"], sessions=1)
+    kept.unlink()
+    with pytest.raises(ModelError, match="has finished no training"):
+        serve_party(files["clinic"], sessions=1)
+
+
+def test_a_book_counts_over_sessions_by_day_and_takes_back_what_is_refused(tmp_path: Path) -> None:
+    day = ["2026-01-01"]
+
+    def book(**limits: Any) -> AnswerBook:
+        return AnswerBook(
+            tmp_path / "book", "shop", ServeSettings(**limits), key=SESSION, budget=2.0,
+            today=lambda: day[0],
+        )  # fmt: skip
+
+    book(a_day=3).answers([b"ann", b"bob"], None)
+    with pytest.raises(LimitReachedError, match=r"serve\.a_day of its file is 3, and .* be 4"):
+        book(a_day=3).answers([b"ann", b"bob"], None)
+    book(a_day=3).answers([b"ann"], None)
+    day[0] = "2026-01-02"
+    with pytest.raises(LimitReachedError, match=r"serve\.a_person of its file is 2"):
+        book(a_day=3, a_person=2).answers([b"eve", b"ann"], None)
+    with pytest.raises(LimitReachedError, match=r"serve\.epsilon of its file is 2"):
+        book().answers([b"bob", b"ann"], float)
+    book().answers([b"bob"], float)
+    assert (tmp_path / "book").stat().st_mode & 0o077 == 0
+    assert b"ann" not in (tmp_path / "book").read_bytes()
+
+
+def test_a_lookup_tells_who_is_there_and_refuses_what_is_no_list_of_ids() -> None:
+    ids = [b"ann", b"bob", b"eve"]
+    holder = Holder(ids, session=SESSION)
+    asker = Asker(holder.published, holder="shop", session=SESSION, most=3)
+    question = asker.ask([b"eve", b"zoe", b"ann"])
+    places = asker.read(holder.answer(question, sender="bank", most=3), 3)
+    assert [ids[holder.order[place]] if place >= 0 else None for place in places] == [
+        b"eve", None, b"ann"
+    ]  # fmt: skip
+    with pytest.raises(RemoteProtocolError, match="at most 2 are answered"):
+        holder.answer(question, sender="bank", most=2)
+    with pytest.raises(RemoteProtocolError, match="blinded ID"):
+        holder.answer(question[:32] * 2, sender="bank", most=3)
+    with pytest.raises(RemoteProtocolError, match="more than the 2 agreed"):
+        Asker(holder.published, holder="shop", session=SESSION, most=2)
+    for tags in (b"", bytes(48), bytes(47)):
+        with pytest.raises(RemoteProtocolError, match="different tags for 3 blinded IDs"):
+            asker.read(tags, 3)
