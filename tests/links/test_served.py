@@ -1,4 +1,4 @@
-"""Joint prediction as a service: as good as in the training, within limits, and alone after them."""
+"""Joint prediction as a service: as good as in training, within limits, and alone after them."""
 
 import shutil
 from collections.abc import Mapping
