@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from secure_apfed.privacy.release import PrivateContributions, PrivateLabels, PrivateRelease
     from secure_apfed.runs.outcome import load_recording
     from secure_apfed.runs.run import run
+    from secure_apfed.runs.served import predict_jointly, serve_party
     from secure_apfed.runs.solo import load_model
     from secure_apfed.settings.alignment import AlignmentSettings
 
@@ -74,8 +75,10 @@ __all__ = [
     "load_recording",
     "make_guard",
     "open_link",
+    "predict_jointly",
     "run",
     "run_frames",
+    "serve_party",
 ]
 __all__ += apfed_protocols.__all__
 
@@ -104,6 +107,7 @@ _HOME: dict[str, str] = {
     "load_model": "runs.solo",
     "load_recording": "runs.outcome",
     "run": "runs.run",
+    **dict.fromkeys(("predict_jointly", "serve_party"), "runs.served"),
 }
 
 

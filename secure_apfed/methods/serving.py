@@ -61,6 +61,7 @@ __all__ = [
     "add_up",
     "joint_method",
     "kept_of",
+    "load_kept",
     "serve",
 ]
 

@@ -52,6 +52,7 @@ WHOLE: dict[str, Any] = {
     "silent_passive": "wait",
     "patience_s": 30.0,
     "restarts": 3,
+    "predicts": KEY,
 }
 
 

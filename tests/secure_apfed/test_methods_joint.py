@@ -126,7 +126,7 @@ def test_the_full_inference_is_that_of_all_parties() -> None:
     right = monolith.scores(people).argmax(1) == torch.tensor(people) % CLASSES
     accuracies = session.evaluate(next_step=1, final=True)
     assert accuracies["tvfl"] == pytest.approx(right.double().mean().item())
-    assert list(accuracies) == ["tvfl", "tvfl_0", "tvfl_a", "tvfl_r"]
+    assert list(accuracies) == ["tvfl", *FILLS, "tvfl_alone"]
     assert list(session.evaluate(next_step=9, final=False)) == list(FILLS)
 
 
