@@ -27,9 +27,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.ids import encode_pieces
 from apfed_protocols.randomness import derive_key
-from secure_apfed.alignment import canonical_ids
-from secure_apfed.alignment.ids import IdFile
+from secure_apfed.alignment.ids import IdFile, id_rules
 from secure_apfed.audit_log import FILE_NAME, AuditLog
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
@@ -370,12 +370,10 @@ class _Asking:
 
 def _blocks(here: _Here, kept: Kept, data: Path) -> Iterator[_Block]:
     party, columns = here.file.party, _id_columns(here.config, here.file.party)
-    pieces = IdFile(party, data, columns).pieces()
+    pieces = encode_pieces(party, IdFile(party, data, columns), id_rules(here.config.alignment))
     ids = itertools.chain.from_iterable(pieces)
     for names, features in load_blocks(data, kept.encoding, id_columns=columns):
-        written = [*itertools.islice(ids, len(names))]
-        encoded = [canonical_ids(party, [one], here.config.alignment)[0] for one in written]
-        yield _Block(names, encoded, features)
+        yield _Block(names, [*itertools.islice(ids, len(names))], features)
 
 
 def _of_nobody(kept: Kept) -> OwnData:
