@@ -79,18 +79,21 @@ def played(*calls: Any) -> list[Any]:
     return results
 
 
+def made(folder: Path, method: str, **changes: Any) -> Mapping[str, Path]:
+    """The files of parties that have trained together, and of new people."""
+    tables(folder)
+    make_private(folder / "run")
+    files = prepare_parties(configured(folder, method, **changes), folder / "run")
+    results = played(*(lambda file=file: play_party(file) for file in files.values()))
+    assert [result for result in results if isinstance(result, Exception)] == []
+    return {**files, "new": folder / "new.csv", "bank.csv": folder / "bank.csv"}
+
+
 @pytest.fixture(scope="module", params=["split_nn_sum", "tvfl", "joint_teacher"])
 def trained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Mapping[str, Path]:
-    """The files of parties that have trained together."""
-    folder = tmp_path_factory.mktemp("trained")
-    tables(folder)
-    make_private(folder / "run")
-    files = prepare_parties(configured(folder, request.param), folder / "run")
-    results = played(*(lambda file=file: play_party(file) for file in files.values()))
-    assert [result for result in results if isinstance(result, Exception)] == []
-    return {**files, "new": folder / "new.csv", "bank.csv": folder / "bank.csv"}
+    return made(tmp_path_factory.mktemp("trained"), request.param)
 
 
 def asked(trained: Mapping[str, Path], data: Path, output: Path) -> tuple[Any, pd.DataFrame]:
@@ -239,3 +242,24 @@ def test_a_lookup_tells_who_is_there_and_refuses_what_is_no_list_of_ids() -> Non
     for tags in (b"", bytes(48), bytes(47)):
         with pytest.raises(RemoteProtocolError, match="different tags for 3 blinded IDs"):
             asker.read(tags, 3)
+
+
+NOISES = {
+    "tvfl": {"guard": {"mechanism": "gaussian", "epsilon": 8.0}},
+    "split_nn_sum": {
+        "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 4.0,
+                       "noise": {"epsilon": 8.0}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", NOISES)
+def test_under_noise_one_persons_answers_stay_within_the_runs_epsilon(
+    method: str, tmp_path: Path
+) -> None:
+    trained = made(tmp_path, method, **NOISES[method])
+    said = [asked(trained, trained["new"], tmp_path / f"{turn}.csv")[0] for turn in range(6)]
+    answered = [one.jointly for one in said]
+    assert set(answered) == {NEW - 5, 0}
+    assert answered == sorted(answered, reverse=True)
+    assert "answers no more: the limit serve.epsilon of its file is 8" in said[-1].why
