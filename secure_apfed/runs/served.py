@@ -10,11 +10,12 @@ leaves.
 import datetime as dt
 import hashlib
 import itertools
+import os
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.ids import encode_pieces
-from apfed_protocols.randomness import derive_key
+from apfed_protocols.randomness import fresh_key
 from secure_apfed.alignment.ids import IdFile, id_rules
 from secure_apfed.audit_log import FILE_NAME, AuditLog
 from secure_apfed.config import Config
@@ -37,7 +38,7 @@ from secure_apfed.contract import Contract
 from secure_apfed.data import OwnData, PartyTable, load_blocks, load_own_tables, read_own
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.exchange import Links, StatusKeeper, Transcript, play_one
-from secure_apfed.files import read_json
+from secure_apfed.files import open_regular, read_json
 from secure_apfed.methods import METHODS, Own, fresh_secrets
 from secure_apfed.methods.alignment import DEALER
 from secure_apfed.methods.joint import Tvfl
@@ -70,29 +71,37 @@ def _run_of(folder: PartyFolder) -> str:
 
 
 class AnswerBook:
-    """What a passive answered, in all sessions; persons stand in it under a keyed hash.
+    """What a passive answered, in all sessions; persons stand in it under a hash with its own key.
 
     Args:
-        path: a file on this machine's disk.
-        key: secret, of the party.
+        path: a file on this machine's disk, its owner's alone.
         budget: what all answers about one person may cost; None: whatever the limits allow.
         today: the day that answers count for.
+
+    Raises:
+        CheckpointError: another file lies there.
     """
 
     def __init__(
-        self, path: Path, me: str, limits: ServeSettings, *, key: bytes,
-        budget: float | None = None,
+        self, path: Path, me: str, limits: ServeSettings, *, budget: float | None = None,
         today: Callable[[], str] = lambda: f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
     ) -> None:  # fmt: skip
         self._me, self._limits, self._today = me, limits, today
-        self._key, self._budget = derive_key(key, b"secure-apfed served v1"), budget
-        path.touch(mode=0o600)
+        self._budget = budget
+        os.close(open_regular(path, create=True))
         self._book = sqlite3.connect(path, isolation_level=None)
-        self._book.execute("PRAGMA synchronous = FULL")
-        self._book.execute(
-            "CREATE TABLE IF NOT EXISTS counted (what BLOB PRIMARY KEY, times INTEGER) "
-            "WITHOUT ROWID"
-        )
+        try:
+            self._book.execute("PRAGMA synchronous = FULL")
+            self._book.execute("CREATE TABLE IF NOT EXISTS hashed (at PRIMARY KEY, under BLOB)")
+            self._book.execute("INSERT OR IGNORE INTO hashed VALUES (0, ?)", (fresh_key(),))
+            self._book.execute("CREATE TABLE IF NOT EXISTS counted (what PRIMARY KEY, times)")
+            (self._key,) = self._book.execute("SELECT under FROM hashed").fetchone()
+        except sqlite3.DatabaseError as error:
+            self._book.close()
+            raise CheckpointError(
+                f"{path} is no book of answers ({error}); put it back from a copy: without it "
+                "nobody knows what was answered"
+            ) from error
 
     def close(self) -> None:
         self._book.close()
@@ -215,11 +224,12 @@ def serve_party(
     with here.folder.locked(), status:
         while sessions is None or played < sessions:
             try:
-                with here.session(held, meet, status) as (own, links, transport):
+                with ExitStack() as stack:
+                    own, links, transport = stack.enter_context(here.session(held, meet, status))
                     if held is None:
                         script = add_up(own, links, here.method)
                     else:
-                        book = _book_of(here, own)
+                        book = stack.enter_context(closing(_book_of(here)))
                         script = serve(own, links, here.method, here.tensors, book)
                     play_one(script, links, transport, timeout_s=file.timeout_s, observer=status)
                 on_session("a session ended")
@@ -228,13 +238,11 @@ def serve_party(
             played += 1
 
 
-def _book_of(here: _Here, own: Own) -> AnswerBook:
-    config, noise = here.config, here.config.method.noise(here.config)
-    budget = here.file.serve.epsilon or config.guard.epsilon or (noise.epsilon if noise else None)
-    return AnswerBook(
-        here.folder.path / "answered.sqlite", own.name, here.file.serve,
-        key=own.secrets.identity.secret_bytes(), budget=budget,
-    )  # fmt: skip
+def _book_of(here: _Here) -> AnswerBook:
+    config, limits, noise = here.config, here.file.serve, here.config.method.noise(here.config)
+    budget = limits.epsilon or config.guard.epsilon or (noise.epsilon if noise else None)
+    path = here.folder.path / "answered.sqlite"
+    return AnswerBook(path, here.file.party, limits, budget=budget)
 
 
 def _served_table(here: _Here, kept: Kept) -> OwnData:

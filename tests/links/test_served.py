@@ -16,7 +16,7 @@ from apfed_protocols.psi.lookup import Asker, Holder
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.data import read_own
-from secure_apfed.errors import ConfigError, ModelError
+from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.files import make_private, read_json
 from secure_apfed.methods.serving import LimitReachedError
 from secure_apfed.runs.local import prepare_parties
@@ -206,7 +206,7 @@ def test_a_book_counts_over_sessions_by_day_and_takes_back_what_is_refused(tmp_p
 
     def book(**limits: Any) -> AnswerBook:
         return AnswerBook(
-            tmp_path / "book", "shop", ServeSettings(**limits), key=SESSION, budget=2.0,
+            tmp_path / "book", "shop", ServeSettings(**limits), budget=2.0,
             today=lambda: day[0],
         )  # fmt: skip
 
@@ -222,6 +222,12 @@ def test_a_book_counts_over_sessions_by_day_and_takes_back_what_is_refused(tmp_p
     book().answers([b"bob"], float)
     assert (tmp_path / "book").stat().st_mode & 0o077 == 0
     assert b"ann" not in (tmp_path / "book").read_bytes()
+    (tmp_path / "book").write_bytes(b"something else")
+    with pytest.raises(CheckpointError, match="is no book of answers"):
+        book()
+    (tmp_path / "link").symlink_to(tmp_path / "book")
+    with pytest.raises(CheckpointError, match="link"):
+        AnswerBook(tmp_path / "link", "shop", ServeSettings())
 
 
 def test_a_lookup_tells_who_is_there_and_refuses_what_is_no_list_of_ids() -> None:
