@@ -31,7 +31,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, Unsa
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import PartyTable, VerticalData, files_digest, load_data
-from secure_apfed.data.encoding import ColumnEncoding, ImageEncoding
+from secure_apfed.data.encoding import ColumnEncoding, FeatureEncoding, ImageEncoding
 from secure_apfed.errors import ApfedError, CheckpointError, DataError
 from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
 from secure_apfed.runs.folder import RunFolder, resumable
@@ -460,49 +460,35 @@ def centralise(data: VerticalData) -> VerticalData:
 
     Raises DataError where a passive does not know all of them, or views do not fit.
     """
-    tables = [data.active, *(_in_order(table, data.active.ids) for table in data.passives)]
-    encodings = [table.encoding for table in tables]
-    if all(isinstance(encoding, ImageEncoding) for encoding in encodings):
-        active = _stacked(tables)
-    elif all(isinstance(encoding, ColumnEncoding) for encoding in encodings):
-        active = _joined(tables)
-    else:
+    tables = [data.active]
+    for table in data.passives:
+        place = {person: row for row, person in enumerate(table.ids)}
+        if missing := [person for person in data.active.ids if person not in place]:
+            raise DataError(
+                f"{table.name} does not know {len(missing)} of the active's people; a centralised "
+                "table needs data.overlap: 1.0"
+            )
+        tables.append(rows_of(table, [place[person] for person in data.active.ids]))
+    strips = [(of.encoding, of.features) for of in tables if isinstance(of.encoding, ImageEncoding)]
+    parts = [of.encoding for of in tables if isinstance(of.encoding, ColumnEncoding)]
+    if strips and parts:
         raise DataError("images and tables of columns do not make one table")
-    return replace(data, table=replace(active, labels=data.active.labels), passives=())
-
-
-def _in_order(table: PartyTable, ids: Sequence[str]) -> PartyTable:
-    place = {person: row for row, person in enumerate(table.ids)}
-    if missing := [person for person in ids if person not in place]:
-        raise DataError(
-            f"{table.name} does not know {len(missing)} of the active's people; a centralised "
-            "table needs data.overlap: 1.0"
+    if parts:
+        encoding: FeatureEncoding = ColumnEncoding(
+            columns=tuple(column for part in parts for column in part.columns)
         )
-    return rows_of(table, [place[person] for person in ids])
+        features = torch.cat([table.features for table in tables], dim=1)
+    else:  # from the top of the image to its bottom
+        strips.sort(key=lambda strip: strip[0].first_row)
+        if any(above.end_row != below.first_row for (above, _), (below, _) in pairwise(strips)):
+            raise DataError("the strips leave out rows of the image or overlap")
+        encoding = strips[0][0].model_copy(update={"end_row": strips[-1][0].end_row})
+        features = torch.cat([strip for _, strip in strips], dim=2)
+    active = PartyTable(data.active.name, data.active.ids, features, data.active.labels, encoding)
+    return replace(data, table=active, passives=())
 
 
 def rows_of(table: PartyTable, rows: Sequence[int]) -> PartyTable:
     """These rows of a passive's table, in this order."""
     ids = tuple(table.ids[row] for row in rows)
     return PartyTable(table.name, ids, table.features[list(rows)], None, table.encoding)
-
-
-def _stacked(tables: Sequence[PartyTable]) -> PartyTable:
-    """Strips from the top of the image to its bottom."""
-    strips = [(of.encoding, of) for of in tables if isinstance(of.encoding, ImageEncoding)]
-    strips.sort(key=lambda strip: strip[0].first_row)
-    for (above, _), (below, _) in pairwise(strips):
-        if above.end_row != below.first_row:
-            raise DataError("the strips leave out rows of the image or overlap")
-    top, bottom = strips[0][0], strips[-1][0]
-    features = torch.cat([table.features for _, table in strips], dim=2)
-    encoding = top.model_copy(update={"end_row": bottom.end_row})
-    return PartyTable(tables[0].name, tables[0].ids, features, None, encoding)
-
-
-def _joined(tables: Sequence[PartyTable]) -> PartyTable:
-    """Columns side by side."""
-    parts = [table.encoding for table in tables if isinstance(table.encoding, ColumnEncoding)]
-    encoding = ColumnEncoding(columns=tuple(column for part in parts for column in part.columns))
-    features = torch.cat([table.features for table in tables], dim=1)
-    return PartyTable(tables[0].name, tables[0].ids, features, None, encoding)
