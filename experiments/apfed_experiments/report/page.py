@@ -148,7 +148,7 @@ def _row(run: ListedRun, targets: Sequence[str], start: Path) -> dict[str, Any]:
     }
     for target in targets:
         leak = run.leaks.get(target)
-        note = "" if leak is None else f"{words.plain(leak.metric)}, {words.plain(leak.attack)}"
+        note = ", ".join(map(words.plain, (str(leak.metric), leak.setting))) if leak else ""
         advantage = None if leak is None else leak.advantage
         figures[f"attack on {target}"] = _figure(advantage, words.signed, note)
     figures["sent"] = _figure(run.wire_bytes, words.size)
