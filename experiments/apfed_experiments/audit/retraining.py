@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -405,27 +406,22 @@ def run_audit(
     The bounds of each table of cases hold together at 95 %. `retrainings`, of both worlds together
     in each case, are even, at least 120; `seed` is that of the noise.
     """
+    retrain = partial(play_case, retrainings=retrainings, device=device)
+    vote = partial(play_vote_case, runs=retrainings // 2)
     results, votes = list[Result](), list[Result]()
-    for index, case in enumerate(CASES.values()):
-        level = (1 - _CONFIDENCE) / len(CASES)
-        drawn = 1000 * seed + 100 * index
-        results.append(
-            play_case(case, retrainings=retrainings, seed=drawn, level=level, device=device)
-        )
-        on_done(results[-1])
-    for index, vote_case in enumerate(VOTE_CASES.values()):
-        level = (1 - _CONFIDENCE) / len(VOTE_CASES)
-        votes.append(
-            play_vote_case(vote_case, runs=retrainings // 2, seed=1000 * seed + index, level=level)
-        )
-        on_done(votes[-1])
+    tables: Any = ((results, CASES, retrain, 100), (votes, VOTE_CASES, vote, 1))
+    for found, cases, play, apart in tables:
+        level = (1 - _CONFIDENCE) / len(cases)
+        for index, case in enumerate(cases.values()):
+            found.append(play(case, seed=1000 * seed + apart * index, level=level))
+            on_done(found[-1])
     folder.mkdir(parents=True, exist_ok=True)
-    found = {
+    document = {
         "confidence": _CONFIDENCE, "seed": seed, "device": str(device), "machine": machine(),
         "cases": [result.as_json() for result in results],
         "votes": [result.as_json() for result in votes],
     }  # fmt: skip
-    write_text(folder / "audit.json", to_json(found))
+    write_text(folder / "audit.json", to_json(document))
     return results, votes
 
 
