@@ -153,7 +153,12 @@ class Retrainings:
     def _step(self, number: int, rows_B: Tensor) -> Step:
         found = (rows_B == self.task.record).nonzero().flatten().tolist()
         at = found[0] if found else -1
-        x_RBF, y_RB = self._batch(rows_B, at)
+        # The batch of every retraining as it is in its world.
+        x_RBF = self.task.features[rows_B].repeat(self.count, 1, 1)
+        y_RB = self.task.labels[rows_B].repeat(self.count, 1)
+        if at >= 0:
+            of_1 = self.world_R == 1
+            x_RBF[of_1, at], y_RB[of_1, at] = self.task.other_features, self.task.other_label
         clean_RBD = self._represent(x_RBF)
         sent_RBD = clean_RBD + self.protection.sigma * self._normal(clean_RBD)
         row_RBD = self._ask(sent_RBD, self.task.passive_features[rows_B])
@@ -207,16 +212,6 @@ class Retrainings:
         each = vmap(vmap(grad(loss), in_dims=(None, 0, 0, 0)))
         gradients: Weights = each(self._weights["active"], x_RBF, y_RB, row_RBD)
         return torch.cat([part.flatten(2) for part in gradients.values()], dim=2)
-
-    def _batch(self, rows_B: Tensor, at: int) -> tuple[Tensor, Tensor]:
-        """The batch of every retraining as it is in its world."""
-        x_BF, y_B = self.task.features[rows_B], self.task.labels[rows_B]
-        x_RBF = x_BF.expand(self.count, *x_BF.shape).clone()
-        y_RB = y_B.expand(self.count, *y_B.shape).clone()
-        if at >= 0:
-            half = self.count // 2
-            x_RBF[half:, at], y_RB[half:, at] = self.task.other_features, self.task.other_label
-        return x_RBF, y_RB
 
     def _represent(self, x_RBF: Tensor) -> Tensor:
         def of_one(weights: Weights, x_BF: Tensor) -> Tensor:
