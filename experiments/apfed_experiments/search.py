@@ -291,8 +291,7 @@ class Found:
 
     def write(self, folder: Path) -> None:
         write_text(folder / "search.json", to_json(self.as_json()))
-        notes = "".join(f"\n{note}\n" for note in self.notes)
-        write_text(folder / "search.md", self.table.markdown() + notes)
+        write_text(folder / "search.md", self.table.markdown(self.notes))
 
 
 def search(
