@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from importlib.resources import files
 from itertools import pairwise
@@ -144,10 +144,9 @@ class Point:
         return Outcome(
             method=result.method, accuracy=result.accuracy, measure=result.measure,
             measures=result.measures, wire_bytes=result.wire_bytes,
-            privacy=Privacy.model_validate(asdict(result.privacy)),
-            seconds=time.monotonic() - began, aligned_rows=len(aligned),
-            train_rows=len(data.train_rows), labelled_rows=len(data.labelled_rows),
-            test_rows=len(data.test_rows),
+            privacy=Privacy.of(result.privacy), seconds=time.monotonic() - began,
+            aligned_rows=len(aligned), train_rows=len(data.train_rows),
+            labelled_rows=len(data.labelled_rows), test_rows=len(data.test_rows),
             contributions={name: Contributions.model_validate(told) for name, told in spent},
         )  # fmt: skip
 
@@ -392,24 +391,21 @@ def results_of(
         if isinstance(found, Failure):
             failures.append(found)
             continue
-        privacy, passives = found.outcome.privacy, found.outcome.contributions.values()
+        outcome, passives = found.outcome, found.outcome.contributions.values()
+        labelled, test = outcome.labelled_rows or 0, outcome.test_rows or 0
+        # An older version's figures tell the aligned rows alone.
+        train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
+        told = {"train": train, "labelled": labelled, "test": test}
         of_run = {
-            "point": trial.point.name, "seed": trial.seed, "epsilon_x": privacy.epsilon_x,
-            "epsilon_y": privacy.epsilon_y, "releases": privacy.releases or 0,
-            "wire_bytes": found.outcome.wire_bytes,
+            "point": trial.point.name, "seed": trial.seed, "epsilon_x": outcome.privacy.epsilon_x,
+            "epsilon_y": outcome.privacy.epsilon_y, "releases": outcome.privacy.releases or 0,
+            "wire_bytes": outcome.wire_bytes,
             # What a person costs the passive that spent most; inf where no passive adds noise.
             "epsilon_passives": max((of.epsilon for of in passives), default=math.inf),
-            "shared": _shared(trial.config.data, found.outcome),
+            "shared": shared_share(trial.config.data, **told) if train else 0.0,
         }  # fmt: skip
         rows += [{**of_run, **figure} for figure in figures(found)]
     return Results(pd.DataFrame(rows), tuple(failures))
-
-
-def _shared(data: DataSettings, outcome: Outcome) -> float:
-    """See `shared_share`; an older version's figures tell the aligned rows alone."""
-    labelled, test = outcome.labelled_rows or 0, outcome.test_rows or 0
-    train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
-    return shared_share(data, train=train, labelled=labelled, test=test) if train else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -462,13 +458,13 @@ def centralise(data: VerticalData) -> VerticalData:
     """
     tables = [data.active]
     for table in data.passives:
-        place = {person: row for row, person in enumerate(table.ids)}
-        if missing := [person for person in data.active.ids if person not in place]:
+        rows = pd.Index(table.ids).get_indexer(pd.Index(data.active.ids))
+        if missing := int((rows < 0).sum()):
             raise DataError(
-                f"{table.name} does not know {len(missing)} of the active's people; a centralised "
+                f"{table.name} does not know {missing} of the active's people; a centralised "
                 "table needs data.overlap: 1.0"
             )
-        tables.append(rows_of(table, [place[person] for person in data.active.ids]))
+        tables.append(rows_of(table, rows.tolist()))
     strips = [(of.encoding, of.features) for of in tables if isinstance(of.encoding, ImageEncoding)]
     parts = [of.encoding for of in tables if isinstance(of.encoding, ColumnEncoding)]
     if strips and parts:
