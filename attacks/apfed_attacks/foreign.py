@@ -209,7 +209,13 @@ def evaluate(
     given["steps"] = len(envelopes) > 1
     needs = {name: f"needs {name}=, {of}" for name, of in _ARGUMENTS.items() if not given[name]}
     findings, lacking = list[Finding](), dict[str, str]()
-    for attack in _attacks(attacks, drawn=known is None):
+    quick: Mapping[str, Any] = _QUICK if attacks is None else {}
+    asked = [attacks] if isinstance(attacks, str) else list(ATTACKS if attacks is None else attacks)
+    # Where known rows are given, the numbers of them in a suite say nothing.
+    choices = full_suite(asked) if known is None else [AttackChoice(name=name) for name in asked]
+    for choice in choices:
+        options = {**choice.options, **quick.get(choice.name, {})}
+        attack = prepare(AttackChoice(name=choice.name, options=options))
         view = AdversaryView(
             role="passive" if "passive" in attack.roles else attack.roles[0],
             parties=(_ADVERSARY,),
@@ -239,15 +245,6 @@ def evaluate(
     mounted = {one.result.attack for one in findings}
     rest = {name: reason for name, reason in lacking.items() if name not in mounted}
     return Evaluation(tuple(findings), rest)
-
-
-def _attacks(names: Iterable[str] | None, *, drawn: bool) -> Iterator[Attack]:
-    """What to mount; where known rows are given, the numbers of them in a suite say nothing."""
-    quick: Mapping[str, Any] = _QUICK if names is None else {}
-    names = [names] if isinstance(names, str) else list(ATTACKS if names is None else names)
-    for choice in full_suite(names) if drawn else [AttackChoice(name=name) for name in names]:
-        options = {**choice.options, **quick.get(choice.name, {})}
-        yield prepare(AttackChoice(name=choice.name, options=options))
 
 
 def _known(

@@ -5,7 +5,7 @@ Run by: whoever holds the recording of all parties, which no real party does. At
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -172,11 +172,14 @@ def view_of(
         )
     members, transcript, first = set(parties), recording.transcript, parties[0]
     role = "active" if first == active else "passive" if first in tables else first
+    exchange, networks = exchange_of(recording.config), recording.encoders
+    if exchange.opens == "weights" and recording.model is not None:  # their average
+        networks = dict.fromkeys(tables, recording.model)
     return AdversaryView(
         role=cast(Role, role),
         parties=tuple(parties),
         behaviour=behaviour,
-        description=exchange_of(recording.config),
+        description=exchange,
         envelopes={
             epoch: tuple(item for item in envelopes if {item.sender, item.receiver} & members)
             for epoch, envelopes in transcript.kept.items()
@@ -187,7 +190,7 @@ def view_of(
         features=_features(recording, parties),
         labels=_labels(recording, parties),
         held=_held(recording, tuple(tables) if active in members else parties),
-        networks=_networks(recording, members),
+        networks={name: copy.deepcopy(of) for name, of in networks.items() if name in members},
         answers=_answers(recording) if first == "outsider" else None,
         knowledge=knowledge,
         iterations=iterations,
@@ -269,14 +272,6 @@ def _held(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
     alignment = recording.alignment
     held = {name: alignment[name] >= 0 for name in parties if name in alignment}
     return {name: held_A for name, held_A in held.items() if not held_A.all()}
-
-
-def _networks(recording: Recording, members: Collection[str]) -> dict[str, nn.Module]:
-    """Return copies of the members' own encoders where they were recorded, or of their average."""
-    kept = recording.encoders
-    if exchange_of(recording.config).opens == "weights" and recording.model is not None:
-        kept = dict.fromkeys(_tables(recording), recording.model)
-    return {name: copy.deepcopy(network) for name, network in kept.items() if name in members}
 
 
 def _answers(recording: Recording) -> Callable[[Tensor], Tensor] | None:

@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, cast
@@ -92,15 +91,6 @@ def _play(play: Callable[..., None], parties: Mapping[str, tuple[Any, ...]]) -> 
     }
 
 
-def _made(me: str, backend: Any, *ids: Any, **supply: Any) -> Any:
-    """One party's role."""
-    if me == "hub":
-        return backend.hub("hub", ["member"], *ids, **supply)
-    if me == "member":
-        return backend.member("member", "hub", *ids, **supply)
-    return backend.dealer("hub", ["member"])
-
-
 def _meet(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]]:
     """Wait until all parties are up; return what waits for the next message of any."""
     for end in ends.values():
@@ -161,7 +151,13 @@ def _party(
         dealt, took = _played(stock, ends if me == "dealer" else {"dealer": ends["dealer"]})
         found = {"dealt_bytes": took["bytes"]}
         supply = {"supply": getattr(dealt, "supply", None)}
-    role, took = _played(partial(_made, me, backend, _own_ids(me, size), **supply), ends)
+    ids = _own_ids(me, size)
+    make = {
+        "hub": lambda: backend.hub("hub", ["member"], ids, **supply),
+        "member": lambda: backend.member("member", "hub", ids, **supply),
+        "dealer": lambda: backend.dealer("hub", ["member"]),
+    }[me]
+    role, took = _played(make, ends)
     found |= took | {"peak_memory": peak_memory()}
     found["common"] = len(role.rows) if me == "hub" else 0
     if protocol == "ecdh":

@@ -117,8 +117,8 @@ class Table:
             for row in self.rows
         ]
 
-    def markdown(self) -> str:
-        return markdown(self.header, self.cells)
+    def markdown(self, notes: Iterable[str] = ()) -> str:
+        return markdown(self.header, self.cells) + "".join(f"\n{note}\n" for note in notes)
 
     def csv(self) -> str:
         return to_csv(pd.json_normalize(self.plain()))

@@ -1,11 +1,12 @@
 """How every picture looks and is written: colours that keep their meaning, settings, margins."""
 
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -17,7 +18,7 @@ from secure_apfed.files import write_atomically
 
 __all__ = [
     "ATTACK", "COLOURS", "FAINT", "INK", "OTHER", "OURS", "STYLE", "Picture", "add_gain_axis",
-    "draw_line", "drawing", "inches_of", "set_margins",
+    "draw_line", "drawing", "inches_of", "name_rows", "set_margins",
 ]  # fmt: skip
 
 OURS, OTHER, ATTACK, INK, FAINT = "#1f6fb4", "#8a8f98", "#c8501e", "#24292f", "#d8dce1"
@@ -86,14 +87,16 @@ class Picture:
     title: str
     caption: str
 
+    @property
+    def base64(self) -> str:
+        return b64encode(self.path.read_bytes()).decode("ascii")
+
 
 @contextmanager
-def drawing(
-    path: Path, size: tuple[float, float], *, layout: Literal["constrained"] | None = "constrained"
-) -> Iterator[Figure]:
+def drawing(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
     """A figure, `size` in inches, that is written as a PNG when the block ends."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=size, layout=layout)
+        figure = Figure(figsize=size, layout="constrained")
         yield figure
         pixels = BytesIO()
         figure.savefig(pixels, format="png")
@@ -108,6 +111,12 @@ def draw_line(
     means = [scale * one.mean for one in intervals]
     arms = np.reshape([one.arms(scale) for one in intervals], (-1, 2)).T
     axes.errorbar(places, means, yerr=arms, capsize=2.5, **look)
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Of dots at the heights 0, -1, ..., the first on top."""
+    axes.set_yticks([-height for height in range(len(names))], names, fontsize=8)
+    axes.grid(visible=False, axis="y")
 
 
 def add_gain_axis(axes: Axes, solo: float) -> None:

@@ -175,21 +175,15 @@ def mount_attacks(
     results = mount(
         recording, chosen, seed=config.seed if seed is None else seed, device=device, on_score=keep
     )
-    earlier = _others(folder, {choice.name for choice in chosen})
+    path, mounted = folder / "attacks.json", {choice.name for choice in chosen}
+    try:
+        past_results = read_json(path, tuple[AttackResult, ...]) if path.is_file() else ()
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; or remove it and attack again") from None
+    earlier = [result for result in past_results if result.attack not in mounted]
     kept = {key_of(result) for result in earlier}
     every = (*earlier, *results)
-    RunFolder(folder).write_json(folder / "attacks.json", [result.as_json() for result in every])
+    RunFolder(folder).write_json(path, [result.as_json() for result in every])
     past = {key: example for key, example in read_examples(folder).items() if key in kept}
     write_examples(folder, past | examples)
     return every
-
-
-def _others(folder: Path, mounted: set[str]) -> list[AttackResult]:
-    path = folder / "attacks.json"
-    if not path.is_file():
-        return []
-    try:
-        past = read_json(path, tuple[AttackResult, ...])
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}; or remove it and attack again") from None
-    return [result for result in past if result.attack not in mounted]

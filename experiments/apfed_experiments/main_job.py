@@ -16,7 +16,7 @@ from joblib import Parallel, delayed
 from matplotlib.axes import Axes
 
 from apfed_experiments.columns import EPSILON, P_HOLM, Column, Table, adjust, within, write_text
-from apfed_experiments.drawing import ATTACK, OTHER, OURS, Picture, drawing
+from apfed_experiments.drawing import ATTACK, OTHER, OURS, Picture, drawing, name_rows
 from apfed_experiments.report import write_report
 from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.study import (
@@ -237,6 +237,4 @@ def _dots(
                 interval.mean * scale, -height, xerr=interval.arms(scale), fmt="o", color=colour,
                 markerfacecolor=colour if row["protected"] else "white", capsize=2.5,
             )  # fmt: skip
-    axes.set_yticks([-height for height in range(len(rows))])
-    axes.set_yticklabels([f"{row['method']}, {row['protection']}" for row in rows], fontsize=8)
-    axes.grid(visible=False, axis="y")
+    name_rows(axes, [f"{row['method']}, {row['protection']}" for row in rows])

@@ -8,9 +8,10 @@ row that says why.
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from secure_apfed.files import count_lines
 from secure_apfed.measures import ACCURACY, Measure
 from secure_apfed.runs.folder import RunFolder
 
-__all__ = ["HEADER", "TARGETS", "Leak", "ListedRun", "State", "list_runs", "settings_in"]
+__all__ = ["HEADER", "TARGETS", "ListedRun", "State", "list_runs", "settings_in"]
 
 HEADER = (
     "run", "method", "data", "reached", "gain", "epsilon", "worst attacks", "date, UTC",
@@ -41,27 +42,6 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leak:
-    """The highest advantage that any attack had on one target; of many it is above 0 by chance."""
-
-    target: str
-    advantage: float
-    metric: str
-    attack: str
-
-    @classmethod
-    def worst(cls, attacks: tuple[AttackResult, ...], target: str) -> "Leak | None":
-        """Of those on this target; None where none applied."""
-        of_target = [attack for attack in attacks if attack.target == target]
-        applied = [(of.advantage, of) for of in of_target if of.advantage is not None]
-        if not applied:
-            return None
-        advantage, worst = max(applied, key=lambda pair: pair[0])
-        metric = str(worst.metric)
-        return cls(target=target, advantage=advantage, metric=metric, attack=worst.setting)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ListedRun:
     """One run folder.
 
@@ -69,7 +49,8 @@ class ListedRun:
     broken, or how much of it is done; date: of the last change of the file that tells how far it
     came; accuracy: of the method's own inference, None also where the task is no classification;
     value: of the measure that the run is judged by; alone: what the active would do alone, None
-    where nobody measured it; attacked: whether any attack was mounted.
+    where nobody measured it; leaks: by target, the attack of the highest advantage, which of many
+    is above 0 by chance; attacked: whether any attack was mounted.
     """
 
     path: Path
@@ -84,7 +65,7 @@ class ListedRun:
     alone: SoloRecord | None = None
     epsilon: float | None = None
     wire_bytes: int | None = None
-    leaks: Mapping[str, Leak]
+    leaks: Mapping[str, AttackResult]
     attacked: bool = False
     report: bool = False
 
@@ -155,7 +136,11 @@ class ListedRun:
             },
             "gain": self.gain, "epsilon": self.epsilon, "wire_bytes": self.wire_bytes,
             "attacked": self.attacked,
-            "worst_attacks": {target: asdict(leak) for target, leak in self.leaks.items()},
+            "worst_attacks": {
+                target: {"target": target, "advantage": leak.advantage, "metric": leak.metric,
+                         "attack": leak.setting}
+                for target, leak in self.leaks.items()
+            },
         }  # fmt: skip
 
 
@@ -211,8 +196,9 @@ def _legible(name: str) -> str:
 
 
 def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
-    attacks = run.attacks or ()
-    leaks = {target: Leak.worst(attacks, target) for target in TARGETS}
+    applied = [of for of in run.attacks or () if of.advantage is not None]
+    applied.sort(key=lambda of: (TARGETS.index(of.target), -(of.advantage or 0.0)))
+    leaks = {target: next(of) for target, of in groupby(applied, key=lambda of: of.target)}
     share = next(iter(run.outcome.accuracy.values()))  # NaN where nothing is classified
     beside = solo_file(run.config, row.path.parent)  # that runs of a study share
     shared = read_solo(run.config, beside) if run.solo is None and beside.is_file() else None
@@ -221,8 +207,7 @@ def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
         accuracy=None if math.isnan(share) else share, measure=run.outcome.judged_by,
         value=next(iter(run.outcome.scores.values())), epsilon=run.epsilon,
         wire_bytes=run.outcome.wire_bytes, attacked=run.attacks is not None,
-        leaks={target: leak for target, leak in leaks.items() if leak is not None},
-        report=(row.path / "report.html").is_file(),
+        leaks=leaks, report=(row.path / "report.html").is_file(),
     )  # fmt: skip
 
 

@@ -5,7 +5,6 @@ already are not run again. Initial weights and dropout come from what `party_see
 seed of each party, so that no run repeats figure for figure, or the run's, so that all do.
 """
 
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from apfed_experiments.columns import write_text
 from apfed_experiments.study import OnDone, Point, Study
 from apfed_experiments.summary import Summary, accuracy_of
+from apfed_experiments.words import epsilon
 from secure_apfed.config import Config
 from secure_apfed.files import to_json
 from secure_apfed.measures import MEASURES
@@ -56,8 +56,7 @@ class SeveralSeeds:
         ]
         if found.gain is not None:
             rows.append(("help", found.gain.sentence))
-        epsilon = found.epsilon_of(self.config.method)
-        rows.append(("largest epsilon", "∞" if math.isinf(epsilon) else f"{epsilon:.3g}"))
+        rows.append(("largest epsilon", epsilon(found.epsilon_of(self.config.method))))
         rows += [
             (f"worst attack on {target}", f"{leak.advantage.text(form='+.3f')} ({leak.name})")
             for target, leak in found.leakage.items()

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from pydantic import AfterValidator, Field
+from torch import Tensor
 
 from secure_apfed.config import Config
 from secure_apfed.data import OwnData, VerticalData, files_digest, load_data
@@ -201,10 +202,7 @@ def beside_run(config: Config, folder: Path, trained: OwnData | None) -> SoloRec
 
 def _measured(config: Config, path: Path, own: OwnData, *, files: str = "") -> SoloRecord:
     with one_thread():
-        if config.data.anomaly is not None:
-            found = _anomalies(config, own)
-        else:
-            found = _numbers(config, own) if own.targets else _classes(config, own)
+        found = _compared(config, own)
     record = SoloRecord(
         settings=settings_digest(config), baselines=tuple(found), measure=config.measure,
         files=files, labels="answered" if config.labels_are_private else "true",
@@ -214,17 +212,27 @@ def _measured(config: Config, path: Path, own: OwnData, *, files: str = "") -> S
     return record
 
 
-def _anomalies(config: Config, own: OwnData) -> list[BaselineResult]:
-    table, test = own.table, own.test_rows
+def _compared(config: Config, own: OwnData) -> list[BaselineResult]:
+    """Detectors of anomalies, regressions in the unit of the labels, or classifiers."""
+    table, rows, known, seed = own.table, own.train_rows, own.labelled_rows, config.seed
     assert table.labels is not None
-    train_TF, test_BF = (
-        table.features[rows].flatten(1).double() for rows in (own.train_rows, test)
-    )
-    measure = MEASURES[config.measure]
-    return compare_detectors(
-        train_TF.numpy(), test_BF.numpy(), table.labels[test].numpy(), measure=measure,
-        seed=config.seed,
+
+    def flat(rows: Tensor) -> FloatArray:
+        return np.asarray(table.features[rows].flatten(1).double().numpy())
+
+    measure, test_BF = MEASURES[config.measure], flat(own.test_rows)
+    labels_B = table.labels[own.test_rows]
+    if config.data.anomaly is not None:
+        return compare_detectors(flat(rows), test_BF, labels_B.numpy(), measure=measure, seed=seed)
+    if own.targets is not None:
+        known_n, truth_B = map(own.targets.decode, (table.labels[known], labels_B))
+        return compare_numbers(flat(known), known_n, test_BF, truth_B, measure=measure, seed=seed)
+    labelled = torch.isin(rows, known).nonzero().flatten()
+    task = SoloTask.of(
+        table.features[rows], labelled, table.labels[rows[labelled]], classes=len(own.classes),
+        seed=seed, model=config.model, train=config.train,
     )  # fmt: skip
+    return compare(task, test_BF, labels_B.numpy(), BASELINES, measure=measure)
 
 
 def compare_detectors(
@@ -258,18 +266,6 @@ def compare_detectors(
         value = measure.of(Scored(truth=anomalies_B, scores=scores_B))
         found.append(BaselineResult(name=name, title=title, validation=value, test=value))
     return found
-
-
-def _numbers(config: Config, own: OwnData) -> list[BaselineResult]:
-    """Regressions of the labelled rows, in the unit of the labels."""
-    table, targets = own.table, own.targets
-    assert table.labels is not None
-    assert targets is not None
-    parts = [
-        (table.features[rows], targets.decode(table.labels[rows]))
-        for rows in (own.labelled_rows, own.test_rows)
-    ]
-    return compare_numbers(*parts[0], *parts[1], measure=MEASURES[config.measure], seed=config.seed)
 
 
 def compare_numbers(
@@ -327,19 +323,6 @@ def compare_numbers(
             test=measure.of(Scored(truth=y_B, scores=test_B)),
         ))  # fmt: skip
     return found
-
-
-def _classes(config: Config, own: OwnData) -> list[BaselineResult]:
-    table, rows = own.table, own.train_rows
-    assert table.labels is not None
-    labelled = torch.isin(rows, own.labelled_rows).nonzero().flatten()
-    task = SoloTask.of(
-        table.features[rows], labelled, table.labels[rows[labelled]], classes=len(own.classes),
-        seed=config.seed, model=config.model, train=config.train,
-    )  # fmt: skip
-    test_BF = table.features[own.test_rows].flatten(1).double().numpy()
-    labels_B = table.labels[own.test_rows].numpy()
-    return compare(task, test_BF, labels_B, BASELINES, measure=MEASURES[config.measure])
 
 
 def compare(

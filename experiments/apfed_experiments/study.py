@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from importlib.resources import files
 from itertools import pairwise
@@ -31,7 +31,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, Unsa
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import PartyTable, VerticalData, files_digest, load_data
-from secure_apfed.data.encoding import ColumnEncoding, ImageEncoding
+from secure_apfed.data.encoding import ColumnEncoding, FeatureEncoding, ImageEncoding
 from secure_apfed.errors import ApfedError, CheckpointError, DataError
 from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
 from secure_apfed.runs.folder import RunFolder, resumable
@@ -144,10 +144,9 @@ class Point:
         return Outcome(
             method=result.method, accuracy=result.accuracy, measure=result.measure,
             measures=result.measures, wire_bytes=result.wire_bytes,
-            privacy=Privacy.model_validate(asdict(result.privacy)),
-            seconds=time.monotonic() - began, aligned_rows=len(aligned),
-            train_rows=len(data.train_rows), labelled_rows=len(data.labelled_rows),
-            test_rows=len(data.test_rows),
+            privacy=Privacy.of(result.privacy), seconds=time.monotonic() - began,
+            aligned_rows=len(aligned), train_rows=len(data.train_rows),
+            labelled_rows=len(data.labelled_rows), test_rows=len(data.test_rows),
             contributions={name: Contributions.model_validate(told) for name, told in spent},
         )  # fmt: skip
 
@@ -392,24 +391,21 @@ def results_of(
         if isinstance(found, Failure):
             failures.append(found)
             continue
-        privacy, passives = found.outcome.privacy, found.outcome.contributions.values()
+        outcome, passives = found.outcome, found.outcome.contributions.values()
+        labelled, test = outcome.labelled_rows or 0, outcome.test_rows or 0
+        # An older version's figures tell the aligned rows alone.
+        train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
+        told = {"train": train, "labelled": labelled, "test": test}
         of_run = {
-            "point": trial.point.name, "seed": trial.seed, "epsilon_x": privacy.epsilon_x,
-            "epsilon_y": privacy.epsilon_y, "releases": privacy.releases or 0,
-            "wire_bytes": found.outcome.wire_bytes,
+            "point": trial.point.name, "seed": trial.seed, "epsilon_x": outcome.privacy.epsilon_x,
+            "epsilon_y": outcome.privacy.epsilon_y, "releases": outcome.privacy.releases or 0,
+            "wire_bytes": outcome.wire_bytes,
             # What a person costs the passive that spent most; inf where no passive adds noise.
             "epsilon_passives": max((of.epsilon for of in passives), default=math.inf),
-            "shared": _shared(trial.config.data, found.outcome),
+            "shared": shared_share(trial.config.data, **told) if train else 0.0,
         }  # fmt: skip
         rows += [{**of_run, **figure} for figure in figures(found)]
     return Results(pd.DataFrame(rows), tuple(failures))
-
-
-def _shared(data: DataSettings, outcome: Outcome) -> float:
-    """See `shared_share`; an older version's figures tell the aligned rows alone."""
-    labelled, test = outcome.labelled_rows or 0, outcome.test_rows or 0
-    train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
-    return shared_share(data, train=train, labelled=labelled, test=test) if train else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -460,49 +456,35 @@ def centralise(data: VerticalData) -> VerticalData:
 
     Raises DataError where a passive does not know all of them, or views do not fit.
     """
-    tables = [data.active, *(_in_order(table, data.active.ids) for table in data.passives)]
-    encodings = [table.encoding for table in tables]
-    if all(isinstance(encoding, ImageEncoding) for encoding in encodings):
-        active = _stacked(tables)
-    elif all(isinstance(encoding, ColumnEncoding) for encoding in encodings):
-        active = _joined(tables)
-    else:
+    tables = [data.active]
+    for table in data.passives:
+        rows = pd.Index(table.ids).get_indexer(pd.Index(data.active.ids))
+        if missing := int((rows < 0).sum()):
+            raise DataError(
+                f"{table.name} does not know {missing} of the active's people; a centralised "
+                "table needs data.overlap: 1.0"
+            )
+        tables.append(rows_of(table, rows.tolist()))
+    strips = [(of.encoding, of.features) for of in tables if isinstance(of.encoding, ImageEncoding)]
+    parts = [of.encoding for of in tables if isinstance(of.encoding, ColumnEncoding)]
+    if strips and parts:
         raise DataError("images and tables of columns do not make one table")
-    return replace(data, table=replace(active, labels=data.active.labels), passives=())
-
-
-def _in_order(table: PartyTable, ids: Sequence[str]) -> PartyTable:
-    place = {person: row for row, person in enumerate(table.ids)}
-    if missing := [person for person in ids if person not in place]:
-        raise DataError(
-            f"{table.name} does not know {len(missing)} of the active's people; a centralised "
-            "table needs data.overlap: 1.0"
+    if parts:
+        encoding: FeatureEncoding = ColumnEncoding(
+            columns=tuple(column for part in parts for column in part.columns)
         )
-    return rows_of(table, [place[person] for person in ids])
+        features = torch.cat([table.features for table in tables], dim=1)
+    else:  # from the top of the image to its bottom
+        strips.sort(key=lambda strip: strip[0].first_row)
+        if any(above.end_row != below.first_row for (above, _), (below, _) in pairwise(strips)):
+            raise DataError("the strips leave out rows of the image or overlap")
+        encoding = strips[0][0].model_copy(update={"end_row": strips[-1][0].end_row})
+        features = torch.cat([strip for _, strip in strips], dim=2)
+    active = PartyTable(data.active.name, data.active.ids, features, data.active.labels, encoding)
+    return replace(data, table=active, passives=())
 
 
 def rows_of(table: PartyTable, rows: Sequence[int]) -> PartyTable:
     """These rows of a passive's table, in this order."""
     ids = tuple(table.ids[row] for row in rows)
     return PartyTable(table.name, ids, table.features[list(rows)], None, table.encoding)
-
-
-def _stacked(tables: Sequence[PartyTable]) -> PartyTable:
-    """Strips from the top of the image to its bottom."""
-    strips = [(of.encoding, of) for of in tables if isinstance(of.encoding, ImageEncoding)]
-    strips.sort(key=lambda strip: strip[0].first_row)
-    for (above, _), (below, _) in pairwise(strips):
-        if above.end_row != below.first_row:
-            raise DataError("the strips leave out rows of the image or overlap")
-    top, bottom = strips[0][0], strips[-1][0]
-    features = torch.cat([table.features for _, table in strips], dim=2)
-    encoding = top.model_copy(update={"end_row": bottom.end_row})
-    return PartyTable(tables[0].name, tables[0].ids, features, None, encoding)
-
-
-def _joined(tables: Sequence[PartyTable]) -> PartyTable:
-    """Columns side by side."""
-    parts = [table.encoding for table in tables if isinstance(table.encoding, ColumnEncoding)]
-    encoding = ColumnEncoding(columns=tuple(column for part in parts for column in part.columns))
-    features = torch.cat([table.features for table in tables], dim=1)
-    return PartyTable(tables[0].name, tables[0].ids, features, None, encoding)

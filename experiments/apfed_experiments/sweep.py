@@ -6,11 +6,9 @@ changed. A stopped sweep goes on where it was; `secure-apfed plan` reads what it
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from matplotlib.axes import Axes
 
 from apfed_experiments.columns import EPSILON, Column, Table, stored, within, write_text
 from apfed_experiments.drawing import OTHER, Picture, add_gain_axis, draw_line, drawing
@@ -174,13 +172,12 @@ def run_sweep(
             figures.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, figures / path.name)
     write_comparison(folder, title="Accuracy against epsilon", reading=READING, parts=shown)
-    summary: dict[str, Any] = {
-        "format": 1,
-        "command": f"secure-apfed study sweep --seeds {len(seeds)}",
-    }
-    summary["sweeps"] = [
-        _stored(base, seeds, table.rows) for (base, _), table in zip(parts, tables, strict=True)
-    ]
+    summary = {
+        "format": 1, "command": f"secure-apfed study sweep --seeds {len(seeds)}",
+        "sweeps": [
+            _stored(base, seeds, table.rows) for (base, _), table in zip(parts, tables, strict=True)
+        ],
+    }  # fmt: skip
     write_text(folder / "summary.json", to_json(summary, indent=1) + "\n")
     if store is not None:
         shutil.copy(folder / "summary.json", store)
@@ -198,17 +195,6 @@ _FLAT = {"single": ("#24292f", ":"), "centralised": ("#009e73", "--"), "plain": 
 _APART = 0.05
 
 
-def _draw_swept(axes: Axes, lines: Mapping[str, Sequence[Row]], epsilons: Sequence[float]) -> None:
-    for at, (key, (colour, marker, style)) in enumerate(_LOOKS.items()):
-        line = lines[key]
-        shift = (at - (len(_LOOKS) - 1) / 2) * _APART
-        draw_line(
-            axes, [epsilons.index(row["epsilon"]) + shift for row in line],
-            [row["accuracy"] for row in line], scale=100, color=colour, marker=marker,
-            linestyle=style, markersize=6, label=line[0]["label"] if line else key,
-        )  # fmt: skip
-
-
 def draw(path: Path, table: Table) -> Picture:
     rows, title = table.rows, table.title
     lines = {key: [row for row in rows if row["line"].key == key] for key in (*_LOOKS, *_FLAT)}
@@ -222,7 +208,13 @@ def draw(path: Path, table: Table) -> Picture:
                 if math.isfinite(accuracy.low):
                     low, high = 100 * accuracy.low, 100 * accuracy.high
                     axes.axhspan(low, high, color=colour, alpha=0.09, lw=0)
-        _draw_swept(axes, lines, epsilons)
+        for at, (key, (colour, marker, style)) in enumerate(_LOOKS.items()):
+            line, shift = lines[key], (at - (len(_LOOKS) - 1) / 2) * _APART
+            draw_line(
+                axes, [epsilons.index(row["epsilon"]) + shift for row in line],
+                [row["accuracy"] for row in line], scale=100, color=colour, marker=marker,
+                linestyle=style, markersize=6, label=line[0]["label"] if line else key,
+            )  # fmt: skip
         axes.set_xticks(range(len(epsilons)), [f"{epsilon:g}" for epsilon in epsilons])
         axes.set_xlim(-0.35, len(epsilons) - 0.65)
         axes.set(

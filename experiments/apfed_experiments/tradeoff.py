@@ -411,7 +411,17 @@ def draw(figure: Figure, board: Board, target: str) -> list[Text]:
             [100 * row["accuracy"].mean for row in front],
             color=ATTACK, linewidth=1, alpha=0.6, zorder=1, label="Pareto front",
         )  # fmt: skip
-    _draw_references(axes, references)
+    # Lines within the points' range; one far above or below would flatten the picture.
+    axes.margins(0.14)
+    low, high = axes.get_ylim()
+    room = (high - low) / 2
+    for row, style in zip(references, _DASHES, strict=False):
+        percent, name = 100 * row["accuracy"].mean, row["defence"]
+        if low - room <= percent <= high + room:
+            axes.axhline(percent, color=OTHER, linewidth=1.3, linestyle=style, label=name)
+        else:
+            place = "above" if percent > high else "below"
+            axes.plot([], [], " ", label=f"{place}: {name}, {percent:.1f} %")
     if shown and (gain := shown[0]["gain"]):  # what lies below it was no help
         label = f"best solo model ({gain.baseline})"
         axes.axhline(100 * gain.solo, color=COLOURS[0], linewidth=1.3, linestyle=":", label=label)
@@ -453,20 +463,6 @@ def _draw_points(axes: Axes, shown: Sequence[Row], target: str) -> list[Text]:
             )
         )  # fmt: skip
     return numbers
-
-
-def _draw_references(axes: Axes, references: Sequence[Row]) -> None:
-    """Lines within the points' range; one far above or below would flatten the picture."""
-    axes.margins(0.14)
-    low, high = axes.get_ylim()
-    room = (high - low) / 2
-    for row, style in zip(references, _DASHES, strict=False):
-        percent = 100 * row["accuracy"].mean
-        if not low - room <= percent <= high + room:
-            place = "above" if percent > high else "below"
-            axes.plot([], [], " ", label=f"{place}: {row['defence']}, {percent:.1f} %")
-            continue
-        axes.axhline(percent, color=OTHER, linewidth=1.3, linestyle=style, label=row["defence"])
 
 
 class TradeOffError(ApfedError):

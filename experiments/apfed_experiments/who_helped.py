@@ -274,13 +274,13 @@ def _measured(run_of: CoalitionRun) -> dict[str, Any]:
     passives = tuple(table for table in data.passives if table.name in coalition)
     data = replace(data, passives=passives)
     spent, trained = _trained(config, data)
-    rows = data.test_rows
     assert data.active.labels is not None
     assert trained is not None
-    labels_V = data.active.labels[rows]
+    features_VF, labels_V = (
+        of[data.test_rows] for of in (data.active.features, data.active.labels)
+    )
     with torch.no_grad():
-        dtype = next(trained.parameters()).dtype
-        scores_VK = trained(data.active.features[rows].to(dtype)).double()
+        scores_VK = trained(features_VF.to(next(trained.parameters()).dtype)).double()
     loss = float(F.cross_entropy(scores_VK, labels_V))
     accuracy = float((scores_VK.argmax(1) == labels_V).double().mean())
     if not math.isfinite(loss):
@@ -478,11 +478,9 @@ def measure_passives(
     )
     board = _board(config, games, found, shared=alike)
     write_text(folder / "contributions.json", to_json(board.as_json()))
-    notes = "".join(f"\n{note}\n" for note in board.notes)
-    write_text(folder / "contributions.md", board.table.markdown() + notes)
+    write_text(folder / "contributions.md", board.table.markdown(board.notes))
     picture = _draw(folder / "contributions.png", board.table)
-    reading = " ".join([READING, *board.notes])
-    part = Part(table=board.table, picture=picture)
+    reading, part = " ".join([READING, *board.notes]), Part(table=board.table, picture=picture)
     write_comparison(folder, title="Who helped", reading=reading, parts=[part])
     return board
 

@@ -83,7 +83,7 @@ def test_every_run_folder_is_a_row_and_tells_what_is_there(top: Path, tmp_path: 
     assert run.gain == pytest.approx(0.05)
     assert run.epsilon == 7.98
     assert run.leaks["labels"].advantage == 0.3
-    assert "passive-2" in run.leaks["labels"].attack
+    assert "passive-2" in run.leaks["labels"].setting
     assert set(run.leaks) == {"labels"}
     assert len(run.cells()) == len(HEADER)
     alone = runs["study/alone"]

@@ -75,9 +75,17 @@ class ContrastiveInversion(FeatureAttack):
 
     def _invert(self, view: AdversaryView) -> tuple[Observed, Observed]:
         """Return sums and recovered representations of the last epoch that has any gradient."""
-        contributors = list(view.agreed.values())
-        asked = next(filter(None, (_questions(view, epoch) for epoch in reversed(view.epochs))), [])
-        if not asked:
+        contributors, asked = list(view.agreed.values()), list[tuple[Tensor, Question]]()
+        for epoch in reversed(view.epochs):
+            for step, rows_B, h_BD in opened_batches(view, epoch):
+                # Rows that the victim does not hold took no part in its loss.
+                held_B = view.holds(view.knowledge.victim, rows_B)
+                question = Question.of(h_BD[held_B], view.opened[step][held_B])
+                if held_B.sum() >= _SMALLEST_BATCH and question.sum.any():
+                    asked.append((rows_B[held_B], question))
+            if asked:
+                break
+        else:
             raise AttackError(
                 f"every sum that {view.name} opened is zero everywhere for people whom "
                 f"{view.knowledge.victim} holds; there is no gradient to invert"
@@ -127,20 +135,6 @@ class Question:
         """In double precision; by default each row is another person's."""
         people_B = torch.arange(len(h_BD)) if people_B is None else people_B
         return cls(h_BD.flatten(1).double(), sum_BD.flatten(1).double(), people_B)
-
-
-def _questions(view: AdversaryView, epoch: int) -> list[tuple[Tensor, Question]]:
-    """Return rows (B,) and question of each step of which any gradient came.
-
-    Rows that the victim does not hold took no part in its loss.
-    """
-    found = []
-    for step, rows_B, h_BD in opened_batches(view, epoch):
-        held_B = view.holds(view.knowledge.victim, rows_B)
-        question = Question.of(h_BD[held_B], view.opened[step][held_B])
-        if held_B.sum() >= _SMALLEST_BATCH and question.sum.any():
-            found.append((rows_B[held_B], question))
-    return found
 
 
 def explain_sums(

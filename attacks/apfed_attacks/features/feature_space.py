@@ -38,9 +38,8 @@ def simulator_for(features: Shape, representation: Shape, hidden: int, channels:
     Linear convolutions between images and maps, as the pilot network of Pasquini et al. (2021),
     with so many `channels` a pixel; else perceptrons, `hidden` wide. Shapes are of a row.
     """
-    if not _convolve(features, representation):
+    if not (scale := _scale(features, representation)):
         return layers(math.prod(features), hidden, hidden, math.prod(representation))
-    scale = _scale(features, representation)
     between = max(channels, 2 * scale**2)
     return nn.Sequential(
         nn.Unflatten(1, features),
@@ -55,9 +54,8 @@ def simulator_for(features: Shape, representation: Shape, hidden: int, channels:
 
 def decoder_for(features: Shape, representation: Shape, hidden: int, channels: int) -> nn.Module:
     """Mirror of `simulator_for`: representations (B, D) -> features (B, F)."""
-    if not _convolve(features, representation):
+    if not (scale := _scale(features, representation)):
         return layers(math.prod(representation), hidden, hidden, math.prod(features))
-    scale = _scale(features, representation)
     return nn.Sequential(
         nn.Unflatten(1, representation),
         nn.Conv2d(representation[0], channels * scale**2, 3, padding=1),
@@ -69,12 +67,10 @@ def decoder_for(features: Shape, representation: Shape, hidden: int, channels: i
     )
 
 
-def _convolve(features: Shape, representation: Shape) -> bool:
-    return len(features) == len(representation) == _IMAGE
-
-
 def _scale(features: Shape, representation: Shape) -> int:
-    """By how much an image is larger than its map, rounded up."""
+    """By how much an image is larger than its map, rounded up; 0 where both do not convolve."""
+    if not len(features) == len(representation) == _IMAGE:
+        return 0
     sides = zip(features[1:], representation[1:], strict=True)
     return max(math.ceil(image / place) for image, place in sides)
 

@@ -224,7 +224,15 @@ class Hijack:
         theirs_BD = torch.cat([z_BD, own_BF], dim=1)
         with seeded(self._seed, step):
             for _ in range(self._attack.rounds):
-                self._judge_batch(theirs_BD, self._target_PD)
+                outsiders_B = torch.randint(len(self._target_PD), (len(theirs_BD),))
+                mine = self._target_PD[outsiders_B], self._own_PF[outsiders_B]
+                mine_BD = torch.cat(mine, dim=1)
+                loss = F.softplus(-self._judge(mine_BD)).mean()
+                loss = loss + F.softplus(self._judge(theirs_BD)).mean()
+                penalty = slope_penalty(self._judge, theirs_BD, mine_BD)
+                self._judging.zero_grad()
+                (loss + self._attack.penalty * penalty).backward()
+                self._judging.step()
         wanted_BD = z_BD.clone().requires_grad_()
         judged_B = self._judge(torch.cat([wanted_BD, own_BF], dim=1))
         (gradient_BD,) = torch.autograd.grad(F.softplus(-judged_B).sum(), wanted_BD)
@@ -245,16 +253,6 @@ class Hijack:
                 F.mse_loss(space.decoder(space.simulate(public_BF)), public_BF).backward()
                 adam.step()
         return space.simulated(space.outsiders)
-
-    def _judge_batch(self, theirs_BD: Tensor, target_PD: Tensor) -> None:
-        outsiders_B = torch.randint(len(target_PD), (len(theirs_BD),))
-        mine_BD = torch.cat([target_PD[outsiders_B], self._own_PF[outsiders_B]], dim=1)
-        mine_B, theirs_B = self._judge(mine_BD), self._judge(theirs_BD)
-        loss = F.softplus(-mine_B).mean() + F.softplus(theirs_B).mean()
-        penalty = slope_penalty(self._judge, theirs_BD, mine_BD)
-        self._judging.zero_grad()
-        (loss + self._attack.penalty * penalty).backward()
-        self._judging.step()
 
     def notes(self) -> Mapping[str, Tensor]:
         return {**self.space.decoder.state_dict(), "shape": torch.tensor(self._sent)}

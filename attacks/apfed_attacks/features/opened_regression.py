@@ -53,17 +53,20 @@ class SumRegression(FeatureAttack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        epochs = opened_epochs(view)
-        last = opened_sums(view, epochs[-1])
-        positions = self.choose(view, last.positions, seed)
-        columns, read = {"sums": last.at(positions)}, _sums
+        seen = {epoch: opened_sums(view, epoch) for epoch in opened_epochs(view)}
+        last = max(seen)
+        positions = self.choose(view, seen[last].positions, seed)
+        whole = [at for at, of in seen.items() if torch.isin(positions, of.positions).all()]
+        read = {epoch: seen[epoch].at(positions) for epoch in whole}
+        columns = {"sums": read[last]}
         if view.description.opens == "pseudo-labels":
-            columns["rest of the sums"], read = _rest(view, epochs[-1], positions), _rest
-        seen = {epoch: opened_sums(view, epoch).positions for epoch in epochs}
-        whole = [epoch for epoch, rows in seen.items() if torch.isin(positions, rows).all()]
-        if len(whole) > 1:
-            every = [read(view, epoch, positions) for epoch in whole]
-            columns["all epochs"] = torch.cat(every, dim=1)
+            read = {
+                epoch: _rest(sums_NC, pseudo_labels(view, epoch).at(positions))
+                for epoch, sums_NC in read.items()
+            }
+            columns["rest of the sums"] = read[last]
+        if len(read) > 1:
+            columns["all epochs"] = torch.cat(list(read.values()), dim=1)
         x_NF = self.own(view, positions, seed)
         both_NF = np.hstack([x_NF, _own_labels(view, positions)])
         scaled = {name: self.scaled(values, seed) for name, values in columns.items()}
@@ -160,18 +163,13 @@ class VoteRegression(FeatureAttack):
         return {"x and own votes": np.hstack([own_NF, votes_NK])}
 
 
-def _sums(view: AdversaryView, epoch: int, positions: Tensor) -> Tensor:
-    return opened_sums(view, epoch).at(positions)
-
-
-def _rest(view: AdversaryView, epoch: int, positions: Tensor) -> Tensor:
+def _rest(sums_NC: Tensor, sent_NC: Tensor) -> Tensor:
     """What the pseudo-labels that were sent do not explain of the sums by least squares, and they.
 
     (N, 2 C): where they explain some of the features, both together are needed.
     """
     # On the CPU, whose least squares take columns of any rank.
-    sums_NC = opened_sums(view, epoch).at(positions).double().cpu()
-    sent_NC = pseudo_labels(view, epoch).at(positions).cpu()
+    sums_NC, sent_NC = sums_NC.double().cpu(), sent_NC.cpu()
     known_NC = torch.cat([sent_NC, torch.ones(len(sent_NC), 1, dtype=sent_NC.dtype)], dim=1)
     rest_NC = sums_NC - known_NC @ torch.linalg.lstsq(known_NC, sums_NC).solution
     return torch.cat([rest_NC, sent_NC], dim=1)

@@ -131,8 +131,13 @@ def guess_labels(
         baselines = references = {}
 
     def ways(columns_NF: FloatArray) -> dict[str, Prediction]:
-        if unknown_N.all():
-            return _clusters(view, columns_NF, seed)
+        if unknown_N.all():  # one cluster a class
+            means = KMeans(
+                view.knowledge.classes, n_init=_STARTS, max_iter=view.iterations,
+                random_state=seed % 2**32,
+            )  # fmt: skip
+            fitted(means, columns_NF, None)
+            return named(-means.transform(columns_NF), view.knowledge.priors)
         scores = {probe: _scores(probe, view, columns_NF, labels_N, seed) for probe in PROBES}
         return {probe: Prediction(of_NK[unknown_N]) for probe, of_NK in scores.items()}
 
@@ -153,10 +158,14 @@ def guess_labels(
             for trust in TRUST:
                 found_NK = corrected(prior_NK, released_NF, labels_N, trust)[unknown_N]
                 found[f"x corrected by {trust:g} of {name}"] = Prediction(found_NK)
+    # By the priors or, where they are unknown, by the known labels' shares.
+    known_K = np.bincount(labels_N[~unknown_N], minlength=view.knowledge.classes)
+    shares_K = np.array(view.knowledge.priors or known_K, np.float64)
+    majority_UK = np.tile(shares_K, (int(unknown_N.sum()), 1))
     return Guess(
         positions=positions[torch.from_numpy(unknown_N)],
         attacks=found,
-        baselines={"majority class": _majority(view, labels_N), **read(baselines)},
+        baselines={"majority class": Prediction(majority_UK), **read(baselines)},
         references=read(references),
     )
 
@@ -178,16 +187,6 @@ def _scores(
     return guessed_once(guess, name, iterations, seed, classes, columns_NF, labels_N)
 
 
-def _clusters(view: AdversaryView, columns_NF: FloatArray, seed: int) -> dict[str, Prediction]:
-    """K-means with one cluster a class."""
-    means = KMeans(
-        view.knowledge.classes, n_init=_STARTS, max_iter=view.iterations,
-        random_state=seed % 2**32,
-    )  # fmt: skip
-    fitted(means, columns_NF, None)
-    return named(-means.transform(columns_NF), view.knowledge.priors)
-
-
 def named(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict[str, Prediction]:
     """Scores of clusters, to be named by the truth, as a bound; named by the priors, if known.
 
@@ -202,14 +201,6 @@ def named(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict[str, Pr
         _, cluster_of_class = linear_sum_assignment(apart_KK)
         found["clusters named by priors"] = Prediction(scores_NK[:, cluster_of_class])
     return found
-
-
-def _majority(view: AdversaryView, labels_N: IntArray) -> Prediction:
-    """Score every row by the priors or, where they are unknown, by the known labels' shares."""
-    shares_K = np.bincount(labels_N[labels_N >= 0], minlength=view.knowledge.classes)
-    if view.knowledge.priors is not None:
-        shares_K = np.array(view.knowledge.priors)
-    return Prediction(np.tile(shares_K.astype(np.float64), (int((labels_N < 0).sum()), 1)))
 
 
 def own_bottom(view: AdversaryView, rows_NF: Tensor, *, fresh: bool = False) -> "_Bottom":

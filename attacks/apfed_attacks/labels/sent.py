@@ -63,8 +63,10 @@ class ShownLabels(LabelProbe):
         labels_N = torch.where(known_N >= 0, known_N, shown[positions])
         guessed = (known_N < 0).numpy()
         taught = self._taught(view, positions, x_NF, labels_N, seed)
+        shown_N1 = (labels_N >= 0).numpy()[:, None]
+        certain_NK = _CERTAIN * np.eye(classes)[labels_N.numpy()]
         attacks = {
-            name: Prediction(_with_shown(values_NK, labels_N)[guessed])
+            name: Prediction(np.where(shown_N1, certain_NK, values_NK)[guessed])
             for name, values_NK in taught.items()
         }
         baselines = dict(before.baselines)
@@ -134,11 +136,3 @@ def _epochs(view: AdversaryView) -> tuple[int, ...]:
 def _votes(x_NF: FloatArray, labels_N: Tensor, classes: int) -> FloatArray:
     places = (labels_N >= 0).nonzero().flatten()
     return own_votes(x_NF, places, labels_N[places], classes)
-
-
-def _with_shown(values_NK: FloatArray, labels_N: Tensor) -> FloatArray:
-    certain_NK = values_NK.copy()
-    shown = (labels_N >= 0).numpy()
-    certain_NK[shown] = 0.0
-    certain_NK[shown, labels_N[shown].numpy()] = _CERTAIN
-    return certain_NK

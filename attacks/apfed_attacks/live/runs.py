@@ -47,7 +47,7 @@ from secure_apfed.learning.release import (
 )
 from secure_apfed.learning.votes import Votes
 from secure_apfed.methods import Learner, Simulation, open_session
-from secure_apfed.methods.alignment import positions_of
+from secure_apfed.methods.alignment import positions_in, positions_of, rows_among
 from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
 from secure_apfed.methods.charged import pack_charged
 from secure_apfed.methods.joint import TvflActive
@@ -298,11 +298,8 @@ class LiveRun(LiveSession[ApfedActive]):
 
     def sent(self, rows_B: Tensor) -> Tensor:
         """Alignment positions of those of the active's rows that a step over them sends."""
-        position_N = torch.full((len(self.data.active.ids),), -1, dtype=torch.int64)
         aligned = self.alignment[self.data.active.name]
-        position_N[aligned] = torch.arange(len(aligned))
-        position_B = position_N[rows_B]
-        return position_B[position_B >= 0]
+        return positions_in(aligned, rows_among(rows_B, aligned))
 
     def ask(
         self,

@@ -135,22 +135,17 @@ class Membership(Attack):
         outside_N = np.where(inside_SN, 0, shadow_SN).sum(axis=0) / (~inside_SN).sum(axis=0)
         others_N = shuffled(torch.arange(len(phi_N)), seed, "attacks", "decoy").numpy()
 
-        def judged(phi_N: FloatArray) -> dict[str, Prediction]:
+        def judged(phi_N: FloatArray) -> dict[str, FloatArray]:
             ratio = partial(likelihood_ratio, phi_N, shadow_SN, inside_SN)
-            scores = {
+            return {
                 "likelihood ratio": ratio(),
                 "likelihood ratio, own variances": ratio(own_variances=True),
                 "above models without the row": phi_N - outside_N,
                 "confidence": phi_N,
             }
-            return {name: Prediction(values_N[:, None]) for name, values_N in scores.items()}
 
-        return Guess(
-            positions=torch.arange(len(candidates)),
-            attacks=judged(phi_N),
-            baselines={"shadow models' confidence": Prediction(shadow_SN.mean(axis=0)[:, None])},
-            decoys=judged(phi_N[others_N]),
-        )
+        baselines = {"shadow models' confidence": shadow_SN.mean(axis=0)}
+        return _guessed(judged(phi_N), baselines, judged(phi_N[others_N]))
 
 
 def halves(models: int, rows: int, seed: int) -> Tensor:
@@ -351,16 +346,19 @@ class AveragedMembership(Attack):
         others_n = np.empty_like(by_ease_n)
         others_n[by_ease_n] = np.roll(by_ease_n, 1)
 
-        def judged(fit_n: FloatArray) -> dict[str, Prediction]:
-            scores = {"fit": fit_n, "fit less that of an own model": fit_n - easy_n}
-            return {name: Prediction(values_n[:, None]) for name, values_n in scores.items()}
+        def judged(fit_n: FloatArray) -> dict[str, FloatArray]:
+            return {"fit": fit_n, "fit less that of an own model": fit_n - easy_n}
 
-        return Guess(
-            positions=torch.arange(len(candidates)),
-            attacks=judged(fit_n),
-            baselines={"fit of an own model": Prediction(easy_n[:, None])},
-            decoys=judged(fit_n[others_n]),
-        )
+        return _guessed(judged(fit_n), {"fit of an own model": easy_n}, judged(fit_n[others_n]))
+
+
+def _guessed(*scores: Mapping[str, FloatArray]) -> Guess:
+    """Of attacks, baselines and decoys: a score (n,) of each candidate."""
+    attacks, baselines, decoys = (
+        {name: Prediction(values_n[:, None]) for name, values_n in of.items()} for of in scores
+    )
+    everybody = torch.arange(len(next(iter(scores[0].values()))))
+    return Guess(positions=everybody, attacks=attacks, baselines=baselines, decoys=decoys)
 
 
 def _fit(scores_nK: Tensor, labels_n: Tensor) -> FloatArray:

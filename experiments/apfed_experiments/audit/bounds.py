@@ -108,7 +108,11 @@ def evidence_from(
     if not (0 < level < 1 and np.isfinite(scores_0).all() and np.isfinite(scores_1).all()):
         raise LocalProtocolError("expected finite scores and a level between 0 and 1")
     third = len(scores_0) // 3
-    threshold = _best_threshold(scores_0[:third], scores_1[:third])
+    # Where the rates differ most; for two normal distributions that is in the middle.
+    first_0, first_1 = np.sort(scores_0[:third]), np.sort(scores_1[:third])
+    every = np.sort(np.concatenate([first_0, first_1]))
+    below_0, below_1 = (of.searchsorted(every, side="right") for of in (first_0, first_1))
+    threshold = float(every[np.argmax(below_0 - below_1)])
     return _count(scores_0[third:], scores_1[third:], threshold, level)
 
 
@@ -130,14 +134,6 @@ def epsilon_from(
 
     best = max(tried, key=lambda threshold: bound(slice(third), float(threshold)))
     return bound(slice(third, None), float(best))
-
-
-def _best_threshold(scores_0: NDArray[np.float64], scores_1: NDArray[np.float64]) -> float:
-    """Where the rates differ most; for two normal distributions that is in the middle."""
-    every = np.sort(np.concatenate([scores_0, scores_1]))
-    below_0 = np.searchsorted(np.sort(scores_0), every, side="right")
-    below_1 = np.searchsorted(np.sort(scores_1), every, side="right")
-    return float(every[np.argmax(below_0 - below_1)])
 
 
 def _count(

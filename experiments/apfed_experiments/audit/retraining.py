@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -152,7 +153,12 @@ class Retrainings:
     def _step(self, number: int, rows_B: Tensor) -> Step:
         found = (rows_B == self.task.record).nonzero().flatten().tolist()
         at = found[0] if found else -1
-        x_RBF, y_RB = self._batch(rows_B, at)
+        # The batch of every retraining as it is in its world.
+        x_RBF = self.task.features[rows_B].repeat(self.count, 1, 1)
+        y_RB = self.task.labels[rows_B].repeat(self.count, 1)
+        if at >= 0:
+            of_1 = self.world_R == 1
+            x_RBF[of_1, at], y_RB[of_1, at] = self.task.other_features, self.task.other_label
         clean_RBD = self._represent(x_RBF)
         sent_RBD = clean_RBD + self.protection.sigma * self._normal(clean_RBD)
         row_RBD = self._ask(sent_RBD, self.task.passive_features[rows_B])
@@ -206,16 +212,6 @@ class Retrainings:
         each = vmap(vmap(grad(loss), in_dims=(None, 0, 0, 0)))
         gradients: Weights = each(self._weights["active"], x_RBF, y_RB, row_RBD)
         return torch.cat([part.flatten(2) for part in gradients.values()], dim=2)
-
-    def _batch(self, rows_B: Tensor, at: int) -> tuple[Tensor, Tensor]:
-        """The batch of every retraining as it is in its world."""
-        x_BF, y_B = self.task.features[rows_B], self.task.labels[rows_B]
-        x_RBF = x_BF.expand(self.count, *x_BF.shape).clone()
-        y_RB = y_B.expand(self.count, *y_B.shape).clone()
-        if at >= 0:
-            half = self.count // 2
-            x_RBF[half:, at], y_RB[half:, at] = self.task.other_features, self.task.other_label
-        return x_RBF, y_RB
 
     def _represent(self, x_RBF: Tensor) -> Tensor:
         def of_one(weights: Weights, x_BF: Tensor) -> Tensor:
@@ -405,27 +401,22 @@ def run_audit(
     The bounds of each table of cases hold together at 95 %. `retrainings`, of both worlds together
     in each case, are even, at least 120; `seed` is that of the noise.
     """
+    retrain = partial(play_case, retrainings=retrainings, device=device)
+    vote = partial(play_vote_case, runs=retrainings // 2)
     results, votes = list[Result](), list[Result]()
-    for index, case in enumerate(CASES.values()):
-        level = (1 - _CONFIDENCE) / len(CASES)
-        drawn = 1000 * seed + 100 * index
-        results.append(
-            play_case(case, retrainings=retrainings, seed=drawn, level=level, device=device)
-        )
-        on_done(results[-1])
-    for index, vote_case in enumerate(VOTE_CASES.values()):
-        level = (1 - _CONFIDENCE) / len(VOTE_CASES)
-        votes.append(
-            play_vote_case(vote_case, runs=retrainings // 2, seed=1000 * seed + index, level=level)
-        )
-        on_done(votes[-1])
+    tables: Any = ((results, CASES, retrain, 100), (votes, VOTE_CASES, vote, 1))
+    for found, cases, play, apart in tables:
+        level = (1 - _CONFIDENCE) / len(cases)
+        for index, case in enumerate(cases.values()):
+            found.append(play(case, seed=1000 * seed + apart * index, level=level))
+            on_done(found[-1])
     folder.mkdir(parents=True, exist_ok=True)
-    found = {
+    document = {
         "confidence": _CONFIDENCE, "seed": seed, "device": str(device), "machine": machine(),
         "cases": [result.as_json() for result in results],
         "votes": [result.as_json() for result in votes],
     }  # fmt: skip
-    write_text(folder / "audit.json", to_json(found))
+    write_text(folder / "audit.json", to_json(document))
     return results, votes
 
 

@@ -167,15 +167,22 @@ class _Read:
 def _read(private: Private, tables: TwoTables, runs: int, seed: int, world: int) -> _Read:
     """Label R times under fresh keys; read the weights, in units of the noise, of readable rows."""
     readable = slice(tables.readable, tables.readable + tables.features[0].shape[1])
+    known, labels = tables.labelled, tables.labels
     votes_RUK = np.stack([
         private(_key(seed, "weights", world, run)).label(
-            tables.features[world], tables.labelled, tables.labels, tables.classes
+            tables.features[world], known, labels, tables.classes
         )
         for run in range(runs)
     ])  # fmt: skip
     log_RFK = np.log(votes_RUK[:, readable])
     weights_RFK = log_RFK - log_RFK.mean(axis=2, keepdims=True)
-    mean_0, mean_1 = _clean(private, tables)
+    # Both worlds' weights without noise, in its units; the auditor computes them himself.
+    clean = private(bytes(32))
+    sigma = clean.sigma(labelled=len(tables.labelled), classes=tables.classes)
+    mean_0, mean_1 = (
+        clean.fit(clean.directions(x_UF)[known], labels, tables.classes) / sigma
+        for x_UF in tables.features
+    )
     ratio_R = ((weights_RFK - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(axis=(1, 2))
     given_0, given_1 = (
         hard(np.exp(np.einsum("f,rfk->rk", x_UF[tables.person], weights_RFK)))
@@ -183,18 +190,6 @@ def _read(private: Private, tables: TwoTables, runs: int, seed: int, world: int)
     )
     own_RK = hard(votes_RUK[:, tables.person])
     return _Read(ratio=ratio_R, own=own_RK, given=(given_0, given_1))
-
-
-def _clean(private: Private, tables: TwoTables) -> tuple[Floats, Floats]:
-    """Both worlds' weights without noise, in its units; the auditor computes them himself."""
-    labeller = private(bytes(32))
-    sigma = labeller.sigma(labelled=len(tables.labelled), classes=tables.classes)
-    known, labels = tables.labelled, tables.labels
-    first, second = (
-        labeller.fit(labeller.directions(x_UF)[known], labels, tables.classes) / sigma
-        for x_UF in tables.features
-    )
-    return first, second
 
 
 def record_in_weights(

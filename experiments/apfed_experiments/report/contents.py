@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from apfed_attacks.interface import AttackResult
 from apfed_experiments import words
 from apfed_experiments.report.run import Audited, ReportedRun
-from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Coalition, Role, rule_for
+from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Role, rule_for
 from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import most_guesses
 from secure_apfed.data import find_dataset
@@ -211,8 +211,9 @@ def alignment_leaks_of(run: ReportedRun) -> tuple[str, ...]:
     return (*SET_INTERSECTIONS[settings.backend].leaks, tried)
 
 
-def coalitions_of(run: ReportedRun) -> tuple[Coalition, ...]:
-    return tuple(coalition for coalition in COALITIONS if coalition.holds(run.facts))
+def coalitions_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
+    """Who, and what they learn together."""
+    return tuple((each.who, each.learns) for each in COALITIONS if each.holds(run.facts))
 
 
 def limits_of(run: ReportedRun) -> tuple[str, ...]:
@@ -340,7 +341,7 @@ def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[s
                 party: [asdict(row) for row in rows] for party, rows in learned_by(run).items()
             },
             "alignment": list(alignment_leaks_of(run)),
-            "coalitions": {each.who: each.learns for each in coalitions_of(run)},
+            "coalitions": dict(coalitions_of(run)),
         },
         "inventory": [
             {

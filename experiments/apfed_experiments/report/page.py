@@ -1,6 +1,5 @@
 """Self-contained HTML pages of runs and studies: style and pictures inside, nothing outside."""
 
-import base64
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from apfed_experiments.solo import LEFT_OUT
 from secure_apfed.config.file import dump_settings
 from secure_apfed.files import write_atomically
 
-__all__ = ["Part", "fill", "inside", "render", "write_comparison", "write_page", "write_runs_page"]
+__all__ = ["Part", "fill", "render", "write_comparison", "write_page", "write_runs_page"]
 
 
 def render(
@@ -32,22 +31,11 @@ def render(
     return fill(
         "report.html.jinja",
         run=run,
-        headline=contents.headline_of(run),
-        reached=next(iter(run.outcome.scores.values())),
-        measure=run.outcome.judged_by,
+        contents=contents,
         measured=measured,
-        warnings=contents.warnings_of(run),
-        tiles=contents.tiles_of(run),
-        pictures=[inside(picture) for picture in pictures],
+        pictures=pictures,
         left_out="" if run.config.dp_sgd is None else f"{LEFT_OUT[0].upper()}{LEFT_OUT[1:]}.",
-        learned=contents.learned_by(run),
-        alignment_leaks=contents.alignment_leaks_of(run),
-        agreement=contents.agreement_of(run),
-        coalitions=[(each.who, each.learns) for each in contents.coalitions_of(run)],
-        accounting=(*contents.accounting_of(run), *(audited.rows() if audited else ())),
-        trace=contents.trace_of(run),
-        limits=contents.limits_of(run),
-        settings=contents.settings_of(run),
+        audited=audited.rows() if audited else (),
         config=dump_settings(run.config),
         repeat=[
             ("command", "secure-apfed run config.yaml"),
@@ -76,12 +64,6 @@ def _environment() -> Environment:
     return environment
 
 
-def inside(picture: Picture) -> dict[str, str]:
-    encoded = base64.b64encode(picture.path.read_bytes()).decode("ascii")
-    said = {"key": picture.path.stem, "title": picture.title, "caption": picture.caption}
-    return {**said, "base64": encoded}
-
-
 def _flat(values: Mapping[str, Any]) -> str:
     return "; ".join(
         _flat(value) if isinstance(value, Mapping) else f"{name} {value}"
@@ -89,9 +71,8 @@ def _flat(values: Mapping[str, Any]) -> str:
     )
 
 
-def write_page(folder: Path, template: str, *, pictures: Sequence[Picture], **values: Any) -> None:
-    page = fill(template, pictures=[inside(picture) for picture in pictures], **values)
-    write_text(folder / "index.html", page)
+def write_page(folder: Path, template: str, **values: Any) -> None:
+    write_text(folder / "index.html", fill(template, **values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,16 +86,7 @@ class Part:
 
 def write_comparison(folder: Path, *, title: str, reading: str, parts: Sequence[Part]) -> None:
     """Write index.html: how to read it, a picture and a table for each data set, links to runs."""
-    header = parts[0].table.header if parts else ()
-    shown = [
-        {"title": part.table.title, "picture": inside(part.picture), "rows": part.table.cells,
-         "reports": part.reports}
-        for part in parts
-    ]  # fmt: skip
-    write_page(
-        folder, "comparison.html.jinja", pictures=(), title=title, reading=reading, header=header,
-        parts=shown,
-    )  # fmt: skip
+    write_page(folder, "comparison.html.jinja", title=title, reading=reading, parts=parts)
 
 
 def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Path:
@@ -125,7 +97,7 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
         title=title,
         states=[(str(state), sum(run.state is state for run in runs)) for state in State],
         targets=leaked,
-        rows=[_row(run, leaked, path.parent) for run in runs],
+        rows=[(run, _figures(run, leaked), _address(run, path.parent)) for run in runs],
         choices={
             "method": sorted({run.config.method.name for run in runs if run.config}),
             "data": sorted({run.config.data.dataset for run in runs if run.config}),
@@ -137,31 +109,27 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
     return path
 
 
-def _row(run: ListedRun, targets: Sequence[str], start: Path) -> dict[str, Any]:
-    """What the template shows of a run; each figure is (text, note, number to sort by)."""
-    config, gain, alone = run.config, run.gain, run.alone
+def _figures(run: ListedRun, targets: Sequence[str]) -> dict[str, tuple[str, str, float | None]]:
+    """Each is (text, note, number to sort by)."""
+    gain, alone = run.gain, run.alone
     beside = run.gained if alone is None or gain is None else alone.best.title
-    figures: dict[str, tuple[str, str, float | None]] = {
+    figures = {
         "reached": _figure(run.value, lambda _: run.reached),
         "gain": _figure(gain, lambda _: run.gained.replace("-", "\u2212"), beside),
         "epsilon": _figure(run.epsilon, words.epsilon),
     }
     for target in targets:
         leak = run.leaks.get(target)
-        note = "" if leak is None else f"{words.plain(leak.metric)}, {words.plain(leak.attack)}"
+        note = ", ".join(map(words.plain, (str(leak.metric), leak.setting))) if leak else ""
         advantage = None if leak is None else leak.advantage
         figures[f"attack on {target}"] = _figure(advantage, words.signed, note)
-    figures["sent"] = _figure(run.wire_bytes, words.size)
-    # From where the page lies; names are quoted, so that they name no other.
+    return {**figures, "sent": _figure(run.wire_bytes, words.size)}
+
+
+def _address(run: ListedRun, start: Path) -> str:
+    """From where the page lies; names are quoted, so that they name no other."""
     address = Path(os.path.relpath(run.path / "report.html", start)).as_posix()
-    return {
-        "name": run.name, "report": quote(os.fsencode(address)) if run.report else None,
-        "method": "" if config is None else config.method.name,
-        "title": "" if config is None else config.method.title,
-        "dataset": "" if config is None else config.data.dataset, "data": run.data,
-        "figures": figures, "date": run.date.strftime("%Y-%m-%d %H:%M"), "state": str(run.state),
-        "reason": run.reason,
-    }  # fmt: skip
+    return quote(os.fsencode(address)) if run.report else ""
 
 
 def _figure(value: Any, form: Any, note: str = "") -> tuple[str, str, float | None]:

@@ -6,7 +6,6 @@ sender, and what remains open; coalitions and limits are of a whole run. The col
 facts: `;` is and, ` or ` is or. A method's name is no fact.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
@@ -56,18 +55,18 @@ class RunFacts:
     @property
     def words(self) -> frozenset[str]:
         """All that hold, of those that the column "when" may have."""
-        return self.happens | {word for word, holds in _words(self) if holds}
+        return self.happens | {word for word, holds in _words(self).items() if holds}
 
 
 _OF_METHODS = frozenset[str]().union(*(one.declared.happens for one in METHODS.values()))
 
 
-def _words(run: RunFacts) -> Iterator[tuple[str, bool]]:
+def _words(run: RunFacts) -> dict[str, bool]:
     """All words that may stand in the column "when", beside those of methods, and which hold."""
     passives = "passives take part" in run.happens
     votes, summed = "passives vote" in run.happens, "contributions are summed" in run.happens
     gradients = "gradients are summed" in run.happens
-    yield from {
+    return {
         "always": True,
         "passives hold labels": run.labelled_passives,
         "noise on votes": votes and run.noisy,
@@ -94,12 +93,10 @@ def _words(run: RunFacts) -> Iterator[tuple[str, bool]]:
         "M = 2": run.passives == 2,
         "M >= 2": run.passives >= 2,
         "M >= 3": run.passives >= 3,
-    }.items()
+    }
 
 
-FACTS = _OF_METHODS | {
-    word for word, _ in _words(RunFacts(happens=_OF_METHODS, secure_sum="", passives=0))
-}
+FACTS = _OF_METHODS.union(_words(RunFacts(happens=_OF_METHODS, secure_sum="", passives=0)))
 
 
 @dataclass(frozen=True)

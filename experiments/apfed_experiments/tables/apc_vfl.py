@@ -210,12 +210,10 @@ def _job(
         changes["model"] = {"network": "enriched", "representation": width}
     name = _HELPED.get(method, _HELPED[_USUAL])
     config = scenario.config(scenario.data(features, rows), name, changes)
-    told = config.model_dump(mode="json", exclude_defaults=True)
-    settings = {"config": told, "scores": list(scenario.scores)}
+    label, measure = f"{method.lower()}-f{features}-n{rows}", helped
     if rows is None:
-        return Job(label=f"alone-f{features}", measure=alone, settings=settings)
-    label = f"{method.lower()}-f{features}-n{rows}"
-    return Job(label=label, measure=helped, settings=settings)
+        label, measure = f"alone-f{features}", alone
+    return Job.of(label, measure, config, scores=list(scenario.scores))
 
 
 def _lines(scenario: Scenario, part: Part) -> Iterator[Line]:
@@ -325,11 +323,10 @@ def _table2_lines(scenario: Scenario) -> Iterator[Line]:
     title, aligned = scenario.dataset.replace("_", " "), scenario.full.aligned[:4]
     jobs = {}
     for rows, (label, method) in product(aligned, _METHODS.items()):
-        told = _table2_config(scenario, rows, method).model_dump(mode="json", exclude_defaults=True)
         way = method if label == "SplitNN" else f"{method}_together"
-        jobs[rows, label] = Job(
-            label=f"{scenario.dataset}-{method}-n{rows}", measure=exchanged,
-            settings={"config": told, "way": way},
+        jobs[rows, label] = Job.of(
+            f"{scenario.dataset}-{method}-n{rows}", exchanged,
+            _table2_config(scenario, rows, method), way=way,
         )  # fmt: skip
 
     def cells(rows: int, method: str, measure: str) -> dict[str, str]:

@@ -125,11 +125,6 @@ def run_of(
     return Config.model_validate(base.model_dump(mode="json", exclude_defaults=True) | changes)
 
 
-def _job(config: Config) -> Job:
-    told = config.model_dump(mode="json", exclude_defaults=True)
-    return Job(label=config.name, measure=accuracies, settings={"config": told})
-
-
 def _printed(dataset: str, setting: str, column: str) -> Printed:
     place = 2 * list(_COLUMNS).index(column)
     mean, sd = PRINTED[dataset, setting][place : place + 2]
@@ -144,9 +139,10 @@ def _cell(
     """
     title, weight = _TITLES[dataset], _BEST[dataset]
     methods = {
-        method: _job(run_of(dataset, setting, method, weight, training, labelled))
+        method: Job.of(config.name, accuracies, config)
         for method in dict.fromkeys(method for method, _ in _COLUMNS.values())
         if not labelled or METHODS[method].settings.predicts_alone
+        for config in [run_of(dataset, setting, method, weight, training, labelled)]
     }
     lines = {
         column: Line(
@@ -190,7 +186,7 @@ def _lambda(full: bool) -> Size:
         config = run_of(dataset, _STRIPS, method, weight, training)
         lines.append(Line(
             cells={"data": _TITLES[dataset], "method": column, "lambda": f"{weight:g}"},
-            job=jobs.setdefault(config.name, _job(config)), figure=way,
+            job=jobs.setdefault(config.name, Job.of(config.name, accuracies, config)), figure=way,
             paper=None if weight else _printed(dataset, _STRIPS, _SINGLE),
             panels=(f"{_TITLES[dataset]} {_STRIPS}",), series=column, at=float(place),
         ))  # fmt: skip

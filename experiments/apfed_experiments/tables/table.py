@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
 from pydantic import BaseModel
 
 from apfed_experiments.columns import Column, Table, shown, stored, within, write_text
-from apfed_experiments.drawing import COLOURS, OTHER, OURS, draw_line, drawing
+from apfed_experiments.drawing import COLOURS, OTHER, OURS, draw_line, drawing, name_rows
 from apfed_experiments.study import Failure, Kept, OnDone, in_processes, measured_once, or_failure
 from apfed_experiments.summary import Interval, Row
 from secure_apfed.config import Config
@@ -68,6 +68,12 @@ class Job:
     label: str
     measure: Callable[..., Figures]
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, label: str, measure: Callable[..., Figures], config: Config, **more: Any) -> Self:
+        """Of a run of this configuration, which `measure` takes as plain settings."""
+        told = config.model_dump(mode="json", exclude_defaults=True)
+        return cls(label=label, measure=measure, settings={"config": told, **more})
 
     def finish(self, seed: int, path: Path) -> Figures:
         """Measure on one thread and keep it, or read what was kept.
@@ -296,23 +302,20 @@ def write(board: Board, folder: Path) -> Mapping[str, Path]:
     base = folder / (f"{board.table.name}-full" if board.full else board.table.name)
     files = {kind: base.with_suffix(f".{kind}") for kind in ("csv", "md", "png")}
     write_text(files["csv"], board.lines.csv())
-    write_text(files["md"], _page(board, picture=files["png"].name))
-    if board.table.picture is None:
-        _draw(files["png"], board)
-    else:
-        board.table.picture(files["png"])
-    return files
-
-
-def _page(board: Board, *, picture: str) -> str:
     table = board.table
     command = f"secure-apfed table {table.name}{' --full' if board.full else ''}"
     unit = f": {table.unit}" if table.unit else ""
     notes = [f"# {table.title}", f"{table.source}. `{command}`{unit}. {table.reading}"]
     if table.leaves_out and not board.full:
         notes.append(f"Left out, and run by `--full`: {table.leaves_out}.")
-    notes += [f"{board.sentence}.", board.lines.markdown()]
-    return "\n\n".join(notes) + f"\n![{table.title}]({picture})\n"
+    picture = f"![{table.title}]({files['png'].name})"
+    notes += [f"{board.sentence}.", f"{board.lines.markdown()}\n{picture}\n"]
+    write_text(files["md"], "\n\n".join(notes))
+    if board.table.picture is None:
+        _draw(files["png"], board)
+    else:
+        board.table.picture(files["png"])
+    return files
 
 
 def _draw(path: Path, board: Board) -> None:
@@ -332,8 +335,7 @@ def _draw(path: Path, board: Board) -> None:
         for axes, (panel, lines) in zip(grid.flat, panels.items(), strict=False):
             axes.set_title(panel)
             if board.table.axis:
-                _curves(axes, lines)
-                _label(axes, lines, board.table)
+                _curves(axes, lines, board.table)
             else:
                 _dots(axes, lines)
                 axes.set_xlabel(board.table.unit)
@@ -350,17 +352,6 @@ def _draw(path: Path, board: Board) -> None:
         )
 
 
-def _label(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
-    """Ticks where lines are; intervals of what is never below 0 may reach there, and are cut."""
-    places = sorted({row["line"].at for row in lines})
-    axes.set(xlabel=table.axis, ylabel=table.unit)
-    axes.set_xticks(places, [table.ticks.get(at, f"{at:g}") for at in places])
-    means = [row["interval"].mean for row in lines if row["interval"] is not None]
-    low, high = axes.get_ylim()
-    if low < 0 <= min(means, default=-1.0):
-        axes.set_ylim(bottom=-_BELOW * high)
-
-
 def _dots(axes: Axes, lines: Sequence[Row]) -> None:
     """A dot a line, the first on top, and the paper's a little below."""
     ours: dict[str, Any] = {"fmt": "o", "color": OURS, "label": "here, 95 % interval"}
@@ -372,19 +363,20 @@ def _dots(axes: Axes, lines: Sequence[Row]) -> None:
         ):
             if of is not None:
                 axes.errorbar(of.mean, up - height, xerr=of.arms(), capsize=2.5, **look)
-    axes.set_yticks([-height for height in range(len(lines))])
-    axes.set_yticklabels([row["line"].series for row in lines], fontsize=8)
+    name_rows(axes, [row["line"].series for row in lines])
     axes.set_ylim(-len(lines) + 0.4, 0.6)
-    axes.grid(visible=False, axis="y")
 
 
-def _curves(axes: Axes, lines: Sequence[Row]) -> None:
-    """A curve a series; the paper's figures are hollow and in its colour."""
+def _curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
+    """A curve a series; the paper's figures are hollow and in its colour.
+
+    Ticks where lines are; intervals of what is never below 0 may reach there, and are cut.
+    """
     series: dict[str, list[Row]] = {}
     for row in lines:
         series.setdefault(row["line"].series, []).append(row)
-    ends = [row["line"].at for row in lines]
-    step = _APART * (max(ends) - min(ends) or 1.0)
+    ticks = sorted({row["line"].at for row in lines})
+    step = _APART * (ticks[-1] - ticks[0] or 1.0)
     for place, (name, rows) in enumerate(series.items()):
         colour, shift = COLOURS[place % len(COLOURS)], step * (place - (len(series) - 1) / 2)
         ours: dict[str, Any] = {"fmt": "o-", "label": name}
@@ -399,6 +391,12 @@ def _curves(axes: Axes, lines: Sequence[Row]) -> None:
             if shown:
                 places, found = zip(*shown, strict=True)
                 draw_line(axes, places, found, color=colour, markersize=5, **look)
+    axes.set(xlabel=table.axis, ylabel=table.unit)
+    axes.set_xticks(ticks, [table.ticks.get(at, f"{at:g}") for at in ticks])
+    means = [row["interval"].mean for row in lines if row["interval"] is not None]
+    low, high = axes.get_ylim()
+    if low < 0 <= min(means, default=-1.0):
+        axes.set_ylim(bottom=-_BELOW * high)
 
 
 def _beside(row: Row) -> Interval | None:
