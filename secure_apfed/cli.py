@@ -316,7 +316,7 @@ _EVERYDAY: tuple[Callable[..., None], ...] = (
     before.check_encoder, before.check_ids, apart.party, apart.serve, apart.relay, doctor,
 )  # fmt: skip
 _RESEARCH: tuple[Callable[..., None], ...] = (
-    study.contributions, finished.tradeoff, study.table,
+    finished.tradeoff, study.table,
     bench.bench, bench.audit,
 )  # fmt: skip
 for _command in _EVERYDAY:

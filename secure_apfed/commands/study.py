@@ -1,4 +1,4 @@
-"""Many runs for one answer: the commands `secure-apfed study`, `contributions`, `table`.
+"""Many runs for one answer: the commands `secure-apfed study` and `table`.
 
 Part of the composition root: `secure_apfed.cli` registers them, nothing else imports this. Workers
 of studies are begun before anything large is imported: see `apfed_experiments.workers`.
@@ -14,13 +14,13 @@ import typer
 
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed import progress, terminal
-from secure_apfed.commands import AsJson, ConfigFile, Jobs, Overrides
+from secure_apfed.commands import AsJson, Jobs
 from secure_apfed.errors import NarrowBatchWarning, NoHelpWarning
 
 if TYPE_CHECKING:
     from apfed_experiments.columns import Table
 
-__all__ = ["LEAKS", "REFERENCES", "SWEEPS", "app", "contributions", "table"]
+__all__ = ["LEAKS", "REFERENCES", "SWEEPS", "app", "table"]
 
 # Names for the help, which loads none of the tables that they are the keys of; a test compares.
 SWEEPS = ("sweep-digits", "sweep-breast-cancer")
@@ -228,48 +228,6 @@ def _show(
         terminal.show_note(reading)
     if page is not None:
         typer.echo(page)
-
-
-def contributions(
-    config_file: ConfigFile,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Folder; runs/NAME-contributions unless given. A stopped study goes on."),
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each coalition.")] = 5,
-    jobs: Jobs = 2,
-    held_back: Annotated[
-        float, typer.Option(min=0.01, max=0.99, help="Share of the labelled rows that measures.")
-    ] = 0.3,
-    orders: Annotated[
-        int | None,
-        typer.Option(min=2, help="Draw so many orders of passives; all of up to 6 unless given."),
-    ] = None,
-    noise: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PASSIVE", help="Replace its features by noise: a check."),
-    ] = None,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
-    """Say what each passive adds, by runs of coalitions; their bytes and epsilons are added up."""
-    from apfed_experiments.who_helped import READING, measure_passives
-    from secure_apfed.config.file import load_config
-
-    config = load_config(config_file, overrides=overrides or ())
-    folder = output or Path("runs", f"{config.name}-contributions")
-    with progress.counting(f"{config.name}: coalitions", quiet=as_json) as on_done:
-        board = measure_passives(
-            config, folder, seeds=range(seeds), jobs=jobs, share=held_back, drawn=orders,
-            noise=noise or (), on_done=on_done,
-        )  # fmt: skip
-    if as_json:
-        terminal.print_json({**board.as_json(), "folder": folder})
-        return
-    terminal.show_rows(board.table.title, board.table.header, board.table.cells)
-    for note in (READING, *board.notes):
-        terminal.show_note(note)
-    typer.echo(folder / "index.html")
 
 
 def table(
