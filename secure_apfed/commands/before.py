@@ -256,7 +256,7 @@ def check_ids(
 
 def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
     from secure_apfed.alignment.ids import IdFile, check_normalisation, id_rules
-    from secure_apfed.data.tables import party_path
+    from secure_apfed.data.tables import party_path, table_path
     from secure_apfed.errors import ConfigError
 
     parties = config.data.parties or {}
@@ -267,12 +267,13 @@ def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
             f"check-ids: {', '.join(unknown) or 'nobody'} has IDs to check; data.parties names "
             f"{there}"
         )
-    here = [name for name, party in parties.items() if party_path(config.data, party.file).exists()]
+    here = [
+        name for name, own in parties.items()
+        if own.file is not None and party_path(config.data, own.file).exists()
+    ]  # fmt: skip
     for name in wanted or here or parties:
-        own = parties[name]
-        ids = IdFile(
-            name, party_path(config.data, own.file), own.id_column or config.data.id_column
-        )
+        columns = parties[name].id_column or config.data.id_column
+        ids = IdFile(name, table_path(config.data, name), columns)
         yield check_normalisation(name, ids, id_rules(config.alignment))
 
 
