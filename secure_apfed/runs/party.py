@@ -24,7 +24,7 @@ from secure_apfed.data import OwnData, load_own_tables, read_own
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Links, StatusKeeper, Transcript, Transport, play_one, sockets
 from secure_apfed.exchange.resumable_link import Connection, Linked
-from secure_apfed.exchange.sealed_connection import Carrier, Door, LocalEnd, prove
+from secure_apfed.exchange.sealed_connection import Carrier, Door, LocalEnd, look, prove
 from secure_apfed.exchange.sockets import Address, parse_address, spell_address
 from secure_apfed.methods import METHODS, Own, Session, assist, lead, new_session, roles_of
 from secure_apfed.names import Name, PartyName
@@ -41,7 +41,10 @@ from secure_apfed.workers import close_workers
 if TYPE_CHECKING:
     from secure_apfed.between.certificates import Credentials
 
-__all__ = ["Connect", "Joined", "PartyFile", "Peer", "Tls", "connect", "joined", "play_party"]
+__all__ = [
+    "LINKS", "Connect", "Joined", "PartyFile", "Peer", "Place", "Tls", "connect", "joined",
+    "own_data", "play_party", "role_of",
+]  # fmt: skip
 
 
 def _address(text: str) -> str:
@@ -118,7 +121,7 @@ class PartyFile(Settings):
     active: PartyName
     passives: tuple[PartyName, ...]
     config: Path
-    folder: Path = Path()
+    folder: Annotated[Path, Field(validate_default=False)] = Path()
     listen: Place | None = None
     peers: dict[Name, Peer]
     link: Literal["tcp", "grpc", "nvflare"] = "tcp"
@@ -208,6 +211,10 @@ class _OverTcp:
     def enter(self, connection: Carrier, peer: str) -> None:
         """Do what comes before the proof."""
 
+    def look(self, peer: str) -> None:
+        """Have whoever listens prove that it is this peer, and take no place there."""
+        look(self.dial(peer), self.me, peer)
+
     def address_of(self, peer: str) -> Address:
         address = self.file.peers[peer].address
         assert address is not None
@@ -284,6 +291,16 @@ class _OverGrpc(_OverTcp):
         else:
             address, name = self.address_of(peer), None if file.peers[peer].behind_proxy else peer
         return self._grpc.dial(address, self._credentials, name=name, proxy=file.proxy)
+
+    def look(self, peer: str) -> None:
+        if self.file.relay is None:
+            super().look(peer)
+            return
+        connection = self.dial(peer)
+        try:
+            self._relay.challenged(connection)
+        finally:
+            connection.close()
 
     def enter(self, connection: Carrier, peer: str) -> None:
         if self.file.relay is not None:
@@ -388,7 +405,7 @@ def joined(
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
     status = status or StatusKeeper()
     config = load_config(file.config)
-    rules, role = config.rules, _role_of(file, config)
+    rules, role = config.rules, role_of(file, config)
     resume = resume or (rules.restarts > 0 and PartyFolder(file.folder).holds_steps)
     with ExitStack() as stack:
         stack.callback(close_workers)
@@ -396,7 +413,7 @@ def joined(
         stack.enter_context(folder.held(resume=resume))
         if resume and role == "active" and not folder.holds_steps:
             raise no_checkpoint(folder.path)
-        keeper = PartyKeeper(folder, file.party, config, data := _own_data(file, config, role))
+        keeper = PartyKeeper(folder, file.party, config, data := own_data(file, config, role))
         secrets = keeper.secrets
         known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
         audit = AuditLog(folder.path / FILE_NAME, file.party, secrets.identity, known, keeper.meter)
@@ -459,7 +476,7 @@ async def _active(
     return course.result()
 
 
-def _role_of(file: PartyFile, config: Config) -> PartyRole:
+def role_of(file: PartyFile, config: Config) -> PartyRole:
     roles = roles_of(METHODS[config.method.name], config, file.active, file.passives)
     named = {file.party, *file.peers}
     if named != set(roles):
@@ -471,7 +488,7 @@ def _role_of(file: PartyFile, config: Config) -> PartyRole:
     return roles[file.party]
 
 
-def _own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None:
+def own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None:
     if role in ("aggregator", "dealer"):
         return None
     if file.table is not None:

@@ -117,8 +117,8 @@ class TableShape(Settings):
         columns: their names, where the party tells them.
     """
 
-    rows: int = Field(ge=1, le=2**32)
-    features: int = Field(ge=1, le=2**20)
+    rows: int = Field(1000, ge=1, le=2**32)
+    features: int = Field(10, ge=1, le=2**20)
     labelled: int | None = Field(None, ge=0, le=2**32)
     classes: int | None = Field(None, ge=0, le=2**16)
     columns: Annotated[tuple[ColumnName, ...], Field(max_length=2**12)] | None = None
