@@ -25,7 +25,7 @@ from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import Crowd, LocalEnd, read_before, refuse
 from secure_apfed.exchange.sockets import Address
 
-__all__ = ["PARTNER_S", "Relay", "challenged", "room_of", "through"]
+__all__ = ["PARTNER_S", "Relay", "room_of", "through"]
 
 _PURPOSE = b"relay v1"
 _KEY_BYTES = 32
@@ -47,14 +47,9 @@ def room_of(identities: list[bytes]) -> bytes:
     return hashlib.sha256(b"secure-apfed room v1" + b"".join(sorted(identities))).digest()
 
 
-def challenged(connection: Connection) -> bytes:
-    """What a relay asks whoever comes to sign; by it shows that one is there."""
-    return read_before(connection, time.monotonic() + _PROOF_S)
-
-
 def through(connection: Connection, me: LocalEnd, peer: str, *, wait_s: float = PARTNER_S) -> None:
     """Enter the session's room at a relay, and wait there for a peer."""
-    challenge = challenged(connection)
+    challenge = read_before(connection, time.monotonic() + _PROOF_S)
     parties = sorted((*me.known.values(), me.identity.public))
     own, other = me.identity.public, me.known[peer]
     signature = me.identity.sign(_PURPOSE, challenge, room_of(parties), own, other)

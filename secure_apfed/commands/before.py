@@ -292,7 +292,7 @@ def check_ids(
 
 def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
     from secure_apfed.alignment.ids import IdFile, check_normalisation, id_rules
-    from secure_apfed.data.tables import party_path, table_path
+    from secure_apfed.data.tables import party_path
     from secure_apfed.errors import ConfigError
 
     parties = config.data.parties or {}
@@ -308,8 +308,10 @@ def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
         if own.file is not None and party_path(config.data, own.file).exists()
     ]  # fmt: skip
     for name in wanted or here or parties:
-        columns = parties[name].id_column or config.data.id_column
-        ids = IdFile(name, table_path(config.data, name), columns)
+        own = parties[name]
+        ids = IdFile(
+            name, party_path(config.data, own.file), own.id_column or config.data.id_column
+        )
         yield check_normalisation(name, ids, id_rules(config.alignment))
 
 

@@ -1,8 +1,8 @@
 """The command `check`: whether a party could begin now, by its own files and what it can reach.
 
-Part of the composition root. It takes nobody's place: who listens is asked for its proof of
-identity alone; with --meet all parties run it at once, meet as for a run, and compare what they
-hold. No table leaves, and nothing is written.
+Part of the composition root. Whoever listens is called, and both ends prove who they are; with
+--meet all parties run it at once, meet as for a run, and compare what they hold. No table leaves,
+nothing is written, and a run that is under way goes on.
 """
 
 import datetime as dt
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["check"]
 
 _FEW_DAYS, _LITTLE_DISK, _APART_S = 30, 2**30, 300.0
-_NOT_UP = ("nobody listens there", "reached nobody")
+_NOT_UP = ("nobody listens there", "reached nobody", "did not come to the relay")
+_REFUSED = 4
 _ERRORS = (ApfedError, LocalProtocolError, RemoteProtocolError, OSError, EOFError)
 _MARKS = {"ok": "ok", "optional": "note", "missing": "WRONG"}
 
@@ -104,7 +105,8 @@ class _Checks:
 
     def _contract(self) -> Iterator[Finding]:
         """Whether what it would sign is what the sealed project says."""
-        from secure_apfed.runs.project import SEALED, differing_terms
+        from secure_apfed.exchange.agreement import differing
+        from secure_apfed.runs.project import SEALED
 
         file, sealed = self.file, self.sealed
         if sealed is None:
@@ -118,7 +120,7 @@ class _Checks:
                 f"{file.party} knows another identity of {', '.join(other)} than the sealed "
                 f"project: join {file.folder / SEALED} again, or put identity.pem back"
             )
-        if differ := differing_terms(self.config.terms(), sealed.proposed.config().terms()):
+        if differ := list(differing(self.config.terms(), sealed.proposed.config().terms())):
             raise ConfigError(
                 f"{file.config} differs from the sealed project in {', '.join(differ)}, which all "
                 "sign; nobody would begin"
@@ -181,18 +183,18 @@ class _Checks:
         if file.link not in LINKS:
             return
         link = LINKS[file.link](file, self.identity, self.known)
-        places = {name: peer.address for name, peer in file.peers.items()}
-        for name, address in places.items() if file.relay is None else [("relay", file.relay)]:
-            state: State = "optional" if address is None else "ok"
-            told = "dials out only" if address is None else "reached, and it is who it should be"
-            try:
-                if address is not None:
-                    link.look(name)
-            except (OSError, EOFError, RemoteProtocolError) as error:
-                told = str(error)
-                state = "optional" if any(why in told for why in _NOT_UP) else "missing"
-            if state == "missing":
-                self.code = terminal.failure_of(RemoteProtocolError()).code
+        for name, peer in file.peers.items():
+            state: State = "optional"
+            if peer.address is None and file.relay is None:
+                told = "dials out only"
+            else:
+                try:
+                    link.proved(name).close()
+                    state, told = "ok", "reached, and it is who it should be"
+                except (OSError, EOFError, RemoteProtocolError) as error:
+                    told = str(error)
+                    if not any(why in told for why in _NOT_UP):
+                        state, self.code = "missing", _REFUSED
             yield Finding("peers", name, state, told)
 
     def _meeting(self, meet_s: float) -> Iterator[Finding]:

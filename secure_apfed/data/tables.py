@@ -60,7 +60,7 @@ from secure_apfed.settings.data import DataSettings, PartySettings, ViewColumns
 
 __all__ = [
     "RawTable", "files_digest", "load_own_tables", "load_tables", "party_path", "read_raw",
-    "table_path", "warn_of_labels",
+    "warn_of_labels",
 ]  # fmt: skip
 
 _FEWEST_ROWS = 20
@@ -187,8 +187,7 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
     labels = () if label_column is None else (label_column,)
     words = (*labels, *(party.categorical or ()))
     texts = (*id_columns, *words)
-    path = table_path(settings, name)
-    frame = read_frame(path, texts=texts, words=words, source=name)
+    frame = read_frame(party_path(settings, party.file), texts=texts, words=words, source=name)
     if not len(frame):
         raise DataError(f"{name}: {party.file} has no rows")
     named = (*texts, *(party.numeric or ()), *party.ignore)
@@ -252,18 +251,12 @@ def _guess(absent: str, frame: pd.DataFrame) -> str:
     return f"; is {absent!r} called {names[near[0]]!r}?" if near else ""
 
 
-def table_path(settings: DataSettings, name: str) -> Path:
-    """Where this party's own file lies. Raises ConfigError: it lies at that party alone."""
-    file = (settings.parties or {})[name].file
+def party_path(settings: DataSettings, file: Path | None) -> Path:
     if file is None:
         raise ConfigError(
-            f"data.parties.{name}.file: it is not named here, so that {name} alone can read its "
-            "table; name it, or leave to that party what needs it"
+            "data.parties: a file is not named here, so that its party alone can read it; name it, "
+            "or let that party do what needs it (secure-apfed plan --config PARTY.yaml needs none)"
         )
-    return party_path(settings, file)
-
-
-def party_path(settings: DataSettings, file: Path) -> Path:
     return (settings.folder or Path()).expanduser() / file.expanduser()
 
 

@@ -20,28 +20,11 @@ from typing import NamedTuple, Protocol
 import msgpack
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.seal import (
-    HELLO_BYTES,
-    SEAL_OVERHEAD_BYTES,
-    Identity,
-    SealedLink,
-    fresh_run_key,
-    verify,
-)
+from apfed_protocols.seal import SEAL_OVERHEAD_BYTES, Identity, SealedLink, fresh_run_key, verify
 from secure_apfed.exchange.envelope import plain_text
 from secure_apfed.exchange.resumable_link import MOST_FRAME, Connection
 
-__all__ = [
-    "Carrier",
-    "Crowd",
-    "Door",
-    "LocalEnd",
-    "look",
-    "prove",
-    "read_before",
-    "refuse",
-    "refuse_long",
-]
+__all__ = ["Carrier", "Crowd", "Door", "LocalEnd", "prove", "read_before", "refuse", "refuse_long"]
 
 MOST_SEALED = MOST_FRAME + SEAL_OVERHEAD_BYTES
 """Bytes of the longest frame on a sealed connection."""
@@ -144,31 +127,6 @@ def prove(
         raise
 
 
-def look(connection: Carrier, me: LocalEnd, peer: str) -> None:
-    """Have the other end prove that it is this peer, prove nothing, and close: no place is taken.
-
-    Raises as `prove`.
-    """
-    deadline = time.monotonic() + _PROOF_S
-    try:
-        own = _Hello(me.name, peer, fresh_run_key().public, me.certificate).pack()
-        connection.send_bytes(own)
-        message = read_before(connection, deadline)
-        theirs = _Hello.parse(message)
-        _require_expected(me, peer, theirs)
-        _require_valid(me, peer, theirs)
-        signature = read_before(connection, deadline)[HELLO_BYTES:]
-        ends = (peer.encode(), me.name.encode())
-        verify(me.known[peer], signature, _PURPOSE, *ends, _both(own, message), signer=peer)
-    finally:
-        connection.close()
-
-
-def _both(own: bytes, theirs: bytes) -> bytes:
-    hellos = b"".join(hashlib.sha256(hello).digest() for hello in sorted((own, theirs)))
-    return hashlib.sha256(hellos).digest()
-
-
 def _hear_out(connection: Connection) -> None:
     """Read what the other end says until it closes; ConnectionRefusedError where it refuses."""
     deadline = time.monotonic() + _PROOF_S
@@ -199,7 +157,8 @@ def _proved(
     seen(name)
     _require_valid(me, name, theirs)
     own = own or greet(name)
-    ends, both = (me.name.encode(), name.encode()), _both(own, message)
+    hellos = b"".join(hashlib.sha256(hello).digest() for hello in sorted((own, message)))
+    ends, both = (me.name.encode(), name.encode()), hashlib.sha256(hellos).digest()
     link = SealedLink(me=me.name, peer=name, run_key=run_key, contract_hash=both)
     connection.send_bytes(link.hello + me.identity.sign(_PURPOSE, *ends, both))
     answer = read_before(connection, deadline)

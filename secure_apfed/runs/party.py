@@ -24,7 +24,7 @@ from secure_apfed.data import OwnData, load_own_tables, read_own
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Links, StatusKeeper, Transcript, Transport, play_one, sockets
 from secure_apfed.exchange.resumable_link import Connection, Linked
-from secure_apfed.exchange.sealed_connection import Carrier, Door, LocalEnd, look, prove
+from secure_apfed.exchange.sealed_connection import Carrier, Door, LocalEnd, prove
 from secure_apfed.exchange.sockets import Address, parse_address, spell_address
 from secure_apfed.methods import METHODS, Own, Session, assist, lead, new_session, roles_of
 from secure_apfed.names import Name, PartyName
@@ -211,10 +211,6 @@ class _OverTcp:
     def enter(self, connection: Carrier, peer: str) -> None:
         """Do what comes before the proof."""
 
-    def look(self, peer: str) -> None:
-        """Have whoever listens prove that it is this peer, and take no place there."""
-        look(self.dial(peer), self.me, peer)
-
     def address_of(self, peer: str) -> Address:
         address = self.file.peers[peer].address
         assert address is not None
@@ -291,16 +287,6 @@ class _OverGrpc(_OverTcp):
         else:
             address, name = self.address_of(peer), None if file.peers[peer].behind_proxy else peer
         return self._grpc.dial(address, self._credentials, name=name, proxy=file.proxy)
-
-    def look(self, peer: str) -> None:
-        if self.file.relay is None:
-            super().look(peer)
-            return
-        connection = self.dial(peer)
-        try:
-            self._relay.challenged(connection)
-        finally:
-            connection.close()
 
     def enter(self, connection: Carrier, peer: str) -> None:
         if self.file.relay is not None:

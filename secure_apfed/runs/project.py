@@ -34,6 +34,7 @@ from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData, load_data, load_own_tables, pack_own
 from secure_apfed.data.catalogue import party_names
 from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.exchange.agreement import differing
 from secure_apfed.exchange.sockets import parse_address, spell_address
 from secure_apfed.files import make_private, read_bytes, read_json, to_json, write_atomically
 from secure_apfed.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, in_words
@@ -46,7 +47,7 @@ from secure_apfed.settings.data import TABLES, TableShape
 
 __all__ = [
     "ANSWER", "PROPOSAL", "RUN", "SEALED", "Answer", "Proposal", "Sealed", "Signed", "accept",
-    "answer", "differing_terms", "digest_of", "propose", "seal", "shape_of", "shared_settings",
+    "answer", "digest_of", "propose", "seal", "shape_of", "shared_settings",
 ]  # fmt: skip
 
 ANSWER, PROPOSAL, SEALED, RUN = "answer-{}.json", "proposal.json", "sealed.json", "run.yaml"
@@ -126,7 +127,7 @@ class Proposal(_Document):
     @model_validator(mode="after")
     def _goes(self) -> Self:
         shared = shared_settings(self.config())
-        if told := differing_terms(shared, self.settings):
+        if told := list(differing(self.settings, shared)):
             raise ValueError(f"settings: {', '.join(told)} is what each party says for itself")
         named = {self.party, *self.addresses, *self.run_by, *filter(None, [self.relay_by])}
         if unknown := sorted(named - set(self.roles)):
@@ -201,7 +202,7 @@ class Signed(Settings):
         theirs, ours = str(self.document.get("version"))[:40], metadata.version("secure-apfed")
         wrong = ""
         if found != wanted:
-            wrong = f"expected the file of a {wanted}, got a {found}"
+            wrong = f"expected a file of the kind {wanted!r}, got {found!r}"
         elif theirs != ours:
             wrong = (
                 f"version {theirs} of secure-apfed wrote it, and here is {ours}; all parties of a "
@@ -294,18 +295,6 @@ def _told(settings: Settings) -> dict[str, Any]:
         elif name in told and isinstance(value := getattr(settings, name), Settings):
             told[name] = _told(value)
     return told
-
-
-def differing_terms(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Dotted names of what differs."""
-    found: list[str] = []
-    for key in sorted({*ours, *theirs}):
-        one, other = ours.get(key), theirs.get(key)
-        if isinstance(one, dict) and isinstance(other, dict):
-            found += [f"{key}.{below}" for below in differing_terms(one, other)]
-        elif one != other:
-            found.append(key)
-    return found
 
 
 def shape_of(own: OwnData, *, columns: bool) -> TableShape:
