@@ -26,7 +26,9 @@ from secure_apfed.commands import (
     apart,
     before,
     bench,
+    check,
     finished,
+    project,
     study,
 )
 from secure_apfed.errors import ApfedError
@@ -313,7 +315,8 @@ def doctor(as_json: AsJson = False) -> None:
 
 _EVERYDAY: tuple[Callable[..., None], ...] = (
     run, before.plan, report, finished.runs, finished.attack, finished.predict, finished.export,
-    before.check_encoder, before.check_ids, apart.party, apart.serve, apart.relay, doctor,
+    before.check_encoder, before.check_ids, project.join, check.check, apart.party, apart.serve,
+    apart.relay, doctor,
 )  # fmt: skip
 _RESEARCH: tuple[Callable[..., None], ...] = (
     finished.tradeoff, study.table,
@@ -322,6 +325,8 @@ _RESEARCH: tuple[Callable[..., None], ...] = (
 for _command in _EVERYDAY:
     app.command()(_command)
 app.add_typer(data_app, name="data")
+app.add_typer(project.project_app, name="project")
+app.add_typer(project.identity_app, name="identity")
 app.add_typer(apart.certs_app, name="certs")
 app.add_typer(apart.audit_log_app, name="audit-log")
 for _command in _RESEARCH:

@@ -36,6 +36,7 @@ __all__ = [
     "show_note",
     "show_rows",
     "show_warning",
+    "size",
 ]
 
 INTERRUPTED = 130
@@ -209,7 +210,7 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
         rows += [
             ("aligned at all parties", f"{told.aligned_rows:,}"),
             ("numbers sent of a row", f"{told.numbers_per_row:,}"),
-            ("sent in all", f"about {_size(told.wire_bytes)}"),
+            ("sent in all", f"about {size(told.wire_bytes)}"),
         ]
     figure, delta, releases = told.figure_passives, told.delta_passives, told.releases_passives
     passives = [
@@ -222,7 +223,7 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
     if told.links and links:
         show_rows(
             "\nBy link", ("from", "to", "kind", "messages", "bytes"),
-            [(link.sender, link.receiver, link.kind, f"{link.messages:,}", _size(link.wire_bytes))
+            [(link.sender, link.receiver, link.kind, f"{link.messages:,}", size(link.wire_bytes))
              for link in told.links],
         )  # fmt: skip
     elif told.links:
@@ -232,14 +233,14 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
             "\nBy kind of message (--links tells each link)",
             ("kind", "links", "messages", "bytes"),
             [(kind, f"{len(some)}", f"{sum(flow.messages for flow in some):,}",
-              _size(sum(flow.wire_bytes for flow in some))) for kind, some in of.items()],
+              size(sum(flow.wire_bytes for flow in some))) for kind, some in of.items()],
         )  # fmt: skip
     if told.intersections:
         show_rows(
             "Set intersections for these tables; the run takes the marked one",
             ("", "protocol", "bytes", "time in one process", "dealer", "pairwise overlaps"),
             [
-                ("*" if way.chosen else "", way.protocol, _size(way.wire_bytes),
+                ("*" if way.chosen else "", way.protocol, size(way.wire_bytes),
                  _duration(way.seconds), "needed" if way.takes_dealer else "none",
                  "shown to the active" if way.pairwise else "hidden")
                 for way in told.intersections
@@ -247,7 +248,7 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
         )  # fmt: skip
 
 
-def _size(count: float) -> str:
+def size(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

@@ -20,8 +20,8 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.errors import ConfigError
 
 __all__ = [
-    "Authority", "Credentials", "certificate_names", "fingerprint", "make_authority",
-    "read_revoked", "require_caller",
+    "Authority", "Credentials", "certificate_names", "certificate_request", "fingerprint",
+    "make_authority", "read_revoked", "require_caller",
 ]  # fmt: skip
 
 _MOST_BYTES = 2**20
@@ -158,7 +158,26 @@ class Authority:
 
     def issue(self, name: str, *, hosts: tuple[str, ...] = (), days: float = 365) -> Credentials:
         """A new key and certificate for a party of this name, as a server and as a client."""
-        secret = ec.generate_private_key(ec.SECP256R1())
+        request, key = certificate_request(name)
+        made = self.sign(request, name, hosts=hosts, days=days)
+        return Credentials(self.certificate, made, key)
+
+    def sign(
+        self, request: bytes, name: str, *, hosts: tuple[str, ...] = (), days: float = 365
+    ) -> bytes:
+        """A certificate in PEM for the key of a request; of what else that says nothing is taken.
+
+        Raises RemoteProtocolError: it is no request, or not signed by its own key.
+        """
+        try:
+            asked = x509.load_pem_x509_csr(request)
+            public = asked.public_key()
+            if not asked.is_signature_valid or not isinstance(public, ec.EllipticCurvePublicKey):
+                raise ValueError("its key is of another kind, or did not sign it")
+        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
+            raise RemoteProtocolError(
+                f"{name} sent no certificate request in PEM ({error}); it has to answer anew"
+            ) from error
         authority = x509.load_pem_x509_certificate(self.certificate)
         signer = serialization.load_pem_private_key(self.key, password=None)
         if not isinstance(signer, ec.EllipticCurvePrivateKey):
@@ -166,8 +185,8 @@ class Authority:
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         names = [x509.DNSName(each) for each in dict.fromkeys((name, *hosts))]
         signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        made = (
-            _builder(name, secret.public_key(), days)
+        return _pem(
+            _builder(name, public, days)
             .issuer_name(authority.subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -175,7 +194,15 @@ class Authority:
             .add_extension(signed_by, critical=False)
             .sign(signer, hashes.SHA256())
         )
-        return Credentials(self.certificate, _pem(made), _secret_pem(secret))
+
+
+def certificate_request(name: str) -> tuple[bytes, bytes]:
+    """A request that an authority signs, and the new key that it is of, both in PEM."""
+    secret = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    made = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    request = made.sign(secret, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    return request, _secret_pem(secret)
 
 
 def make_authority(name: str = "secure-apfed trial", *, days: float = 3650) -> Authority:

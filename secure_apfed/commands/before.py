@@ -13,6 +13,7 @@ import typer
 
 from secure_apfed import terminal
 from secure_apfed.commands import AsJson, ConfigFile, Overrides
+from secure_apfed.settings.data import TableShape
 
 if TYPE_CHECKING:
     from secure_apfed.alignment.ids import IdCheck
@@ -43,6 +44,13 @@ def plan(
     links: Annotated[
         bool, typer.Option("--links", help="Tell what is sent on each link, not their sum.")
     ] = False,
+    party: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="PARTY.yaml",
+            help="In place of CONFIG: plan by one's own table and what the others declared.",
+        ),
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -50,6 +58,9 @@ def plan(
     from secure_apfed.planning.stored import load_sweeps, nearest, sentence
 
     planned: dict[str, Any] = {}
+    if party is not None and config_file is not None:
+        raise typer.BadParameter("give CONFIG, or --config, not both")
+    declared, config_file = (None, config_file) if party is None else _declared(party)
     if config_file is None:
         if epsilon is None or overrides:
             raise typer.BadParameter("give CONFIG, or --epsilon without --set, or both")
@@ -64,7 +75,7 @@ def plan(
         config = _config_of(
             config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta
         )
-        planned = _forecast(config, quiet=as_json, links=links)
+        planned = _forecast(config, declared, quiet=as_json, links=links)
         found = _losses_of(config, planned["epsilon_x"])
         guard, calibrations = config.guard, []
         if guard.epsilon is not None and "representations are sent" in config.method.happens:
@@ -108,12 +119,37 @@ def _config_of(
     return load_config(path, overrides=more) if more else config
 
 
-def _forecast(config: "Config", *, quiet: bool, links: bool) -> dict[str, Any]:
+def _declared(path: Path) -> tuple[Mapping[str, TableShape], Path]:
+    """Shapes of all tables by a party's files, the active's first, and where its settings lie."""
+    from secure_apfed.config.file import load_config
+    from secure_apfed.runs.party import PartyFile, own_data, role_of
+    from secure_apfed.runs.project import SEALED, Sealed, Signed, shape_of
+
+    file = PartyFile.read(path)
+    config, sealed = load_config(file.config), file.folder / SEALED
+    held = own_data(file, config, role_of(file, config))
+    own = TableShape() if held is None else shape_of(held, columns=False)
+    told = {file.party: own}
+    if sealed.exists():
+        answers = Signed.read(sealed).opened(Sealed, sealed).answered
+        told = {name: said.table for name, said in answers.items() if said.table} | told
+    names = (file.active, *file.passives)
+    if alike := [name for name in names if name not in told]:
+        terminal.show_note(
+            f"note: {', '.join(alike)} declared no table: planned as {own.rows:,} rows of "
+            f"{own.features} features"
+        )
+    return {name: told.get(name, own) for name in names}, file.config
+
+
+def _forecast(
+    config: "Config", shapes: Mapping[str, TableShape] | None, *, quiet: bool, links: bool
+) -> dict[str, Any]:
     """What a run would take, and what help was worth in the nearest stored case of its method."""
     from secure_apfed.planning.forecast import forecast
     from secure_apfed.planning.stored import load_gains, nearest_gain
 
-    planned = forecast(config)
+    planned = forecast(config, shapes)
     if not quiet:
         terminal.show_forecast(config.name, planned, links=links)
         for warning in planned.warnings:
@@ -267,7 +303,10 @@ def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
             f"check-ids: {', '.join(unknown) or 'nobody'} has IDs to check; data.parties names "
             f"{there}"
         )
-    here = [name for name, party in parties.items() if party_path(config.data, party.file).exists()]
+    here = [
+        name for name, own in parties.items()
+        if own.file is not None and party_path(config.data, own.file).exists()
+    ]  # fmt: skip
     for name in wanted or here or parties:
         own = parties[name]
         ids = IdFile(

@@ -251,7 +251,12 @@ def _guess(absent: str, frame: pd.DataFrame) -> str:
     return f"; is {absent!r} called {names[near[0]]!r}?" if near else ""
 
 
-def party_path(settings: DataSettings, file: Path) -> Path:
+def party_path(settings: DataSettings, file: Path | None) -> Path:
+    if file is None:
+        raise ConfigError(
+            "data.parties: a file is not named here, so that its party alone can read it; name it, "
+            "or let that party do what needs it (secure-apfed plan --config PARTY.yaml needs none)"
+        )
     return (settings.folder or Path()).expanduser() / file.expanduser()
 
 
@@ -296,7 +301,9 @@ def _without_words(column: "pd.Series", *, source: str) -> "pd.Series":
     return column.mask(empty) if empty.any() else column
 
 
-def _ids(frame: pd.DataFrame, columns: tuple[str, ...], *, file: Path, party: str) -> list[str]:
+def _ids(
+    frame: pd.DataFrame, columns: tuple[str, ...], *, file: Path | None, party: str
+) -> list[str]:
     """One text a row made of these columns, by the rules of `apfed_protocols.ids`."""
     parts = [
         id_texts(

@@ -22,7 +22,7 @@ from secure_apfed.contract import Contract, RepresentationTerms, Resumption
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS, Envelope, Kind
 from secure_apfed.exchange.links import Links
 
-__all__ = ["Agreement", "Greeting", "agree"]
+__all__ = ["Agreement", "Greeting", "agree", "differing"]
 
 _KEY_BYTES = 32
 _MOST_HELD = 16  # steps; a party keeps the two newest
@@ -176,7 +176,7 @@ def _read_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes
         if document != contract.document:
             theirs: Any = json.loads(document)
             ours = contract.model_dump(mode="json")
-            differ = [*_differing(ours, theirs)]
+            differ = [*differing(ours, theirs)]
             raise RemoteProtocolError(
                 f"{message.sender} and {message.receiver} would sign different contracts, which "
                 f"differ in {', '.join(differ) or 'fields of another version'}; give both the same "
@@ -189,11 +189,11 @@ def _read_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes
     return signature, hello
 
 
-def _differing(ours: dict[str, Any], theirs: dict[str, Any], where: str = "") -> Iterator[str]:
+def differing(ours: dict[str, Any], theirs: dict[str, Any], where: str = "") -> Iterator[str]:
     """Dotted names of what differs, of this party's own fields alone."""
     for key, mine in ours.items():
         other = theirs.get(key)
         if isinstance(mine, dict) and isinstance(other, dict) and mine:
-            yield from _differing(mine, other, f"{where}{key}.")
+            yield from differing(mine, other, f"{where}{key}.")
         elif other != mine:
             yield f"{where}{key}"

@@ -24,6 +24,9 @@ from secure_apfed.alignment import canonical_ids, intersection
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
+from secure_apfed.data.catalogue import labels_are_numbers
+from secure_apfed.data.encoding import ColumnEncoding, View
+from secure_apfed.data.labels import TargetScale
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Flow, Kind, transcript
 from secure_apfed.methods import METHODS, Simulation, Start, train
@@ -42,6 +45,7 @@ from secure_apfed.privacy.guard import make_guard
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.randomised_response import make_label_mechanism
 from secure_apfed.secure_sums import sum_kind
+from secure_apfed.settings.data import TABLES, TableShape
 from secure_apfed.settings.run import TranscriptSettings
 
 __all__ = ["STEPS", "Forecast", "IntersectionCost", "Link", "forecast"]
@@ -130,9 +134,51 @@ def _common(config: Config, data: VerticalData) -> Tensor:
     return torch.tensor([row for row, person in enumerate(data.active.ids) if person in known])
 
 
-def forecast(config: Config) -> Forecast:
-    """Forecast a run; what would stop the run itself is raised here."""
-    data = load_data(config.data, seed=config.seed)
+def _declared_data(config: Config, shapes: Mapping[str, TableShape]) -> VerticalData:
+    """Tables of these shapes, the active's first, in which all know the same people; no value of
+    anybody's is in them.
+    """
+    first = next(iter(shapes.values()))
+    classes, apart = 2 if first.classes is None else first.classes, config.data.horizontal
+    names = config.data.class_names(tuple(map(str, range(classes))))
+    numbers = torch.float32 if labels_are_numbers(config.data) else torch.int64
+
+    def table(name: str, shape: TableShape) -> PartyTable:
+        people = range(shape.rows)
+        ids = tuple(f"{name} {at}" if apart else str(at) for at in people)
+        labels_N = (torch.arange(shape.rows) * _GOLDEN).long() % max(1, len(names))
+        return PartyTable(
+            name, ids, torch.zeros(1, shape.features).expand(shape.rows, -1),
+            labels_N.to(numbers) if config.data.holds_labels(name) else None,
+            ColumnEncoding.plain([str(at) for at in range(shape.features)]),
+            {"all" if apart else name: View(0, shape.features)},
+        )  # fmt: skip
+
+    active, *passives = (table(name, shape) for name, shape in shapes.items())
+    # Everywhere among the rows, as those who are common to all are the first.
+    counted = (torch.arange(first.rows) * config.data.test_fraction).floor()
+    is_test = counted.diff(prepend=torch.tensor([0.0])) > 0
+    train_rows = is_test.logical_not().nonzero().flatten()
+    if config.data.anomaly is not None and active.labels is not None:
+        train_rows = train_rows[active.labels[train_rows] == 0]
+    labelled = len(train_rows) if first.labelled is None else first.labelled
+    return VerticalData(
+        table=active, passives=tuple(passives), classes=names, train_rows=train_rows,
+        test_rows=is_test.nonzero().flatten(), labelled=train_rows[:labelled],
+        labels_at=config.data.labels_at, horizontal=apart,
+        one_class=config.data.anomaly is not None,
+        targets=TargetScale(mean=0.0, scale=1.0) if labels_are_numbers(config.data) else None,
+    )  # fmt: skip
+
+
+def forecast(config: Config, shapes: Mapping[str, TableShape] | None = None) -> Forecast:
+    """Forecast a run; what would stop the run itself is raised here. `shapes`: of the parties' own
+    tables, the active's first; None: all of them are read. Those of a built-in set are always.
+    """
+    if shapes is not None and config.data.dataset == TABLES:
+        data = _declared_data(config, shapes)
+    else:
+        data = load_data(config.data, seed=config.seed)
     data.compare_ids(id_rules(config.alignment).text)
     # All tables are at hand in a simulation.
     method, own = METHODS[config.method.name], data.own(data.active.name)

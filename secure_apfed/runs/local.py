@@ -36,6 +36,7 @@ from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings
 from secure_apfed.data import VerticalData, load_data, pack_own
+from secure_apfed.data.catalogue import party_names
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.exchange import Status
 from secure_apfed.exchange.sockets import parse_address
@@ -59,6 +60,7 @@ from secure_apfed.runs.outcome import (
     write_outcome,
 )
 from secure_apfed.runs.party import PartyFile, Peer, Tls
+from secure_apfed.settings.data import TABLES
 
 __all__ = ["free_addresses", "prepare_parties", "relaying", "run_locally", "trial_ways"]
 
@@ -197,7 +199,12 @@ def run_locally(
             _refuse_another_run(config, run)
         if not (resume and led.result.exists()):  # then what is left to do is to gather
             files = prepare_parties(
-                config, folder, data=data, timeout_s=timeout_s, resume=resume, over=over
+                config,
+                folder,
+                data=data or load_data(config.data, seed=config.seed),
+                timeout_s=timeout_s,
+                resume=resume,
+                over=over,
             )
             asked = [*(["--resume"] if resume else []), *([] if baselines else ["--no-baselines"])]
 
@@ -242,21 +249,28 @@ def prepare_parties(
     resume: bool = False,
     over: Way = "tcp",
 ) -> dict[str, Path]:
-    """Make each party's folder, key, rows and file of settings; return the files by party.
+    """Make each party's folder, key, rows and file of settings; return the files by party. Own
+    tables are read by each party for itself when it begins, unless they are given as `data`.
 
     Over "nvflare" they are for a job (`contrib/nvflare_job.py`); over "grpc" and "relay" each gets
     a certificate of an authority of this trial, too.
     """
-    data = data or load_data(config.data, seed=config.seed)
-    data.compare_ids(id_rules(config.alignment).text)
-    active, passives = data.active.name, tuple(table.name for table in data.passives)
+    if data is None and config.data.dataset != TABLES:
+        data = load_data(config.data, seed=config.seed)
+    if data is None:  # each party reads its own file when it begins
+        active, *helping = party_names(config.data)
+        passives = tuple(helping)
+    else:
+        data.compare_ids(id_rules(config.alignment).text)
+        active, passives = data.active.name, tuple(table.name for table in data.passives)
     names = tuple(roles_of(METHODS[config.method.name], config, active, passives))
     run = RunFolder(folder)
     write_atomically(run.config, dump_settings(config).encode())
     peers = _known(run, names, over)
     for name in names:
         table = run.party(name) / _TABLE
-        if (held := data.own(name)) is not None and not (resume and table.exists()):
+        held = None if data is None else data.own(name)
+        if held is not None and not (resume and table.exists()):
             write_atomically(table, pack_own(held), private=True)
     ways = trial_ways(over, {name: run.party(name) for name in names})
     files = {}
@@ -268,7 +282,7 @@ def prepare_parties(
             config=Path("..", "..", run.config.name),
             listen=peers[name].address,
             peers={peer: peers[peer] for peer in names if peer != name},
-            table=Path(_TABLE) if data.own(name) is not None else None,
+            table=Path(_TABLE) if data is not None and data.own(name) is not None else None,
             timeout_s=timeout_s,
             meet_s=max(_MEET_S, timeout_s),
             **ways[name],

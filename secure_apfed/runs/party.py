@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from secure_apfed.between.certificates import Credentials
 
 __all__ = [
-    "Connect", "Joined", "PartyFile", "Peer", "ServeSettings", "Tls", "connect", "joined",
-    "play_party",
+    "LINKS", "Connect", "Joined", "PartyFile", "Peer", "Place", "ServeSettings", "Tls", "connect",
+    "joined", "own_data", "play_party", "role_of",
 ]  # fmt: skip
 
 
@@ -142,7 +142,7 @@ class PartyFile(Settings):
     active: PartyName
     passives: tuple[PartyName, ...]
     config: Path
-    folder: Path = Path()
+    folder: Annotated[Path, Field(validate_default=False)] = Path()
     listen: Place | None = None
     peers: dict[Name, Peer]
     link: Literal["tcp", "grpc", "nvflare"] = "tcp"
@@ -416,7 +416,7 @@ def joined(
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
     status = status or StatusKeeper()
     config = load_config(file.config)
-    rules, role = config.rules, _role_of(file, config)
+    rules, role = config.rules, role_of(file, config)
     resume = resume or (rules.restarts > 0 and PartyFolder(file.folder).holds_steps)
     with ExitStack() as stack:
         stack.callback(close_workers)
@@ -424,7 +424,7 @@ def joined(
         stack.enter_context(folder.held(resume=resume))
         if resume and role == "active" and not folder.holds_steps:
             raise no_checkpoint(folder.path)
-        keeper = PartyKeeper(folder, file.party, config, data := _own_data(file, config, role))
+        keeper = PartyKeeper(folder, file.party, config, data := own_data(file, config, role))
         secrets = keeper.secrets
         known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
         audit = AuditLog(folder.path / FILE_NAME, file.party, secrets.identity, known, keeper.meter)
@@ -487,7 +487,7 @@ async def _active(
     return course.result()
 
 
-def _role_of(file: PartyFile, config: Config) -> PartyRole:
+def role_of(file: PartyFile, config: Config) -> PartyRole:
     roles = roles_of(METHODS[config.method.name], config, file.active, file.passives)
     named = {file.party, *file.peers}
     if named != set(roles):
@@ -499,7 +499,7 @@ def _role_of(file: PartyFile, config: Config) -> PartyRole:
     return roles[file.party]
 
 
-def _own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None:
+def own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None:
     if role in ("aggregator", "dealer"):
         return None
     if file.table is not None:

@@ -20,6 +20,7 @@ __all__ = [
     "Missing",
     "PartySettings",
     "RareCategories",
+    "TableShape",
     "ViewColumns",
 ]
 
@@ -84,7 +85,7 @@ class PartySettings(Settings):
 
     Attributes:
         file: CSV or Parquet; a relative path starts at `data.folder`, or at the working
-            directory where no folder is given.
+            directory where no folder is given. null: it lies at that party, and nowhere else.
         id_column: one or several columns that name a row; null takes `data.id_column`.
         numeric, categorical: columns to standardise and to one-hot encode; where both are
             null, every other column is used, by its type. Naming one list uses it alone.
@@ -96,7 +97,7 @@ class PartySettings(Settings):
             means, scales and categories to the party's own rows, which they then tell of.
     """
 
-    file: Path
+    file: Path | None = None
     id_column: ColumnName | tuple[ColumnName, ...] | None = None
     numeric: tuple[ColumnName, ...] | None = None
     categorical: tuple[ColumnName, ...] | None = None
@@ -104,6 +105,23 @@ class PartySettings(Settings):
     missing: Missing = "error"
     rare_categories: RareCategories = RareCategories()
     encoding: Path | None = None
+
+
+class TableShape(Settings):
+    """What a party says of its own table before a run, so that others can plan.
+
+    Attributes:
+        rows: rounded to two digits; features: numbers that a row is encoded to.
+        labelled: rows with a label to learn from, rounded, and classes (0: they are numbers), at a
+            party that holds labels.
+        columns: their names, where the party tells them.
+    """
+
+    rows: int = Field(1000, ge=1, le=2**32)
+    features: int = Field(10, ge=1, le=2**20)
+    labelled: int | None = Field(None, ge=0, le=2**32)
+    classes: int | None = Field(None, ge=0, le=2**16)
+    columns: Annotated[tuple[ColumnName, ...], Field(max_length=2**12)] | None = None
 
 
 class DataSettings(Settings):

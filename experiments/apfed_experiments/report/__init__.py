@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-from apfed_experiments.report.contents import privacy_document
-from apfed_experiments.report.page import render
-from apfed_experiments.report.pictures import write_pictures
 from apfed_experiments.report.run import audit_of, measured_of, read_run
 from secure_apfed.files import make_private, to_json, write_atomically
 
@@ -21,6 +18,11 @@ def write_report(folder: Path, *, show_originals: bool = False) -> Path:
     Raises:
         CheckpointError: no finished run, or a file in it is not as this version writes it.
     """
+    # Late: who asks for the tables of who learns what draws no picture.
+    from apfed_experiments.report.contents import privacy_document
+    from apfed_experiments.report.page import render
+    from apfed_experiments.report.pictures import write_pictures
+
     run, page = read_run(folder, examples=show_originals), folder / "report.html"
     make_private(folder)
     pictures, audited = write_pictures(run, folder / "pictures"), audit_of(run)

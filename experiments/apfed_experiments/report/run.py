@@ -27,7 +27,6 @@ from secure_apfed.privacy.accountants import gdp_mu
 from secure_apfed.privacy.guard import make_guard
 from secure_apfed.runs.folder import RunFolder, read_scored
 from secure_apfed.runs.outcome import Epsilon, Written, scores_of
-from secure_apfed.secure_sums import sum_kind
 
 __all__ = ["Audited", "EpochMetrics", "ReportedRun", "audit_of", "measured_of", "read_run"]
 
@@ -93,22 +92,8 @@ class ReportedRun(FinishedRun):
 
     @property
     def facts(self) -> RunFacts:
-        config = self.config
-        return RunFacts(
-            happens=config.method.happens,
-            secure_sum=sum_kind(config.secure_sum).name,
-            passives=sum(role == Role.PASSIVE for role in self.roles.values()),
-            guarded=config.guard.mechanism != "none",
-            pairwise=config.alignment.mode == "pairwise",
-            label_dp=config.labels.mechanism != "none",
-            private=config.dp_sgd is not None,
-            noisy=config.method.noise(config) is not None,
-            inductive=config.method.inductive,
-            labelled_passives=bool(config.data.labels_at),
-            defended=bool(config.defences),
-            apart=self.outcome.apart,
-            shared_seeds=config.party_seeds == "shared_for_comparison",
-        )
+        passives = sum(role == Role.PASSIVE for role in self.roles.values())
+        return RunFacts.of(self.config, passives=passives, apart=self.outcome.apart)
 
     @property
     def helped(self) -> bool:

@@ -14,6 +14,8 @@ from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange.envelope import Kind
 from secure_apfed.methods import METHODS
+from secure_apfed.secure_sums import sum_kind
+from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "COALITIONS", "FACTS", "LIMITS", "RULES", "Coalition", "Limit", "Role", "Rule", "RunFacts",
@@ -51,6 +53,25 @@ class RunFacts:
     defended: bool = False
     apart: bool = False
     shared_seeds: bool = False
+
+    @classmethod
+    def of(cls, config: RunSettings, *, passives: int, apart: bool) -> "RunFacts":
+        """Of a run with these settings, whether it is over or was not begun."""
+        return cls(
+            happens=config.method.happens,
+            secure_sum=sum_kind(config.secure_sum).name,
+            passives=passives,
+            guarded=config.guard.mechanism != "none",
+            pairwise=config.alignment.mode == "pairwise",
+            label_dp=config.labels.mechanism != "none",
+            private=config.dp_sgd is not None,
+            noisy=config.method.noise(config) is not None,
+            inductive=config.method.inductive,
+            labelled_passives=bool(config.data.labels_at),
+            defended=bool(config.defences),
+            apart=apart,
+            shared_seeds=config.party_seeds == "shared_for_comparison",
+        )
 
     @property
     def words(self) -> frozenset[str]:

@@ -1,0 +1,254 @@
+"""The command `check`: whether a party could begin now, by its own files and what it can reach.
+
+Part of the composition root. Whoever listens is called, and both ends prove who they are; with
+--meet all parties run it at once, meet as for a run, and compare what they hold. No table leaves,
+nothing is written, and a run that is under way goes on.
+"""
+
+import datetime as dt
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgpack
+import typer
+
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from secure_apfed import terminal
+from secure_apfed.commands import AsJson
+from secure_apfed.commands.doctor import Finding, State
+from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, DataError
+
+if TYPE_CHECKING:
+    from secure_apfed.exchange import Links
+
+__all__ = ["check"]
+
+_FEW_DAYS, _LITTLE_DISK, _APART_S = 30, 2**30, 300.0
+_NOT_UP = ("nobody listens there", "reached nobody", "did not come to the relay")
+_REFUSED = 4
+_ERRORS = (ApfedError, LocalProtocolError, RemoteProtocolError, OSError, EOFError)
+_MARKS = {"ok": "ok", "optional": "note", "missing": "WRONG"}
+
+
+def check(
+    config: Annotated[Path, typer.Option(metavar="PARTY.yaml", help="The party's own file.")],
+    meet: Annotated[
+        float | None,
+        typer.Option(min=1, max=86_400, help="Meet all others, who run the same, within seconds."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a party could begin: its own files, and whom it reaches, and why not.
+
+    Who does not listen yet is no fault. Whatever is ends with the exit code of a run that met it.
+    """
+    checks = _Checks(config)
+    findings = list(checks.all(meet))
+    if as_json:
+        told = [{**asdict(each), "state": _MARKS[each.state].lower()} for each in findings]
+        terminal.print_json({"party": checks.file.party, "code": checks.code, "findings": told})
+    else:
+        title = f"{checks.file.party}: {'not ready' if checks.code else 'ready'}"
+        rows = [(_MARKS[each.state], each.name, each.value) for each in findings]
+        terminal.show_rows(title, ("", "what", "found"), rows)
+    if checks.code:
+        raise typer.Exit(checks.code)
+
+
+class _Checks:
+    """One party's; `code` is the exit code of the first thing that is wrong, or 0."""
+
+    def __init__(self, path: Path) -> None:
+        from secure_apfed.config.file import load_config
+        from secure_apfed.runs.folder import PartyFolder
+        from secure_apfed.runs.party import PartyFile, role_of
+        from secure_apfed.runs.project import SEALED, Sealed, Signed
+
+        self.file = file = PartyFile.read(path)
+        self.config, self.code = load_config(file.config), 0
+        self.role = role_of(file, self.config)
+        if not (file.folder / "identity.pem").is_file():
+            raise ConfigError(f"{file.folder} holds no identity.pem; put it back, or answer anew")
+        self.identity = PartyFolder(file.folder).identity()
+        self.known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
+        sealed = file.folder / SEALED
+        self.sealed = Signed.read(sealed).opened(Sealed, sealed) if sealed.exists() else None
+
+    def all(self, meet_s: float | None) -> Iterator[Finding]:
+        told = f"{self.role} of {self.config.method.title}, version {_version()}"
+        yield Finding("settings", "settings", "ok", told)
+        for examine in (self._contract, self._table, self._folder, self._certificate):
+            yield from self._tried(examine.__name__.strip("_"), examine)
+        if meet_s is not None and not self.code:
+            yield from self._tried("meeting", partial(self._meeting, meet_s))
+        elif not self.code:
+            yield from self._reached()
+            yield Finding("peers", "clock, version", "optional", "compared by check --meet 60")
+
+    def _tried(self, name: str, examine: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+        """What it finds, how it failed, and what it warned of."""
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            try:
+                yield from list(examine())
+            except _ERRORS as error:
+                self.code = self.code or terminal.failure_of(error).code
+                yield Finding(name, name, "missing", str(error))
+        yield from (Finding(name, name, "optional", str(one.message)) for one in warned)
+
+    def _contract(self) -> Iterator[Finding]:
+        """Whether what it would sign is what the sealed project says."""
+        from secure_apfed.exchange.agreement import differing
+        from secure_apfed.runs.project import SEALED
+
+        file, sealed = self.file, self.sealed
+        if sealed is None:
+            told = f"{file.folder} holds no {SEALED} to compare with"
+            yield Finding("contract", "contract", "optional", told)
+            return
+        own = {**self.known, file.party: self.identity.public}
+        theirs = {name: given.identity for name, given in sealed.answered.items()}
+        if other := [name for name, key in own.items() if theirs.get(name) != key.hex()]:
+            raise ConfigError(
+                f"{file.party} knows another identity of {', '.join(other)} than the sealed "
+                f"project: join {file.folder / SEALED} again, or put identity.pem back"
+            )
+        if differ := list(differing(self.config.terms(), sealed.proposed.config().terms())):
+            raise ConfigError(
+                f"{file.config} differs from the sealed project in {', '.join(differ)}, which all "
+                "sign; nobody would begin"
+            )
+        yield Finding("contract", "contract", "ok", f"as in {sealed.project_words}")
+
+    def _table(self) -> Iterator[Finding]:
+        from secure_apfed.runs.party import own_data
+        from secure_apfed.runs.project import shape_of
+
+        own = own_data(self.file, self.config, self.role)
+        if own is None:
+            return
+        told = f"{len(own.table.ids):,} rows, no ID twice, {own.table.features[0].numel()} features"
+        yield Finding("table", "table", "ok", told)
+        if own.table.labels is not None:
+            told = f"{len(own.labelled_rows):,} rows to learn from, {len(own.test_rows):,} to test"
+            classes = f"; classes {', '.join(own.classes)}" if own.classes else ""
+            yield Finding("table", "labels", "ok", f"{told}{classes}")
+        said = self.sealed and self.sealed.answered[self.file.party].table
+        if not said:
+            return
+        now = shape_of(own, columns=said.columns is not None)
+        rough = {"rows", "labelled"}
+        same = now.model_dump(exclude=rough) == said.model_dump(exclude=rough)
+        if not same or not said.rows / 2 <= now.rows <= said.rows * 2:
+            raise DataError(
+                f"{self.file.party} declared another table: {said.rows:,} rows, {said.features} "
+                f"features, and here are {now.rows:,} and {now.features}, or other columns or "
+                f"classes; name the right file in {self.file.config}, or begin a new project"
+            )
+
+    def _folder(self) -> Iterator[Finding]:
+        folder, tls = self.file.folder, self.file.tls
+        if (free := shutil.disk_usage(folder).free) < _LITTLE_DISK:
+            raise CheckpointError(f"{folder} has {terminal.size(free)} left; make room for 1 GB")
+        for path in (folder, folder / "identity.pem", *([tls.key] if tls else [])):
+            if path.exists() and path.stat().st_mode & 0o077:
+                raise CheckpointError(f"others may read {path}; shut it: chmod go-rwx {path}")
+        yield Finding("folder", "folder", "ok", f"its owner's alone, {terminal.size(free)} free")
+
+    def _certificate(self) -> Iterator[Finding]:
+        from cryptography.x509 import load_pem_x509_certificate
+
+        from secure_apfed.between.certificates import Credentials, read_revoked
+
+        if (tls := self.file.tls) is None:
+            return
+        files, revoked = (tls.ca, tls.certificate, tls.key), read_revoked(tls.revoked)
+        loaded = Credentials.load(*files, name=self.file.party, revoked=revoked)
+        ends = load_pem_x509_certificate(loaded.certificate).not_valid_after_utc
+        days = (ends - dt.datetime.now(dt.UTC)).days
+        state: State = "ok" if days >= _FEW_DAYS else "optional"
+        yield Finding("certificate", "certificate", state, f"{days} days left")
+
+    def _reached(self) -> Iterator[Finding]:
+        from secure_apfed.runs.party import LINKS
+
+        file = self.file
+        if file.link not in LINKS:
+            return
+        link = LINKS[file.link](file, self.identity, self.known)
+        for name, peer in file.peers.items():
+            state: State = "optional"
+            if peer.address is None and file.relay is None:
+                told = "dials out only"
+            else:
+                try:
+                    link.proved(name).close()
+                    state, told = "ok", "reached, and it is who it should be"
+                except (OSError, EOFError, RemoteProtocolError) as error:
+                    told = str(error)
+                    if not any(why in told for why in _NOT_UP):
+                        state, self.code = "missing", _REFUSED
+            yield Finding("peers", name, state, told)
+
+    def _meeting(self, meet_s: float) -> Iterator[Finding]:
+        """Meet all others as for a run, and compare versions, clocks and what would be signed."""
+        from secure_apfed.exchange import Links, play_one
+        from secure_apfed.runs.party import connect
+        from secure_apfed.runs.project import digest_of
+
+        file, me = self.file, self.file.party
+        waits = file.model_copy(update={"meet_s": meet_s})
+        transport = connect(waits, self.identity, self.known)
+        links = Links(me, list(file.peers), transport.post, lambda envelope, size: None)
+        mine = {
+            "version": _version(), "settings": digest_of(self.config.terms()).hex(),
+            "sealed project": self.sealed.digest.hex() if self.sealed else "",
+        }  # fmt: skip
+        said = play_one(
+            _compared(links, list(file.peers), mine), links, transport, timeout_s=file.timeout_s
+        )
+        for name, (theirs, apart_s) in said.items():
+            for what, own in mine.items():
+                if theirs.get(what) != own:
+                    raise RemoteProtocolError(
+                        f"{name} has another {what} than {me}, where it is {own:.16}; at one of "
+                        "them `check` without --meet names what differs"
+                    )
+            if apart_s > _APART_S:
+                raise RemoteProtocolError(
+                    f"the clocks of {name} and {me} are {apart_s:,.0f} s apart; set them"
+                )
+            told = f"met, with the same {', '.join(mine)}; clocks within {apart_s + 1:.0f} s"
+            yield Finding("meeting", name, "ok", told)
+
+
+async def _compared(
+    links: "Links", peers: list[str], mine: Mapping[str, str]
+) -> dict[str, tuple[dict[str, str], float]]:
+    """By peer what it says, and how far its clock is from this one, in seconds."""
+    from secure_apfed.exchange import BEFORE_TRAINING, Kind
+
+    for peer in peers:
+        links.send(peer, Kind.GREETING, BEFORE_TRAINING, msgpack.packb([time.time(), mine]))
+    found: dict[str, tuple[dict[str, str], float]] = {}
+    for peer in peers:
+        message = await links.receive(peer, Kind.GREETING, step=BEFORE_TRAINING)
+        try:
+            clock, said = msgpack.unpackb(message.payload)
+            found[peer] = dict(said), abs(time.time() - float(clock))
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise RemoteProtocolError(
+                f"{peer} came for the run, and not to compare; all run check --meet at once"
+            ) from error
+    return found
+
+
+def _version() -> str:
+    return metadata.version("secure-apfed")

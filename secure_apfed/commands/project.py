@@ -1,0 +1,272 @@
+"""The commands before a run between organisations: `project`, `join` and `identity`.
+
+Part of the composition root: what a party would learn is read from the report's tables.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed import terminal
+from secure_apfed.commands import AsJson, ConfigFile, Overrides
+from secure_apfed.errors import ConfigError
+from secure_apfed.settings.data import TableShape
+
+if TYPE_CHECKING:
+    from secure_apfed.config import Config
+    from secure_apfed.planning.forecast import Forecast
+    from secure_apfed.runs.project import Proposal, Sealed
+
+__all__ = ["identity_app", "join", "project_app"]
+
+project_app = typer.Typer(
+    no_args_is_help=True, help="Propose a run to other organisations, and seal what they answer."
+)
+identity_app = typer.Typer(
+    no_args_is_help=True, help="Make or show the key pair by which the others know a party."
+)
+_As = Annotated[str, typer.Option("--as", metavar="NAME", help="Which party this is.")]
+_Folder = Annotated[Path | None, typer.Option(help="The party's own; NAME unless given.")]
+_Columns = Annotated[bool, typer.Option("--columns", help="Tell the others the names of columns.")]
+_Certificates = Annotated[
+    Path | None,
+    typer.Option(help="Folder with certificate.pem, key.pem and ca.pem of its own authority."),
+]
+
+
+@project_app.command()
+def new(
+    config_file: ConfigFile,
+    party: _As,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=HOST:PORT", help="Where a party is reached; may be repeated."),
+    ] = None,
+    relay: Annotated[
+        str | None, typer.Option(metavar="NAME=HOST:PORT", help="Who runs a relay that all dial.")
+    ] = None,
+    run_by: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=ORGANISATION", help="Who runs the aggregator, or the dealer."),
+    ] = None,
+    folder: _Folder = None,
+    columns: _Columns = False,
+    certificates: _Certificates = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Propose a run: the file that comes of it goes to all other parties."""
+    from secure_apfed.config.file import load_config
+    from secure_apfed.runs.project import PROPOSAL, propose
+
+    config, home = load_config(config_file, overrides=overrides or ()), folder or Path(party)
+    (relay_by, dialled), *_ = [*_pairs("--relay", [relay] if relay else []).items(), (None, None)]
+    proposal = propose(
+        config, party, home, certificates=certificates, columns=columns, relay_by=relay_by,
+        relay=dialled, addresses=_pairs("--at", at or ()), run_by=_pairs("--run-by", run_by or ()),
+    )  # fmt: skip
+    others = ", ".join(name for name in proposal.roles if name != party)
+    then = f"Send {home / PROPOSAL} to {others}; each joins it, and sends back an answer."
+    _tell(proposal, party, home, then, as_json=as_json)
+
+
+@project_app.command("seal")
+def seal_answers(
+    answers: Annotated[list[Path], typer.Argument(metavar="ANSWER...", help="Of all the others.")],
+    folder: Annotated[Path, typer.Option(help="The organiser's own.")],
+    days: Annotated[
+        float, typer.Option(min=0.01, max=3650, help="How long certificates are valid.")
+    ] = 365,
+    as_json: AsJson = False,
+) -> None:
+    """Put all answers together into the project that all hold; again, to renew certificates."""
+    from secure_apfed.runs.project import SEALED, seal
+
+    sealed = seal(answers, folder, days=days)
+    then = f"Send {folder / SEALED} to all others; each joins it."
+    _tell_sealed(sealed, folder, then, as_json=as_json)
+
+
+def join(
+    file: Annotated[Path, typer.Argument(help="A proposal, or the sealed project.")],
+    party: _As,
+    folder: _Folder = None,
+    table: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Its own rows, CSV or Parquet.")
+    ] = None,
+    id_column: Annotated[
+        str | None, typer.Option(help="Where IDs stand in it, if not where the others' do.")
+    ] = None,
+    columns: _Columns = False,
+    words: Annotated[
+        str | None, typer.Option(help="The organiser's words, as it said them by telephone.")
+    ] = None,
+    certificates: _Certificates = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer a proposal, or take over the sealed project: the file says which of the two it is."""
+    from secure_apfed.runs import project
+
+    home, signed = folder or Path(party), project.Signed.read(file)
+    sealed = signed.document.get("kind") == "sealed project"
+    organiser: Sealed | Proposal = (
+        signed.opened(project.Sealed, file) if sealed else signed.opened(project.Proposal, file)
+    )
+    if words is not None and words.split() != organiser.words.split():
+        raise RemoteProtocolError(
+            f"{file}: who signed it as {organiser.party} has the words {organiser.words!r}, not "
+            f"{words!r}: it is of somebody else; ask {organiser.party} for its file again"
+        )
+    if sealed:
+        then = f"Next: secure-apfed check --config {home / 'party.yaml'}"
+        _tell_sealed(project.accept(file, party, home), home, then, as_json=as_json)
+        return
+    own = {"file": table and str(table.absolute()), "id_column": id_column}
+    proposal = project.answer(
+        file, party, home, columns=columns, certificates=certificates,
+        table={key: value for key, value in own.items() if value is not None},
+    )  # fmt: skip
+    made = home / project.ANSWER.format(party)
+    then = f"To take part, send {made} to {proposal.party}. Settings: {home / project.RUN}."
+    _tell(proposal, party, home, then, as_json=as_json)
+
+
+@identity_app.command("new")
+def new_identity(folder: Annotated[Path, typer.Option()], as_json: AsJson = False) -> None:
+    """Make identity.pem in a party's folder (mode 600), which must not have one."""
+    from secure_apfed.files import make_private
+
+    if (folder / "identity.pem").exists():
+        raise ConfigError(f"{folder} holds an identity already; without it nobody proves who it is")
+    make_private(folder)
+    _show_identity(folder, as_json=as_json)
+
+
+@identity_app.command("show")
+def show_identity(folder: Annotated[Path, typer.Argument()], as_json: AsJson = False) -> None:
+    """Show a party's public identity, and its words to compare by telephone (64 bits)."""
+    if not (folder / "identity.pem").is_file():
+        raise ConfigError(f"{folder} holds no identity.pem; `secure-apfed identity new` makes one")
+    _show_identity(folder, as_json=as_json)
+
+
+def _show_identity(folder: Path, *, as_json: bool) -> None:
+    from secure_apfed.fingerprints import IDENTITY_WORDS, in_words
+    from secure_apfed.runs.folder import PartyFolder
+
+    public = PartyFolder(folder).identity().public
+    told = {"identity": public.hex(), "words": in_words(public, IDENTITY_WORDS)}
+    if as_json:
+        terminal.print_json(told)
+    else:
+        terminal.show_rows(str(folder), ("", ""), list(told.items()))
+
+
+def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    found = dict(text.partition("=")[::2] for text in given)
+    if len(found) < len(given) or not all(name and value for name, value in found.items()):
+        raise ConfigError(f"{option} {' '.join(given)}: expected NAME=VALUE, and each name once")
+    return found
+
+
+def _tell(proposal: "Proposal", party: str, folder: Path, then: str, *, as_json: bool) -> None:
+    """One screen: what is asked of a party, what is learnt of it, and what it learns."""
+    from apfed_experiments.report.who_learns import COALITIONS, RunFacts
+    from secure_apfed.config.file import load_config
+    from secure_apfed.planning.forecast import forecast
+    from secure_apfed.runs.project import ANSWER, RUN, Answer, Signed
+
+    own = Signed.read(folder / ANSWER.format(party)).opened(Answer, folder).table
+    config = load_config(folder / RUN)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of rows that nobody has
+        like = own or TableShape()
+        planned = forecast(config, dict.fromkeys(proposal.names("active", "passive"), like))
+    facts = RunFacts.of(config, passives=len(proposal.names("passive")), apart=True)
+    asked = dict(_asked(proposal, config, party, own, planned))
+    learnt: dict[str, list[tuple[str, ...]]] = {
+        f"What is learnt of {party}": list(_learnt(proposal, facts, planned, sender=party)),
+        f"What {party} learns": list(_learnt(proposal, facts, planned, receiver=party)),
+        "Who puts together what it has": [
+            (each.who, each.learns) for each in COALITIONS if each.holds(facts)
+        ],
+    }
+    if as_json:
+        terminal.print_json({"words": proposal.words, "asked": asked, "learnt": learnt})
+        return
+    terminal.show_rows(f"{config.name}: what is asked of {party}", ("", ""), list(asked.items()))
+    for title, rows in learnt.items():
+        columns = ("who", "can read", "what remains open")[: len(rows[0])] if rows else ("nothing",)
+        terminal.show_rows(f"\n{title}", columns, rows)
+    typer.echo(f"\n{then}")
+
+
+def _asked(
+    proposal: "Proposal", config: "Config", party: str, own: TableShape | None,
+    planned: "Forecast",
+) -> Iterator[tuple[str, str]]:  # fmt: skip
+    data, train, size = config.data, config.train, terminal.size
+    yield "organiser", f"{proposal.party}, by telephone: {proposal.words}"
+    yield "role", f"{proposal.roles[party]} of {config.method.title}"
+    for name, role in proposal.roles.items():
+        where = proposal.addresses.get(name, "dials out only")
+        who = proposal.run_by.get(name)
+        yield f"{name} ({role})", f"{where}, run by {who}" if who else where
+    if proposal.relay is not None:
+        yield "relay", f"{proposal.relay}, run by {proposal.relay_by}"
+    if party in proposal.names("active", "passive"):
+        labels = f", labels in {data.label_column}" if data.holds_labels(party) else ""
+        yield "columns", f"IDs in {data.id_column}{labels}; features: numbers, dates or texts"
+        told = "of which nothing is told (--table)"
+        if own is not None:
+            named = ", ".join(own.columns or ()) or "whose names stay here"
+            told = f"told: about {own.rows:,} rows, {own.features} features, {named}"
+        yield "table", told if data.parties else f"its part of {data.dataset}"
+    yield "training", f"{train.epochs} epochs at most, batches of {train.batch_size}"
+    sends, gets = (
+        sum(link.wire_bytes for link in planned.links if getattr(link, end) == party)
+        for end in ("sender", "receiver")
+    )
+    guess = "" if own is not None or not data.parties else ", for tables of 1,000 rows"
+    yield "bytes", f"sends about {size(sends)}, gets about {size(gets)}{guess}"
+
+
+def _learnt(
+    proposal: "Proposal", facts: Any, planned: "Forecast", **end: str
+) -> Iterator[tuple[str, ...]]:
+    """Who, what it reads, and what remains open, by kind of message that has this end."""
+    from apfed_experiments.report.who_learns import Role, Rule, rule_for
+    from secure_apfed.exchange import Kind
+
+    found: dict[Rule, list[str]] = {}
+    ((own, party),) = end.items()
+    other = "receiver" if own == "sender" else "sender"
+    for link in planned.links:
+        if getattr(link, own) == party:
+            rule = rule_for(Kind(link.kind), Role(proposal.roles[link.receiver]), facts)
+            found.setdefault(rule, []).append(getattr(link, other))
+    for rule, names in found.items():
+        of_protocol = rule.when == "always" and rule.receiver is None
+        if not of_protocol and rule.remains != "Nothing.":
+            yield f"{', '.join(names)}: {rule.kind}", rule.reads, rule.remains
+
+
+def _tell_sealed(sealed: "Sealed", folder: Path, then: str, *, as_json: bool) -> None:
+    words = {name: given.words for name, given in sealed.answered.items()}
+    if as_json:
+        terminal.print_json({"words": words, "project_words": sealed.project_words})
+        return
+    terminal.show_rows("Who takes part", ("", "words of its identity"), list(words.items()))
+    typer.echo(f"The whole project, by telephone the same at all: {sealed.project_words}")
+    if (folder / "relay-key.pem").exists():
+        files = {name: folder / f"{name}.pem" for name in ("ca", "relay-certificate", "relay-key")}
+        options = " ".join(f"--{key.removeprefix('relay-')} {path}" for key, path in files.items())
+        allowed = " ".join(f"--allow {given.identity}" for given in sealed.answered.values())
+        typer.echo(
+            f"The relay: secure-apfed relay --listen {sealed.proposed.relay} {options} {allowed}"
+        )
+    typer.echo(then)

@@ -1,0 +1,509 @@
+"""From an invitation to the parties' files: a proposal, an answer of each party, a sealed project.
+
+Run by: each organisation in its own folder; what goes between them are three kinds of files, which
+are public and may go by mail. Each is one JSON object: a document, and the Ed25519 signature of who
+wrote it. The organiser, one of the parties, proposes settings and addresses; each party answers
+with its identity and a request for a certificate; the organiser seals these together. Protects
+from: files that were altered, mixed up or made by somebody else, as far as people compare words
+(`secure_apfed.fingerprints`) by another way than the files took. Secret keys stay where they are.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import Field, ValidationError, model_validator
+
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.seal import Identity, verify
+from secure_apfed.between.certificates import (
+    Credentials,
+    certificate_request,
+    make_authority,
+    require_caller,
+)
+from secure_apfed.between.grpc_link import is_loopback
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config, load_config_text
+from secure_apfed.config.plain_yaml import as_yaml, parse_yaml, read_text
+from secure_apfed.contract import PartyRole
+from secure_apfed.data import OwnData, load_data, load_own_tables, pack_own
+from secure_apfed.data.catalogue import party_names
+from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.exchange.agreement import differing
+from secure_apfed.exchange.sockets import parse_address, spell_address
+from secure_apfed.files import make_private, read_bytes, read_json, to_json, write_atomically
+from secure_apfed.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, in_words
+from secure_apfed.methods import METHODS, roles_of
+from secure_apfed.names import Name
+from secure_apfed.runs.folder import PartyFolder
+from secure_apfed.runs.party import PartyFile, Place
+from secure_apfed.settings import EACH_ALONE, Settings
+from secure_apfed.settings.data import TABLES, TableShape
+
+__all__ = [
+    "ANSWER", "PROPOSAL", "RUN", "SEALED", "Answer", "Proposal", "Sealed", "Signed", "accept",
+    "answer", "digest_of", "propose", "seal", "shape_of", "shared_settings",
+]  # fmt: skip
+
+ANSWER, PROPOSAL, SEALED, RUN = "answer-{}.json", "proposal.json", "sealed.json", "run.yaml"
+_PARTY, _TABLE = "party.yaml", "table.safetensors"
+_CA, _CERTIFICATE, _KEY, _RELAY = "ca.pem", "certificate.pem", "key.pem", "relay"
+_PURPOSE = b"project v1"
+_MOST_BYTES = 2**20
+_Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_Pem = Annotated[str, Field(max_length=2**15, pattern=r"^[\n -~]*$")]
+# Of one party, and yet the same at all: a name, and what chooses the intersection.
+_SAID_TO_ALL = ("name", "dealer", "pairwise_overlaps")
+_SAID_OF_TABLES = ("dataset", "partition", "labels_at", "active", "id_column", "label_column",
+                   "anomaly")  # fmt: skip
+_DocumentT = TypeVar("_DocumentT", bound="_Document")
+
+
+def digest_of(content: Any) -> bytes:
+    """SHA-256 of plain values in their canonical JSON form, 32 bytes."""
+    return hashlib.sha256(_canonical(content)).digest()
+
+
+def _canonical(content: Any) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+class _Document(Settings):
+    """What `party` signs by its `identity`."""
+
+    kind: str
+    version: str = Field(default_factory=lambda: metadata.version("secure-apfed"))
+    party: Name
+    identity: _Hex32
+
+    @property
+    def words(self) -> str:
+        return in_words(bytes.fromhex(self.identity), IDENTITY_WORDS)
+
+
+class Proposal(_Document):
+    """What the organiser, `party`, asks all to take part in.
+
+    Attributes:
+        settings: of the run, as `shared_settings` says.
+        addresses: "host:port" of the parties that are reached; the others dial out only.
+        relay: where all dial instead; relay_by: the party that runs it.
+        run_by: organisations that run an aggregator or a dealer.
+    """
+
+    kind: Literal["proposal"] = "proposal"
+    settings: dict[str, Any]
+    addresses: dict[Name, Place] = {}
+    relay: Place | None = None
+    relay_by: Name | None = None
+    run_by: dict[Name, Annotated[str, Field(max_length=64, pattern="^[ -~]+$")]] = {}
+
+    @cached_property
+    def roles(self) -> dict[str, PartyRole]:
+        """Of all parties by name, the active first."""
+        config = self.config()
+        active, *passives = party_names(config.data)
+        return roles_of(METHODS[config.method.name], config, active, passives)
+
+    def names(self, *roles: PartyRole) -> tuple[str, ...]:
+        return tuple(name for name, role in self.roles.items() if role in roles)
+
+    def config(self, own: Mapping[str, Any] | None = None, party: str = "") -> Config:
+        """The run of all, or of the party that says this of its table (in `data.parties`)."""
+        settings = self.settings
+        if own:
+            data = self.config().data
+            if party not in (data.parties or {}):
+                raise ConfigError(f"{party} takes part without a table of its own; name none")
+            data_of_all, tables = settings["data"], settings["data"]["parties"]
+            settings = {**settings, "data": {**data_of_all, "parties": {**tables, party: own}}}
+        return load_config_text(as_yaml(settings), source="the proposal's settings")
+
+    @model_validator(mode="after")
+    def _goes(self) -> Self:
+        shared = shared_settings(self.config())
+        if told := list(differing(self.settings, shared)):
+            raise ValueError(f"settings: {', '.join(told)} is what each party says for itself")
+        named = {self.party, *self.addresses, *self.run_by, *filter(None, [self.relay_by])}
+        if unknown := sorted(named - set(self.roles)):
+            raise ValueError(f"{', '.join(unknown)} is none of {', '.join(self.roles)}")
+        for name, organisation in self.run_by.items():
+            apart = self.names(*(["active"] if self.roles[name] == "aggregator" else _WITH_ROWS))
+            if organisation in apart:
+                raise ValueError(
+                    f"{organisation} would run the {name}, and read with it what secure sums and "
+                    "shares hide from a party with rows; let another organisation run it"
+                )
+        if (self.relay is None) != (self.relay_by is None) or (self.relay and self.addresses):
+            raise ValueError(
+                "a relay has an address and a party that runs it, and no other has any"
+            )
+        dialling = [name for name in self.roles if name not in self.addresses]
+        if self.relay is None and len(dialling) > 1:
+            raise ValueError(
+                f"{' and '.join(dialling)} have no address, so they do not reach each other: give "
+                "all parties but one an address, or all of them a relay"
+            )
+        return self
+
+
+_WITH_ROWS: tuple[PartyRole, ...] = ("active", "passive")
+
+
+class Answer(_Document):
+    """What a party says to a proposal, of which `proposal` is the digest.
+
+    Attributes:
+        request: for a certificate of the project's authority, in PEM; or, of an organisation that
+            has an authority, its certificate and that authority's; relay_request: for the relay's.
+        table: what it tells of its own table; null: nothing.
+    """
+
+    kind: Literal["answer"] = "answer"
+    proposal: _Hex32
+    request: _Pem | None = None
+    certificate: _Pem | None = None
+    ca: _Pem | None = None
+    relay_request: _Pem | None = None
+    table: TableShape | None = None
+
+
+class Signed(Settings):
+    """A file: a document, and the signature of who it says wrote it."""
+
+    document: dict[str, Any]
+    signature: str = Field(pattern="^[0-9a-f]{128}$")
+
+    @classmethod
+    def by(cls, identity: Identity, content: _Document) -> Self:
+        document = content.model_dump(mode="json")
+        signature = identity.sign(_PURPOSE, content.kind.encode(), _canonical(document))
+        return cls(document=document, signature=signature.hex())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        if read_bytes(path, most=_MOST_BYTES)[:2] == b"PK":
+            raise DataError(f"{path} is an archive; unpack it, and name the file that was in it")
+        return read_json(path, cls)
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, to_json(self.model_dump(mode="json"), indent=1).encode() + b"\n")
+
+    def opened(self, kind: type[_DocumentT], source: object) -> _DocumentT:
+        """What was signed. Raises RemoteProtocolError: another kind of document, of another
+        version, malformed, or altered since.
+        """
+        wanted, found = kind.model_fields["kind"].default, str(self.document.get("kind"))[:40]
+        theirs, ours = str(self.document.get("version"))[:40], metadata.version("secure-apfed")
+        wrong = ""
+        if found != wanted:
+            wrong = f"expected a file of the kind {wanted!r}, got {found!r}"
+        elif theirs != ours:
+            wrong = (
+                f"version {theirs} of secure-apfed wrote it, and here is {ours}; all parties of a "
+                f"run have one: pip install secure-apfed=={theirs}, or ask for another file"
+            )
+        if wrong:
+            raise RemoteProtocolError(f"{source}: {wrong}")
+        try:
+            content = kind.model_validate_json(json.dumps(self.document), strict=True)
+        except (ValidationError, ConfigError) as error:
+            raise RemoteProtocolError(f"{source}: is no {wanted}: {_first_of(error)}") from None
+        key, signature = bytes.fromhex(content.identity), bytes.fromhex(self.signature)
+        signed = (wanted.encode(), _canonical(self.document))
+        verify(key, signature, _PURPOSE, *signed, signer=content.party)
+        return content
+
+
+class Sealed(_Document):
+    """The project that all hold: the proposal, all answers, and the parties' certificates (PEM).
+
+    One that exists is one all of whose signatures fit; whose keys they are, people compare.
+    """
+
+    kind: Literal["sealed project"] = "sealed project"
+    proposal: Signed
+    answers: dict[Name, Signed]
+    ca: str
+    certificates: dict[Name, _Pem]
+
+    @cached_property
+    def proposed(self) -> Proposal:
+        return self.proposal.opened(Proposal, "the proposal")
+
+    @cached_property
+    def answered(self) -> dict[str, Answer]:
+        return {name: given.opened(Answer, f"{name}") for name, given in self.answers.items()}
+
+    @property
+    def digest(self) -> bytes:
+        return digest_of(self.model_dump(mode="json"))
+
+    @property
+    def project_words(self) -> str:
+        """The same at all who hold the same project, with all identities in it."""
+        return in_words(self.digest, DOCUMENT_WORDS)
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        proposal, by_key = self.proposed, dict[str, str]()
+        if (proposal.party, proposal.identity) != (self.party, self.identity):
+            raise ValueError(
+                f"{proposal.party} proposed it as {proposal.words!r}, and {self.party} sealed it "
+                f"as {self.words!r}; who proposes seals: ask {proposal.party} by telephone"
+            )
+        for name, given in self.answered.items():
+            other = by_key.setdefault(given.identity, name)
+            if given.party != name or name not in proposal.roles:
+                raise ValueError(f"{name} answers, and asked were {', '.join(proposal.roles)}")
+            if given.proposal != digest_of(self.proposal.document).hex():
+                raise ValueError(
+                    f"{name} answered another proposal; send it this one, to join in a new folder"
+                )
+            if other != name:
+                raise ValueError(
+                    f"{other} and {name} answered with one identity, and nobody is two parties; "
+                    "one of them has to answer from a folder of its own"
+                )
+        if lacking := [name for name in proposal.roles if name not in self.answers]:
+            raise ValueError(f"there is no answer of {', '.join(lacking)}; ask for it")
+        return self
+
+
+def shared_settings(config: Config) -> dict[str, Any]:
+    """What a proposal says of a run: nothing of one party's own table, machine or folders."""
+    told = _told(config)
+    told["data"].pop("folder", None)
+    if config.data.dataset == TABLES:
+        several = config.data.horizontal or config.data.labels_at
+        kept = {*_SAID_OF_TABLES, *(["classes"] if several else [])}
+        told["data"] = {key: value for key, value in told["data"].items() if key in kept}
+        told["data"]["parties"] = {name: {} for name in config.data.parties or {}}
+    return told
+
+
+def _told(settings: Settings) -> dict[str, Any]:
+    told = settings.model_dump(mode="json", exclude_unset=True)
+    for name, field in type(settings).model_fields.items():
+        if EACH_ALONE in field.metadata and name not in _SAID_TO_ALL:
+            told.pop(name, None)
+        elif name in told and isinstance(value := getattr(settings, name), Settings):
+            told[name] = _told(value)
+    return told
+
+
+def shape_of(own: OwnData, *, columns: bool) -> TableShape:
+    """What is told of a table: counts rounded to two digits, and the columns' names if asked."""
+    table, encoding, labels = own.table, own.table.encoding, {}
+    if table.labels is not None:
+        labels = {"labelled": _rounded(len(own.labelled_rows)), "classes": len(own.classes)}
+    named = tuple(column.name for column in encoding.columns) if encoding.kind == "columns" else ()
+    return TableShape(
+        rows=_rounded(len(table.ids)), features=table.features[0].numel(),
+        columns=named if columns else None, **labels,
+    )  # fmt: skip
+
+
+def _rounded(count: int) -> int:
+    return round(count, 2 - len(str(count)))
+
+
+def propose(
+    config: Config, party: str, folder: Path, *, certificates: Path | None = None,
+    columns: bool = False, **where: Any,
+) -> Proposal:  # fmt: skip
+    """At the organiser, which is `party`: write a proposal and its own answer into its folder.
+    `where`: addresses, relay, relay_by and run_by of the proposal; the rest as `answer`.
+    """
+    identity = _entered(folder, party)
+    try:
+        proposal = Proposal(
+            party=party, identity=identity.public.hex(), settings=shared_settings(config), **where
+        )
+    except ValidationError as error:
+        raise ConfigError(f"this cannot be proposed: {_first_of(error)}") from None
+    own = config.model_dump(mode="json", exclude_unset=True)
+    if config.data.dataset == TABLES:  # so that paths hold from anywhere
+        own["data"]["folder"] = str((config.data.folder or Path()).expanduser().absolute())
+    signed = Signed.by(identity, proposal)
+    _answer(signed, own, party, folder, certificates=certificates, columns=columns)
+    return proposal
+
+
+def answer(
+    path: Path, party: str, folder: Path, *, table: Mapping[str, Any] | None = None,
+    certificates: Path | None = None, columns: bool = False,
+) -> Proposal:  # fmt: skip
+    """At a party that takes part: make its folder, keys, settings and answer.
+
+    Args:
+        table: what it says of its own table, as in `data.parties`; columns: tell their names.
+        certificates: folder with the certificate.pem, key.pem and ca.pem of an organisation that
+            has an authority of its own.
+    """
+    signed = Signed.read(path)
+    proposal = signed.opened(Proposal, path)
+    if party not in proposal.roles:
+        raise ConfigError(
+            f"{path} asks for {', '.join(proposal.roles)}, and not for {party}; say --as with the "
+            "name that was agreed"
+        )
+    _entered(folder, party)
+    own = proposal.config(table, party).model_dump(mode="json", exclude_unset=True)
+    _answer(signed, own, party, folder, certificates=certificates, columns=columns)
+    return proposal
+
+
+def _entered(folder: Path, party: str) -> Identity:
+    """Who the party is in its folder, which holds no project yet."""
+    if there := [path.name for path in folder.glob("*.json")]:
+        raise ConfigError(
+            f"{folder} holds {', '.join(sorted(there))} already: send what {party} answered, or "
+            "name another folder to begin anew"
+        )
+    make_private(folder)
+    return PartyFolder(folder).identity()
+
+
+def _answer(
+    proposal: Signed, settings: Mapping[str, Any], party: str, folder: Path, *,
+    certificates: Path | None, columns: bool,
+) -> None:  # fmt: skip
+    identity, said = PartyFolder(folder).identity(), dict[str, Any]()
+    if certificates is None:
+        request, key = certificate_request(party)
+        said["request"] = request.decode()
+    else:
+        pems = (certificates / name for name in (_CA, _CERTIFICATE, _KEY))
+        own = Credentials.load(*pems, name=party)
+        key, said["certificate"], said["ca"] = own.key, own.certificate.decode(), own.ca.decode()
+    secret = {_KEY: key}
+    if proposal.document["relay_by"] == party:
+        request, secret[f"{_RELAY}-{_KEY}"] = certificate_request(_RELAY)
+        said["relay_request"] = request.decode()
+    config = load_config_text(as_yaml(settings), source=str(folder / RUN))
+    held = (config.data.parties or {}).get(party)
+    if held is not None and held.file is not None:
+        data = load_own_tables(config.data, party, seed=config.seed)
+        said["table"] = shape_of(data, columns=columns)
+    content = Answer(
+        party=party, identity=identity.public.hex(), proposal=digest_of(proposal.document).hex(),
+        **said,
+    )  # fmt: skip
+    for name, pem in secret.items():
+        write_atomically(folder / name, pem, private=True)
+    write_atomically(folder / RUN, as_yaml(settings).encode())
+    proposal.write(folder / PROPOSAL)
+    Signed.by(identity, content).write(folder / ANSWER.format(party))
+
+
+def seal(paths: Sequence[Path], folder: Path, *, days: float = 365) -> Sealed:
+    """At the organiser: put the answers together, its own among them, and write the project.
+
+    Sealing the same answers again renews all certificates: their authority's key is kept nowhere.
+    """
+    written, identity = Signed.read(folder / PROPOSAL), PartyFolder(folder).identity()
+    proposal = written.opened(Proposal, folder / PROPOSAL)
+    if proposal.identity != identity.public.hex():
+        raise ConfigError(f"{folder} is not of {proposal.party}, who proposed this and alone seals")
+    answers: dict[str, Signed] = {}
+    for path in dict.fromkeys((folder / ANSWER.format(proposal.party), *paths)):
+        signed = Signed.read(path)
+        found = signed.opened(Answer, path)
+        if answers.setdefault(found.party, signed) != signed:
+            other = answers[found.party].opened(Answer, path)
+            raise RemoteProtocolError(
+                f"{path}: {found.party} answered twice, as {other.words!r} and as {found.words!r}; "
+                "ask it by telephone which words are its own, and leave the other file out"
+            )
+    authority, certificates = make_authority(), dict[str, str]()
+    authorities = {authority.certificate.decode(): None}
+    for name, signed in answers.items():
+        given = signed.opened(Answer, name)
+        if given.certificate is not None and given.ca is not None:
+            require_caller(name, given.certificate.encode(), frozenset())
+            certificates[name], authorities[given.ca] = given.certificate, None
+        for called, request in {name: given.request, _RELAY: given.relay_request}.items():
+            if request is not None:
+                made = authority.sign(request.encode(), called, days=days)
+                certificates[called] = made.decode()
+    try:
+        sealed = Sealed(
+            party=proposal.party, identity=proposal.identity, proposal=written, answers=answers,
+            ca="".join(authorities), certificates=certificates,
+        )  # fmt: skip
+    except ValidationError as error:
+        raise RemoteProtocolError(f"this cannot be sealed: {_first_of(error)}") from None
+    Signed.by(identity, sealed).write(folder / SEALED)
+    return accept(folder / SEALED, proposal.party, folder)
+
+
+def accept(path: Path, party: str, folder: Path) -> Sealed:
+    """At each party: take over a sealed project that holds what it answered, and write party.yaml,
+    of which those keys stay as they are that the project does not say.
+    """
+    mine, proposed = Signed.read(folder / ANSWER.format(party)), Signed.read(folder / PROPOSAL)
+    sealed = Signed.read(path).opened(Sealed, path)
+    proposal = sealed.proposed
+    if sealed.proposal != proposed:
+        raise RemoteProtocolError(
+            f"{path} is of another proposal than {folder / PROPOSAL}, which {party} answered; ask "
+            f"{proposal.party} which of the two holds"
+        )
+    if sealed.answers.get(party) != mine:
+        raise RemoteProtocolError(
+            f"{path} lacks the answer of {party} that lies in {folder}: it holds another one, of "
+            f"{sealed.answered[party].words!r}; send {proposal.party} yours again, and ask it by "
+            "telephone who sent the other one"
+        )
+    files = {_CA: sealed.ca, _CERTIFICATE: sealed.certificates.get(party)}
+    if proposal.relay_by == party:
+        files[f"{_RELAY}-{_CERTIFICATE}"] = sealed.certificates.get(_RELAY)
+    for name, pem in files.items():
+        write_atomically(folder / name, (pem or "").encode())
+    Credentials.load(folder / _CA, folder / _CERTIFICATE, folder / _KEY, name=party)
+    if path.absolute() != (folder / SEALED).absolute():
+        write_atomically(folder / SEALED, read_bytes(path, most=_MOST_BYTES))
+    made, config = _party_file(sealed, party), load_config(folder / RUN)
+    if config.data.dataset != TABLES:  # a trial: everybody has the whole set
+        held = load_data(config.data, seed=config.seed).own(party)
+        if held is not None:
+            write_atomically(folder / _TABLE, pack_own(held), private=True)
+            made["table"] = _TABLE
+    written = folder / _PARTY
+    kept = parse_yaml(read_text(written), str(written))[0] if written.exists() else {}
+    write_atomically(written, as_yaml({**kept, **made}).encode())
+    PartyFile.read(written)
+    return sealed
+
+
+def _party_file(sealed: Sealed, party: str) -> dict[str, Any]:
+    proposal = sealed.proposed
+    made: dict[str, Any] = {
+        "party": party, "active": proposal.names("active")[0],
+        "passives": list(proposal.names("passive")), "config": RUN, "link": "grpc",
+        "tls": {"ca": _CA, "certificate": _CERTIFICATE, "key": _KEY},
+        "peers": {
+            name: {"address": proposal.addresses.get(name), "identity": given.identity}
+            for name, given in sealed.answered.items() if name != party
+        },
+        "relay": proposal.relay, "listen": None,
+    }  # fmt: skip
+    if (address := proposal.addresses.get(party)) is not None:
+        host, port = parse_address(address)
+        # Others may reach it by a name of which this machine knows nothing.
+        made["listen"] = address if is_loopback(host) else spell_address(("0.0.0.0", port))  # noqa: S104
+    return made
+
+
+def _first_of(error: ValidationError | ConfigError) -> str:
+    if isinstance(error, ConfigError):
+        return str(error)
+    first = error.errors()[0]
+    said = first["msg"].removeprefix("Value error, ")
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), said)))

@@ -1,0 +1,492 @@
+"""Invitations: organisations in folders of their own, what goes between them, and what may not."""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from secure_apfed.between.certificates import Authority, make_authority
+from secure_apfed.cli import execute
+from secure_apfed.config.file import load_config_text
+from secure_apfed.config.plain_yaml import as_yaml, parse_yaml
+from secure_apfed.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, in_words
+from secure_apfed.runs import project
+from secure_apfed.runs.folder import PartyFolder
+from secure_apfed.runs.local import free_addresses
+from secure_apfed.runs.party import PartyFile
+from secure_apfed.settings.data import TableShape
+from tests.docs.pages import blocks
+from tests.waiting import LONG_S
+
+PAGE = "docs/between-organisations.md"
+PARTIES = ("bank", "shop", "clinic", "aggregator")
+OTHERS = PARTIES[1:]
+
+
+def tables(folder: Path) -> None:
+    """Each organisation's own, of the people that it knows."""
+    draw = np.random.default_rng(0)
+    wealth, thrift = draw.normal(size=(2, 300))
+    late = np.where(wealth + thrift < 0, "yes", "no")
+    columns = {
+        "bank": {"balance": wealth + draw.normal(0, 0.5, 300), "late": late},
+        "shop": {"basket": thrift - wealth, "visits": draw.poisson(np.exp(1 - thrift))},
+        "clinic": {
+            "bills": thrift + draw.normal(0, 0.5, 300),
+            "ward": draw.choice(["a", "b"], 300),
+        },
+    }
+    for name, own in columns.items():
+        rows = pd.DataFrame({"customer": [f"{at:05d}" for at in range(300)], **own})
+        (folder / name).mkdir(exist_ok=True)
+        rows.sample(280, random_state=1).to_csv(folder / name / f"{name}.csv", index=False)
+
+
+class Organisations:
+    """All of them, each in a working directory of its own; mail is a copy."""
+
+    def __init__(self, base: Path, *, addresses: list[str] | None = None) -> None:
+        self.base = base
+        tables(base)
+        (base / "aggregator").mkdir()
+        self.addresses = dict(zip(("bank", "shop", "aggregator"), addresses or free_addresses(3),
+                                  strict=True))  # fmt: skip
+        text = blocks(PAGE, "yaml")[0].replace("bank.csv", str(base / "bank" / "bank.csv"))
+        self.config = load_config_text(text.replace("labelled: 400", "labelled: 60"))
+
+    def home(self, name: str) -> Path:
+        return self.base / name / name
+
+    def propose(self, **more: Any) -> Path:
+        where = {"addresses": self.addresses, "run_by": {"aggregator": "Sums"}} | more
+        project.propose(self.config, "bank", self.home("bank"), **where)
+        return self.home("bank") / project.PROPOSAL
+
+    def answer(self, name: str, proposal: Path, home: Path | None = None, **how: Any) -> Path:
+        home, table = home or self.home(name), self.base / name / f"{name}.csv"
+        own = {"file": str(table)} if table.exists() else None
+        project.answer(proposal, name, home, table=own, **how)
+        return home / project.ANSWER.format(name)
+
+    def sealed(self) -> Path:
+        """Everybody has joined; where the sealed project lies."""
+        proposal = self.propose()
+        project.seal([self.answer(name, proposal) for name in OTHERS], self.home("bank"))
+        sealed = self.home("bank") / project.SEALED
+        for name in OTHERS:
+            project.accept(sealed, name, self.home(name))
+        return sealed
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
+    made = Organisations(tmp_path_factory.mktemp("joined"))
+    made.sealed()
+    return made
+
+
+@pytest.fixture
+def here(joined: Organisations, tmp_path: Path) -> Organisations:
+    """A copy of those who joined, to be harmed."""
+    copy = shutil.copytree(joined.base, tmp_path / "copy")
+    for run in copy.glob(f"*/*/{project.RUN}"):
+        run.write_text(run.read_text().replace(str(joined.base), str(copy)))
+    harmed = Organisations.__new__(Organisations)
+    harmed.__dict__ |= joined.__dict__ | {"base": copy}
+    return harmed
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> Any:
+    capsys.readouterr()
+    assert execute([*map(str, arguments), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    content = json.loads(path.read_text())
+    change(content["document"])
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_words_are_of_a_key_and_need_no_two_letters_more() -> None:
+    words = in_words(bytes(32), 255).split()
+    assert words[:IDENTITY_WORDS] == in_words(bytes(32), IDENTITY_WORDS).split()
+    assert words[:IDENTITY_WORDS] != in_words(b"\1" * 32, IDENTITY_WORDS).split()
+    from secure_apfed.fingerprints import _WORDS
+
+    assert len(_WORDS) == len({word[:3] for word in _WORDS}) == 256
+    assert 8 * IDENTITY_WORDS >= 64
+    assert 8 * DOCUMENT_WORDS / 2 >= 48
+
+
+def test_everybody_holds_what_a_party_needs(joined: Organisations) -> None:
+    digests = set()
+    for name in PARTIES:
+        home = joined.home(name)
+        file = PartyFile.read(home / "party.yaml")
+        assert (file.party, file.active, file.passives) == (name, "bank", ("shop", "clinic"))
+        assert file.listen == joined.addresses.get(name)
+        for secret in ("identity.pem", "key.pem"):
+            assert (home / secret).stat().st_mode & 0o777 == 0o600
+        assert home.stat().st_mode & 0o777 == 0o700
+        own = load_config_text(file.config.read_text())
+        assert own.terms() == joined.config.terms()
+        assert {key for key, table in (own.data.parties or {}).items() if table.file} <= {name}
+        path = home / project.SEALED
+        sealed = project.Signed.read(path).opened(project.Sealed, path)
+        digests.add(sealed.project_words)
+        for peer, known in file.peers.items():
+            identity = PartyFolder(joined.home(peer)).identity().public.hex()
+            assert known.identity == identity == sealed.answered[peer].identity
+        shapes = {of: given.table for of, given in sealed.answered.items()}
+        assert shapes["aggregator"] is None
+        assert shapes["shop"] == TableShape(rows=280, features=2)
+        assert shapes["bank"] == TableShape(rows=280, features=1, labelled=60, classes=2)
+        secrets = [(joined.home(of) / "key.pem").read_text() for of in PARTIES]
+        assert not any(
+            secret in file.read_text() for secret in secrets for file in home.glob("*.json")
+        )
+    assert len(digests) == 1
+
+
+def test_a_sealed_project_is_renewed_and_keeps_what_a_party_changed(here: Organisations) -> None:
+    file = here.home("shop") / "party.yaml"
+    before = (here.home("shop") / "certificate.pem").read_bytes()
+    file.write_text(file.read_text() + "meet_s: 120.0\n")
+    project.seal(
+        [here.home(name) / project.ANSWER.format(name) for name in OTHERS], here.home("bank")
+    )
+    project.accept(here.home("bank") / project.SEALED, "shop", here.home("shop"))
+    assert PartyFile.read(file).meet_s == 120
+    assert (here.home("shop") / "certificate.pem").read_bytes() != before
+
+
+def test_own_authority_relay_and_a_built_in_set(tmp_path: Path) -> None:
+    config = load_config_text(
+        "{name: digits, method: apfed_r, data: {dataset: digits, views: 2}, "
+        "guard: {mechanism: none}, secure_sum: {allow_single_passive: true}}"
+    )
+    names = ("active", "passive-1", "aggregator")
+    homes = {name: tmp_path / name for name in names}
+    project.propose(
+        config, "active", homes["active"], relay="127.0.0.1:7443", relay_by="aggregator"
+    )
+    proposal = homes["active"] / project.PROPOSAL
+    own = tmp_path / "own"
+    own.mkdir()
+    issued = make_authority("passive's own").issue("passive-1")
+    for name, pem in (("ca", issued.ca), ("certificate", issued.certificate), ("key", issued.key)):
+        (own / f"{name}.pem").write_bytes(pem)
+    project.answer(proposal, "passive-1", homes["passive-1"], certificates=own)
+    project.answer(proposal, "aggregator", homes["aggregator"])
+    answers = [homes[name] / project.ANSWER.format(name) for name in names[1:]]
+    project.seal(answers, homes["active"])
+    for name in names[1:]:
+        project.accept(homes["active"] / project.SEALED, name, homes[name])
+    file = PartyFile.read(homes["passive-1"] / "party.yaml")
+    assert (file.relay, file.listen) == ("127.0.0.1:7443", None)
+    assert (homes["passive-1"] / "certificate.pem").read_bytes() == issued.certificate
+    assert file.table == homes["passive-1"] / "table.safetensors"
+    assert (homes["aggregator"] / "relay-certificate.pem").exists()
+    assert not (homes["active"] / "relay-certificate.pem").exists()
+    with pytest.raises(Exception, match="takes part without a table of its own"):
+        project.answer(proposal, "aggregator", tmp_path / "x", table={"file": "a.csv"})
+
+
+# What a proposal may not be, before it leaves the organiser.
+UNPROPOSED = [
+    ({"run_by": {"aggregator": "bank"}}, "bank would run the aggregator"),
+    ({"run_by": {"sums": "Sums"}}, "sums is none of bank, shop, clinic, aggregator"),
+    ({"addresses": {"bank": "127.0.0.1:7001"}}, "shop and clinic and aggregator have no address"),
+    ({"addresses": {"bank": "nowhere"}}, "an address is host:port"),
+    ({"relay": "127.0.0.1:7001"}, "a relay has an address and a party that runs it"),
+    ({"relay": "127.0.0.1:7001", "relay_by": "bank"}, "and no other has any"),
+]
+
+
+@pytest.mark.parametrize(("where", "why"), UNPROPOSED)
+def test_what_cannot_be_proposed_is_told(tmp_path: Path, where: dict[str, Any], why: str) -> None:
+    with pytest.raises(Exception, match=why):
+        Organisations(tmp_path).propose(**where)
+
+
+# What harms a proposal on its way, with what whoever joins is told.
+def _archive(path: Path) -> None:
+    shutil.make_archive(str(path), "zip", path.parent, path.name)
+    shutil.move(f"{path}.zip", path)
+
+
+HARMED: list[tuple[Callable[[Path], object], str]] = [
+    (lambda path: edited(path, lambda said: said["settings"]["train"].update(epochs=90)),
+     "what bank signed does not fit"),
+    (lambda path: edited(path, lambda said: said.update(version="0.0.9")),
+     "version 0.0.9 of secure-apfed wrote it, and here is"),
+    (lambda path: edited(path, lambda said: said.update(kind="answer")),
+     "expected a file of the kind 'proposal', got 'answer'"),
+    (lambda path: edited(path, lambda said: said.update(party="../../etc")),
+     "is no proposal: party: expected a name"),
+    (lambda path: edited(path, lambda said: said.update(identity="0" * 64)),
+     "what bank signed does not fit"),
+    (lambda path: edited(path, lambda said: said["settings"].update(method="walk")),
+     "'walk' is unknown"),
+    (lambda path: edited(path, lambda said: said["settings"]["data"].update(folder="/etc")),
+     "data.folder is what each party says for itself"),
+    (lambda path: edited(path, lambda said: said["settings"]["data"]["parties"].update(
+        shop={"file": "/etc/passwd"})), "data.parties.shop.file"),
+    (_archive, "is an archive; unpack it"),
+    (lambda path: path.write_text("[" * 100_000), "is not JSON"),
+    (lambda path: path.write_bytes(b" " * (2**20 + 1)), "is larger than"),
+    (lambda path: path.write_text("{}"), "is not as this version writes it"),
+    (lambda path: path.write_bytes(b"\xff"), "is not JSON"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("harm", "why"), HARMED)
+def test_a_harmed_proposal_is_refused(
+    tmp_path: Path, harm: Callable[[Path], object], why: str
+) -> None:
+    made = Organisations(tmp_path)
+    proposal = shutil.copy(made.propose(), tmp_path / "mail.json")
+    harm(Path(proposal))
+    with pytest.raises(Exception, match=why):
+        made.answer("shop", Path(proposal))
+    assert not made.home("shop").exists()
+
+
+def test_answers_that_do_not_fit_are_refused(here: Organisations, tmp_path: Path) -> None:
+    bank = here.home("bank")
+    proposal, sealed = bank / project.PROPOSAL, bank / project.SEALED
+    answers = {name: here.home(name) / project.ANSWER.format(name) for name in OTHERS}
+
+    def refused(why: str, *paths: Path) -> None:
+        with pytest.raises(Exception, match=why):
+            project.seal(paths, bank)
+
+    refused("there is no answer of clinic, aggregator; ask for it", answers["shop"])
+    another = here.answer("shop", proposal, tmp_path / "thief")
+    refused("shop answered twice, as '", *answers.values(), another)
+    refused("expected a file of the kind 'answer', got 'proposal'", *answers.values(), proposal)
+    (tmp_path / "elsewhere").mkdir()
+    elsewhere = Organisations(tmp_path / "elsewhere")
+    other = elsewhere.answer("shop", elsewhere.propose())
+    refused("shop answered another proposal", other, answers["clinic"], answers["aggregator"])
+    twin = tmp_path / "twin"
+    twin.mkdir(mode=0o700)
+    shutil.copy(bank / "identity.pem", twin)
+    both = here.answer("aggregator", proposal, twin)
+    refused(
+        "bank and aggregator answered with one identity", answers["shop"], answers["clinic"], both
+    )
+    with pytest.raises(
+        Exception, match=r"holds answer-shop.json, proposal.json, sealed.json already"
+    ):
+        here.answer("shop", proposal)
+    with pytest.raises(Exception, match="is not of bank, who proposed this"):
+        project.seal(list(answers.values()), here.home("shop"))
+    with pytest.raises(Exception, match="asks for bank, shop, clinic, aggregator, and not for hub"):
+        project.answer(proposal, "hub", tmp_path / "hub")
+    # What the organiser sealed is with the thief's answer as shop; or of another proposal.
+    project.seal([another, answers["clinic"], answers["aggregator"]], bank)
+    with pytest.raises(Exception, match="lacks the answer of shop that lies in"):
+        project.accept(sealed, "shop", here.home("shop"))
+    with pytest.raises(Exception, match="is of another proposal than"):
+        project.accept(sealed, "shop", elsewhere.home("shop"))
+    edited(sealed, lambda said: said.update(ca=make_authority().certificate.decode()))
+    with pytest.raises(Exception, match="what bank signed does not fit"):
+        project.accept(sealed, "clinic", here.home("clinic"))
+    with pytest.raises(Exception, match="has expired at"):
+        project.seal(list(answers.values()), bank, days=-1)
+
+
+def test_the_commands_show_what_is_asked_and_learnt(
+    here: Organisations, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bank, shop = here.home("bank"), tmp_path / "shop"
+    words = in_words(PartyFolder(bank).identity().public, IDENTITY_WORDS)
+    assert told(capsys, "identity", "show", bank)["words"] == words
+    assert len(told(capsys, "identity", "new", "--folder", shop)["identity"]) == 64
+    for wrong in (("new", "--folder", shop), ("show", tmp_path)):
+        assert "identity" in told(capsys, "identity", *wrong, code=2)["error"]["message"]
+    call = ("join", bank / project.PROPOSAL, "--as", "shop", "--folder", shop)
+    table = ("--table", here.base / "shop" / "shop.csv", "--columns")
+    refused = told(capsys, *call, "--words", "acorn album", code=4)["error"]["message"]
+    assert f"has the words {words!r}, not 'acorn album'" in refused
+    said = told(capsys, *call, *table, "--words", words)
+    assert "280 rows, 2 features, basket, visits" in said["asked"]["table"]
+    assert said["asked"]["aggregator (aggregator)"].endswith("run by Sums")
+    assert "sends about" in said["asked"]["bytes"]
+    assert "bank: alignment" in dict(
+        map(tuple, (row[:2] for row in said["learnt"]["What shop learns"]))
+    )
+    assert said["learnt"]["What is learnt of shop"]
+    halved = ("project", "new", shop / "run.yaml", "--as", "bank", "--at", "bank")
+    assert "expected NAME=VALUE" in told(capsys, *halved, code=2)["error"]["message"]
+
+
+def test_a_party_is_checked_and_plans_alone(
+    here: Organisations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in OTHERS:  # nobody else's file is there
+        if name != "shop":
+            shutil.rmtree(here.base / name)
+    shutil.rmtree(here.base / "bank")
+    home = here.home("shop")
+    config = home / "party.yaml"
+
+    def checked(code: int = 0) -> dict[str, tuple[str, str]]:
+        found = told(capsys, "check", "--config", config, code=code)["findings"]
+        return {each["name"]: (each["state"], each["value"]) for each in found}
+
+    found = checked()
+    assert {name: state for name, (state, _) in found.items()} == {
+        **dict.fromkeys(("settings", "contract", "table", "folder", "certificate"), "ok"),
+        **dict.fromkeys(("bank", "clinic", "aggregator", "clock, version"), "note"),
+    }
+    assert "nobody listens there" in found["bank"][1]
+    assert found["clinic"][1] == "dials out only"
+    planned = told(capsys, "plan", "--config", config)
+    assert planned["rows"] == {"bank": 280, "shop": 280, "clinic": 280}
+    assert planned["labelled_rows"] == 60
+
+    def harmed(path: Path, change: Callable[[str], str], name: str, why: str, code: int) -> None:
+        whole = path.read_text()
+        path.write_text(change(whole))
+        state, value = checked(code)[name]
+        assert (state, why in value) == ("wrong", True), value
+        path.write_text(whole)
+
+    run, table = home / project.RUN, here.base / "shop" / "shop.csv"
+    harmed(run, lambda text: text.replace("epochs: 10", "epochs: 11"), "contract",
+           "differs from the sealed project in train.epochs", 2)  # fmt: skip
+    identity = parse_yaml(config.read_text(), "")[0]["peers"]["bank"]["identity"]
+    harmed(config, lambda text: text.replace(identity, "a" * 64), "contract",
+           "knows another identity of bank", 2)  # fmt: skip
+    harmed(
+        table, lambda text: text.replace("visits", "late"), "table", "called like the active's", 3
+    )
+    harmed(
+        table, lambda text: "\n".join(text.splitlines()[:100]), "table", "declared another table", 3
+    )
+    harmed(
+        table, lambda text: text + text.splitlines()[1], "table", "1 IDs occur more than once", 3
+    )
+    (home / "key.pem").chmod(0o644)
+    assert "others may read" in checked(3)["folder"][1]
+    (home / "key.pem").chmod(0o600)
+    expired = make_authority()
+    answer = json.loads((home / "answer-shop.json").read_text())["document"]
+    late = Authority(expired.certificate, expired.key).sign(
+        answer["request"].encode(), "shop", days=-1
+    )
+    (home / "certificate.pem").write_bytes(late)
+    (home / "ca.pem").write_bytes(expired.certificate)
+    assert "has expired at" in checked(2)["certificate"][1]
+    (home / "identity.pem").unlink()
+    error = told(capsys, "check", "--config", config, code=2)["error"]["message"]
+    assert "holds no identity.pem" in error
+
+
+def test_preparing_reads_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.yaml").write_text(blocks(PAGE, "yaml")[0])
+    call = ("run", tmp_path / "run.yaml", "--transport", "relay", "--prepare")
+    files = told(capsys, *call, "--output", tmp_path / "out")["parties"]
+    assert set(files) == set(PARTIES)
+    assert all(PartyFile.read(Path(file)).table is None for file in files.values())
+    message = told(capsys, "plan", tmp_path / "run.yaml", code=3)["error"]["message"]
+    assert "bank.csv" in message
+
+
+def test_two_parties_meet_and_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = as_yaml(parse_yaml(blocks(PAGE, "yaml")[0], PAGE)[0])
+    for old, new in (
+        ("method: votes", "method: {name: votes_randomised, epsilon: 4}"), ("400", "60"),
+        ("    clinic: {}\n", ""), ("bank.csv", str(tmp_path / "bank" / "bank.csv")),
+    ):  # fmt: skip
+        assert old in text
+        text = text.replace(old, new)
+    config = load_config_text(text)
+    tables(tmp_path)
+    homes = {name: tmp_path / name / name for name in ("bank", "shop")}
+    project.propose(config, "bank", homes["bank"], addresses={"bank": free_addresses(1)[0]})
+    own = {"file": str(tmp_path / "shop" / "shop.csv")}
+    project.answer(homes["bank"] / project.PROPOSAL, "shop", homes["shop"], table=own)
+    project.seal([homes["shop"] / "answer-shop.json"], homes["bank"])
+    project.accept(homes["bank"] / project.SEALED, "shop", homes["shop"])
+    real, ahead = time.time, [0.0]
+    monkeypatch.setattr(
+        time, "time", lambda: real() + ahead[0] * (threading.current_thread().name == "shop")
+    )
+
+    def both(code: int) -> str:
+        codes: list[int] = []
+        call = ["check", "--meet", "60", "--config"]
+        shop = threading.Thread(
+            name="shop",
+            target=lambda: codes.append(execute([*call, str(homes["shop"] / "party.yaml")])),
+        )
+        capsys.readouterr()
+        shop.start()
+        assert execute([*call, str(homes["bank"] / "party.yaml")]) == code
+        shop.join(LONG_S)
+        assert codes == [code]
+        return capsys.readouterr().out
+
+    assert both(0).count("met, with the same version, settings, sealed project") == 2
+    ahead[0] = 86_400.0
+    assert "the clocks of shop and bank are 86,4" in both(4)
+
+
+@pytest.mark.slow
+def test_the_guide_runs_as_printed_between_four_organisations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables(tmp_path)
+    (tmp_path / "aggregator").mkdir()
+    text = blocks(PAGE, "yaml")[0].replace("400", "60").replace("epochs: 10", "epochs: 2")
+    (tmp_path / "bank" / "run.yaml").write_text(text)
+    printed = "\n".join(blocks(PAGE, "bash")[:2]).replace("\\\n", " ")
+    for address, free in zip(
+        ("bank.example:7001", "shop.example:7002", "sums.example:7003"),
+        free_addresses(3),
+        strict=True,
+    ):
+        printed = printed.replace(address, free)
+    waiting: list[subprocess.Popen[bytes]] = []
+
+    def ended() -> None:
+        assert [process.wait(LONG_S) for process in waiting] == [0] * len(waiting)
+        waiting.clear()
+
+    for line in printed.splitlines():
+        words = line.split()
+        (name,) = {name for name in PARTIES for word in words
+                   if word == name or word.startswith(f"{name}/")} & set(PARTIES)  # fmt: skip
+        home = tmp_path / name
+        for sent in tmp_path.glob("*/*/*.json"):  # the mail
+            if not (home / sent.name).exists():
+                shutil.copy(sent, home / sent.name)
+        if len(waiting) == len(PARTIES):
+            ended()
+        if words[-1] == "&":
+            command = [sys.executable, "-m", "secure_apfed.cli", *words[1:-1]]
+            waiting.append(subprocess.Popen(command, cwd=home))
+            continue
+        monkeypatch.chdir(home)
+        assert execute(words[1:]) == 0, line
+    ended()
+    result = json.loads((tmp_path / "bank" / "bank" / "result.json").read_text())
+    assert result["accuracy"]
+    assert (tmp_path / "bank" / "bank" / "report.html").is_file()
+    assert all((tmp_path / name / name / "ended.json").is_file() for name in OTHERS)
