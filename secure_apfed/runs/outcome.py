@@ -145,6 +145,12 @@ class Between(Written):
         low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
         return cls(value=found.value, low=low, high=high)
 
+    def text(self, measure: Measure) -> str:
+        if self.low is None or self.high is None:
+            return measure.text(self.value)
+        ends = f"{measure.text(self.low)}, {measure.text(self.high)}"
+        return f"{measure.text(self.value)} [{ends}]"
+
 
 class Ranking(Written):
     """How test rows are told from the rest that are of the second of two classes, its `positives`.
