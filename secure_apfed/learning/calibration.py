@@ -41,11 +41,11 @@ def is_rare(labels_n: Integers, share: float, *, classes: int = 2) -> bool:
     return classes == 2 and 0 < counts_K.min() < share * counts_K.sum()
 
 
-def in_deviations(scores_N: Floats) -> Floats:
-    """About their mean, in standard deviations; zeros where all are alike."""
-    about_N = scores_N - scores_N.mean()
-    deviation = float(about_N.std())
-    return np.asarray(about_N / deviation if deviation > 0 else np.zeros_like(about_N))
+def in_deviations(scores: Floats, others_N: Floats) -> Floats:
+    """Scores about the mean of others, in their standard deviations; zeros where all are alike."""
+    deviation = float(others_N.std())
+    about = scores - others_N.mean()
+    return np.asarray(about / deviation if deviation > 0 else np.zeros_like(about))
 
 
 def slope_of(scores_n: Floats, labels_n: Integers) -> float:
@@ -84,20 +84,20 @@ class Straight:
     def of(
         cls, scores_N: Floats, unseen_n: Floats, labels_n: Integers, *, rate: float
     ) -> "Straight":
-        """Calibrate scores of all training rows.
+        """Calibrate a model by what it says of rows that it has no label of.
 
         Applied to what it calibrated it changes nothing but by rounding.
 
         Args:
-            scores_N: of all training rows, by the model; unseen_n: of labelled ones, by models that
-                were not shown their labels, in deviations; labels_n: theirs, 0 or 1.
+            scores_N: of these rows, by the model; unseen_n: of labelled ones, by models that were
+                not shown their labels, in deviations; labels_n: theirs, 0 or 1.
             rate: share of the second class that the mean probability is to be.
         """
         slope = slope_of(unseen_n, labels_n)
         deviation = float(scores_N.std())
         if not deviation > 0:
             return cls(slope=1.0, offset=float(logit(rate) - scores_N.mean()))
-        z_N = slope * in_deviations(scores_N)
+        z_N = slope * in_deviations(scores_N, scores_N)
         offset = _offset(z_N, rate) - slope * float(scores_N.mean()) / deviation
         return cls(slope=slope / deviation, offset=offset)
 
@@ -133,11 +133,12 @@ def likely_rare(
     if folds:
         scores_n, known_n = (np.concatenate(of) for of in zip(*folds, strict=True))
         slope = slope_of(scores_n, known_n)
-    z_U = slope * _ranked(own_U)
-    z_U += _offset(z_U, rate)
-    votes_U = _ranked(totals_U)
     unshown = np.setdiff1d(np.arange(len(totals_U)), labelled)
-    if not len(unshown) or not votes_U.any():
+    if not len(unshown):
+        unshown = labelled
+    z_U, votes_U = slope * _ranked(own_U), _ranked(totals_U)
+    z_U += _offset(z_U[unshown], rate)
+    if not votes_U.any():
         return np.asarray(expit(z_U))
     said_V = expit(z_U[unshown]) - expit(z_U[unshown]).mean()
     power = float(totals_U[unshown].var())
@@ -148,4 +149,4 @@ def likely_rare(
         said_V @ said_V + precision
     )
     z_U += float(np.clip(added, 0, _MOST)) * votes_U
-    return np.asarray(expit(z_U + _offset(z_U, rate)))
+    return np.asarray(expit(z_U + _offset(z_U[unshown], rate)))

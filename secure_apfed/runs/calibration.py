@@ -43,6 +43,9 @@ from secure_apfed.tasks import Classification
 
 __all__ = ["calibrate"]
 
+_FEWEST = 30
+"""Rows without a label, of which a mean is taken; where there are fewer all rows count."""
+
 
 def calibrate(session: Session, data: OwnData) -> Calibration | None:
     """Calibrate the finished networks where the settings say so; None: they stay as they are.
@@ -57,13 +60,17 @@ def calibrate(session: Session, data: OwnData) -> Calibration | None:
     labels_n: IntArray = labels_N[labelled].numpy().astype(np.int64)
     if not _is_asked(config, labels_n, len(data.classes)) or not _has_a_last_layer(networks):
         return None
-    scores_N = _scores(networks, data, data.train_rows)
+    # A model may know its labelled rows by heart, and be of another mean on all others.
+    others = ~torch.isin(data.train_rows, labelled).numpy()
+    if others.sum() < _FEWEST:
+        others[:] = True
+    scores_N = _scores(networks, data, data.train_rows)[others]
     if not np.isfinite(scores_N).all():
         return None  # the training diverged
     rate = float(labels_n.mean()) if isinstance(config.calibration, str) else config.calibration
     parts = held_out(labels_n, FOLDS, config.seed)
     at_n = torch.searchsorted(data.train_rows, labelled).numpy()
-    unseen = [in_deviations(of_N)[at_n[part]]
+    unseen = [in_deviations(of_N[at_n[part]], of_N[others])
               for part, of_N in zip(parts, _unseen(session, data, parts), strict=True)]  # fmt: skip
     known_n = np.concatenate([labels_n[part] for part in parts]) if parts else labels_n[:0]
     straight = Straight.of(

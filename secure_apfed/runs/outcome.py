@@ -124,8 +124,8 @@ class Contributions(Written):
 
 
 class Calibration(Written):
-    """How the log-odds of two classes were straightened: slope times them plus offset, so that over
-    the training rows their mean probability is the rate.
+    """How log-odds of two classes were straightened: slope times them plus offset, so that over the
+    training rows without a label their mean probability is the rate.
     """
 
     rate: float

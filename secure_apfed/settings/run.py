@@ -101,8 +101,8 @@ class RunSettings(Settings, ABC):
             training rows, after training; or {cost: 10} or {rate: 0.05}, see `ThresholdChoice`.
             null: the likelier class is taken.
         calibration: of two classes, whether the active's model tells probabilities that are met:
-            "labels" straightens its log-odds by labelled training rows, so that over the training
-            rows their mean is the share of labels that are of the second class; a number is that
+            "labels" straightens its log-odds by labelled training rows, so that over those without
+            a label the mean is the share of labels that are of the second class; a number is that
             share where it is known; "auto" is "labels" where the rarer class has fewer than a third
             of the labels, the active predicts alone and no promise covers labels; else "none".
         passives: settings by party name; "default" holds for those not named.
