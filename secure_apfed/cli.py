@@ -161,15 +161,17 @@ def _run_seeds(
         found = run_seeds(
             config, folder, seeds=seeds, jobs=jobs, baselines=baselines, on_done=on_done
         )
-    for path in found.folders.values():
-        if finished.report_if_possible(path) is None:
-            break
+    page = None
+    if all(finished.report_if_possible(path) is not None for path in found.folders.values()):
+        from apfed_experiments.report.page import write_seeds_page
+
+        page = write_seeds_page(found, folder)
     if as_json:
         terminal.print_json(found.as_json())
         return
     terminal.show_rows(f"{config.name}: {seeds} seeds", ("", ""), found.rows())
     terminal.show_note(found.note)
-    typer.echo(folder)
+    typer.echo(folder if page is None else page)
 
 
 def _check_what_follows(config: "Config", folder: Path) -> None:

@@ -19,11 +19,16 @@ from numpy.typing import NDArray
 
 from secure_apfed.measures import FloatArray, Scored, measure_all
 
-__all__ = ["FEWEST_ROWS", "REDRAWN", "RESAMPLES", "Estimate", "Redrawn", "estimates"]
+__all__ = [
+    "FEWEST_POSITIVES", "FEWEST_ROWS", "REDRAWN", "RESAMPLES", "Estimate", "Redrawn", "estimates",
+    "proportion_interval",
+]  # fmt: skip
 
 RESAMPLES = 500
 FEWEST_ROWS = 20
 """Rows of each class, below which resamples alone are too much alike."""
+FEWEST_POSITIVES = 30
+"""Rows of a rare class, below which figures of it are told with a warning."""
 # of one block of resamples: what is worked on stays in the cache
 _CELLS, _LEAST = 50_000, 8
 _CONFIDENCE = 0.95
@@ -59,6 +64,14 @@ def estimates(scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0) -> d
         )
         for name, value in values.items()
     }
+
+
+def proportion_interval(of_it: int, rows: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson 1927), which few or no rows of it do not break."""
+    from scipy.stats import binomtest
+
+    found = binomtest(of_it, rows).proportion_ci(_CONFIDENCE, method="wilson")
+    return float(found.low), float(found.high)
 
 
 def _with_one_more(scored: Scored) -> Iterator[Scored]:

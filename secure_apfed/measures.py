@@ -34,6 +34,7 @@ __all__ = [
     "THRESHOLDS",
     "CalibrationPoint",
     "FloatArray",
+    "LiftRow",
     "Measure",
     "ScoreRanges",
     "Scored",
@@ -41,7 +42,9 @@ __all__ = [
     "balanced_weights",
     "best_threshold",
     "calibration_curve",
+    "cheapest_threshold",
     "find_measure",
+    "lift_table",
     "measure_all",
     "names_of",
     "outputs_of",
@@ -405,6 +408,21 @@ def best_threshold(scored: Scored, measure: str) -> float:
             f"threshold: chosen by one of {', '.join(THRESHOLDS)}, which read decisions; "
             f"got {measure!r}"
         )
+    return _best_threshold(scored, MEASURES[measure].of)
+
+
+def cheapest_threshold(scored: Scored, cost: float) -> float:
+    """The same with the least cost: of a missed row of the second class, of a false alarm 1."""
+
+    def spared(decided: Scored) -> float:
+        missed = (decided.truth == 1) & (decided.decided == 0)
+        alarms = (decided.truth == 0) & (decided.decided == 1)
+        return -float(cost * missed.sum() + alarms.sum())
+
+    return _best_threshold(scored, spared)
+
+
+def _best_threshold(scored: Scored, worth: Callable[[Scored], float]) -> float:
     if scored.classes != 2 or len(np.unique(scored.truth)) < 2:
         raise DataError(
             f"threshold: chosen between two classes with labelled rows of both; there are "
@@ -415,7 +433,7 @@ def best_threshold(scored: Scored, measure: str) -> float:
     if len(between) > _CANDIDATES:
         between = np.quantile(between, np.linspace(0, 1, _CANDIDATES))
     candidates: list[float] = sorted({0.5, *between.tolist()}, key=lambda at: abs(at - 0.5))
-    reached = {candidate: MEASURES[measure].of(scored.at(candidate)) for candidate in candidates}
+    reached = {candidate: worth(scored.at(candidate)) for candidate in candidates}
     return max(candidates, key=reached.__getitem__)
 
 
@@ -452,6 +470,51 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
         CalibrationPoint(foretold=float(mean), observed=float(other), rows=int(count))
         for mean, other, count in zip(foretold, observed, counts[counts > 0], strict=True)
     )
+
+
+class LiftRow(BaseModel):
+    """Rows of one tenth of the scores, the highest first, as scorecards are told.
+
+    Attributes:
+        rows, positives: in it; those of the second class. rate: their share.
+        captured: of all positives, those in it and the tenths above; lift: their share there over
+            that of all rows; ks: by how much it exceeds the share of the other rows there.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    rows: int
+    positives: int
+    rate: float
+    captured: float
+    lift: float
+    ks: float
+
+
+def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
+    """Of two classes, the rows by their probability of the second in tenths; equal scores are not
+    parted, so that few different scores make fewer. Empty where one class has no row.
+    """
+    if scored.classes != 2:
+        raise DataError(f"measures: a lift table is of two classes, got {scored.classes}")
+    said_B, true_B = scored.scores[:, 1], scored.truth == 1
+    if not scored.finite or true_B.all() or not true_B.any():
+        return ()
+    edges = np.unique(np.quantile(said_B, np.linspace(0, 1, parts + 1)[1:-1]))
+    at_B = len(edges) - np.searchsorted(edges, said_B, side="right")
+    rows_T, of_it_T = (np.bincount(at_B, weights, len(edges) + 1) for weights in (None, true_B))
+    told = list[LiftRow]()
+    seen = found = 0
+    for rows, of_it in zip(rows_T.tolist(), map(int, of_it_T), strict=True):
+        if not rows:
+            continue
+        seen, found = seen + rows, found + of_it
+        captured, others = found / true_B.sum(), (seen - found) / (~true_B).sum()
+        told.append(LiftRow(
+            rows=rows, positives=of_it, rate=of_it / rows, captured=captured,
+            lift=captured * len(true_B) / seen, ks=captured - others,
+        ))  # fmt: skip
+    return tuple(told)
 
 
 class ScoreRanges(BaseModel):

@@ -5,19 +5,23 @@ already are not run again. Initial weights and dropout come from what `party_see
 seed of each party, so that no run repeats figure for figure, or the run's, so that all do.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from apfed_experiments.columns import write_text
-from apfed_experiments.study import OnDone, Point, Study
-from apfed_experiments.summary import Summary, accuracy_of
+from apfed_experiments.finished import FinishedRun
+from apfed_experiments.solo import RANKINGS
+from apfed_experiments.study import Figures, OnDone, Point, Study, figures_of
+from apfed_experiments.summary import Gain, Interval, Summary, accuracy_of
 from apfed_experiments.words import epsilon
 from secure_apfed.config import Config
 from secure_apfed.files import to_json
-from secure_apfed.measures import MEASURES
+from secure_apfed.measures import MEASURES, Measure
+from secure_apfed.runs.outcome import Ranking
 
-__all__ = ["SeveralSeeds", "run_seeds"]
+__all__ = ["Ranked", "SeveralSeeds", "run_seeds"]
 
 _KINDS = {
     "secret": "each party drew a secret seed of its own for its initial weights and dropout, so "
@@ -28,13 +32,32 @@ _KINDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """AUC or average precision of two classes over the seeds, and what it gains, paired by seed,
+    over the baseline that held-out labels choose by the run's own measure; None: not measured.
+    """
+
+    measure: str
+    reached: Interval
+    gain: Interval | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SeveralSeeds:
-    """What the runs of one configuration found; `reached`: the run's own measure, by seed."""
+    """What the runs of one configuration found.
+
+    Attributes:
+        reached: the run's own measure, by seed.
+        rankings: what test rows of two classes say, by seed; ranked: of measures that the run is
+            not judged by.
+    """
 
     config: Config
     folders: dict[int, Path]
     reached: dict[int, float]
     summary: Summary
+    rankings: Mapping[int, Ranking] = field(default_factory=dict)
+    ranked: tuple[Ranked, ...] = ()
 
     @property
     def note(self) -> str:
@@ -47,15 +70,31 @@ class SeveralSeeds:
         )
 
     def rows(self) -> list[tuple[str, str]]:
-        measure, found = MEASURES[self.config.measure], self.summary
-        form = {"scale": 100.0, "form": ".2f"} if measure.share else {"form": ".4f"}
+        measure = MEASURES[self.config.measure]
         rows = [(f"seed {seed}", measure.text(value)) for seed, value in self.reached.items()]
-        rows += [
-            (f"{measure.title}, {name}", of.text(**form) + (" %" if measure.share else ""))
+        return rows + self.together()
+
+    def together(self) -> list[tuple[str, str]]:
+        """The same without single seeds."""
+        measure, found = MEASURES[self.config.measure], self.summary
+        rows = [
+            (f"{measure.title}, {name}", _text(measure, of))
             for name, of in found.accuracies.items()
         ]
         if found.gain is not None:
             rows.append(("help", found.gain.sentence))
+        for ranked in self.ranked:
+            title, gained = MEASURES[ranked.measure].title, ""
+            if ranked.gain is not None:
+                gained = f"; {ranked.gain.text(form='+.3f')} over the same baseline"
+            rows.append((title, _text(MEASURES[ranked.measure], ranked.reached) + gained))
+        if self.rankings:
+            counts = [of.positives for of in self.rankings.values()]
+            met = sum(of.is_met for of in self.rankings.values())
+            rows += [
+                ("positives among test rows", f"{min(counts)} to {max(counts)}"),
+                ("mean probability is met", f"in {met} of {len(counts)} seeds"),
+            ]
         rows.append(("largest epsilon", epsilon(found.epsilon_of(self.config.method))))
         rows += [
             (f"worst attack on {target}", f"{leak.advantage.text(form='+.3f')} ({leak.name})")
@@ -72,6 +111,10 @@ class SeveralSeeds:
             },
             "intervals": {name: asdict(one) for name, one in found.accuracies.items()},
             "gain": None if found.gain is None else asdict(found.gain),
+            "ranked": [asdict(of) for of in self.ranked],
+            "rankings": {
+                str(seed): of.model_dump(mode="json") for seed, of in self.rankings.items()
+            },
             "epsilon": found.epsilon_of(self.config.method), "wire_bytes": found.wire_bytes,
             "leakage": {target: leak.as_json() for target, leak in found.leakage.items()},
             "folders": {str(seed): str(path) for seed, path in self.folders.items()},
@@ -89,9 +132,46 @@ def run_seeds(
     """
     point = Point(config=config, folder=folder, party_seeds=config.party_seeds)
     study = Study(points=[point], seeds=range(config.seed, config.seed + seeds))
-    table = study.run(jobs=jobs, on_done=on_done, solo=baselines).table
+    runs = dict[int, FinishedRun]()
+
+    def figures(run: FinishedRun) -> Figures:
+        runs[run.config.seed] = run
+        return figures_of(run)
+
+    table = study.run(jobs=jobs, on_done=on_done, solo=baselines, figures=figures).table
     folders = {trial.seed: trial.path for trial in study.trials}
     reached = {int(str(seed)): float(of) for seed, of in accuracy_of(table).items()}
-    found = SeveralSeeds(config=config, folders=folders, reached=reached, summary=Summary.of(table))
+    summary, shared = Summary.of(table), float(table["shared"].max())
+    told = {seed: of.outcome.ranking for seed, of in runs.items()}
+    found = SeveralSeeds(
+        config=config, folders=folders, reached=reached, summary=summary,
+        rankings={seed: of for seed, of in told.items() if of is not None},
+        ranked=tuple(
+            of for name in RANKINGS if name != config.measure
+            and (of := _ranked(name, list(runs.values()), summary.gain, shared)) is not None
+        ),
+    )  # fmt: skip
     write_text(folder / "several.json", to_json(found.as_json(), indent=1))
     return found
+
+
+def _text(measure: Measure, of: Interval) -> str:
+    form = {"scale": 100.0, "form": ".2f"} if measure.share else {"form": ".4f"}
+    return of.text(**form) + (" %" if measure.share else "")
+
+
+def _ranked(name: str, runs: list[FinishedRun], gain: Gain | None, shared: float) -> Ranked | None:
+    """None where a run did not tell two classes apart, or was not measured by it."""
+    first = [next(iter(run.outcome.measures.values()), {}) for run in runs]
+    if not all(run.outcome.ranking and name in of for run, of in zip(runs, first, strict=True)):
+        return None
+    reached = [of[name] for of in first]
+    alone = [] if gain is None else [
+        run.solo.of(gain.baseline).ranked[name] for run in runs
+        if run.solo is not None and name in run.solo.of(gain.baseline).ranked
+    ]  # fmt: skip
+    paired = None
+    if len(alone) == len(reached):
+        differences = [of - other for of, other in zip(reached, alone, strict=True)]
+        paired = Interval.of(differences, shared=shared)
+    return Ranked(measure=name, reached=Interval.of(reached, shared=shared), gain=paired)

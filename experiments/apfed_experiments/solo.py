@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -47,9 +47,9 @@ from secure_apfed.solo import BASELINES, Baseline, SoloTask, validation_of
 from secure_apfed.solo.interface import FitStore, FloatArray, IntArray, fits_kept_meanwhile
 
 __all__ = [
-    "DETECTORS", "LEFT_OUT", "REGRESSORS", "BaselineResult", "SoloRecord", "beside_run", "best",
-    "compare", "compare_detectors", "compare_numbers", "fits_beside", "keep_solo", "read_solo",
-    "settings_digest", "solo_file", "taught_alone",
+    "DETECTORS", "LEFT_OUT", "RANKINGS", "REGRESSORS", "BaselineResult", "SoloRecord",
+    "beside_run", "best", "compare", "compare_detectors", "compare_numbers", "fits_beside",
+    "keep_solo", "read_solo", "settings_digest", "solo_file", "taught_alone",
 ]  # fmt: skip
 
 LEFT_OUT = (
@@ -59,6 +59,8 @@ LEFT_OUT = (
 )
 
 
+RANKINGS = ("auc", "average_precision")
+"""Told of each baseline of two classes, whatever it is chosen by."""
 _LAMBDAS = tuple(10.0**power for power in range(-3, 5))
 _COSINES = 300
 _FOLDS, _FEWEST = 5, 4
@@ -85,13 +87,14 @@ class BaselineResult:
     """How one baseline did, by the measure on held-out labels and on test rows.
 
     The first is None where none could be held out, since every class has one, or where they do not
-    define it.
+    define it. `ranked`: of two classes AUC and average precision on test rows.
     """
 
     name: str
     title: str
     validation: float | None
     test: float
+    ranked: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 def best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> BaselineResult:
@@ -338,9 +341,15 @@ def compare(
         for name, baseline in baselines.items():
             validation = validation_of(baseline, task, measure)
             scores_BK = probabilities_of(baseline.fit(task).scores(test_BF))
-            test = measure.of(Scored(truth=labels_B, scores=scores_BK))
+            scored = Scored(truth=labels_B, scores=scores_BK)
+            ranked = {
+                ranking: value
+                for ranking in RANKINGS
+                if task.classes == 2 and not math.isnan(value := MEASURES[ranking].of(scored))
+            }
             found.append(BaselineResult(
-                name=name, title=baseline.title, validation=validation, test=test
+                name=name, title=baseline.title, validation=validation, test=measure.of(scored),
+                ranked=ranked,
             ))  # fmt: skip
     return found
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from apfed_experiments.solo import SoloRecord
     from apfed_experiments.tradeoff import Board, TradeOff
     from secure_apfed.config import AttackChoice, Config
-    from secure_apfed.runs.outcome import RunResult
+    from secure_apfed.runs.outcome import RunResult, Written
 
 __all__ = [
     "alone",
@@ -61,6 +61,7 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
             "method": result.method, "accuracy": result.accuracy, "measure": result.measure,
             "measures": result.measures, "threshold": result.threshold,
             "undefined": result.undefined, "wire_bytes": result.wire_bytes,
+            "calibration": _plain(result.calibration), "ranking": _plain(result.ranking),
             "privacy": asdict(result.privacy),
             "attacks": [attack.as_json() for attack in results],
             "contributions": result.contributions,
@@ -68,6 +69,10 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
             "folder": folder, "report": page,
             "tradeoff": None if board is None else board.table.plain(),
         })  # fmt: skip
+
+
+def _plain(written: "Written | None") -> "dict[str, Any] | None":
+    return None if written is None else written.model_dump(mode="json")
 
 
 def alone(config: "Config", result: "RunResult", *, quiet: bool) -> "SoloRecord | None":
@@ -100,6 +105,17 @@ def _show_result(
         (f"accuracy, {name}", f"{100 * value:.2f} %")
         for name, value in result.accuracy.items() if not math.isnan(value)
     ]  # fmt: skip
+    if (ranking := result.ranking) is not None:
+        rate = ranking.rate
+        rows.append((
+            f"class {ranking.class_name}", f"{ranking.positives} of {ranking.rows} test rows, "
+            f"{100 * rate.value:.2f} %; foretold {100 * ranking.foretold:.2f} %"
+            + ("" if ranking.is_met else ", which is not met"),
+        ))  # fmt: skip
+        rows += [
+            (MEASURES[name].title, found.text(MEASURES[name]))
+            for name, found in ranking.intervals.items()
+        ]
     if result.threshold is not None:
         rows.append(("threshold of the second class", f"{result.threshold:.3f}"))
     if solo is not None:

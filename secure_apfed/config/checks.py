@@ -85,6 +85,8 @@ def _about_classes(config: RunSettings) -> Iterator[str]:
         yield f"train.class_weights: they are of classes, {only}"
     if config.threshold is not None:
         yield f"threshold: it decides between two classes, {only}"
+    if config.calibration not in ("auto", "none"):
+        yield f"calibration: it is of probabilities of two classes, {only}"
     if config.train.spread_labels:
         yield f"train.spread_labels: classes are spread, {only}"
     if config.dp_sgd is not None:

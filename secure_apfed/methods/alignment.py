@@ -36,7 +36,8 @@ from secure_apfed.alignment.over_links import (
 from secure_apfed.data import UNLABELLED, OwnData
 from secure_apfed.errors import DataError, FewRowsWarning
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
-from secure_apfed.intervals import FEWEST_ROWS
+from secure_apfed.intervals import FEWEST_POSITIVES, FEWEST_ROWS
+from secure_apfed.learning.calibration import SKEWED
 from secure_apfed.methods.method import FOR_THE_ACTIVE, Method, Own
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.run import RunSettings
@@ -313,6 +314,7 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
             f"{owner}: the {len(tested)} rows that {method.settings.title} is tested on are all "
             f"{_name(held, counts)}: whoever always says so is always right; {_TEST}"
         )
+    _warn_of_few_positives(method, config, held, taught, counts)
     rarest, rows = min((dict.fromkeys(taught, 0) | counts).items(), key=lambda counted: counted[1])
     if rows < (FEWEST_ROWS if len(held.classes) == 2 else 1):
         few = (
@@ -325,6 +327,34 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
             f"{few if rows else none}",
             FewRowsWarning,
             stacklevel=2,
+        )
+
+
+def _warn_of_few_positives(
+    method: Method, config: RunSettings, held: OwnData, taught: "Counter[float]",
+    tested: "Counter[float]",
+) -> None:  # fmt: skip
+    """Of two classes one of which is rare; how many labels are of it is told where no promise is
+    made for labels.
+    """
+    every = taught + tested
+    if len(held.classes) != 2 or len(every) < 2 or config.task == Anomaly.name:
+        return
+    rarest, rows = min(every.items(), key=lambda counted: counted[1])
+    if rows >= SKEWED * every.total():
+        return
+    few = list[str]()
+    if taught[rarest] < FEWEST_POSITIVES and not config.labels_are_private:
+        few.append(f"{taught[rarest]} labelled training rows")
+    if FEWEST_ROWS <= tested[rarest] < FEWEST_POSITIVES:  # of fewer the other warning tells
+        few.append(f"{tested[rarest]} test rows")
+    if few:
+        warnings.warn(
+            f"{held.table.name}: {' and '.join(few)} that {method.settings.title} knows are "
+            f"{_name(held, [rarest])}, fewer than {FEWEST_POSITIVES}: what is learnt of it may be "
+            "chance, and so may measures be; read their intervals, or add such rows",
+            FewRowsWarning,
+            stacklevel=3,
         )
 
 

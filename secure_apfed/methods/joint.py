@@ -830,6 +830,9 @@ class JointTeacherActive(TvflActive):
     def solo(self) -> ActiveNetworks | None:
         return self.student.networks
 
+    def without(self, rows: Tensor) -> ActiveNetworks | None:
+        return self.student.without(rows)
+
 
 class JointTeacherSettings(FormSettings, JointSettings):
     """The joint model and how it labels rows.

@@ -357,6 +357,12 @@ class Learner(Role, ABC):
         """Networks that learnt without the others, where the model that learnt needs them."""
         return None
 
+    def without(self, rows: Tensor) -> ActiveNetworks | None:
+        """These networks as they would be had it not known the labels of these rows of its table;
+        None: that takes another training.
+        """
+        return None
+
 
 class Method(ABC):
     """One learning procedure: what its parties agree on, and the role of each.

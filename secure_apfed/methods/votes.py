@@ -41,6 +41,7 @@ from secure_apfed.labellers import (
     make_labeller,
 )
 from secure_apfed.labellers.guarantee import Opening, calibrate_votes, table_guarantee
+from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import ContributionNoise, check_rows
 from secure_apfed.learning.votes import Floats, Integers, Votes
 from secure_apfed.measures import ACCURACY, MEASURES
@@ -326,6 +327,9 @@ class VotesActive(StudentActive):
         self.take(await self.gather(links))
         if self.student.in_one_go:
             steps.stepped(0.0)
+
+    def without(self, rows: Tensor) -> ActiveNetworks | None:
+        return self.student.without(rows)
 
     def take(self, votes: Votes) -> None:
         """Turn what was opened into labels to learn; fit a student that has a best fit."""

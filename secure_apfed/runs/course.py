@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import msgpack
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ from secure_apfed.data.inputs import Extremes, extremes_of
 from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind, Links
 from secure_apfed.files import own_subfolder, write_atomically
+from secure_apfed.learning.calibration import SKEWED, is_rare
 from secure_apfed.learning.descent import find_device, predictor_of, prefixed, without_prefix
 from secure_apfed.measures import (
     ACCURACY,
@@ -34,6 +36,7 @@ from secure_apfed.measures import (
     Scored,
     ScoreRanges,
     best_threshold,
+    cheapest_threshold,
     measure_all,
     undefined_in,
 )
@@ -41,8 +44,17 @@ from secure_apfed.methods import PartyState, Session, train
 from secure_apfed.methods.method import batches_of, end_all, held_out_of, save_all
 from secure_apfed.methods.terms import task_of
 from secure_apfed.privacy.ledger import PrivacySpent
+from secure_apfed.runs.calibration import calibrate
 from secure_apfed.runs.folder import RunFolder, keep_scored, save_tensors, signed
-from secure_apfed.runs.outcome import Outcome, Progress, Recording, RunResult, write_outcome
+from secure_apfed.runs.outcome import (
+    Calibration,
+    Outcome,
+    Progress,
+    Ranking,
+    Recording,
+    RunResult,
+    write_outcome,
+)
 from secure_apfed.runs.spending import cross_checked, guarantee_text, spent_in
 from secure_apfed.runs.training_labels import TrainingLabels, gone_back
 from secure_apfed.tasks import scored_rows
@@ -74,26 +86,27 @@ class Judged:
     threshold: float | None = None
     ranges: ScoreRanges | None = None
     extremes: Mapping[str, Extremes] = field(default_factory=dict)
+    calibration: Calibration | None = None
+    ranking: Ranking | None = None
 
     @property
     def told(self) -> dict[str, Any]:
         undefined = {name: undefined_in(scored) for name, scored in self.said.items()}
         return {
             "measure": self.measure, "accuracy": dict(self.accuracy), "measures": self.measures,
-            "threshold": self.threshold,
+            "threshold": self.threshold, "calibration": self.calibration, "ranking": self.ranking,
             "undefined": {name: reasons for name, reasons in undefined.items() if reasons},
         }  # fmt: skip
 
 
 def judge(
-    session: Session, labels: TrainingLabels, said: Mapping[str, Scored], *, final: bool
-) -> Judged:
+    session: Session, labels: TrainingLabels, said: Mapping[str, Scored], *, final: bool,
+    calibration: Calibration | None = None,
+) -> Judged:  # fmt: skip
     """Measure what the active's model says of test rows, which only measure."""
     config = _config_of(session)
     trained = _scored_training_rows(session, labels) if final else None
-    threshold: float | str | None = config.threshold
-    if isinstance(threshold, str):
-        threshold = None if trained is None else best_threshold(trained, threshold)
+    threshold = _threshold(session, labels, trained, calibrated=calibration is not None)
     own, measure = session.headline, MEASURES[config.measure]
     said = {name: scored.at(threshold) if name == own else scored for name, scored in said.items()}
     # What the card keeps is of rows, and private training must not tell of them without noise.
@@ -120,11 +133,46 @@ def judge(
         threshold=threshold,
         ranges=ranges,
         extremes=extremes,
+        calibration=calibration,
+        ranking=_ranking(labels, said.get(own), measure) if final else None,
     )
 
 
-def _scored_training_rows(session: Session, labels: TrainingLabels) -> Scored | None:
-    """What the finished model says of labelled training rows; None: it needs others for it."""
+def _threshold(
+    session: Session, labels: TrainingLabels, trained: Scored | None, *, calibrated: bool
+) -> float | None:
+    """As the settings say; None also where training goes on, and it is not chosen yet."""
+    said = _config_of(session).threshold
+    if said is None or isinstance(said, float):
+        return said
+    if trained is None:
+        return None
+    if isinstance(said, str):
+        return best_threshold(trained, said)
+    if said.cost is not None:
+        return 1 / (1 + said.cost) if calibrated else cheapest_threshold(trained, said.cost)
+    assert said.rate is not None
+    every = _scored_training_rows(session, labels, labels.data().train_rows)
+    assert every is not None
+    least, most = np.finfo(np.float32).tiny, 1 - np.finfo(np.float32).epsneg
+    return float(np.quantile(every.scores[:, 1], 1 - said.rate).clip(least, most))
+
+
+def _ranking(labels: TrainingLabels, scored: Scored | None, measure: Measure) -> Ranking | None:
+    """Of two classes, where the run is judged by a ranking or one of them is rare."""
+    if scored is None or scored.classes != 2 or not len(scored.truth):
+        return None
+    if not measure.ranks and not is_rare(scored.truth.astype(np.int64), SKEWED):
+        return None
+    return Ranking.of(scored, labels.held.classes[1])
+
+
+def _scored_training_rows(
+    session: Session, labels: TrainingLabels, rows: Tensor | None = None
+) -> Scored | None:
+    """What the finished model says of these training rows, or those with a label; None: it needs
+    others for it.
+    """
     network = predictor_of(session.learner.solo())
     if network is None:
         return None
@@ -138,7 +186,8 @@ def _scored_training_rows(session: Session, labels: TrainingLabels) -> Scored | 
         return scores_BK
 
     return scored_rows(
-        task_of(session.entered.own), predict, data.labelled_rows, labels_N=labels_N,
+        task_of(session.entered.own), predict, data.labelled_rows if rows is None else rows,
+        labels_N=labels_N,
         features_N=features_N,
     )  # fmt: skip
 
@@ -499,8 +548,9 @@ class Course:
 
     async def _evaluate(self, *, final: bool) -> None:
         learner, links = self.session.learner, self.session.links
+        calibration = calibrate(self.session, self._labels.data()) if final else None
         said = await learner.evaluate(links, next_step=self._step, final=final)
-        self.judged = judge(self.session, self._labels, said, final=final)
+        self.judged = judge(self.session, self._labels, said, final=final, calibration=calibration)
         self._heard = False
 
     async def _save_others(self, links: Links) -> None:

@@ -454,7 +454,10 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     card["epsilon"] |= {"representations": privacy.epsilon_x, "releases": privacy.releases}
     run.write_json(run.card, card)
     write_outcome(run, outcome)
-    judged = ("accuracy", "measure", "measures", "threshold", "undefined", "wire_bytes")
+    judged = (
+        "accuracy", "measure", "measures", "threshold", "calibration", "ranking", "undefined",
+        "wire_bytes",
+    )  # fmt: skip
     return RunResult(
         method=config.method.name,
         **{name: getattr(outcome, name) for name in judged},

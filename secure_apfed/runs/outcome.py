@@ -23,8 +23,16 @@ from secure_apfed.data import OwnData, VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Transcript
 from secure_apfed.files import read_bytes, read_json
+from secure_apfed.intervals import Estimate, estimates, proportion_interval
 from secure_apfed.learning.descent import without_prefix
-from secure_apfed.measures import ACCURACY, Measure, find_measure
+from secure_apfed.measures import (
+    ACCURACY,
+    LiftRow,
+    Measure,
+    Scored,
+    find_measure,
+    lift_table,
+)
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.method import Agreement
 from secure_apfed.privacy.ledger import PrivacySpent
@@ -32,13 +40,17 @@ from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.solo import load_model
 
 __all__ = [
+    "RANKED",
     "Attendance",
+    "Between",
+    "Calibration",
     "Contributions",
     "Count",
     "Epsilon",
     "Outcome",
     "Privacy",
     "Progress",
+    "Ranking",
     "Recording",
     "RunResult",
     "Written",
@@ -49,6 +61,10 @@ __all__ = [
     "scores_of",
     "write_outcome",
 ]
+
+
+RANKED = ("auc", "average_precision", "ks")
+"""What a ranking of two classes is told by."""
 
 
 def _unbounded(value: Any) -> Any:
@@ -107,6 +123,76 @@ class Contributions(Written):
     trace: tuple[str, ...] = ()
 
 
+class Calibration(Written):
+    """How log-odds of two classes were straightened: slope times them plus offset, so that over the
+    training rows without a label their mean probability is the rate.
+    """
+
+    rate: float
+    slope: float
+    offset: float
+
+
+class Between(Written):
+    """A measure of test rows and its 95 % interval over them; None: there is none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def of(cls, found: Estimate) -> "Between":
+        low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
+        return cls(value=found.value, low=low, high=high)
+
+    def text(self, measure: Measure) -> str:
+        if self.low is None or self.high is None:
+            return measure.text(self.value)
+        ends = f"{measure.text(self.low)}, {measure.text(self.high)}"
+        return f"{measure.text(self.value)} [{ends}]"
+
+
+class Ranking(Written):
+    """How test rows are told from the rest that are of the second of two classes, its `positives`.
+
+    Attributes:
+        rows, positives: tested; class_name: of the positives.
+        rate: their share, with Wilson's interval; foretold: the mean probability of the class.
+        intervals: AUC, average precision and KS.
+        table: tenths of the rows by their score, the highest first.
+    """
+
+    class_name: str
+    rows: Count
+    positives: Count
+    rate: Between
+    foretold: float
+    intervals: Mapping[str, Between]
+    table: tuple[LiftRow, ...] = ()
+
+    @classmethod
+    def of(cls, scored: Scored, class_name: str) -> "Ranking | None":
+        """None where the rows do not define it."""
+        table = lift_table(scored)
+        if not table:
+            return None
+        rows, positives = len(scored.truth), int(scored.truth.sum())
+        found = estimates(scored)
+        low, high = proportion_interval(positives, rows)
+        return cls(
+            class_name=class_name, rows=rows, positives=positives, table=table,
+            rate=Between(value=positives / rows, low=low, high=high),
+            foretold=float(scored.scores[:, 1].mean()),
+            intervals={name: Between.of(found[name]) for name in RANKED},
+        )  # fmt: skip
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the mean probability lies in the interval of the rate."""
+        low, high = self.rate.low, self.rate.high
+        return low is not None and high is not None and low <= self.foretold <= high
+
+
 class Outcome(Written):
     """result.json, with the cross-checks of accountants.json where that was written."""
 
@@ -129,6 +215,8 @@ class Outcome(Written):
     measures: Mapping[str, Mapping[str, float]] = {}
     threshold: float | None = None
     undefined: Mapping[str, Mapping[str, str]] = {}
+    calibration: Calibration | None = None
+    ranking: Ranking | None = None
 
     @property
     def judged_by(self) -> Measure:
@@ -276,6 +364,8 @@ class RunResult:
         accuracy: on the test rows, by inference variant.
         measure: that the run is judged by; measures: all on the test rows, by variant and name.
         undefined: why, by variant and name, of the measures that its test rows do not define.
+        ranking, calibration: of the headline where it tells two classes apart; None: not measured,
+            not done.
         threshold: that the active's model decides at; None: it takes the likeliest class.
         privacy: what was spent by the party that spent most.
         contributions: by passive that adds noise of its own, what that cost it, in plain values.
@@ -296,6 +386,8 @@ class RunResult:
     measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     threshold: float | None = None
     undefined: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    calibration: Calibration | None = None
+    ranking: Ranking | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """What a pickle holds: what the experimenter holds of other parties' rows stays here."""

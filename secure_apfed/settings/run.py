@@ -5,9 +5,9 @@ composition root validates them.
 """
 
 from abc import ABC
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from secure_apfed.names import RunName
 from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings
@@ -28,7 +28,9 @@ from secure_apfed.settings.training import (
     TrainSettings,
 )
 
-__all__ = ["AttackChoice", "RunSettings", "TranscriptSettings"]
+__all__ = ["AttackChoice", "RunSettings", "ThresholdChoice", "TranscriptSettings"]
+
+_Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class TranscriptSettings(Settings):
@@ -53,6 +55,27 @@ class AttackChoice(Settings):
     options: dict[str, Any] = {}
 
 
+class ThresholdChoice(Settings):
+    """What a threshold is chosen by, in place of a measure; one of the two.
+
+    Attributes:
+        cost: what it costs to miss a row of the second class, where a false alarm costs 1. Of
+            calibrated probabilities the threshold is 1 / (1 + cost); of others the one that cost
+            least on the labelled training rows.
+        rate: share of the training rows, those without a label too, that is decided for the second
+            class.
+    """
+
+    cost: float | None = Field(None, gt=0)
+    rate: _Share | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.cost is None) is (self.rate is None):
+            raise ValueError("say one of cost and rate, as threshold: {cost: 10}")
+        return self
+
+
 class RunSettings(Settings, ABC):
     """A complete run.
 
@@ -75,7 +98,13 @@ class RunSettings(Settings, ABC):
             measures are written.
         threshold: of two classes, the probability of the second from which on the active's model
             decides for it; or accuracy, balanced_accuracy or f1: chosen by that on the labelled
-            training rows, after training. null: the likelier class is taken.
+            training rows, after training; or {cost: 10} or {rate: 0.05}, see `ThresholdChoice`.
+            null: the likelier class is taken.
+        calibration: of two classes, whether the active's model tells probabilities that are met:
+            "labels" straightens its log-odds by labelled training rows, so that over those without
+            a label the mean is the share of labels that are of the second class; a number is that
+            share where it is known; "auto" is "labels" where the rarer class has fewer than a third
+            of the labels, the active predicts alone and no promise covers labels; else "none".
         passives: settings by party name; "default" holds for those not named.
         checkpoint_every: epochs between two checkpoints of every party; the last is always saved.
             It changes no figure; a run that was broken off plays again what came after its newest,
@@ -98,7 +127,8 @@ class RunSettings(Settings, ABC):
     method: SerializeAsAny[MethodSettings]
     task: Annotated[str, THE_ACTIVE] = "classification"
     measure: Annotated[str, THE_ACTIVE] = "accuracy"
-    threshold: Annotated[Annotated[float, Field(gt=0, lt=1)] | str | None, THE_ACTIVE] = None
+    threshold: Annotated[_Share | str | ThresholdChoice | None, THE_ACTIVE] = None
+    calibration: Annotated[Literal["auto", "none", "labels"] | _Share, THE_ACTIVE] = "auto"
     data: DataSettings
     model: ModelSettings = ModelSettings()
     passives: dict[str, PassiveSettings] = {"default": PassiveSettings()}

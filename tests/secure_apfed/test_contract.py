@@ -141,7 +141,8 @@ def test_what_does_not_fit_is_refused() -> None:
 NETWORK = "network hidden representation projection sequences random_features dropout head"
 # What a party decides alone; every other setting concerns all, those of a method under its name.
 THE_ACTIVE = {
-    "": "task measure threshold checkpoint_every",
+    "": "task measure calibration checkpoint_every",
+    "threshold": "cost rate",
     "dp_sgd": "clip noise_multiplier epsilon",
     "labels": "mechanism epsilon",
     "train": "use_unaligned spread_labels evaluate_every patience keep_best class_weights loss",

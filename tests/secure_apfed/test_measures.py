@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.special import expit
 from scipy.stats import norm
 from sklearn import metrics
 from sklearn.preprocessing import label_binarize
 
 from secure_apfed.errors import DataError
 from secure_apfed.intervals import FEWEST_ROWS, REDRAWN, Redrawn, _draws, estimates
+from secure_apfed.learning.calibration import Straight, in_deviations, likely_rare, slope_of
 from secure_apfed.measures import (
     ACCURACY,
     MEASURES,
@@ -22,7 +24,9 @@ from secure_apfed.measures import (
     balanced_weights,
     best_threshold,
     calibration_curve,
+    cheapest_threshold,
     find_measure,
+    lift_table,
     measure_all,
     names_of,
     probabilities_of,
@@ -227,6 +231,71 @@ def test_calibrated_scores_are_on_the_diagonal_and_others_are_not() -> None:
     sure = Scored.of_classes([0, 1, 2, 2], np.full((4, 3), 1 / 3))
     (point,) = calibration_curve(sure)
     assert (point.observed, point.rows) == (0.25, 4)
+
+
+def test_lift_and_ks_by_hand_and_a_threshold_by_cost() -> None:
+    said = np.arange(20) / 20
+    rows = Scored.of_classes(said > 0.87, said)  # the two highest
+    first, second, *_, last = lift_table(rows)
+    assert (first.rows, first.positives, first.captured, first.lift, first.ks) == (2, 2, 1, 10, 1)
+    assert (second.positives, second.captured, second.lift) == (0, 1, 5)
+    assert (last.captured, last.lift, last.ks) == (1, 1, 0)
+    rng = np.random.default_rng(3)
+    tied = Scored.of_classes(rng.integers(0, 2, 90), rng.integers(0, 4, 90) / 4)
+    table = lift_table(tied)
+    assert (len(table), sum(row.rows for row in table)) == (4, 90), "equal scores are not parted"
+    assert max(row.ks for row in table) == pytest.approx(MEASURES["ks"].of(tied))
+    assert lift_table(Scored.of_classes([1, 1], [0.2, 0.3])) == ()
+    with pytest.raises(DataError, match="of two classes, got 3"):
+        lift_table(scored(30, 3))
+    rare = Scored.of_classes([0, 0, 0, 1, 0, 1], [0.1, 0.2, 0.3, 0.35, 0.6, 0.9])
+    assert cheapest_threshold(rare, 10) == pytest.approx(0.325)
+    assert cheapest_threshold(rare, 0.1) == pytest.approx(0.75)
+
+
+def test_probabilities_are_straightened_by_labels_that_models_had_not_seen() -> None:
+    rng = np.random.default_rng(4)
+    z = rng.normal(-4, 1.2, size=6000)  # log-odds, of which a model tells ten times less
+    truth = (rng.uniform(size=6000) < expit(z)).astype(np.int64)
+    known = in_deviations(z, z)
+    found = Straight.of(z / 10, known, truth, rate=float(truth.mean()))
+    assert found.slope == pytest.approx(10, rel=0.15)
+    straight = found.slope * z / 10 + found.offset
+    assert expit(straight).mean() == pytest.approx(truth.mean(), abs=1e-6)
+    again = Straight.of(straight, known, truth, rate=float(truth.mean()))
+    assert (again.slope, again.offset) == pytest.approx((1, 0), abs=1e-5)
+    # Two positives make nobody sure, and scores that say nothing keep their ranks.
+    two = np.flatnonzero(truth)[:2]
+    assert slope_of(np.array([3.0, 3.0, *np.zeros(40)]), np.repeat([1, 0], [2, 40])) < 1.5
+    against = np.where(np.isin(np.arange(6000), two), -9.0, 9.0)
+    assert slope_of(against[truth[:6000] >= 0], truth) > 0
+    assert slope_of(np.zeros(3), np.zeros(3, np.int64)) == pytest.approx(0.3), "none of a class"
+    same = Straight.of(np.ones(5), np.empty(0), truth[:0], rate=0.02)
+    assert expit(same.slope + same.offset) == pytest.approx(0.02)
+
+
+def test_votes_for_a_rare_class_are_read_by_how_they_rank_rows() -> None:
+    """Shares of votes that never name the class still tell it; noise that drowns them does not."""
+    rng, auc = np.random.default_rng(5), metrics.roc_auc_score
+    truth = (rng.uniform(size=4000) < 0.03).astype(np.int64)
+    labelled = np.flatnonzero(rng.uniform(size=4000) < 0.1)
+    votes, own = (0.05 * (truth * by + rng.normal(size=4000)) - 0.9 for by in (1.5, 0.8))
+    quiet, parts = np.zeros(4000), np.array_split(np.arange(len(labelled)), 3)
+
+    def likely(totals: Any, noise: float) -> Any:
+        return likely_rare(
+            totals, quiet + noise, own, [(own, part) for part in parts], truth[labelled],
+            labelled=labelled,
+        )  # fmt: skip
+
+    alone, helped = likely(quiet, 0.0), likely(votes, 0.0)
+    assert auc(truth, alone) == pytest.approx(auc(truth, own))
+    assert auc(truth, helped) > auc(truth, alone) + 0.08
+    drowned = likely(votes + rng.normal(size=4000), 1.0)
+    assert auc(truth, drowned) > auc(truth, alone) - 0.05
+    unshown = np.setdiff1d(np.arange(4000), labelled)
+    for found in (alone, helped, drowned):
+        assert found[unshown].mean() == pytest.approx(truth[labelled].mean(), abs=1e-6)
 
 
 def test_the_stability_index_tells_shifted_scores() -> None:

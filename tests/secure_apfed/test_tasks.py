@@ -1,5 +1,5 @@
-"""Regression and anomaly detection, from data to `predict`: what is told, measured and refused; and
-`predict` of tables larger than memory, which says block by block the same as at once.
+"""Regression, anomaly detection and rare classes, from data to `predict`: what is told, measured,
+refused; and `predict` of tables larger than memory, which says block by block the same as at once.
 """
 
 import json
@@ -33,7 +33,7 @@ from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import TargetScale, load_blocks, load_data, pack_own, read_own
 from secure_apfed.data.catalogue import labels_are_numbers
 from secure_apfed.data.encoding import ColumnEncoding
-from secure_apfed.errors import ConfigError, DataError, ModelError
+from secure_apfed.errors import ConfigError, DataError, FewRowsWarning, ModelError
 from secure_apfed.estimator import VerticalClassifier
 from secure_apfed.exchange import Kind
 from secure_apfed.measures import MEASURES, names_of
@@ -541,3 +541,88 @@ def test_memory_does_not_grow_with_the_rows(
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.5 * peaks[0]
+
+
+@pytest.fixture(scope="module")
+def rare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tables of three parties, 6 % of whose people are of the class "bad"."""
+    folder, rng = tmp_path_factory.mktemp("rare"), np.random.default_rng(0)
+    bad = rng.uniform(size=1500) < 0.06
+    for party in ("active", "passive-1", "passive-2"):
+        table = pd.DataFrame(rng.normal(size=(1500, 3)) + bad[:, None], columns=list("abc"))
+        table.insert(0, "id", np.arange(1500))
+        if party == "active":
+            table["label"] = np.where(bad, "bad", "good")
+        table.to_csv(folder / f"{party}.csv", index=False)
+    return folder
+
+
+def rare_config(folder: Path, method: Any = "votes", **changes: Any) -> Config:
+    parties = {name: {"file": f"{name}.csv"} for name in ("active", "passive-1", "passive-2")}
+    fitted = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
+    network = {"model": {"hidden": [8], "representation": 8, "projection": 8},
+               "train": {"epochs": 4, "learning_rate": 0.05}}  # fmt: skip
+    return Config.model_validate({
+        "name": "rare", "method": method, "measure": "auc", "guard": {"mechanism": "none"},
+        "party_seeds": "shared_for_comparison",
+        "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+        "data": {"dataset": "tables", "folder": folder, "labelled": 300, "parties": parties,
+                 "classes": ["good", "bad"]},
+        **(fitted if method == "votes" else network), **changes,
+    })  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*fewer than 30")
+@pytest.mark.parametrize("method", ["votes", "apfed_r"])
+def test_a_rare_class_is_foretold_as_often_as_it_comes(method: str, rare: Path) -> None:
+    """By what is written beside the run and by the model that is kept."""
+    folder = rare / method
+    result = run(rare_config(rare, method, threshold={"cost": 9}), folder)
+    plain = run(rare_config(rare, method, calibration="none"), None)
+    told, before = result.ranking, plain.ranking
+    assert told is not None
+    assert before is not None
+    assert result.calibration is not None
+    assert told.is_met
+    assert not (before.is_met and method == "votes")
+    assert (told.class_name, told.rows, plain.calibration) == ("bad", 375, None)
+    assert told.positives == sum(row.positives for row in told.table)
+    assert result.measures[method]["auc"] == pytest.approx(plain.measures[method]["auc"], abs=0.02)
+    assert result.threshold == pytest.approx(0.1)
+    assert read_outcome(RunFolder(folder)).ranking == told
+    shares = [
+        row["probabilities"][1]
+        for row in predict_file(folder, rare / "active.csv").as_json()["predictions"]
+    ]
+    assert np.mean(shares) == pytest.approx(result.calibration.rate, abs=0.01)
+    page = write_report(folder).read_text()
+    assert "Lift and KS" in page
+    assert (folder / "pictures/calibration.png").is_file()
+
+
+@pytest.mark.filterwarnings("ignore:.*fewer than 30")
+def test_a_known_rate_and_a_share_to_decide_for(rare: Path) -> None:
+    config = rare_config(rare, calibration=0.02, threshold={"rate": 0.1})
+    with pytest.warns(
+        FewRowsWarning, match="18 labelled training rows and .* of class bad, fewer than 30"
+    ):
+        result = run(config, rare / "known")
+    assert result.ranking is not None
+    assert result.calibration is not None
+    assert result.calibration.rate == 0.02
+    assert result.ranking.foretold == pytest.approx(0.02, abs=0.004)
+    decided = read_scored(RunFolder(rare / "known"), "votes", threshold=result.threshold)
+    assert decided is not None
+    assert decided.decided.mean() == pytest.approx(0.1, abs=0.04)
+    for settings, said in (
+        ({"threshold": {"cost": 9, "rate": 0.1}}, "one of cost and rate"),
+        ({"threshold": {"cost": -1}}, "greater than 0"),
+        ({"calibration": 1.5}, "less than 1"),
+        ({"method": "tvfl", "calibration": "labels"}, "does not predict alone"),
+        ({"calibration": "labels", "labels": {"mechanism": "randomised_response", "epsilon": 1.0}},
+         "beside a promise about labels"),
+        ({"method": "single_view", "threshold": {"rate": 0.1}, "dp_sgd": {
+            "clip": 1.0, "noise_multiplier": 1.0}}, "threshold: it would tell"),
+    ):  # fmt: skip
+        with pytest.raises(ValidationError, match=said):
+            rare_config(rare, **settings)

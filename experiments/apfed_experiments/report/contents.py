@@ -19,8 +19,11 @@ from secure_apfed.data import find_dataset
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.exchange import Kind
+from secure_apfed.intervals import FEWEST_POSITIVES
+from secure_apfed.learning.calibration import SKEWED
 from secure_apfed.measures import ACCURACY
 from secure_apfed.privacy_rows import figure_title
+from secure_apfed.runs.outcome import Ranking
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
 from secure_apfed.tasks import TASKS, Classification
@@ -73,6 +76,7 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
     in_clear = summed and sum_kind(run.config.secure_sum).unsafe
     votes = "passives vote" in words
     from_active = "the active sends representations" in words
+    few = _few_positives(run.outcome.ranking)
     any_sent = any(flow.kind is Kind.REPRESENTATIONS for flow in run.flows)
     sentences = (
         ("synthetic" in run.config.data.dataset,
@@ -100,6 +104,8 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
          "There is no guard: passives receive the representations as they are."),
         ("passives send representations" in words and not facts.guarded,
          "There is no guard: the active receives representations as they are."),
+        (few is not None,
+         f"{few} test rows are of the rarer class: measures may be chance; read their intervals."),
     )  # fmt: skip
     attendance = run.outcome.attendance
     silent = (
@@ -108,6 +114,14 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
         for name, step in attendance.left.items()
     )
     return (*(sentence for holds, sentence in sentences if holds), *silent)
+
+
+def _few_positives(ranking: Ranking | None) -> int | None:
+    """Test rows of the rarer of two classes, where they are few; None: they are not."""
+    if ranking is None:
+        return None
+    rarer = min(ranking.positives, ranking.rows - ranking.positives)
+    return rarer if rarer < min(FEWEST_POSITIVES, SKEWED * ranking.rows) else None
 
 
 def tiles_of(run: ReportedRun) -> Iterator[Tile]:

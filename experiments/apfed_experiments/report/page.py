@@ -16,11 +16,17 @@ from apfed_experiments.drawing import Picture
 from apfed_experiments.report import contents
 from apfed_experiments.report.run import Audited, ReportedRun
 from apfed_experiments.run_list import TARGETS, ListedRun, State, settings_in
+from apfed_experiments.several import SeveralSeeds
 from apfed_experiments.solo import LEFT_OUT
 from secure_apfed.config.file import dump_settings
 from secure_apfed.files import write_atomically
+from secure_apfed.measures import MEASURES
+from secure_apfed.runs.outcome import RANKED
 
-__all__ = ["Part", "fill", "render", "write_comparison", "write_page", "write_runs_page"]
+__all__ = [
+    "Part", "fill", "render", "write_comparison", "write_page", "write_runs_page",
+    "write_seeds_page",
+]  # fmt: skip
 
 
 def render(
@@ -107,6 +113,33 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
     )
     write_atomically(path, page.encode(), private=True)
     return path
+
+
+def write_seeds_page(found: SeveralSeeds, folder: Path) -> Path:
+    """Write report.html of a run under several seeds, with links to that of each seed."""
+    measure, rankings = MEASURES[found.config.measure], found.rankings
+    names = [name for name in RANKED if rankings and name != measure.name]
+    header = ["seed", measure.title, *(MEASURES[name].title for name in names)]
+    header += ["positives", "their share", "foretold"] if rankings else []
+    rows = []
+    for seed, reached in found.reached.items():
+        page, told = found.folders[seed] / "report.html", rankings.get(seed)
+        own = None if told is None else told.intervals.get(measure.name)
+        cells = [str(seed), measure.text(reached) if own is None else own.text(measure)]
+        if told is not None:
+            cells += [told.intervals[name].text(MEASURES[name]) for name in names]
+            cells += [
+                f"{told.positives} of {told.rows}", words.percent(told.rate.value),
+                words.percent(told.foretold) + ("" if told.is_met else ", not met"),
+            ]  # fmt: skip
+        link = Path(os.path.relpath(page, folder)).as_posix()
+        rows.append((quote(link) if page.is_file() else None, cells))
+    content = fill(
+        "several.html.jinja", title=f"{found.config.name}: {len(found.reached)} seeds",
+        note=found.note, together=found.together(), header=header, rows=rows,
+    )  # fmt: skip
+    write_atomically(folder / "report.html", content.encode(), private=True)
+    return folder / "report.html"
 
 
 def _figures(run: ListedRun, targets: Sequence[str]) -> dict[str, tuple[str, str, float | None]]:

@@ -1,4 +1,4 @@
-"""The pictures of a run: learning, attacks against their baselines, and what they rebuilt.
+"""The pictures of a run: learning, calibration, attacks and their baselines, what they rebuilt.
 
 Each is drawn by a function of what it shows, which returns a figure and a sentence that says what
 it shows, or None where there is nothing to show.
@@ -26,10 +26,11 @@ from apfed_experiments.drawing import (
     set_margins,
 )
 from apfed_experiments.finished import Reconstruction, key_of
-from apfed_experiments.report.run import ReportedRun
+from apfed_experiments.report.run import ReportedRun, scored_of
 from apfed_experiments.words import attack_title, plain, signed
 from secure_apfed.files import own_subfolder
-from secure_apfed.measures import Measure
+from secure_apfed.intervals import proportion_interval
+from secure_apfed.measures import Measure, calibration_curve
 
 __all__ = ["write_pictures"]
 
@@ -48,6 +49,7 @@ def write_pictures(run: ReportedRun, folder: Path) -> tuple[Picture, ...]:
     made: list[Picture] = []
     drawings: tuple[tuple[str, str, Callable[[], Drawn]], ...] = (
         ("learning", "Learning", lambda: _learning(run)),
+        ("calibration", "Calibration", lambda: _calibration(run)),
         ("attacks", "Attacks against their baselines", lambda: _attacks(run.attacks or ())),
         ("roc", "Who trained the model", lambda: _roc(run)),
         ("rebuilt", "What attacks rebuilt", lambda: _rebuilt(run)),
@@ -120,6 +122,32 @@ def _label_ends(
             textcoords=("offset points", "data"), va="center", annotation_clip=False,
         )  # fmt: skip
     return texts
+
+
+def _calibration(run: ReportedRun) -> Drawn:
+    """Shares foretold and observed, of two classes; None: of others, and of too few scores."""
+    scored = scored_of(run)
+    points = () if scored is None or scored.classes != 2 else calibration_curve(scored)
+    if len(points) < 2:
+        return None
+    figure = Figure(figsize=(4.6, 4.2))
+    axes = figure.subplots()
+    most = 0.0
+    for point in points:
+        low, high = proportion_interval(round(point.observed * point.rows), point.rows)
+        axes.plot([point.foretold] * 2, [low, high], color=OURS, linewidth=1.2)
+        axes.plot(point.foretold, point.observed, "o", color=OURS, markersize=5)
+        most = max(most, high, point.foretold)
+    axes.plot([0, most], [0, most], color=OTHER, linestyle=":")
+    axes.set(
+        title="Calibration", xlim=(0, 1.03 * most), ylim=(0, 1.03 * most),
+        xlabel="probability foretold", ylabel="share observed",
+    )  # fmt: skip
+    set_margins(figure, left=0.75, right=0.15, bottom=0.5, top=0.35)
+    return figure, (
+        "Test rows in ranges of the probability of the second class, about as many each, and the "
+        "95 % interval of the share that is of it. On the dotted line what was foretold is met."
+    )
 
 
 def _attacks(results: Sequence[AttackResult]) -> Drawn:

@@ -22,13 +22,16 @@ from apfed_protocols.randomness import fresh_key
 from secure_apfed.exchange import Flow
 from secure_apfed.files import count_lines, read_json, read_json_lines
 from secure_apfed.intervals import estimates
-from secure_apfed.measures import MEASURES, calibration_curve
+from secure_apfed.measures import MEASURES, Scored, calibration_curve
 from secure_apfed.privacy.accountants import gdp_mu
 from secure_apfed.privacy.guard import make_guard
 from secure_apfed.runs.folder import RunFolder, read_scored
 from secure_apfed.runs.outcome import Epsilon, Written, scores_of
 
-__all__ = ["Audited", "EpochMetrics", "ReportedRun", "audit_of", "measured_of", "read_run"]
+__all__ = [
+    "Audited", "EpochMetrics", "ReportedRun", "audit_of", "measured_of", "read_run",
+    "scored_of",
+]  # fmt: skip
 
 _FALSE_ALARMS = 0.01
 # Reports are many, and each alarm is taken for a bug.
@@ -133,6 +136,13 @@ def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
     )  # fmt: skip
 
 
+def scored_of(run: ReportedRun) -> Scored | None:
+    """What the variant that is reported first says of test rows; None: nobody kept it."""
+    variant, threshold = next(iter(run.outcome.accuracy)), run.outcome.threshold
+    scored = read_scored(RunFolder(run.path), variant, threshold=threshold)
+    return scored if scored is not None and len(scored.truth) else None
+
+
 def measured_of(run: ReportedRun) -> dict[str, Any] | None:
     """What the page shows of the variant that the run reports first; None where no scores were
     kept.
@@ -142,9 +152,8 @@ def measured_of(run: ReportedRun) -> dict[str, Any] | None:
     of every row; ranked: whether KS is measured. Raises CheckpointError where the scores are not as
     the run left them.
     """
-    variant, threshold = next(iter(run.outcome.accuracy)), run.outcome.threshold
-    scored = read_scored(RunFolder(run.path), variant, threshold=threshold)
-    if scored is None or not len(scored.truth):
+    scored = scored_of(run)
+    if scored is None:
         return None
     found = estimates(scored)
     lines = []
@@ -154,7 +163,8 @@ def measured_of(run: ReportedRun) -> dict[str, Any] | None:
         better = "higher" if measure.higher_is_better else "lower"
         lines.append((measure.title, measure.text(of.value), ends, better))
     return {
-        "title": run.title_of(variant), "rows": len(scored.truth), "lines": lines,
+        "title": run.title_of(next(iter(run.outcome.accuracy))), "rows": len(scored.truth),
+        "lines": lines,
         "calibration": calibration_curve(scored) if scored.classes else (),
         "finite": scored.finite, "binary": scored.classes == 2, "ranked": "ks" in found,
         "threshold": scored.threshold,

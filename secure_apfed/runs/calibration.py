@@ -1,0 +1,141 @@
+"""Probabilities of the active's model made such that they are met, in the model itself.
+
+Run by: the active, once, before its finished model is measured. Slope and offset of the log-odds of
+two classes go into the last layer of its head, so that the card, `predict`, the estimator and ONNX
+tell the same. Ranks stay, and with them AUC, average precision and KS; decisions at one half do
+not. Only training rows are read. See `secure_apfed.learning.calibration`.
+
+How far scores tell rows apart that the model has not seen is judged by the student without a part
+of the labels, where it is fitted in one go; else by the run's own network, trained alone without
+them: what help is worth is then left out, so that probabilities are rather too cautious than too
+sure.
+
+Letters: N training rows, n of them labelled.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import numpy as np
+import torch
+from torch import nn
+
+from secure_apfed.data import OwnData
+from secure_apfed.errors import ModelError
+from secure_apfed.learning.calibration import (
+    SKEWED,
+    Straight,
+    in_deviations,
+    is_rare,
+)
+from secure_apfed.learning.descent import ActiveNetworks, predictor_of
+from secure_apfed.learning.votes import last_layer
+from secure_apfed.measures import outputs_of
+from secure_apfed.methods import Session
+from secure_apfed.methods.terms import task_of
+from secure_apfed.models import RandomFeatures
+from secure_apfed.runs.outcome import Calibration
+from secure_apfed.seeds import one_thread
+from secure_apfed.settings.run import RunSettings
+from secure_apfed.solo import BASELINES, FOLDS, SoloTask
+from secure_apfed.solo.interface import FloatArray, IntArray, held_out
+from secure_apfed.tasks import Classification
+
+__all__ = ["calibrate"]
+
+_FEWEST = 30
+"""Rows without a label, of which a mean is taken; where there are fewer all rows count."""
+
+
+def calibrate(session: Session, data: OwnData) -> Calibration | None:
+    """Calibrate the finished networks where the settings say so; None: they stay as they are.
+
+    `data`: with the labels that the run may train on.
+    """
+    own, networks = session.entered.own, session.learner.solo()
+    config, labels_N, labelled = own.config, data.table.labels, data.labelled_rows
+    if networks is None or not isinstance(task_of(own), Classification):
+        return None
+    assert labels_N is not None
+    labels_n: IntArray = labels_N[labelled].numpy().astype(np.int64)
+    if not _is_asked(config, labels_n, len(data.classes)) or not _has_a_last_layer(networks):
+        return None
+    # A model may know its labelled rows by heart, and be of another mean on all others.
+    others = ~torch.isin(data.train_rows, labelled).numpy()
+    if others.sum() < _FEWEST:
+        others[:] = True
+    scores_N = _scores(networks, data, data.train_rows)[others]
+    if not np.isfinite(scores_N).all():
+        return None  # the training diverged
+    rate = float(labels_n.mean()) if isinstance(config.calibration, str) else config.calibration
+    parts = held_out(labels_n, FOLDS, config.seed)
+    at_n = torch.searchsorted(data.train_rows, labelled).numpy()
+    unseen = [in_deviations(of_N[at_n[part]], of_N[others])
+              for part, of_N in zip(parts, _unseen(session, data, parts), strict=True)]  # fmt: skip
+    known_n = np.concatenate([labels_n[part] for part in parts]) if parts else labels_n[:0]
+    straight = Straight.of(
+        scores_N, np.concatenate(unseen) if parts else np.empty(0), known_n, rate=rate
+    )
+    _straighten(networks, straight)
+    return Calibration(rate=rate, slope=straight.slope, offset=straight.offset)
+
+
+def _is_asked(config: RunSettings, labels_n: IntArray, classes: int) -> bool:
+    if config.calibration == "none" or classes != 2 or len(np.unique(labels_n)) < 2:
+        return False
+    if config.calibration != "auto":
+        return True
+    return not config.labels_are_private and is_rare(labels_n, SKEWED)
+
+
+def _has_a_last_layer(networks: ActiveNetworks) -> bool:
+    """Whether a number can be added to its scores: a bias, or a constant among what it reads."""
+    last = list(networks.head.modules())[-1]
+    if not isinstance(last, nn.Linear) or last.out_features != 2:
+        return False
+    return "bias" in dict(last.named_parameters()) or isinstance(networks.encoder, RandomFeatures)
+
+
+def _scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor) -> FloatArray:
+    """Of the second class over the first, on these rows of the table."""
+    network = predictor_of(networks)
+    assert network is not None
+    dtype = next(network.parameters()).dtype
+    scores_NK = outputs_of(lambda rows_B: network(data.table.features[rows_B].to(dtype)), rows)
+    return np.asarray((scores_NK[:, 1] - scores_NK[:, 0]).numpy())
+
+
+def _unseen(session: Session, data: OwnData, parts: list[IntArray]) -> Iterator[FloatArray]:
+    """Scores of all training rows without each part of the labels."""
+    config, rows, labelled = session.entered.own.config, data.train_rows, data.labelled_rows
+    fitted = [session.learner.without(labelled[torch.from_numpy(part)]) for part in parts]
+    networks = [network for network in fitted if network is not None]
+    if len(networks) == len(parts):
+        yield from (_scores(network, data, rows) for network in networks)
+        return
+    assert data.table.labels is not None
+    task = SoloTask.of(
+        data.table.features[rows], torch.searchsorted(rows, labelled), data.table.labels[labelled],
+        classes=2, seed=config.seed, model=config.model, train=config.train,
+    )  # fmt: skip
+    tasks = [task.without(part) for part in parts]
+    with one_thread():
+        found = None
+        with suppress(ModelError):
+            found = [of.scores(task.features) for of in BASELINES["network"].fit_together(tasks)]
+        if found is None:
+            found = [BASELINES["logistic"].fit(of).scores(task.features) for of in tasks]
+    for scores_NK in found:
+        log_odds_N = np.log(scores_NK[:, 1].clip(1e-12)) - np.log(scores_NK[:, 0].clip(1e-12))
+        yield log_odds_N
+
+
+@torch.no_grad()
+def _straighten(networks: ActiveNetworks, straight: Straight) -> None:
+    parameters = dict(last_layer(networks).named_parameters())
+    for parameter in parameters.values():
+        parameter.mul_(straight.slope)
+    if "bias" in parameters:
+        parameters["bias"][1] += straight.offset
+    else:
+        parameters["weight"][1, 0] += straight.offset  # the first random feature is 1
