@@ -1,6 +1,7 @@
 """Live runs: what an adversary may ask, what the protocol refuses, and who may be played."""
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from apfed_attacks.recorded import reveal_features, view_of
 from apfed_attacks.view import AttackError, Knowledge, Played
 from apfed_experiments.leaks.live import Remembering
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from tests.attacks.recordings import TWO_TABLES, live_config, normal, play
@@ -280,14 +280,11 @@ ASKED: Mapping[str, Said] = {
 }
 
 
-def config_of(method: Said, **changes: Any) -> Config:
-    data = {"dataset": "breast_cancer", "overlap": 1.0, "labelled": 20}
-    usual: dict[str, Any] = {
-        "data": data, "model": {"network": "random_features"},
-        "train": {"epochs": 1, "device": "cpu"}, "guard": {"mechanism": "none"},
-        "secure_sum": {"scheme": "plain", "allow_single_passive": True},
-    }  # fmt: skip
-    return small_config(method, **{**usual, **changes})
+config_of = partial(
+    small_config, data={"dataset": "breast_cancer", "overlap": 1.0, "labelled": 20},
+    model={"network": "random_features"}, train={"epochs": 1, "device": "cpu"},
+    guard={"mechanism": "none"}, secure_sum={"scheme": "plain", "allow_single_passive": True},
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

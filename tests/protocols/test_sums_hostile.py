@@ -27,6 +27,7 @@ from tests.contracts.sum_parties import (
     Rearmed,
     agreement,
     binding,
+    fresh_parties,
     key_coefficients,
     make,
     number_from_reactions,
@@ -134,18 +135,15 @@ SHAPE = (3, 5)
 COEFFICIENTS = 100
 
 
-def attack(choice: str, rounds: int) -> dict[str, int]:
-    root = Path(__file__).parents[2]
+@pytest.mark.parametrize("rounds", [150, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("choice", usable(SECURE_SUMS))
+def test_mutated_frames(choice: str, rounds: int) -> None:
     finished = subprocess.run(
-        [sys.executable, "-c", SCRIPT, choice, str(rounds)],
-        cwd=root, capture_output=True, text=True, timeout=280, check=False,
+        [sys.executable, "-c", SCRIPT, choice, str(rounds)], cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-2000:]
     outcomes: dict[str, int] = json.loads(finished.stdout)
-    return outcomes
-
-
-def judge(choice: str, outcomes: dict[str, int], rounds: int) -> None:
     two = SECURE_SUMS[choice].rounds == 2
     for name in ("ask", "answer", "combine", "decode") if two else ("combine", "decode"):
         refused, tried = outcomes[f"{name} refused"], rounds // 2 if two else rounds
@@ -155,17 +153,6 @@ def judge(choice: str, outcomes: dict[str, int], rounds: int) -> None:
         assert outcomes["key refused"] > rounds * 2 / 3
         assert outcomes["key refused"] + outcomes.get("key passed", 0) == rounds
     assert outcomes["grown_kib"] < 64 * 1024
-
-
-@pytest.mark.parametrize("choice", usable(SECURE_SUMS))
-def test_mutated_frames(choice: str) -> None:
-    judge(choice, attack(choice, 150), 150)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("choice", usable(SECURE_SUMS))
-def test_ten_thousand_mutated_frames(choice: str) -> None:
-    judge(choice, attack(choice, 5000), 5000)
 
 
 SUMS: dict[str, Callable[[], HomomorphicSum]] = {
@@ -234,8 +221,7 @@ def test_a_degenerate_public_key_is_refused(described: HomomorphicSum) -> None:
 
 def test_a_genuine_key_is_taken(described: HomomorphicSum) -> None:
     """So the refusals are of what is in the keys, not of how the test sends them."""
-    key = genuine_key(described)
-    residues = residues_of(key)
+    residues = residues_of(genuine_key(described))
     assert taken(described, residues).contribute(np.ones((2, 3)), binding(1))
 
 
@@ -322,17 +308,12 @@ HIDDEN: dict[str, Callable[[Residues, int], Residues]] = {
 
 def test_a_key_of_different_residues_that_hides_nothing_is_refused() -> None:
     """Under b = a the difference of a ciphertext's halves is the message with its noise alone."""
-    for change in HIDDEN:
+    for change in HIDDEN.values():
         described = _homomorphic("bfv")
         (modulus,) = described.cipher.moduli
-        key = genuine_key(described)
-        broken = HIDDEN[change](residues_of(key), modulus)
+        broken = change(residues_of(genuine_key(described)), modulus)
         with pytest.raises(RemoteProtocolError, match=r"the public key from active is no RLWE key"):
             taken(described, broken)
-
-
-def fresh(choice: str) -> Parties:
-    return Parties(make(choice, agreement()))
 
 
 def true_key(played: Parties) -> list[int]:
@@ -372,7 +353,7 @@ def test_reactions_to_altered_sums_would_tell_a_number_and_end_with_the_first_re
     choice: str,
 ) -> None:
     """Whoever could ask on reads it in 18 questions, without the active."""
-    played = fresh(choice)
+    played = fresh_parties(choice)
     frame, blobs, number = held_sum(played)
     reactions = Reactions(played, Rearmed(played.receiver), frame)
 
@@ -389,7 +370,7 @@ def test_reactions_to_altered_sums_would_tell_a_number_and_end_with_the_first_re
 
 @pytest.mark.parametrize("choice", ["bfv", "bfv + pairwise masks"])
 def test_reactions_would_tell_the_secret_key_and_end_with_the_first_refusal(choice: str) -> None:
-    played = fresh(choice)
+    played = fresh_parties(choice)
     bound = played.next()
     combined = played.combine(played.contribute([np.zeros((1, 1))] * 3, bound))
     frame, key = Frame.parse(combined, sender="aggregator"), true_key(played)
@@ -405,7 +386,7 @@ def test_reactions_would_tell_the_secret_key_and_end_with_the_first_refusal(choi
 @pytest.mark.parametrize("choice", ["bfv", "plain + pairwise masks"])
 def test_every_new_session_about_the_same_values_tells_one_reaction_more(choice: str) -> None:
     """The limit of the rule: 18 resumed runs in which the same sum is altered tell a number."""
-    first = fresh(choice)
+    first = fresh_parties(choice)
     _, _, number = held_sum(first)
     sessions = []
 
@@ -426,7 +407,7 @@ def test_every_new_session_about_the_same_values_tells_one_reaction_more(choice:
 
 @pytest.mark.parametrize("choice", ["plain + pairwise masks", "plain + recoverable masks"])
 def test_no_mask_seed_is_left_after_a_refusal_nor_the_key_that_agrees_it_again(choice: str) -> None:
-    played = fresh(choice)
+    played = fresh_parties(choice)
     seeds = vars(played.receiver)["_seeds"]
     assert any(isinstance(held, RunKey) for held in vars(seeds).values())
     with pytest.raises(RemoteProtocolError):

@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -274,15 +275,11 @@ def overlapping(overlaps: dict[str, range] | None = None) -> VerticalData:
     return random_data(overlaps or OVERLAPS)
 
 
-def pairs(mode: str = "pairwise", method: str = "apfed_c", **changes: Any) -> Config:
-    usual: dict[str, Any] = {
-        "model": {
-            "network": "mlp", "hidden": [6], "representation": 4, "projection": 4, "dropout": 0,
-        },
-        "passives": {"passive-1": {"weight": 2.0}, "default": {"weight": 0.3}},
-        "alignment": {"mode": mode},
-    }  # fmt: skip
-    return step_config(method, **{**usual, **changes})
+pairs = partial(
+    step_config, method="apfed_c", alignment={"mode": "pairwise"},
+    model={"network": "mlp", "hidden": [6], "representation": 4, "projection": 4, "dropout": 0},
+    passives={"passive-1": {"weight": 2.0}, "default": {"weight": 0.3}},
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("protocol", ["ecdh", "circuit"])

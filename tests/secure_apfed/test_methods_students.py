@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
 from secure_apfed.settings.training import ModelSettings
 from tests.secure_apfed.seats import active_of, envelope, step_config
-from tests.secure_apfed.small_runs import Said, interrupted, small_config
+from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 K, TRAIN, TEST, LABELLED = 4, 240, 160, 8
@@ -69,20 +70,16 @@ def planted(seed: int = 0) -> VerticalData:
     )  # fmt: skip
 
 
-def config_of(method: Said, **changes: Any) -> Config:
-    usual: dict[str, Any] = {
-        "model": {"network": "random_features", "random_features": 60},
-        "train": {
-            "epochs": 30, "batch_size": 64, "learning_rate": 0.1, "device": "cpu",
-            "precision": "float64",
-        },
-    }  # fmt: skip
-    return step_config(method, **{**usual, **changes})
-
-
-def answering(**changes: Any) -> Config:
-    model = {"network": "selu", "hidden": [16], "representation": 8}
-    return config_of({"name": "apc_vfl", "epochs": 2}, model=model, **changes)
+config_of = partial(
+    step_config, model={"network": "random_features", "random_features": 60},
+    train={"epochs": 30, "batch_size": 64, "learning_rate": 0.1, "device": "cpu",
+           "precision": "float64"},
+)  # fmt: skip
+answering = partial(
+    config_of,
+    {"name": "apc_vfl", "epochs": 2},
+    model={"network": "selu", "hidden": [16], "representation": 8},
+)
 
 
 class Counted:

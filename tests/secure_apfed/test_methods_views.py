@@ -1,6 +1,7 @@
 """MMVFL and FedMV: closed forms against solvers, parties against the papers, nothing shown."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 import torch
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, load_data
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Kind, Links, pack
@@ -123,11 +123,9 @@ ROUNDS = 6
 CLEAR = {"scheme": "plain", "masks": "none", "clip": None}
 
 
-def config_of(method: Said, **changes: Any) -> Config:
-    usual: dict[str, Any] = {
-        "train": {"epochs": 3, "device": "cpu", "precision": "float64"}, "secure_sum": CLEAR,
-    }  # fmt: skip
-    return small_config(method, **{**usual, **changes})
+config_of = partial(
+    small_config, secure_sum=CLEAR, train={"epochs": 3, "device": "cpu", "precision": "float64"}
+)
 
 
 def session_of(method: Said, **changes: Any) -> Simulation:

@@ -12,6 +12,7 @@ import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -59,7 +60,7 @@ ONE_EPOCH = {"epochs": 1, "batch_size": 64, "device": "cpu"}
 OF_ALL = {"config.yaml", "contract.json", "seeds.json", "versions.json", "metrics.jsonl",
           "model.json", "alignment.safetensors", "transcript.msgpack", "transcript.json",
           "result.json", "test-scores.safetensors"}  # fmt: skip
-SHORT = {"train": {"epochs": 1, "batch_size": 64, "device": "cpu"}}
+SHORT = {"train": ONE_EPOCH}
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +88,6 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-3])
-
-
 @pytest.mark.parametrize(("method", "shift"), [("tvfl", 0), ("apfed_c", 1)])
 def test_attacks_are_mounted_on_no_altered_recording(
     finished: dict[str, Path], method: str, shift: int, tmp_path: Path
@@ -105,7 +102,8 @@ def test_attacks_are_mounted_on_no_altered_recording(
     for at, name in enumerate(sorted(names), start=shift):
         folder = tmp_path / name
         shutil.copytree(whole, folder)
-        (_flip, _cut, Path.unlink)[at % 3](folder / name)
+        cut = partial(os.truncate, length=(folder / name).stat().st_size - 3)
+        (_flip, cut, Path.unlink)[at % 3](folder / name)
         with pytest.raises(CheckpointError, match=name):
             load_recording(folder)
 
@@ -170,11 +168,7 @@ def _set(**changes: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda card: {**card, **changes}
 
 
-def _columns(count: int) -> Callable[[dict[str, Any]], Any]:
-    columns = [{"kind": "numeric", "name": f"c{n}"} for n in range(count)]
-    return _set(encoding={"kind": "columns", "columns": columns})
-
-
+NINE = [{"kind": "numeric", "name": f"c{n}"} for n in range(9)]
 CARDS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a number": lambda card: 3,
     "empty": lambda card: {},
@@ -183,7 +177,7 @@ CARDS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "classes that are numbers": _set(classes=[1, 2]),
     "a model that is a text": _set(model="mlp"),
     "an encoding that is a list": _set(encoding=[]),
-    "other columns": _columns(9),
+    "other columns": _set(encoding={"kind": "columns", "columns": NINE}),
     "wide layers": _set(model={"hidden": [65536] * 40, "network": "mlp"}),
     "many layers": _set(model={"hidden": [1] * 100_000, "network": "mlp"}),
     "a large image": _set(
@@ -462,12 +456,10 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path, elsewhere: Path) -> 
     precious = elsewhere / "wedding.png"
     (tmp_path / "link").symlink_to(precious)
     (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "folder").mkdir()
-    for name, message in (
-        ("link", "symbolic link"), ("nowhere", "symbolic link"), ("pipe", "regular"),
-        ("folder", "regular"),
-    ):  # fmt: skip
+    for name in ("pipe", "folder"):
+        _in_place_of(tmp_path / name, name)
+    kinds = {"symbolic link": ("link", "nowhere"), "regular": ("pipe", "folder")}
+    for name, message in ((name, kind) for kind, names in kinds.items() for name in names):
         with pytest.raises(CheckpointError, match=message):
             open_regular(tmp_path / name, create=True)
     assert precious.read_text() == "precious"
