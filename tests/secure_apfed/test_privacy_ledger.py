@@ -14,24 +14,18 @@ import torch
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.privacy.accountants import (
-    GaussianRelease,
-    Mechanism,
-    NoPrivacy,
-    calibrate_sigma,
-    gdp_epsilon,
-)
+from secure_apfed.privacy import accountants
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.randomised_response import VoteResponse
 
 DELTA = 1e-5
-NOISY = GaussianRelease(noise_multiplier=5.0)
+NOISY = accountants.GaussianRelease(noise_multiplier=5.0)
 
 
 def ledger_at(
     log: Path | None,
     *,
-    mechanism: Mechanism | VoteResponse = NOISY,
+    mechanism: accountants.Mechanism | VoteResponse = NOISY,
     budget: float | None = None,
     rows: int = 10,
 ) -> PrivacyLedger:
@@ -59,7 +53,7 @@ class TestCounting:
             charge(ledger, step, *rows)
         spent = ledger.spent()
         assert spent.releases == 3
-        assert spent.epsilon_x == gdp_epsilon(math.sqrt(3) / 5, DELTA)
+        assert spent.epsilon_x == accountants.gdp_epsilon(math.sqrt(3) / 5, DELTA)
         assert spent.delta == DELTA
         assert (spent.epsilon_y, spent.epsilon_model) == (math.inf, math.inf)
         assert "releases of one row: 3 at most" in spent.trace[1]
@@ -83,7 +77,7 @@ class TestCounting:
             charged_nobody = ledger_at(None, rows=rows)
             charge(charged_nobody, 0)
             assert charged_nobody.spent() == spent
-        bare = ledger_at(None, mechanism=NoPrivacy())
+        bare = ledger_at(None, mechanism=accountants.NoPrivacy())
         charge(bare, 0, 4, 4)  # a row twice in a batch counts twice
         assert bare.spent().releases == 2
         assert (bare.spent().epsilon_x, bare.spent().mu) == (math.inf, math.inf)
@@ -101,8 +95,8 @@ class TestCounting:
 
 class TestBudget:
     def test_a_calibrated_run_ends_at_its_budget_and_not_before(self, log: Path) -> None:
-        noise = calibrate_sigma(2.0, DELTA, releases=6, clip=0.5)
-        mechanism = GaussianRelease(noise_multiplier=noise)
+        noise = accountants.calibrate_sigma(2.0, DELTA, releases=6, clip=0.5)
+        mechanism = accountants.GaussianRelease(noise_multiplier=noise)
         ledger = ledger_at(log, mechanism=mechanism, budget=2.0)
         for step in range(6):
             charge(ledger, step, 0, 1)
@@ -122,7 +116,7 @@ class TestBudget:
             with pytest.raises(ConfigError, match=f"positive and finite, got {budget:g}"):
                 ledger_at(None, budget=budget)
         with pytest.raises(ConfigError, match="cannot be kept without noise"):
-            ledger_at(None, budget=1.0, mechanism=NoPrivacy())
+            ledger_at(None, budget=1.0, mechanism=accountants.NoPrivacy())
         with pytest.raises(ConfigError, match="at least 0 rows, got -1"):
             ledger_at(None, rows=-1)
         with pytest.raises(ConfigError, match="delta lies between 0 and 1"):
@@ -306,7 +300,7 @@ class TestDamage:
     ) -> None:
         log.write_bytes(torn := b"".join(written[:-1]) + written[-1][:20])
         votes = VoteResponse(epsilon=1 / 5, classes=2)  # of the same noise multiplier
-        louder = GaussianRelease(noise_multiplier=6.0)
+        louder = accountants.GaussianRelease(noise_multiplier=6.0)
         for more in ({"rows": 11}, {"mechanism": louder}, {"mechanism": votes}):
             with pytest.raises(CheckpointError, match="is the log of another run"):
                 ledger_at(log, **more)
@@ -385,7 +379,7 @@ def test_noise_of_one_step_under_two_releases_leaves_nothing_to_claim(tmp_path: 
     """Noise from the seed depends on the step alone: the difference of the two carries none."""
 
     def opened(*, seeded: bool, budget: float | None = None) -> PrivacyLedger:
-        mechanism = GaussianRelease(noise_multiplier=2.0)
+        mechanism = accountants.GaussianRelease(noise_multiplier=2.0)
         log = tmp_path / f"{seeded}.jsonl"
         return PrivacyLedger(mechanism, delta=1e-5, budget=budget, rows=4, log=log, seeded=seeded)
 
