@@ -128,13 +128,10 @@ SEEDED_OR_OUTSIDE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("module", "lines"),
-    [
-        ("attacks/apfed_attacks/a.py", UNSAFE),
-        ("protocols/apfed_protocols/a.py", UNSAFE + SEEDED_OR_OUTSIDE),
-    ],
-)
+@pytest.mark.parametrize(("module", "lines"), [
+    ("attacks/apfed_attacks/a.py", UNSAFE),
+    ("protocols/apfed_protocols/a.py", UNSAFE + SEEDED_OR_OUTSIDE),
+])  # fmt: skip
 def test_the_linter_refuses_what_protocols_must_not_do(module: str, lines: tuple[str, ...]) -> None:
     head = "import datetime\nimport os\nfrom datetime import date\nimport numpy as np\n"
     head += "import torch\nimport yaml\n"

@@ -101,15 +101,12 @@ def test_no_guard_gives_everything_away_and_pure_noise_nothing() -> None:
     assert not found.contradicts(0.2)
 
 
-@pytest.mark.parametrize(
-    ("bound", "mu"),
-    [
-        (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 0.3),
-        (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 1.0),
-        (lambda v, _: epsilon_below(2000, 400, v, delta=DELTA, level=0.05), 1.0),
-        (lambda _, v: gdp_epsilon(mu_below_if_independent(2000, v, level=0.05), DELTA), 0.3),
-    ],
-)
+@pytest.mark.parametrize(("bound", "mu"), [
+    (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 0.3),
+    (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 1.0),
+    (lambda v, _: epsilon_below(2000, 400, v, delta=DELTA, level=0.05), 1.0),
+    (lambda _, v: gdp_epsilon(mu_below_if_independent(2000, v, level=0.05), DELTA), 0.3),
+])  # fmt: skip
 def test_each_bound_holds_as_often_as_it_says(
     bound: Callable[[int, int], float], mu: float
 ) -> None:

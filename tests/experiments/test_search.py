@@ -192,17 +192,14 @@ def test_a_trial_that_fails_is_told_and_keeps_its_charge(tmp_path: Path) -> None
         search(config_of(**APFED), hopeless, tmp_path / "never", trials=1)
 
 
-@pytest.mark.parametrize(
-    ("space", "said"),
-    [
-        ({}, "at least 1 item"),
-        ({"seed": {"low": 0, "high": 3}}, "cannot be compared"),
-        ({"train.epochs": {"low": 3, "high": 3}}, "low is below high"),
-        ({"train.epochs": {"low": 0, "high": 3, "log": True}}, "low is above 0"),
-        ({"train.epochs": {"low": 1, "high": math.inf}}, "finite"),
-        ({"train.epochs": {"choices": [3]}}, "at least 2 items"),
-    ],
-)
+@pytest.mark.parametrize(("space", "said"), [
+    ({}, "at least 1 item"),
+    ({"seed": {"low": 0, "high": 3}}, "cannot be compared"),
+    ({"train.epochs": {"low": 3, "high": 3}}, "low is below high"),
+    ({"train.epochs": {"low": 0, "high": 3, "log": True}}, "low is above 0"),
+    ({"train.epochs": {"low": 1, "high": math.inf}}, "finite"),
+    ({"train.epochs": {"choices": [3]}}, "at least 2 items"),
+])  # fmt: skip
 def test_what_may_not_vary_is_refused(space: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         space_of(space)

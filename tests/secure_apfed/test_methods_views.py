@@ -71,14 +71,11 @@ def test_the_weights_minimise_their_objective(rng: np.random.Generator, beta: fl
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(
-    ("size", "beta", "said"),
-    [
-        (0.0, 0.0, "beta above 0"),  # linearly dependent columns
-        (1e200, 1.0, "too large to learn from; rescale"),
-        (1.0, 1e308, "too large to learn from; rescale"),
-    ],
-)
+@pytest.mark.parametrize(("size", "beta", "said"), [
+    (0.0, 0.0, "beta above 0"),  # linearly dependent columns
+    (1e200, 1.0, "too large to learn from; rescale"),
+    (1.0, 1e308, "too large to learn from; rescale"),
+])  # fmt: skip
 def test_what_has_no_weights_is_named(
     rng: np.random.Generator, size: float, beta: float, said: str
 ) -> None:
@@ -265,18 +262,15 @@ def honest(session: Simulation) -> dict[str, torch.Tensor]:
     return {"rows": rows, "z": torch.from_numpy(active.trainer.common_NC[rows.numpy()])}
 
 
-@pytest.mark.parametrize(
-    ("method", "name", "change", "said"),
-    [
-        ("mmvfl", "z", lambda z: z[:, :1], "expected torch.float64"),
-        ("mmvfl", "z", lambda z: z[1:], "rows of z"),
-        ("mmvfl", "z", lambda z: z * float("nan"), "norm is not within"),
-        ("mmvfl", "rows", lambda rows: rows + 10**6, "outside the alignment"),
-        ("h_fedmv", "weights", lambda w: w[1:], "need the same views"),
-        ("h_fedmv", "weights", lambda w: w.float(), "expected torch.float64"),
-        ("h_fedmv", "weights", lambda w: w + 1e9, "norm is not within"),
-    ],
-)
+@pytest.mark.parametrize(("method", "name", "change", "said"), [
+    ("mmvfl", "z", lambda z: z[:, :1], "expected torch.float64"),
+    ("mmvfl", "z", lambda z: z[1:], "rows of z"),
+    ("mmvfl", "z", lambda z: z * float("nan"), "norm is not within"),
+    ("mmvfl", "rows", lambda rows: rows + 10**6, "outside the alignment"),
+    ("h_fedmv", "weights", lambda w: w[1:], "need the same views"),
+    ("h_fedmv", "weights", lambda w: w.float(), "expected torch.float64"),
+    ("h_fedmv", "weights", lambda w: w + 1e9, "norm is not within"),
+])  # fmt: skip
 def test_a_hostile_request_is_refused(method: str, name: str, change: Any, said: str) -> None:
     session = session_of(method)
     request = honest(session)

@@ -420,18 +420,15 @@ def other_labels(payload: bytes) -> bytes:
     return bytes(msgpack.packb([asked, request[:-9] + bytes([request[-9] ^ 1]) + request[-8:]]))
 
 
-@pytest.mark.parametrize(
-    ("kind", "change", "said"),
-    [
-        (Kind.BALLOT_SIZE, lambda _: msgpack.packb([1, 2]), "something else than a ballot's size"),
-        (Kind.ENCRYPTED_LABELS, lambda _: msgpack.packb([b"", 3]), "no ballot with encrypted"),
-        (Kind.ENCRYPTED_LABELS, other_ballot, "on another ballot than it told"),
-        (Kind.ENCRYPTED_LABELS, other_labels, "aggregator|different|answer"),
-        (Kind.COMMITMENT, lambda body: body[:-1], "active"),
-        (Kind.COIN, lambda body: body[:-1], "passive"),
-        (Kind.CHALLENGE, lambda body: body[:-1], "passive"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "change", "said"), [
+    (Kind.BALLOT_SIZE, lambda _: msgpack.packb([1, 2]), "something else than a ballot's size"),
+    (Kind.ENCRYPTED_LABELS, lambda _: msgpack.packb([b"", 3]), "no ballot with encrypted"),
+    (Kind.ENCRYPTED_LABELS, other_ballot, "on another ballot than it told"),
+    (Kind.ENCRYPTED_LABELS, other_labels, "aggregator|different|answer"),
+    (Kind.COMMITMENT, lambda body: body[:-1], "active"),
+    (Kind.COIN, lambda body: body[:-1], "passive"),
+    (Kind.CHALLENGE, lambda body: body[:-1], "passive"),
+])  # fmt: skip
 def test_messages_that_are_none_are_refused(
     kind: Kind, change: Callable[[bytes], bytes], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -283,16 +283,13 @@ FAR = TERMS.model_copy(update={"maximum_norm": 1e30})
 DOUBLE = TERMS.model_copy(update={"dtype": "float64"})
 
 
-@pytest.mark.parametrize(
-    ("rows", "z", "terms"),
-    [
-        ([9, 0, 4], [[1.0, 0.0], [0.0, -0.5], [0.0, 2.0]], TERMS),
-        ([0, 1], [[2.0, 0.0], [2.0 * (1 + 9e-6), 0.0]], TERMS),  # rounding
-        ([0, 1], torch.full((2, 2, 1, 2), 0.9), WIDE),  # norm 1.8
-        ([0, 1], torch.full((2, 2), 5e29), FAR),  # its square overflows float32
-        ([0, 1], ONES.double(), DOUBLE),
-    ],
-)
+@pytest.mark.parametrize(("rows", "z", "terms"), [
+    ([9, 0, 4], [[1.0, 0.0], [0.0, -0.5], [0.0, 2.0]], TERMS),
+    ([0, 1], [[2.0, 0.0], [2.0 * (1 + 9e-6), 0.0]], TERMS),  # rounding
+    ([0, 1], torch.full((2, 2, 1, 2), 0.9), WIDE),  # norm 1.8
+    ([0, 1], torch.full((2, 2), 5e29), FAR),  # its square overflows float32
+    ([0, 1], ONES.double(), DOUBLE),
+])  # fmt: skip
 def test_a_batch_within_rules_is_read(rows: list[int], z: Any, terms: RepresentationTerms) -> None:
     found_B, found_BD = read(rows, z, terms)
     assert found_B.tolist() == rows

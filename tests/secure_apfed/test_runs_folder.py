@@ -597,17 +597,14 @@ def test_other_people_or_labels_are_refused(mechanism: str, tmp_path: Path) -> N
             run(config, tmp_path, resume=True, data=changed(config, party, change))
 
 
-@pytest.mark.parametrize(
-    ("changes", "refusal", "log"),
-    [
-        ({"guard": {"mechanism": "gaussian", "epsilon": 8.0}}, "release 5 of one row", "active"),
-        (
-            {"guard": {"mechanism": "gaussian", "sigma": 20.0}, "dp_sgd": {"epsilon": 12.0}},
-            "training would cost one record epsilon",
-            "active+updates",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "refusal", "log"), [
+    ({"guard": {"mechanism": "gaussian", "epsilon": 8.0}}, "release 5 of one row", "active"),
+    (
+        {"guard": {"mechanism": "gaussian", "sigma": 20.0}, "dp_sgd": {"epsilon": 12.0}},
+        "training would cost one record epsilon",
+        "active+updates",
+    ),
+])  # fmt: skip
 def test_changed_features_are_charged(
     changes: dict[str, Any], refusal: str, log: str, tmp_path: Path
 ) -> None:

@@ -107,24 +107,21 @@ def test_accuracy_is_that_of_a_run(method: str, labelled: int | None) -> None:
     assert simulated.keys() == played.accuracy.keys()
 
 
-@pytest.mark.parametrize(
-    ("method", "changes", "says"),
-    [
-        ("votes", {}, "method votes"),
-        ("joint_teacher", {}, "method joint_teacher"),
-        ("split_nn_sum", {}, "method split_nn_sum"),
-        ("apfed_c", {"guard": {"mechanism": "gaussian", "epsilon": 8.0, "clip": 1.0}}, "guard"),
-        ("apfed_c", {"secure_sum": {"masks": "pairwise"}}, "secure_sum"),
-        ("apfed_c", {"secure_sum": {"clip": 1.0}}, "clip"),
-        ("apfed_c", {"train": {"patience": 2}}, "patience"),
-        ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, "labels"),
-        (
-            "apfed_c",
-            {"alignment": {"mode": "pairwise"}, "secure_sum": {"allow_single_passive": True}},
-            "pairwise",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("method", "changes", "says"), [
+    ("votes", {}, "method votes"),
+    ("joint_teacher", {}, "method joint_teacher"),
+    ("split_nn_sum", {}, "method split_nn_sum"),
+    ("apfed_c", {"guard": {"mechanism": "gaussian", "epsilon": 8.0, "clip": 1.0}}, "guard"),
+    ("apfed_c", {"secure_sum": {"masks": "pairwise"}}, "secure_sum"),
+    ("apfed_c", {"secure_sum": {"clip": 1.0}}, "clip"),
+    ("apfed_c", {"train": {"patience": 2}}, "patience"),
+    ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, "labels"),
+    (
+        "apfed_c",
+        {"alignment": {"mode": "pairwise"}, "secure_sum": {"allow_single_passive": True}},
+        "pairwise",
+    ),
+])  # fmt: skip
 def test_what_is_accounted_for_is_refused(method: str, changes: dict[str, Any], says: str) -> None:
     config = config_of(method, changes)
     assert says in why_not(config)
