@@ -21,16 +21,10 @@ _KEY = bytes(32)
 def moment_agreement(passives: int = 3, **changes: Any) -> moments.MomentAgreement:
     """Each call names a session of its own: an agreement is used once."""
     usual: dict[str, Any] = {
-        "session": f"moment {next(_SESSIONS)}",
-        "receiver": "active",
-        "combiner": "aggregator",
-        "dealer": "dealer",
-        "contributors": tuple(f"passive_{k}" for k in range(1, passives + 1)),
-        "people": 19,
-        "features": 5,
-        "columns": 3,
-        "noise": 20,
-    }
+        "session": f"moment {next(_SESSIONS)}", "receiver": "active", "combiner": "aggregator",
+        "dealer": "dealer", "contributors": tuple(f"passive_{k}" for k in range(1, passives + 1)),
+        "people": 19, "features": 5, "columns": 3, "noise": 20,
+    }  # fmt: skip
     return moments.MomentAgreement(**usual | changes)
 
 

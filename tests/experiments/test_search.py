@@ -49,12 +49,9 @@ def test_gaussian_releases_compose_by_their_mu_and_all_else_adds() -> None:
     both = one.and_then(other)
     assert both.mu == pytest.approx(0.5)
     assert both.epsilons == {
-        "a row's representations": gdp_epsilon(both.mu, 1e-5),
-        "a label": 1.5,
-        "a record in the model": 2.0,
-        "a person at a": 5.0,
-        "a person at b": 3.0,
-    }
+        "a row's representations": gdp_epsilon(both.mu, 1e-5), "a label": 1.5,
+        "a record in the model": 2.0, "a person at a": 5.0, "a person at b": 3.0,
+    }  # fmt: skip
     assert both.added_delta == pytest.approx(2e-6)
     enough = one.at_least(other)
     assert (enough.mu, enough.label, enough.passives) == (0.4, 1.0, {"a": 4.0, "b": 3.0})

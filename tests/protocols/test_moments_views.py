@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from apfed_protocols import moments
-from apfed_protocols import moments as agreements
-from apfed_protocols import moments as roles
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from tests.contracts.hostile import looks_uniform
 from tests.contracts.moment_parties import (
@@ -120,7 +118,7 @@ def test_what_the_active_sees_is_uniform(watched: Watched) -> None:
 
 def test_no_block_repeats_what_hides_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shares of one stream for two blocks would tell the active alpha B - alpha' B'."""
-    monkeypatch.setattr(agreements, "BLOCK_BYTES", 2**16)
+    monkeypatch.setattr(moments, "BLOCK_BYTES", 2**16)
     agreed = moment_agreement(**SHAPE)
     assert agreed.blocks == 4
     seeds, _, *shares = (out.body for out in MomentParties(agreed).dealer.deal())
@@ -147,7 +145,7 @@ def test_single_votes_stay_hidden_from_active_and_aggregator(
     agreed = moment_agreement(**SHAPE)
     parties, held = MomentParties(agreed), planted(agreed)
     frames, seeds = parties.contribute(held), vars(parties.receiver)["_seeds"]
-    binding = roles._binding(agreed, PEOPLE, roles._MASKED[0])
+    binding = moments._binding(agreed, PEOPLE, moments._MASKED[0])
     bare = {}
     for name, frame in frames.items():
         bare[name] = votes_of(agreed, frame).copy()
@@ -223,7 +221,7 @@ def test_passives_that_answer_about_others_make_noise() -> None:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreements, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(moments, "BLOCK_BYTES", 4096)
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -69,11 +69,8 @@ def left_vectors(table_NF: Floats, count: int) -> Floats:
 
 
 SHAPES = [
-    ((3, 4), 2, 12, 7),
-    ((5, 1, 4), 7, 301, 10),
-    ((2, 3, 4, 3), 512, 50, 12),
-    ((3, 4), 9, 40, 3),
-]
+    ((3, 4), 2, 12, 7), ((5, 1, 4), 7, 301, 10), ((2, 3, 4, 3), 512, 50, 12), ((3, 4), 9, 40, 3),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("features", "mask_rows", "rows", "vectors"), SHAPES)

@@ -188,16 +188,13 @@ def test_the_header_is_what_the_format_says_and_shows_no_payload() -> None:
 
 
 BOUNDS: list[tuple[dict[str, Any], str]] = [
-    ({"sender": ""}, "1 to 64 characters"),
-    ({"receiver": "x" * 65}, "1 to 64 characters"),
-    ({"receiver": "active"}, "cannot write to itself"),
-    ({"step": -2}, "step -2 .* out of range"),
-    ({"step": 2**63}, "out of range"),
-    ({"sequence": -1}, "sequence -1 is out of range"),
+    ({"sender": ""}, "1 to 64 characters"), ({"receiver": "x" * 65}, "1 to 64 characters"),
+    ({"receiver": "active"}, "cannot write to itself"), ({"step": -2}, "step -2 .* out of range"),
+    ({"step": 2**63}, "out of range"), ({"sequence": -1}, "sequence -1 is out of range"),
     ({"sequence": 2**63}, "out of range"),
     ({"session": ""}, "session's name has 1 to 256 characters"),
     ({"session": "s" * 257}, "got 257"),
-]
+]  # fmt: skip
 
 
 def test_bounds_are_ours_to_keep() -> None:

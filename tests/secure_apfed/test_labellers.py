@@ -74,17 +74,14 @@ def awkward() -> dict[str, tuple[Floats, Integers, Integers]]:
         "a constant column": (constant_column, labelled, labels),
         "nothing but constants": (np.full((40, 3), 2.5), np.arange(12), labels),
         "zeros": (np.zeros((40, 3)), np.arange(12), labels),
-        "one class": (x, labelled, np.full(12, 3)),
-        "one label": (x, labelled[:1], labels[:1]),
+        "one class": (x, labelled, np.full(12, 3)), "one label": (x, labelled[:1], labels[:1]),
         "every row labelled": (x[:12], np.arange(12), labels),
         "one row": (x[:1], np.array([0]), labels[:1]),
-        "two rows": (x[:2], np.array([1]), labels[:1]),
-        "an island": (far, labelled, labels),
-        "large": (1e12 * x, labelled, labels),
-        "small": (1e-12 * x, labelled, labels),
+        "two rows": (x[:2], np.array([1]), labels[:1]), "an island": (far, labelled, labels),
+        "large": (1e12 * x, labelled, labels), "small": (1e-12 * x, labelled, labels),
         "one column": (x[:, :1], labelled, labels),
         "more columns than rows": (np.tile(x, (1, 60)), labelled, labels),
-    }
+    }  # fmt: skip
 
 
 each = pytest.mark.parametrize("name", NAMES)

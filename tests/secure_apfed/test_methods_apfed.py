@@ -336,12 +336,9 @@ def test_a_pair_below_the_minimum_stops_the_run() -> None:
 @pytest.mark.parametrize(("positions", "total", "message"), [
     ([0, 1], 3, "'positions' as torch.int64"),
     ([0, 1, 2], 2, "announces 2 positions for 3 common people"),
-    ([0, 1, 2], 101, "announces 101 positions"),
-    ([0, 1, 2], True, "announces True positions"),
-    ([0, 1, 2], None, "announces None positions"),
-    ([0, 1, 1], 9, "gave two people one position"),
-    ([0, 1, 9], 9, "one outside 0 to 8"),
-    ([0, 1, -1], 9, "one outside 0 to 8"),
+    ([0, 1, 2], 101, "announces 101 positions"), ([0, 1, 2], True, "announces True positions"),
+    ([0, 1, 2], None, "announces None positions"), ([0, 1, 1], 9, "gave two people one position"),
+    ([0, 1, 9], 9, "one outside 0 to 8"), ([0, 1, -1], 9, "one outside 0 to 8"),
 ])  # fmt: skip
 def test_unfit_positions_are_refused(positions: list[int], total: object, message: str) -> None:
     payload = pack({"positions": torch.tensor(positions)}, {"total": total})

@@ -268,14 +268,11 @@ WAIT = {"silent_passive": "wait", "patience_s": 600.0, "restarts": 10}
 
 
 @pytest.mark.parametrize(("rules", "sums", "passives", "agreed", "threshold"), [
-    ({}, RECOVERABLE, 4, "recover", 3),
-    ({}, RECOVERABLE, 3, "stop", 3),
+    ({}, RECOVERABLE, 4, "recover", 3), ({}, RECOVERABLE, 3, "stop", 3),
     ({}, RECOVERABLE | {"threshold": 2}, 3, "recover", 2),
     ({"silent_passive": "recover"}, RECOVERABLE, 4, "recover", 3),
-    ({"silent_passive": "stop"}, RECOVERABLE, 4, "stop", 4),
-    (WAIT, RECOVERABLE, 4, "wait", 4),
-    (WAIT, PAIRWISE, 4, "wait", None),
-    ({}, PAIRWISE, 4, "stop", None),
+    ({"silent_passive": "stop"}, RECOVERABLE, 4, "stop", 4), (WAIT, RECOVERABLE, 4, "wait", 4),
+    (WAIT, PAIRWISE, 4, "wait", None), ({}, PAIRWISE, 4, "stop", None),
 ])  # fmt: skip
 def test_the_contract_says_what_a_silence_does(
     rules: dict[str, Any], sums: dict[str, Any], passives: int, agreed: str, threshold: int | None

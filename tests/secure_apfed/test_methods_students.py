@@ -209,11 +209,8 @@ def test_under_strong_randomised_response_the_student_falls_back_to_its_own_labe
         config_of({"name": "joint_teacher", "epsilon": 2.0}), data
     ).learner.guarantee
     for part in (
-        "epsilon 2, delta 0",
-        "person without a label",
-        "against the active",
-        "gives nothing",
-    ):
+        "epsilon 2, delta 0", "person without a label", "against the active", "gives nothing",
+    ):  # fmt: skip
         assert part in said
     assert "randomised response" not in learner.guarantee
 

@@ -333,14 +333,11 @@ def test_a_binding_changes_with_everything_it_binds() -> None:
     usual = bind_step("s", 3, rows, b"payload")
     assert usual == bind_step("s", 3, torch.arange(10)[rows], b"payload")
     others = [
-        bind_step("t", 3, rows, b"payload"),
-        bind_step("s", 4, rows, b"payload"),
-        bind_step("s", 3, rows.flip(0), b"payload"),
-        bind_step("s", 3, rows[:2], b"payload"),
-        bind_step("s", 3, torch.tensor([4, 2, 8]), b"payload"),
-        bind_step("s", 3, rows, b"payloae"),
+        bind_step("t", 3, rows, b"payload"), bind_step("s", 4, rows, b"payload"),
+        bind_step("s", 3, rows.flip(0), b"payload"), bind_step("s", 3, rows[:2], b"payload"),
+        bind_step("s", 3, torch.tensor([4, 2, 8]), b"payload"), bind_step("s", 3, rows, b"payloae"),
         bind_step("s", 3, rows, b"payload\x00"),
-    ]
+    ]  # fmt: skip
     assert len({binding.digest for binding in (usual, *others)}) == len(others) + 1
     assert others[2].message == usual.message
     assert others[5].rows == usual.rows

@@ -354,18 +354,12 @@ class TestHostileLog:
     def test_a_line_whose_hash_holds_is_checked_all_the_same(self, log: Path) -> None:
         log.parent.mkdir()
         for line in (
-            packed(bytes(4), 1, step=math.inf),
-            packed(bytes(4), 1, step=math.nan),
-            packed(bytes(4), 1, step=[]),
-            packed(bytes(4), 1, digest=3),
-            packed(bytes(4), 1, count="1"),
-            packed(bytes(4), -1),
-            packed(bytes(3), 1),
-            packed(bytes(8), 1),
-            packed(bytes(4), 1, rows="AAAA"),
-            packed(bytes(4), 1, rows=3),
+            packed(bytes(4), 1, step=math.inf), packed(bytes(4), 1, step=math.nan),
+            packed(bytes(4), 1, step=[]), packed(bytes(4), 1, digest=3),
+            packed(bytes(4), 1, count="1"), packed(bytes(4), -1), packed(bytes(3), 1),
+            packed(bytes(8), 1), packed(bytes(4), 1, rows="AAAA"), packed(bytes(4), 1, rows=3),
             packed(bytes(44), 11),
-        ):
+        ):  # fmt: skip
             log.write_bytes(chained(HEADER, line))
             with pytest.raises(CheckpointError, match="is not as a ledger wrote it from line 2 on"):
                 ledger_at(log)

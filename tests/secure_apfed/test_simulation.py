@@ -32,11 +32,8 @@ _MIXED = {
 CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "contrastive": ("apfed_c", {"passives": {"default": {"weight": 10.0}}}),
     "reconstruction": ("apfed_r", {"passives": {"default": {"weight": 0.5}}}),
-    "both": ("apfed", {"passives": _MIXED}),
-    "alone": ("single_view", {}),
-    "typical": ("tvfl", {}),
-    "split network": ("split_nn", {}),
-    "some labels": ("apfed_c", {"data": {"labelled": 30}}),
+    "both": ("apfed", {"passives": _MIXED}), "alone": ("single_view", {}), "typical": ("tvfl", {}),
+    "split network": ("split_nn", {}), "some labels": ("apfed_c", {"data": {"labelled": 30}}),
     "some aligned": ("apfed_c", {"data": {"overlap": 0.4}}),
     "few aligned": ("apfed_r", {"data": {"overlap": 0.02}}),
     "bounded": ("apfed_c", {"train": {"max_gradient_norm": 0.05}}),
@@ -45,7 +42,7 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "adam, typical": ("tvfl", {"train": {"optimizer": "adam", "learning_rate": 1e-3}}),
     "spread labels": ("apfed_c", {"train": {"spread_labels": True}, "data": {"labelled": 30}}),
     "whole maps": ("apfed_r", {"model": {"projection": "none"}}),
-}
+}  # fmt: skip
 
 
 def config_of(method: str, changes: Mapping[str, Any]) -> Config:
