@@ -159,13 +159,9 @@ def test_the_worlds_differ_in_one_person_who_moves_as_many_votes_as_told() -> No
         assert (tables.person in tables.labelled) == (tables is not UNLABELLED)
 
     def moved(labeller: Any) -> int:
-        first, second = (
-            labellers.hard(
-                labeller.label(x_UF, UNLABELLED.labelled, UNLABELLED.labels, UNLABELLED.classes)
-            )
-            for x_UF in UNLABELLED.features
-        )
-        return int((first != second).any(axis=1).sum())
+        known = UNLABELLED.labelled, UNLABELLED.labels, UNLABELLED.classes
+        votes = [labellers.hard(labeller.label(x_UF, *known)) for x_UF in UNLABELLED.features]
+        return int((votes[0] != votes[1]).any(axis=1).sum())
 
     assert moved(labellers.Spreading(neighbours=2)) == 10
     assert moved(labellers.Logistic()) == moved(labellers.Ridge()) == 1
