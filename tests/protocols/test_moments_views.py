@@ -1,6 +1,5 @@
 """What each party and coalition sees: uniform where the proof says so, and what the leaks admit."""
 
-import tracemalloc
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from tests.contracts.moment_parties import (
     moment_agreement,
     planted,
 )
+from tests.memory import traced
 
 HEADER = 76
 SHAPE = {"people": 512, "features": 8, "columns": 16, "noise": 40}
@@ -321,8 +321,7 @@ def test_memory_goes_by_blocks() -> None:
     agreed = moment_agreement(2, people=20_000, features=256, columns=10, noise=1000)
     held, parties = planted(agreed), MomentParties(agreed)
     dealt = 0
-    tracemalloc.start()
-    try:
+    with traced() as peak:
         messages = parties.dealer.deal()
         seeds, sign_seed = next(messages).body, next(messages).body
         votes = parties.contribute(held)
@@ -331,9 +330,6 @@ def test_memory_goes_by_blocks() -> None:
             parties.receiver.take(message.body)
             dealt += len(message.body)
         opened = parties.receiver.open(parties.combiner.answer(seeds, votes, signs, PEOPLE))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+        assert peak() < 48 * 2**20
     assert np.array_equal(opened, held.moment(agreed))
     assert dealt > 200e6
-    assert peak < 48 * 2**20

@@ -3,7 +3,6 @@ import hashlib
 import io
 import json
 import math
-import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.privacy import accountants
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.randomised_response import VoteResponse
+from tests.memory import traced
 
 DELTA = 1e-5
 NOISY = accountants.GaussianRelease(noise_multiplier=5.0)
@@ -332,12 +332,10 @@ class TestHostileLog:
         packed_rows = packed(bytes(80_000_000), 0)
         for count in (20_000_000, 10, 1):
             log.write_bytes(chained(HEADER, {**packed_rows, "count": count}))
-            tracemalloc.start()
-            with pytest.raises(CheckpointError, match="is not as a ledger wrote it from line 2 on"):
-                ledger_at(log)
-            most = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-            assert most < 5e6
+            with traced() as peak:
+                with pytest.raises(CheckpointError, match="not as a ledger wrote it from line 2"):
+                    ledger_at(log)
+                assert peak() < 5e6
 
     def test_releases_are_read_one_by_one(self, log: Path) -> None:
         rows, times = 20_000, 400
@@ -345,11 +343,9 @@ class TestHostileLog:
         lines = ({**every, "step": step} for step in range(times))
         log.parent.mkdir()
         log.write_bytes(chained({**HEADER, "rows": rows + 1}, *lines))
-        tracemalloc.start()
-        assert ledger_at(log, rows=rows + 1).spent().releases == times
-        most = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert most < 20e6  # all at once: 64 MB
+        with traced() as peak:
+            assert ledger_at(log, rows=rows + 1).spent().releases == times
+            assert peak() < 20e6  # all at once: 64 MB
 
     def test_a_line_whose_hash_holds_is_checked_all_the_same(self, log: Path) -> None:
         log.parent.mkdir()
