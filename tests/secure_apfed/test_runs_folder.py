@@ -494,13 +494,10 @@ def test_names_of_columns_and_predictions_are_cells_too(tmp_path: Path) -> None:
     lines = list(csv.reader(io.StringIO(files.to_csv(frame))))
     assert lines == [["'=a", "b"], ["-1.5", "'=1"], ["2.0", "x,\n'=y"]]
     told = Predicted(
-        ids=("=HYPERLINK(1)", "-7"),
-        classes=("@late", "paid"),
-        what="probabilities",
-        outputs=torch.tensor([[0.75, 0.25], [0.25, 0.75]]),
-        decided=torch.tensor([0, 1]),
+        ids=("=HYPERLINK(1)", "-7"), classes=("@late", "paid"), what="probabilities",
+        outputs=torch.tensor([[0.75, 0.25], [0.25, 0.75]]), decided=torch.tensor([0, 1]),
         compared=Compared(rows=2),
-    )
+    )  # fmt: skip
     told.write(tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(newline="") as file:
         assert list(csv.reader(file)) == [
