@@ -10,58 +10,46 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture_rules import (
-    LAYERS,
-    Module,
-    all_is_true,
-    attacks_ask_no_method,
-    floors,
-    modules_loaded,
-    no_method_by_name,
-    no_pickled_arrays,
-    one_way,
-    parse,
-    settings_are_names,
-    the_tree,
-    without_cycles,
-)
+from tests import architecture_rules
 from tests.docs.pages import HOOK
 
-Rule = Callable[[Mapping[str, Module]], list[str]]
+Rule = Callable[[Mapping[str, architecture_rules.Module]], list[str]]
 
 ROOT = Path(__file__).resolve().parent.parent
-TREE = the_tree(ROOT)
+TREE = architecture_rules.the_tree(ROOT)
 
 OURS = {"P": "apfed_protocols", "S": "secure_apfed", "A": "apfed_attacks", "E": "apfed_experiments"}
 
 # By rule, planted modules as "NAME: SOURCE | NAME: SOURCE", and what it must say of them; packages
 # of ours by their letters.
 PLANTED: Mapping[Rule, tuple[tuple[str, str], ...]] = {
-    one_way: (
+    architecture_rules.one_way: (
         ("P.a: import S.errors", "against the direction"),
         ("S.a: from A import run", "against the direction"),
         ("A.a: def f():\n import E", "against the direction"),
         ("S.cli: | E.a: from S import cli", "composition root"),
         ("S.estimator: | S.runs.a: import S.estimator", "composition root"),
     ),
-    without_cycles: (
+    architecture_rules.without_cycles: (
         ("A.a: from A import b | A.b: import A.a", "apfed_attacks.a imports apfed_attacks.b"),
         ("A: from A.a import x | A.a: from A import y", "apfed_attacks.a imports apfed_attacks"),
     ),
-    settings_are_names: (
+    architecture_rules.settings_are_names: (
         ("S.settings.a: import numpy", "a:1 imports numpy"),
         ("S.settings.a: def f():\n from S.models import x", "a:2 imports secure_apfed.models"),
         ("S.settings: from P.sums import x", "settings:1 imports apfed_protocols.sums"),
     ),
-    all_is_true: (
+    architecture_rules.all_is_true: (
         ("A.a: __all__: list[str] = []\ndef b(): ...", "hides b"),
         ("A.a: class B: ...", "has no __all__"),
     ),
-    no_pickled_arrays: (("A.a: np.load('x', allow_pickle=True)", "allows pickles"),),
-    attacks_ask_no_method: (
+    architecture_rules.no_pickled_arrays: (
+        ("A.a: np.load('x', allow_pickle=True)", "allows pickles"),
+    ),
+    architecture_rules.attacks_ask_no_method: (
         ("A.a: def f():\n from S.methods.terms import x", "a:2 imports secure_apfed.methods.terms"),
     ),
-    no_method_by_name: (
+    architecture_rules.no_method_by_name: (
         ("A.a: m == 'tvfl'", "apfed_attacks.a:1 names tvfl"),
         ("S.a: x = ('tvfl', 'else')", "names tvfl"),
         ("S.methods.a: m == 'tvfl'", "names tvfl"),
@@ -75,29 +63,34 @@ PLANTED: Mapping[Rule, tuple[tuple[str, str], ...]] = {
 RULES = tuple(PLANTED)
 
 ALLOWED: Mapping[Rule, tuple[str, ...]] = {
-    one_way: ("S.cli: import E | A.a: import P | S.commands.a: import A",),
-    without_cycles: ("A.a: import A.b | A.b: def f(): import A.a",),
-    settings_are_names: (
+    architecture_rules.one_way: ("S.cli: import E | A.a: import P | S.commands.a: import A",),
+    architecture_rules.without_cycles: ("A.a: import A.b | A.b: def f(): import A.a",),
+    architecture_rules.settings_are_names: (
         "S.names: | S.settings.a: import re, pydantic\nfrom S import names\nimport S.settings",
     ),
-    all_is_true: (
+    architecture_rules.all_is_true: (
         "A.a: __all__ = ['X', 'f']\nX = 1\ndef f(): ...\ndef _g(): ...",
         "S.cli: __all__ = ['main']\ndef main(): ...\ndef run(): ...",
     ),
-    no_pickled_arrays: ("A.a: np.load('x', allow_pickle=False)",),
-    attacks_ask_no_method: ("A.live.a: from S.methods import METHODS",),
-    no_method_by_name: ("S.methods.a: name = 'tvfl'", "E.a: run(method='tvfl')\nm == 'tvfl-0'"),
+    architecture_rules.no_pickled_arrays: ("A.a: np.load('x', allow_pickle=False)",),
+    architecture_rules.attacks_ask_no_method: ("A.live.a: from S.methods import METHODS",),
+    architecture_rules.no_method_by_name: (
+        "S.methods.a: name = 'tvfl'",
+        "E.a: run(method='tvfl')\nm == 'tvfl-0'",
+    ),
 }
 
 
-def _planted(text: str) -> dict[str, Module]:
+def _planted(text: str) -> dict[str, architecture_rules.Module]:
     spelt = re.sub(r"\b[PSAE](?=[.: ]|$)", lambda letter: OURS[letter.group()], text)
     sources = dict(part.split(":", 1) for part in spelt.split(" | "))
-    return {name: parse(name, source.strip()) for name, source in sources.items()}
+    return {
+        name: architecture_rules.parse(name, source.strip()) for name, source in sources.items()
+    }
 
 
 def test_the_tree_is_found() -> None:
-    assert {module.layer for module in TREE.values()} == set(LAYERS)
+    assert {module.layer for module in TREE.values()} == set(architecture_rules.LAYERS)
     assert "apfed_protocols.sums.interface" in TREE
 
 
@@ -135,13 +128,10 @@ SEEDED_OR_OUTSIDE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("module", "lines"),
-    [
-        ("attacks/apfed_attacks/a.py", UNSAFE),
-        ("protocols/apfed_protocols/a.py", UNSAFE + SEEDED_OR_OUTSIDE),
-    ],
-)
+@pytest.mark.parametrize(("module", "lines"), [
+    ("attacks/apfed_attacks/a.py", UNSAFE),
+    ("protocols/apfed_protocols/a.py", UNSAFE + SEEDED_OR_OUTSIDE),
+])  # fmt: skip
 def test_the_linter_refuses_what_protocols_must_not_do(module: str, lines: tuple[str, ...]) -> None:
     head = "import datetime\nimport os\nfrom datetime import date\nimport numpy as np\n"
     head += "import torch\nimport yaml\n"
@@ -168,7 +158,7 @@ KEYS = 157  # lines of the page of a run's keys, at most
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, set[str]]:
     """The modules of ours that each statement loads."""
-    return modules_loaded([*LOADED, "from secure_apfed import run"])
+    return architecture_rules.modules_loaded([*LOADED, "from secure_apfed import run"])
 
 
 @pytest.mark.parametrize(("statement", "most"), LOADED.items())
@@ -186,7 +176,7 @@ def test_the_reader_of_a_model_loads_nothing_that_trains(loaded: dict[str, set[s
 
 
 def test_the_house_has_few_floors() -> None:
-    found = floors(TREE)
+    found = architecture_rules.floors(TREE)
     assert len(found) <= FLOORS, "\n".join(found)
 
 
@@ -195,9 +185,9 @@ def test_floors_are_counted_by_parts_and_circles_whole() -> None:
         "S.runs: | S.runs.a: import S.runs.b | S.runs.b: from S.data import x | S.data: | "
         "S.data.c: import S.names, P | P: | S.names: def late():\n import S.runs.a"
     )
-    assert floors(_planted(house)) == ["runs", "data", "names"]
+    assert architecture_rules.floors(_planted(house)) == ["runs", "data", "names"]
     house += " | S.solo: from S.data import c | S.data.d: import S.solo"
-    assert floors(_planted(house)) == ["runs", "data", "solo", "names"]
+    assert architecture_rules.floors(_planted(house)) == ["runs", "data", "solo", "names"]
 
 
 def test_settings_have_few_keys() -> None:

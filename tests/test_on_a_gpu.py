@@ -183,13 +183,10 @@ def test_a_method_computes_on_its_device(method: str, seen: Pretended) -> None:
 FEW = {"iterations": 3}
 READS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "model_completion": ("apfed_c", {"labels_per_class": 4}),
-    "temporal": ("apfed_c", {"labels_per_class": 0}),
-    "semi_supervised": ("apfed_c", {"hidden": 8}),
+    "temporal": ("apfed_c", {"labels_per_class": 0}), "semi_supervised": ("apfed_c", {"hidden": 8}),
     "semi_supervised, own network": ("tvfl", {"own_network": True, "hidden": 8}),
-    "label_gradients": ("tvfl", {}),
-    "gradient_direction": ("tvfl", {}),
-    "shown_labels": ("votes", {}),
-    "pseudo_labels": ("mmvfl", {}),
+    "label_gradients": ("tvfl", {}), "gradient_direction": ("tvfl", {}),
+    "shown_labels": ("votes", {}), "pseudo_labels": ("mmvfl", {}),
     "inverse_network": ("apfed_c", {"shadow_rows": 20, "components": 2}),
     "unpaired_inversion": ("apfed_c", {"shadow_rows": 20, "hidden": 8, "starts": 1}),
     "representation_network": ("tvfl", {"shadow_rows": 20, "hidden": 8}),
@@ -201,7 +198,7 @@ READS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "membership": ("apfed_c", {"shadow_models": 4}),
     "averaged_membership": ("h_fedmv", {"candidates": 20}),
     "averaged_membership, sequences": ("s_fedmv", {"candidates": 20}),
-}
+}  # fmt: skip
 PLAYED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "chosen_representations": ("apfed_c", {"people": 30, "shadow_rows": 10}),
     "decoder_extraction": ("apfed_r", {"people": 40, "shadow_rows": 20}),

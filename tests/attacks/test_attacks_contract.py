@@ -352,16 +352,13 @@ def test_what_does_not_apply_says_why(
             assert reason in result.reason, name
 
 
-@pytest.mark.parametrize(
-    ("name", "make", "options"),
-    [
-        ("model_completion", _of("labels"), {}),
-        ("semi_supervised", _of("labels"), {"iterations": 20}),
-        ("inverse_network", _of_features, {"shadow_rows": 60, "iterations": 20}),
-        ("representation_network", _through(*WIDE), {"iterations": 5}),
-        ("semi_supervised", _through(*WIDE), {"iterations": 5, "own_network": True}),
-    ],
-)
+@pytest.mark.parametrize(("name", "make", "options"), [
+    ("model_completion", _of("labels"), {}),
+    ("semi_supervised", _of("labels"), {"iterations": 20}),
+    ("inverse_network", _of_features, {"shadow_rows": 60, "iterations": 20}),
+    ("representation_network", _through(*WIDE), {"iterations": 5}),
+    ("semi_supervised", _through(*WIDE), {"iterations": 5, "own_network": True}),
+])  # fmt: skip
 def test_results_are_a_function_of_the_seed(
     make_recording: Any, name: str, make: Make, options: dict[str, Any]
 ) -> None:
@@ -411,18 +408,15 @@ def why_not_zero(advantages: Sequence[float]) -> str | None:
     return None if abs(mean) <= half else f"{found} is not 0"
 
 
-@pytest.mark.parametrize(
-    ("advantages", "reason"),
-    [
-        # As the label attacks had them before there were decoys, and a leak as small.
-        ([-0.12, -0.15, -0.19, -0.25, -0.14, -0.17, -0.21, -0.16], "is not 0"),
-        ([0.4, -0.4, 0.3, -0.3, 0.2, -0.2, 0.1, -0.1], "too wide"),
-        ([0.0], "1 figures"),
-        ([0.0, float("nan")], "all finite: False"),
-        ([0.02, -0.03, 0.0, 0.01, -0.01, 0.04, -0.02, 0.0], None),
-        ([0.0] * 8, None),
-    ],
-)
+@pytest.mark.parametrize(("advantages", "reason"), [
+    # As the label attacks had them before there were decoys, and a leak as small.
+    ([-0.12, -0.15, -0.19, -0.25, -0.14, -0.17, -0.21, -0.16], "is not 0"),
+    ([0.4, -0.4, 0.3, -0.3, 0.2, -0.2, 0.1, -0.1], "too wide"),
+    ([0.0], "1 figures"),
+    ([0.0, float("nan")], "all finite: False"),
+    ([0.02, -0.03, 0.0, 0.01, -0.01, 0.04, -0.02, 0.0], None),
+    ([0.0] * 8, None),
+])  # fmt: skip
 def test_a_bias_is_found_and_luck_is_not_one(advantages: list[float], reason: str | None) -> None:
     found = why_not_zero(advantages)
     assert (found is None) is (reason is None)
@@ -718,16 +712,13 @@ def test_a_passive_of_a_sum_trains_its_own_network_further() -> None:
     assert "own network, trained further" in results[0].variants
 
 
-@pytest.mark.parametrize(
-    ("method", "name", "options", "figure", "least"),
-    [
-        ("mmvfl", "pseudo_labels", {"labels_per_class": 0}, "balanced_accuracy", 0.99),
-        ("v_fedmv", "pseudo_labels", {"labels_per_class": 0}, "balanced_accuracy", 0.99),
-        ("split_nn_sum", "sum_regression", {"shadow_rows": 100, "iterations": 20}, "advantage", 0),
-        # As many vectors as all parties have columns.
-        ("vfedtrans", "vector_regression", {"shadow_rows": 100, "iterations": 50}, "r2", 0.99),
-    ],
-)
+@pytest.mark.parametrize(("method", "name", "options", "figure", "least"), [
+    ("mmvfl", "pseudo_labels", {"labels_per_class": 0}, "balanced_accuracy", 0.99),
+    ("v_fedmv", "pseudo_labels", {"labels_per_class": 0}, "balanced_accuracy", 0.99),
+    ("split_nn_sum", "sum_regression", {"shadow_rows": 100, "iterations": 20}, "advantage", 0),
+    # As many vectors as all parties have columns.
+    ("vfedtrans", "vector_regression", {"shadow_rows": 100, "iterations": 50}, "r2", 0.99),
+])  # fmt: skip
 def test_a_real_run_gives_away(
     method: str, name: str, options: dict[str, Any], figure: str, least: float
 ) -> None:

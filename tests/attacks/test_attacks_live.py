@@ -1,6 +1,7 @@
 """Live runs: what an adversary may ask, what the protocol refuses, and who may be played."""
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from apfed_attacks.recorded import reveal_features, view_of
 from apfed_attacks.view import AttackError, Knowledge, Played
 from apfed_experiments.leaks.live import Remembering
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from tests.attacks.recordings import TWO_TABLES, live_config, normal, play
@@ -144,13 +144,10 @@ def test_what_spreads_a_little_more_is_answered_and_tells(evasion: dict[str, Any
 # Decoder extraction.
 
 
-@pytest.mark.parametrize(
-    ("hidden", "pairs", "data", "figure", "least", "most"),
-    [
-        ([], 5, TWO_TABLES, "mse", 1e-2, 1e9),  # fewer pairs than numbers do not fix the answer
-        ([32], 90, None, "r2", 0.95, 1),  # a sum of three is affine in all their features
-    ],
-)
+@pytest.mark.parametrize(("hidden", "pairs", "data", "figure", "least", "most"), [
+    ([], 5, TWO_TABLES, "mse", 1e-2, 1e9),  # fewer pairs than numbers do not fix the answer
+    ([32], 90, None, "r2", 0.95, 1),  # a sum of three is affine in all their features
+])  # fmt: skip
 def test_answers_are_affine_in_the_features(
     hidden: list[int], pairs: int, data: Any, figure: str, least: float, most: float
 ) -> None:
@@ -181,18 +178,15 @@ def isolation_error(rules: Collection[Rule], *, sums: Any = None, **way: Any) ->
     return float((found - run.truth).norm() / run.truth.norm())
 
 
-@pytest.mark.parametrize(
-    ("rules", "sums", "way", "least", "most"),
-    [
-        # A weight that the active asks for changes nothing.
-        (ALL_RULES, None, {"way": "weight"}, 0.9, 1e9),
-        # Norms alone do not help where their bound is wide.
-        ({Rule.NORMS}, None, {"way": "unequal", "far": 9e3}, 0, 1e-2),
-        # Collusion of all others is conceded, and of fewer is not enough.
-        (ALL_RULES, MASKED, {"way": "collusion"}, 0, 1e-2),
-        (ALL_RULES, MASKED, {"way": "collusion", "colluding": 1}, 0.5, 1e9),
-    ],
-)
+@pytest.mark.parametrize(("rules", "sums", "way", "least", "most"), [
+    # A weight that the active asks for changes nothing.
+    (ALL_RULES, None, {"way": "weight"}, 0.9, 1e9),
+    # Norms alone do not help where their bound is wide.
+    ({Rule.NORMS}, None, {"way": "unequal", "far": 9e3}, 0, 1e-2),
+    # Collusion of all others is conceded, and of fewer is not enough.
+    (ALL_RULES, MASKED, {"way": "collusion"}, 0, 1e-2),
+    (ALL_RULES, MASKED, {"way": "collusion", "colluding": 1}, 0.5, 1e9),
+])  # fmt: skip
 def test_what_a_rule_is_good_for(
     rules: Collection[Rule], sums: Any, way: dict[str, Any], least: float, most: float
 ) -> None:
@@ -280,14 +274,11 @@ ASKED: Mapping[str, Said] = {
 }
 
 
-def config_of(method: Said, **changes: Any) -> Config:
-    data = {"dataset": "breast_cancer", "overlap": 1.0, "labelled": 20}
-    usual: dict[str, Any] = {
-        "data": data, "model": {"network": "random_features"},
-        "train": {"epochs": 1, "device": "cpu"}, "guard": {"mechanism": "none"},
-        "secure_sum": {"scheme": "plain", "allow_single_passive": True},
-    }  # fmt: skip
-    return small_config(method, **{**usual, **changes})
+config_of = partial(
+    small_config, data={"dataset": "breast_cancer", "overlap": 1.0, "labelled": 20},
+    model={"network": "random_features"}, train={"epochs": 1, "device": "cpu"},
+    guard={"mechanism": "none"}, secure_sum={"scheme": "plain", "allow_single_passive": True},
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

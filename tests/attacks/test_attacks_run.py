@@ -80,17 +80,14 @@ def test_features_that_do_not_vary_are_a_result_and_stop_no_other_attack(
     assert (last.attack, last.applicable) == (names[1], True)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "says"),
-    [
-        ("model_complete", {}, "attacks: 'model_complete' is unknown; did you mean 'model_comple"),
-        ("model_completion", {"label_per_class": 4}, "did you mean 'labels_per_class'"),
-        ("model_completion", {"labels_per_class": -1}, "labels_per_class expected a number >= 0"),
-        ("semi_supervised", {"decay": 1.0}, "decay expected a number < 1"),
-        ("decoder_extraction", {"repeats": 1.5}, "repeats expected"),
-        ("all", {"labels_per_class": 2}, "all mounts each attack with its usual options"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "says"), [
+    ("model_complete", {}, "attacks: 'model_complete' is unknown; did you mean 'model_comple"),
+    ("model_completion", {"label_per_class": 4}, "did you mean 'labels_per_class'"),
+    ("model_completion", {"labels_per_class": -1}, "labels_per_class expected a number >= 0"),
+    ("semi_supervised", {"decay": 1.0}, "decay expected a number < 1"),
+    ("decoder_extraction", {"repeats": 1.5}, "repeats expected"),
+    ("all", {"labels_per_class": 2}, "all mounts each attack with its usual options"),
+])  # fmt: skip
 def test_what_an_entry_may_not_say_is_told_before_any_attack_runs(
     name: str, options: dict[str, Any], says: str
 ) -> None:
@@ -134,17 +131,14 @@ def test_a_perfect_guess_is_compared_with_its_floor(parts: Any) -> None:
     assert result.advantage == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize(
-    ("attack", "floor", "others", "expected"),
-    [
-        # Whoever is worse than without releases ignores them.
-        (0.2, 0.6, {"decoys": {"guess": 0.2}}, ("floor", "floor", 0)),
-        (0.6, 0.6, {}, ("guess", "floor", 0)),
-        # A lucky decoy is the floor; references take no part.
-        (0.6, 0.4, {"decoys": {"guess": 0.8}}, ("guess", f"guess{DECOY}", -0.2)),
-        (0.6, 0.4, {"references": {"best": 1}}, ("guess", "floor", 0.2)),
-    ],
-)
+@pytest.mark.parametrize(("attack", "floor", "others", "expected"), [
+    # Whoever is worse than without releases ignores them.
+    (0.2, 0.6, {"decoys": {"guess": 0.2}}, ("floor", "floor", 0)),
+    (0.6, 0.6, {}, ("guess", "floor", 0)),
+    # A lucky decoy is the floor; references take no part.
+    (0.6, 0.4, {"decoys": {"guess": 0.8}}, ("guess", f"guess{DECOY}", -0.2)),
+    (0.6, 0.4, {"references": {"best": 1}}, ("guess", "floor", 0.2)),
+])  # fmt: skip
 def test_the_best_is_compared_with_the_best_that_saw_nothing(
     parts: Any, attack: float, floor: float, others: Any, expected: tuple[str, str, float]
 ) -> None:
@@ -163,18 +157,15 @@ def test_the_best_is_compared_with_the_best_that_saw_nothing(
     assert set(result.baselines) == {"floor", *decoys}
 
 
-@pytest.mark.parametrize(
-    ("of", "width", "changes", "says"),
-    [
-        ("known", 3, {}, "guesses 12 rows that the adversary knew"),
-        ("test", 3, {}, "guesses no row that trained"),
-        ("none", 3, {}, "at least one, each once"),
-        ("twice", 3, {}, "at least one, each once"),
-        ("unknown", 2, {}, r"guess: expected values of shape \(\d+, 3\)"),
-        ("unknown", 3, {"baselines": {}}, "at least one attack and one baseline"),
-        ("unknown", 3, {"decoys": {"guess": np.zeros((1, 3))}}, "guess: expected values of shape"),
-    ],
-)
+@pytest.mark.parametrize(("of", "width", "changes", "says"), [
+    ("known", 3, {}, "guesses 12 rows that the adversary knew"),
+    ("test", 3, {}, "guesses no row that trained"),
+    ("none", 3, {}, "at least one, each once"),
+    ("twice", 3, {}, "at least one, each once"),
+    ("unknown", 2, {}, r"guess: expected values of shape \(\d+, 3\)"),
+    ("unknown", 3, {"baselines": {}}, "at least one attack and one baseline"),
+    ("unknown", 3, {"decoys": {"guess": np.zeros((1, 3))}}, "guess: expected values of shape"),
+])  # fmt: skip
 def test_a_guess_that_cannot_be_scored_is_refused(
     parts: Any, of: str, width: int, changes: Any, says: str
 ) -> None:

@@ -75,14 +75,11 @@ def test_a_view_holds_only_what_its_parties_sent_or_received(recording: Any) -> 
     assert torch.equal(view.features["passive-1"], table.features[rows])
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ({"released_by": "passive"}, "released_by: 'passive' is unknown; did you mean 'passives'?"),
-        ({"opens": "votes"}, "opens: 'votes' is unknown; did you mean 'sum of votes'?"),
-        ({"labels": "plain"}, "labels: 'plain' is unknown; Known are shown, encrypted"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), [
+    ({"released_by": "passive"}, "released_by: 'passive' is unknown; did you mean 'passives'?"),
+    ({"opens": "votes"}, "opens: 'votes' is unknown; did you mean 'sum of votes'?"),
+    ({"labels": "plain"}, "labels: 'plain' is unknown; Known are shown, encrypted"),
+])  # fmt: skip
 def test_an_exchange_refuses_what_no_attack_would_look_for(words: Any, says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         Exchange(name="mine", **words)

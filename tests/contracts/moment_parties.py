@@ -8,17 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apfed_protocols import moments
 from apfed_protocols.conversation import converse
-from apfed_protocols.moments import (
-    MessageKind,
-    MomentAgreement,
-    MomentCombiner,
-    MomentContributor,
-    MomentDealer,
-    MomentFrames,
-    MomentReceiver,
-    hiding_bits,
-)
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.randomness import KEY_BYTES
 
@@ -27,20 +18,14 @@ _SESSIONS = count()
 _KEY = bytes(32)
 
 
-def moment_agreement(passives: int = 3, **changes: Any) -> MomentAgreement:
+def moment_agreement(passives: int = 3, **changes: Any) -> moments.MomentAgreement:
     """Each call names a session of its own: an agreement is used once."""
     usual: dict[str, Any] = {
-        "session": f"moment {next(_SESSIONS)}",
-        "receiver": "active",
-        "combiner": "aggregator",
-        "dealer": "dealer",
-        "contributors": tuple(f"passive_{k}" for k in range(1, passives + 1)),
-        "people": 19,
-        "features": 5,
-        "columns": 3,
-        "noise": 20,
-    }
-    return MomentAgreement(**usual | changes)
+        "session": f"moment {next(_SESSIONS)}", "receiver": "active", "combiner": "aggregator",
+        "dealer": "dealer", "contributors": tuple(f"passive_{k}" for k in range(1, passives + 1)),
+        "people": 19, "features": 5, "columns": 3, "noise": 20,
+    }  # fmt: skip
+    return moments.MomentAgreement(**usual | changes)
 
 
 @dataclass(frozen=True)
@@ -51,14 +36,14 @@ class Planted:
     votes: Sequence[NDArray[np.float64]]
     noise: Sequence[NDArray[np.int64] | None]
 
-    def moment(self, agreement: MomentAgreement) -> NDArray[np.int64]:
+    def moment(self, agreement: moments.MomentAgreement) -> NDArray[np.int64]:
         """The integer sum, computed in the clear; exact where votes are multiples of a step."""
         total = self.signs.astype(np.int64).T @ self.steps(agreement)
         for noise in self.noise:
             total += 0 if noise is None else noise
         return total
 
-    def steps(self, agreement: MomentAgreement) -> NDArray[np.int64]:
+    def steps(self, agreement: moments.MomentAgreement) -> NDArray[np.int64]:
         """The sum of the votes in steps."""
         levels = agreement.vote_steps
         return sum(
@@ -67,7 +52,7 @@ class Planted:
         )
 
 
-def planted(agreement: MomentAgreement, seed: int = 0) -> Planted:
+def planted(agreement: moments.MomentAgreement, seed: int = 0) -> Planted:
     """Hard votes of some, soft votes of others, and noise where it was agreed."""
     rng = np.random.default_rng(seed)
     shape = (agreement.people, agreement.columns)
@@ -110,13 +95,13 @@ class Overheard:
 class MomentParties:
     """All roles of one moment after setup; what they send is kept on the way."""
 
-    def __init__(self, agreement: MomentAgreement) -> None:
+    def __init__(self, agreement: moments.MomentAgreement) -> None:
         self.agreement = agreement
-        self.receiver = MomentReceiver(agreement)
-        self.combiner = MomentCombiner(agreement)
-        self.dealer = MomentDealer(agreement)
+        self.receiver = moments.MomentReceiver(agreement)
+        self.combiner = moments.MomentCombiner(agreement)
+        self.dealer = moments.MomentDealer(agreement)
         self.contributors = {
-            name: MomentContributor(agreement, name) for name in agreement.contributors
+            name: moments.MomentContributor(agreement, name) for name in agreement.contributors
         }
         others = {"active": self.receiver, "aggregator": self.combiner, "dealer": self.dealer}
         converse({**others, **self.contributors})
@@ -143,15 +128,15 @@ class MomentParties:
 
         `bits` chooses them from the packed signs alpha.
         """
-        agreed, frames = self.agreement, MomentFrames(self.agreement)
+        agreed, frames = self.agreement, moments.MomentFrames(self.agreement)
         seeds, sign_seed, *shares = (out.body for out in self.dealer.deal())
         votes = self.contribute(held)
-        alpha = hiding_bits(agreed, sign_seed[-KEY_BYTES:])
+        alpha = moments.hiding_bits(agreed, sign_seed[-KEY_BYTES:])
         e_packed = bits(alpha)
         vars(self.receiver)["_asked"] = (e_packed ^ alpha, e_packed, PEOPLE)
         for block in shares:
             self.receiver.take(block)
-        asked = frames.pack(MessageKind.SIGNS, e_packed.tobytes(), people=PEOPLE)
+        asked = frames.pack(moments.MessageKind.SIGNS, e_packed.tobytes(), people=PEOPLE)
         opened = self.receiver.open(self.combiner.answer(seeds, votes, asked, PEOPLE))
         sigma = np.unpackbits(e_packed ^ alpha, count=agreed.people * agreed.features)
         return opened, 1 - 2 * sigma.astype(np.int64).reshape(agreed.people, agreed.features)

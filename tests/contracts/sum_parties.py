@@ -43,12 +43,9 @@ CHOICES: Mapping[str, Callable[[SumAgreement], SecureSum]] = {
 
 def agreement(passives: int = 3, **changes: Any) -> SumAgreement:
     usual = SumAgreement(
-        session="test",
-        receiver="active",
-        combiner="aggregator",
-        contributors=tuple(f"passive_{k}" for k in range(1, passives + 1)),
-        clip_norm=1.0,
-    )
+        session="test", receiver="active", combiner="aggregator",
+        contributors=tuple(f"passive_{k}" for k in range(1, passives + 1)), clip_norm=1.0,
+    )  # fmt: skip
     return replace(usual, **changes)
 
 

@@ -27,16 +27,7 @@ from apfed_protocols.sums.homomorphic import HomomorphicSum
 from apfed_protocols.sums.interface import StepBinding
 from apfed_protocols.sums.masked import add_keystream
 from apfed_protocols.sums.roles import KeepsSecrets
-from tests.contracts.sum_parties import (
-    OVERHEARD_SHAPE,
-    Overheard,
-    SealKeys,
-    agreement,
-    alive,
-    binding,
-    make,
-    shown_in,
-)
+from tests.contracts import sum_parties
 from tests.with_crypten import usable_secure_sums
 
 secure = pytest.mark.parametrize("choice", usable_secure_sums())
@@ -54,7 +45,7 @@ def masks(secrets: set[bytes], bound: StepBinding) -> list[bytes]:
     """The first 16 bytes of each stream that a pair seed gives in this step."""
     found = []
     for seed in secrets:
-        stream: NDArray[np.uint32] = np.zeros(OVERHEARD_SHAPE, dtype="<u4")
+        stream: NDArray[np.uint32] = np.zeros(sum_parties.OVERHEARD_SHAPE, dtype="<u4")
         add_keystream(stream, seed, bound.digest, sign=1)
         found.append(stream.tobytes()[:16])
     return found
@@ -67,30 +58,30 @@ def test_no_key_seed_or_mask_is_sent_shown_logged_or_copied(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    keys = SealKeys(monkeypatch)
+    keys = sum_parties.SealKeys(monkeypatch)
     with caplog.at_level(logging.NOTSET), warnings.catch_warnings(record=True) as warned:
-        played = Overheard(make(choice, agreement()))
-        played.step(binding(1))
-        played.step(binding(2))
+        played = sum_parties.Overheard(sum_parties.make(choice, sum_parties.agreement()))
+        played.step(sum_parties.binding(1))
+        played.step(sum_parties.binding(2))
     parts = [*played.roles.values(), played.sum, *played.messages, *warned]
     parts += [Frame.parse(frame, sender="peer") for frame in played.frames]
-    parts += alive(KeepsSecrets, RunKey)
+    parts += sum_parties.alive(KeepsSecrets, RunKey)
     shown = "".join([*map(repr, parts), caplog.text, *capfd.readouterr()]).encode()
     wire = played.wire
     secrets = played.secrets | keys.numbers()
     assert len(secrets) >= 4
-    assert shown_in(secrets, wire + shown) == []
-    for bound in (binding(1), binding(2)):
+    assert sum_parties.shown_in(secrets, wire + shown) == []
+    for bound in (sum_parties.binding(1), sum_parties.binding(2)):
         assert not any(mask in wire for mask in masks(played.secrets, bound))
     if isinstance(played.sum, HomomorphicSum):
         context = vars(played.roles["active"])["_context"]
-        assert shown_in(keys.numbers_of(context.public_key), wire), (
+        assert sum_parties.shown_in(keys.numbers_of(context.public_key), wire), (
             "the judge reads what SEAL wrote"
         )
     else:
-        assert shown_in(secrets, wire + next(iter(played.secrets)))
+        assert sum_parties.shown_in(secrets, wire + next(iter(played.secrets)))
     holders = [role for me, role in played.roles.items() if me != "aggregator"]
-    holders += alive(KeepsSecrets, RunKey, SealedLink)
+    holders += sum_parties.alive(KeepsSecrets, RunKey, SealedLink)
     assert len(holders) > 4
     for holder in holders:
         for spread in (pickle.dumps, copy.copy, copy.deepcopy):

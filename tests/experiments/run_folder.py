@@ -56,13 +56,10 @@ class Page(HTMLParser):
 def config_of(method: str = "apfed_c", guard: str = "{mechanism: none}", **settings: str) -> Config:
     """Return a small config; further settings are YAML by top-level key."""
     told = {
-        "name": f"digits-{method}",
-        "method": method,
-        "data": "{dataset: digits, views: 4, overlap: 0.8}",
-        "guard": guard,
-        "train": "{epochs: 6, batch_size: 64, learning_rate: 0.05}",
-        **settings,
-    }
+        "name": f"digits-{method}", "method": method,
+        "data": "{dataset: digits, views: 4, overlap: 0.8}", "guard": guard,
+        "train": "{epochs: 6, batch_size: 64, learning_rate: 0.05}", **settings,
+    }  # fmt: skip
     return load_config_text("\n".join(f"{key}: {value}" for key, value in told.items()))
 
 
@@ -173,15 +170,12 @@ CONFIG: Config = config_of()
 def on_few_labels(**changes: Any) -> Config:
     """A run of votes on digits, with these sections in place of its own."""
     settings: dict[str, Any] = {
-        "name": "few-labels",
-        "method": {"name": "votes", "prior": "labeller"},
+        "name": "few-labels", "method": {"name": "votes", "prior": "labeller"},
         "data": {"dataset": "digits", "views": 4, "labelled": 60, "limit": 300},
-        "model": {"network": "random_features"},
-        "train": {"epochs": 1},
+        "model": {"network": "random_features"}, "train": {"epochs": 1},
         "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
-        "secure_sum": {"scheme": "plain", "masks": "pairwise"},
-        "transcript": {"keep": "none"},
-    }
+        "secure_sum": {"scheme": "plain", "masks": "pairwise"}, "transcript": {"keep": "none"},
+    }  # fmt: skip
     return Config.model_validate({**settings, **changes})
 
 

@@ -42,14 +42,6 @@ def audit(release: Release, releases: int) -> Audit:
     return audit_release(release, releases=releases, delta=DELTA, seed=7)
 
 
-def every_row_twice(guard: GaussianGuard) -> Release:
-    def release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> torch.Tensor:
-        twice = [guard.release(h_BD, step=2 * step + again, rows=rows) for again in (0, 1)]
-        return torch.cat(twice)
-
-    return release
-
-
 BUGS: dict[str, Callable[[GaussianGuard], Release]] = {
     "too little noise": lambda guard: sent(
         GaussianGuard(clip=CLIP, sigma=guard.sigma * 2 / 3, key=KEY)
@@ -57,7 +49,11 @@ BUGS: dict[str, Callable[[GaussianGuard], Release]] = {
     "clipped at the batch's maximum": lambda guard: sent(
         GaussianGuard(clip=1e3, sigma=guard.sigma, key=KEY)
     ),
-    "every row twice": every_row_twice,
+    "every row twice": lambda guard: (
+        lambda h_BD, step, rows: torch.cat(
+            [guard.release(h_BD, step=2 * step + again, rows=rows) for again in (0, 1)]
+        )
+    ),
 }
 
 
@@ -85,12 +81,8 @@ def test_planted_bugs_are_caught(bug: str) -> None:
 
 def test_the_same_bytes_again_tell_no_more() -> None:
     """What the ledger does not charge for: 50 times the release of step 0, at the price of one."""
-    guard = guard_for(4.0, 1)
-
-    def release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> torch.Tensor:
-        return guard.release(h_BD, step=0, rows=rows)
-
-    assert not audit(release, 50).contradicts(4.0)
+    release = sent(guard_for(4.0, 1))
+    assert not audit(lambda h_BD, step, rows: release(h_BD, 0, rows), 50).contradicts(4.0)
 
 
 def test_no_guard_gives_everything_away_and_pure_noise_nothing() -> None:
@@ -101,15 +93,12 @@ def test_no_guard_gives_everything_away_and_pure_noise_nothing() -> None:
     assert not found.contradicts(0.2)
 
 
-@pytest.mark.parametrize(
-    ("bound", "mu"),
-    [
-        (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 0.3),
-        (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 1.0),
-        (lambda v, _: epsilon_below(2000, 400, v, delta=DELTA, level=0.05), 1.0),
-        (lambda _, v: gdp_epsilon(mu_below_if_independent(2000, v, level=0.05), DELTA), 0.3),
-    ],
-)
+@pytest.mark.parametrize(("bound", "mu"), [
+    (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 0.3),
+    (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 1.0),
+    (lambda v, _: epsilon_below(2000, 400, v, delta=DELTA, level=0.05), 1.0),
+    (lambda _, v: gdp_epsilon(mu_below_if_independent(2000, v, level=0.05), DELTA), 0.3),
+])  # fmt: skip
 def test_each_bound_holds_as_often_as_it_says(
     bound: Callable[[int, int], float], mu: float
 ) -> None:
@@ -156,8 +145,6 @@ def test_numbers_out_of_range_and_a_release_of_another_shape_are_refused() -> No
 
 
 # The bound from two worlds: holds as often as it says, and sees what is there.
-
-
 # Binomial(200, 0.95) falls below 180 with a probability of 0.2 %, Binomial(300, 0.05) exceeds 27.
 
 

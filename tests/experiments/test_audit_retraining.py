@@ -33,14 +33,7 @@ from secure_apfed.privacy.dp_sgd import GradientGuard, PrivateUpdates
 from secure_apfed.privacy.guard import GaussianGuard
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.settings.training import TrainSettings
-from tests.secure_apfed.seats import (
-    SESSION,
-    LoneActive,
-    contract,
-    contributed,
-    envelope,
-    lone_passive,
-)
+from tests.secure_apfed import seats
 
 SENT = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float64, (None, 4))}
 EPOCHS = 6
@@ -105,12 +98,12 @@ def test_private_training_stays_under_its_claims_and_planted_bugs_do_not() -> No
     assert bound_of(TooLittleNoise, replaced=False) > MU_LABEL
 
 
-def parties(task: Task) -> tuple[LoneActive, ApfedPassive, SumCombiner]:
+def parties(task: Task) -> tuple[seats.LoneActive, ApfedPassive, SumCombiner]:
     """The same training between real parties, without noise that could be seen."""
     rows = len(task.features)
-    agreed = contract(shape=(4,), norms=(0.0, 2.0), passives=("p1",), batch_size=rows)
+    agreed = seats.contract(shape=(4,), norms=(0.0, 2.0), passives=("p1",), batch_size=rows)
     sums = PlainSum(
-        SumAgreement(session=SESSION, receiver="active", combiner="aggregator",
+        SumAgreement(session=seats.SESSION, receiver="active", combiner="aggregator",
                      contributors=("p1",), clip_norm=SHORT.row_clip, allow_single=True),
         clip=True,
     )  # fmt: skip
@@ -123,14 +116,14 @@ def parties(task: Task) -> tuple[LoneActive, ApfedPassive, SumCombiner]:
     gradients = GradientGuard(clip=SHORT.gradient_clip, noise_multiplier=1e-13, key=key)
     ledger = PrivacyLedger(gradients.mechanism(), delta=1e-5, budget=None, rows=rows, log=None)
     encoding, ids = ColumnEncoding.plain(tuple("abcdefghij")), tuple(map(str, range(rows)))
-    active = LoneActive(
+    active = seats.LoneActive(
         PartyTable("active", ids, task.features, task.labels, encoding),
         ActiveNetworks(**modules), guard, alignment=torch.arange(rows), agreed=agreed,
         receiver=sums.receiver(),
         train=TrainSettings(learning_rate=task.learning_rate, **still),
         private=PrivateUpdates(gradients, ledger),
     )  # fmt: skip
-    passive = lone_passive(
+    passive = seats.lone_passive(
         agreed, objective, task.passive_features, contributor=sums.contributor("p1"),
         train=TrainSettings(learning_rate=task.passive_rate, **still),
     )  # fmt: skip
@@ -155,11 +148,11 @@ def test_a_retraining_is_what_the_parties_do() -> None:
     for step in seen:
         sent = active.represent(step.number, step.rows)
         assert sent is not None
-        received = envelope(sent, kind=Kind.REPRESENTATIONS, step=step.number)
+        received = seats.envelope(sent, kind=Kind.REPRESENTATIONS, step=step.number)
         z_BD = unpack(sent, SENT, sender="active")[0]["z"]
         torch.testing.assert_close(z_BD, step.clean[0], rtol=0, atol=1e-10)
         clipped += int((z_BD.norm(dim=1) > SHORT.clip * (1 - 1e-9)).sum())
-        active.update(combiner.combine({"p1": contributed(passive, received)}))
+        active.update(combiner.combine({"p1": seats.contributed(passive, received)}))
     assert clipped > 0
     models: dict[Literal["active", "passive"], nn.Module] = {
         "active": active.role.trainer.networks, "passive": passive.trainer.objective,

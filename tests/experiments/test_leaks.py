@@ -16,15 +16,7 @@ from apfed_attacks.features.hijack import FeatureSpaceHijack
 from apfed_attacks.live.runs import ALL_RULES
 from apfed_attacks.run import prepare
 from apfed_experiments import leaks as parts
-from apfed_experiments.leaks import PARTS, play
-from apfed_experiments.leaks.live import (
-    UNPROTECTED,
-    Setting,
-    centred_cosine,
-    hijack_client,
-    live_config,
-    sum_for,
-)
+from apfed_experiments.leaks import PARTS, live, play
 from apfed_experiments.leaks.recorded import CASES, config_of, papers
 from apfed_experiments.leaks.votes import chosen_labels, poisoned_votes, repeated_votes
 from apfed_experiments.summary import Interval, Row
@@ -37,9 +29,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeCh
 STORED = json.loads((Path(__file__).parents[2] / "docs" / "leaks.json").read_bytes())
 
 
-def _setting(*rows: Row, ends: tuple[str, ...] = (), **columns: Any) -> Setting:
+def _setting(*rows: Row, ends: tuple[str, ...] = (), **columns: Any) -> live.Setting:
     """That measured these rows, one for each seed."""
-    return Setting(columns=columns, measure=rows.__getitem__, seeds=range(len(rows)), ends=ends)
+    return live.Setting(
+        columns=columns, measure=rows.__getitem__, seeds=range(len(rows)), ends=ends
+    )
 
 
 def test_a_part_that_is_played_again_replaces_its_rows_and_no_others(
@@ -83,22 +77,22 @@ def test_a_refusal_is_a_figure() -> None:
     def refused(seed: int) -> Row:
         raise RemoteProtocolError("near-constant batch")
 
-    line = Setting(columns={"M": 1}, measure=refused).line()
+    line = live.Setting(columns={"M": 1}, measure=refused).line()
     assert line == {"M": 1, "refused": "near-constant batch"}
 
 
 def test_rules_decide_which_sum_protects() -> None:
-    assert sum_for("digits", "apfed_r", 3, UNPROTECTED).secure_sum.clip is None
-    protected = sum_for("digits", "apfed_r", 3, ALL_RULES).secure_sum
+    assert live.sum_for("digits", "apfed_r", 3, live.UNPROTECTED).secure_sum.clip is None
+    protected = live.sum_for("digits", "apfed_r", 3, ALL_RULES).secure_sum
     assert (sum_kind(protected).name, protected.clip) == ("plain + pairwise masks", 1.0)
-    assert live_config("digits", "apfed_c", projection=16).model.projection == 16
+    assert live.live_config("digits", "apfed_c", projection=16).model.projection == 16
 
 
 def test_a_common_mean_is_no_agreement() -> None:
     draw = torch.Generator().manual_seed(0)
     one, other = torch.randn(2, 200, 8, generator=draw)
-    assert abs(centred_cosine(one + 50, other + 50)) < 0.1
-    assert centred_cosine(one + 50, one - 3) == pytest.approx(1, abs=1e-4)
+    assert abs(live.centred_cosine(one + 50, other + 50)) < 0.1
+    assert live.centred_cosine(one + 50, one - 3) == pytest.approx(1, abs=1e-4)
 
 
 def test_cases_of_the_papers_are_runs_and_attacks_that_there_are() -> None:
@@ -118,7 +112,7 @@ def test_the_stored_figures_are_of_what_is_played() -> None:
         assert "advantage" in row
 
 
-def measured(table: Callable[[], Iterator[Setting]], **columns: Any) -> Row:
+def measured(table: Callable[[], Iterator[live.Setting]], **columns: Any) -> Row:
     """The figures of seed 0 in the line that these columns name, of breast cancer unless said."""
     wanted = {"data": "breast_cancer", **columns}
     (line,) = (setting for setting in table() if wanted.items() <= setting.columns.items())
@@ -155,7 +149,7 @@ def _hijacked(iterations: int, ahead: int = 100) -> Row:
     small = torch.from_numpy(load_digits().images).float()[:, None] / 8 - 1
     images = functional.interpolate(small, scale_factor=2)
     attack = FeatureSpaceHijack(conditioned=False, hidden=128, ahead=ahead)
-    return hijack_client(images[:1000], images[1000:], 0, attack=attack, iterations=iterations)
+    return live.hijack_client(images[:1000], images[1000:], 0, attack=attack, iterations=iterations)
 
 
 def test_whole_digits_are_rebuilt_from_maps() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor
 
 from apfed_experiments import solo
 from secure_apfed.cli import execute
@@ -49,14 +48,10 @@ def config_of(**settings: Any) -> Config:
 
 def answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the chances of both worlds had fallen so that the answers are the same."""
-
-    def answer(
-        self: Any, labels_N: Tensor, *, key: bytes, prior_NK: Tensor | None = None
-    ) -> Tensor:
-        return torch.arange(len(labels_N)) * 7 % 3 % 2
-
     for mechanism in (LabelResponse, MultiStageResponse):
-        monkeypatch.setattr(mechanism, "answer", answer)
+        monkeypatch.setattr(
+            mechanism, "answer", lambda self, labels_N, **_: torch.arange(len(labels_N)) * 7 % 3 % 2
+        )
 
 
 def told(

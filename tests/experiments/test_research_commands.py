@@ -71,15 +71,12 @@ def test_helps_import_nothing_large() -> None:
     assert done.stderr.splitlines()[-1] == "[0, 0, 0, 0] []"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["sweep", "--config", "sweep-digts"], "did you mean 'sweep-digits'?"),
-        (["references", "--only", "mia"], "Known are membership, model_completion"),
-        (["gains", "--only", "votes/nothing"], "no case is like 'votes/nothing'"),
-        (["leaks", "--only", "noise", "--only", "nothing"], "'nothing' is unknown"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["sweep", "--config", "sweep-digts"], "did you mean 'sweep-digits'?"),
+    (["references", "--only", "mia"], "Known are membership, model_completion"),
+    (["gains", "--only", "votes/nothing"], "no case is like 'votes/nothing'"),
+    (["leaks", "--only", "noise", "--only", "nothing"], "'nothing' is unknown"),
+])  # fmt: skip
 def test_what_is_wrong_is_told(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

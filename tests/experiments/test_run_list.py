@@ -282,17 +282,14 @@ def test_single_view_and_tvfl_have_reports_too(tmp_path: Path) -> None:
     assert "gradients that give labels away" in text
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("result.json", None, "the run has not finished; continue it with --resume"),
-        ("result.json", '{"method": "apfed_c"}', "is not as this version writes it, at 'accuracy'"),
-        ("transcript.json", '[{"sender": 3}]', "not as this version writes it, at '0.sender'"),
-        ("accountants.json", "[1]", "accountants.json: is not as this version writes it"),
-        ("versions.json", "[" * 100_000, "versions.json: is not JSON"),
-        ("config.yaml", " " * (MOST_JSON_BYTES + 1), "config.yaml: is larger than"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("result.json", None, "the run has not finished; continue it with --resume"),
+    ("result.json", '{"method": "apfed_c"}', "is not as this version writes it, at 'accuracy'"),
+    ("transcript.json", '[{"sender": 3}]', "not as this version writes it, at '0.sender'"),
+    ("accountants.json", "[1]", "accountants.json: is not as this version writes it"),
+    ("versions.json", "[" * 100_000, "versions.json: is not JSON"),
+    ("config.yaml", " " * (MOST_JSON_BYTES + 1), "config.yaml: is larger than"),
+])  # fmt: skip
 def test_a_damaged_folder_names_the_file(
     guarded: Path, name: str, content: str | None, message: str
 ) -> None:

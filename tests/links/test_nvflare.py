@@ -381,13 +381,10 @@ class Sites(list[Any]):
 
 
 @needs_nvflare
-@pytest.mark.parametrize(
-    ("later", "told"),
-    [
-        (("", 2.0), "shop: PartyLeftError: out$"),  # it went on without the shop
-        (None, "shop: PartyLeftError: out; bank: it was not heard of any more$"),
-    ],
-)
+@pytest.mark.parametrize(("later", "told"), [
+    (("", 2.0), "shop: PartyLeftError: out$"),  # it went on without the shop
+    (None, "shop: PartyLeftError: out; bank: it was not heard of any more$"),
+])  # fmt: skip
 def test_the_server_waits_for_whoever_goes_on(
     later: tuple[str, float] | None, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -300,12 +300,10 @@ def model_digests(run: Path) -> dict[str, str]:
     return {one.parent.name: json.loads(one.read_bytes())["model_sha256"] for one in ended}
 
 
-def config_of() -> Config:
-    return small_config(
-        train=TRAIN,
-        guard={"mechanism": "none", "noise": "reproducible_insecure"},
-        alignment={"protocol": "circuit"},
-    )
+config_of = partial(
+    small_config, train=TRAIN, alignment={"protocol": "circuit"},
+    guard={"mechanism": "none", "noise": "reproducible_insecure"},
+)  # fmt: skip
 
 
 def recovering() -> Config:

@@ -95,16 +95,13 @@ def test_a_killed_launcher_leaves_no_process(
 
 @IN_PROC
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "number", "code", "told"),
-    [
-        ("passive-2", signal.SIGKILL, 4, "passive-2: its process was ended by SIGKILL"),
-        ("aggregator", signal.SIGKILL, 4, "aggregator: its process was ended by SIGKILL"),
-        ("active", signal.SIGKILL, 4, "active: its process was ended by SIGKILL"),
-        ("active", signal.SIGSTOP, 4, FROZEN),
-        ("", signal.SIGINT, 130, "--resume --transport local"),  # the launcher
-    ],
-)
+@pytest.mark.parametrize(("name", "number", "code", "told"), [
+    ("passive-2", signal.SIGKILL, 4, "passive-2: its process was ended by SIGKILL"),
+    ("aggregator", signal.SIGKILL, 4, "aggregator: its process was ended by SIGKILL"),
+    ("active", signal.SIGKILL, 4, "active: its process was ended by SIGKILL"),
+    ("active", signal.SIGSTOP, 4, FROZEN),
+    ("", signal.SIGINT, 130, "--resume --transport local"),  # the launcher
+])  # fmt: skip
 def test_whoever_is_harmed_is_named_and_nothing_is_left_running(
     name: str, number: int, code: int, told: str,
     training: tuple[Path, "subprocess.Popen[bytes]"],

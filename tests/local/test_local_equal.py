@@ -16,13 +16,7 @@ from secure_apfed.runs.local import Way
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from tests.links.pair import Proxy
-from tests.local.processes import (
-    Harm,
-    Parties,
-    model_digests,
-    nobody_failed,
-    the_others_say_who_and_when,
-)
+from tests.local import processes
 from tests.secure_apfed.small_runs import Said, small_config
 from tests.with_crypten import pair_of
 
@@ -68,10 +62,10 @@ CASES: dict[str, tuple[Said, dict[str, Any]]] = {
 }
 
 
-def same_models(parties: Parties, memory: Path) -> None:
+def same_models(parties: processes.Parties, memory: Path) -> None:
     run(parties.config, memory)
-    nobody_failed(parties.play())
-    assert model_digests(parties.run.path) == model_digests(memory)
+    processes.nobody_failed(parties.play())
+    assert processes.model_digests(parties.run.path) == processes.model_digests(memory)
 
 
 FAST = ("bfv", "mixed", "pair by pair", "votes, noised", "votes, encrypted, dealt", "decomposed")
@@ -87,7 +81,7 @@ PLAYED = [
 def test_the_same_models_in_one_process_and_in_many(case: str, over: Way, tmp_path: Path) -> None:
     method, changes = CASES[case]
     config = small_config(method, **{"train": SHORT, "guard": OPEN, **changes})
-    same_models(Parties(config, tmp_path / "apart", over=over), tmp_path / "memory")
+    same_models(processes.Parties(config, tmp_path / "apart", over=over), tmp_path / "memory")
     whole = json.loads((tmp_path / "memory" / "result.json").read_bytes())
     active = tmp_path / "apart" / "parties" / config.data.active_name
     result = json.loads((active / "result.json").read_bytes())
@@ -102,7 +96,7 @@ def test_secret_seeds_give_other_models_each_time(tmp_path: Path) -> None:
     digests = []
     for name in ("one", "other"):
         run(config, tmp_path / name)
-        digests.append(model_digests(tmp_path / name))
+        digests.append(processes.model_digests(tmp_path / name))
     assert not set(digests[0].values()) & (set(digests[1].values()) - {digests[1]["aggregator"]})
 
 
@@ -132,19 +126,19 @@ def test_who_is_killed_at_a_checkpoint_resumes_the_same(
 ) -> None:
     config = config_for(method)
     run(config, tmp_path / "memory")
-    parties = Parties(config, tmp_path / "run")
+    parties = processes.Parties(config, tmp_path / "run")
     # The active dies where some have saved that step, a passive where it alone has.
     kind, at = (Kind.CHECKPOINT, 1) if harmed == "active" else (Kind.SAVED, 0)
-    the_others_say_who_and_when(parties.play({harmed: Harm(kind, at)}), harmed)
+    processes.the_others_say_who_and_when(parties.play({harmed: processes.Harm(kind, at)}), harmed)
     said = parties.play(resume=True)
     if method in ONCE_ONLY:
         assert "BudgetExhaustedError" in {one["kind"] for one in said.values()}
         return
-    nobody_failed(said)
-    assert model_digests(parties.run.path) == model_digests(tmp_path / "memory")
+    processes.nobody_failed(said)
+    assert processes.model_digests(parties.run.path) == processes.model_digests(tmp_path / "memory")
 
 
-class Proxied(Parties):
+class Proxied(processes.Parties):
     """Each party that listens is reached through a proxy of its own."""
 
     gone_after_s = 30.0

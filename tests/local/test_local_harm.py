@@ -355,18 +355,15 @@ def spent(parties: Parties) -> dict[str, Any]:
     return {"active": result["privacy"], **ends}
 
 
-@pytest.mark.parametrize(
-    ("name", "harm"),
-    [
-        # The line is written, and what it counts has not left.
-        ("active", Harm(Kind.REPRESENTATIONS, 13)),
-        ("passive-1", Harm(Kind.CONTRIBUTION, 6)),
-        # The epoch's lines are, and no checkpoint counts them.
-        ("active", Harm(None, writing="checkpoint-5.bin")),
-        ("passive-2", Harm(None, writing="checkpoint-5.bin", moment="whole")),
-        ("passive-1", Harm(Kind.SAVED, 1)),
-    ],
-)
+@pytest.mark.parametrize(("name", "harm"), [
+    # The line is written, and what it counts has not left.
+    ("active", Harm(Kind.REPRESENTATIONS, 13)),
+    ("passive-1", Harm(Kind.CONTRIBUTION, 6)),
+    # The epoch's lines are, and no checkpoint counts them.
+    ("active", Harm(None, writing="checkpoint-5.bin")),
+    ("passive-2", Harm(None, writing="checkpoint-5.bin", moment="whole")),
+    ("passive-1", Harm(Kind.SAVED, 1)),
+])  # fmt: skip
 @pytest.mark.sampled(every=4)
 def test_no_ledger_goes_back(
     name: str, harm: Harm, accounts: dict[str, Any], tmp_path: Path

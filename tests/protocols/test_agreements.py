@@ -27,13 +27,10 @@ def decomposition() -> Any:
 
 
 USUAL: dict[str, Callable[[], Any]] = {
-    "sum": agreement,
-    "binding": partial(binding, 1),
-    "moment": moment_agreement,
-    "products": product_parties.agreement,
-    "decomposition": decomposition,
+    "sum": agreement, "binding": partial(binding, 1), "moment": moment_agreement,
+    "products": product_parties.agreement, "decomposition": decomposition,
     "intersection": partial(IntersectionAgreement, session="s", sizes={"p": 1, "q": 2}),
-}
+}  # fmt: skip
 OTHERS: dict[str, dict[str, Any]] = {
     "sum": {
         "session": "other", "receiver": "other", "combiner": "other",
@@ -160,12 +157,9 @@ REFUSED: dict[str, dict[str, Cases]] = {
     "decomposition": {
         "two tables or more": [{"owners": ("active",), "features": (3,)}],
         "one of their owners receives it": each("receiver", "p2"),
-        "are all different": each("server", "p1"),
-        "text of 1 to 255 bytes": each("dealer", ""),
-        "1 feature or more": each("features", (3,), (3, 0)),
-        "are tuples": each("features", [3, 4]),
-        "at most 8192": each("features", (3, 2**13)),
-        "no fewer than the 8": each("vectors", 8),
+        "are all different": each("server", "p1"), "text of 1 to 255 bytes": each("dealer", ""),
+        "1 feature or more": each("features", (3,), (3, 0)), "are tuples": each("features", [3, 4]),
+        "at most 8192": each("features", (3, 2**13)), "no fewer than the 8": each("vectors", 8),
         r"vectors is a number in 1..8192": each("vectors", 0),
         r"mask_rows is a number in 2..8192": each("mask_rows", 1),
         "most_rows is a number": each("most_rows", True),

@@ -97,13 +97,10 @@ def test_a_copy_of_a_supply_or_of_a_role_of_an_intersection_is_refused() -> None
     ecdh = EcdhIntersection(agreed).hub("hub", ["p"], [b"1"])
     script = CircuitIntersection(agreed).hub("hub", ["p"], [b"1"])
     refused(
-        claim=lambda: supply.claim(AHEAD, "hub"),
-        store=supply.to_bytes,
-        take=lambda: claimed.take(1),
-        add=lambda: claimed.add(b""),
-        start=ecdh.start,
+        claim=lambda: supply.claim(AHEAD, "hub"), store=supply.to_bytes,
+        take=lambda: claimed.take(1), add=lambda: claimed.add(b""), start=ecdh.start,
         start_script=script.start,
-    )
+    )  # fmt: skip
     ecdh.start()
     script.start()
     refused(receive=lambda: ecdh.receive("p", b""), script=lambda: script.receive("p", b""))

@@ -1,6 +1,5 @@
 """What each party and coalition sees: uniform where the proof says so, and what the leaks admit."""
 
-import tracemalloc
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,22 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from apfed_protocols import moments as agreements
-from apfed_protocols import moments as roles
+from apfed_protocols import moments
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.moments import (
-    MessageKind,
-    MomentAgreement,
-    MomentContributor,
-    MomentFrames,
-    added_shares,
-    block_signs,
-    combiner_shares,
-    hiding_bits,
-    mask_of_votes,
-    packed_signs,
-    vote_steps,
-)
 from tests.contracts.hostile import looks_uniform
 from tests.contracts.moment_parties import (
     OTHERS,
@@ -37,6 +22,7 @@ from tests.contracts.moment_parties import (
     moment_agreement,
     planted,
 )
+from tests.memory import traced
 
 HEADER = 76
 SHAPE = {"people": 512, "features": 8, "columns": 16, "noise": 40}
@@ -47,7 +33,7 @@ def words(frame: bytes) -> Words:
     return np.frombuffer(frame[HEADER:], dtype="<u4")
 
 
-def votes_of(agreed: MomentAgreement, frame: bytes) -> Words:
+def votes_of(agreed: moments.MomentAgreement, frame: bytes) -> Words:
     size = agreed.people * agreed.columns
     return words(frame)[:size].reshape(agreed.people, agreed.columns)
 
@@ -61,7 +47,7 @@ class Watched:
     """One moment, and the masks that the active took off."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, agreed: MomentAgreement, held: Planted
+        self, monkeypatch: pytest.MonkeyPatch, agreed: moments.MomentAgreement, held: Planted
     ) -> None:
         self.agreed, self.held = agreed, held
         self.parties = MomentParties(agreed)
@@ -88,7 +74,7 @@ class Watched:
 
     @property
     def dealt_mask(self) -> Words:
-        return mask_of_votes(self.agreed, self.said.seeds[HEADER:][:32])
+        return moments.mask_of_votes(self.agreed, self.said.seeds[HEADER:][:32])
 
 
 @pytest.fixture(params=["nobody votes", "all vote for one"])
@@ -115,7 +101,9 @@ def test_what_the_active_sees_is_uniform(watched: Watched) -> None:
     """c, F, F less what it knows of W, and F against c with and without its alpha."""
     agreed, said = watched.agreed, watched.said
     (c_KNd,) = (words(frame).reshape(16, 512, 8) for frame in said.shares)
-    alpha = block_signs(agreed, hiding_bits(agreed, said.sign_seed[HEADER:]), slice(0, 512))
+    alpha = moments.block_signs(
+        agreed, moments.hiding_bits(agreed, said.sign_seed[HEADER:]), slice(0, 512)
+    )
     F, R = watched.answered, watched.off["R"]
     for seen in (c_KNd, F, F - R, R):
         assert looks_uniform(seen)
@@ -130,14 +118,14 @@ def test_what_the_active_sees_is_uniform(watched: Watched) -> None:
 
 def test_no_block_repeats_what_hides_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shares of one stream for two blocks would tell the active alpha B - alpha' B'."""
-    monkeypatch.setattr(agreements, "BLOCK_BYTES", 2**16)
+    monkeypatch.setattr(moments, "BLOCK_BYTES", 2**16)
     agreed = moment_agreement(**SHAPE)
     assert agreed.blocks == 4
     seeds, _, *shares = (out.body for out in MomentParties(agreed).dealer.deal())
-    hiding = [combiner_shares(agreed, seeds[-32:], block) for block in range(4)]
+    hiding = [moments.combiner_shares(agreed, seeds[-32:], block) for block in range(4)]
     assert unrelated(hiding[0], hiding[1])
     assert unrelated(words(shares[0]), words(shares[1]))
-    mask_UK = mask_of_votes(agreed, seeds[-64:-32])
+    mask_UK = moments.mask_of_votes(agreed, seeds[-64:-32])
     assert unrelated(mask_UK[:256], mask_UK[256:])
 
 
@@ -157,7 +145,7 @@ def test_single_votes_stay_hidden_from_active_and_aggregator(
     agreed = moment_agreement(**SHAPE)
     parties, held = MomentParties(agreed), planted(agreed)
     frames, seeds = parties.contribute(held), vars(parties.receiver)["_seeds"]
-    binding = roles._binding(agreed, PEOPLE, roles._MASKED[0])
+    binding = moments._binding(agreed, PEOPLE, moments._MASKED[0])
     bare = {}
     for name, frame in frames.items():
         bare[name] = votes_of(agreed, frame).copy()
@@ -177,8 +165,8 @@ def test_dealer_and_active_read_the_sum_of_votes(watched: Watched) -> None:
 def test_dealer_and_aggregator_read_the_signs_and_no_vote(watched: Watched) -> None:
     agreed, said = watched.agreed, watched.said
     e = np.frombuffer(said.signs[HEADER:], dtype=np.uint8)
-    bits = e ^ hiding_bits(agreed, said.sign_seed[HEADER:])
-    assert np.array_equal(bits, packed_signs(agreed, watched.held.signs))
+    bits = e ^ moments.hiding_bits(agreed, said.sign_seed[HEADER:])
+    assert np.array_equal(bits, moments.packed_signs(agreed, watched.held.signs))
     assert looks_uniform(watched.masked_votes)
 
 
@@ -191,10 +179,13 @@ def test_a_simulator_makes_the_same_view_from_the_moment(
     watched = Watched(monkeypatch, agreed, planted(agreed))
     said, people = watched.said, slice(0, 40)
     e = np.frombuffer(said.signs[HEADER:], dtype=np.uint8)
-    alpha = hiding_bits(agreed, said.sign_seed[HEADER:])
-    sigma, e_Nd = block_signs(agreed, alpha ^ e, people), block_signs(agreed, e, people)
+    alpha = moments.hiding_bits(agreed, said.sign_seed[HEADER:])
+    sigma, e_Nd = (
+        moments.block_signs(agreed, alpha ^ e, people),
+        moments.block_signs(agreed, e, people),
+    )
     c = words(said.shares[0]).reshape(4, 40, 6)
-    simulated = said.opened.astype(np.uint32) + watched.off["Q"] - added_shares(e_Nd, c)
+    simulated = said.opened.astype(np.uint32) + watched.off["Q"] - moments.added_shares(e_Nd, c)
     simulated += sigma.T @ (watched.off["R"] - watched.answered)
     assert np.array_equal(words(said.answer)[160:].reshape(6, 4), simulated)
     assert (watched.off["Q"] == 0).all() == (noise is None)
@@ -218,7 +209,7 @@ def test_passives_that_answer_about_others_make_noise() -> None:
         parties.combiner.answer(seeds, votes, asked, PEOPLE)
     body = votes["passive_2"][HEADER:]
     relabelled = vars(parties.combiner)["_messages"].pack(
-        MessageKind.VOTES, body, people=PEOPLE, party=1
+        moments.MessageKind.VOTES, body, people=PEOPLE, party=1
     )
     answer = parties.combiner.answer(seeds, votes | {"passive_2": relabelled}, asked, PEOPLE)
     with pytest.raises(RemoteProtocolError, match="lies beyond the range"):
@@ -230,7 +221,7 @@ def test_passives_that_answer_about_others_make_noise() -> None:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreements, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(moments, "BLOCK_BYTES", 4096)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -240,7 +231,7 @@ def test_the_moment_is_the_integer_sum(passives: int, columns: int, noise: int |
         passives, people=83, features=13, columns=columns, noise=noise, allow_single=passives == 1
     )
     with pytest.raises(LocalProtocolError, match="contributes nothing"):
-        MomentContributor(agreed, "active")
+        moments.MomentContributor(agreed, "active")
     assert agreed.blocks > 1
     assert agreed.people % agreed.block_people
     held = planted(agreed)
@@ -250,7 +241,7 @@ def test_the_moment_is_the_integer_sum(passives: int, columns: int, noise: int |
     noise_in_all = sum((part for part in held.noise if part is not None), np.zeros(1, np.int64))
     without = (said.opened - noise_in_all) * agreed.scale
     assert np.abs(without - clear / np.sqrt(13)).max() <= agreed.rounding()
-    lengths = MomentFrames(agreed).lengths()
+    lengths = moments.MomentFrames(agreed).lengths()
     assert sum(map(len, said.frames())) == sum(lengths.values())
     assert len(said.signs) == lengths["SIGNS"] == 76 + -(-83 * 13 // 8)
 
@@ -270,7 +261,7 @@ def test_every_shape_opens_exactly(
     assert np.array_equal(MomentParties(agreed).play(held).opened, held.moment(agreed))
 
 
-def unanimous(agreed: MomentAgreement, sign: int) -> Planted:
+def unanimous(agreed: moments.MomentAgreement, sign: int) -> Planted:
     """Everybody votes 1 for the only column, and every sign is the same."""
     held = planted(agreed)
     held.signs[:] = sign
@@ -295,10 +286,10 @@ def test_the_wide_ring_holds_the_largest_agreement() -> None:
 def test_rounding_keeps_the_bound_of_a_row() -> None:
     """Rounding to the nearest would not: ten votes of 1/10 are 410 steps each, 4100 of 4096."""
     agreed = moment_agreement(people=1, columns=10)
-    assert vote_steps(agreed, np.full((1, 10), 0.1)).tolist() == [[409] * 10]
-    assert vote_steps(agreed, np.eye(10, dtype=np.float32)[:1]).max() == 4096
+    assert moments.vote_steps(agreed, np.full((1, 10), 0.1)).tolist() == [[409] * 10]
+    assert moments.vote_steps(agreed, np.eye(10, dtype=np.float32)[:1]).max() == 4096
     barely = np.array([[1 + 2.0**-21] + [0.0] * 9])
-    assert vote_steps(agreed, barely).sum() == 4096
+    assert moments.vote_steps(agreed, barely).sum() == 4096
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -307,7 +298,7 @@ def test_no_signs_exceed_the_sensitivity(signed: bool) -> None:
     agreed = moment_agreement(2, features=11, columns=4, noise=None, signed=signed)
     rng, held, moved = np.random.default_rng(5), planted(agreed), []
     for trial in range(24):
-        sigma = packed_signs(agreed, rng.choice((-1, 1), held.signs.shape).astype(np.int8))
+        sigma = moments.packed_signs(agreed, rng.choice((-1, 1), held.signs.shape).astype(np.int8))
         former, latter = np.eye(4)[0], -np.eye(4)[0] if signed else np.eye(4)[1]
         if trial % 2:
             former, latter = (rng.dirichlet(np.ones(4)) for _ in range(2))
@@ -330,8 +321,7 @@ def test_memory_goes_by_blocks() -> None:
     agreed = moment_agreement(2, people=20_000, features=256, columns=10, noise=1000)
     held, parties = planted(agreed), MomentParties(agreed)
     dealt = 0
-    tracemalloc.start()
-    try:
+    with traced() as peak:
         messages = parties.dealer.deal()
         seeds, sign_seed = next(messages).body, next(messages).body
         votes = parties.contribute(held)
@@ -340,9 +330,6 @@ def test_memory_goes_by_blocks() -> None:
             parties.receiver.take(message.body)
             dealt += len(message.body)
         opened = parties.receiver.open(parties.combiner.answer(seeds, votes, signs, PEOPLE))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+        assert peak() < 48 * 2**20
     assert np.array_equal(opened, held.moment(agreed))
     assert dealt > 200e6
-    assert peak < 48 * 2**20

@@ -3,10 +3,10 @@
 import hashlib
 import math
 import threading
-import tracemalloc
 from collections.abc import Generator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -32,6 +32,7 @@ from apfed_protocols.psi.interface import Aligner, Inbox, IntersectionAgreement,
 from apfed_protocols.psi.store import DENSE, Rows, cells_for, decode, targets_of
 from apfed_protocols.psi.vole import DEAL
 from tests.contracts.intersections import HEADER, Change, Intersection
+from tests.memory import traced
 from tests.with_crypten import installed
 
 AGREEMENT = IntersectionAgreement(session="s", minimum_rows=0, maximum_ids=1000, dealer="d")
@@ -267,9 +268,8 @@ def test_a_message_out_of_turn_and_a_flood_are_refused() -> None:
     stage = Stage(ids_of(1), ids_of(1))
     member, dealer = stage.roles["p0"], stage.roles["d"]
     member.start()
-    with pytest.raises(
-        RemoteProtocolError, match="hub sent tokens when the protocol expects commit"
-    ):
+    said = "hub sent tokens when the protocol expects commit"
+    with pytest.raises(RemoteProtocolError, match=said):
         member.receive("hub", framed(Kind.TOKENS, b""))
     dealer.start()
     for _ in range(4):
@@ -355,19 +355,14 @@ def beaver() -> Any:
 
 @installed
 def test_the_gates_are_crypten_s(beaver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, genuine = [], beaver.AND
-
-    def counted(x: Any, y: Any) -> Any:
-        calls.append(x)
-        return genuine(x, y)
-
-    monkeypatch.setattr(beaver, "AND", counted)
+    gate = Mock(wraps=beaver.AND)
+    monkeypatch.setattr(beaver, "AND", gate)
     sets = {"hub": [b"a", b"b"], "p": [b"b", b"c"]}
     Intersection("circuit", sets).play()
-    assert not calls
+    assert not gate.called
     Intersection("circuit_crypten", sets).play()
-    assert len(calls) == 2 * 2 * 6  # both parties, each gate up to the opening and after
-    assert {type(each).__name__ for each in calls} == {"BinarySharedTensor"}
+    assert gate.call_count == 2 * 2 * 6  # both parties, each gate up to the opening and after
+    assert {type(x).__name__ for (x, _), _ in gate.call_args_list} == {"BinarySharedTensor"}
 
 
 WORDS = st.lists(st.integers(0, 2**64 - 1), min_size=5, max_size=5)
@@ -451,19 +446,17 @@ class Liar:
 def test_members_that_are_not_there_take_little_memory() -> None:
     """All bins at once would take 130 MB for each of seven arrays."""
     liar, hub_size, members = Liar(IntersectionAgreement(session="s", dealer="d")), 100_000, 8_192
-    tracemalloc.start()
-    liar.meet(hub_size, members, size=0)
-    bins = hashing.bins_for(hub_size)
-    slots = [hashing.slots_for(len(OWN), bins), *[1] * (members - 1)]
-    chunk = chunks(bins, slots)[0]
-    words = (chunk.stop - chunk.start) // 64
-    sent = liar.send(Kind.TRIPLES, bytes(64 + 8 * 63 * words * slots[0]), sender="d")
-    for half in (32, 16, 8, 4, 2, 1):
-        sent = liar.send(Kind.MASKED, bytes(2 * 8 * half * slots[0] * words))
-    assert [len(body) for body in sent] == [2 * 8 * (members // 2) * words]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 200e6
+    with traced() as peak:
+        liar.meet(hub_size, members, size=0)
+        bins = hashing.bins_for(hub_size)
+        slots = [hashing.slots_for(len(OWN), bins), *[1] * (members - 1)]
+        chunk = chunks(bins, slots)[0]
+        words = (chunk.stop - chunk.start) // 64
+        sent = liar.send(Kind.TRIPLES, bytes(64 + 8 * 63 * words * slots[0]), sender="d")
+        for half in (32, 16, 8, 4, 2, 1):
+            sent = liar.send(Kind.MASKED, bytes(2 * 8 * half * slots[0] * words))
+        assert [len(body) for body in sent] == [2 * 8 * (members // 2) * words]
+        assert peak() < 200e6
 
 
 def test_no_chunk_grows_with_the_members() -> None:
@@ -479,23 +472,16 @@ def test_no_chunk_grows_with_the_members() -> None:
 
 def test_slots_are_found_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub may claim 65,535 different sizes: for each, a member works out K."""
-    calls = []
-    real = math.lgamma
-
-    def counted(x: float) -> float:
-        calls.append(x)
-        return real(x)
-
-    monkeypatch.setattr("math.lgamma", counted)
+    lgamma = Mock(wraps=math.lgamma)
+    monkeypatch.setattr("math.lgamma", lgamma)
     assert hashing.slots_for(10**7, 64) > 10**7 * 3 / 64
-    assert len(calls) < 200
+    assert 0 < lgamma.call_count < 200
 
 
 def test_another_number_of_members_than_agreed_is_refused_at_once() -> None:
     agreement = IntersectionAgreement(session="s", dealer="d", sizes={"hub": 10, "p0": 10})
-    with pytest.raises(
-        RemoteProtocolError, match="hub speaks of 65535 members, the parties agreed on sizes for 1"
-    ):
+    said = "hub speaks of 65535 members, the parties agreed on sizes for 1"
+    with pytest.raises(RemoteProtocolError, match=said):
         Liar(agreement).meet(10, MOST_MEMBERS, size=10)
 
 

@@ -141,12 +141,12 @@ def test_roles_need_different_parties(backend: str) -> None:
         return
     with pytest.raises(LocalProtocolError, match="needs a dealer; name it in the agreement"):
         SET_INTERSECTIONS[backend](IntersectionAgreement(session="s"))
-    with pytest.raises(LocalProtocolError, match=f"dealer '{DEALER}'"):
-        protocol.hub(DEALER, ["p"], [b"a"])
-    with pytest.raises(LocalProtocolError, match=f"dealer '{DEALER}'"):
-        protocol.member(DEALER, "h", [b"a"])
-    with pytest.raises(LocalProtocolError, match=f"dealer '{DEALER}'"):
-        protocol.dealer("h", [DEALER])
+    for twice in (
+        lambda: protocol.hub(DEALER, ["p"], [b"a"]), lambda: protocol.member(DEALER, "h", [b"a"]),
+        lambda: protocol.dealer("h", [DEALER]),
+    ):  # fmt: skip
+        with pytest.raises(LocalProtocolError, match=f"dealer '{DEALER}'"):
+            twice()
 
 
 @BACKENDS
@@ -443,9 +443,8 @@ def test_an_impossible_size_is_refused() -> None:
     for size in [0, 1, 8, 2**32 - 1]:
         member, head = ecdh_member(Output.SIZE)
         body = head[:1] + b"\6" + head[2:] + (1).to_bytes(4, "big") + size.to_bytes(4, "big")
-        with pytest.raises(
-            RemoteProtocolError, match=f"announces {size} common IDs, expected 2 to 7"
-        ):
+        said = f"announces {size} common IDs, expected 2 to 7"
+        with pytest.raises(RemoteProtocolError, match=said):
             member.receive(HUB, body)
 
 
@@ -457,27 +456,22 @@ def test_an_impossible_verdict_of_the_dealer_is_refused(verdict: int) -> None:
 
 
 def test_progress_of_ecdh_counts_ids() -> None:
-    progress: list[Progress] = []
-    play_for(
-        "ecdh", Output.ROWS, {HUB: ids_of(0, 2500), "p": ids_of(2000, 2300)}, progress=progress
-    )
+    progress, sets = list[Progress](), {HUB: ids_of(0, 2500), "p": ids_of(2000, 2300)}
+    play_for("ecdh", Output.ROWS, sets, progress=progress)
     own = [step for step in progress if step.work == "blinding its own IDs" and step.party == HUB]
     assert [(step.done, step.total) for step in own] == [(833, 2500), (1666, 2500), (2500, 2500)]
     works = {(step.party, step.work) for step in progress if step.done == step.total}
     assert works == {
-        (HUB, "blinding its own IDs"),
-        (HUB, "blinding the IDs of p"),
-        ("p", "blinding its own IDs"),
-        ("p", "blinding the IDs of hub"),
+        (me, f"blinding {whose}")
+        for me, other in ((HUB, "p"), ("p", HUB))
+        for whose in ("its own IDs", f"the IDs of {other}")
     }
 
 
 def test_progress_of_the_circuit_counts_bins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apfed_protocols.psi.circuit.CHUNK_SLOTS", 2000)
-    progress: list[Progress] = []
-    play_for(
-        "circuit", Output.ROWS, {HUB: ids_of(0, 400), "p": ids_of(300, 700)}, progress=progress
-    )
+    progress, sets = list[Progress](), {HUB: ids_of(0, 400), "p": ids_of(300, 700)}
+    play_for("circuit", Output.ROWS, sets, progress=progress)
     for party in (HUB, "p"):
         steps = [step for step in progress if step.party == party]
         assert len(steps) > 3
@@ -493,15 +487,13 @@ def named(prefix: str, *ranges: range) -> list[bytes]:
     return [f"{prefix} {k}".encode() for each in ranges for k in each]
 
 
-def worlds_for_the_hub() -> tuple[Sets, Sets]:
-    """Nothing is common to all; p shares all of the hub's IDs in one world, none in the other."""
-    hub, q = named("h", range(200)), named("q", range(200))
-    return {HUB: hub, "p": hub[:], "q": q}, {HUB: hub, "p": named("p", range(200)), "q": q}
-
-
 def test_with_ecdh_the_hub_learns_pairwise_overlaps() -> None:
-    """Its tags and the member's are equal for each ID that the two share: so `leaks` says."""
-    for sets, overlap in zip(worlds_for_the_hub(), (200, 0), strict=True):
+    """Its tags and the member's are equal for each ID that the two share: so `leaks` says.
+
+    Nothing is common to all; p shares all of the hub's IDs in one world, none in the other.
+    """
+    for prefix, overlap in (("h", 200), ("p", 0)):
+        sets = {me: named(of, range(200)) for me, of in ((HUB, "h"), ("p", prefix), ("q", "q"))}
         hub = Intersection("ecdh", sets).play().aligners[HUB]
         assert len(hub.rows) == 0
         assert isinstance(hub, EcdhHub)
@@ -512,17 +504,14 @@ def test_with_ecdh_the_hub_learns_pairwise_overlaps() -> None:
 
 # Views bit by bit: the same small sets again and again, under one hash key, which the member knows
 
-SMALL_FOR_A_MEMBER = (
-    {HUB: named("c", range(2)) + named("hub", range(4)), "p": named("c", range(5))},
-    {
-        HUB: named("c", range(2)) + [bytes([k + 2]) * 40 for k in range(4)],
-        "p": named("c", range(5)),
-    },
-)
-SMALL_FOR_THE_HUB = (
-    {HUB: named("h", range(5)), "p": named("h", range(5)), "q": named("q", range(5))},
-    {HUB: named("h", range(5)), "p": named("p", range(5)), "q": named("q", range(5))},
-)
+SMALL_FOR_A_MEMBER = [
+    {HUB: [*named("c", range(2)), *others], "p": named("c", range(5))}
+    for others in (named("hub", range(4)), [bytes([k + 2]) * 40 for k in range(4)])
+]
+SMALL_FOR_THE_HUB = [
+    {HUB: named("h", range(5)), "p": named(prefix, range(5)), "q": named("q", range(5))}
+    for prefix in ("h", "p")
+]
 RUNS = 60
 
 
@@ -561,14 +550,11 @@ CHANCE = 6.5
 
 @SENDING
 @pytest.mark.usefixtures("one_hash_key")
-def test_no_bit_that_a_member_sees_depends_on_the_hubs_other_ids(backend: str) -> None:
-    assert largest_difference(backend, SMALL_FOR_A_MEMBER, "p") < CHANCE
-
-
-@SENDING
-@pytest.mark.usefixtures("one_hash_key")
-def test_no_bit_that_the_hub_sees_depends_on_one_members_overlap(backend: str) -> None:
-    assert largest_difference(backend, SMALL_FOR_THE_HUB, HUB) < CHANCE
+@pytest.mark.parametrize(("party", "worlds"), [("p", SMALL_FOR_A_MEMBER), (HUB, SMALL_FOR_THE_HUB)])
+def test_no_bit_that_is_seen_depends_on_the_hubs_other_ids_or_on_one_members_overlap(
+    backend: str, party: str, worlds: Sequence[Sets]
+) -> None:
+    assert largest_difference(backend, worlds, party) < CHANCE
 
 
 @pytest.mark.usefixtures("one_hash_key")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -269,14 +270,12 @@ POINTS = ecdh.blind(SCALAR, DIGESTS)
 
 def test_each_multiplication_is_that_of_another_library() -> None:
     key = X25519PrivateKey.from_private_bytes(SCALAR)
-    one_by_one = [
-        key.exchange(X25519PublicKey.from_public_bytes(point)) for point in ecdh.to_curve(DIGESTS)
-    ]
-    assert split_points(POINTS) == one_by_one
     random = np.random.default_rng(3).bytes(32 * 200)
-    assert split_points(ecdh.multiply(SCALAR, random)) == [
-        key.exchange(X25519PublicKey.from_public_bytes(point)) for point in split_points(random)
-    ]
+    for points, found in (
+        (ecdh.to_curve(DIGESTS), POINTS), (split_points(random), ecdh.multiply(SCALAR, random)),
+    ):  # fmt: skip
+        theirs = [key.exchange(X25519PublicKey.from_public_bytes(point)) for point in points]
+        assert split_points(found) == theirs
 
 
 @pytest.mark.parametrize(("count", "most"), [(0, 2), (1, None), (3, 2), (40, 1), (40, None)])
@@ -312,11 +311,8 @@ def test_a_multiplication_leaves_pythons_lock_to_others() -> None:
             ecdh.multiply(SCALAR, point)
             done.append(name)
 
-    two = [threading.Thread(target=multiply, args=(name,)) for name in "ab"]
-    for thread in two:
-        thread.start()
-    for thread in two:
-        thread.join(60)
+    with ThreadPoolExecutor(2) as two:
+        list(two.map(multiply, "ab"))
     assert len(done) == 2 * len(points)
     # with the lock kept all the time, one would be over before the other began
     assert sum(one != following for one, following in itertools.pairwise(done)) > 5

@@ -95,20 +95,13 @@ def test_copies_of_a_supply_are_not_used_beside_it() -> None:
         play({name: Supply.from_bytes(each) for name, each in kept.items()})  # read twice
 
 
-def test_a_supply_and_the_agreement_belong_together() -> None:
-    with pytest.raises(
-        LocalProtocolError, match=r"hub has no supply, the agreement says ahead=True"
-    ):
-        play(None)
-    with pytest.raises(
-        LocalProtocolError, match=r"hub has a supply, the agreement says ahead=False"
-    ):
-        play(stock(), agreement=replace(AHEAD, ahead=False))
+def test_a_supply_and_the_agreement_belong_together_and_there_is_none_before_the_end() -> None:
+    for what, held, ahead in (("no", None, True), ("a", stock(), False)):
+        said = f"hub has {what} supply, the agreement says ahead={ahead}"
+        with pytest.raises(LocalProtocolError, match=said):
+            play(held, agreement=replace(AHEAD, ahead=ahead))
     with pytest.raises(LocalProtocolError, match="under an agreement that says so"):
         CircuitIntersection(replace(AHEAD, ahead=False)).stock_hub("hub", MEMBERS)
-
-
-def test_there_is_no_supply_before_the_end() -> None:
     with pytest.raises(LocalProtocolError, match="hub: the intersection is not finished"):
         _ = CircuitIntersection(AHEAD).stock_hub("hub", MEMBERS).supply
 
@@ -123,10 +116,9 @@ def test_a_damaged_supply_is_an_error() -> None:
 
 def test_a_supply_that_is_too_short_is_an_error() -> None:
     short = Supply(AHEAD.digest, "p", [b"few"])
-    with pytest.raises(LocalProtocolError, match=r"holds 3 bytes for the next chunk, it takes"):
-        play(stock() | {"p": short})
-    with pytest.raises(LocalProtocolError, match=r"holds 0 bytes for the next chunk, it takes"):
-        play(stock() | {"p": Supply(AHEAD.digest, "p")})
+    for size, one in ((3, short), (0, Supply(AHEAD.digest, "p"))):
+        with pytest.raises(LocalProtocolError, match=f"holds {size} bytes for the next chunk, it"):
+            play(stock() | {"p": one})
 
 
 def test_a_party_that_is_not_admitted_keeps_its_supply() -> None:
@@ -134,10 +126,9 @@ def test_a_party_that_is_not_admitted_keeps_its_supply() -> None:
         raise PermissionError
 
     supplies = stock()
+    protocol = CircuitIntersection(AHEAD, admit=refuse)
     with pytest.raises(PermissionError):
-        CircuitIntersection(AHEAD, admit=refuse).hub(
-            "hub", MEMBERS, SETS["hub"], supply=supplies["hub"]
-        )
+        protocol.hub("hub", MEMBERS, SETS["hub"], supply=supplies["hub"])
     play(supplies).check()
 
 
@@ -174,16 +165,11 @@ def test_ecdh_has_neither() -> None:
 
 def test_a_supply_that_was_read_or_used_takes_no_more_triples() -> None:
     """Filled up with anything it would be another one, and its triples would be used twice."""
-    read = Supply.from_bytes(stock()["hub"].to_bytes())
-    with pytest.raises(LocalProtocolError, match="is filled while it is dealt"):
-        read.add(b"")
-    read.claim(AHEAD, "hub")
-    with pytest.raises(LocalProtocolError, match="is filled while it is dealt"):
-        read.add(b"")
-    kept = stock()["hub"]
-    kept.to_bytes()
-    with pytest.raises(LocalProtocolError, match="is filled while it is dealt"):
-        kept.add(b"")
+    kept, claimed = stock()["hub"], stock()["hub"]
+    claimed.claim(AHEAD, "hub")
+    for supply in (Supply.from_bytes(kept.to_bytes()), kept, claimed):
+        with pytest.raises(LocalProtocolError, match="is filled while it is dealt"):
+            supply.add(b"")
 
 
 def test_one_chunk_of_a_used_supply_is_enough_to_refuse_another() -> None:
@@ -206,7 +192,7 @@ JUNK = {
 
 
 def test_bytes_with_a_right_checksum_that_are_no_supply_are_refused() -> None:
-    for junk in JUNK:
-        stored = JUNK[junk] + hashlib.sha256(JUNK[junk]).digest()
+    for junk in JUNK.values():
+        stored = junk + hashlib.sha256(junk).digest()
         with pytest.raises(LocalProtocolError, match="are no supply"):
             Supply.from_bytes(stored)

@@ -14,16 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from apfed_protocols import ids as ids_module
+from apfed_protocols import psi
 from apfed_protocols import psi as psi_module
 from apfed_protocols.errors import DataError, LocalProtocolError
 from apfed_protocols.ids import IdColumn, IdNormalisation
-from apfed_protocols.psi import (
-    SET_INTERSECTIONS,
-    align,
-    choose_protocol,
-    count_common,
-    share_membership,
-)
 from tests.with_crypten import usable
 
 THREE = {"a": [5, 3, 9, 1, 7], "b": [7, 8, 9, 5], "c": [0, 9, 7, 5, 4]}
@@ -35,7 +29,7 @@ def pairs(rows: Mapping[str, NDArray[np.int64]]) -> list[tuple[int, ...]]:
 
 def match(left: IdColumn, right: IdColumn, **rules: Any) -> list[tuple[int, ...]]:
     ids = {"a": left, "b": right}
-    return pairs(align(ids, hub="a", minimum_rows=1, normalisation=IdNormalisation(**rules)))
+    return pairs(psi.align(ids, hub="a", minimum_rows=1, normalisation=IdNormalisation(**rules)))
 
 
 @pytest.mark.parametrize(("module", "lines"), [(psi_module, 3), (ids_module, 1)])
@@ -44,38 +38,33 @@ def test_the_example_of_the_module_runs(module: ModuleType, lines: int) -> None:
     assert (result.failed, result.attempted) == (0, lines)
 
 
-@pytest.mark.parametrize("protocol", ["auto", *usable(SET_INTERSECTIONS)])
+@pytest.mark.parametrize("protocol", ["auto", *usable(psi.SET_INTERSECTIONS)])
 def test_every_protocol_aligns(protocol: str) -> None:
-    rows = align(THREE, hub="a", protocol=protocol)
+    rows = psi.align(THREE, hub="a", protocol=protocol)
     assert list(rows) == ["a", "b", "c"]
     assert pairs(rows) == [(0, 3, 3), (2, 2, 1), (4, 0, 2)]
     assert all(column.dtype == np.int64 for column in rows.values())
     with pytest.raises(DataError, match=r"minimum of 4.*Rows by party: a 5, b 4, c 5"):
-        align(THREE, hub="a", protocol=protocol, minimum_rows=4)
+        psi.align(THREE, hub="a", protocol=protocol, minimum_rows=4)
 
 
 def test_kinds_of_ids() -> None:
     cases: list[tuple[IdColumn, IdColumn, list[tuple[int, int]]]] = [
-        (["1", "2"], [2, 3], [(1, 0)]),
-        (["01"], [1, "01"], [(0, 1)]),
-        ([b"x", b"y"], ["y"], [(1, 0)]),
-        (np.array([4, 5]), ["5"], [(1, 0)]),
-        (np.array(["u", "v"]), ["v", "u"], [(0, 1), (1, 0)]),
-        ([" a ", "b"], ["a"], [(0, 0)]),
-        (["e\u0301"], ["\u00e9"], [(0, 0)]),
-        (["A", "a"], ["a"], [(1, 0)]),
+        (["1", "2"], [2, 3], [(1, 0)]), (["01"], [1, "01"], [(0, 1)]),
+        ([b"x", b"y"], ["y"], [(1, 0)]), (np.array([4, 5]), ["5"], [(1, 0)]),
+        (np.array(["u", "v"]), ["v", "u"], [(0, 1), (1, 0)]), ([" a ", "b"], ["a"], [(0, 0)]),
+        (["e\u0301"], ["\u00e9"], [(0, 0)]), (["A", "a"], ["a"], [(1, 0)]),
         ([("ab", "c"), ("a", "bc")], [("a", "bc"), ("ab", "c")], [(0, 1), (1, 0)]),
         ([("x", 1), ("x", 2.0)], [["x", "1"], ["x", "2"]], [(0, 0), (1, 1)]),
         ([1.0, 2.5 - 0.5], {2: "two", 3: "three"}.keys(), [(1, 0)]),
-        ((one for one in "ab"), ["b"], [(1, 0)]),
-        (range(3), (2, 9), [(2, 0)]),
+        ((one for one in "ab"), ["b"], [(1, 0)]), (range(3), (2, 9), [(2, 0)]),
         ([("a|b", "c"), ("a", "b|c")], [("a", "b|c"), ("a|b", "c")], [(0, 1), (1, 0)]),
         ([-1, 2**64], np.array(["-1", str(2**64)]), [(0, 0), (1, 1)]),
         ([10**4000 - 1], ["9" * 4000], [(0, 0)]),
         (["a\0", "a", "\0"], ["\0", "a"], [(1, 1), (2, 0)]),
         (["a" * 10**6], ["a" * (10**6 + 1), "a" * 10**6], [(0, 1)]),
         (np.array([1, 2], np.int8), np.array([2], np.uint64), [(1, 0)]),
-    ]
+    ]  # fmt: skip
     for left, right, expected in cases:
         assert match(left, right) == expected
 
@@ -106,15 +95,8 @@ def test_dates_are_one_id_in_every_agreed_form() -> None:
 
 def test_ambiguous_formats_of_dates_are_refused() -> None:
     for form in [
-        "%d.%m",
-        "%d%m%Y",
-        "%d.%m.%y",
-        "%d.%m.%Y %H",
-        "%Y-%d-%m",
-        "%d.%d.%m.%Y",
-        "",
-        "%d1%m2%Y",
-    ]:
+        "%d.%m", "%d%m%Y", "%d.%m.%y", "%d.%m.%Y %H", "%Y-%d-%m", "%d.%d.%m.%Y", "", "%d1%m2%Y",
+    ]:  # fmt: skip
         with pytest.raises(LocalProtocolError, match="date_formats"):
             IdNormalisation(date_formats=(form,))
 
@@ -149,7 +131,7 @@ def test_unfit_ids_name_party_and_rows_only() -> None:
     ]
     for ids, message in cases:
         with pytest.raises(DataError, match=message):
-            align({"bank": ["a", "b"], "shop": ids}, hub="bank")
+            psi.align({"bank": ["a", "b"], "shop": ids}, hub="bank")
 
 
 def test_what_cannot_be_aligned_says_why() -> None:
@@ -163,12 +145,12 @@ def test_what_cannot_be_aligned_says_why() -> None:
     ]
     for ids, more, says in cases:
         with pytest.raises(DataError, match=says):
-            align(ids, hub="a", **more)
+            psi.align(ids, hub="a", **more)
 
 
 def test_an_empty_intersection_says_what_to_check() -> None:
     with pytest.raises(DataError) as caught:
-        align({"a": ["x", "y"], "b": ["X", "Y", "Z"]}, hub="a", minimum_rows=1)
+        psi.align({"a": ["x", "y"], "b": ["X", "Y", "Z"]}, hub="a", minimum_rows=1)
     text = str(caught.value)
     for part in ("minimum of 1", "0 with b", "a 2, b 3", "same ID column", "case_fold=False"):
         assert part in text
@@ -191,7 +173,7 @@ def test_auto_hides_pairwise_overlaps_and_is_fast() -> None:
         ({"a": 3, "b": 20_001}, "opprf"),
         ({"a": 3, "b": 3, "c": 3}, "opprf"),
     ]:
-        assert choose_protocol(sizes) == protocol
+        assert psi.choose_protocol(sizes) == protocol
 
 
 def test_rules_of_another_type_are_refused() -> None:
@@ -205,25 +187,25 @@ def test_rules_of_another_type_are_refused() -> None:
 
 
 def test_rows_for_the_hub_alone() -> None:
-    for protocol in usable(SET_INTERSECTIONS):
-        rows = align(THREE, hub="b", protocol=protocol, hub_only=True)
+    for protocol in usable(psi.SET_INTERSECTIONS):
+        rows = psi.align(THREE, hub="b", protocol=protocol, hub_only=True)
         assert {party: sorted(found.tolist()) for party, found in rows.items()} == {"b": [0, 2, 3]}
 
 
 def test_counting_opens_a_number() -> None:
-    assert count_common(THREE, hub="a") == 3
-    assert count_common({"a": [1, 2, 3], "b": [3, 2]}, hub="a") == 2
+    assert psi.count_common(THREE, hub="a") == 3
+    assert psi.count_common({"a": [1, 2, 3], "b": [3, 2]}, hub="a") == 2
     with pytest.raises(DataError, match="IDs common to two parties, here are 3; circuit"):
-        count_common(THREE, hub="a", protocol="ecdh")
+        psi.count_common(THREE, hub="a", protocol="ecdh")
     with pytest.raises(DataError, match=r"minimum of 4.*Rows by party"):
-        count_common(THREE, hub="a", protocol="circuit", minimum_rows=4)
+        psi.count_common(THREE, hub="a", protocol="circuit", minimum_rows=4)
 
 
 def test_shares_of_membership() -> None:
-    shared = share_membership(THREE, hub="a")
+    shared = psi.share_membership(THREE, hub="a")
     places = shared["a"].row_of_place
     assert places is not None
     common = np.bitwise_xor.reduce([part.shares for part in shared.values()])
     assert sorted(places[common].tolist()) == [0, 2, 4]
     with pytest.raises(DataError, match="minimum of 4"):
-        share_membership(THREE, hub="a", minimum_rows=4)
+        psi.share_membership(THREE, hub="a", minimum_rows=4)

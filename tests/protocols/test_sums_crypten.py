@@ -186,13 +186,10 @@ def test_what_a_lying_passive_seals_is_checked(played: Parties) -> None:
         played.contributors["passive_2"].answer(requests["passive_2"])
 
 
-@pytest.mark.parametrize(
-    ("share", "error"),
-    [
-        (bytes(15 * 8 - 1), "passive_2 sealed 119 bytes of a share"),
-        (np.full(15, 2**40, "<u8").tobytes(), "beyond the range of its contributions"),
-    ],
-)
+@pytest.mark.parametrize(("share", "error"), [
+    (bytes(15 * 8 - 1), "passive_2 sealed 119 bytes of a share"),
+    (np.full(15, 2**40, "<u8").tobytes(), "beyond the range of its contributions"),
+])  # fmt: skip
 def test_what_a_lying_passive_answers_is_checked(played: Parties, share: bytes, error: str) -> None:
     bound = played.next()
     given = answers(played, [np.zeros((3, 5))] * 3, bound)

@@ -13,17 +13,13 @@ from apfed_protocols.sums.frames import Frame, FrameKind, frame_bytes
 from tests.contracts.sum_parties import Parties, agreement, random_values
 
 frames = st.builds(
-    Frame,
-    kind=st.sampled_from(FrameKind),
+    Frame, kind=st.sampled_from(FrameKind),
     name=st.sampled_from(["plain", "bfv + pairwise masks", "thirty-two letters, counted here"]),
-    party=st.integers(0, 2**16 - 1),
-    step=st.integers(0, 2**64 - 1),
-    rows=st.integers(0, 2**15),
-    columns=st.integers(0, 2**15),
-    binding=st.binary(min_size=32, max_size=32),
+    party=st.integers(0, 2**16 - 1), step=st.integers(0, 2**64 - 1), rows=st.integers(0, 2**15),
+    columns=st.integers(0, 2**15), binding=st.binary(min_size=32, max_size=32),
     fingerprint=st.binary(min_size=32, max_size=32),
     blobs=st.lists(st.binary(max_size=20), max_size=4).map(tuple),
-)
+)  # fmt: skip
 
 
 @given(frames)

@@ -83,13 +83,9 @@ def test_margins_are_exceeded_once_in_2_to_the_40_slots() -> None:
     assert math.erfc(gaussian / math.sqrt(2)) < 2**-40
 
 
-def cipher_of(found: Headroom) -> CkksCipher:
-    return CkksCipher(found.primes, found.bits)
-
-
 def slots_of_sum(found: Headroom, slot: int, addends: int = 1) -> NDArray[np.float64]:
     """Add `addends` ciphertexts that hold `slot` everywhere."""
-    cipher = cipher_of(found)
+    cipher = CkksCipher(found.primes, found.bits)
     keys = cipher.key_pair()
     slots = np.full((1, found.packing.slots), slot)
     parts = {str(k): cipher.encrypt(keys, slots) for k in range(addends)}
@@ -125,9 +121,7 @@ def test_the_noise_model_is_the_measured_one(passives: int, model: Callable[[int
     error = (slots_of_sum(found, 12345) - 12345) * 2.0**found.bits
     more = (slots_of_sum(found, -7) + 7) * 2.0**found.bits
     measured = np.concatenate([error, more]).std() / model(1)
-    assert 0.85 < measured < 1.15
-    assert not 0.85 < measured * 3 / 2 < 1.15
-    assert not 0.85 < measured * 2 / 3 < 1.15
+    assert [0.85 < k * measured < 1.15 for k in (1, 2 / 3, 1.5)] == [True, False, False]
 
 
 def coefficients_of_sum(
@@ -201,9 +195,8 @@ def fits_binomial(numbers: NDArray[np.int64], pairs: int) -> bool:
 
 def test_errors_are_centred_binomial_of_21_pairs_and_of_no_other() -> None:
     drawn = centred_binomial(COUNT)
-    assert fits_binomial(drawn, 21)
-    assert not fits_binomial(drawn, 14)  # 2/3 of the variance
-    assert not fits_binomial(drawn, 31)  # 3/2 of it
+    # and not of 2/3 or 3/2 of the variance
+    assert [fits_binomial(drawn, pairs) for pairs in (21, 14, 31)] == [True, False, False]
     assert not fits_binomial(drawn + 1, 21)
     assert drawn.var() == pytest.approx(10.5, rel=0.02)
 
@@ -361,12 +354,9 @@ def test_packed_sums_are_sums(numbers: list[int]) -> None:
 
 def test_a_slot_holds_53_bits() -> None:
     Packing(fields=2, field_bits=26, slots=4)
-    with pytest.raises(
-        LocalProtocolError, match=r"2 field\(s\) of 27 bits do not fit a float64 slot"
-    ):
-        Packing(fields=2, field_bits=27, slots=4)
-    with pytest.raises(LocalProtocolError, match="do not fit"):
-        Packing(fields=3, field_bits=2, slots=4)
+    for fields, bits in ((2, 27), (3, 2)):
+        with pytest.raises(LocalProtocolError, match=rf"{fields} field\(s\) of {bits} bits do not"):
+            Packing(fields=fields, field_bits=bits, slots=4)
 
 
 _LONG_ROWS = """

@@ -20,19 +20,8 @@ from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.homomorphic import Encrypter, HomomorphicSum
 from apfed_protocols.sums.seal_cipher import DEGREE, SealCipher, SealContext, coefficients
+from tests.contracts import sum_parties
 from tests.contracts.hostile import genuine_key, residues_of, setup_with
-from tests.contracts.sum_parties import (
-    Parties,
-    Reactions,
-    Rearmed,
-    agreement,
-    binding,
-    key_coefficients,
-    make,
-    number_from_reactions,
-    random_values,
-    shifted,
-)
 from tests.with_crypten import usable
 
 SCRIPT = """
@@ -134,18 +123,15 @@ SHAPE = (3, 5)
 COEFFICIENTS = 100
 
 
-def attack(choice: str, rounds: int) -> dict[str, int]:
-    root = Path(__file__).parents[2]
+@pytest.mark.parametrize("rounds", [150, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("choice", usable(SECURE_SUMS))
+def test_mutated_frames(choice: str, rounds: int) -> None:
     finished = subprocess.run(
-        [sys.executable, "-c", SCRIPT, choice, str(rounds)],
-        cwd=root, capture_output=True, text=True, timeout=280, check=False,
+        [sys.executable, "-c", SCRIPT, choice, str(rounds)], cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-2000:]
     outcomes: dict[str, int] = json.loads(finished.stdout)
-    return outcomes
-
-
-def judge(choice: str, outcomes: dict[str, int], rounds: int) -> None:
     two = SECURE_SUMS[choice].rounds == 2
     for name in ("ask", "answer", "combine", "decode") if two else ("combine", "decode"):
         refused, tried = outcomes[f"{name} refused"], rounds // 2 if two else rounds
@@ -157,26 +143,15 @@ def judge(choice: str, outcomes: dict[str, int], rounds: int) -> None:
     assert outcomes["grown_kib"] < 64 * 1024
 
 
-@pytest.mark.parametrize("choice", usable(SECURE_SUMS))
-def test_mutated_frames(choice: str) -> None:
-    judge(choice, attack(choice, 150), 150)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("choice", usable(SECURE_SUMS))
-def test_ten_thousand_mutated_frames(choice: str) -> None:
-    judge(choice, attack(choice, 5000), 5000)
-
-
 SUMS: dict[str, Callable[[], HomomorphicSum]] = {
     "ckks": lambda: _homomorphic("ckks"),
-    "ckks, two primes": lambda: CkksSum(agreement(16)),
+    "ckks, two primes": lambda: CkksSum(sum_parties.agreement(16)),
     "bfv": lambda: _homomorphic("bfv"),
 }
 
 
 def _homomorphic(choice: str) -> HomomorphicSum:
-    described = make(choice, agreement())
+    described = sum_parties.make(choice, sum_parties.agreement())
     assert isinstance(described, HomomorphicSum)
     return described
 
@@ -234,9 +209,8 @@ def test_a_degenerate_public_key_is_refused(described: HomomorphicSum) -> None:
 
 def test_a_genuine_key_is_taken(described: HomomorphicSum) -> None:
     """So the refusals are of what is in the keys, not of how the test sends them."""
-    key = genuine_key(described)
-    residues = residues_of(key)
-    assert taken(described, residues).contribute(np.ones((2, 3)), binding(1))
+    residues = residues_of(genuine_key(described))
+    assert taken(described, residues).contribute(np.ones((2, 3)), sum_parties.binding(1))
 
 
 def test_what_are_no_residues_is_refused(described: HomomorphicSum) -> None:
@@ -322,20 +296,15 @@ HIDDEN: dict[str, Callable[[Residues, int], Residues]] = {
 
 def test_a_key_of_different_residues_that_hides_nothing_is_refused() -> None:
     """Under b = a the difference of a ciphertext's halves is the message with its noise alone."""
-    for change in HIDDEN:
+    for change in HIDDEN.values():
         described = _homomorphic("bfv")
         (modulus,) = described.cipher.moduli
-        key = genuine_key(described)
-        broken = HIDDEN[change](residues_of(key), modulus)
+        broken = change(residues_of(genuine_key(described)), modulus)
         with pytest.raises(RemoteProtocolError, match=r"the public key from active is no RLWE key"):
             taken(described, broken)
 
 
-def fresh(choice: str) -> Parties:
-    return Parties(make(choice, agreement()))
-
-
-def true_key(played: Parties) -> list[int]:
+def true_key(played: sum_parties.Parties) -> list[int]:
     """The key's first coefficients, from decrypting (0, step): for the judge alone."""
     assert isinstance(played.sum, BfvSum)
     cipher, context = played.sum.cipher, vars(played.receiver)["_context"]
@@ -347,16 +316,16 @@ def true_key(played: Parties) -> list[int]:
     return [int(number) for number in found]
 
 
-def limit(played: Parties) -> int:
+def limit(played: sum_parties.Parties) -> int:
     return FixedPoint.of(played.sum.agreement).limit
 
 
-def held_sum(played: Parties) -> tuple[Frame, tuple[bytes, ...], int]:
+def held_sum(played: sum_parties.Parties) -> tuple[Frame, tuple[bytes, ...], int]:
     """A sum's frame, the blobs that an aggregator asks about, and the first number in them.
 
     Under encryption alone that is one passive's contribution in place of the sum.
     """
-    bound, values = played.next(), random_values(3, SHAPE, seed=7)
+    bound, values = played.next(), sum_parties.random_values(3, SHAPE, seed=7)
     contributions = played.contribute(values, bound)
     frame = Frame.parse(played.combine(contributions, bound.digest), sender="aggregator")
     fixed_point = FixedPoint.of(played.sum.agreement)
@@ -372,61 +341,61 @@ def test_reactions_to_altered_sums_would_tell_a_number_and_end_with_the_first_re
     choice: str,
 ) -> None:
     """Whoever could ask on reads it in 18 questions, without the active."""
-    played = fresh(choice)
+    played = sum_parties.fresh_parties(choice)
     frame, blobs, number = held_sum(played)
-    reactions = Reactions(played, Rearmed(played.receiver), frame)
+    reactions = sum_parties.Reactions(played, sum_parties.Rearmed(played.receiver), frame)
 
     def takes_with(offset: int) -> bool:
-        return reactions.takes(*shifted(played, blobs, offset))
+        return reactions.takes(*sum_parties.shifted(played, blobs, offset))
 
-    assert number_from_reactions(limit(played), takes_with) == number
+    assert sum_parties.number_from_reactions(limit(played), takes_with) == number
     assert reactions.refused > 1
-    reactions = Reactions(played, played.receiver, frame)
+    reactions = sum_parties.Reactions(played, played.receiver, frame)
     with pytest.raises(LocalProtocolError, match="refused the sum of step"):
-        number_from_reactions(limit(played), takes_with)
+        sum_parties.number_from_reactions(limit(played), takes_with)
     assert reactions.refused == 1
 
 
 @pytest.mark.parametrize("choice", ["bfv", "bfv + pairwise masks"])
 def test_reactions_would_tell_the_secret_key_and_end_with_the_first_refusal(choice: str) -> None:
-    played = fresh(choice)
+    played = sum_parties.fresh_parties(choice)
     bound = played.next()
     combined = played.combine(played.contribute([np.zeros((1, 1))] * 3, bound))
     frame, key = Frame.parse(combined, sender="aggregator"), true_key(played)
     assert set(key) == {-1, 0, 1}
-    without_end = Reactions(played, Rearmed(played.receiver), frame)
-    assert key_coefficients(played, without_end.takes, COEFFICIENTS) == key
-    reactions = Reactions(played, played.receiver, frame)
+    without_end = sum_parties.Reactions(played, sum_parties.Rearmed(played.receiver), frame)
+    assert sum_parties.key_coefficients(played, without_end.takes, COEFFICIENTS) == key
+    reactions = sum_parties.Reactions(played, played.receiver, frame)
     with pytest.raises(LocalProtocolError, match="refused the sum of step"):
-        key_coefficients(played, reactions.takes, COEFFICIENTS)
+        sum_parties.key_coefficients(played, reactions.takes, COEFFICIENTS)
     assert reactions.refused == 1
 
 
 @pytest.mark.parametrize("choice", ["bfv", "plain + pairwise masks"])
 def test_every_new_session_about_the_same_values_tells_one_reaction_more(choice: str) -> None:
     """The limit of the rule: 18 resumed runs in which the same sum is altered tell a number."""
-    first = fresh(choice)
+    first = sum_parties.fresh_parties(choice)
     _, _, number = held_sum(first)
     sessions = []
 
     def takes_with(offset: int) -> bool:
-        played = Parties(first.sum)
+        played = sum_parties.Parties(first.sum)
         frame, blobs, _ = held_sum(played)
         sessions.append(played)
-        asked = replace(frame, blobs=shifted(played, blobs, offset)).pack()
+        asked = replace(frame, blobs=sum_parties.shifted(played, blobs, offset)).pack()
         try:
-            played.receiver.decode(asked, SHAPE, binding(frame.step))
+            played.receiver.decode(asked, SHAPE, sum_parties.binding(frame.step))
         except RemoteProtocolError:
             return False
         return True
 
-    assert number_from_reactions(limit(first), takes_with) == number
+    assert sum_parties.number_from_reactions(limit(first), takes_with) == number
     assert len(sessions) == 18
 
 
 @pytest.mark.parametrize("choice", ["plain + pairwise masks", "plain + recoverable masks"])
 def test_no_mask_seed_is_left_after_a_refusal_nor_the_key_that_agrees_it_again(choice: str) -> None:
-    played = fresh(choice)
+    played = sum_parties.fresh_parties(choice)
     seeds = vars(played.receiver)["_seeds"]
     assert any(isinstance(held, RunKey) for held in vars(seeds).values())
     with pytest.raises(RemoteProtocolError):

@@ -11,18 +11,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
 
 pytest.importorskip("scipy")  # of the extra `svd`
-from apfed_protocols.svd import (
-    MessageKind,
-    SvdAgreement,
-    SvdDealer,
-    SvdFrames,
-    SvdOwner,
-    SvdReceiver,
-    SvdServer,
-    block_sizes,
-    random_orthogonal,
-    rows_masked,
-)
+from apfed_protocols import svd
 
 Floats = NDArray[np.float64]
 
@@ -31,17 +20,17 @@ _SESSIONS = count()
 _BODY = 72  # bytes before the body of a frame
 
 
-def agreement(*features: int, **changes: Any) -> SvdAgreement:
+def agreement(*features: int, **changes: Any) -> svd.SvdAgreement:
     features = features or (3, 4)
     usual: dict[str, Any] = {
         "session": f"svd {next(_SESSIONS)}", "server": "server", "dealer": "dealer",
         "owners": ("active", "p1", "p2", "p3")[: len(features)], "features": features,
         "receiver": "active", "vectors": sum(features), "mask_rows": 8, "most_rows": 1000,
     }  # fmt: skip
-    return SvdAgreement(**usual | changes)
+    return svd.SvdAgreement(**usual | changes)
 
 
-def table(rows: int, agreed: SvdAgreement, seed: int = 0) -> Floats:
+def table(rows: int, agreed: svd.SvdAgreement, seed: int = 0) -> Floats:
     draw = np.random.default_rng(seed)
     scale_F: Floats = draw.uniform(0.5, 3, agreed.columns)
     return draw.normal(size=(rows, agreed.columns)) * scale_F
@@ -50,14 +39,14 @@ def table(rows: int, agreed: SvdAgreement, seed: int = 0) -> Floats:
 class Parties:
     """All roles of one decomposition after the dealer's messages, which are kept."""
 
-    def __init__(self, agreed: SvdAgreement) -> None:
+    def __init__(self, agreed: svd.SvdAgreement) -> None:
         self.agreed = agreed
-        self.server, self.receiver = SvdServer(agreed), SvdReceiver(agreed)
-        self.owners: dict[str, SvdOwner] = {
-            name: self.receiver if name == agreed.receiver else SvdOwner(agreed, name)
+        self.server, self.receiver = svd.SvdServer(agreed), svd.SvdReceiver(agreed)
+        self.owners: dict[str, svd.SvdOwner] = {
+            name: self.receiver if name == agreed.receiver else svd.SvdOwner(agreed, name)
             for name in agreed.owners
         }
-        self.dealt = {message.receiver: message.body for message in SvdDealer(agreed).deal()}
+        self.dealt = {message.receiver: message.body for message in svd.SvdDealer(agreed).deal()}
         for name, body in self.dealt.items():
             self.owners[name].take(body)
 
@@ -80,11 +69,8 @@ def left_vectors(table_NF: Floats, count: int) -> Floats:
 
 
 SHAPES = [
-    ((3, 4), 2, 12, 7),
-    ((5, 1, 4), 7, 301, 10),
-    ((2, 3, 4, 3), 512, 50, 12),
-    ((3, 4), 9, 40, 3),
-]
+    ((3, 4), 2, 12, 7), ((5, 1, 4), 7, 301, 10), ((2, 3, 4, 3), 512, 50, 12), ((3, 4), 9, 40, 3),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("features", "mask_rows", "rows", "vectors"), SHAPES)
@@ -111,7 +97,7 @@ def test_the_frames_are_as_long_as_forecast() -> None:
     for rows in [30, 31]:
         parties = Parties(agreement(2, 3, 4, vectors=6))
         tables = parties.mask(table(rows, parties.agreed))
-        lengths = SvdFrames(parties.agreed).lengths(rows)
+        lengths = svd.SvdFrames(parties.agreed).lengths(rows)
         assert sum(map(len, parties.dealt.values())) == lengths["MASKS"]
         assert sum(map(len, tables.values())) == lengths["TABLE"]
         assert len(parties.server.factor(tables)) == lengths["VECTORS"] == _BODY + 8 * rows * 6
@@ -120,7 +106,7 @@ def test_the_frames_are_as_long_as_forecast() -> None:
 def test_masks_are_uniform_among_orthogonal_matrices() -> None:
     """LAPACK's factor alone has a negative first number always: its signs are fixed by R's."""
     key = fresh_key()
-    drawn = [random_orthogonal(5, key, bytes([at])) for at in range(250)]
+    drawn = [svd.random_orthogonal(5, key, bytes([at])) for at in range(250)]
     assert max(np.abs(one @ one.T - np.eye(5)).max() for one in drawn) < 1e-13
     positive = np.mean([one > 0 for one in drawn], axis=0)
     assert np.abs(positive - 0.5).max() < 5 * 0.5 / np.sqrt(250)
@@ -131,7 +117,7 @@ def test_masks_are_uniform_among_orthogonal_matrices() -> None:
 
 def test_blocks_are_of_equal_size() -> None:
     for rows, most in [(2, 2), (9, 4), (100, 33), (1000, 999), (5, 100)]:
-        sizes = block_sizes(rows, most)
+        sizes = svd.block_sizes(rows, most)
         assert sum(sizes) == rows
         assert max(sizes) <= most
         assert max(sizes) - min(sizes) <= 1
@@ -139,7 +125,7 @@ def test_blocks_are_of_equal_size() -> None:
 
 def test_a_mask_is_of_these_people_alone() -> None:
     held, seed = table(20, agreement()), fresh_key()
-    masked = [rows_masked(held, seed, people, mask_rows=8) for people in (PEOPLE, OTHERS)]
+    masked = [svd.rows_masked(held, seed, people, mask_rows=8) for people in (PEOPLE, OTHERS)]
     assert np.abs(masked[0] - masked[1]).max() > 0.1
 
 
@@ -163,7 +149,7 @@ def test_the_server_and_an_owner_read_products_of_rows_of_every_other_one() -> N
     parties = Parties(agreement(3, 4, 2))
     held = table(40, parties.agreed)
     masked, seed = parties.mask(held)["p1"], parties.dealt["p2"][_BODY : _BODY + 32]
-    mask_NN = rows_masked(np.eye(40), seed, PEOPLE, mask_rows=8)
+    mask_NN = svd.rows_masked(np.eye(40), seed, PEOPLE, mask_rows=8)
     rotated = mask_NN.T @ of_frame(masked, 9)
     assert np.allclose(rotated @ rotated.T, held[:, 3:7] @ held[:, 3:7].T, atol=1e-10)
     assert np.abs(rotated[:, :4] - held[:, 3:7]).max() > 0.1  # up to an orthogonal transformation
@@ -229,10 +215,10 @@ def test_the_receiver_refuses_what_does_not_fit() -> None:
     parties = Parties(agreement(vectors=2))
     held = table(20, parties.agreed)
     vectors = parties.server.factor(parties.mask(held))
-    frames = SvdFrames(parties.agreed)
+    frames = svd.SvdFrames(parties.agreed)
 
     def sent(matrix: Floats, people: bytes = PEOPLE) -> bytes:
-        return frames.pack(MessageKind.VECTORS, matrix, owner="active", people=people)
+        return frames.pack(svd.MessageKind.VECTORS, matrix, owner="active", people=people)
 
     unit = np.eye(20)[:, :2]
     for body, message in (
@@ -261,13 +247,13 @@ def test_an_owner_refuses_masks_that_are_none() -> None:
         (replaced(dealt["p1"], 5, 1.5), "dealer sent vectors that are not orthonormal"),
     ):
         with pytest.raises(RemoteProtocolError, match=message):
-            SvdOwner(agreed, "p1").take(body)
+            svd.SvdOwner(agreed, "p1").take(body)
 
 
 def test_each_part_is_played_once_and_in_order() -> None:
     parties = Parties(agreement())
     held = table(20, parties.agreed)
-    fresh = SvdOwner(parties.agreed, "p1")
+    fresh = svd.SvdOwner(parties.agreed, "p1")
     with pytest.raises(LocalProtocolError, match="p1 was dealt no masks yet"):
         fresh.mask(held[:, 3:].copy(), PEOPLE)
     with pytest.raises(LocalProtocolError, match="sent no table yet"):
@@ -283,7 +269,7 @@ def test_each_part_is_played_once_and_in_order() -> None:
     parties.receiver.open(vectors, PEOPLE, rows=20)
     with pytest.raises(LocalProtocolError, match="or opened its answer"):
         parties.receiver.open(vectors, PEOPLE, rows=20)
-    dealer = SvdDealer(parties.agreed)
+    dealer = svd.SvdDealer(parties.agreed)
     dealer.deal()
     with pytest.raises(LocalProtocolError, match="masks are used once"):
         dealer.deal()

@@ -48,12 +48,9 @@ def contract(
     helpers = dict.fromkeys(passives, "passive")
     roles = {"active": "active", **helpers, "aggregator": "aggregator"}
     representation = {
-        "shape": tuple(shape),
-        "dtype": "float64",
-        "minimum_norm": norms[0],
-        "maximum_norm": norms[1],
-        "minimum_spread": spread,
-    }
+        "shape": tuple(shape), "dtype": "float64", "minimum_norm": norms[0],
+        "maximum_norm": norms[1], "minimum_spread": spread,
+    }  # fmt: skip
     return Contract.model_validate(
         {
             "session": SESSION,
@@ -130,14 +127,9 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 def envelope(payload: bytes, *, kind: Kind, step: int = 0, **changes: Any) -> Envelope:
     """From the active to p1, unless changed."""
     usual: dict[str, Any] = {
-        "session": SESSION,
-        "step": step,
-        "kind": kind,
-        "sender": "active",
-        "receiver": "p1",
-        "sequence": 0,
-        "payload": payload,
-    }
+        "session": SESSION, "step": step, "kind": kind, "sender": "active", "receiver": "p1",
+        "sequence": 0, "payload": payload,
+    }  # fmt: skip
     return Envelope(**{**usual, **changes})
 
 

@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import threading
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Client, Listener
@@ -28,7 +27,7 @@ from apfed_protocols.conversation import Conversation, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.ids import IdNormalisation
 from apfed_protocols.psi.circuit import CircuitIntersection
-from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, Supply
+from apfed_protocols.psi.interface import Aligner, IntersectionAgreement
 from secure_apfed.alignment import (
     IdFile,
     canonical_ids,
@@ -48,7 +47,9 @@ from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import DataSettings
+from tests.contracts.intersections import Intersection, stocked
 from tests.docs.pages import blocks, program_of
+from tests.memory import traced
 from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.waiting import free_port
 
@@ -280,14 +281,13 @@ def test_no_other_column_is_read_and_no_more_than_a_piece_is_held(tmp_path: Path
     ).to_parquet(path)
     usual = pyarrow.default_memory_pool()
     pyarrow.set_memory_pool(pool := pyarrow.proxy_memory_pool(usual))
-    tracemalloc.start()
     try:
-        file = IdFile("bank", path, "id")
-        assert sum(map(len, file.pieces())) == len(file) == count
-        assert pool.max_memory() < 8e6  # of 26 MB in all
-        assert tracemalloc.get_traced_memory()[1] < 15e6  # all IDs take 21 MB
+        with traced() as peak:
+            file = IdFile("bank", path, "id")
+            assert sum(map(len, file.pieces())) == len(file) == count
+            assert pool.max_memory() < 8e6  # of 26 MB in all
+            assert peak() < 15e6  # all IDs take 21 MB
     finally:
-        tracemalloc.stop()
         pyarrow.set_memory_pool(usual)
 
 
@@ -388,36 +388,20 @@ def test_the_example_with_links_that_resume(tmp_path: Path) -> None:
     assert list(zip(bank.rows, shop.rows, strict=True)) == [(1, 0)]
 
 
-def stock() -> dict[str, Supply]:
-    stocking = CircuitIntersection(AGREEMENT)
-    hub, member = stocking.stock_hub("hub", ["p"]), stocking.stock_member("p", "hub")
-    converse({"hub": hub, "p": member, "d": stocking.stock_dealer("hub", ["p"])})
-    return {"hub": hub.supply, "p": member.supply}
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
     stored = {name: tmp_path / name for name in ("hub", "p")}
-    for name, supply in stock().items():
+    for name, supply in stocked(CircuitIntersection, AGREEMENT).items():
         store_supply(supply, stored[name])
     return stored
 
 
-def aligned_with(supplies: dict[str, Supply]) -> list[int]:
-    protocol = CircuitIntersection(AGREEMENT)
-    ids = [b"%d" % k for k in range(60)]
-    hub = protocol.hub("hub", ["p"], ids[:40], supply=supplies["hub"])
-    member = protocol.member("p", "hub", ids[30:], supply=supplies["p"])
-    converse({"hub": hub, "p": member, "d": protocol.dealer("hub", ["p"])})
-    return sorted(hub.rows.tolist())
-
-
 def test_what_was_stored_is_its_owners_serves_once_and_is_gone(files: dict[str, Path]) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o600}
-    copy = files["hub"].read_bytes()
-    assert aligned_with({name: take_supply(path) for name, path in files.items()}) == list(
-        range(30, 40)
-    )
+    copy, ids = files["hub"].read_bytes(), [b"%d" % k for k in range(60)]
+    supplies = {name: take_supply(path) for name, path in files.items()}
+    sets = {"hub": ids[:40], "p": ids[30:]}
+    Intersection(CircuitIntersection, sets, AGREEMENT, supplies=supplies).play().check()
     for path in files.values():
         with pytest.raises(DataError, match="there is no supply in"):
             take_supply(path)
@@ -428,11 +412,10 @@ def test_what_was_stored_is_its_owners_serves_once_and_is_gone(files: dict[str, 
 
 
 def take(path: Path) -> bool:
-    try:
+    with suppress(DataError):
         take_supply(path)
-    except DataError:
-        return False
-    return True
+        return True
+    return False
 
 
 def test_of_several_processes_one_takes_it(files: dict[str, Path]) -> None:
@@ -445,7 +428,7 @@ def test_of_several_processes_one_takes_it(files: dict[str, Path]) -> None:
 
 
 def test_a_file_is_not_written_over_nor_marked_where_damaged(files: dict[str, Path]) -> None:
-    whole, supply = files["hub"].read_bytes(), stock()["hub"]
+    whole, supply = files["hub"].read_bytes(), stocked(CircuitIntersection, AGREEMENT)["hub"]
     with pytest.raises(DataError, match="exists already; store each supply in a file of its own"):
         store_supply(supply, files["hub"])
     assert files["hub"].read_bytes() == whole

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import stat
-import tracemalloc
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from secure_apfed.cli import execute
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.names import ReleaseFigure
+from tests.memory import traced
 
 
 class FakeMeter:
@@ -361,12 +361,10 @@ def test_a_huge_log_takes_no_more_memory_than_a_line(pair: Pair) -> None:
         pair.logs["ann"].refused("bob", b"x")
     with path.open("ab") as file:
         file.truncate(2**33)  # eight GiB of zeros on a disk that holds none of them
-    tracemalloc.start()
-    with pytest.raises(CheckpointError, match="line 2002 is longer than"):
-        verify_log(path)
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 4e6
+    with traced() as peak:
+        with pytest.raises(CheckpointError, match="line 2002 is longer than"):
+            verify_log(path)
+        assert peak() < 4e6
 
 
 def test_commands_tell_and_end_with_codes(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:

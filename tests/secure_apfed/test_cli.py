@@ -174,14 +174,11 @@ def test_the_data_sets_are_listed(capsys: Capture, tmp_path: Path) -> None:
     assert answer == {"name": "digits", "files": []}
 
 
-@pytest.mark.parametrize(
-    ("imported", "spared"),
-    [
-        ("secure_apfed; secure_apfed.align", {"torch", "tenseal"}),
-        ("secure_apfed.config.file, secure_apfed.runs.run", {"sklearn", "matplotlib", "opacus"}),
-        ("apfed_attacks", {"torchmetrics", "matplotlib"}),
-    ],
-)
+@pytest.mark.parametrize(("imported", "spared"), [
+    ("secure_apfed; secure_apfed.align", {"torch", "tenseal"}),
+    ("secure_apfed.config.file, secure_apfed.runs.run", {"sklearn", "matplotlib", "opacus"}),
+    ("apfed_attacks", {"torchmetrics", "matplotlib"}),
+])  # fmt: skip
 def test_a_part_does_not_load_what_comes_later(imported: str, spared: set[str]) -> None:
     code = f"import sys, {imported}\nsys.exit(str({spared} & set(sys.modules) or ''))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

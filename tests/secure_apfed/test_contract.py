@@ -46,14 +46,10 @@ def parties(**changes: Any) -> list[dict[str, Any]]:
 
 SPREAD = passive(representation={"minimum_spread": 0.1, "rows": 70, "features": KEY})
 WHOLE: dict[str, Any] = {
-    "passives": {"p1": SPREAD, "p2": SPREAD},
-    "resumes": {"run": KEY, "step": 3},
-    "spare_answers": 1,
-    "silent_passive": "wait",
-    "patience_s": 30.0,
-    "restarts": 3,
+    "passives": {"p1": SPREAD, "p2": SPREAD}, "resumes": {"run": KEY, "step": 3},
+    "spare_answers": 1, "silent_passive": "wait", "patience_s": 30.0, "restarts": 3,
     "predicts": KEY,
-}
+}  # fmt: skip
 
 
 def test_the_digest_is_of_a_document_that_holds_every_field() -> None:
@@ -141,17 +137,14 @@ def test_what_does_not_fit_is_refused() -> None:
 NETWORK = "network hidden representation projection sequences random_features dropout head"
 # What a party decides alone; every other setting concerns all, those of a method under its name.
 THE_ACTIVE = {
-    "": "task measure calibration checkpoint_every",
-    "threshold": "cost rate",
+    "": "task measure calibration checkpoint_every", "threshold": "cost rate",
     "dp_sgd": "clip noise_multiplier epsilon",
     "labels": "mechanism epsilon",
     "train": "use_unaligned spread_labels evaluate_every patience keep_best class_weights loss",
     **dict.fromkeys(("votes", "votes_randomised", "votes_encrypted", "votes_moment"), "prior"),
-    "apc_vfl": "joint loss weight",
-    "apc_vfl.own": NETWORK,
-    "vfedtrans": "loss weight",
+    "apc_vfl": "joint loss weight", "apc_vfl.own": NETWORK, "vfedtrans": "loss weight",
     "rules": "refused_sums",
-}
+}  # fmt: skip
 EACH_FOR_ITSELF = {
     "": "name tradeoff",
     "data": "dataset clients views active_view rows rows_per_class overlap aligned "

@@ -6,7 +6,6 @@ import datetime
 import io
 import json
 import math
-import tracemalloc
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -44,6 +43,7 @@ from secure_apfed.errors import DataError, SuspectColumnWarning, UnseenCellsWarn
 from secure_apfed.names import column_name
 from secure_apfed.runs.solo import SoloModel
 from secure_apfed.settings.data import DataSettings, PartySettings
+from tests.memory import traced
 from tests.secure_apfed.whole_files import load_features
 
 pytestmark = pytest.mark.filterwarnings("ignore::secure_apfed.errors.SuspectColumnWarning")
@@ -120,14 +120,10 @@ def test_long_tables_are_encoded_column_by_column() -> None:
     numbers = np.random.default_rng(0).standard_normal((50_000, 20))
     encoding = ColumnEncoding.plain(names)
     frame = pd.DataFrame(numbers, columns=names)
-    tracemalloc.start()
-    try:
+    with traced() as peak:
         features = encoding.encode(frame)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+        assert peak() < 2 * features.nbytes  # all columns in float64 alone would be twice as much
     assert torch.equal(features, torch.from_numpy(numbers.astype(np.float32)))
-    assert peak < 2 * features.nbytes  # all columns in float64 alone would be twice as much
 
 
 @pytest.mark.parametrize("cells", [

@@ -10,7 +10,6 @@ import os
 import struct
 import tarfile
 import threading
-import tracemalloc
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -46,6 +45,7 @@ from secure_apfed.data.mimic import ADMISSION_COLUMNS
 from secure_apfed.data.sessions import session_pool, synthetic_sessions
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings.data import DataSettings
+from tests.memory import traced
 
 PLAIN = bytes(range(256)) * 200
 PACKED = gzip.compress(PLAIN, mtime=0)
@@ -266,13 +266,10 @@ def test_what_swells_or_never_ends_is_stopped(server: Server, tmp_path: Path) ->
     place = tmp_path / "train-images.gz"
     server.files["/a.gz"] = swollen = gzip.compress(bytes(50_000_000))
     place.write_bytes(swollen)  # what lies there is not inflated either
-    tracemalloc.start()
-    try:
+    with traced() as peak:
         with pytest.raises(DataError, match=f"more than the {len(PLAIN)} uncompressed bytes exp"):
             fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
-        assert tracemalloc.get_traced_memory()[1] < 20e6
-    finally:
-        tracemalloc.stop()
+        assert peak() < 20e6
     assert list(tmp_path.iterdir()) == []
     server.files["/a.gz"] = gzip.compress(os.urandom(10_000_000))
     seen: list[int] = []

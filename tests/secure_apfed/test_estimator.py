@@ -114,13 +114,10 @@ def test_frames_of_every_library_and_cells_of_every_type_say_the_same() -> None:
     assert model.score(frame, frame["colour"] == "red") > 0.85
     arrow = pa.Table.from_pandas(frame)
     for same in (
-        arrow,
-        pl.from_arrow(arrow),
-        frame.convert_dtypes(),
-        frame.astype(object),
+        arrow, pl.from_arrow(arrow), frame.convert_dtypes(), frame.astype(object),
         frame.assign(size=frame["size"].astype(str), old=frame["old"].astype(int)),
         frame.assign(day=frame["day"].dt.strftime("%Y-%m-%d")),
-    ):
+    ):  # fmt: skip
         np.testing.assert_allclose(model.predict_proba(same), told, atol=1e-9)
     with pytest.warns(UnseenCellsWarning, match="the input: 200 of 200 cells of column 'colour'"):
         model.predict(frame.assign(colour="green"))
@@ -172,13 +169,10 @@ def _drawing_all_the_time() -> Iterator[None]:
 
 
 CALLERS: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "no gradients": torch.no_grad,
-    "inference": torch.inference_mode,
-    "another device": lambda: torch.device("meta"),
-    "another dtype": _another_dtype,
-    "its own seed": _drawing_all_the_time,
-}
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16), "no gradients": torch.no_grad,
+    "inference": torch.inference_mode, "another device": lambda: torch.device("meta"),
+    "another dtype": _another_dtype, "its own seed": _drawing_all_the_time,
+}  # fmt: skip
 
 
 def small() -> tuple[pd.DataFrame, pd.DataFrame, NDArray[np.bool_]]:

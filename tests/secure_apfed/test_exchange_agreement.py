@@ -102,13 +102,10 @@ def test_afterwards_everything_is_sealed_under_it() -> None:
         table.network.links["p1"].seal("s", {})
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"epochs": 7, "batch_size": 9}, "epochs, batch_size"),
-        ({"settings": {"guard": {"mechanism": "none"}}}, "settings.guard.mechanism"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "field"), [
+    ({"epochs": 7, "batch_size": 9}, "epochs, batch_size"),
+    ({"settings": {"guard": {"mechanism": "none"}}}, "settings.guard.mechanism"),
+])  # fmt: skip
 def test_other_settings_are_found_out_by_name(changes: dict[str, Any], field: str) -> None:
     table = Table()
     other = table.script("p2", draw=lambda s, greetings: drawn(s, greetings, **changes))
@@ -183,15 +180,12 @@ def test_one_identity_is_one_party_and_its_own() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-@pytest.mark.parametrize(
-    ("method", "changes", "field"),
-    [
-        ("apfed_c", {"rules": {"minimum_spread": 0.4}}, "minimum_spread"),
-        ("apfed_c", {"guard": {"mechanism": "gaussian", "sigma": 1.0}}, "maximum_norm"),
-        ("apfed_c", {"model": {"network": "mlp", "projection": 7}}, "shape"),
-        ("tvfl", {"guard": {"mechanism": "gaussian", "sigma": 1.0}}, "maximum_norm"),
-    ],
-)
+@pytest.mark.parametrize(("method", "changes", "field"), [
+    ("apfed_c", {"rules": {"minimum_spread": 0.4}}, "minimum_spread"),
+    ("apfed_c", {"guard": {"mechanism": "gaussian", "sigma": 1.0}}, "maximum_norm"),
+    ("apfed_c", {"model": {"network": "mlp", "projection": 7}}, "shape"),
+    ("tvfl", {"guard": {"mechanism": "gaussian", "sigma": 1.0}}, "maximum_norm"),
+])  # fmt: skip
 def test_nobody_takes_a_senders_word_for_its_own_rules(
     method: str, changes: dict[str, Any], field: str
 ) -> None:

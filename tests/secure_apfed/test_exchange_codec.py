@@ -76,21 +76,18 @@ def test_special_numbers_keep_their_bits_and_equal_content_has_equal_bytes() -> 
     assert pack(batch(), {"a": 1}) == pack(backwards, {"a": 1})
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"z": None}, r"tensors \['rows'\], expected \['rows', 'z'\]"),
-        ({"rows": None, "z": None}, r"tensors \[\], expected"),
-        ({"extra": torch.ones(1)}, r"tensors \['extra', 'rows', 'z'\], expected"),
-        ({"z": torch.ones(2, 3).double()}, r"'z' as torch.float64 \(2, 3\), expected .*float32"),
-        ({"z": torch.ones(2, 3).bfloat16()}, "torch.bfloat16"),
-        ({"z": torch.ones(2, 4)}, r"\(2, 4\), expected .* \(None, 3\)"),
-        ({"z": torch.ones(2, 3, 1)}, r"\(2, 3, 1\), expected"),
-        ({"z": torch.tensor(1.0)}, r"torch.float32 \(\), expected"),
-        ({"rows": torch.arange(2).int()}, "torch.int32"),
-        ({"rows": torch.zeros(2)}, "'rows' as torch.float32"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"z": None}, r"tensors \['rows'\], expected \['rows', 'z'\]"),
+    ({"rows": None, "z": None}, r"tensors \[\], expected"),
+    ({"extra": torch.ones(1)}, r"tensors \['extra', 'rows', 'z'\], expected"),
+    ({"z": torch.ones(2, 3).double()}, r"'z' as torch.float64 \(2, 3\), expected .*float32"),
+    ({"z": torch.ones(2, 3).bfloat16()}, "torch.bfloat16"),
+    ({"z": torch.ones(2, 4)}, r"\(2, 4\), expected .* \(None, 3\)"),
+    ({"z": torch.ones(2, 3, 1)}, r"\(2, 3, 1\), expected"),
+    ({"z": torch.tensor(1.0)}, r"torch.float32 \(\), expected"),
+    ({"rows": torch.arange(2).int()}, "torch.int32"),
+    ({"rows": torch.zeros(2)}, "'rows' as torch.float32"),
+])  # fmt: skip
 def test_other_tensors_are_refused_by_name(change: dict[str, Tensor | None], message: str) -> None:
     tensors = {key: value for key, value in {**batch(), **change}.items() if value is not None}
     with pytest.raises(RemoteProtocolError, match=message):
@@ -191,16 +188,13 @@ def test_the_header_is_what_the_format_says_and_shows_no_payload() -> None:
 
 
 BOUNDS: list[tuple[dict[str, Any], str]] = [
-    ({"sender": ""}, "1 to 64 characters"),
-    ({"receiver": "x" * 65}, "1 to 64 characters"),
-    ({"receiver": "active"}, "cannot write to itself"),
-    ({"step": -2}, "step -2 .* out of range"),
-    ({"step": 2**63}, "out of range"),
-    ({"sequence": -1}, "sequence -1 is out of range"),
+    ({"sender": ""}, "1 to 64 characters"), ({"receiver": "x" * 65}, "1 to 64 characters"),
+    ({"receiver": "active"}, "cannot write to itself"), ({"step": -2}, "step -2 .* out of range"),
+    ({"step": 2**63}, "out of range"), ({"sequence": -1}, "sequence -1 is out of range"),
     ({"sequence": 2**63}, "out of range"),
     ({"session": ""}, "session's name has 1 to 256 characters"),
     ({"session": "s" * 257}, "got 257"),
-]
+]  # fmt: skip
 
 
 def test_bounds_are_ours_to_keep() -> None:

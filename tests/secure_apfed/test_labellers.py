@@ -27,16 +27,9 @@ from secure_apfed.labellers import (
     PrivateLogistic,
     Ridge,
     Spreading,
+    guarantee,
     hard,
     make_labeller,
-)
-from secure_apfed.labellers.guarantee import (
-    calibrate_votes,
-    distance_in_steps,
-    summed_moment,
-    summed_votes,
-    table_guarantee,
-    vote_distance,
 )
 from secure_apfed.labellers.kinds import minimiser, rows_of_norm_one
 from secure_apfed.privacy.accountants import GaussianRelease, NoPrivacy, gdp_epsilon, gdp_mu
@@ -81,17 +74,14 @@ def awkward() -> dict[str, tuple[Floats, Integers, Integers]]:
         "a constant column": (constant_column, labelled, labels),
         "nothing but constants": (np.full((40, 3), 2.5), np.arange(12), labels),
         "zeros": (np.zeros((40, 3)), np.arange(12), labels),
-        "one class": (x, labelled, np.full(12, 3)),
-        "one label": (x, labelled[:1], labels[:1]),
+        "one class": (x, labelled, np.full(12, 3)), "one label": (x, labelled[:1], labels[:1]),
         "every row labelled": (x[:12], np.arange(12), labels),
         "one row": (x[:1], np.array([0]), labels[:1]),
-        "two rows": (x[:2], np.array([1]), labels[:1]),
-        "an island": (far, labelled, labels),
-        "large": (1e12 * x, labelled, labels),
-        "small": (1e-12 * x, labelled, labels),
+        "two rows": (x[:2], np.array([1]), labels[:1]), "an island": (far, labelled, labels),
+        "large": (1e12 * x, labelled, labels), "small": (1e-12 * x, labelled, labels),
         "one column": (x[:, :1], labelled, labels),
         "more columns than rows": (np.tile(x, (1, 60)), labelled, labels),
-    }
+    }  # fmt: skip
 
 
 each = pytest.mark.parametrize("name", NAMES)
@@ -350,13 +340,13 @@ def test_no_two_rows_lie_further_apart_and_some_lie_so_far(signed: bool) -> None
     corners = np.concatenate([np.eye(4), -np.eye(4) if signed else np.zeros((1, 4))])
     rows = np.concatenate([rows_of_votes(400, 4, signed=signed), corners])
     far = np.linalg.norm(rows[:, None] - rows[None], axis=2)
-    assert far.max() == pytest.approx(vote_distance(signed=signed), rel=1e-12)
+    assert far.max() == pytest.approx(guarantee.vote_distance(signed=signed), rel=1e-12)
     # A moment moves as far, where phi is as long as it may be.
     phi = RNG.standard_normal(6)
     phi /= np.linalg.norm(phi)
     a, b = rows[np.unravel_index(far.argmax(), far.shape)[0]], rows[far.argmax() % len(rows)]
     moment = np.linalg.norm(np.outer(phi, a) - np.outer(phi, b))
-    assert moment == pytest.approx(vote_distance(signed=signed), rel=1e-9)
+    assert moment == pytest.approx(guarantee.vote_distance(signed=signed), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +361,7 @@ def test_rounded_rows_lie_no_further_apart_than_is_said(bits: int, signed: bool,
     point = FixedPoint(clip_norm=1.0, bits=bits, contributors=2)
     steps = point.quantise(rows).astype(np.float64)
     far = np.linalg.norm(steps[:, None] - steps[None], axis=2).max()
-    bound = distance_in_steps(
+    bound = guarantee.distance_in_steps(
         steps=point.levels, numbers=classes, signed=signed and kind == "soft",
         integers=kind == "hard",
     )  # fmt: skip
@@ -382,7 +372,7 @@ def test_rounded_rows_lie_no_further_apart_than_is_said(bits: int, signed: bool,
 
 def test_sums_and_moments_take_these_distances() -> None:
     noise: dict[str, Any] = {"deviation": 300, "honest": 3}
-    votes = summed_votes(Logistic(), hard=False, steps=127, classes=4, **noise)
+    votes = guarantee.summed_votes(Logistic(), hard=False, steps=127, classes=4, **noise)
     assert votes.sensitivity == pytest.approx(math.sqrt(2) * 127 + 2)
     assert votes.numbers == 4
     for labeller, hardened, integers, steps, far in (
@@ -394,9 +384,9 @@ def test_sums_and_moments_take_these_distances() -> None:
         (Logistic(), True, False, 12.7, math.sqrt(2) * 12.7 + 2),
     ):
         of: dict[str, Any] = {"hard": hardened, "integers": integers, "steps": steps, **noise}
-        assert summed_votes(labeller, classes=4, **of).sensitivity == pytest.approx(far)
+        assert guarantee.summed_votes(labeller, classes=4, **of).sensitivity == pytest.approx(far)
     for hardened, distance in ((False, 2.0), (True, math.sqrt(2))):
-        moment = summed_moment(Ridge(), hard=hardened, steps=127, numbers=24, **noise)
+        moment = guarantee.summed_moment(Ridge(), hard=hardened, steps=127, numbers=24, **noise)
         assert moment.sensitivity == pytest.approx(distance * 127 + math.sqrt(24))
         assert moment.numbers == 24
 
@@ -486,18 +476,18 @@ def test_private_labellers_and_guarantees_out_of_range_are_refused() -> None:
         PrivateLogistic(**(fit | {"key": b"short"}))
     for delta in (0.0, 1.0):
         with pytest.raises(ConfigError, match="expected"):
-            table_guarantee(Logistic(), NoPrivacy(), delta=delta)
+            guarantee.table_guarantee(Logistic(), NoPrivacy(), delta=delta)
 
 
 RESPONSE = VoteResponse(epsilon=1.0, classes=3)
-SUM = summed_votes(Logistic(), hard=False, deviation=400, honest=3, steps=127, classes=3)
+SUM = guarantee.summed_votes(Logistic(), hard=False, deviation=400, honest=3, steps=127, classes=3)
 
 
 @each
 def test_what_is_claimed_follows_from_facts_of_the_labeller(name: str) -> None:
     labeller = private() if name == PrivateLogistic.name else make_labeller(name)
     for opening in (RESPONSE, SUM, GaussianRelease(noise_multiplier=2.0)):
-        found = table_guarantee(labeller, opening, delta=DELTA)
+        found = guarantee.table_guarantee(labeller, opening, delta=DELTA)
         assert 0 < found.vote < 20
         assert found.unlabelled == (found.vote if labeller.inductive else math.inf)
         assert math.isfinite(found.labelled) == math.isfinite(labeller.model.mu)
@@ -507,13 +497,13 @@ def test_what_is_claimed_follows_from_facts_of_the_labeller(name: str) -> None:
         assert covered == math.isfinite(found.epsilon)
         assert ("NO guarantee for the passive's table" in found.statement()) == (not covered)
         assert "inf" not in found.statement()
-    bare = table_guarantee(labeller, NoPrivacy(), delta=DELTA)
+    bare = guarantee.table_guarantee(labeller, NoPrivacy(), delta=DELTA)
     assert math.isinf(bare.vote)
     assert bare.statement().startswith("votes: no guarantee")
 
 
 def test_weights_and_votes_add_up() -> None:
-    found = table_guarantee(private(3.0), RESPONSE, delta=DELTA)
+    found = guarantee.table_guarantee(private(3.0), RESPONSE, delta=DELTA)
     assert (found.vote, found.unlabelled) == (1.0, 1.0)
     assert found.labelled == pytest.approx(4.0, rel=1e-6)
     # A numerical composition of a Gaussian and binary randomised response of that epsilon.
@@ -528,12 +518,12 @@ def test_weights_and_votes_add_up() -> None:
     theirs = gaussian.compose(response).get_epsilon_for_delta(DELTA)
     assert theirs <= found.labelled <= theirs + 0.5
     opening = GaussianRelease(noise_multiplier=1.5)
-    ours = table_guarantee(private(3.0), opening, delta=DELTA).labelled
+    ours = guarantee.table_guarantee(private(3.0), opening, delta=DELTA).labelled
     accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, 1e-3)
     for multiplier in (1.5, 1 / gdp_mu(3.0, DELTA)):
         accountant.compose(GaussianDpEvent(multiplier))
     assert ours == pytest.approx(accountant.get_epsilon(DELTA), rel=2e-3)
-    found = table_guarantee(private(3.0), SUM, delta=DELTA)
+    found = guarantee.table_guarantee(private(3.0), SUM, delta=DELTA)
     exact = gdp_epsilon(math.hypot(1 / SUM.noise_multiplier, gdp_mu(3.0, DELTA)), DELTA)
     assert exact <= found.labelled <= 1.15 * exact
     assert found.vote == SUM.epsilon_of(1, DELTA)
@@ -541,15 +531,15 @@ def test_weights_and_votes_add_up() -> None:
 
 def test_calibrated_noise_is_the_least_that_keeps_the_budget() -> None:
     def release(deviation: int, steps: float = 127) -> SummedRelease:
-        return summed_votes(
+        return guarantee.summed_votes(
             Logistic(), hard=True, deviation=deviation, honest=3, steps=steps, classes=3
         )
 
-    found = calibrate_votes(Logistic(), release, epsilon=3.0, delta=DELTA)
+    found = guarantee.calibrate_votes(Logistic(), release, epsilon=3.0, delta=DELTA)
     spent = [
-        table_guarantee(Logistic(), release(noise), delta=DELTA).vote
+        guarantee.table_guarantee(Logistic(), release(noise), delta=DELTA).vote
         for noise in (found, found - 1)
     ]
     assert spent[0] <= 3.0 < spent[1]
     with pytest.raises(ConfigError, match="over 1 releases needs noise of more than"):
-        calibrate_votes(Logistic(), partial(release, steps=2e9), epsilon=3.0, delta=DELTA)
+        guarantee.calibrate_votes(Logistic(), partial(release, steps=2e9), epsilon=3.0, delta=DELTA)

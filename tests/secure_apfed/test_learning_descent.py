@@ -107,14 +107,11 @@ def test_rates_rise_and_fall_as_torchs_schedulers_have_them() -> None:
     assert [rate_after(warm, done) for done in range(4)] == pytest.approx([0.2, 0.4, 0.4, 0.4])
 
 
-@pytest.mark.parametrize(
-    ("name", "theirs", "more"),
-    [
-        ("sgd", torch.optim.SGD, {"momentum": 0.9}),
-        ("adam", torch.optim.Adam, {}),
-        ("adamw", torch.optim.AdamW, {}),
-    ],
-)
+@pytest.mark.parametrize(("name", "theirs", "more"), [
+    ("sgd", torch.optim.SGD, {"momentum": 0.9}),
+    ("adam", torch.optim.Adam, {}),
+    ("adamw", torch.optim.AdamW, {}),
+])  # fmt: skip
 def test_without_a_bound_steps_are_those_of_torch(
     name: Literal["sgd", "adam", "adamw"], theirs: type[torch.optim.SGD], more: dict[str, Any]
 ) -> None:

@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -274,15 +275,11 @@ def overlapping(overlaps: dict[str, range] | None = None) -> VerticalData:
     return random_data(overlaps or OVERLAPS)
 
 
-def pairs(mode: str = "pairwise", method: str = "apfed_c", **changes: Any) -> Config:
-    usual: dict[str, Any] = {
-        "model": {
-            "network": "mlp", "hidden": [6], "representation": 4, "projection": 4, "dropout": 0,
-        },
-        "passives": {"passive-1": {"weight": 2.0}, "default": {"weight": 0.3}},
-        "alignment": {"mode": mode},
-    }  # fmt: skip
-    return step_config(method, **{**usual, **changes})
+pairs = partial(
+    step_config, method="apfed_c", alignment={"mode": "pairwise"},
+    model={"network": "mlp", "hidden": [6], "representation": 4, "projection": 4, "dropout": 0},
+    passives={"passive-1": {"weight": 2.0}, "default": {"weight": 0.3}},
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("protocol", ["ecdh", "circuit"])
@@ -336,19 +333,13 @@ def test_a_pair_below_the_minimum_stops_the_run() -> None:
         open_session(pairs(alignment={"mode": "pairwise", "minimum_rows": 5}), data)
 
 
-@pytest.mark.parametrize(
-    ("positions", "total", "message"),
-    [
-        ([0, 1], 3, "'positions' as torch.int64"),
-        ([0, 1, 2], 2, "announces 2 positions for 3 common people"),
-        ([0, 1, 2], 101, "announces 101 positions"),
-        ([0, 1, 2], True, "announces True positions"),
-        ([0, 1, 2], None, "announces None positions"),
-        ([0, 1, 1], 9, "gave two people one position"),
-        ([0, 1, 9], 9, "one outside 0 to 8"),
-        ([0, 1, -1], 9, "one outside 0 to 8"),
-    ],
-)
+@pytest.mark.parametrize(("positions", "total", "message"), [
+    ([0, 1], 3, "'positions' as torch.int64"),
+    ([0, 1, 2], 2, "announces 2 positions for 3 common people"),
+    ([0, 1, 2], 101, "announces 101 positions"), ([0, 1, 2], True, "announces True positions"),
+    ([0, 1, 2], None, "announces None positions"), ([0, 1, 1], 9, "gave two people one position"),
+    ([0, 1, 9], 9, "one outside 0 to 8"), ([0, 1, -1], 9, "one outside 0 to 8"),
+])  # fmt: skip
 def test_unfit_positions_are_refused(positions: list[int], total: object, message: str) -> None:
     payload = pack({"positions": torch.tensor(positions)}, {"total": total})
     envelope = envelope_of(payload, kind=Kind.ALIGNMENT, step=-1)

@@ -218,23 +218,19 @@ REFUSED: tuple[tuple[Said, Mapping[str, Any], str], ...] = (
     ("h_fedmv", _GUARDED, "no noise of a guard"),
     ("h_fedmv", {"passives": {"passive-1": {"weight": 2.0}}}, "leave weight out"),
     ("mmvfl", {"model": {"network": "mlp"}}, "takes identity"),
-    ("mmvfl", _GUARDED, "no noise of a guard"),
-    ("mmvfl", _NOISED, r"secure_sum\.noise"),
-    ("mmvfl", _LP_MST, "lp_mst"),
-    ("mmvfl", _SPREAD, "spread_labels"),
+    ("mmvfl", _GUARDED, "no noise of a guard"), ("mmvfl", _NOISED, r"secure_sum\.noise"),
+    ("mmvfl", _LP_MST, "lp_mst"), ("mmvfl", _SPREAD, "spread_labels"),
     ("mmvfl", {"defences": [{"kind": "marvell"}]}, "marvell"),
     ("split_nn_sum", _GUARDED, "nobody reads a representation"),
     ({**_TEACHER, "epsilon": 1}, {}, "no epsilon of one"),
     ({**_TEACHER, "labels": "spredding"}, {}, "did you mean 'spreading'"),
     ({**_TEACHER, "labels": "private_logistic"}, {}, "is unknown"),
-    ("joint_teacher", _PAIRWISE, "needs all passives"),
-    ("joint_teacher", _SPREAD, "use apfed"),
+    ("joint_teacher", _PAIRWISE, "needs all passives"), ("joint_teacher", _SPREAD, "use apfed"),
     ("joint_teacher", _LP_MST, "none that predicts alone"),
     ({"name": "votes_randomised", "epsilon": None}, {}, "method votes_randomised protects"),
     ({"name": "votes", "labeller": "spreding"}, {}, "did you mean 'spreading'"),
     ({"name": "votes", "labeller": "private_logistic"}, {}, "private_logistic, which needs it"),
-    ("votes", _NOISED, r"noise on votes is method\.epsilon"),
-    ("votes", _PRIVATE, "dp_sgd"),
+    ("votes", _NOISED, r"noise on votes is method\.epsilon"), ("votes", _PRIVATE, "dp_sgd"),
     ("votes", _LP_MST, "labels.mechanism: lp_mst"),
     ("votes", _PATIENT, "method votes learns no labels by steps"),
     ({"name": "votes_encrypted", "labeller": "logistic"}, {}, "is not linear in the labels"),
@@ -246,7 +242,7 @@ REFUSED: tuple[tuple[Said, Mapping[str, Any], str], ...] = (
     ({"name": "vfedtrans", "mask_rows": 1}, {}, "greater than or equal to 2"),
     ("apc_vfl", {"model": {"network": "enriched"}}, "use selu or linear"),
     ("apc_vfl", {"model": {"network": "selu", "head": [8]}}, "fits one linear layer on"),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -267,19 +267,13 @@ PAIRWISE = {"scheme": "plain", "masks": "pairwise"}
 WAIT = {"silent_passive": "wait", "patience_s": 600.0, "restarts": 10}
 
 
-@pytest.mark.parametrize(
-    ("rules", "sums", "passives", "agreed", "threshold"),
-    [
-        ({}, RECOVERABLE, 4, "recover", 3),
-        ({}, RECOVERABLE, 3, "stop", 3),
-        ({}, RECOVERABLE | {"threshold": 2}, 3, "recover", 2),
-        ({"silent_passive": "recover"}, RECOVERABLE, 4, "recover", 3),
-        ({"silent_passive": "stop"}, RECOVERABLE, 4, "stop", 4),
-        (WAIT, RECOVERABLE, 4, "wait", 4),
-        (WAIT, PAIRWISE, 4, "wait", None),
-        ({}, PAIRWISE, 4, "stop", None),
-    ],
-)
+@pytest.mark.parametrize(("rules", "sums", "passives", "agreed", "threshold"), [
+    ({}, RECOVERABLE, 4, "recover", 3), ({}, RECOVERABLE, 3, "stop", 3),
+    ({}, RECOVERABLE | {"threshold": 2}, 3, "recover", 2),
+    ({"silent_passive": "recover"}, RECOVERABLE, 4, "recover", 3),
+    ({"silent_passive": "stop"}, RECOVERABLE, 4, "stop", 4), (WAIT, RECOVERABLE, 4, "wait", 4),
+    (WAIT, PAIRWISE, 4, "wait", None), ({}, PAIRWISE, 4, "stop", None),
+])  # fmt: skip
 def test_the_contract_says_what_a_silence_does(
     rules: dict[str, Any], sums: dict[str, Any], passives: int, agreed: str, threshold: int | None
 ) -> None:
@@ -292,21 +286,18 @@ def test_the_contract_says_what_a_silence_does(
     )
 
 
-@pytest.mark.parametrize(
-    ("rules", "sums", "passives", "message"),
-    [
-        ({}, pair_of("ckks") | {"threshold": 2}, 4, "with ckks; only recoverable masks"),
-        ({}, RECOVERABLE | {"threshold": 5}, 4, r"5 of 4 passives .* with plain \+ recoverable"),
-        ({}, RECOVERABLE | {"threshold": 2}, 4, "not above half of 4 passives.*say 3 or more"),
-        ({}, {"scheme": "plain", "threshold": 3}, 4, "does not go with plain"),
-        ({"silent_passive": "recover"}, PAIRWISE, 4, "needs all 4 passives.*threshold: 3"),
-        ({"silent_passive": "recover"}, RECOVERABLE, 3, "needs all 3 passives.*threshold: 2"),
-        ({"silent_passive": "recover"}, RECOVERABLE, 2, "with 3 passives or more"),
-        ({"silent_passive": "stop"}, RECOVERABLE | {"threshold": 3}, 4, "stop no step goes on"),
-        (WAIT, RECOVERABLE | {"threshold": 3}, 4, "wait no step goes on without a passive"),
-        ({"restarts": 3}, PAIRWISE, 4, "nobody begins again by itself"),
-    ],
-)
+@pytest.mark.parametrize(("rules", "sums", "passives", "message"), [
+    ({}, pair_of("ckks") | {"threshold": 2}, 4, "with ckks; only recoverable masks"),
+    ({}, RECOVERABLE | {"threshold": 5}, 4, r"5 of 4 passives .* with plain \+ recoverable"),
+    ({}, RECOVERABLE | {"threshold": 2}, 4, "not above half of 4 passives.*say 3 or more"),
+    ({}, {"scheme": "plain", "threshold": 3}, 4, "does not go with plain"),
+    ({"silent_passive": "recover"}, PAIRWISE, 4, "needs all 4 passives.*threshold: 3"),
+    ({"silent_passive": "recover"}, RECOVERABLE, 3, "needs all 3 passives.*threshold: 2"),
+    ({"silent_passive": "recover"}, RECOVERABLE, 2, "with 3 passives or more"),
+    ({"silent_passive": "stop"}, RECOVERABLE | {"threshold": 3}, 4, "stop no step goes on"),
+    (WAIT, RECOVERABLE | {"threshold": 3}, 4, "wait no step goes on without a passive"),
+    ({"restarts": 3}, PAIRWISE, 4, "nobody begins again by itself"),
+])  # fmt: skip
 def test_thresholds_and_policies_that_cannot_be_had_are_refused(
     rules: dict[str, Any], sums: dict[str, Any], passives: int, message: str
 ) -> None:

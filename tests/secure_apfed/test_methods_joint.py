@@ -225,14 +225,11 @@ class Asked:
         assert same(learned(self.passive), self.before)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (torch.ones(4, D + 1), "sent 'gradient'"),
-        (torch.ones(4, D, dtype=torch.float32), r"torch\.float32"),
-        (torch.full((4, D), float("nan")), "not finite"),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), [
+    (torch.ones(4, D + 1), "sent 'gradient'"),
+    (torch.ones(4, D, dtype=torch.float32), r"torch\.float32"),
+    (torch.full((4, D), float("nan")), "not finite"),
+])  # fmt: skip
 def test_a_gradient_that_does_not_fit_is_refused(values: Tensor, message: str) -> None:
     asked = Asked()
     asked.refuses(asked.gradient(values.double() if "32" not in message else values), message)
@@ -264,15 +261,12 @@ def test_after_a_release_that_failed_no_gradient_is_due(monkeypatch: pytest.Monk
     asked.refuses(asked.gradient(torch.ones(4, D).double(), step=4), "waits for none")
 
 
-@pytest.mark.parametrize(
-    ("rows", "step", "message"),
-    [
-        ([1], 4, "at least 2"),
-        ([0, ALIGNED], 4, "outside the alignment"),
-        ([0, 1], 3, "after step 3"),
-        ([0, 1], 0, "after step 3"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "step", "message"), [
+    ([1], 4, "at least 2"),
+    ([0, ALIGNED], 4, "outside the alignment"),
+    ([0, 1], 3, "after step 3"),
+    ([0, 1], 0, "after step 3"),
+])  # fmt: skip
 def test_a_request_outside_the_rules_is_refused(rows: list[int], step: int, message: str) -> None:
     asked = Asked()
     releases = asked.passive.ledgers["passive-1"].spent().releases

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,7 @@ from secure_apfed.data import UNLABELLED, ColumnEncoding, PartyTable, VerticalDa
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
 from secure_apfed.labellers import Spreading
-from secure_apfed.learning.autoencoder import (
-    Autoencoder,
-    DistillationSettings,
-    EncoderQuality,
-    Resembled,
-    cross_validated,
-    encoder_quality,
-    fit_autoencoder,
-)
+from secure_apfed.learning import autoencoder
 from secure_apfed.learning.descent import ActiveNetworks, Compute
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.alignment import DEALER
@@ -39,11 +32,11 @@ from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
 from secure_apfed.settings.training import ModelSettings
 from tests.secure_apfed.seats import active_of, envelope, step_config
-from tests.secure_apfed.small_runs import Said, interrupted, small_config
+from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 K, TRAIN, TEST, LABELLED = 4, 240, 160, 8
-SETTINGS = DistillationSettings(epochs=40, batch_size=16, learning_rate=3e-3)
+SETTINGS = autoencoder.DistillationSettings(epochs=40, batch_size=16, learning_rate=3e-3)
 MODEL = ModelSettings(network="selu", hidden=(16,), representation=8)
 
 
@@ -69,20 +62,16 @@ def planted(seed: int = 0) -> VerticalData:
     )  # fmt: skip
 
 
-def config_of(method: Said, **changes: Any) -> Config:
-    usual: dict[str, Any] = {
-        "model": {"network": "random_features", "random_features": 60},
-        "train": {
-            "epochs": 30, "batch_size": 64, "learning_rate": 0.1, "device": "cpu",
-            "precision": "float64",
-        },
-    }  # fmt: skip
-    return step_config(method, **{**usual, **changes})
-
-
-def answering(**changes: Any) -> Config:
-    model = {"network": "selu", "hidden": [16], "representation": 8}
-    return config_of({"name": "apc_vfl", "epochs": 2}, model=model, **changes)
+config_of = partial(
+    step_config, model={"network": "random_features", "random_features": 60},
+    train={"epochs": 30, "batch_size": 64, "learning_rate": 0.1, "device": "cpu",
+           "precision": "float64"},
+)  # fmt: skip
+answering = partial(
+    config_of,
+    {"name": "apc_vfl", "epochs": 2},
+    model={"network": "selu", "hidden": [16], "representation": 8},
+)
 
 
 class Counted:
@@ -220,11 +209,8 @@ def test_under_strong_randomised_response_the_student_falls_back_to_its_own_labe
         config_of({"name": "joint_teacher", "epsilon": 2.0}), data
     ).learner.guarantee
     for part in (
-        "epsilon 2, delta 0",
-        "person without a label",
-        "against the active",
-        "gives nothing",
-    ):
+        "epsilon 2, delta 0", "person without a label", "against the active", "gives nothing",
+    ):  # fmt: skip
         assert part in said
     assert "randomised response" not in learner.guarantee
 
@@ -423,10 +409,12 @@ def test_a_plan_forecasts_the_bytes_that_are_sent() -> None:
 # Autoencoders that end early, codes drawn to others, and encoders judged by a classifier.
 
 
-def network(features: int = 6, seed: int = 0) -> Autoencoder:
+def network(features: int = 6, seed: int = 0) -> autoencoder.Autoencoder:
     torch.manual_seed(seed)
     family = family_for(MODEL, (features,))
-    return Autoencoder(family.encoder((features,), MODEL), family.decoder((8,), (features,), MODEL))
+    return autoencoder.Autoencoder(
+        family.encoder((features,), MODEL), family.decoder((8,), (features,), MODEL)
+    )
 
 
 def rows(count: int = 80, features: int = 6) -> Tensor:
@@ -435,7 +423,7 @@ def rows(count: int = 80, features: int = 6) -> Tensor:
     return hidden @ torch.randn(2, features) + 0.05 * torch.randn(count, features)
 
 
-def error(fitted: Autoencoder, x_NF: Tensor) -> float:
+def error(fitted: autoencoder.Autoencoder, x_NF: Tensor) -> float:
     with torch.no_grad():
         return float((fitted.decoder(fitted.codes(x_NF)) - x_NF).square().mean())
 
@@ -443,12 +431,12 @@ def error(fitted: Autoencoder, x_NF: Tensor) -> float:
 def test_it_learns_to_rebuild_its_rows_and_repeats_with_its_seed() -> None:
     x_NF = rows()
     before, fitted, again = network(), network(), network()
-    epochs = fit_autoencoder(fitted, x_NF, SETTINGS, owner="ann", seed=1)
-    assert fit_autoencoder(again, x_NF, SETTINGS, owner="ann", seed=1) == epochs
+    epochs = autoencoder.fit_autoencoder(fitted, x_NF, SETTINGS, owner="ann", seed=1)
+    assert autoencoder.fit_autoencoder(again, x_NF, SETTINGS, owner="ann", seed=1) == epochs
     assert error(fitted, x_NF) < 0.1 * error(before, x_NF)
     assert torch.equal(fitted.codes(x_NF), again.codes(x_NF))
     other = network()
-    fit_autoencoder(other, x_NF, SETTINGS, owner="bob", seed=1)
+    autoencoder.fit_autoencoder(other, x_NF, SETTINGS, owner="bob", seed=1)
     assert not torch.equal(fitted.codes(x_NF), other.codes(x_NF))
     assert not any(one.requires_grad for one in fitted.parameters())
 
@@ -456,16 +444,16 @@ def test_it_learns_to_rebuild_its_rows_and_repeats_with_its_seed() -> None:
 def test_it_ends_once_held_out_rows_gain_nothing_and_takes_the_best_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(DistillationSettings, "patience", 5)
+    monkeypatch.setattr(autoencoder.DistillationSettings, "patience", 5)
     x_NF = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
     settings = SETTINGS.model_copy(update={"epochs": 500, "learning_rate": 0.05})
     fitted = network()
-    epochs = fit_autoencoder(fitted, x_NF, settings, owner="ann", seed=0)
+    epochs = autoencoder.fit_autoencoder(fitted, x_NF, settings, owner="ann", seed=0)
     assert 5 < epochs < 500
     shorter = network()
-    monkeypatch.setattr(DistillationSettings, "patience", 500)
+    monkeypatch.setattr(autoencoder.DistillationSettings, "patience", 500)
     until_best = settings.model_copy(update={"epochs": epochs - 5})
-    fit_autoencoder(shorter, x_NF, until_best, owner="ann", seed=0)
+    autoencoder.fit_autoencoder(shorter, x_NF, until_best, owner="ann", seed=0)
     assert torch.equal(fitted.codes(x_NF), shorter.codes(x_NF))
 
 
@@ -477,24 +465,24 @@ def test_codes_of_some_rows_are_drawn_to_others(loss: str) -> None:
     for weight in (0.0, 5.0):
         settings = SETTINGS.model_copy(update={"weight": weight, "loss": loss})
         fitted = network()
-        fit_autoencoder(
+        autoencoder.fit_autoencoder(
             fitted, x_NF, settings, owner="ann", seed=0,
-            resembled=Resembled(rows=told, codes=wanted),
+            resembled=autoencoder.Resembled(rows=told, codes=wanted),
         )  # fmt: skip
         apart.append(float((fitted.codes(x_NF[told]) - wanted).square().mean()))
         if weight == 0.0:  # the paper's Ablation
             alone = network()
-            fit_autoencoder(alone, x_NF, settings, owner="ann", seed=0)
+            autoencoder.fit_autoencoder(alone, x_NF, settings, owner="ann", seed=0)
             assert torch.equal(alone.codes(x_NF), fitted.codes(x_NF))
     assert apart[1] < 0.2 * apart[0]
 
 
 def test_what_cannot_be_fitted_is_named() -> None:
     with pytest.raises(ModelError, match="ann: an autoencoder takes two rows"):
-        fit_autoencoder(network(), rows(1), SETTINGS, owner="ann", seed=0)
+        autoencoder.fit_autoencoder(network(), rows(1), SETTINGS, owner="ann", seed=0)
     endless = SETTINGS.model_copy(update={"learning_rate": 1e30})
     with pytest.raises(ModelError, match="ann: training of an autoencoder diverged"):
-        fit_autoencoder(network(), rows(), endless, owner="ann", seed=0)
+        autoencoder.fit_autoencoder(network(), rows(), endless, owner="ann", seed=0)
 
 
 def test_the_classifier_is_that_of_scikit_learn() -> None:
@@ -523,10 +511,10 @@ def told_rows(count: int = 160) -> tuple[Tensor, Tensor]:
     return x_NF, (x_NF[:, 0] + x_NF[:, 1] > 0).long()
 
 
-def quality(representation: int, labels_N: Tensor | None = None) -> EncoderQuality:
+def quality(representation: int, labels_N: Tensor | None = None) -> autoencoder.EncoderQuality:
     x_NF, known_N = told_rows()
     model = ModelSettings(network="selu", hidden=(), representation=representation)
-    return encoder_quality(
+    return autoencoder.encoder_quality(
         x_NF, known_N if labels_N is None else labels_N, model=model, settings=SETTINGS,
         owner="ann", seed=3, compute=CPU, threshold=0.05, folds=5,
     )  # fmt: skip
@@ -538,7 +526,8 @@ def test_rows_without_a_label_train_the_encoder_and_score_nothing() -> None:
     few_N[80:] = UNLABELLED
     found = quality(12, few_N)
     assert np.array_equal(
-        found.columns, cross_validated(x_NF[:80], labels_N[:80], folds=5, seed=3)["accuracy"]
+        found.columns,
+        autoencoder.cross_validated(x_NF[:80], labels_N[:80], folds=5, seed=3)["accuracy"],
     )
     assert found.epochs == quality(12).epochs
 

@@ -1,6 +1,7 @@
 """MMVFL and FedMV: closed forms against solvers, parties against the papers, nothing shown."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,27 +9,11 @@ import pytest
 import torch
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, load_data
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Kind, Links, pack
-from secure_apfed.methods import METHODS, Simulation, open_session
+from secure_apfed.methods import METHODS, Simulation, multiview, open_session
 from secure_apfed.methods.averaging import LinearViews
-from secure_apfed.methods.multiview import (
-    Floats,
-    MultiviewActive,
-    MultiviewSettings,
-    Pull,
-    ViewModel,
-    averaged,
-    iterate,
-    joint_scores,
-    objective,
-    row_norms,
-    start,
-    view_objective,
-    weights_of,
-)
 from secure_apfed.models import SequenceEncoder, encoder_and_head
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
@@ -47,14 +32,16 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
-def views(rng: np.random.Generator) -> list[ViewModel]:
+def views(rng: np.random.Generator) -> list[multiview.ViewModel]:
     return [
-        ViewModel.begin(rng.standard_normal((ROWS, width)), CLASSES, rng, beta=0.7, zeta=zeta)
+        multiview.ViewModel.begin(
+            rng.standard_normal((ROWS, width)), CLASSES, rng, beta=0.7, zeta=zeta
+        )
         for width, zeta in ((5, 2.0), (8, 0.5), (3, 4.0))
     ]
 
 
-def proximal(x_NF: Floats, z_NC: Floats, beta: float) -> Floats:
+def proximal(x_NF: multiview.Floats, z_NC: multiview.Floats, beta: float) -> multiview.Floats:
     """Minimise Eq. (5) by accelerated proximal gradients (Beck and Teboulle 2009)."""
     rate = 1 / (2 * np.linalg.norm(x_NF, 2) ** 2)
     now = ahead = np.zeros((x_NF.shape[1], z_NC.shape[1]))
@@ -71,49 +58,52 @@ def proximal(x_NF: Floats, z_NC: Floats, beta: float) -> Floats:
 @pytest.mark.parametrize("beta", [0.0, 0.3, 30.0])
 def test_the_weights_minimise_their_objective(rng: np.random.Generator, beta: float) -> None:
     x_NF, z_NC = rng.standard_normal((ROWS, 6)), rng.standard_normal((ROWS, CLASSES))
-    found = weights_of(x_NF, z_NC, beta, rng.standard_normal((6, CLASSES)))
+    found = multiview.weights_of(x_NF, z_NC, beta, rng.standard_normal((6, CLASSES)))
     other = proximal(x_NF, z_NC, beta)
 
-    ours, theirs = (view_objective(x_NF, w, z_NC, beta) for w in (found, other))
+    ours, theirs = (multiview.view_objective(x_NF, w, z_NC, beta) for w in (found, other))
     assert ours == pytest.approx(theirs, rel=1e-8)
     if beta == 30.0:  # some features count for nothing there
-        assert (row_norms(other) == 0).any()
-        np.testing.assert_allclose(row_norms(found)[row_norms(other) == 0], 0, atol=1e-4)
+        assert (multiview.row_norms(other) == 0).any()
+        np.testing.assert_allclose(
+            multiview.row_norms(found)[multiview.row_norms(other) == 0], 0, atol=1e-4
+        )
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(
-    ("size", "beta", "said"),
-    [
-        (0.0, 0.0, "beta above 0"),  # linearly dependent columns
-        (1e200, 1.0, "too large to learn from; rescale"),
-        (1.0, 1e308, "too large to learn from; rescale"),
-    ],
-)
+@pytest.mark.parametrize(("size", "beta", "said"), [
+    (0.0, 0.0, "beta above 0"),  # linearly dependent columns
+    (1e200, 1.0, "too large to learn from; rescale"),
+    (1.0, 1e308, "too large to learn from; rescale"),
+])  # fmt: skip
 def test_what_has_no_weights_is_named(
     rng: np.random.Generator, size: float, beta: float, said: str
 ) -> None:
     x_NF, z_NC = np.full((ROWS, 2), size), rng.standard_normal((ROWS, CLASSES))
     with pytest.raises(ModelError, match=said):
-        weights_of(x_NF, z_NC, beta, np.full((2, CLASSES), 0.0 if beta else 1.0))
+        multiview.weights_of(x_NF, z_NC, beta, np.full((2, CLASSES), 0.0 if beta else 1.0))
 
 
 def test_one_client_alone_ends_where_multi_view_learning_does(rng: np.random.Generator) -> None:
     """H-FedMV's other order of updates has the same end: the objective is convex in all."""
     truth_NC = np.eye(CLASSES)[rng.integers(0, CLASSES, ROWS)]
     labelled_N1 = (np.arange(ROWS) < 30).astype(float)[:, None]
-    pull = Pull(truth_NC * labelled_N1, 5.0 * labelled_N1)
+    pull = multiview.Pull(truth_NC * labelled_N1, 5.0 * labelled_N1)
     held, client = views(rng), views(rng)
     for own, other in zip(client, held, strict=True):
         own.x_NF = other.x_NF
-    common = start(ROWS, CLASSES, rng)
+    common = multiview.start(ROWS, CLASSES, rng)
     for _ in range(600):
-        common = iterate(held, common, pull)
+        common = multiview.iterate(held, common, pull)
     reached = ROWS * LinearViews(client, pull, tolerance=1e-14, rounds=600).train(0)
-    assert reached == pytest.approx(objective(client, averaged(client, pull), pull))
-    assert reached == pytest.approx(objective(held, common, pull), rel=1e-6)
+    assert reached == pytest.approx(
+        multiview.objective(client, multiview.averaged(client, pull), pull)
+    )
+    assert reached == pytest.approx(multiview.objective(held, common, pull), rel=1e-6)
     rows = np.arange(ROWS)
-    np.testing.assert_allclose(joint_scores(client, rows), joint_scores(held, rows), atol=2e-3)
+    np.testing.assert_allclose(
+        multiview.joint_scores(client, rows), multiview.joint_scores(held, rows), atol=2e-3
+    )
 
 
 METHODS_OF_VIEWS = [
@@ -123,11 +113,9 @@ ROUNDS = 6
 CLEAR = {"scheme": "plain", "masks": "none", "clip": None}
 
 
-def config_of(method: Said, **changes: Any) -> Config:
-    usual: dict[str, Any] = {
-        "train": {"epochs": 3, "device": "cpu", "precision": "float64"}, "secure_sum": CLEAR,
-    }  # fmt: skip
-    return small_config(method, **{**usual, **changes})
+config_of = partial(
+    small_config, secure_sum=CLEAR, train={"epochs": 3, "device": "cpu", "precision": "float64"}
+)
 
 
 def session_of(method: Said, **changes: Any) -> Simulation:
@@ -196,8 +184,8 @@ class Paper:
 def test_parties_compute_what_the_papers_say(
     method: str, name: str, labelled: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MultiviewSettings, "tolerance", 1e-300)
-    monkeypatch.setattr(MultiviewSettings, "most_rounds", ROUNDS)
+    monkeypatch.setattr(multiview.MultiviewSettings, "tolerance", 1e-300)
+    monkeypatch.setattr(multiview.MultiviewSettings, "most_rounds", ROUNDS)
     secure_sum = (
         CLEAR if name == "plain, any length" else {**pair_of(name), "clip": 4.0, "bits": 24}
     )
@@ -208,7 +196,7 @@ def test_parties_compute_what_the_papers_say(
         passives={"default": {"weight": 3.0}, "passive-2": {"weight": 0.25}},
     )  # fmt: skip
     active = session.learner
-    assert isinstance(active, MultiviewActive)
+    assert isinstance(active, multiview.MultiviewActive)
     assert list(session.contract.passives) == ["passive-1", "passive-2"]
     own = method == "mmvfl"
     paper = Paper(session, zetas=[4.0, 12.0, 1.0], eta=6.0, beta=2.0, own=own)
@@ -223,7 +211,7 @@ def test_parties_compute_what_the_papers_say(
     for trainer, z_k, w in zip(trainers_of(session), paper.z_k, paper.w, strict=True):
         np.testing.assert_allclose(trainer.view.labels_NC[paper.rows], z_k, atol=apart)
         np.testing.assert_allclose(trainer.view.weights_FC, w, atol=apart)
-    joint = joint_scores([trainer.view for trainer in trainers_of(session)], paper.asked)
+    joint = multiview.joint_scores([trainer.view for trainer in trainers_of(session)], paper.asked)
     np.testing.assert_allclose(joint, paper.together(), atol=apart)
 
     accuracy = session.evaluate(next_step=3, final=True)[f"{method}_together"]
@@ -238,13 +226,13 @@ def test_the_active_reads_labels_of_passives_out_of_the_sum() -> None:
     masked = {"scheme": "plain", "masks": "pairwise", "clip": 4.0}
     session = session_of("mmvfl", data=data, secure_sum=masked)
     active, holder = session.learner, session.helpers["passive-1"]
-    assert isinstance(active, MultiviewActive)
+    assert isinstance(active, multiview.MultiviewActive)
     rows = active.training_rows.numpy()
     asked = active.trainer.common_NC[rows].copy()
     session.step(0, active.training_rows)
     assert active.opened is not None
     moved = active.opened.numpy() - 0.75 * asked  # the three passives' equal shares of Z
-    pull: Pull = holder.trainer.pull  # type: ignore[attr-defined]
+    pull: multiview.Pull = holder.trainer.pull  # type: ignore[attr-defined]
     told = pull.eta_N1[rows, 0] > 0
     assert 0 < told.sum() < len(rows) / 2
     lengths = np.linalg.norm(moved, axis=1)
@@ -274,18 +262,15 @@ def honest(session: Simulation) -> dict[str, torch.Tensor]:
     return {"rows": rows, "z": torch.from_numpy(active.trainer.common_NC[rows.numpy()])}
 
 
-@pytest.mark.parametrize(
-    ("method", "name", "change", "said"),
-    [
-        ("mmvfl", "z", lambda z: z[:, :1], "expected torch.float64"),
-        ("mmvfl", "z", lambda z: z[1:], "rows of z"),
-        ("mmvfl", "z", lambda z: z * float("nan"), "norm is not within"),
-        ("mmvfl", "rows", lambda rows: rows + 10**6, "outside the alignment"),
-        ("h_fedmv", "weights", lambda w: w[1:], "need the same views"),
-        ("h_fedmv", "weights", lambda w: w.float(), "expected torch.float64"),
-        ("h_fedmv", "weights", lambda w: w + 1e9, "norm is not within"),
-    ],
-)
+@pytest.mark.parametrize(("method", "name", "change", "said"), [
+    ("mmvfl", "z", lambda z: z[:, :1], "expected torch.float64"),
+    ("mmvfl", "z", lambda z: z[1:], "rows of z"),
+    ("mmvfl", "z", lambda z: z * float("nan"), "norm is not within"),
+    ("mmvfl", "rows", lambda rows: rows + 10**6, "outside the alignment"),
+    ("h_fedmv", "weights", lambda w: w[1:], "need the same views"),
+    ("h_fedmv", "weights", lambda w: w.float(), "expected torch.float64"),
+    ("h_fedmv", "weights", lambda w: w + 1e9, "norm is not within"),
+])  # fmt: skip
 def test_a_hostile_request_is_refused(method: str, name: str, change: Any, said: str) -> None:
     session = session_of(method)
     request = honest(session)
@@ -320,7 +305,7 @@ def stages_of(session: Simulation) -> dict[str, Any]:
 
 def copied(model: LinearViews) -> LinearViews:
     views = [
-        ViewModel(
+        multiview.ViewModel(
             x_NF=one.x_NF, beta=one.beta, zeta=one.zeta, weights_FC=one.weights_FC.copy(),
             labels_NC=one.labels_NC.copy(), tolerance=one.tolerance, most_rounds=one.most_rounds,
         )

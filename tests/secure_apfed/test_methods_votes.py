@@ -297,23 +297,17 @@ def ask(**tensors: torch.Tensor) -> Envelope:
 @pytest.mark.parametrize(
     "tensors",
     [
-        {"rows": torch.tensor([0, 0, 1, 2])},
-        {"rows": torch.tensor([0, 1, 500])},
-        {"rows": torch.tensor([-1, 1, 2])},
-        {"rows": torch.tensor([3])},
-        {"rows": torch.arange(10).int()},
-        {"rows": torch.empty(0, dtype=torch.int64)},
-        {"labelled": torch.tensor([0, 0])},
-        {"labelled": torch.tensor([0, 10])},
+        {"rows": torch.tensor([0, 0, 1, 2])}, {"rows": torch.tensor([0, 1, 500])},
+        {"rows": torch.tensor([-1, 1, 2])}, {"rows": torch.tensor([3])},
+        {"rows": torch.arange(10).int()}, {"rows": torch.empty(0, dtype=torch.int64)},
+        {"labelled": torch.tensor([0, 0])}, {"labelled": torch.tensor([0, 10])},
         {"labelled": torch.empty(0, dtype=torch.int64), "labels": torch.empty(0).long()},
-        {"labels": torch.tensor([1, 10])},
-        {"labels": torch.tensor([1, -100])},
-        {"labels": torch.tensor([1])},
-        {"labels": torch.tensor([1.0, 0.0])},
+        {"labels": torch.tensor([1, 10])}, {"labels": torch.tensor([1, -100])},
+        {"labels": torch.tensor([1])}, {"labels": torch.tensor([1.0, 0.0])},
         {"more": torch.tensor([1])},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_request_that_breaks_a_rule_is_refused(tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(RemoteProtocolError, match="active"):
         Ballot.read(ask(**tensors), contract(), aligned=400, classes=10)
@@ -420,18 +414,15 @@ def other_labels(payload: bytes) -> bytes:
     return bytes(msgpack.packb([asked, request[:-9] + bytes([request[-9] ^ 1]) + request[-8:]]))
 
 
-@pytest.mark.parametrize(
-    ("kind", "change", "said"),
-    [
-        (Kind.BALLOT_SIZE, lambda _: msgpack.packb([1, 2]), "something else than a ballot's size"),
-        (Kind.ENCRYPTED_LABELS, lambda _: msgpack.packb([b"", 3]), "no ballot with encrypted"),
-        (Kind.ENCRYPTED_LABELS, other_ballot, "on another ballot than it told"),
-        (Kind.ENCRYPTED_LABELS, other_labels, "aggregator|different|answer"),
-        (Kind.COMMITMENT, lambda body: body[:-1], "active"),
-        (Kind.COIN, lambda body: body[:-1], "passive"),
-        (Kind.CHALLENGE, lambda body: body[:-1], "passive"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "change", "said"), [
+    (Kind.BALLOT_SIZE, lambda _: msgpack.packb([1, 2]), "something else than a ballot's size"),
+    (Kind.ENCRYPTED_LABELS, lambda _: msgpack.packb([b"", 3]), "no ballot with encrypted"),
+    (Kind.ENCRYPTED_LABELS, other_ballot, "on another ballot than it told"),
+    (Kind.ENCRYPTED_LABELS, other_labels, "aggregator|different|answer"),
+    (Kind.COMMITMENT, lambda body: body[:-1], "active"),
+    (Kind.COIN, lambda body: body[:-1], "passive"),
+    (Kind.CHALLENGE, lambda body: body[:-1], "passive"),
+])  # fmt: skip
 def test_messages_that_are_none_are_refused(
     kind: Kind, change: Callable[[bytes], bytes], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,14 +435,11 @@ def test_messages_that_are_none_are_refused(
 @pytest.mark.parametrize(
     "size",
     [
-        {"people": 10**9},
-        {"people": True},
-        {"labelled": 0},
-        {"labelled": 10**6},
+        {"people": 10**9}, {"people": True}, {"labelled": 0}, {"labelled": 10**6},
         {"ballot": b"short"},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_size_that_may_not_be_fails(
     size: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -283,16 +283,13 @@ FAR = TERMS.model_copy(update={"maximum_norm": 1e30})
 DOUBLE = TERMS.model_copy(update={"dtype": "float64"})
 
 
-@pytest.mark.parametrize(
-    ("rows", "z", "terms"),
-    [
-        ([9, 0, 4], [[1.0, 0.0], [0.0, -0.5], [0.0, 2.0]], TERMS),
-        ([0, 1], [[2.0, 0.0], [2.0 * (1 + 9e-6), 0.0]], TERMS),  # rounding
-        ([0, 1], torch.full((2, 2, 1, 2), 0.9), WIDE),  # norm 1.8
-        ([0, 1], torch.full((2, 2), 5e29), FAR),  # its square overflows float32
-        ([0, 1], ONES.double(), DOUBLE),
-    ],
-)
+@pytest.mark.parametrize(("rows", "z", "terms"), [
+    ([9, 0, 4], [[1.0, 0.0], [0.0, -0.5], [0.0, 2.0]], TERMS),
+    ([0, 1], [[2.0, 0.0], [2.0 * (1 + 9e-6), 0.0]], TERMS),  # rounding
+    ([0, 1], torch.full((2, 2, 1, 2), 0.9), WIDE),  # norm 1.8
+    ([0, 1], torch.full((2, 2), 5e29), FAR),  # its square overflows float32
+    ([0, 1], ONES.double(), DOUBLE),
+])  # fmt: skip
 def test_a_batch_within_rules_is_read(rows: list[int], z: Any, terms: RepresentationTerms) -> None:
     found_B, found_BD = read(rows, z, terms)
     assert found_B.tolist() == rows
@@ -336,14 +333,11 @@ def test_a_binding_changes_with_everything_it_binds() -> None:
     usual = bind_step("s", 3, rows, b"payload")
     assert usual == bind_step("s", 3, torch.arange(10)[rows], b"payload")
     others = [
-        bind_step("t", 3, rows, b"payload"),
-        bind_step("s", 4, rows, b"payload"),
-        bind_step("s", 3, rows.flip(0), b"payload"),
-        bind_step("s", 3, rows[:2], b"payload"),
-        bind_step("s", 3, torch.tensor([4, 2, 8]), b"payload"),
-        bind_step("s", 3, rows, b"payloae"),
+        bind_step("t", 3, rows, b"payload"), bind_step("s", 4, rows, b"payload"),
+        bind_step("s", 3, rows.flip(0), b"payload"), bind_step("s", 3, rows[:2], b"payload"),
+        bind_step("s", 3, torch.tensor([4, 2, 8]), b"payload"), bind_step("s", 3, rows, b"payloae"),
         bind_step("s", 3, rows, b"payload\x00"),
-    ]
+    ]  # fmt: skip
     assert len({binding.digest for binding in (usual, *others)}) == len(others) + 1
     assert others[2].message == usual.message
     assert others[5].rows == usual.rows

@@ -1,12 +1,18 @@
 """A link in one line: both ends prove who they are, and what is wrong is told at once."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import align_with, fresh_identity, open_link
+from secure_apfed.exchange import resumable_link, sealed_connection
+from secure_apfed.exchange.sealed_connection import Door
 from secure_apfed.runs.local import free_addresses
 from tests.contracts.hostile import said_in_a_fork
 from tests.waiting import LONG_S
@@ -49,10 +55,26 @@ def test_a_secret_or_two_identities_open_a_link() -> None:
     ({"secret": SECRET + "!"}, "what bank signed does not fit the key"),
     ({"secret": SECRET, "me": "post"}, "'post' comes to 'bank', but this is bank"),
 ])  # fmt: skip
-def test_another_secret_or_party_is_told_at_both_ends(shop: dict[str, Any], says: str) -> None:
-    bank, there = both({"secret": SECRET, "patience_s": 2}, {"patience_s": 2, **shop})
+def test_another_secret_or_party_is_told_at_both_ends(
+    shop: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Patience ends with attempts: once somebody came, each takes ten seconds of both clocks."""
+    came, ahead_s, welcome = Event(), count(step=10.0), Door.welcome
+
+    def noted(door: Door, *stranger: Any) -> None:
+        welcome(door, *stranger)
+        came.set()
+
+    def hurrying() -> float:
+        return time.monotonic() + (next(ahead_s) if came.is_set() else 0)
+
+    clock = SimpleNamespace(monotonic=hurrying, sleep=lambda _: time.sleep(0.01))
+    monkeypatch.setattr(resumable_link, "time", clock)
+    monkeypatch.setattr(sealed_connection, "_LOOK_S", 0.01)
+    monkeypatch.setattr(Door, "welcome", noted)
+    bank, there = both({"secret": SECRET}, shop)
     assert says in there
-    assert "shop did not come within 2 s (" in bank
+    assert f"shop did not come within {LONG_S:g} s (" in bank
 
 
 @pytest.mark.parametrize(("given", "says"), [

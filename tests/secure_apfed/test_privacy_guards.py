@@ -454,16 +454,11 @@ def test_the_error_is_what_the_bound_is_derived_from(
 
 
 HOSTILE = {
-    "zeros": [0.0] * 8,
-    "one-hot": [0.0] * 7 + [1e3],
-    "huge": [1e30] * 8,
-    "largest float32": [3.4e38] * 8,
-    "huge and tiny": [1e30, 1e-30, -1e30, 0, 1e-45, 1, -1, 5],
-    "subnormal": [1e-45] * 8,
-    "on the sphere": [1 / 8**0.5] * 8,
-    "just outside": [1.0000001 / 8**0.5] * 8,
-    "negative": [-7.0] * 8,
-}
+    "zeros": [0.0] * 8, "one-hot": [0.0] * 7 + [1e3], "huge": [1e30] * 8,
+    "largest float32": [3.4e38] * 8, "huge and tiny": [1e30, 1e-30, -1e30, 0, 1e-45, 1, -1, 5],
+    "subnormal": [1e-45] * 8, "on the sphere": [1 / 8**0.5] * 8,
+    "just outside": [1.0000001 / 8**0.5] * 8, "negative": [-7.0] * 8,
+}  # fmt: skip
 
 
 def within(rows: torch.Tensor, bound: float) -> bool:

@@ -3,7 +3,6 @@ import hashlib
 import io
 import json
 import math
-import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -14,24 +13,19 @@ import torch
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.privacy.accountants import (
-    GaussianRelease,
-    Mechanism,
-    NoPrivacy,
-    calibrate_sigma,
-    gdp_epsilon,
-)
+from secure_apfed.privacy import accountants
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.randomised_response import VoteResponse
+from tests.memory import traced
 
 DELTA = 1e-5
-NOISY = GaussianRelease(noise_multiplier=5.0)
+NOISY = accountants.GaussianRelease(noise_multiplier=5.0)
 
 
 def ledger_at(
     log: Path | None,
     *,
-    mechanism: Mechanism | VoteResponse = NOISY,
+    mechanism: accountants.Mechanism | VoteResponse = NOISY,
     budget: float | None = None,
     rows: int = 10,
 ) -> PrivacyLedger:
@@ -59,7 +53,7 @@ class TestCounting:
             charge(ledger, step, *rows)
         spent = ledger.spent()
         assert spent.releases == 3
-        assert spent.epsilon_x == gdp_epsilon(math.sqrt(3) / 5, DELTA)
+        assert spent.epsilon_x == accountants.gdp_epsilon(math.sqrt(3) / 5, DELTA)
         assert spent.delta == DELTA
         assert (spent.epsilon_y, spent.epsilon_model) == (math.inf, math.inf)
         assert "releases of one row: 3 at most" in spent.trace[1]
@@ -83,7 +77,7 @@ class TestCounting:
             charged_nobody = ledger_at(None, rows=rows)
             charge(charged_nobody, 0)
             assert charged_nobody.spent() == spent
-        bare = ledger_at(None, mechanism=NoPrivacy())
+        bare = ledger_at(None, mechanism=accountants.NoPrivacy())
         charge(bare, 0, 4, 4)  # a row twice in a batch counts twice
         assert bare.spent().releases == 2
         assert (bare.spent().epsilon_x, bare.spent().mu) == (math.inf, math.inf)
@@ -101,8 +95,8 @@ class TestCounting:
 
 class TestBudget:
     def test_a_calibrated_run_ends_at_its_budget_and_not_before(self, log: Path) -> None:
-        noise = calibrate_sigma(2.0, DELTA, releases=6, clip=0.5)
-        mechanism = GaussianRelease(noise_multiplier=noise)
+        noise = accountants.calibrate_sigma(2.0, DELTA, releases=6, clip=0.5)
+        mechanism = accountants.GaussianRelease(noise_multiplier=noise)
         ledger = ledger_at(log, mechanism=mechanism, budget=2.0)
         for step in range(6):
             charge(ledger, step, 0, 1)
@@ -122,7 +116,7 @@ class TestBudget:
             with pytest.raises(ConfigError, match=f"positive and finite, got {budget:g}"):
                 ledger_at(None, budget=budget)
         with pytest.raises(ConfigError, match="cannot be kept without noise"):
-            ledger_at(None, budget=1.0, mechanism=NoPrivacy())
+            ledger_at(None, budget=1.0, mechanism=accountants.NoPrivacy())
         with pytest.raises(ConfigError, match="at least 0 rows, got -1"):
             ledger_at(None, rows=-1)
         with pytest.raises(ConfigError, match="delta lies between 0 and 1"):
@@ -306,7 +300,7 @@ class TestDamage:
     ) -> None:
         log.write_bytes(torn := b"".join(written[:-1]) + written[-1][:20])
         votes = VoteResponse(epsilon=1 / 5, classes=2)  # of the same noise multiplier
-        louder = GaussianRelease(noise_multiplier=6.0)
+        louder = accountants.GaussianRelease(noise_multiplier=6.0)
         for more in ({"rows": 11}, {"mechanism": louder}, {"mechanism": votes}):
             with pytest.raises(CheckpointError, match="is the log of another run"):
                 ledger_at(log, **more)
@@ -338,12 +332,10 @@ class TestHostileLog:
         packed_rows = packed(bytes(80_000_000), 0)
         for count in (20_000_000, 10, 1):
             log.write_bytes(chained(HEADER, {**packed_rows, "count": count}))
-            tracemalloc.start()
-            with pytest.raises(CheckpointError, match="is not as a ledger wrote it from line 2 on"):
-                ledger_at(log)
-            most = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-            assert most < 5e6
+            with traced() as peak:
+                with pytest.raises(CheckpointError, match="not as a ledger wrote it from line 2"):
+                    ledger_at(log)
+                assert peak() < 5e6
 
     def test_releases_are_read_one_by_one(self, log: Path) -> None:
         rows, times = 20_000, 400
@@ -351,27 +343,19 @@ class TestHostileLog:
         lines = ({**every, "step": step} for step in range(times))
         log.parent.mkdir()
         log.write_bytes(chained({**HEADER, "rows": rows + 1}, *lines))
-        tracemalloc.start()
-        assert ledger_at(log, rows=rows + 1).spent().releases == times
-        most = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert most < 20e6  # all at once: 64 MB
+        with traced() as peak:
+            assert ledger_at(log, rows=rows + 1).spent().releases == times
+            assert peak() < 20e6  # all at once: 64 MB
 
     def test_a_line_whose_hash_holds_is_checked_all_the_same(self, log: Path) -> None:
         log.parent.mkdir()
         for line in (
-            packed(bytes(4), 1, step=math.inf),
-            packed(bytes(4), 1, step=math.nan),
-            packed(bytes(4), 1, step=[]),
-            packed(bytes(4), 1, digest=3),
-            packed(bytes(4), 1, count="1"),
-            packed(bytes(4), -1),
-            packed(bytes(3), 1),
-            packed(bytes(8), 1),
-            packed(bytes(4), 1, rows="AAAA"),
-            packed(bytes(4), 1, rows=3),
+            packed(bytes(4), 1, step=math.inf), packed(bytes(4), 1, step=math.nan),
+            packed(bytes(4), 1, step=[]), packed(bytes(4), 1, digest=3),
+            packed(bytes(4), 1, count="1"), packed(bytes(4), -1), packed(bytes(3), 1),
+            packed(bytes(8), 1), packed(bytes(4), 1, rows="AAAA"), packed(bytes(4), 1, rows=3),
             packed(bytes(44), 11),
-        ):
+        ):  # fmt: skip
             log.write_bytes(chained(HEADER, line))
             with pytest.raises(CheckpointError, match="is not as a ledger wrote it from line 2 on"):
                 ledger_at(log)
@@ -385,7 +369,7 @@ def test_noise_of_one_step_under_two_releases_leaves_nothing_to_claim(tmp_path: 
     """Noise from the seed depends on the step alone: the difference of the two carries none."""
 
     def opened(*, seeded: bool, budget: float | None = None) -> PrivacyLedger:
-        mechanism = GaussianRelease(noise_multiplier=2.0)
+        mechanism = accountants.GaussianRelease(noise_multiplier=2.0)
         log = tmp_path / f"{seeded}.jsonl"
         return PrivacyLedger(mechanism, delta=1e-5, budget=budget, rows=4, log=log, seeded=seeded)
 

@@ -125,18 +125,15 @@ def test_what_cannot_be_released_is_refused_and_costs_nothing() -> None:
     for values, rows, message in (
         (h, None, "say with rows= which of the 512 rows these are"),
         (h, [1], r"rows are 2 positions in the table.*shape \(1,\)"),
-        (h, [0.0, 1.0], "got float64"),
-        (h, torch.tensor([1.0, 2.0]).bfloat16(), "got float64"),
-        (h, np.array([True, False]), "got bool.*mask.nonzero"),
-        (h, {1, 2}, "got object"),
+        (h, [0.0, 1.0], "got float64"), (h, torch.tensor([1.0, 2.0]).bfloat16(), "got float64"),
+        (h, np.array([True, False]), "got bool.*mask.nonzero"), (h, {1, 2}, "got object"),
         (h, [7, 7], "row 7 is 2 times in this batch"),
         (h, [0, N], r"lie in 0\.\.511, got 0\.\.512"),
         (h, slice(-1, None), r"rows are 2 positions.*shape \(1,\)"),
-        (h.int(), [0, 1], "array of floats.*got torch.int32"),
-        (h.tolist(), [0, 1], "got list"),
+        (h.int(), [0, 1], "array of floats.*got torch.int32"), (h.tolist(), [0, 1], "got list"),
         (torch.tensor(1.0), [0], r"got torch.float32 of shape torch.Size\(\[\]\)"),
         (h / 0, [0, 1], "row 0 of the representations is not finite"),
-    ):
+    ):  # fmt: skip
         with pytest.raises((LocalProtocolError, ModelError), match=message):
             guard(values, rows=rows)
     assert guard.spent().releases == 0

@@ -12,6 +12,7 @@ import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -25,24 +26,12 @@ from apfed_experiments.finished import FILE, read_examples
 from apfed_experiments.report import read_run, write_report
 from apfed_experiments.report import run as audited
 from apfed_experiments.study import Point, finish
+from secure_apfed import files
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, ModelError
 from secure_apfed.exchange import Kind
-from secure_apfed.files import (
-    MOST_BYTES,
-    MOST_JSON_BYTES,
-    cell,
-    make_private,
-    open_regular,
-    own_subfolder,
-    read_bytes,
-    read_json,
-    read_json_lines,
-    to_csv,
-    write_atomically,
-)
 from secure_apfed.methods import Own, Start, accounts, fresh_secrets
 from secure_apfed.methods.sum_end import Allowance
 from secure_apfed.privacy.accountants import GaussianRelease
@@ -59,7 +48,7 @@ ONE_EPOCH = {"epochs": 1, "batch_size": 64, "device": "cpu"}
 OF_ALL = {"config.yaml", "contract.json", "seeds.json", "versions.json", "metrics.jsonl",
           "model.json", "alignment.safetensors", "transcript.msgpack", "transcript.json",
           "result.json", "test-scores.safetensors"}  # fmt: skip
-SHORT = {"train": {"epochs": 1, "batch_size": 64, "device": "cpu"}}
+SHORT = {"train": ONE_EPOCH}
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +76,6 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-3])
-
-
 @pytest.mark.parametrize(("method", "shift"), [("tvfl", 0), ("apfed_c", 1)])
 def test_attacks_are_mounted_on_no_altered_recording(
     finished: dict[str, Path], method: str, shift: int, tmp_path: Path
@@ -105,7 +90,8 @@ def test_attacks_are_mounted_on_no_altered_recording(
     for at, name in enumerate(sorted(names), start=shift):
         folder = tmp_path / name
         shutil.copytree(whole, folder)
-        (_flip, _cut, Path.unlink)[at % 3](folder / name)
+        cut = partial(os.truncate, length=(folder / name).stat().st_size - 3)
+        (_flip, cut, Path.unlink)[at % 3](folder / name)
         with pytest.raises(CheckpointError, match=name):
             load_recording(folder)
 
@@ -155,26 +141,22 @@ def test_what_is_no_json_or_of_another_shape_is_told(tmp_path: Path) -> None:
     for content in NOT_JSON:
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match=f"{cut}.*copy"):
-            read_json(path, dict[str, Any])
+            files.read_json(path, dict[str, Any])
         if content:
             path.write_bytes(b'{"a": 1}\n' + content)
             with pytest.raises(CheckpointError, match=f"{cut}.*line 2"):
-                read_json_lines(path, dict[str, Any])
+                files.read_json_lines(path, dict[str, Any])
     for content in (b"[]", b"3", b"null", b'"a"', b"true"):
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match=r"json: is not as this version writes .*dict"):
-            read_json(path, dict[str, Any])
+            files.read_json(path, dict[str, Any])
 
 
 def _set(**changes: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda card: {**card, **changes}
 
 
-def _columns(count: int) -> Callable[[dict[str, Any]], Any]:
-    columns = [{"kind": "numeric", "name": f"c{n}"} for n in range(count)]
-    return _set(encoding={"kind": "columns", "columns": columns})
-
-
+NINE = [{"kind": "numeric", "name": f"c{n}"} for n in range(9)]
 CARDS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a number": lambda card: 3,
     "empty": lambda card: {},
@@ -183,7 +165,7 @@ CARDS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "classes that are numbers": _set(classes=[1, 2]),
     "a model that is a text": _set(model="mlp"),
     "an encoding that is a list": _set(encoding=[]),
-    "other columns": _columns(9),
+    "other columns": _set(encoding={"kind": "columns", "columns": NINE}),
     "wide layers": _set(model={"hidden": [65536] * 40, "network": "mlp"}),
     "many layers": _set(model={"hidden": [1] * 100_000, "network": "mlp"}),
     "a large image": _set(
@@ -248,13 +230,13 @@ def test_only_plain_files_of_a_finished_run_are_read(copied: Path) -> None:
 def test_a_file_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"1234")
-    assert read_bytes(path, most=4) == b"1234"
+    assert files.read_bytes(path, most=4) == b"1234"
     with pytest.raises(CheckpointError, match=r"x: is larger than 3 bytes"):
-        read_bytes(path, most=3)
+        files.read_bytes(path, most=3)
     readers: list[tuple[Callable[[Path], object], int]] = [
-        (read_bytes, MOST_BYTES),
-        (lambda path: read_json(path, dict[str, Any]), MOST_JSON_BYTES),
-        (lambda path: read_json_lines(path, dict[str, Any]), MOST_JSON_BYTES),
+        (files.read_bytes, files.MOST_BYTES),
+        (lambda path: files.read_json(path, dict[str, Any]), files.MOST_JSON_BYTES),
+        (lambda path: files.read_json_lines(path, dict[str, Any]), files.MOST_JSON_BYTES),
     ]
     for read, most in readers:
         os.truncate(path, most + 1)  # sparse: reading it would take as much memory
@@ -324,14 +306,14 @@ def elsewhere(tmp_path: Path) -> Path:
 
 
 def test_a_subfolder_is_made_and_is_no_link_and_no_file(tmp_path: Path, elsewhere: Path) -> None:
-    assert own_subfolder(tmp_path / "new").stat().st_mode & 0o077 == 0
-    own_subfolder(tmp_path / "new")
+    assert files.own_subfolder(tmp_path / "new").stat().st_mode & 0o077 == 0
+    files.own_subfolder(tmp_path / "new")
     (tmp_path / "link").symlink_to(elsewhere)
     (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
     (tmp_path / "file").touch()
     for name in ("link", "nowhere", "file"):
         with pytest.raises(CheckpointError, match=f"{name} is a link or a file in place"):
-            own_subfolder(tmp_path / name)
+            files.own_subfolder(tmp_path / name)
     assert not (tmp_path / "absent").exists()
 
 
@@ -429,9 +411,9 @@ def test_a_folder_of_other_things_is_not_shut_from_its_users(tmp_path: Path) -> 
     assert mode(shared) == 0o777
     assert [file.name for file in shared.iterdir()] == ["notes.txt"]
     shared.chmod(0o700)
-    make_private(shared)
+    files.make_private(shared)
     (tmp_path / "made").mkdir(mode=0o777)
-    make_private(tmp_path / "made")
+    files.make_private(tmp_path / "made")
     assert mode(tmp_path / "made") == 0o700
     with pytest.raises(CheckpointError, match="cannot be a run folder"):
         run(small_config(), shared / "notes.txt")
@@ -451,7 +433,7 @@ def test_a_file_is_made_for_its_owner_and_written_at_its_end(tmp_path: Path) -> 
     (tmp_path / "folder").mkdir()
     (tmp_path / "way").symlink_to(tmp_path / "folder")  # folders above may be links
     for text in (b"one", b"two"):
-        with os.fdopen(open_regular(tmp_path / "way" / "x", create=True), "ab") as file:
+        with os.fdopen(files.open_regular(tmp_path / "way" / "x", create=True), "ab") as file:
             file.write(text)
     made = tmp_path / "folder" / "x"
     assert made.read_bytes() == b"onetwo"
@@ -462,41 +444,39 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path, elsewhere: Path) -> 
     precious = elsewhere / "wedding.png"
     (tmp_path / "link").symlink_to(precious)
     (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "folder").mkdir()
-    for name, message in (
-        ("link", "symbolic link"), ("nowhere", "symbolic link"), ("pipe", "regular"),
-        ("folder", "regular"),
-    ):  # fmt: skip
+    for name in ("pipe", "folder"):
+        _in_place_of(tmp_path / name, name)
+    kinds = {"symbolic link": ("link", "nowhere"), "regular": ("pipe", "folder")}
+    for name, message in ((name, kind) for kind, names in kinds.items() for name in names):
         with pytest.raises(CheckpointError, match=message):
-            open_regular(tmp_path / name, create=True)
+            files.open_regular(tmp_path / name, create=True)
     assert precious.read_text() == "precious"
     with pytest.raises(CheckpointError, match="is gone"):
-        open_regular(tmp_path / "absent", create=False)
+        files.open_regular(tmp_path / "absent", create=False)
     assert not (tmp_path / "absent").exists()
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "checkpoint.bin"
-    write_atomically(path, b"before")
+    files.write_atomically(path, b"before")
 
     def full(_handle: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*checkpoint\.bin'"):
-        write_atomically(path, b"after")
+        files.write_atomically(path, b"after")
     assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [(path.name, b"before")]
 
 
 def test_what_begins_a_formula_stands_behind_an_apostrophe() -> None:
-    assert [cell(text) for text in FORMULAS] == [f"'{text}" for text in FORMULAS]
-    assert cell("  =1") == "  '=1"
+    assert [files.cell(text) for text in FORMULAS] == [f"'{text}" for text in FORMULAS]
+    assert files.cell("  =1") == "  '=1"
     usual = ("", "a", "a=1", "-1", "-1.5", "+2", "-.5", "-1e-9", "'=1", " x", -1.5, -3, None, True,
              "a = b; c - d")  # fmt: skip
-    assert [cell(value) for value in usual] == [*usual]
+    assert [files.cell(value) for value in usual] == [*usual]
     blank = "\n" * 1_000_000  # takes no time
-    assert (cell(blank), cell(f"{blank}=")) == (blank, f"{blank}'=")
+    assert (files.cell(blank), files.cell(f"{blank}=")) == (blank, f"{blank}'=")
 
 
 def test_no_cell_begins_a_formula_where_a_spreadsheet_splits_elsewhere() -> None:
@@ -505,22 +485,19 @@ def test_no_cell_begins_a_formula_where_a_spreadsheet_splits_elsewhere() -> None
         text = f"{before}{separator}="
         frame = pd.DataFrame({"a": ["y"], f"{text}A": [f"{text}1+1"]})
         for split in (",", ";", "\t"):
-            for row in csv.reader(io.StringIO(to_csv(frame), newline=""), delimiter=split):
+            for row in csv.reader(io.StringIO(files.to_csv(frame), newline=""), delimiter=split):
                 assert not [value for value in row if value.lstrip().startswith(("=", "-"))], text
 
 
 def test_names_of_columns_and_predictions_are_cells_too(tmp_path: Path) -> None:
     frame = pd.DataFrame({"=a": [-1.5, 2.0], "b": ["=1", "x,\n=y"]})
-    lines = list(csv.reader(io.StringIO(to_csv(frame))))
+    lines = list(csv.reader(io.StringIO(files.to_csv(frame))))
     assert lines == [["'=a", "b"], ["-1.5", "'=1"], ["2.0", "x,\n'=y"]]
     told = Predicted(
-        ids=("=HYPERLINK(1)", "-7"),
-        classes=("@late", "paid"),
-        what="probabilities",
-        outputs=torch.tensor([[0.75, 0.25], [0.25, 0.75]]),
-        decided=torch.tensor([0, 1]),
+        ids=("=HYPERLINK(1)", "-7"), classes=("@late", "paid"), what="probabilities",
+        outputs=torch.tensor([[0.75, 0.25], [0.25, 0.75]]), decided=torch.tensor([0, 1]),
         compared=Compared(rows=2),
-    )
+    )  # fmt: skip
     told.write(tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(newline="") as file:
         assert list(csv.reader(file)) == [
@@ -617,17 +594,14 @@ def test_other_people_or_labels_are_refused(mechanism: str, tmp_path: Path) -> N
             run(config, tmp_path, resume=True, data=changed(config, party, change))
 
 
-@pytest.mark.parametrize(
-    ("changes", "refusal", "log"),
-    [
-        ({"guard": {"mechanism": "gaussian", "epsilon": 8.0}}, "release 5 of one row", "active"),
-        (
-            {"guard": {"mechanism": "gaussian", "sigma": 20.0}, "dp_sgd": {"epsilon": 12.0}},
-            "training would cost one record epsilon",
-            "active+updates",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "refusal", "log"), [
+    ({"guard": {"mechanism": "gaussian", "epsilon": 8.0}}, "release 5 of one row", "active"),
+    (
+        {"guard": {"mechanism": "gaussian", "sigma": 20.0}, "dp_sgd": {"epsilon": 12.0}},
+        "training would cost one record epsilon",
+        "active+updates",
+    ),
+])  # fmt: skip
 def test_changed_features_are_charged(
     changes: dict[str, Any], refusal: str, log: str, tmp_path: Path
 ) -> None:

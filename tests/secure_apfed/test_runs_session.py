@@ -80,17 +80,14 @@ FEW_LABELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("method", "changes", "stops"),
-    [
-        ("apfed_c", {}, [6, 23]),
-        ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, [8]),
-        # The second stage is answered between steps 8 and 9, and saved before step 9.
-        ("apfed_c", STAGES, [8, 9]),
-        ("apfed_c", {**STAGES, "train": ALIGNED_ONLY}, [8]),
-        ("apfed_c", FEW_LABELS, [8]),
-    ],
-)
+@pytest.mark.parametrize(("method", "changes", "stops"), [
+    ("apfed_c", {}, [6, 23]),
+    ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, [8]),
+    # The second stage is answered between steps 8 and 9, and saved before step 9.
+    ("apfed_c", STAGES, [8, 9]),
+    ("apfed_c", {**STAGES, "train": ALIGNED_ONLY}, [8]),
+    ("apfed_c", FEW_LABELS, [8]),
+])  # fmt: skip
 def test_a_stopped_run_resumes_bit_for_bit(
     method: str, changes: dict[str, Any], stops: list[int], tmp_path: Path
 ) -> None:

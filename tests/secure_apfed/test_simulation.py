@@ -32,11 +32,8 @@ _MIXED = {
 CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "contrastive": ("apfed_c", {"passives": {"default": {"weight": 10.0}}}),
     "reconstruction": ("apfed_r", {"passives": {"default": {"weight": 0.5}}}),
-    "both": ("apfed", {"passives": _MIXED}),
-    "alone": ("single_view", {}),
-    "typical": ("tvfl", {}),
-    "split network": ("split_nn", {}),
-    "some labels": ("apfed_c", {"data": {"labelled": 30}}),
+    "both": ("apfed", {"passives": _MIXED}), "alone": ("single_view", {}), "typical": ("tvfl", {}),
+    "split network": ("split_nn", {}), "some labels": ("apfed_c", {"data": {"labelled": 30}}),
     "some aligned": ("apfed_c", {"data": {"overlap": 0.4}}),
     "few aligned": ("apfed_r", {"data": {"overlap": 0.02}}),
     "bounded": ("apfed_c", {"train": {"max_gradient_norm": 0.05}}),
@@ -45,7 +42,7 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "adam, typical": ("tvfl", {"train": {"optimizer": "adam", "learning_rate": 1e-3}}),
     "spread labels": ("apfed_c", {"train": {"spread_labels": True}, "data": {"labelled": 30}}),
     "whole maps": ("apfed_r", {"model": {"projection": "none"}}),
-}
+}  # fmt: skip
 
 
 def config_of(method: str, changes: Mapping[str, Any]) -> Config:
@@ -107,24 +104,21 @@ def test_accuracy_is_that_of_a_run(method: str, labelled: int | None) -> None:
     assert simulated.keys() == played.accuracy.keys()
 
 
-@pytest.mark.parametrize(
-    ("method", "changes", "says"),
-    [
-        ("votes", {}, "method votes"),
-        ("joint_teacher", {}, "method joint_teacher"),
-        ("split_nn_sum", {}, "method split_nn_sum"),
-        ("apfed_c", {"guard": {"mechanism": "gaussian", "epsilon": 8.0, "clip": 1.0}}, "guard"),
-        ("apfed_c", {"secure_sum": {"masks": "pairwise"}}, "secure_sum"),
-        ("apfed_c", {"secure_sum": {"clip": 1.0}}, "clip"),
-        ("apfed_c", {"train": {"patience": 2}}, "patience"),
-        ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, "labels"),
-        (
-            "apfed_c",
-            {"alignment": {"mode": "pairwise"}, "secure_sum": {"allow_single_passive": True}},
-            "pairwise",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("method", "changes", "says"), [
+    ("votes", {}, "method votes"),
+    ("joint_teacher", {}, "method joint_teacher"),
+    ("split_nn_sum", {}, "method split_nn_sum"),
+    ("apfed_c", {"guard": {"mechanism": "gaussian", "epsilon": 8.0, "clip": 1.0}}, "guard"),
+    ("apfed_c", {"secure_sum": {"masks": "pairwise"}}, "secure_sum"),
+    ("apfed_c", {"secure_sum": {"clip": 1.0}}, "clip"),
+    ("apfed_c", {"train": {"patience": 2}}, "patience"),
+    ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, "labels"),
+    (
+        "apfed_c",
+        {"alignment": {"mode": "pairwise"}, "secure_sum": {"allow_single_passive": True}},
+        "pairwise",
+    ),
+])  # fmt: skip
 def test_what_is_accounted_for_is_refused(method: str, changes: dict[str, Any], says: str) -> None:
     config = config_of(method, changes)
     assert says in why_not(config)

@@ -205,18 +205,14 @@ def test_a_task_takes_tensors_and_what_can_be_learnt() -> None:
     assert task.indicators.tolist() == [[0, 1], [1, 0]]
     X = np.zeros((6, 2))
     for features, labelled, labels, says in (
-        (X, [0, 1], [1, 1], "of 1 class"),
-        (X, [], [], "of 0 class"),
-        (X, [0, 1], [0, 2], "labels lie in 0 to 1"),
-        (X, [0, 1], [-1, 1], "labels lie in 0 to 1"),
-        (X, [0, 6], [0, 1], "labelled rows lie in 0 to 5"),
-        (X, [0, 0], [0, 1], "listed twice"),
+        (X, [0, 1], [1, 1], "of 1 class"), (X, [], [], "of 0 class"),
+        (X, [0, 1], [0, 2], "labels lie in 0 to 1"), (X, [0, 1], [-1, 1], "labels lie in 0 to 1"),
+        (X, [0, 6], [0, 1], "labelled rows lie in 0 to 5"), (X, [0, 0], [0, 1], "listed twice"),
         (X, [0, 1, 2], [0, 1], "each labelled row needs one label"),
         (X * np.nan, [0, 1], [0, 1], "6 rows have features that are NaN"),
         (X + np.inf, [0, 1], [0, 1], "NaN or infinite"),
-        (X[0], [0, 1], [0, 1], "a table or images"),
-        (X[:0], [0, 1], [0, 1], "shape"),
-    ):
+        (X[0], [0, 1], [0, 1], "a table or images"), (X[:0], [0, 1], [0, 1], "shape"),
+    ):  # fmt: skip
         with pytest.raises(DataError, match=says):
             SoloTask.of(features, labelled, labels, classes=2)
     task = SoloTask.of(X, [0, 1], [0, 1], classes=2)

@@ -4,7 +4,6 @@ refused; and `predict` of tables larger than memory, which says block by block t
 
 import json
 import math
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +46,7 @@ from secure_apfed.runs.solo import load_model, predict_file, predict_into, row_w
 from secure_apfed.settings.data import DataSettings, PartySettings
 from secure_apfed.simulation import why_not
 from secure_apfed.tasks import TASKS, Anomaly, Regression
+from tests.memory import traced
 from tests.secure_apfed.small_runs import Said, interrupted, small_config
 from tests.secure_apfed.whole_files import load_features
 
@@ -536,10 +536,9 @@ def test_memory_does_not_grow_with_the_rows(
     row, peaks = pd.read_csv(trained / "active.csv").iloc[:1], []
     for rows in (2_500, 10_000):
         row.loc[[0] * rows].assign(id=range(rows)).to_csv(tmp_path / "rows.csv", index=False)
-        tracemalloc.start()
-        predict_into(trained / "run", tmp_path / "rows.csv", tmp_path / "out.csv")
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
+        with traced() as peak:
+            predict_into(trained / "run", tmp_path / "rows.csv", tmp_path / "out.csv")
+            peaks.append(peak())
     assert peaks[1] < 1.5 * peaks[0]
 
 

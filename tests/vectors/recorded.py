@@ -32,13 +32,9 @@ from apfed_protocols.sums.roles import OneRoundCombiner
 from apfed_protocols.sums.seal_cipher import SealContext, scratch_file
 
 AGREEMENT: dict[str, Any] = {
-    "session": "vectors",
-    "receiver": "active",
-    "combiner": "aggregator",
-    "contributors": ("passive_1", "passive_2", "passive_3"),
-    "clip_norm": 1.0,
-    "bits": 16,
-}
+    "session": "vectors", "receiver": "active", "combiner": "aggregator",
+    "contributors": ("passive_1", "passive_2", "passive_3"), "clip_norm": 1.0, "bits": 16,
+}  # fmt: skip
 SHAPE = (2, 3)
 VALUES: dict[str, list[list[float]]] = {
     "passive_1": [[0.5, -0.25, 0.125], [1e6, 0.0, 0.0]],
