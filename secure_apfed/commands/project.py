@@ -6,19 +6,20 @@ Part of the composition root: what a party would learn is read from the report's
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed import terminal
 from secure_apfed.commands import AsJson, ConfigFile, Overrides
-from secure_apfed.errors import ConfigError
+from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings.data import TableShape
 
 if TYPE_CHECKING:
+    from apfed_experiments.report.who_learns import RunFacts
     from secure_apfed.config import Config
-    from secure_apfed.planning.forecast import Forecast
+    from secure_apfed.planning.forecast import Link
     from secure_apfed.runs.project import Proposal, Sealed
 
 __all__ = ["identity_app", "join", "project_app"]
@@ -182,15 +183,19 @@ def _tell(proposal: "Proposal", party: str, folder: Path, then: str, *, as_json:
 
     own = Signed.read(folder / ANSWER.format(party)).opened(Answer, folder).table
     config = load_config(folder / RUN)
+    links: tuple[Link, ...] = ()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of rows that nobody has
-        like = own or TableShape()
-        planned = forecast(config, dict.fromkeys(proposal.names("active", "passive"), like))
+        like = dict.fromkeys(proposal.names("active", "passive"), own or TableShape())
+        try:
+            links = forecast(config, like).links
+        except DataError as error:  # other parties' tables may still do
+            terminal.show_note(f"note: what is sent cannot be told from this table alone: {error}")
     facts = RunFacts.of(config, passives=len(proposal.names("passive")), apart=True)
-    asked = dict(_asked(proposal, config, party, own, planned))
+    asked = dict(_asked(proposal, config, party, own, links))
     learnt: dict[str, list[tuple[str, ...]]] = {
-        f"What is learnt of {party}": list(_learnt(proposal, facts, planned, sender=party)),
-        f"What {party} learns": list(_learnt(proposal, facts, planned, receiver=party)),
+        f"What is learnt of {party}": list(_learnt(proposal, facts, links, sender=party)),
+        f"What {party} learns": list(_learnt(proposal, facts, links, receiver=party)),
         "Who puts together what it has": [
             (each.who, each.learns) for each in COALITIONS if each.holds(facts)
         ],
@@ -207,7 +212,7 @@ def _tell(proposal: "Proposal", party: str, folder: Path, then: str, *, as_json:
 
 def _asked(
     proposal: "Proposal", config: "Config", party: str, own: TableShape | None,
-    planned: "Forecast",
+    links: "Sequence[Link]",
 ) -> Iterator[tuple[str, str]]:  # fmt: skip
     data, train, size = config.data, config.train, terminal.size
     yield "organiser", f"{proposal.party}, by telephone: {proposal.words}"
@@ -228,7 +233,7 @@ def _asked(
         yield "table", told if data.parties else f"its part of {data.dataset}"
     yield "training", f"{train.epochs} epochs at most, batches of {train.batch_size}"
     sends, gets = (
-        sum(link.wire_bytes for link in planned.links if getattr(link, end) == party)
+        sum(link.wire_bytes for link in links if getattr(link, end) == party)
         for end in ("sender", "receiver")
     )
     guess = "" if own is not None or not data.parties else ", for tables of 1,000 rows"
@@ -236,7 +241,7 @@ def _asked(
 
 
 def _learnt(
-    proposal: "Proposal", facts: Any, planned: "Forecast", **end: str
+    proposal: "Proposal", facts: "RunFacts", links: "Sequence[Link]", **end: str
 ) -> Iterator[tuple[str, ...]]:
     """Who, what it reads, and what remains open, by kind of message that has this end."""
     from apfed_experiments.report.who_learns import Role, Rule, rule_for
@@ -245,7 +250,7 @@ def _learnt(
     found: dict[Rule, list[str]] = {}
     ((own, party),) = end.items()
     other = "receiver" if own == "sender" else "sender"
-    for link in planned.links:
+    for link in links:
         if getattr(link, own) == party:
             rule = rule_for(Kind(link.kind), Role(proposal.roles[link.receiver]), facts)
             found.setdefault(rule, []).append(getattr(link, other))

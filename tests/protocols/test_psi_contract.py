@@ -141,10 +141,11 @@ def test_roles_need_different_parties(backend: str) -> None:
         return
     with pytest.raises(LocalProtocolError, match="needs a dealer; name it in the agreement"):
         SET_INTERSECTIONS[backend](IntersectionAgreement(session="s"))
-    for twice in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: protocol.hub(DEALER, ["p"], [b"a"]), lambda: protocol.member(DEALER, "h", [b"a"]),
         lambda: protocol.dealer("h", [DEALER]),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for twice in calls:
         with pytest.raises(LocalProtocolError, match=f"dealer '{DEALER}'"):
             twice()
 
