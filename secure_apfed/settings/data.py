@@ -86,8 +86,9 @@ class PartySettings(Settings):
         file: CSV or Parquet; a relative path starts at `data.folder`, or at the working
             directory where no folder is given.
         id_column: one or several columns that name a row; null takes `data.id_column`.
-        numeric, categorical: columns to standardise and to one-hot encode; where both are
-            null, every other column is used, by its type. Naming one list uses it alone.
+        numeric: columns to standardise.
+        categorical: columns to one-hot encode; where both are null, every other column is used, by
+            its type. Naming one list uses it alone.
         ignore: columns to leave out.
         missing: what to do about empty cells: "error" names them, "mean" takes a numeric
             column's mean and no category, "drop" leaves the row out.
