@@ -114,7 +114,7 @@ class DataSettings(Settings):
         dataset: a key of `DATASETS`, or "tables" for the parties' own files.
         partition: "vertical" gives each party other features of the same people, "horizontal"
             gives each party all features of other people, with their labels, equally many of each
-            class; the test rows are the active's. Own tables are as they are.
+            class. The test rows are the active's. Own tables are as they are.
         clients: parties under a horizontal partition of a built-in set; null takes 4.
         labels_at: passives that hold the labels of their own people, too, but for test rows.
         views: of images m, the strips that one is cut into; of tables the names of those natural

@@ -29,7 +29,7 @@ class ModelSettings(Settings):
         projection: numbers of the linear projection that is sent to the passives; "none"
             sends the encoder's output as it is; "auto" is 64, except for a plain
             (unprotected) APFed-R, which sends the whole output as the authors' release does.
-        sequences: [steps, channels] of each view (gru only); a view has 1 + steps * channels
+        sequences: [steps, channels] of each view (gru only). A view has 1 + steps * channels
             columns, of which the first says how many steps are in use.
         random_features: beside the row itself (random_features only).
         dropout: of the head, between its two layers (release: 0.5).
