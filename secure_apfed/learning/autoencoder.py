@@ -51,8 +51,8 @@ class DistillationSettings(Settings):
 
     Attributes:
         loss: between the two codes of an aligned row; weight: lambda of Eq. (5), 0: none.
-        epochs: at most; training ends after 10 without a better loss on a tenth of the rows, which
-            are held out, and the best weights are taken.
+        epochs: at most, with an early end. Training ends after 10 without a better loss on a tenth
+            of the rows, which are held out, and the best weights are taken.
         learning_rate: of Adam; batch_size: rows of a step.
     """
 

@@ -87,8 +87,9 @@ class PartySettings(Settings):
         file: CSV or Parquet; a relative path starts at `data.folder`, or at the working
             directory where no folder is given. null: it lies at that party, and nowhere else.
         id_column: one or several columns that name a row; null takes `data.id_column`.
-        numeric, categorical: columns to standardise and to one-hot encode; where both are
-            null, every other column is used, by its type. Naming one list uses it alone.
+        numeric: columns to standardise.
+        categorical: columns to one-hot encode; where both are null, every other column is used, by
+            its type. Naming one list uses it alone.
         ignore: columns to leave out.
         missing: what to do about empty cells: "error" names them, "mean" takes a numeric
             column's mean and no category, "drop" leaves the row out.
@@ -131,7 +132,7 @@ class DataSettings(Settings):
         dataset: a key of `DATASETS`, or "tables" for the parties' own files.
         partition: "vertical" gives each party other features of the same people, "horizontal"
             gives each party all features of other people, with their labels, equally many of each
-            class; the test rows are the active's. Own tables are as they are.
+            class. The test rows are the active's. Own tables are as they are.
         clients: parties under a horizontal partition of a built-in set; null takes 4.
         labels_at: passives that hold the labels of their own people, too, but for test rows.
         views: of images m, the strips that one is cut into; of tables the names of those natural

@@ -86,16 +86,14 @@ class RunSettings(Settings, ABC):
             it alone knows; "shared_for_comparison" takes `seed` for all, so that a run repeats
             figure for figure, and whoever knows it knows everybody's initial weights.
         method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, as
-            {name: votes, epsilon: 8}: apfed (every passive says its objective), apfed_r and apfed_c
-            (the paper's two), tvfl (joint training, joint inference) or single_view (the active
-            alone); where few rows have a label, votes and its kin and joint_teacher label
-            the others for a student that predicts alone; apc_vfl and vfedtrans distil what
-            all parties' tables tell once; split_nn and split_nn_sum predict together; mmvfl and
-            v_fedmv agree on pseudo-labels; h_fedmv and s_fedmv average weights.
+            {name: votes, epsilon: 8}: single_view (the active alone); apfed (every passive says its
+            objective), apfed_r, apfed_c; for few labels votes and its kin, joint_teacher; apc_vfl,
+            vfedtrans (distil once); tvfl, split_nn, split_nn_sum (predict together); mmvfl, v_fedmv
+            (agree on pseudo-labels); h_fedmv, s_fedmv (average weights).
         task: what the active's model learns, of `secure_apfed.tasks.TASKS`.
-        measure: what the run is judged by, of `secure_apfed.measures.MEASURES`, in the display, the
-            report, the choice of the best baseline and in studies; the task's own unless given. All
-            measures are written.
+        measure: what the run is judged by, of `secure_apfed.measures.MEASURES`; the task's own
+            unless given. The display, the report, the choice of the best baseline and studies go by
+            it. All measures are written.
         threshold: of two classes, the probability of the second from which on the active's model
             decides for it; or accuracy, balanced_accuracy or f1: chosen by that on the labelled
             training rows, after training; or {cost: 10} or {rate: 0.05}, see `ThresholdChoice`.

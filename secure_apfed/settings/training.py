@@ -21,15 +21,15 @@ class ModelSettings(Settings):
     """Which family of networks a party uses, and its sizes.
 
     Attributes:
-        network: a key of `NETWORKS`, or "auto": the paper's convolutions for images that
-            of at least 7 (grey) or 8 (colour) rows and columns, an MLP for everything else.
+        network: a key of `NETWORKS`, or "auto": the paper's convolutions for images of at
+            least 7 (grey) or 8 (colour) rows and columns, an MLP for everything else.
         hidden: widths of the hidden layers (mlp, selu and enriched only).
         representation: numbers of the encoder's output (mlp, selu and linear), of the part of it
             that is not the row itself (enriched), or of one direction of one view (gru).
         projection: numbers of the linear projection that is sent to the passives; "none"
             sends the encoder's output as it is; "auto" is 64, except for a plain
             (unprotected) APFed-R, which sends the whole output as the authors' release does.
-        sequences: [steps, channels] of each view (gru only); a view has 1 + steps * channels
+        sequences: [steps, channels] of each view (gru only). A view has 1 + steps * channels
             columns, of which the first says how many steps are in use.
         random_features: beside the row itself (random_features only).
         dropout: of the head, between its two layers (release: 0.5).
@@ -85,7 +85,7 @@ class TrainSettings(Settings):
         weight_decay: the L2 terms of Eqs. (6) and (7), on every module; under adamw each step
             shrinks the weights by it instead (Loshchilov and Hutter 2019).
         schedule_steps: over which a cosine lowers each party's learning rate from full to 0, of its
-            own steps, warm-up included; it stays there (Loshchilov and Hutter 2017, without
+            own steps, warm-up included. It stays there (Loshchilov and Hutter 2017, without
             restarts). Null: it is constant.
         warmup_steps: over which the learning rate rises in equal parts before that.
         max_gradient_norm: L2 bound of a party's parameter gradient in one step; null: none, as
@@ -98,8 +98,8 @@ class TrainSettings(Settings):
         patience: epochs without a lower loss on held-out rows after which training ends; null: it
             ends with its last epoch. From a tenth of its labelled training rows the active learns
             nothing then, but when to end; a threshold that is chosen reads them, too.
-        keep_best: whether the active's networks are in the end those of the epoch with the least
-            loss on held-out rows, in place of the epoch in which training ends.
+        keep_best: whether the active keeps its networks of the epoch with the least loss on
+            held-out rows, in place of the last.
         class_weights: "balanced" counts all classes alike in the task loss, by the labels that the
             active trains on; "none": all rows.
         loss: of `task: regression`, in standard deviations of the labels; huber is squared below
@@ -188,18 +188,18 @@ class SumSettings(Settings):
     """How the passives' gradients are added.
 
     Attributes:
-        scheme, masks: a pair of `SECURE_SUMS`: what encrypts or shares the gradients, and what is
-            added to them before.
+        scheme: what encrypts or shares the gradients; with `masks` a pair of `SECURE_SUMS`.
+        masks: what is added to them before.
         clip: C, the L2 bound of one row of lambda_p dl_p/dz (gradient of the row's own loss,
             before the mean over the batch); null: no clip (only where nothing is quantised).
         bits: fixed-point bits of one value.
         allow_single_passive: with one passive the "sum" is its gradient; refused otherwise.
-        threshold: under recoverable masks, passives without whom a step has no sum; training goes
+        threshold: under recoverable masks, passives without whom a step has no sum. Training goes
             on without those who fall silent until fewer are left. More than half of all; null:
             two thirds and one, or all where `rules.silent_passive` is stop or wait, or the method
             needs all. Other sums need every passive in every step.
         zero_pool: under ckks and bfv, contributions for which each passive keeps zeros encrypted
-            ahead; it fills them up while it waits for the next batch, in another process of its
+            ahead. It fills them up while it waits for the next batch, in another process of its
             own where there is a second processor core.
         noise: differential privacy for the passives' features; null: none.
     """
