@@ -91,24 +91,24 @@ class Straight:
 
     @classmethod
     def of(
-        cls, scores_N: Floats, unseen_n: Floats, labels_n: Integers, *, rate: float
+        cls, scores_N: Floats, unseen_n: Floats, labels_n: Integers, others: Floats, *, rate: float
     ) -> "Straight":
-        """Calibrate a model by what it says of rows that it has no label of.
+        """Calibrate a model by what others say of rows that they had not seen.
 
         Applied to what it calibrated it changes nothing but by rounding.
 
         Args:
-            scores_N: of these rows, by the model; unseen_n: of labelled ones, by models that were
-                not shown their labels, in deviations; labels_n: theirs, 0 or 1.
+            scores_N: by the model, of rows that it has no label of.
+            unseen_n: of labelled rows, by models without them, in deviations; labels_n: theirs.
+            others: the same of rows of which nobody knows a label.
             rate: share of the second class that the mean probability is to be.
         """
-        slope = slope_of(unseen_n, labels_n)
-        deviation = float(scores_N.std())
+        slope, deviation = slope_of(unseen_n, labels_n), float(scores_N.std())
         if not deviation > 0:
             return cls(slope=1.0, offset=float(logit(rate) - scores_N.mean()))
-        z_N = slope * in_deviations(scores_N, scores_N)
-        offset = offset_of(z_N, rate) - slope * float(scores_N.mean()) / deviation
-        return cls(slope=slope / deviation, offset=offset)
+        by = slope / deviation
+        offset = offset_of(slope * others, rate) - by * float(scores_N.mean())
+        return cls(slope=by, offset=offset)
 
 
 def _ranked(scores_U: Floats) -> Floats:
