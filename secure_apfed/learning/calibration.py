@@ -17,7 +17,16 @@ from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
 from scipy.stats import norm, rankdata
 
-__all__ = ["RARE", "SKEWED", "Straight", "in_deviations", "is_rare", "likely_rare", "slope_of"]
+__all__ = [
+    "RARE",
+    "SKEWED",
+    "Straight",
+    "in_deviations",
+    "is_rare",
+    "likely_rare",
+    "offset_of",
+    "slope_of",
+]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -67,7 +76,7 @@ def slope_of(scores_n: Floats, labels_n: Integers) -> float:
     return float(np.clip(slope, _LEAST, _MOST))
 
 
-def _offset(z_N: Floats, rate: float) -> float:
+def offset_of(z_N: Floats, rate: float) -> float:
     """What makes the mean probability of these log-odds the rate."""
     far = _FARTHEST + float(np.abs(z_N).max())
     return float(brentq(lambda by: float(expit(z_N + by).mean()) - rate, -far, far))
@@ -82,24 +91,24 @@ class Straight:
 
     @classmethod
     def of(
-        cls, scores_N: Floats, unseen_n: Floats, labels_n: Integers, *, rate: float
+        cls, scores_N: Floats, unseen_n: Floats, labels_n: Integers, others: Floats, *, rate: float
     ) -> "Straight":
-        """Calibrate a model by what it says of rows that it has no label of.
+        """Calibrate a model by what others say of rows that they had not seen.
 
         Applied to what it calibrated it changes nothing but by rounding.
 
         Args:
-            scores_N: of these rows, by the model; unseen_n: of labelled ones, by models that were
-                not shown their labels, in deviations; labels_n: theirs, 0 or 1.
+            scores_N: by the model, of rows that it has no label of.
+            unseen_n: of labelled rows, by models without them, in deviations; labels_n: theirs.
+            others: the same of rows of which nobody knows a label.
             rate: share of the second class that the mean probability is to be.
         """
-        slope = slope_of(unseen_n, labels_n)
-        deviation = float(scores_N.std())
+        slope, deviation = slope_of(unseen_n, labels_n), float(scores_N.std())
         if not deviation > 0:
             return cls(slope=1.0, offset=float(logit(rate) - scores_N.mean()))
-        z_N = slope * in_deviations(scores_N, scores_N)
-        offset = _offset(z_N, rate) - slope * float(scores_N.mean()) / deviation
-        return cls(slope=slope / deviation, offset=offset)
+        by = slope / deviation
+        offset = offset_of(slope * others, rate) - by * float(scores_N.mean())
+        return cls(slope=by, offset=offset)
 
 
 def _ranked(scores_U: Floats) -> Floats:
@@ -137,7 +146,7 @@ def likely_rare(
     if not len(unshown):
         unshown = labelled
     z_U, votes_U = slope * _ranked(own_U), _ranked(totals_U)
-    z_U += _offset(z_U[unshown], rate)
+    z_U += offset_of(z_U[unshown], rate)
     if not votes_U.any():
         return np.asarray(expit(z_U))
     said_V = expit(z_U[unshown]) - expit(z_U[unshown]).mean()
@@ -149,4 +158,4 @@ def likely_rare(
         said_V @ said_V + precision
     )
     z_U += float(np.clip(added, 0, _MOST)) * votes_U
-    return np.asarray(expit(z_U + _offset(z_U[unshown], rate)))
+    return np.asarray(expit(z_U + offset_of(z_U[unshown], rate)))

@@ -358,8 +358,8 @@ class Learner(Role, ABC):
         return None
 
     def without(self, rows: Tensor) -> ActiveNetworks | None:
-        """These networks as they would be had it not known the labels of these rows of its table;
-        None: that takes another training.
+        """These networks as they would be had it not known these rows of its table; None: that
+        takes another training.
         """
         return None
 

@@ -178,7 +178,7 @@ class Student:
             )  # fmt: skip
 
     def without(self, rows: Tensor) -> ActiveNetworks | None:
-        """Its networks as they are fitted without these labelled rows; None: they descend."""
+        """Its networks as they are fitted without these rows; None: they descend."""
         if not self.in_one_go:
             return None
         targets_UT = self._targets_NT[self.rows_U].numpy()

@@ -60,21 +60,30 @@ def calibrate(session: Session, data: OwnData) -> Calibration | None:
     labels_n: IntArray = labels_N[labelled].numpy().astype(np.int64)
     if not _is_asked(config, labels_n, len(data.classes)) or not _has_a_last_layer(networks):
         return None
-    # A model may know its labelled rows by heart, and be of another mean on all others.
-    others = ~torch.isin(data.train_rows, labelled).numpy()
-    if others.sum() < _FEWEST:
-        others[:] = True
-    scores_N = _scores(networks, data, data.train_rows)[others]
+    scores_N = _scores(networks, data, data.train_rows)
     if not np.isfinite(scores_N).all():
         return None  # the training diverged
     rate = float(labels_n.mean()) if isinstance(config.calibration, str) else config.calibration
     parts = held_out(labels_n, FOLDS, config.seed)
     at_n = torch.searchsorted(data.train_rows, labelled).numpy()
-    unseen = [in_deviations(of_N[at_n[part]], of_N[others])
-              for part, of_N in zip(parts, _unseen(session, data, parts), strict=True)]  # fmt: skip
-    known_n = np.concatenate([labels_n[part] for part in parts]) if parts else labels_n[:0]
+    others = np.setdiff1d(np.arange(len(scores_N)), at_n)
+    if few := len(others) < _FEWEST:
+        others = np.arange(len(scores_N))
+    # A model may know by heart what it learnt from, and be of another mean and width elsewhere.
+    left_out = [at_n[part] if few else others[at::FOLDS] for at, part in enumerate(parts)]
+    told, elsewhere = list[FloatArray](), list[FloatArray]()
+    folds = _without(session, data, [labelled[torch.from_numpy(part)] for part in parts], left_out)
+    for part, out, of_N in zip(parts, left_out, folds, strict=True):
+        kept = of_N[np.setdiff1d(others, out)]
+        told.append(in_deviations(of_N[at_n[part]], kept))
+        elsewhere.append(in_deviations(of_N[out], kept))
+    model_N = scores_N[others]
     straight = Straight.of(
-        scores_N, np.concatenate(unseen) if parts else np.empty(0), known_n, rate=rate
+        model_N,
+        np.concatenate(told) if parts else np.empty(0),
+        labels_n[np.concatenate(parts)] if parts else labels_n[:0],
+        np.concatenate(elsewhere) if parts else in_deviations(model_N, model_N),
+        rate=rate,
     )
     _straighten(networks, straight)
     return Calibration(rate=rate, slope=straight.slope, offset=straight.offset)
@@ -105,10 +114,15 @@ def _scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor) -> Floa
     return np.asarray((scores_NK[:, 1] - scores_NK[:, 0]).numpy())
 
 
-def _unseen(session: Session, data: OwnData, parts: list[IntArray]) -> Iterator[FloatArray]:
-    """Scores of all training rows without each part of the labels."""
+def _without(
+    session: Session, data: OwnData, parts: list[torch.Tensor], left_out: list[IntArray]
+) -> Iterator[FloatArray]:
+    """Scores of all training rows without each part of the labels, and these rows."""
     config, rows, labelled = session.entered.own.config, data.train_rows, data.labelled_rows
-    fitted = [session.learner.without(labelled[torch.from_numpy(part)]) for part in parts]
+    fitted = [
+        session.learner.without(torch.cat([part, rows[torch.from_numpy(out)]]))
+        for part, out in zip(parts, left_out, strict=True)
+    ]
     networks = [network for network in fitted if network is not None]
     if len(networks) == len(parts):
         yield from (_scores(network, data, rows) for network in networks)
@@ -118,7 +132,7 @@ def _unseen(session: Session, data: OwnData, parts: list[IntArray]) -> Iterator[
         data.table.features[rows], torch.searchsorted(rows, labelled), data.table.labels[labelled],
         classes=2, seed=config.seed, model=config.model, train=config.train,
     )  # fmt: skip
-    tasks = [task.without(part) for part in parts]
+    tasks = [task.without(torch.isin(labelled, part).nonzero().flatten().numpy()) for part in parts]
     with one_thread():
         found = None
         with suppress(ModelError):
