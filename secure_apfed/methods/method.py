@@ -20,7 +20,7 @@ from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.learning.descent import ActiveNetworks, prefixed, without_prefix
 from secure_apfed.measures import Scored
-from secure_apfed.methods.charged import Charged, read_charged
+from secure_apfed.methods.charged import Statement, read_statement
 from secure_apfed.models import Shape
 from secure_apfed.privacy.dp_sgd import WholeTraining
 from secure_apfed.privacy.ledger import PrivacyLedger
@@ -448,15 +448,17 @@ async def meet(links: Links, active: str) -> None:
 
 
 async def save_all(
-    links: Links, helpers: Sequence[str], step: int, *, may_leave: Collection[str] = ()
-) -> Mapping[str, Sequence[Charged] | None]:
+    links: Links, helpers: Sequence[str], step: int, *, contract: Contract,
+    may_leave: Collection[str] = (),
+) -> Mapping[str, Statement | None]:  # fmt: skip
     """Let these parties save what they are before `step`; return, once all of them have, by party
-    what it says that it charged so far; None for those of `may_leave` that fell silent. Raises
+    what it says that it charged so far, signed; None for those of `may_leave` that fell silent. Raises
     PartyLeftError: another one did; RemoteProtocolError: one says something else.
     """
     for name in helpers:
         links.send(name, Kind.CHECKPOINT, step)
-    accounts: dict[str, Sequence[Charged] | None] = {}
+    identities = {party.name: party.identity for party in contract.participants}
+    accounts: dict[str, Statement | None] = {}
     for name in helpers:
         try:
             message = await links.receive(name, Kind.SAVED, step=step)
@@ -465,7 +467,10 @@ async def save_all(
                 raise
             accounts[name] = None
         else:
-            accounts[name] = read_charged(message.payload, sender=name)
+            accounts[name] = read_statement(
+                message.payload, sender=name, identity=identities[name], contract=contract.digest,
+                step=step,
+            )  # fmt: skip
     return accounts
 
 

@@ -240,6 +240,7 @@ class RunWriter:
             "wire_bytes": transcript.wire_bytes,
             "privacy": asdict(privacy),
             "contributions": session.passive_accounts,
+            "stated": session.stated,
             "seconds": seconds,
             "aligned_rows": 0 if aligned is None else len(aligned),
             "train_rows": len(data.train_rows),
@@ -251,6 +252,9 @@ class RunWriter:
             "guarantee": guarantee,
             "apart": self._apart,
         }
+        if session.statements:
+            said = {name: of.as_json(name) for name, of in session.statements.items()}
+            folder.write_json(folder.statements, said)
         outcome = Outcome.model_validate(content)
         card = self._card(session, data, outcome, judged)
         keep_scored(folder, judged.said)
@@ -404,6 +408,7 @@ class Course:
             wire_bytes=self.session.transcript.wire_bytes,
             privacy=privacy,
             contributions=self.session.passive_accounts,
+            stated=self.session.stated,
             trained=self._labels.data(),
             recorded=self._watch.recording(),
             folder=self._writer.folder.path if self._writer else None,
@@ -509,12 +514,15 @@ class Course:
         if session.entered.own.secrets.keeper is None:
             return
         may_leave = contract.passives if contract.silent_passive == "recover" else ()
-        charged_by = await save_all(links, session.present, self._step, may_leave=may_leave)
-        for name, charged in charged_by.items():
-            if charged is None:
+        said = await save_all(
+            links, session.present, self._step, contract=contract, may_leave=may_leave
+        )
+        for name, statement in said.items():
+            if statement is None:
                 session.learner.left[name] = self._step
             elif name not in session.helpers:
-                session.charged[name] = charged
+                session.charged[name] = statement.accounts(name)
+                session.statements[name] = statement
         self._heard = True
 
     def _let_in(self, links: Links) -> None:

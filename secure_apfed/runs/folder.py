@@ -87,6 +87,7 @@ class RunFolder:
         self.scored = path / "test-scores.safetensors"
         self.result = path / "result.json"
         self.solo = path / "solo.json"
+        self.statements = path / "statements.json"
         self.accountants = path / "accountants.json"
         self.digests = path / "SHA256SUMS"
         self.parties = path / "parties"
@@ -196,7 +197,7 @@ class RunFolder:
         return (
             self.config, self.contract, self.seeds, self.versions, self.metrics, self.model,
             self.card, self.encoders, self.alignment, self.transcript, self.flows, self.scored,
-            *self.logs(),
+            self.statements, *self.logs(),
         )  # fmt: skip
 
     def logs(self) -> tuple[Path, ...]:

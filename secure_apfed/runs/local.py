@@ -414,6 +414,7 @@ def _why(process: _Process) -> str:
 def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     for name in (
         "contract", "seeds", "versions", "metrics", "model", "accountants", "scored", "solo",
+        "statements",
     ):  # fmt: skip
         source: Path = getattr(led, name)
         if source.exists():
@@ -448,6 +449,7 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         contributions={
             name: spent.model_dump(mode="python") for name, spent in outcome.contributions.items()
         },
+        stated={name: said.model_dump(mode="python") for name, said in outcome.stated.items()},
         folder=run.path,
     )
 
