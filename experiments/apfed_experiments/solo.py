@@ -28,6 +28,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import OwnData, VerticalData, files_digest, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
+from secure_apfed.intervals import gain_between
 from secure_apfed.measures import (
     ACCURACY,
     MEASURES,
@@ -39,15 +40,21 @@ from secure_apfed.measures import (
 from secure_apfed.methods import Start, fresh_secrets
 from secure_apfed.methods.student import Student, train_student, with_prior
 from secure_apfed.methods.votes import prior_of
-from secure_apfed.runs.folder import RunFolder, read_sealed, write_sealed
-from secure_apfed.runs.outcome import Written
+from secure_apfed.runs.folder import (
+    RunFolder,
+    keep_scored,
+    read_scored,
+    read_sealed,
+    write_sealed,
+)
+from secure_apfed.runs.outcome import Outcome, Written
 from secure_apfed.seeds import derive_seed, one_thread, undisturbed
 from secure_apfed.solo import BASELINES, Baseline, SoloTask, validation_of
 from secure_apfed.solo.interface import FitStore, FloatArray, IntArray, fits_kept_meanwhile
 
 __all__ = [
     "DETECTORS", "LEFT_OUT", "REGRESSORS", "BaselineResult", "SoloRecord", "beside_run", "best",
-    "compare", "compare_detectors", "compare_numbers", "fits_beside", "keep_solo", "read_solo",
+    "compare", "compare_detectors", "compare_numbers", "fits_beside", "gain_text", "keep_solo", "read_solo",
     "settings_digest", "solo_file", "taught_alone",
 ]  # fmt: skip
 
@@ -195,16 +202,22 @@ def beside_run(config: Config, folder: Path, trained: OwnData | None) -> SoloRec
     if config.dp_sgd is not None:
         return None
     if trained is not None:
-        return _measured(config, path, trained)
+        return _measured(config, path, trained, scored=RunFolder(folder).solo_scored)
     return read_solo(config, path) if path.is_file() else None
 
 
-def _measured(config: Config, path: Path, own: OwnData, *, files: str = "") -> SoloRecord:
+def _measured(
+    config: Config, path: Path, own: OwnData, *, files: str = "", scored: Path | None = None
+) -> SoloRecord:
+    """Measure and write the baselines; `scored`: where their scores of test rows are kept, too."""
+    said: dict[str, Scored] = {}
     with one_thread():
         if config.data.anomaly is not None:
-            found = _anomalies(config, own)
+            found = _anomalies(config, own, said)
         else:
-            found = _numbers(config, own) if own.targets else _classes(config, own)
+            found = _numbers(config, own, said) if own.targets else _classes(config, own, said)
+    if scored is not None:
+        keep_scored(scored, said)
     record = SoloRecord(
         settings=settings_digest(config), baselines=tuple(found), measure=config.measure,
         files=files, labels="answered" if config.labels_are_private else "true",
@@ -214,7 +227,7 @@ def _measured(config: Config, path: Path, own: OwnData, *, files: str = "") -> S
     return record
 
 
-def _anomalies(config: Config, own: OwnData) -> list[BaselineResult]:
+def _anomalies(config: Config, own: OwnData, said: dict[str, Scored]) -> list[BaselineResult]:
     table, test = own.table, own.test_rows
     assert table.labels is not None
     train_TF, test_BF = (
@@ -223,13 +236,13 @@ def _anomalies(config: Config, own: OwnData) -> list[BaselineResult]:
     measure = MEASURES[config.measure]
     return compare_detectors(
         train_TF.numpy(), test_BF.numpy(), table.labels[test].numpy(), measure=measure,
-        seed=config.seed,
+        seed=config.seed, said=said,
     )  # fmt: skip
 
 
 def compare_detectors(
     train_TF: FloatArray, test_BF: FloatArray, anomalies_B: IntArray, *, measure: Measure,
-    seed: int = 0,
+    seed: int = 0, said: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:  # fmt: skip
     """Every detector of training rows, measured on test rows, where anomalies_B is 1 for one.
 
@@ -255,12 +268,13 @@ def compare_detectors(
     for name, title in DETECTORS.items():
         # Lower for what is stranger.
         scores_B = -models[name].fit(train_TF).score_samples(test_BF)
-        value = measure.of(Scored(truth=anomalies_B, scores=scores_B))
+        scored = _keep(said, name, Scored(truth=anomalies_B, scores=scores_B))
+        value = measure.of(scored)
         found.append(BaselineResult(name=name, title=title, validation=value, test=value))
     return found
 
 
-def _numbers(config: Config, own: OwnData) -> list[BaselineResult]:
+def _numbers(config: Config, own: OwnData, said: dict[str, Scored]) -> list[BaselineResult]:
     """Regressions of the labelled rows, in the unit of the labels."""
     table, targets = own.table, own.targets
     assert table.labels is not None
@@ -269,12 +283,15 @@ def _numbers(config: Config, own: OwnData) -> list[BaselineResult]:
         (table.features[rows], targets.decode(table.labels[rows]))
         for rows in (own.labelled_rows, own.test_rows)
     ]
-    return compare_numbers(*parts[0], *parts[1], measure=MEASURES[config.measure], seed=config.seed)
+    return compare_numbers(
+        *parts[0], *parts[1], measure=MEASURES[config.measure], seed=config.seed, said=said
+    )
 
 
 def compare_numbers(
     features_nF: ArrayLike, targets_n: ArrayLike, test_features_BF: ArrayLike,
     test_targets_B: ArrayLike, *, measure: Measure, seed: int = 0,
+    said: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:  # fmt: skip
     """Every regression of all labelled rows, and of folds of them; rows are of any shape.
 
@@ -324,12 +341,12 @@ def compare_numbers(
         test_B = models[name].fit(x_nF, y_n).predict(x_BF)
         found.append(BaselineResult(
             name=name, title=title, validation=None if math.isnan(value) else value,
-            test=measure.of(Scored(truth=y_B, scores=test_B)),
+            test=measure.of(_keep(said, name, Scored(truth=y_B, scores=test_B))),
         ))  # fmt: skip
     return found
 
 
-def _classes(config: Config, own: OwnData) -> list[BaselineResult]:
+def _classes(config: Config, own: OwnData, said: dict[str, Scored]) -> list[BaselineResult]:
     table, rows = own.table, own.train_rows
     assert table.labels is not None
     labelled = torch.isin(rows, own.labelled_rows).nonzero().flatten()
@@ -339,14 +356,15 @@ def _classes(config: Config, own: OwnData) -> list[BaselineResult]:
     )  # fmt: skip
     test_BF = table.features[own.test_rows].flatten(1).double().numpy()
     labels_B = table.labels[own.test_rows].numpy()
-    return compare(task, test_BF, labels_B, BASELINES, measure=MEASURES[config.measure])
+    return compare(task, test_BF, labels_B, BASELINES, measure=MEASURES[config.measure], said=said)
 
 
 def compare(
     task: SoloTask, test_BF: FloatArray, labels_B: IntArray, baselines: Mapping[str, Baseline], *,
-    measure: Measure = ACCURACY,
+    measure: Measure = ACCURACY, said: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:  # fmt: skip
-    """Every baseline of all labels for the test rows, and of parts of them for the choice.
+    """Every baseline of all labels for the test rows, and of parts of them for the choice; `said`
+    is filled with what each says of the test rows.
 
     Raises ModelError where the run's own network diverged or cannot take such rows.
     """
@@ -355,11 +373,35 @@ def compare(
         for name, baseline in baselines.items():
             validation = validation_of(baseline, task, measure)
             scores_BK = probabilities_of(baseline.fit(task).scores(test_BF))
-            test = measure.of(Scored(truth=labels_B, scores=scores_BK))
+            test = measure.of(_keep(said, name, Scored(truth=labels_B, scores=scores_BK)))
             found.append(BaselineResult(
                 name=name, title=baseline.title, validation=validation, test=test
             ))  # fmt: skip
     return found
+
+
+def _keep(said: dict[str, Scored] | None, name: str, scored: Scored) -> Scored:
+    if said is not None:
+        said[name] = scored
+    return scored
+
+
+def gain_text(folder: RunFolder, outcome: Outcome, solo: SoloRecord) -> str | None:
+    """What help added on these test rows with its interval over them, paired; None where the
+    scores of both were not kept, or are of other rows.
+    """
+    variant, alone, measure = next(iter(outcome.accuracy)), solo.best, solo.judged_by
+    reached = read_scored(folder, variant, threshold=outcome.threshold)
+    other = read_scored(folder, alone.name, threshold=None, alone=True)
+    if reached is None or other is None or solo.measure != outcome.measure:
+        return None
+    gain = gain_between(reached, other, measure)
+    if gain is None or math.isnan(gain.low):
+        return None
+    value, low, high = (
+        measure.points_text(of) for of in (gain.value, gain.low, gain.high)
+    )  # fmt: skip
+    return f"{value} against {alone.title}, 95 % over the test rows, paired: {low} to {high}"
 
 
 def taught_alone(config: Config, data: VerticalData) -> Student:

@@ -146,6 +146,8 @@ class Own:
         held: what it has of the run's data; None where it has none (aggregator, dealer).
         aligned: rows of its table by position, of an earlier session; None: intersect now.
         predicts: digest of the contract of the run whose model predicts; None: a session trains.
+        contributed: told of each contribution to a sum as it is before the sum protects it, by
+            step, alignment positions (B,) and values (B, D); for its own record alone.
     """
 
     config: RunSettings
@@ -157,6 +159,7 @@ class Own:
     held: OwnData | None = field(default=None, repr=False)
     aligned: Tensor | None = field(default=None, repr=False)
     predicts: str | None = None
+    contributed: Callable[[int, Tensor, Tensor], None] | None = None
 
     @property
     def data(self) -> OwnData:
@@ -452,7 +455,7 @@ async def save_all(
     may_leave: Collection[str] = (),
 ) -> Mapping[str, Statement | None]:  # fmt: skip
     """Let these parties save what they are before `step`; return, once all of them have, by party
-    what it says that it charged so far, signed; None for those of `may_leave` that fell silent. Raises
+    what it signed that it charged so far; None for those of `may_leave` that fell silent. Raises
     PartyLeftError: another one did; RemoteProtocolError: one says something else.
     """
     for name in helpers:

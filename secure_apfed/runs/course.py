@@ -24,7 +24,7 @@ from secure_apfed.config.file import dump_settings
 from secure_apfed.data import ColumnEncoding, OwnData
 from secure_apfed.data.inputs import Extremes, extremes_of
 from secure_apfed.errors import ConfigError, NoHelpWarning
-from secure_apfed.exchange import Kind, Links
+from secure_apfed.exchange import Kind, Links, Transcript
 from secure_apfed.files import own_subfolder, write_atomically
 from secure_apfed.learning.descent import find_device, predictor_of, prefixed, without_prefix
 from secure_apfed.measures import (
@@ -187,10 +187,14 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 class RunWriter:
-    """Writes a run's folder, or that of the active where it runs `apart`, while it runs."""
+    """Writes a run's folder while it runs; `heard`: what the active received, where it runs apart
+    and the folder is its own.
+    """
 
-    def __init__(self, folder: RunFolder, config: Config, *, apart: bool = False) -> None:
-        self.folder, self._config, self._apart = folder, config, apart
+    def __init__(
+        self, folder: RunFolder, config: Config, *, heard: Transcript | None = None
+    ) -> None:
+        self.folder, self._config, self._heard = folder, config, heard
         self._board: SummaryWriter | None = None
 
     def begin(self, session: Session, contracts: Sequence[str], *, epoch: int) -> None:
@@ -232,7 +236,8 @@ class RunWriter:
         folder, transcript, learner = self.folder, session.transcript, session.learner
         if self._board is not None:
             self._board.close()
-        folder.write_json(folder.flows, [asdict(flow) for flow in transcript.flows])
+        heard = () if self._heard is None else self._heard.flows
+        folder.write_json(folder.flows, [asdict(flow) for flow in (*transcript.flows, *heard)])
         aligned = session.alignment.get(session.active)
         content = {
             "method": self._config.method.name,
@@ -250,14 +255,14 @@ class RunWriter:
             "agreement": learner.agreement,
             "attendance": session.attendance(),
             "guarantee": guarantee,
-            "apart": self._apart,
+            "apart": self._heard is not None,
         }
         if session.statements:
             said = {name: of.as_json(name) for name, of in session.statements.items()}
             folder.write_json(folder.statements, said)
         outcome = Outcome.model_validate(content)
         card = self._card(session, data, outcome, judged)
-        keep_scored(folder, judged.said)
+        keep_scored(folder.scored, judged.said)
         networks = learner.solo() or learner.left_alone()
         if networks is not None:
             parts = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head})

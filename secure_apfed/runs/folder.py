@@ -87,6 +87,7 @@ class RunFolder:
         self.scored = path / "test-scores.safetensors"
         self.result = path / "result.json"
         self.solo = path / "solo.json"
+        self.solo_scored = path / "solo-scores.safetensors"
         self.statements = path / "statements.json"
         self.accountants = path / "accountants.json"
         self.digests = path / "SHA256SUMS"
@@ -419,21 +420,26 @@ def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     return save(plain)
 
 
-def keep_scored(folder: RunFolder, said: Mapping[str, Scored]) -> None:
+def keep_scored(path: Path, said: Mapping[str, Scored]) -> None:
     tensors = {}
     for name, scored in said.items():
         tensors[f"{name}/truth"] = torch.from_numpy(scored.truth)
         tensors[f"{name}/scores"] = torch.from_numpy(scored.scores)
-    write_atomically(folder.scored, save_tensors(tensors), private=True)
+    write_atomically(path, save_tensors(tensors), private=True)
 
 
-def read_scored(folder: RunFolder, variant: str, *, threshold: float | None) -> Scored | None:
-    """Read what one variant said, decided at a threshold; None where nobody kept it."""
-    if not folder.scored.exists():
+def read_scored(
+    folder: RunFolder, variant: str, *, threshold: float | None, alone: bool = False
+) -> Scored | None:
+    """Read what one variant, or one baseline of those `alone`, said of test rows, decided at a
+    threshold; None where nobody kept it.
+    """
+    path = folder.solo_scored if alone else folder.scored
+    if not path.exists():
         return None
-    folder.check(folder.scored)
+    folder.check(path)
     try:
-        tensors = load(read_bytes(folder.scored))
+        tensors = load(read_bytes(path))
         truth, scores = tensors[f"{variant}/truth"], tensors[f"{variant}/scores"]
         # Numbers; or classes where the training diverged, whose measures are NaN.
         if (numbers := scores.ndim == 1) or not scores.isfinite().all():
@@ -442,6 +448,6 @@ def read_scored(folder: RunFolder, variant: str, *, threshold: float | None) -> 
         return Scored.of_classes(truth.numpy(), scores.numpy()).at(threshold)
     except (KeyError, OverflowError, SafetensorError, DataError) as error:
         raise CheckpointError(
-            f"{folder.scored} holds no scores of {variant}: {error}; restore it from a copy, or "
+            f"{path} holds no scores of {variant}: {error}; restore it from a copy, or "
             "remove it to go on without"
         ) from error

@@ -414,7 +414,7 @@ def _why(process: _Process) -> str:
 def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     for name in (
         "contract", "seeds", "versions", "metrics", "model", "accountants", "scored", "solo",
-        "statements",
+        "solo_scored", "statements",
     ):  # fmt: skip
         source: Path = getattr(led, name)
         if source.exists():
@@ -425,8 +425,11 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         for party in parties
         if party.path != led.path and party.ended.exists()
     ]
-    sent = [read_json(party.flows, list[Any]) for party in parties if party.flows.exists()]
-    flows = [flow for own in sent for flow in own]
+    # What each sent itself: what it received, another one sent.
+    flows = [
+        flow for party in parties if party.flows.exists()
+        for flow in read_json(party.flows, list[Any]) if flow["sender"] == party.path.name
+    ]  # fmt: skip
     run.write_json(run.flows, flows)
     alone = read_json(led.result, Outcome)
     # What each counted itself, where it ended; else what the active was told.
