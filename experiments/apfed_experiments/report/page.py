@@ -15,13 +15,23 @@ from apfed_experiments import words
 from apfed_experiments.columns import Table, write_text
 from apfed_experiments.drawing import Picture
 from apfed_experiments.report import contents
+from apfed_experiments.report.own import ReportedParty
 from apfed_experiments.report.run import Audited, ReportedRun
 from apfed_experiments.run_list import TARGETS, ListedRun, State, settings_in
 from apfed_experiments.solo import LEFT_OUT
 from secure_apfed.config.file import dump_settings
 from secure_apfed.files import write_atomically
 
-__all__ = ["Part", "fill", "inside", "render", "write_comparison", "write_page", "write_runs_page"]
+__all__ = [
+    "Part",
+    "fill",
+    "inside",
+    "render",
+    "render_party",
+    "write_comparison",
+    "write_page",
+    "write_runs_page",
+]
 
 
 def render(
@@ -56,6 +66,29 @@ def render(
             ("versions", _flat(run.versions)),
         ],
     )
+
+
+def render_party(party: ReportedParty) -> str:
+    """The page of a party that helped."""
+    learned, own = contents.learned_by(party), party.own
+    return fill(
+        "party.html.jinja",
+        party=party, own=own, method=party.config.method.title, role=party.roles[own.name],
+        attacks=party.attacks,
+        tiles=[
+            *contents.traffic_of(party, own.name),
+            *(contents.Tile(name, value, "") for name, value in own.spent_rows()),
+        ],
+        learned=dict(sorted(learned.items(), key=lambda item: own.name not in item[0].split(" "))),
+        alignment_leaks=contents.alignment_leaks_of(party),
+        coalitions=[(each.who, each.learns) for each in contents.coalitions_of(party)],
+        spent=[
+            *own.spent_rows(),
+            *((f"charges to the ledger of {name}", words.count(charges))
+              for name, charges in party.charges.items()),
+        ],
+        limits=contents.limits_of(party), config=dump_settings(party.config),
+    )  # fmt: skip
 
 
 def fill(template: str, **values: Any) -> str:

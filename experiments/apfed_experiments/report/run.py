@@ -17,17 +17,18 @@ from apfed_experiments.finished import (
     read_examples,
     read_finished_run,
 )
+from apfed_experiments.report.own import OwnSide, facts_of, read_charges, stated_rows
 from apfed_experiments.report.who_learns import Role, RunFacts
+from apfed_experiments.solo import gain_text
 from apfed_protocols.randomness import fresh_key
 from secure_apfed.exchange import Flow
-from secure_apfed.files import count_lines, read_json, read_json_lines
+from secure_apfed.files import read_json, read_json_lines
 from secure_apfed.intervals import estimates
 from secure_apfed.measures import MEASURES, calibration_curve
 from secure_apfed.privacy.accountants import gdp_mu
 from secure_apfed.privacy.guard import make_guard
 from secure_apfed.runs.folder import RunFolder, read_scored
 from secure_apfed.runs.outcome import Epsilon, Written, scores_of
-from secure_apfed.secure_sums import sum_kind
 
 __all__ = ["Audited", "EpochMetrics", "ReportedRun", "audit_of", "measured_of", "read_run"]
 
@@ -78,6 +79,7 @@ class ReportedRun(FinishedRun):
         charges: by party that released anything, how often its ledger was charged.
         examples: what attacks rebuilt, by `key_of` of their result; None: it is not to be shown.
             rebuilt: whether there is any.
+        own: where the folder is the active's own, how its part ended and its audit log.
     """
 
     path: Path
@@ -90,25 +92,21 @@ class ReportedRun(FinishedRun):
     charges: Mapping[str, int]
     examples: Mapping[str, Reconstruction] | None
     rebuilt: bool
+    own: OwnSide | None = None
 
     @property
     def facts(self) -> RunFacts:
-        config = self.config
-        return RunFacts(
-            happens=config.method.happens,
-            secure_sum=sum_kind(config.secure_sum).name,
-            passives=sum(role == Role.PASSIVE for role in self.roles.values()),
-            guarded=config.guard.mechanism != "none",
-            pairwise=config.alignment.mode == "pairwise",
-            label_dp=config.labels.mechanism != "none",
-            private=config.dp_sgd is not None,
-            noisy=config.method.noise(config) is not None,
-            inductive=config.method.inductive,
-            labelled_passives=bool(config.data.labels_at),
-            defended=bool(config.defences),
-            apart=self.outcome.apart,
-            shared_seeds=config.party_seeds == "shared_for_comparison",
-        )
+        return facts_of(self.config, self.roles, apart=self.outcome.apart)
+
+    @property
+    def gained(self) -> str | None:
+        """What help added with its interval; see `gain_text`."""
+        files = RunFolder(self.path)
+        return None if self.solo is None else gain_text(files, self.outcome, self.solo)
+
+    @property
+    def stated(self) -> tuple[tuple[str, str], ...]:
+        return tuple(stated_rows(self.outcome, RunFolder(self.path)))
 
     @property
     def helped(self) -> bool:
@@ -134,11 +132,9 @@ def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
     )
     contract = read_json(files.contract, _Contract)
     by_role = sorted(contract.document.participants, key=lambda party: list(Role).index(party.role))
-    ledgers = [log for log in files.logs() if log.name.startswith("ledger-")]
-    # The first line of a ledger says what it is.
-    charges = {log.stem.removeprefix("ledger-"): count_lines(log) - 1 for log in ledgers}
     return ReportedRun(
-        **vars(finished), path=path, contract_sha256=contract.sha256, charges=charges,
+        **vars(finished), path=path, contract_sha256=contract.sha256,
+        charges=read_charges(files), own=OwnSide.read(path),
         epochs=read_json_lines(files.metrics, EpochMetrics),
         flows=read_json(files.flows, tuple[Flow, ...]),
         roles={party.name: party.role for party in by_role},
