@@ -54,8 +54,8 @@ from secure_apfed.solo.interface import FitStore, FloatArray, IntArray, fits_kep
 
 __all__ = [
     "DETECTORS", "LEFT_OUT", "REGRESSORS", "BaselineResult", "SoloRecord", "beside_run", "best",
-    "compare", "compare_detectors", "compare_numbers", "fits_beside", "gain_text", "keep_solo", "read_solo",
-    "settings_digest", "solo_file", "taught_alone",
+    "compare", "compare_detectors", "compare_numbers", "fits_beside", "gain_text", "keep_solo",
+    "read_solo", "settings_digest", "solo_file", "taught_alone",
 ]  # fmt: skip
 
 LEFT_OUT = (

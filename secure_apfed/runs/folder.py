@@ -152,6 +152,11 @@ class RunFolder:
         for party in parties:
             party.steps.clear()  # of a start that was broken off before training
 
+    def ended_parties(self) -> tuple[Path, ...]:
+        """The folders of parties whose part is over, where they lie below this one."""
+        found = sorted(self.parties.iterdir()) if self.parties.is_dir() else []
+        return tuple(path for path in found if PartyFolder(path).ended.is_file())
+
     def party(self, name: str) -> Path:
         return own_file(self.parties, name)
 

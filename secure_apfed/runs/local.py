@@ -209,7 +209,7 @@ def run_locally(
                     on_progress(_PROGRESS.validate_python(progress))
 
             with relaying(files.values()), _started(files, asked, hear) as processes:
-                _wait(processes, config.data.active_name, led, timeout_s)
+                _wait(processes, led, timeout_s, config)
             failed = _failures(processes)
             if failed and not led.result.exists():
                 raise failed
@@ -358,10 +358,14 @@ def _end(processes: Sequence[_Process]) -> None:
         process.read()
 
 
-def _wait(processes: Sequence[_Process], active: str, led: RunFolder, timeout_s: float) -> None:
-    """Wait until the active has ended, and the others soon after it; for none of them for ever."""
+def _wait(
+    processes: Sequence[_Process], led: RunFolder, timeout_s: float, config: Config
+) -> None:  # fmt: skip
+    """Wait until the active has ended, and the others soon after it; for none of them for ever,
+    unless they attack what they let out, once their part is over.
+    """
     before = _signed_at(led)
-    leading = next(process for process in processes if process.name == active)
+    leading = next(process for process in processes if process.name == config.data.active_name)
     others = [process for process in processes if process is not leading]
     alone_since: float | None = None
     while leading.code is None:
@@ -375,7 +379,12 @@ def _wait(processes: Sequence[_Process], active: str, led: RunFolder, timeout_s:
                 return  # whatever it waits for, nobody is there any more
     # The others need no more than to hear of the end, or to notice that it came without a word.
     deadline = time.monotonic() + (_GRACE_S if leading.code == 0 else 8 * timeout_s)
-    while any(other.code is None for other in others) and time.monotonic() < deadline:
+    ended = [PartyFolder(led.path.with_name(other.name)).ended for other in others]
+    while any(
+        other.code is None
+        and (time.monotonic() < deadline or (bool(config.attacks) and over.exists()))
+        for other, over in zip(others, ended, strict=True)
+    ):
         time.sleep(_LOOK_S)
 
 
