@@ -45,6 +45,7 @@ from secure_apfed.runs.folder import (
     keep_scored,
     read_scored,
     read_sealed,
+    read_tested,
     write_sealed,
 )
 from secure_apfed.runs.outcome import Outcome, Written
@@ -209,21 +210,21 @@ def beside_run(config: Config, folder: Path, trained: OwnData | None) -> SoloRec
 def _measured(
     config: Config, path: Path, own: OwnData, *, files: str = "", scored: Path | None = None
 ) -> SoloRecord:
-    """Measure and write the baselines; `scored`: where their scores of test rows are kept, too."""
+    """Measure and write the baselines; `scored`: where what the best says of test rows is, too."""
     said: dict[str, Scored] = {}
     with one_thread():
         if config.data.anomaly is not None:
             found = _anomalies(config, own, said)
         else:
             found = _numbers(config, own, said) if own.targets else _classes(config, own, said)
-    if scored is not None:
-        keep_scored(scored, said)
     record = SoloRecord(
         settings=settings_digest(config), baselines=tuple(found), measure=config.measure,
         files=files, labels="answered" if config.labels_are_private else "true",
     )  # fmt: skip
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, to_json(record.model_dump(mode="json")).encode())
+    if scored is not None:
+        keep_scored(scored, {record.best.name: said[record.best.name]})
     return record
 
 
@@ -395,13 +396,17 @@ def gain_text(folder: RunFolder, outcome: Outcome, solo: SoloRecord) -> str | No
     other = read_scored(folder, alone.name, threshold=None, alone=True)
     if reached is None or other is None or solo.measure != outcome.measure:
         return None
+    tested = read_tested(folder)
+    if tested is not None and len(tested) == len(other.truth) > len(reached.truth):
+        other = other.rows(tested.nonzero().flatten().numpy())
     gain = gain_between(reached, other, measure)
     if gain is None or math.isnan(gain.low):
         return None
-    value, low, high = (
-        measure.points_text(of) for of in (gain.value, gain.low, gain.high)
-    )  # fmt: skip
-    return f"{value} against {alone.title}, 95 % over the test rows, paired: {low} to {high}"
+    value, low, high = map(measure.points_text, (gain.value, gain.low, gain.high))
+    return (
+        f"{value} against {alone.title} on the same {len(other.truth)} test rows, 95 % over them, "
+        f"paired: {low} to {high}"
+    )
 
 
 def taught_alone(config: Config, data: VerticalData) -> Student:

@@ -37,7 +37,7 @@ from secure_apfed.measures import (
     measure_all,
     undefined_in,
 )
-from secure_apfed.methods import PartyState, Session, train
+from secure_apfed.methods import METHODS, PartyState, Session, train
 from secure_apfed.methods.method import batches_of, end_all, held_out_of, save_all
 from secure_apfed.methods.terms import task_of
 from secure_apfed.privacy.ledger import PrivacySpent
@@ -262,7 +262,10 @@ class RunWriter:
             folder.write_json(folder.statements, said)
         outcome = Outcome.model_validate(content)
         card = self._card(session, data, outcome, judged)
-        keep_scored(folder.scored, judged.said)
+        rows = METHODS[self._config.method.name].rows_tested(
+            data, torch.empty(0, dtype=torch.int64) if aligned is None else aligned
+        )
+        keep_scored(folder.scored, judged.said, tested=torch.isin(data.test_rows, rows))
         networks = learner.solo() or learner.left_alone()
         if networks is not None:
             parts = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head})

@@ -50,12 +50,14 @@ __all__ = [
     "no_checkpoint",
     "read_scored",
     "read_sealed",
+    "read_tested",
     "resumable",
     "save_tensors",
     "signed",
     "write_sealed",
 ]
 
+_TESTED = "tested"
 _DIGEST_BYTES = 32
 _KEY_BYTES_AT_MOST = 4096
 # Ledgers, counts of what passives answered, audits, refused sums, digests of label answers.
@@ -425,8 +427,11 @@ def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     return save(plain)
 
 
-def keep_scored(path: Path, said: Mapping[str, Scored]) -> None:
-    tensors = {}
+def keep_scored(path: Path, said: Mapping[str, Scored], *, tested: Tensor | None = None) -> None:
+    """Write what is said of test rows; `tested`: whether of each of these anything is, where some
+    models say nothing of some.
+    """
+    tensors = {} if tested is None else {_TESTED: tested}
     for name, scored in said.items():
         tensors[f"{name}/truth"] = torch.from_numpy(scored.truth)
         tensors[f"{name}/scores"] = torch.from_numpy(scored.scores)
@@ -455,4 +460,15 @@ def read_scored(
         raise CheckpointError(
             f"{path} holds no scores of {variant}: {error}; restore it from a copy, or "
             "remove it to go on without"
+        ) from error
+
+
+def read_tested(folder: RunFolder) -> Tensor | None:
+    """Of which test rows the model of the headline says something, (B,) bool; None: nobody kept."""
+    folder.check(folder.scored)
+    try:
+        return load(read_bytes(folder.scored)).get(_TESTED)
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{folder.scored} holds no scores: {error}; restore it from a copy"
         ) from error

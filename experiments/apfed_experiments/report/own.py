@@ -99,7 +99,7 @@ class OwnSide:
             told = epsilon_text(noisy.epsilon, delta=noisy.delta, releases=noisy.releases)
             yield figure_title(noisy.figure, fixed=True), told
         if spent is None and noisy is None:
-            yield "epsilon", "it keeps no account: what it let out has no noise of its own"
+            yield "epsilon", "none: nothing that it sent has noise of its own"
 
 
 class _Signed(Written):

@@ -71,15 +71,17 @@ def render(
 def render_party(party: ReportedParty) -> str:
     """The page of a party that helped."""
     learned, own = contents.learned_by(party), party.own
+    role = party.roles[own.name]
+    mine = role.capitalize() if role == own.name else own.name
     return fill(
         "party.html.jinja",
-        party=party, own=own, method=party.config.method.title, role=party.roles[own.name],
+        party=party, own=own, method=party.config.method.title, role=role,
         attacks=party.attacks,
         tiles=[
             *contents.traffic_of(party, own.name),
             *(contents.Tile(name, value, "") for name, value in own.spent_rows()),
         ],
-        learned=dict(sorted(learned.items(), key=lambda item: own.name not in item[0].split(" "))),
+        learned=dict(sorted(learned.items(), key=lambda item: mine not in item[0].split(" "))),
         alignment_leaks=contents.alignment_leaks_of(party),
         coalitions=[(each.who, each.learns) for each in contents.coalitions_of(party)],
         spent=[
