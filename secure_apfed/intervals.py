@@ -17,11 +17,11 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from secure_apfed.measures import FloatArray, Scored, measure_all
+from secure_apfed.measures import FloatArray, Measure, Scored, measure_all
 
 __all__ = [
     "FEWEST_POSITIVES", "FEWEST_ROWS", "REDRAWN", "RESAMPLES", "Estimate", "Redrawn", "estimates",
-    "proportion_interval",
+    "gain_between", "proportion_interval",
 ]  # fmt: skip
 
 RESAMPLES = 500
@@ -72,6 +72,27 @@ def proportion_interval(of_it: int, rows: int) -> tuple[float, float]:
 
     found = binomtest(of_it, rows).proportion_ci(_CONFIDENCE, method="wilson")
     return float(found.low), float(found.high)
+
+
+def gain_between(
+    one: Scored, other: Scored, measure: Measure, *, resamples: int = RESAMPLES, seed: int = 0
+) -> Estimate | None:
+    """How much better one model is than another on the same rows, with a 95 % interval over them.
+
+    Paired: both are measured on each draw of the rows, so that what both find hard cancels. None
+    where they speak of other rows, or the measure is not defined there.
+    """
+    if not np.array_equal(one.truth, other.truth):
+        return None
+    values = [measure_all(scored).get(measure.name, math.nan) for scored in (one, other)]
+    if any(map(math.isnan, values)):
+        return None
+    redrawn, sign = REDRAWN[measure.name], 1 if measure.higher_is_better else -1
+    drawn_R = [
+        sign * (redrawn(Redrawn(one, counts_RB)) - redrawn(Redrawn(other, counts_RB)))
+        for counts_RB in _draws(one, resamples if len(one.truth) > 1 else 0, seed)
+    ]
+    return Estimate(measure.gain(*values), *_span(0.0, drawn_R, mirrored=False))
 
 
 def _with_one_more(scored: Scored) -> Iterator[Scored]:

@@ -244,8 +244,9 @@ class Measure:
     def gain_text(self, reached: float, reference: float) -> str:
         """Such as "+1.2 points" of a share, and "+0.012" of what is none."""
         gain = self.gain(reached, reference)
-        if math.isnan(gain):
-            return "no gain can be told"
+        return "no gain can be told" if math.isnan(gain) else self.points_text(gain)
+
+    def points_text(self, gain: float) -> str:
         return f"{100 * gain:+.1f} points" if self.share else f"{gain:+.3f}"
 
 

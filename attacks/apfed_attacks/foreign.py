@@ -149,7 +149,7 @@ def evaluate(
     gradients: Any = None,
     known: Any = None,
     steps: Any = None,
-    attacks: Iterable[str] | None = None,
+    attacks: Iterable[str | AttackChoice] | None = None,
     exchanges: int = 5,
     seed: int = 0,
     device: torch.device | str = "cpu",
@@ -174,8 +174,8 @@ def evaluate(
             None: as many as each attack's options say (labels: 0, 1, 4 and 40 of each class),
             drawn by the seed.
         steps: the row positions (B,), 0 to A - 1, of each step of h.
-        attacks: names of `ATTACKS`, mounted with their usual options; None: all, of which those
-            that train networks for long do so for less.
+        attacks: names of `ATTACKS`, mounted with their usual options, or choices with options of
+            their own; None: all, of which those that train networks for long do so for less.
         exchanges: of releases between rows, for the null; 2 or more.
         seed: of all that is drawn; global generators are neither read nor moved.
         device: where attacks compute.
@@ -209,13 +209,7 @@ def evaluate(
     given["steps"] = len(envelopes) > 1
     needs = {name: f"needs {name}=, {of}" for name, of in _ARGUMENTS.items() if not given[name]}
     findings, lacking = list[Finding](), dict[str, str]()
-    quick: Mapping[str, Any] = _QUICK if attacks is None else {}
-    asked = [attacks] if isinstance(attacks, str) else list(ATTACKS if attacks is None else attacks)
-    # Where known rows are given, the numbers of them in a suite say nothing.
-    choices = full_suite(asked) if known is None else [AttackChoice(name=name) for name in asked]
-    for choice in choices:
-        options = {**choice.options, **quick.get(choice.name, {})}
-        attack = prepare(AttackChoice(name=choice.name, options=options))
+    for attack in _attacks(attacks, drawn=known is None):
         view = AdversaryView(
             role="passive" if "passive" in attack.roles else attack.roles[0],
             parties=(_ADVERSARY,),
@@ -245,6 +239,18 @@ def evaluate(
     mounted = {one.result.attack for one in findings}
     rest = {name: reason for name, reason in lacking.items() if name not in mounted}
     return Evaluation(tuple(findings), rest)
+
+
+def _attacks(names: Iterable[str | AttackChoice] | None, *, drawn: bool) -> Iterator[Attack]:
+    """What to mount; where known rows are given, the numbers of them in a suite say nothing."""
+    quick: Mapping[str, Any] = _QUICK if names is None else {}
+    for name in [names] if isinstance(names, str) else (ATTACKS if names is None else names):
+        if isinstance(name, AttackChoice):
+            yield prepare(name)
+            continue
+        for choice in full_suite([name]) if drawn else [AttackChoice(name=name)]:
+            options = {**choice.options, **quick.get(choice.name, {})}
+            yield prepare(AttackChoice(name=choice.name, options=options))
 
 
 def _known(

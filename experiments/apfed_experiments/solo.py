@@ -29,6 +29,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import OwnData, VerticalData, files_digest, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
+from secure_apfed.intervals import gain_between
 from secure_apfed.measures import (
     ACCURACY,
     MEASURES,
@@ -40,8 +41,15 @@ from secure_apfed.measures import (
 from secure_apfed.methods import Start, fresh_secrets
 from secure_apfed.methods.student import Student, train_student, with_prior
 from secure_apfed.methods.votes import prior_of
-from secure_apfed.runs.folder import RunFolder, read_sealed, write_sealed
-from secure_apfed.runs.outcome import Written
+from secure_apfed.runs.folder import (
+    RunFolder,
+    keep_scored,
+    read_scored,
+    read_sealed,
+    read_tested,
+    write_sealed,
+)
+from secure_apfed.runs.outcome import Outcome, Written
 from secure_apfed.seeds import derive_seed, one_thread, undisturbed
 from secure_apfed.solo import BASELINES, Baseline, SoloTask, validation_of
 from secure_apfed.solo.interface import FitStore, FloatArray, IntArray, fits_kept_meanwhile
@@ -49,7 +57,7 @@ from secure_apfed.solo.interface import FitStore, FloatArray, IntArray, fits_kep
 __all__ = [
     "DETECTORS", "LEFT_OUT", "RANKINGS", "REGRESSORS", "BaselineResult", "SoloRecord",
     "beside_run", "best", "compare", "compare_detectors", "compare_numbers", "fits_beside",
-    "keep_solo", "read_solo", "settings_digest", "solo_file", "taught_alone",
+    "gain_text", "keep_solo", "read_solo", "settings_digest", "solo_file", "taught_alone",
 ]  # fmt: skip
 
 LEFT_OUT = (
@@ -199,23 +207,29 @@ def beside_run(config: Config, folder: Path, trained: OwnData | None) -> SoloRec
     if config.dp_sgd is not None:
         return None
     if trained is not None:
-        return _measured(config, path, trained)
+        return _measured(config, path, trained, scored=RunFolder(folder).solo_scored)
     return read_solo(config, path) if path.is_file() else None
 
 
-def _measured(config: Config, path: Path, own: OwnData, *, files: str = "") -> SoloRecord:
+def _measured(
+    config: Config, path: Path, own: OwnData, *, files: str = "", scored: Path | None = None
+) -> SoloRecord:
+    """Measure and write the baselines; `scored`: where what the best says of test rows is, too."""
+    said: dict[str, Scored] = {}
     with one_thread():
-        found = _compared(config, own)
+        found = _compared(config, own, said)
     record = SoloRecord(
         settings=settings_digest(config), baselines=tuple(found), measure=config.measure,
         files=files, labels="answered" if config.labels_are_private else "true",
     )  # fmt: skip
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, to_json(record.model_dump(mode="json")).encode())
+    if scored is not None:
+        keep_scored(scored, {record.best.name: said[record.best.name]})
     return record
 
 
-def _compared(config: Config, own: OwnData) -> list[BaselineResult]:
+def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[BaselineResult]:
     """Detectors of anomalies, regressions in the unit of the labels, or classifiers."""
     table, rows, known, seed = own.table, own.train_rows, own.labelled_rows, config.seed
     assert table.labels is not None
@@ -223,24 +237,25 @@ def _compared(config: Config, own: OwnData) -> list[BaselineResult]:
     def flat(rows: Tensor) -> FloatArray:
         return np.asarray(table.features[rows].flatten(1).double().numpy())
 
-    measure, test_BF = MEASURES[config.measure], flat(own.test_rows)
+    how: dict[str, Any] = {"measure": MEASURES[config.measure], "said": said}
+    test_BF = flat(own.test_rows)
     labels_B = table.labels[own.test_rows]
     if config.data.anomaly is not None:
-        return compare_detectors(flat(rows), test_BF, labels_B.numpy(), measure=measure, seed=seed)
+        return compare_detectors(flat(rows), test_BF, labels_B.numpy(), seed=seed, **how)
     if own.targets is not None:
         known_n, truth_B = map(own.targets.decode, (table.labels[known], labels_B))
-        return compare_numbers(flat(known), known_n, test_BF, truth_B, measure=measure, seed=seed)
+        return compare_numbers(flat(known), known_n, test_BF, truth_B, seed=seed, **how)
     labelled = torch.isin(rows, known).nonzero().flatten()
     task = SoloTask.of(
         table.features[rows], labelled, table.labels[rows[labelled]], classes=len(own.classes),
         seed=seed, model=config.model, train=config.train,
     )  # fmt: skip
-    return compare(task, test_BF, labels_B.numpy(), BASELINES, measure=measure)
+    return compare(task, test_BF, labels_B.numpy(), BASELINES, **how)
 
 
 def compare_detectors(
     train_TF: FloatArray, test_BF: FloatArray, anomalies_B: IntArray, *, measure: Measure,
-    seed: int = 0,
+    seed: int = 0, said: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:  # fmt: skip
     """Every detector of training rows, measured on test rows, where anomalies_B is 1 for one.
 
@@ -266,7 +281,8 @@ def compare_detectors(
     for name, title in DETECTORS.items():
         # Lower for what is stranger.
         scores_B = -models[name].fit(train_TF).score_samples(test_BF)
-        value = measure.of(Scored(truth=anomalies_B, scores=scores_B))
+        scored = _keep(said, name, Scored(truth=anomalies_B, scores=scores_B))
+        value = measure.of(scored)
         found.append(BaselineResult(name=name, title=title, validation=value, test=value))
     return found
 
@@ -274,6 +290,7 @@ def compare_detectors(
 def compare_numbers(
     features_nF: ArrayLike, targets_n: ArrayLike, test_features_BF: ArrayLike,
     test_targets_B: ArrayLike, *, measure: Measure, seed: int = 0,
+    said: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:  # fmt: skip
     """Every regression of all labelled rows, and of folds of them; rows are of any shape.
 
@@ -323,16 +340,17 @@ def compare_numbers(
         test_B = models[name].fit(x_nF, y_n).predict(x_BF)
         found.append(BaselineResult(
             name=name, title=title, validation=None if math.isnan(value) else value,
-            test=measure.of(Scored(truth=y_B, scores=test_B)),
+            test=measure.of(_keep(said, name, Scored(truth=y_B, scores=test_B))),
         ))  # fmt: skip
     return found
 
 
 def compare(
     task: SoloTask, test_BF: FloatArray, labels_B: IntArray, baselines: Mapping[str, Baseline], *,
-    measure: Measure = ACCURACY,
+    measure: Measure = ACCURACY, said: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:  # fmt: skip
-    """Every baseline of all labels for the test rows, and of parts of them for the choice.
+    """Every baseline of all labels for the test rows, and of parts of them for the choice; `said`
+    is filled with what each says of the test rows.
 
     Raises ModelError where the run's own network diverged or cannot take such rows.
     """
@@ -341,7 +359,7 @@ def compare(
         for name, baseline in baselines.items():
             validation = validation_of(baseline, task, measure)
             scores_BK = probabilities_of(baseline.fit(task).scores(test_BF))
-            scored = Scored(truth=labels_B, scores=scores_BK)
+            scored = _keep(said, name, Scored(truth=labels_B, scores=scores_BK))
             ranked = {
                 ranking: value
                 for ranking in RANKINGS
@@ -352,6 +370,34 @@ def compare(
                 ranked=ranked,
             ))  # fmt: skip
     return found
+
+
+def _keep(said: dict[str, Scored] | None, name: str, scored: Scored) -> Scored:
+    if said is not None:
+        said[name] = scored
+    return scored
+
+
+def gain_text(folder: RunFolder, outcome: Outcome, solo: SoloRecord) -> str | None:
+    """What help added on these test rows with its interval over them, paired; None where the
+    scores of both were not kept, or are of other rows.
+    """
+    variant, alone, measure = next(iter(outcome.accuracy)), solo.best, solo.judged_by
+    reached = read_scored(folder, variant, threshold=outcome.threshold)
+    other = read_scored(folder, alone.name, threshold=None, alone=True)
+    if reached is None or other is None or solo.measure != outcome.measure:
+        return None
+    tested = read_tested(folder)
+    if tested is not None and len(tested) == len(other.truth) > len(reached.truth):
+        other = other.rows(tested.nonzero().flatten().numpy())
+    gain = gain_between(reached, other, measure)
+    if gain is None or math.isnan(gain.low):
+        return None
+    value, low, high = map(measure.points_text, (gain.value, gain.low, gain.high))
+    return (
+        f"{value} against {alone.title} on the same {len(other.truth)} test rows, 95 % over them, "
+        f"paired: {low} to {high}"
+    )
 
 
 def taught_alone(config: Config, data: VerticalData) -> Student:

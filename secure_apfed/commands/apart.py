@@ -62,25 +62,34 @@ def party(
 ) -> None:
     """Play one party of a run; the others run elsewhere, each by its own file.
 
-    The active's process then measures, makes the report and tells the result, as `run` does.
+    Each party then makes its own report, and attacks what it let out where its `attacks` say so.
+    The active's process measures, too, and tells the result, as `run` does.
     """
+    from apfed_attacks.run import expand
+    from secure_apfed.config.file import load_config
     from secure_apfed.exchange import StatusKeeper
     from secure_apfed.runs.folder import RunFolder
-    from secure_apfed.runs.party import play_party
+    from secure_apfed.runs.own_record import OwnRecord
+    from secure_apfed.runs.party import PartyFile, play_party
 
     signal.signal(signal.SIGTERM, _interrupt)
     if end_with_stdin:
         threading.Thread(target=watch_stdin, daemon=True).start()
-    status = StatusKeeper()
+    file, status, records = PartyFile.read(config), StatusKeeper(), list[OwnRecord]()
+    expand(load_config(file.config).attacks)  # a misspelt one is refused before hours of training
     board = progress.Board(lambda: (status.status(),))
     with progress.showing(board, as_json=as_json, json_events=json_events):
         result = play_party(
             config, resume=resume, on_progress=board.tell_progress, status=status,
-            on_restart=lambda why: typer.echo(why, err=True),
+            on_restart=lambda why: typer.echo(why, err=True), on_record=records.append,
         )  # fmt: skip
+    quiet = as_json or json_events
+    finished.attack_own(records[0], file.folder, quiet=quiet)
     if result is None or result.folder is None:
-        return  # it helped
-    settings, quiet = RunFolder(result.folder).load_config(), as_json or json_events
+        if not end_with_stdin:  # else whoever started it reports
+            finished.tell_helper(file.folder, quiet=quiet)
+        return
+    settings = RunFolder(result.folder).load_config()
     if not end_with_stdin:
         finished.tell(settings, result, baselines=baselines, quiet=quiet)
     elif baselines:  # whoever started it reports

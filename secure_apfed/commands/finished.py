@@ -22,17 +22,21 @@ if TYPE_CHECKING:
     from apfed_experiments.solo import SoloRecord
     from apfed_experiments.tradeoff import Board, TradeOff
     from secure_apfed.config import AttackChoice, Config
+    from secure_apfed.runs.folder import RunFolder as Files
     from secure_apfed.runs.outcome import RunResult, Written
+    from secure_apfed.runs.own_record import OwnRecord
 
 __all__ = [
     "alone",
     "attack",
+    "attack_own",
     "export",
     "predict",
     "report_if_possible",
     "runs",
     "study_of_run",
     "tell",
+    "tell_helper",
     "tradeoff",
 ]
 
@@ -48,11 +52,15 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
         names = ", ".join(dict.fromkeys(choice.name for choice in config.attacks))
         terminal.show_note(
             f"mounting attacks: {names}" if result.recorded is not None else
-            "no attacks are mounted: each party ran in a process of its own, and nobody holds "
-            "what all of them sent; run it with --transport memory to measure leakage"
+            "each party ran in a process of its own, and nobody holds what all of them sent: "
+            "attacks are those of each party on what it let out itself; run it with --transport "
+            "memory for those that read more"
         )  # fmt: skip
-    results = () if result.recorded is None else mount_attacks(folder)
+    results = _of_each(folder) if result.recorded is None else mount_attacks(folder)
     page = report_if_possible(folder)
+    if page is not None and result.recorded is None:
+        for party in _files(folder).ended_parties():
+            report_if_possible(party)
     if not quiet:
         _show_result(config, result, results, solo, page)
     board = study_of_run(config, folder / "tradeoff", quiet=quiet)
@@ -64,7 +72,7 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
             "calibration": _plain(result.calibration), "ranking": _plain(result.ranking),
             "privacy": asdict(result.privacy),
             "attacks": [attack.as_json() for attack in results],
-            "contributions": result.contributions,
+            "contributions": result.contributions, "stated": result.stated,
             "solo": None if solo is None else solo.model_dump(mode="json"),
             "folder": folder, "report": page,
             "tradeoff": None if board is None else board.table.plain(),
@@ -73,6 +81,51 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
 
 def _plain(written: "Written | None") -> "dict[str, Any] | None":
     return None if written is None else written.model_dump(mode="json")
+
+
+def _files(folder: Path) -> "Files":
+    from secure_apfed.runs.folder import RunFolder as Files
+
+    return Files(folder)
+
+
+def _of_each(folder: Path) -> "tuple[AttackResult, ...]":
+    """What parties that ran apart found of what each let out: of all that are here, put together in
+    the run's folder; of the active's own folder its own.
+    """
+    from apfed_attacks.interface import AttackResult
+    from secure_apfed.files import read_json
+
+    run = _files(folder)
+    paths = [path / "attacks.json" for path in run.ended_parties() or (folder,)]
+    found = tuple(
+        result for path in paths if path.is_file()
+        for result in read_json(path, tuple[AttackResult, ...])
+    )  # fmt: skip
+    if found:
+        run.write_json(folder / "attacks.json", [result.as_json() for result in found])
+    return found
+
+
+def attack_own(record: "OwnRecord", folder: Path, *, quiet: bool) -> None:
+    """Measure what a party let out against its own truth, where its settings ask for it."""
+    if not record.config.attacks or record.held is None:
+        return
+    from apfed_attacks.own import measure_own
+
+    if not quiet:
+        terminal.show_note(f"attacking what {record.me} let out")
+    results = measure_own(record, record.config.attacks, seed=record.config.seed)
+    _files(folder).write_json(folder / "attacks.json", [result.as_json() for result in results])
+
+
+def tell_helper(folder: Path, *, quiet: bool) -> None:
+    """Make the report of a party that helped, and say where it lies."""
+    page = report_if_possible(folder)
+    if quiet:
+        terminal.print_json({"folder": folder, "report": page})
+    elif page is not None:
+        typer.echo(page)
 
 
 def alone(config: "Config", result: "RunResult", *, quiet: bool) -> "SoloRecord | None":
@@ -92,10 +145,13 @@ def _show_result(
     solo: "SoloRecord | None", page: Path | None,
 ) -> None:  # fmt: skip
     from apfed_attacks.run import headlines
+    from apfed_experiments.solo import gain_text
     from secure_apfed.measures import ACCURACY, MEASURES
     from secure_apfed.privacy_rows import epsilon_text, figure_title, privacy_rows
-    from secure_apfed.runs.outcome import measure_text
+    from secure_apfed.runs.outcome import measure_text, read_outcome
 
+    assert result.folder is not None
+    files = _files(result.folder)
     measure = MEASURES[result.measure]
     rows = [
         (f"{measure.title}, {name}", measure_text(measure, name, value, result.undefined))
@@ -124,6 +180,8 @@ def _show_result(
             (f"best alone, {alone.title}", solo.judged_by.text(alone.test)),
             ("help", solo.sentence(next(iter(result.scores.values())))),
         ]
+        gained = gain_text(files, read_outcome(files), solo)
+        rows += [] if gained is None else [("gain", gained)]
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
     figure = config.method.figure
     rows += privacy_rows(result.privacy, figure=figure, counted=bool(result.contributions))
@@ -137,6 +195,14 @@ def _show_result(
          epsilon_text(account["epsilon"], delta=account["delta"], releases=account["releases"]))
         for name, account in result.contributions.items()
     ]  # fmt: skip
+    for name, said in result.stated.items():
+        told = ", ".join(
+            f"{account['figure']} "
+            + epsilon_text(account["epsilon"], delta=account["delta"], releases=account["releases"])
+            for account in said["accounts"]
+        )
+        how = "signed" if said["step"] is not None else "it never said"
+        rows.append((f"stated by {name}", f"{told or 'no account'}, {how}"))
     rows += [
         (f"attack {worst.attack}", "not applicable" if worst.advantage is None
          else f"advantage {worst.advantage:+.3f} in {worst.metric} by {worst.adversary}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from secure_apfed.exchange.agreement import Agreement, Greeting, agree
-    from secure_apfed.exchange.codec import TensorSpec, pack, unpack
+    from secure_apfed.exchange.codec import TensorSpec, pack, unpack, unpack_own
     from secure_apfed.exchange.drivers import InMemory, Transport, WaitObserver, drive, play_one
     from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
     from secure_apfed.exchange.links import Awaited, Frame, LinkObserver, Links, Script
@@ -39,11 +39,12 @@ __all__ = [
     "pack",
     "play_one",
     "unpack",
+    "unpack_own",
 ]
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "agreement": ("Agreement", "Greeting", "agree"),
-    "codec": ("TensorSpec", "pack", "unpack"),
+    "codec": ("TensorSpec", "pack", "unpack", "unpack_own"),
     "drivers": ("InMemory", "Transport", "WaitObserver", "drive", "play_one"),
     "envelope": ("BEFORE_TRAINING", "Envelope", "Kind"),
     "links": ("Awaited", "Frame", "LinkObserver", "Links", "Script"),

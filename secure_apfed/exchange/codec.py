@@ -17,7 +17,7 @@ from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
 
-__all__ = ["TensorSpec", "pack", "unpack"]
+__all__ = ["TensorSpec", "pack", "unpack", "unpack_own"]
 
 _LENGTH_BYTES = 4
 _META_LIMIT = 1 << 16
@@ -50,6 +50,11 @@ def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -
     packed: bytes = msgpack.packb(dict(meta or {}))
     body = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     return len(packed).to_bytes(_LENGTH_BYTES, "big") + packed + body
+
+
+def unpack_own(payload: bytes) -> dict[str, Tensor]:
+    """The tensors of a payload that this party packed itself."""
+    return load(payload[_LENGTH_BYTES + int.from_bytes(payload[:_LENGTH_BYTES], "big") :])
 
 
 def unpack(

@@ -1,9 +1,11 @@
-"""What a party that helps tells the active of its privacy accounts, with each checkpoint.
+"""What a party that helps tells the active of its privacy accounts, with each checkpoint, signed.
 
 Run by: every passive, of its own ledgers, and by the active, which reads it. Figures only, and all
 of them follow from the settings and from how often rows were asked for, which the active knows; so
 the run's result can state what was charged where no ledger but the active's own is at hand. It is
-the passive's word: a passive that deviates may say anything, of its own people's protection.
+the passive's word, of this contract and step under its long-term identity, so that it cannot say
+later that it said another: a passive that deviates may say anything, of its own people's
+protection.
 """
 
 import math
@@ -14,12 +16,17 @@ import msgpack
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.seal import Identity, verify
 from secure_apfed.names import UPDATES, ReleaseFigure
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 
-__all__ = ["Charged", "pack_charged", "read_charged", "said_of"]
+__all__ = [
+    "Charged", "Statement", "pack_charged", "read_charged", "read_statement", "said_of",
+    "sign_charged",
+]  # fmt: skip
 
 _MOST_BYTES = 4096
+_PURPOSE = b"charged v1"
 
 
 class Charged(BaseModel):
@@ -110,3 +117,79 @@ def read_charged(payload: bytes, *, sender: str) -> Sequence[Charged]:
             f"checkpoint: {sender} sent no accounts where it says that it has saved; it runs "
             "another version, or deviates"
         ) from error
+
+
+class Statement(BaseModel):
+    """What a party said that it charged before a step, which anybody can verify.
+
+    Attributes:
+        identity: its long-term public key; contract: SHA-256 of the session's; both hex.
+        signed: the accounts as it packed them, hex; signature: of contract, step and these.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    identity: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    contract: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    step: Annotated[int, Field(ge=0, lt=2**63)]
+    signed: Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=2 * _MOST_BYTES)]
+    signature: Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
+
+    def accounts(self, party: str) -> Sequence[Charged]:
+        """What it says. Raises RemoteProtocolError: `party` did not sign it, or no accounts."""
+        try:
+            verify(
+                bytes.fromhex(self.identity), bytes.fromhex(self.signature), _PURPOSE,
+                *_parts(bytes.fromhex(self.contract), self.step, bytes.fromhex(self.signed)),
+                signer=party,
+            )  # fmt: skip
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(
+                f"checkpoint: {party} did not sign what came as its account before step "
+                f"{self.step}, by the key by which it is known, for this contract and step: it was "
+                f"altered, is of another session or step, or is somebody else's; ask {party} for "
+                "its public identity"
+            ) from error
+        return read_charged(bytes.fromhex(self.signed), sender=party)
+
+    def as_json(self, party: str) -> dict[str, Any]:
+        """The same beside its accounts, for people; `signed` alone counts."""
+        accounts = [account.model_dump() for account in self.accounts(party)]
+        return {**self.model_dump(), "accounts": accounts}
+
+
+def sign_charged(
+    ledgers: Iterable[tuple[str, PrivacyLedger]], identity: Identity, contract: bytes, step: int
+) -> bytes:
+    """What `pack_charged` makes, signed for the contract of this digest, before this step."""
+    accounts = pack_charged(ledgers)
+    signature = identity.sign(_PURPOSE, *_parts(contract, step, accounts))
+    packed: bytes = msgpack.packb([accounts, signature])
+    return packed
+
+
+def read_statement(
+    payload: bytes, *, sender: str, identity: str, contract: bytes, step: int
+) -> Statement:
+    """Read what `sign_charged` made for this contract and step, and verify it. Raises
+    RemoteProtocolError: it is something else.
+    """
+    accounts = signature = b""
+    try:
+        if len(payload) <= 2 * _MOST_BYTES:
+            accounts, signature = msgpack.unpackb(payload)
+        statement = Statement(
+            identity=identity, contract=contract.hex(), step=step, signed=accounts.hex(),
+            signature=signature.hex(),
+        )  # fmt: skip
+    except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+        raise RemoteProtocolError(
+            f"checkpoint: {sender} sent no signed accounts where it says that it has saved; it "
+            "runs another version, or deviates"
+        ) from error
+    statement.accounts(sender)
+    return statement
+
+
+def _parts(contract: bytes, step: int, accounts: bytes) -> tuple[bytes, bytes, bytes]:
+    return contract, step.to_bytes(8, "big"), accounts

@@ -20,7 +20,7 @@ from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.learning.descent import ActiveNetworks, prefixed, without_prefix
 from secure_apfed.measures import Scored
-from secure_apfed.methods.charged import Charged, read_charged
+from secure_apfed.methods.charged import Statement, read_statement
 from secure_apfed.models import Shape
 from secure_apfed.privacy.dp_sgd import WholeTraining
 from secure_apfed.privacy.ledger import PrivacyLedger
@@ -146,6 +146,8 @@ class Own:
         held: what it has of the run's data; None where it has none (aggregator, dealer).
         aligned: rows of its table by position, of an earlier session; None: intersect now.
         predicts: digest of the contract of the run whose model predicts; None: a session trains.
+        contributed: told of each contribution to a sum as it is before the sum protects it, by
+            step, alignment positions (B,) and values (B, D); for its own record alone.
     """
 
     config: RunSettings
@@ -157,6 +159,7 @@ class Own:
     held: OwnData | None = field(default=None, repr=False)
     aligned: Tensor | None = field(default=None, repr=False)
     predicts: str | None = None
+    contributed: Callable[[int, Tensor, Tensor], None] | None = None
 
     @property
     def data(self) -> OwnData:
@@ -454,15 +457,17 @@ async def meet(links: Links, active: str) -> None:
 
 
 async def save_all(
-    links: Links, helpers: Sequence[str], step: int, *, may_leave: Collection[str] = ()
-) -> Mapping[str, Sequence[Charged] | None]:
+    links: Links, helpers: Sequence[str], step: int, *, contract: Contract,
+    may_leave: Collection[str] = (),
+) -> Mapping[str, Statement | None]:  # fmt: skip
     """Let these parties save what they are before `step`; return, once all of them have, by party
-    what it says that it charged so far; None for those of `may_leave` that fell silent. Raises
+    what it signed that it charged so far; None for those of `may_leave` that fell silent. Raises
     PartyLeftError: another one did; RemoteProtocolError: one says something else.
     """
     for name in helpers:
         links.send(name, Kind.CHECKPOINT, step)
-    accounts: dict[str, Sequence[Charged] | None] = {}
+    identities = {party.name: party.identity for party in contract.participants}
+    accounts: dict[str, Statement | None] = {}
     for name in helpers:
         try:
             message = await links.receive(name, Kind.SAVED, step=step)
@@ -471,7 +476,10 @@ async def save_all(
                 raise
             accounts[name] = None
         else:
-            accounts[name] = read_charged(message.payload, sender=name)
+            accounts[name] = read_statement(
+                message.payload, sender=name, identity=identities[name], contract=contract.digest,
+                step=step,
+            )  # fmt: skip
     return accounts
 
 

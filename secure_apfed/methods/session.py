@@ -42,7 +42,7 @@ from secure_apfed.methods.alignment import (
     needs_dealer,
     require_labels,
 )
-from secure_apfed.methods.charged import Charged, pack_charged, said_of
+from secure_apfed.methods.charged import Charged, Statement, said_of, sign_charged
 from secure_apfed.methods.method import (
     Agreed,
     Helper,
@@ -380,7 +380,8 @@ async def assist(
 
     def save(step: int) -> bytes:
         here.keep(step, tensors={})
-        return pack_charged(helper.ledgers.items())
+        identity, ledgers = own.secrets.identity, helper.ledgers.items()
+        return sign_charged(ledgers, identity, contract.digest, step)
 
     await helper.help(links, save)
     here.end()
@@ -451,7 +452,8 @@ class Session:
         alignment: by party that is played here and has rows, positions in its own table, -1 where
             it has none; empty where nothing is aligned.
         helpers: the other roles that are played here, by name.
-        charged: by party that is played elsewhere, what it last said that it charged.
+        charged: by party that is played elsewhere, what it last said that it charged; statements:
+            the same, signed.
     """
 
     def __init__(
@@ -463,6 +465,7 @@ class Session:
         self.contract, self.signatures = entered.contract, entered.signatures
         self.helpers: dict[str, Helper] = {}
         self.charged: dict[str, Sequence[Charged]] = {}
+        self.statements: dict[str, Statement] = {}
         self.alignment: dict[str, Tensor] = {}
         if entered.contract.passives:
             self.alignment[learner.name] = entered.rows
@@ -503,6 +506,19 @@ class Session:
         }
         accounts |= said_of(self.charged, among=passives, silent=self.learner.left)
         return {name: accounts[name] for name in passives if name in accounts}
+
+    @property
+    def stated(self) -> dict[str, dict[str, Any]]:
+        """By passive that is played elsewhere, what it last signed that it charged."""
+        if self.helpers:
+            return {}
+        return {
+            name: {
+                "step": self.statements[name].step if name in self.statements else None,
+                "accounts": [of.account(name) for of in self.charged.get(name, ())],
+            }
+            for name in self.contract.passives
+        }
 
     @property
     def secure_sum(self) -> dict[str, object]:

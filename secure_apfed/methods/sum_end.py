@@ -133,6 +133,7 @@ class SessionSum:
             allowance=Allowance.of(own, self.contract, aligned=people, beyond=beyond),
             rounds=self.protocol.rounds, repeatable=repeatable,
             work_ahead=encrypting_ahead(settings, contributor, batch) if batch else None,
+            contributed=own.contributed,
         )  # fmt: skip
 
     def active(self, dtype: torch.dtype = torch.float64) -> "ActiveSum":
@@ -170,6 +171,7 @@ class PassiveSum:
         repeatable: whether the same answer in another session may count as the same, where that
             tells nothing new.
         work_ahead: see `Helper`.
+        contributed: see `Own`.
     """
 
     def __init__(
@@ -184,11 +186,12 @@ class PassiveSum:
         held_N: Tensor | None = None,
         repeatable: bool = False,
         work_ahead: Callable[[], None] | None = None,
+        contributed: Callable[[int, Tensor, Tensor], None] | None = None,
     ) -> None:
         self.name, self.contract, self.contributor = name, contract, contributor
         contributor.clipping.quiet = True  # gradients of a run are clipped by design
         self.allowance, self.rounds, self.noise = allowance, rounds, noise
-        self.work_ahead = work_ahead
+        self.work_ahead, self._contributed = work_ahead, contributed
         self._held_N, self._gate = held_N, StepGate(name)
         self._admitted: Admitted | None = None
         # The same answer tells nothing new only where all passives repeat theirs. They may not
@@ -254,6 +257,11 @@ class PassiveSum:
                 values_BD.shape, step=admitted.step, known_B=self.known(admitted.counted),
                 digest=digest,
             )  # fmt: skip
+        if self._contributed is not None:
+            fixed = self.contributor.described.fixed_point
+            noise = 0.0 if noise_BD is None else noise_BD * (fixed.clip_norm / fixed.levels)
+            clear_BD = torch.from_numpy(np.asarray(values_BD + noise, dtype=np.float32))
+            self._contributed(admitted.step, admitted.counted, clear_BD)
         return self.contributor.contribute(values_BD, self.binding(admitted), noise_BD)
 
     def known(self, rows_B: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from secure_apfed.config.file import dump_settings
 from secure_apfed.data import ColumnEncoding, OwnData
 from secure_apfed.data.inputs import Extremes, extremes_of
 from secure_apfed.errors import ConfigError, NoHelpWarning
-from secure_apfed.exchange import Kind, Links
+from secure_apfed.exchange import Kind, Links, Transcript
 from secure_apfed.files import own_subfolder, write_atomically
 from secure_apfed.learning.calibration import SKEWED, is_rare
 from secure_apfed.learning.descent import find_device, predictor_of, prefixed, without_prefix
@@ -40,7 +40,7 @@ from secure_apfed.measures import (
     measure_all,
     undefined_in,
 )
-from secure_apfed.methods import PartyState, Session, train
+from secure_apfed.methods import METHODS, PartyState, Session, train
 from secure_apfed.methods.method import batches_of, end_all, held_out_of, save_all
 from secure_apfed.methods.terms import task_of
 from secure_apfed.privacy.ledger import PrivacySpent
@@ -236,10 +236,14 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 class RunWriter:
-    """Writes a run's folder, or that of the active where it runs `apart`, while it runs."""
+    """Writes a run's folder while it runs; `heard`: what the active received, where it runs apart
+    and the folder is its own.
+    """
 
-    def __init__(self, folder: RunFolder, config: Config, *, apart: bool = False) -> None:
-        self.folder, self._config, self._apart = folder, config, apart
+    def __init__(
+        self, folder: RunFolder, config: Config, *, heard: Transcript | None = None
+    ) -> None:
+        self.folder, self._config, self._heard = folder, config, heard
         self._board: SummaryWriter | None = None
 
     def begin(self, session: Session, contracts: Sequence[str], *, epoch: int) -> None:
@@ -281,7 +285,8 @@ class RunWriter:
         folder, transcript, learner = self.folder, session.transcript, session.learner
         if self._board is not None:
             self._board.close()
-        folder.write_json(folder.flows, [asdict(flow) for flow in transcript.flows])
+        heard = () if self._heard is None else self._heard.flows
+        folder.write_json(folder.flows, [asdict(flow) for flow in (*transcript.flows, *heard)])
         aligned = session.alignment.get(session.active)
         content = {
             "method": self._config.method.name,
@@ -289,6 +294,7 @@ class RunWriter:
             "wire_bytes": transcript.wire_bytes,
             "privacy": asdict(privacy),
             "contributions": session.passive_accounts,
+            "stated": session.stated,
             "seconds": seconds,
             "aligned_rows": 0 if aligned is None else len(aligned),
             "train_rows": len(data.train_rows),
@@ -298,11 +304,17 @@ class RunWriter:
             "agreement": learner.agreement,
             "attendance": session.attendance(),
             "guarantee": guarantee,
-            "apart": self._apart,
+            "apart": self._heard is not None,
         }
+        if session.statements:
+            said = {name: of.as_json(name) for name, of in session.statements.items()}
+            folder.write_json(folder.statements, said)
         outcome = Outcome.model_validate(content)
         card = self._card(session, data, outcome, judged)
-        keep_scored(folder, judged.said)
+        rows = METHODS[self._config.method.name].rows_tested(
+            data, torch.empty(0, dtype=torch.int64) if aligned is None else aligned
+        )
+        keep_scored(folder.scored, judged.said, tested=torch.isin(data.test_rows, rows))
         networks = learner.solo() or learner.left_alone()
         if networks is not None:
             parts = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head})
@@ -453,6 +465,7 @@ class Course:
             wire_bytes=self.session.transcript.wire_bytes,
             privacy=privacy,
             contributions=self.session.passive_accounts,
+            stated=self.session.stated,
             trained=self._labels.data(),
             recorded=self._watch.recording(),
             folder=self._writer.folder.path if self._writer else None,
@@ -559,12 +572,15 @@ class Course:
         if session.entered.own.secrets.keeper is None:
             return
         may_leave = contract.passives if contract.silent_passive == "recover" else ()
-        charged_by = await save_all(links, session.present, self._step, may_leave=may_leave)
-        for name, charged in charged_by.items():
-            if charged is None:
+        said = await save_all(
+            links, session.present, self._step, contract=contract, may_leave=may_leave
+        )
+        for name, statement in said.items():
+            if statement is None:
                 session.learner.left[name] = self._step
             elif name not in session.helpers:
-                session.charged[name] = charged
+                session.charged[name] = statement.accounts(name)
+                session.statements[name] = statement
         self._heard = True
 
     def _let_in(self, links: Links) -> None:

@@ -50,12 +50,14 @@ __all__ = [
     "no_checkpoint",
     "read_scored",
     "read_sealed",
+    "read_tested",
     "resumable",
     "save_tensors",
     "signed",
     "write_sealed",
 ]
 
+_TESTED = "tested"
 _DIGEST_BYTES = 32
 _KEY_BYTES_AT_MOST = 4096
 # Ledgers, counts of what passives answered, audits, refused sums, digests of label answers.
@@ -87,6 +89,8 @@ class RunFolder:
         self.scored = path / "test-scores.safetensors"
         self.result = path / "result.json"
         self.solo = path / "solo.json"
+        self.solo_scored = path / "solo-scores.safetensors"
+        self.statements = path / "statements.json"
         self.accountants = path / "accountants.json"
         self.digests = path / "SHA256SUMS"
         self.parties = path / "parties"
@@ -150,6 +154,11 @@ class RunFolder:
         for party in parties:
             party.steps.clear()  # of a start that was broken off before training
 
+    def ended_parties(self) -> tuple[Path, ...]:
+        """The folders of parties whose part is over, where they lie below this one."""
+        found = sorted(self.parties.iterdir()) if self.parties.is_dir() else []
+        return tuple(path for path in found if PartyFolder(path).ended.is_file())
+
     def party(self, name: str) -> Path:
         return own_file(self.parties, name)
 
@@ -196,7 +205,7 @@ class RunFolder:
         return (
             self.config, self.contract, self.seeds, self.versions, self.metrics, self.model,
             self.card, self.encoders, self.alignment, self.transcript, self.flows, self.scored,
-            *self.logs(),
+            self.statements, *self.logs(),
         )  # fmt: skip
 
     def logs(self) -> tuple[Path, ...]:
@@ -418,21 +427,29 @@ def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     return save(plain)
 
 
-def keep_scored(folder: RunFolder, said: Mapping[str, Scored]) -> None:
-    tensors = {}
+def keep_scored(path: Path, said: Mapping[str, Scored], *, tested: Tensor | None = None) -> None:
+    """Write what is said of test rows; `tested`: whether of each of these anything is, where some
+    models say nothing of some.
+    """
+    tensors = {} if tested is None else {_TESTED: tested}
     for name, scored in said.items():
         tensors[f"{name}/truth"] = torch.from_numpy(scored.truth)
         tensors[f"{name}/scores"] = torch.from_numpy(scored.scores)
-    write_atomically(folder.scored, save_tensors(tensors), private=True)
+    write_atomically(path, save_tensors(tensors), private=True)
 
 
-def read_scored(folder: RunFolder, variant: str, *, threshold: float | None) -> Scored | None:
-    """Read what one variant said, decided at a threshold; None where nobody kept it."""
-    if not folder.scored.exists():
+def read_scored(
+    folder: RunFolder, variant: str, *, threshold: float | None, alone: bool = False
+) -> Scored | None:
+    """Read what one variant, or one baseline of those `alone`, said of test rows, decided at a
+    threshold; None where nobody kept it.
+    """
+    path = folder.solo_scored if alone else folder.scored
+    if not path.exists():
         return None
-    folder.check(folder.scored)
+    folder.check(path)
     try:
-        tensors = load(read_bytes(folder.scored))
+        tensors = load(read_bytes(path))
         truth, scores = tensors[f"{variant}/truth"], tensors[f"{variant}/scores"]
         # Numbers; or classes where the training diverged, whose measures are NaN.
         if (numbers := scores.ndim == 1) or not scores.isfinite().all():
@@ -441,6 +458,17 @@ def read_scored(folder: RunFolder, variant: str, *, threshold: float | None) -> 
         return Scored.of_classes(truth.numpy(), scores.numpy()).at(threshold)
     except (KeyError, OverflowError, SafetensorError, DataError) as error:
         raise CheckpointError(
-            f"{folder.scored} holds no scores of {variant}: {error}; restore it from a copy, or "
+            f"{path} holds no scores of {variant}: {error}; restore it from a copy, or "
             "remove it to go on without"
+        ) from error
+
+
+def read_tested(folder: RunFolder) -> Tensor | None:
+    """Of which test rows the model of the headline says something, (B,) bool; None: nobody kept."""
+    folder.check(folder.scored)
+    try:
+        return load(read_bytes(folder.scored)).get(_TESTED)
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{folder.scored} holds no scores: {error}; restore it from a copy"
         ) from error

@@ -216,7 +216,7 @@ def run_locally(
                     on_progress(_PROGRESS.validate_python(progress))
 
             with relaying(files.values()), _started(files, asked, hear) as processes:
-                _wait(processes, config.data.active_name, led, timeout_s)
+                _wait(processes, led, timeout_s, config)
             failed = _failures(processes)
             if failed and not led.result.exists():
                 raise failed
@@ -372,10 +372,14 @@ def _end(processes: Sequence[_Process]) -> None:
         process.read()
 
 
-def _wait(processes: Sequence[_Process], active: str, led: RunFolder, timeout_s: float) -> None:
-    """Wait until the active has ended, and the others soon after it; for none of them for ever."""
+def _wait(
+    processes: Sequence[_Process], led: RunFolder, timeout_s: float, config: Config
+) -> None:  # fmt: skip
+    """Wait until the active has ended, and the others soon after it; for none of them for ever,
+    unless they attack what they let out, once their part is over.
+    """
     before = _signed_at(led)
-    leading = next(process for process in processes if process.name == active)
+    leading = next(process for process in processes if process.name == config.data.active_name)
     others = [process for process in processes if process is not leading]
     alone_since: float | None = None
     while leading.code is None:
@@ -389,7 +393,12 @@ def _wait(processes: Sequence[_Process], active: str, led: RunFolder, timeout_s:
                 return  # whatever it waits for, nobody is there any more
     # The others need no more than to hear of the end, or to notice that it came without a word.
     deadline = time.monotonic() + (_GRACE_S if leading.code == 0 else 8 * timeout_s)
-    while any(other.code is None for other in others) and time.monotonic() < deadline:
+    ended = [PartyFolder(led.path.with_name(other.name)).ended for other in others]
+    while any(
+        other.code is None
+        and (time.monotonic() < deadline or (bool(config.attacks) and over.exists()))
+        for other, over in zip(others, ended, strict=True)
+    ):
         time.sleep(_LOOK_S)
 
 
@@ -428,6 +437,7 @@ def _why(process: _Process) -> str:
 def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     for name in (
         "contract", "seeds", "versions", "metrics", "model", "accountants", "scored", "solo",
+        "solo_scored", "statements",
     ):  # fmt: skip
         source: Path = getattr(led, name)
         if source.exists():
@@ -438,8 +448,11 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         for party in parties
         if party.path != led.path and party.ended.exists()
     ]
-    sent = [read_json(party.flows, list[Any]) for party in parties if party.flows.exists()]
-    flows = [flow for own in sent for flow in own]
+    # What each sent itself: what it received, another one sent.
+    flows = [
+        flow for party in parties if party.flows.exists()
+        for flow in read_json(party.flows, list[Any]) if flow["sender"] == party.path.name
+    ]  # fmt: skip
     run.write_json(run.flows, flows)
     alone = read_json(led.result, Outcome)
     # What each counted itself, where it ended; else what the active was told.
@@ -465,6 +478,7 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         contributions={
             name: spent.model_dump(mode="python") for name, spent in outcome.contributions.items()
         },
+        stated={name: said.model_dump(mode="python") for name, said in outcome.stated.items()},
         folder=run.path,
     )
 

@@ -53,6 +53,7 @@ __all__ = [
     "Ranking",
     "Recording",
     "RunResult",
+    "Stated",
     "Written",
     "load_recording",
     "measure_text",
@@ -193,8 +194,23 @@ class Ranking(Written):
         return low is not None and high is not None and low <= self.foretold <= high
 
 
+class Stated(Written):
+    """What one passive signed that it charged, an account each; empty: it counts nothing.
+
+    Attributes:
+        step: before which it said so last; None: it never did.
+    """
+
+    accounts: tuple[Contributions, ...] = ()
+    step: int | None = None
+
+
 class Outcome(Written):
-    """result.json, with the cross-checks of accountants.json where that was written."""
+    """result.json, with the cross-checks of accountants.json where that was written.
+
+    Attributes:
+        stated: by passive that ran apart, what it signed; `statements.json` holds the signatures.
+    """
 
     method: str
     accuracy: Mapping[str, float] = Field(min_length=1)
@@ -210,6 +226,7 @@ class Outcome(Written):
     guarantee: str | None = None
     apart: bool = False
     contributions: Mapping[str, Contributions] = {}
+    stated: Mapping[str, Stated] = {}
     agreement: Mapping[str, Agreement] = {}
     measure: str = ACCURACY.name
     measures: Mapping[str, Mapping[str, float]] = {}
@@ -369,6 +386,7 @@ class RunResult:
         threshold: that the active's model decides at; None: it takes the likeliest class.
         privacy: what was spent by the party that spent most.
         contributions: by passive that adds noise of its own, what that cost it, in plain values.
+        stated: by passive that ran apart, what it signed that it charged, likewise.
         trained: the active's rows as it trained on them, with what its label mechanism answered;
             None where another process played it.
         recorded: what the experimenter holds, where one process played all parties.
@@ -380,6 +398,7 @@ class RunResult:
     privacy: PrivacySpent
     folder: Path | None
     contributions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trained: OwnData | None = field(default=None, repr=False)
     recorded: Recording | None = None
     measure: str = ACCURACY.name

@@ -6,7 +6,7 @@ what the others hold it learns from their messages, as the contract says, and no
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -17,25 +17,26 @@ from apfed_protocols.errors import PartyLeftError
 from apfed_protocols.seal import Identity
 from secure_apfed.audit_log import FILE_NAME, AuditLog
 from secure_apfed.config import Config
-from secure_apfed.config.file import load_config, load_settings_text
+from secure_apfed.config.file import dump_settings, load_config, load_settings_text
 from secure_apfed.config.plain_yaml import read_text
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData, load_own_tables, read_own
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Links, StatusKeeper, Transcript, Transport, play_one, sockets
+from secure_apfed.exchange import Links, StatusKeeper, Transport, play_one, sockets
 from secure_apfed.exchange.resumable_link import Connection, Linked
 from secure_apfed.exchange.sealed_connection import Carrier, Door, LocalEnd, prove
 from secure_apfed.exchange.sockets import Address, parse_address, spell_address
+from secure_apfed.files import write_atomically
 from secure_apfed.methods import METHODS, Own, Session, assist, lead, new_session, roles_of
 from secure_apfed.names import Name, PartyName
 from secure_apfed.runs.course import Course, RunWriter, Watch
 from secure_apfed.runs.folder import PartyFolder, RunFolder, no_checkpoint
 from secure_apfed.runs.keeper import PartyKeeper
 from secure_apfed.runs.outcome import Progress, RunResult
+from secure_apfed.runs.own_record import OwnRecord
 from secure_apfed.runs.training_labels import answered_labels
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import Settings
-from secure_apfed.settings.run import TranscriptSettings
 from secure_apfed.workers import close_workers
 
 if TYPE_CHECKING:
@@ -352,30 +353,37 @@ def play_party(
     on_restart: Callable[[str], None] = lambda why: None,
     status: StatusKeeper | None = None,
     meet: Connect = connect,
+    on_record: Callable[[OwnRecord], None] = lambda record: None,
 ) -> RunResult | None:
     """Play one party's part of a run to its end; at the active return what the run gave: its own
     bytes on the links, and of passives what they say that they charged.
 
     Under `rules.restarts` it goes on from what lies in its folder, and where another party left or
     comes back, it begins a new session by itself; `on_restart` is told why. `meet` connects it to
-    the others, and frames go through `over` besides the links.
+    the others, and frames go through `over` besides the links. `on_record` is given what the party
+    remembers of its part, once that is over.
 
     Raises: as `secure_apfed.run`, and PartyLeftError where another party stopped or left.
     """
     file, restarts, status = PartyFile.read(path), 0, status or StatusKeeper()
+    result, record, failed = None, None, ""
     with status:
-        while True:
+        while record is None:
             again = resume and not restarts
             with joined(file, resume=again, over=over, status=status, meet=meet) as here:
                 left = here.own.config.rules.restarts - restarts
                 try:
-                    return _play(here, file, on_progress, status, restarts=left)
+                    result = _play(here, file, on_progress, status, restarts=left)
+                    record = here.record
                 except PartyLeftError as error:
                     if not left:
                         raise
-                    why = str(error)
-            restarts += 1
-            on_restart(f"{why}; {file.party} begins session {restarts + 1} by itself")
+                    failed = str(error)
+            if record is None:
+                restarts += 1
+                on_restart(f"{failed}; {file.party} begins session {restarts + 1} by itself")
+    on_record(record)
+    return result
 
 
 def _play(
@@ -388,10 +396,16 @@ def _play(
     if here.role == "active":
         script = _active(here, folder, on_progress, restarts=restarts)
         return play_one(script, here.links, here.transport, **how)
-    method = METHODS[here.own.config.method.name]
-    play_one(assist(here.own, here.links, method, here.role), here.links, here.transport, **how)
+    own, record = here.own, here.record
+    assert isinstance(own.config, Config)
+    helping = assist(
+        own, here.links, METHODS[own.config.method.name], here.role,
+        entered=lambda entered: setattr(record, "rows", entered.rows),
+    )  # fmt: skip
+    play_one(helping, here.links, here.transport, **how)
     # The active's own are among its results.
-    folder.write_json(folder.flows, [asdict(flow) for flow in here.transcript.flows])
+    write_atomically(folder.config, dump_settings(own.config).encode())
+    folder.write_json(folder.flows, record.told)
     return None
 
 
@@ -401,7 +415,7 @@ class Joined:
     role: PartyRole
     links: Links
     transport: Transport
-    transcript: Transcript
+    record: OwnRecord
 
 
 @contextmanager
@@ -437,19 +451,21 @@ def joined(
         met = meet(file.model_copy(update={"meet_s": meet_s}), secrets.identity, known)
         transport = over(met)
         status.connected()
-        transcript = Transcript(TranscriptSettings(keep="none"))  # payloads are a party's own
+        record = OwnRecord(
+            file.party, role, config, data, active=file.active, keeps=bool(config.attacks)
+        )
         yield Joined(
             own=Own(
                 config=config, name=file.party, active=file.active, passives=file.passives,
                 secrets=secrets, known=known, held=data,
+                contributed=record.contributed if config.attacks else None,
             ),
             role=role,
             links=Links(
-                file.party, list(file.peers), transport.post, transcript.record,
-                observers=(audit, status),
+                file.party, list(file.peers), transport.post, observers=(audit, status, record),
             ),
             transport=transport,
-            transcript=transcript,
+            record=record,
         )  # fmt: skip
 
 
@@ -479,8 +495,10 @@ async def _active(
     labels, state = answered_labels(config, own.data, own.secrets)
     own = replace(own, held=labels.data())
     entered, learner = await lead(own, links, method, session=new_session())
-    session = Session(entered, learner, links, here.transcript, headline=method.headline)
-    writer = RunWriter(folder, config, apart=True)
+    here.record.rows = entered.rows
+    sent, heard = here.record.sent_by_me, here.record.heard
+    session = Session(entered, learner, links, sent, headline=method.headline)
+    writer = RunWriter(folder, config, heard=heard)
     watch = _Alone(writer, on_progress, here) if restarts else Watch(writer, on_progress)
     course = Course(session, labels, watch, state)
     await course.play()

@@ -49,7 +49,6 @@ from secure_apfed.learning.votes import Votes
 from secure_apfed.methods import Learner, Simulation, open_session
 from secure_apfed.methods.alignment import positions_in, positions_of, rows_among
 from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
-from secure_apfed.methods.charged import pack_charged
 from secure_apfed.methods.joint import TvflActive
 from secure_apfed.methods.method import batches_of
 from secure_apfed.methods.sum_end import ActiveSum, Admitted, PassiveSum, SumAggregator, bind_step
@@ -355,7 +354,7 @@ class LiveRun(LiveSession[ApfedActive]):
             contract.model_copy(update={"passives": agreed}), plain.combiner(), rounds=1
         )
         network = self.session.network
-        script = aggregator.help(network.links[AGGREGATOR], lambda step: pack_charged(()))
+        script = aggregator.help(network.links[AGGREGATOR], lambda step: b"")
         network.replace(AGGREGATOR, script)
         self._sum.receiver = plain.receiver()
         for name in names:

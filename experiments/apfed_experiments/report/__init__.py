@@ -10,6 +10,7 @@ __all__ = ["read_run", "write_report"]
 
 def write_report(folder: Path, *, show_originals: bool = False) -> Path:
     """Make pictures/*.png, report.html and privacy.json of a finished run; return the page's path.
+    Of the folder of a party that helped in one, its own report.html.
 
     The folder is shut for others, where it was not. With `show_originals` images that attacks
     rebuilt stand beside the people's own. Both are people's data: a page that shows them is for
@@ -20,10 +21,16 @@ def write_report(folder: Path, *, show_originals: bool = False) -> Path:
     """
     # Late: who asks for the tables of who learns what draws no picture.
     from apfed_experiments.report.contents import privacy_document
-    from apfed_experiments.report.page import render
+    from apfed_experiments.report.own import read_party
+    from apfed_experiments.report.page import render, render_party
     from apfed_experiments.report.pictures import write_pictures
 
-    run, page = read_run(folder, examples=show_originals), folder / "report.html"
+    page = folder / "report.html"
+    if (party := read_party(folder)) is not None:
+        make_private(folder)
+        write_atomically(page, render_party(party).encode(), private=True)
+        return page
+    run = read_run(folder, examples=show_originals)
     make_private(folder)
     pictures, audited = write_pictures(run, folder / "pictures"), audit_of(run)
     content = render(run, pictures, audited, measured_of(run)).encode()

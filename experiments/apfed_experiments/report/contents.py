@@ -4,13 +4,14 @@ What is said depends on facts of the run, never on its method's name.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from apfed_attacks.interface import AttackResult
 from apfed_experiments import words
+from apfed_experiments.report.own import ReportedParty
 from apfed_experiments.report.run import Audited, ReportedRun
 from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Role, rule_for
 from apfed_protocols.psi import SET_INTERSECTIONS
@@ -31,11 +32,14 @@ from secure_apfed.tasks import TASKS, Classification
 __all__ = [
     "Learned", "Tile", "accounting_of", "agreement_of", "alignment_leaks_of", "coalitions_of",
     "headline_of", "learned_by", "limits_of", "privacy_document", "settings_of", "tiles_of",
-    "trace_of", "unevenness", "warnings_of",
+    "trace_of", "traffic_of", "unevenness", "warnings_of",
 ]  # fmt: skip
 
 _BY_CLASS = "recall of class "
 _BALLOTS = frozenset({Kind.LABELS, Kind.ENCRYPTED_LABELS})
+
+
+Reported: TypeAlias = ReportedRun | ReportedParty
 
 
 class Tile(NamedTuple):
@@ -152,8 +156,11 @@ def tiles_of(run: ReportedRun) -> Iterator[Tile]:
             worst[metric] = max(worst.get(metric, attack.advantage), attack.advantage)
     for metric, advantage in worst.items():
         yield Tile("worst attack", f"{advantage:+.3f}", f"{words.plain(metric)} over baseline")
-    messages = words.count(sum(flow.messages for flow in run.flows))
-    yield Tile("sent", words.size(outcome.wire_bytes), f"{messages} messages")
+    if run.own is not None:
+        yield from traffic_of(run, run.own.name)
+    else:
+        messages = words.count(sum(flow.messages for flow in run.flows))
+        yield Tile("sent", words.size(outcome.wire_bytes), f"{messages} messages")
     device = run.versions.get("device")
     where = f"on {device}" if isinstance(device, str) else ""
     yield Tile("duration", words.duration(outcome.seconds), where)
@@ -174,10 +181,11 @@ def _epsilon_tile(run: ReportedRun) -> Tile:
     return Tile(figure_title("epsilon_x"), epsilon, f"{delta}{counted}{others}")
 
 
-def learned_by(run: ReportedRun) -> Mapping[str, tuple[Learned, ...]]:
+def learned_by(run: Reported) -> Mapping[str, tuple[Learned, ...]]:
     """Return what each party received, filled from the transcript.
 
-    Parties of one role that received the same, apart from the sender's name, share an entry.
+    Parties of one role that received the same, apart from the sender's name, share an entry. Of a
+    party's own folder, what others received from it, and of sums what they read of them.
     """
     alike: dict[tuple[Role, tuple[Learned, ...]], list[str]] = {}
     for name, role in run.roles.items():
@@ -190,7 +198,7 @@ def learned_by(run: ReportedRun) -> Mapping[str, tuple[Learned, ...]]:
     return found
 
 
-def _received(run: ReportedRun, name: str, role: Role) -> Iterator[Learned]:
+def _received(run: Reported, name: str, role: Role) -> Iterator[Learned]:
     kinds = list(Kind)
     flows = sorted(
         (flow for flow in run.flows if flow.receiver == name),
@@ -210,9 +218,38 @@ def _received(run: ReportedRun, name: str, role: Role) -> Iterator[Learned]:
             protects=rule.protects,
             remains=rule.remains,
         )
+    if run.own is not None and name != run.own.name:
+        yield from _beyond(run, role, {flow.kind for flow in flows})
 
 
-def alignment_leaks_of(run: ReportedRun) -> tuple[str, ...]:
+def _beyond(run: Reported, role: Role, seen: Set[Kind]) -> Iterator[Learned]:
+    """What becomes of contributions where the party whose report it is sees nothing of it."""
+    words_of, kinds = run.facts.words, dict[Role, Kind]()
+    if Role.AGGREGATOR in run.roles.values():
+        decomposed = "tables are decomposed" in words_of
+        kinds[Role.AGGREGATOR] = Kind.CONTRIBUTION
+        kinds[Role.ACTIVE] = Kind.SINGULAR_VECTORS if decomposed else Kind.SUM
+    if (kind := kinds.get(role)) is not None and kind not in seen:
+        rule = rule_for(kind, role, run.facts)
+        yield Learned(
+            kind=words.plain(kind), senders="others", messages="-", size="-",
+            steps="not seen from here", reads=rule.reads, protects=rule.protects,
+            remains=rule.remains,
+        )  # fmt: skip
+
+
+def traffic_of(run: Reported, me: str) -> Iterator[Tile]:
+    """What a party sent, and what it received."""
+    for title, flows in (
+        ("sent", [flow for flow in run.flows if flow.sender == me]),
+        ("received", [flow for flow in run.flows if flow.receiver == me]),
+    ):
+        messages = words.count(sum(flow.messages for flow in flows))
+        size = words.size(sum(flow.wire_bytes for flow in flows))
+        yield Tile(title, size, f"{messages} messages")
+
+
+def alignment_leaks_of(run: Reported) -> tuple[str, ...]:
     if not any(flow.kind == Kind.ALIGNMENT for flow in run.flows):
         return ()
     settings = run.config.alignment
@@ -225,12 +262,12 @@ def alignment_leaks_of(run: ReportedRun) -> tuple[str, ...]:
     return (*SET_INTERSECTIONS[settings.backend].leaks, tried)
 
 
-def coalitions_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
+def coalitions_of(run: Reported) -> tuple[tuple[str, str], ...]:
     """Who, and what they learn together."""
     return tuple((each.who, each.learns) for each in COALITIONS if each.holds(run.facts))
 
 
-def limits_of(run: ReportedRun) -> tuple[str, ...]:
+def limits_of(run: Reported) -> tuple[str, ...]:
     return tuple(limit.sentence for limit in LIMITS if limit.holds(run.facts))
 
 
@@ -255,6 +292,7 @@ def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
          f"{words.epsilon(account.epsilon)} at delta {words.number(account.delta)}")
         for passive, account in run.outcome.contributions.items()
     ]  # fmt: skip
+    rows += run.stated
     rows += [
         (f"charges to the ledger of {party}", words.count(charges))
         for party, charges in run.charges.items()
@@ -374,8 +412,10 @@ def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[s
             "contributions": {
                 name: account.model_dump() for name, account in run.outcome.contributions.items()
             },
+            "stated": dict(run.stated),
         },
         "solo": None if run.solo is None else run.solo.model_dump(mode="json"),
+        "gain": run.gained,
         "attacks": [result.as_json() for result in run.attacks or ()],
         "agreement_of_votes": run.outcome.model_dump()["agreement"],
         "not_guaranteed": list(limits_of(run)),

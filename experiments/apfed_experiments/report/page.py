@@ -14,6 +14,7 @@ from apfed_experiments import words
 from apfed_experiments.columns import Table, write_text
 from apfed_experiments.drawing import Picture
 from apfed_experiments.report import contents
+from apfed_experiments.report.own import ReportedParty
 from apfed_experiments.report.run import Audited, ReportedRun
 from apfed_experiments.run_list import TARGETS, ListedRun, State, settings_in
 from apfed_experiments.several import SeveralSeeds
@@ -24,7 +25,7 @@ from secure_apfed.measures import MEASURES
 from secure_apfed.runs.outcome import RANKED
 
 __all__ = [
-    "Part", "fill", "render", "write_comparison", "write_page", "write_runs_page",
+    "Part", "fill", "render", "render_party", "write_comparison", "write_page", "write_runs_page",
     "write_seeds_page",
 ]  # fmt: skip
 
@@ -50,6 +51,31 @@ def render(
             ("versions", _flat(run.versions)),
         ],
     )
+
+
+def render_party(party: ReportedParty) -> str:
+    """The page of a party that helped."""
+    learned, own = contents.learned_by(party), party.own
+    role = party.roles[own.name]
+    mine = role.capitalize() if role == own.name else own.name
+    return fill(
+        "party.html.jinja",
+        party=party, own=own, method=party.config.method.title, role=role,
+        attacks=party.attacks,
+        tiles=[
+            *contents.traffic_of(party, own.name),
+            *(contents.Tile(name, value, "") for name, value in own.spent_rows()),
+        ],
+        learned=dict(sorted(learned.items(), key=lambda item: mine not in item[0].split(" "))),
+        alignment_leaks=contents.alignment_leaks_of(party),
+        coalitions=contents.coalitions_of(party),
+        spent=[
+            *own.spent_rows(),
+            *((f"charges to the ledger of {name}", words.count(charges))
+              for name, charges in party.charges.items()),
+        ],
+        limits=contents.limits_of(party), config=dump_settings(party.config),
+    )  # fmt: skip
 
 
 def fill(template: str, **values: Any) -> str:

@@ -17,10 +17,12 @@ from apfed_experiments.finished import (
     read_examples,
     read_finished_run,
 )
+from apfed_experiments.report.own import OwnSide, facts_of, read_charges, stated_rows
 from apfed_experiments.report.who_learns import Role, RunFacts
+from apfed_experiments.solo import gain_text
 from apfed_protocols.randomness import fresh_key
 from secure_apfed.exchange import Flow
-from secure_apfed.files import count_lines, read_json, read_json_lines
+from secure_apfed.files import read_json, read_json_lines
 from secure_apfed.intervals import estimates
 from secure_apfed.measures import MEASURES, Scored, calibration_curve
 from secure_apfed.privacy.accountants import gdp_mu
@@ -80,6 +82,7 @@ class ReportedRun(FinishedRun):
         charges: by party that released anything, how often its ledger was charged.
         examples: what attacks rebuilt, by `key_of` of their result; None: it is not to be shown.
             rebuilt: whether there is any.
+        own: where the folder is the active's own, how its part ended and its audit log.
     """
 
     path: Path
@@ -92,11 +95,21 @@ class ReportedRun(FinishedRun):
     charges: Mapping[str, int]
     examples: Mapping[str, Reconstruction] | None
     rebuilt: bool
+    own: OwnSide | None = None
 
     @property
     def facts(self) -> RunFacts:
-        passives = sum(role == Role.PASSIVE for role in self.roles.values())
-        return RunFacts.of(self.config, passives=passives, apart=self.outcome.apart)
+        return facts_of(self.config, self.roles, apart=self.outcome.apart)
+
+    @property
+    def gained(self) -> str | None:
+        """What help added with its interval; see `gain_text`."""
+        files = RunFolder(self.path)
+        return None if self.solo is None else gain_text(files, self.outcome, self.solo)
+
+    @property
+    def stated(self) -> tuple[tuple[str, str], ...]:
+        return tuple(stated_rows(self.outcome, RunFolder(self.path)))
 
     @property
     def helped(self) -> bool:
@@ -122,11 +135,9 @@ def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
     )
     contract = read_json(files.contract, _Contract)
     by_role = sorted(contract.document.participants, key=lambda party: list(Role).index(party.role))
-    ledgers = [log for log in files.logs() if log.name.startswith("ledger-")]
-    # The first line of a ledger says what it is.
-    charges = {log.stem.removeprefix("ledger-"): count_lines(log) - 1 for log in ledgers}
     return ReportedRun(
-        **vars(finished), path=path, contract_sha256=contract.sha256, charges=charges,
+        **vars(finished), path=path, contract_sha256=contract.sha256,
+        charges=read_charges(files), own=OwnSide.read(path),
         epochs=read_json_lines(files.metrics, EpochMetrics),
         flows=read_json(files.flows, tuple[Flow, ...]),
         roles={party.name: party.role for party in by_role},

@@ -1,0 +1,116 @@
+"""What one party let out of itself, attacked against its own truth.
+
+Run by: a party of a run whose parties run apart, after the run, on its own machine. It takes the
+place of whoever received its representations, contributions or gradients, and knows no more of
+itself than the attack says; so only it learns how well its rows are guessed. A contribution to a
+sum is measured as it is before the sum protects it: what the active would read if all other
+passives told it theirs.
+
+Letters: N aligned rows, B rows of a batch.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from apfed_attacks.foreign import evaluate
+from apfed_attacks.interface import AttackResult
+from apfed_attacks.run import ALL, expand
+from apfed_attacks.table import ATTACKS
+from apfed_attacks.view import AttackError
+from secure_apfed.config import AttackChoice
+from secure_apfed.data import UNLABELLED
+from secure_apfed.exchange import Kind
+from secure_apfed.runs.own_record import LetOut, OwnRecord
+
+__all__ = ["measure_own"]
+
+_EXCHANGES = 3
+
+
+def measure_own(
+    record: OwnRecord, choices: Iterable[AttackChoice], *, seed: int
+) -> tuple[AttackResult, ...]:
+    """One result for each attack, set of options and receiver; an attack that finds nothing to
+    read says why. ConfigError: an attack or option is unknown.
+    """
+    choices = tuple(choices)
+    chosen = None if any(choice.name == ALL for choice in choices) else expand(choices)
+    found = list[AttackResult]()
+    if record.held is not None and record.config.method.aligns:
+        for (kind, receiver), batches in record.let_out.items():
+            found += _of_one(record, kind, receiver, batches, chosen, seed)
+    mounted, lacking = {one.attack for one in found if one.applicable}, dict[str, AttackResult]()
+    for one in found:
+        if one.attack not in mounted:
+            lacking.setdefault(one.attack, one)
+    for name in ATTACKS if chosen is None else [choice.name for choice in chosen]:
+        if name not in mounted and name not in lacking:
+            why = f"{record.me} let out nothing row by row of which it knows the truth"
+            lacking[name] = _lacking(record, name, "nobody", why, seed)
+    return (*(one for one in found if one.applicable), *lacking.values())
+
+
+def _of_one(
+    record: OwnRecord, kind: Kind, receiver: str, batches: Sequence[LetOut],
+    chosen: Sequence[AttackChoice] | None, seed: int,
+) -> Iterator[AttackResult]:  # fmt: skip
+    who = receiver
+    if kind is Kind.CONTRIBUTION:
+        who = f"{receiver}, told what the others contributed"
+    told = dict[str, str]()
+    for truth, knows_N in _truths(record, kind):
+        h = list(_within(batches, knows_N))
+        given: dict[str, Any] = {"h": h, truth[0]: truth[1][knows_N], "seed": seed}
+        if kind is Kind.GRADIENTS:
+            given["gradients"] = h
+        try:
+            done = evaluate(attacks=chosen, exchanges=_EXCHANGES, **given)
+        except AttackError as error:
+            told |= {name: str(error) for name in ATTACKS if ATTACKS[name].target == truth[0]}
+            continue
+        told |= {
+            name: why for name, why in done.lacking.items()
+            if ATTACKS[name].target in (truth[0], "membership")
+        }  # fmt: skip
+        for finding in done.findings:
+            yield replace(
+                finding.result, adversary=who, victim=record.me, method=record.config.method.name
+            )
+    wanted = None if chosen is None else {choice.name for choice in chosen}
+    for name, why in told.items():
+        if wanted is None or name in wanted:
+            yield _lacking(record, name, who, why, seed)
+
+
+def _truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[tuple[str, Tensor], Tensor]]:
+    """What it knows of its aligned rows, by argument of `evaluate`, and of which rows (N,)."""
+    assert record.held is not None
+    rows_N, table = record.rows, record.held.table
+    own_N = rows_N >= 0
+    if table.labels is not None and record.held.targets is None:
+        labels_N = table.labels[rows_N]
+        yield ("labels", labels_N), own_N & (labels_N != UNLABELLED)
+    if kind is not Kind.GRADIENTS:
+        yield ("features", table.features[rows_N].flatten(1)), own_N
+
+
+def _within(batches: Sequence[LetOut], knows_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches' rows of which the truth is known, by their number among these."""
+    place_N = torch.where(knows_N, knows_N.cumsum(0) - 1, -1)
+    for batch in batches:
+        place_B = place_N[batch.rows]
+        if (place_B >= 0).any():
+            yield place_B[place_B >= 0], batch.values[place_B >= 0].flatten(1)
+
+
+def _lacking(record: OwnRecord, name: str, who: str, why: str, seed: int) -> AttackResult:
+    kind = ATTACKS[name]
+    return AttackResult(
+        attack=name, target=kind.target, victim=record.me, adversary=who, role=kind.roles[0],
+        behaviour=kind.behaviour, method=record.config.method.name, applicable=False, reason=why,
+        seed=seed,
+    )  # fmt: skip

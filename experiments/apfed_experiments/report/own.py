@@ -1,0 +1,211 @@
+"""One party's own side of a run whose parties ran apart, read from its folder alone.
+
+Nothing of another party's is there but what that one sent or what is public, so nothing else can
+stand in its report.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from apfed_attacks.interface import AttackResult
+from apfed_experiments import words
+from apfed_experiments.report.who_learns import Role, RunFacts
+from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.audit_log import FILE_NAME, Summary, verify_log
+from secure_apfed.config import Config
+from secure_apfed.contract import Contract
+from secure_apfed.errors import CheckpointError
+from secure_apfed.exchange import Flow
+from secure_apfed.files import count_lines, read_json
+from secure_apfed.methods.charged import Statement
+from secure_apfed.privacy_rows import epsilon_text, figure_title
+from secure_apfed.runs.folder import PartyFolder, RunFolder
+from secure_apfed.runs.keeper import PartyEnd
+from secure_apfed.runs.outcome import Outcome, Written
+from secure_apfed.secure_sums import sum_kind
+
+__all__ = ["OwnSide", "ReportedParty", "facts_of", "read_charges", "read_party", "stated_rows"]
+
+_KEEP: Mapping[str, str] = {
+    "identity.pem": "always, with a copy, for nobody else's eyes: nobody can restore it",
+    "contract.json": "always: what all parties signed",
+    "statements.json": "always: what the passives signed that they charged",
+    FILE_NAME: "as long as anybody may ask what was sent",
+    "ledger-*.jsonl": "as long as its people count on the epsilon: what was spent stands there",
+    "answers-*.jsonl": "as the ledgers: how often each row was answered",
+    "model.safetensors": "as long as the model predicts, with model.json",
+    "joint.safetensors": "as long as it serves joint predictions; without it, it serves none",
+    "attacks.json": "for this party alone: it tells how well its rows are guessed",
+    "table.safetensors": "not at all: a copy of its rows for a trial",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnSide:
+    """How a party's part ended, and its audit log, or why that does not hold together."""
+
+    path: Path
+    end: PartyEnd
+    log: Summary | None
+    broken: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.end.party
+
+    @classmethod
+    def read(cls, path: Path) -> "OwnSide | None":
+        """None where the folder is no party's, or of one whose part is not over."""
+        ended = PartyFolder(path).ended
+        if not ended.is_file():
+            return None
+        log, broken = None, "there is none"
+        if (path / FILE_NAME).is_file():
+            try:
+                log = verify_log(path)
+            except CheckpointError as error:
+                broken = str(error)
+        return cls(path=path, end=read_json(ended, PartyEnd), log=log, broken=broken)
+
+    def log_rows(self) -> Iterator[tuple[str, str]]:
+        log = self.log
+        if log is None:
+            yield "audit log", self.broken
+            return
+        torn = f"{log.unsigned:,} lines after its last signature, torn bytes: {log.torn:,}"
+        yield "last chain value", log.head
+        yield "its end", "signed by the identity" if log.signed else torn
+        yield "identity", log.identity
+        yield "lines", f"{words.count(log.lines)}, all chained"
+        yield "sessions", f"{log.agreed} agreed, in {log.opened} starts of its process"
+        for event in ("sent", "received"):
+            flows = [flow for flow in log.flows if flow.event == event]
+            size = words.size(sum(flow.size for flow in flows))
+            yield event, f"{words.count(sum(flow.envelopes for flow in flows))} envelopes, {size}"
+
+    def keep_rows(self) -> Iterator[tuple[str, str]]:
+        for name, why in _KEEP.items():
+            if any(self.path.glob(name)):
+                yield name, why
+
+    def spent_rows(self) -> Iterator[tuple[str, str]]:
+        """What its own ledgers counted."""
+        spent, noisy = self.end.privacy, self.end.contributions
+        if spent is not None and spent.delta is not None:
+            told = epsilon_text(spent.epsilon_x, delta=spent.delta, releases=spent.releases)
+            yield figure_title("epsilon_x", fixed=True), told
+        if noisy is not None:
+            told = epsilon_text(noisy.epsilon, delta=noisy.delta, releases=noisy.releases)
+            yield figure_title(noisy.figure, fixed=True), told
+        if spent is None and noisy is None:
+            yield "epsilon", "none: nothing that it sent has noise of its own"
+
+
+class _Signed(Written):
+    document: Contract
+    sha256: str
+
+
+def stated_rows(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, str]]:
+    """What each passive that ran apart signed for the contract, by `statements.json`, verified."""
+    if not outcome.stated:
+        return
+    kept = read_json(folder.statements, dict[str, Statement]) if folder.statements.exists() else {}
+    contract = read_json(folder.contract, _Signed).document
+    identities = {party.name: party.identity for party in contract.participants}
+    for name in outcome.stated:
+        if (said := kept.get(name)) is None:
+            yield f"stated by {name}", "nothing: it never said what it charged"
+            continue
+        try:
+            accounts = said.accounts(name)
+        except RemoteProtocolError as error:
+            yield f"stated by {name}", f"NOT SIGNED: {error}"
+            continue
+        signed = f"signed before step {said.step}"
+        if (said.identity, said.contract) != (identities.get(name), contract.digest.hex()):
+            signed = "NOT OF THIS CONTRACT: signed by another identity, or for another session"
+        told = "; ".join(
+            f"{figure_title(of.figure)} "
+            + epsilon_text(of.epsilon, delta=of.delta, releases=of.releases)
+            for of in accounts
+        )
+        yield f"stated by {name}", f"{told or 'it keeps no account'}, {signed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedParty:
+    """A party that helped, as its own folder tells it; see `ReportedRun`."""
+
+    config: Config
+    contract: Contract
+    contract_sha256: str
+    flows: tuple[Flow, ...]
+    charges: Mapping[str, int]
+    attacks: tuple[AttackResult, ...] | None
+    own: OwnSide
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        order = list(Role)
+        found = {party.name: Role(party.role) for party in self.contract.participants}
+        return dict(sorted(found.items(), key=lambda item: order.index(item[1])))
+
+    @property
+    def facts(self) -> RunFacts:
+        return facts_of(self.config, self.roles, apart=True)
+
+    def limit_rows(self) -> Iterator[tuple[str, str]]:
+        """What it answers at most, as all have signed, and when it refuses."""
+        contract, rules = self.contract, self.config.rules
+        yield "rows of a batch", f"{contract.minimum_batch} to {words.count(contract.batch_size)}"
+        yield "epochs", words.count(contract.epochs)
+        for name, value in rules.model_dump().items():
+            if name != "refused_sums" and value is not None:
+                yield words.plain(name), words.in_words(value)
+
+
+def read_party(path: Path) -> ReportedParty | None:
+    """Read the folder of a party that helped; None where it is none, or not over."""
+    folder, own = RunFolder(path), OwnSide.read(path)
+    if own is None or folder.result.is_file():
+        return None
+    for file in (folder.config, folder.contract, folder.flows):
+        if not file.is_file():
+            raise CheckpointError(
+                f"{file} is missing: {own.name} was ended before it wrote all of its part; its "
+                "audit log says what it sent (secure-apfed audit-log verify)"
+            )
+    contract, attacks = read_json(folder.contract, _Signed), path / "attacks.json"
+    return ReportedParty(
+        config=folder.load_config(), contract=contract.document, contract_sha256=contract.sha256,
+        flows=read_json(folder.flows, tuple[Flow, ...]), charges=read_charges(folder),
+        attacks=read_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
+        own=own,
+    )  # fmt: skip
+
+
+def read_charges(folder: RunFolder) -> dict[str, int]:
+    """By ledger in this folder or in those of its parties, how often it was charged."""
+    ledgers = [log for log in folder.logs() if log.name.startswith("ledger-")]
+    # The first line of a ledger says what it is.
+    return {log.stem.removeprefix("ledger-"): count_lines(log) - 1 for log in ledgers}
+
+
+def facts_of(config: Config, roles: Mapping[str, Role], *, apart: bool) -> RunFacts:
+    return RunFacts(
+        happens=config.method.happens,
+        secure_sum=sum_kind(config.secure_sum).name,
+        passives=sum(role == Role.PASSIVE for role in roles.values()),
+        guarded=config.guard.mechanism != "none",
+        pairwise=config.alignment.mode == "pairwise",
+        label_dp=config.labels.mechanism != "none",
+        private=config.dp_sgd is not None,
+        noisy=config.method.noise(config) is not None,
+        inductive=config.method.inductive,
+        labelled_passives=bool(config.data.labels_at),
+        defended=bool(config.defences),
+        apart=apart,
+        shared_seeds=config.party_seeds == "shared_for_comparison",
+    )

@@ -1,0 +1,131 @@
+"""What one party remembers of a session for its own report: who sent what, and what it let out.
+
+Run by: every party that runs in a process of its own, for itself. Of what it receives it counts
+messages and bytes; what it let out it keeps where it asked for attacks on it, in memory alone, to
+measure after the run what that gives away of its own rows.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secure_apfed.contract import PartyRole
+from secure_apfed.data import OwnData
+from secure_apfed.exchange import Envelope, Flow, Kind, Transcript, unpack_own
+from secure_apfed.settings.run import RunSettings, TranscriptSettings
+
+__all__ = ["LetOut", "OwnRecord"]
+
+_MOST_BYTES = 2**28  # of the first releases, and as many of the last
+_NO_ROWS = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class LetOut:
+    """One batch that left this party: a value (B, ...) of each alignment position (B,)."""
+
+    kind: Kind
+    receiver: str
+    step: int
+    rows: Tensor = field(repr=False)
+    values: Tensor = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        return self.values.nbytes + self.rows.nbytes
+
+
+class OwnRecord:
+    """See `LinkObserver`, which it is.
+
+    Args:
+        keeps: whether it keeps what leaves, up to 256 MB from the start and as much from the end.
+
+    Attributes:
+        sent_by_me: what it sent, by receiver and kind; heard: what it received.
+        rows: of its table by position of the alignment, once it knows them; -1: not its own.
+    """
+
+    def __init__(
+        self, me: str, role: PartyRole, config: RunSettings, held: OwnData | None, *, active: str,
+        keeps: bool = False,
+    ) -> None:  # fmt: skip
+        self.me, self.role, self.config, self.held, self.active = me, role, config, held, active
+        self.sent_by_me = Transcript(TranscriptSettings(keep="none"))
+        self.heard = Transcript(TranscriptSettings(keep="none"))
+        self.rows = _NO_ROWS
+        self._keeps, self._size, self._last_size = keeps, 0, 0
+        self._first, self._last = list[LetOut](), deque[LetOut]()
+        self._asked: dict[str, tuple[int, Tensor]] = {}
+        self._newest = b""
+
+    @property
+    def flows(self) -> tuple[Flow, ...]:
+        """What it sent and what it received."""
+        return (*self.sent_by_me.flows, *self.heard.flows)
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """The same in plain values."""
+        return [asdict(flow) for flow in self.flows]
+
+    @property
+    def let_out(self) -> Mapping[tuple[Kind, str], Sequence[LetOut]]:
+        """What it kept, by kind and receiver, in order; the middle of a long run is left out."""
+        found: dict[tuple[Kind, str], list[LetOut]] = {}
+        for one in (*self._first, *self._last):
+            found.setdefault((one.kind, one.receiver), []).append(one)
+        return found
+
+    def sent(self, envelope: Envelope, frame: bytes) -> None:
+        self.sent_by_me.record(envelope, len(frame))
+        if self._keeps:
+            for one in self._read(envelope):
+                self._keep(one)
+
+    def received(self, envelope: Envelope, frame: bytes) -> None:
+        self.heard.record(envelope, len(frame))
+
+    def refused(self, sender: str, frame: bytes) -> None:
+        pass
+
+    def contributed(self, step: int, rows_B: Tensor, values_BD: Tensor) -> None:
+        """Be told of a contribution to a sum as it is before the sum protects it."""
+        if self._keeps:
+            self._keep(LetOut(Kind.CONTRIBUTION, self.active, step, rows_B, values_BD))
+
+    def _read(self, envelope: Envelope) -> Iterator[LetOut]:
+        kind, receiver, step = envelope.kind, envelope.receiver, envelope.step
+        if kind not in (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS):
+            return
+        tensors = unpack_own(envelope.payload)
+        if kind is Kind.REQUEST:
+            self._asked[receiver] = step, tensors.get("rows", _NO_ROWS)
+            return
+        if kind is Kind.REPRESENTATIONS:
+            digest = hashlib.sha256(envelope.payload).digest()
+            if digest == self._newest:  # the same to each passive
+                return
+            self._newest, rows, values = digest, tensors["rows"], tensors["z"]
+        else:
+            values = tensors["gradient"]
+            asked = self._asked.get(receiver)
+            rows = asked[1] if asked is not None and asked[0] == step else _NO_ROWS
+        yield LetOut(kind, receiver, step, rows, values)
+
+    def _keep(self, one: LetOut) -> None:
+        if len(one.rows) != len(one.values) or not len(one.rows):
+            return  # not row by row
+        if self._size + one.size <= _MOST_BYTES and not self._last:
+            self._size += one.size
+            self._first.append(one)
+            return
+        self._last.append(one)
+        self._last_size += one.size
+        while self._last_size > _MOST_BYTES:
+            self._last_size -= self._last.popleft().size
