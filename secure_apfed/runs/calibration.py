@@ -14,14 +14,12 @@ Letters: N training rows, n of them labelled.
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 import numpy as np
 import torch
 from torch import nn
 
 from secure_apfed.data import OwnData
-from secure_apfed.errors import ModelError
 from secure_apfed.learning.calibration import (
     SKEWED,
     Straight,
@@ -43,6 +41,7 @@ from secure_apfed.tasks import Classification
 
 __all__ = ["calibrate"]
 
+_LEAST_SHARE = 1e-12
 _FEWEST = 30
 """Rows without a label, of which a mean is taken; where there are fewer all rows count."""
 
@@ -134,14 +133,10 @@ def _without(
     )  # fmt: skip
     tasks = [task.without(torch.isin(labelled, part).nonzero().flatten().numpy()) for part in parts]
     with one_thread():
-        found = None
-        with suppress(ModelError):
-            found = [of.scores(task.features) for of in BASELINES["network"].fit_together(tasks)]
-        if found is None:
-            found = [BASELINES["logistic"].fit(of).scores(task.features) for of in tasks]
-    for scores_NK in found:
-        log_odds_N = np.log(scores_NK[:, 1].clip(1e-12)) - np.log(scores_NK[:, 0].clip(1e-12))
-        yield log_odds_N
+        found = [of.scores(task.features) for of in BASELINES["network"].fit_together(tasks)]
+    for shares_NK in found:
+        log_NK = np.log(shares_NK.clip(_LEAST_SHARE))
+        yield log_NK[:, 1] - log_NK[:, 0]
 
 
 @torch.no_grad()
