@@ -17,16 +17,7 @@ from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
 from scipy.stats import norm, rankdata
 
-__all__ = [
-    "RARE",
-    "SKEWED",
-    "Straight",
-    "in_deviations",
-    "is_rare",
-    "likely_rare",
-    "offset_of",
-    "slope_of",
-]
+__all__ = ["RARE", "SKEWED", "Straight", "in_deviations", "is_rare", "likely_rare", "slope_of"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from secure_apfed.data import OwnData
+from secure_apfed.errors import ModelError
 from secure_apfed.learning.calibration import (
     SKEWED,
     Straight,
@@ -71,7 +72,11 @@ def calibrate(session: Session, data: OwnData) -> Calibration | None:
     # A model may know by heart what it learnt from, and be of another mean and width elsewhere.
     left_out = [at_n[part] if few else others[at::FOLDS] for at, part in enumerate(parts)]
     told, elsewhere = list[FloatArray](), list[FloatArray]()
-    folds = _without(session, data, [labelled[torch.from_numpy(part)] for part in parts], left_out)
+    without = [labelled[torch.from_numpy(part)] for part in parts]
+    try:
+        folds = list(_without(session, data, without, left_out))
+    except ModelError:
+        return None  # what the run trains cannot be trained alone
     for part, out, of_N in zip(parts, left_out, folds, strict=True):
         kept = of_N[np.setdiff1d(others, out)]
         told.append(in_deviations(of_N[at_n[part]], kept))
