@@ -17,16 +17,7 @@ from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
 from scipy.stats import norm, rankdata
 
-__all__ = [
-    "RARE",
-    "SKEWED",
-    "Straight",
-    "in_deviations",
-    "is_rare",
-    "likely_rare",
-    "offset_of",
-    "slope_of",
-]
+__all__ = ["RARE", "SKEWED", "Straight", "in_deviations", "is_rare", "likely_rare", "slope_of"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -76,7 +67,7 @@ def slope_of(scores_n: Floats, labels_n: Integers) -> float:
     return float(np.clip(slope, _LEAST, _MOST))
 
 
-def offset_of(z_N: Floats, rate: float) -> float:
+def _offset(z_N: Floats, rate: float) -> float:
     """What makes the mean probability of these log-odds the rate."""
     far = _FARTHEST + float(np.abs(z_N).max())
     return float(brentq(lambda by: float(expit(z_N + by).mean()) - rate, -far, far))
@@ -107,7 +98,7 @@ class Straight:
         if not deviation > 0:
             return cls(slope=1.0, offset=float(logit(rate) - scores_N.mean()))
         by = slope / deviation
-        offset = offset_of(slope * others, rate) - by * float(scores_N.mean())
+        offset = _offset(slope * others, rate) - by * float(scores_N.mean())
         return cls(slope=by, offset=offset)
 
 
@@ -146,7 +137,7 @@ def likely_rare(
     if not len(unshown):
         unshown = labelled
     z_U, votes_U = slope * _ranked(own_U), _ranked(totals_U)
-    z_U += offset_of(z_U[unshown], rate)
+    z_U += _offset(z_U[unshown], rate)
     if not votes_U.any():
         return np.asarray(expit(z_U))
     said_V = expit(z_U[unshown]) - expit(z_U[unshown]).mean()
@@ -158,4 +149,4 @@ def likely_rare(
         said_V @ said_V + precision
     )
     z_U += float(np.clip(added, 0, _MOST)) * votes_U
-    return np.asarray(expit(z_U + offset_of(z_U[unshown], rate)))
+    return np.asarray(expit(z_U + _offset(z_U[unshown], rate)))

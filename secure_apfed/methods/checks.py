@@ -120,11 +120,17 @@ def _imbalance(config: RunSettings) -> Iterator[str]:
             f"threshold: in method {method.name} the active does not predict alone, and has no "
             f"model to decide by; use {methods_that(lambda other: other.predicts_alone)}"
         )
-    if config.calibration not in ("auto", "none") and config.labels_are_private:
-        yield (
-            "calibration: it would tell how many labels there are of each class beside a promise "
-            "about labels; leave it out"
-        )
+    if config.calibration not in ("auto", "none"):
+        if not method.predicts_alone:
+            yield (
+                f"calibration: in method {method.name} the active has no model to calibrate; use "
+                f"{methods_that(lambda other: other.predicts_alone)}"
+            )
+        if config.labels_are_private:
+            yield (
+                "calibration: it would tell how many labels there are of each class beside a "
+                "promise about labels; leave it out"
+            )
     chosen = isinstance(config.threshold, str | ThresholdChoice)
     if isinstance(config.threshold, str) and config.threshold not in THRESHOLDS:
         yield f"threshold: {unknown_name(config.threshold, THRESHOLDS)}"

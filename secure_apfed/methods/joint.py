@@ -54,7 +54,6 @@ from secure_apfed.defences import Leaving
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.labellers import LABELLERS, Spreading, hard, labeller_for_oneself, make_labeller
-from secure_apfed.learning.calibration import offset_of
 from secure_apfed.learning.descent import ActiveNetworks, Trainer, joint_loss
 from secure_apfed.learning.release import Releases, check_rows, read_representations
 from secure_apfed.learning.votes import Votes
@@ -90,7 +89,7 @@ from secure_apfed.models import Shape, family_for, output_shape
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.privacy.randomised_response import VoteResponse
-from secure_apfed.seeds import seeded, shuffled
+from secure_apfed.seeds import seeded
 from secure_apfed.settings.method import FormSettings, MethodSettings
 from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON
 from secure_apfed.settings.run import RunSettings
@@ -124,8 +123,6 @@ __all__ = [
 
 SUM = "the others"
 """The one part that the head reads where representations are summed."""
-_MOST_ASKED = 500
-"""Unlabelled rows that a mean probability is taken over."""
 HEAD = "head"
 SERVED = b"joint prediction"
 """What parts of a sum answer that predicts: each passive was asked about its own places."""
@@ -283,38 +280,11 @@ class TvflActive(SumLearner):
         The full inference sends representations of test rows, which the ledgers count.
         """
         with self.trainer.evaluating():
-            asked = await self._meet_rate(links, next_step) if final else 0
             said = {name: self._filled(name) for name in FILLS}
             if final:
-                together = await self._together(links, next_step + asked)
+                together = await self._together(links, next_step)
                 said = {"tvfl": together, **said, "tvfl_alone": self.alone()}
         return said
-
-    async def _meet_rate(self, links: Links, next_step: int) -> int:
-        """Add to the scores of two classes what makes their mean probability the share of labels,
-        or that which `calibration` says, over some unlabelled training rows, where it is asked
-        for; return in how many steps passives were asked about them.
-
-        The slope stays: no model is trained without a part of the labels to judge it by.
-        """
-        config, data = self._own.config, self._own.data
-        last = list(self.trainer.head.modules())[-1]
-        asked = config.calibration not in ("auto", "none")
-        if not asked or self._classes != 2 or not isinstance(last, nn.Linear):
-            return 0
-        others = data.train_rows[~torch.isin(data.train_rows, data.labelled_rows)]
-        rows = shuffled(positions_of(self._aligned, others), config.seed, "calibration")
-        parts, scores = self.parts_of(rows[:_MOST_ASKED]), list[Tensor]()
-        for index, rows_B in enumerate(parts):
-            scores.append((await self.joint(links, next_step + index, rows_B)).scores)
-        if scores and bool(torch.cat(scores).isfinite().all()):
-            rate = config.calibration
-            if isinstance(rate, str):
-                rate = float(self.trainer.labels_N[data.labelled_rows].double().mean())
-            z_N = torch.cat(scores).detach().double().cpu().numpy()
-            with torch.no_grad():
-                last.bias[1] += offset_of(z_N[:, 1] - z_N[:, 0], rate)
-        return len(parts)
 
     def alone(self) -> Scored:
         """What a model of the active's own features and labels says, trained now: for the day when
@@ -398,8 +368,7 @@ class SplitNnActive(TvflActive):
         if not final:
             return {}
         with self.trainer.evaluating():
-            asked = await self._meet_rate(links, next_step)
-            together = await self._together(links, next_step + asked)
+            together = await self._together(links, next_step)
         return {self.headline: together, f"{self.headline}_alone": self.alone()}
 
 

@@ -14,7 +14,6 @@ Letters: N training rows, n of them labelled.
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 import numpy as np
 import torch
@@ -43,6 +42,7 @@ from secure_apfed.tasks import Classification
 
 __all__ = ["calibrate"]
 
+_LEAST_SHARE = 1e-12
 _FEWEST = 30
 """Rows without a label, of which a mean is taken; where there are fewer all rows count."""
 
@@ -72,7 +72,11 @@ def calibrate(session: Session, data: OwnData) -> Calibration | None:
     # A model may know by heart what it learnt from, and be of another mean and width elsewhere.
     left_out = [at_n[part] if few else others[at::FOLDS] for at, part in enumerate(parts)]
     told, elsewhere = list[FloatArray](), list[FloatArray]()
-    folds = _without(session, data, [labelled[torch.from_numpy(part)] for part in parts], left_out)
+    without = [labelled[torch.from_numpy(part)] for part in parts]
+    try:
+        folds = list(_without(session, data, without, left_out))
+    except ModelError:
+        return None  # what the run trains cannot be trained alone
     for part, out, of_N in zip(parts, left_out, folds, strict=True):
         kept = of_N[np.setdiff1d(others, out)]
         told.append(in_deviations(of_N[at_n[part]], kept))
@@ -134,14 +138,10 @@ def _without(
     )  # fmt: skip
     tasks = [task.without(torch.isin(labelled, part).nonzero().flatten().numpy()) for part in parts]
     with one_thread():
-        found = None
-        with suppress(ModelError):
-            found = [of.scores(task.features) for of in BASELINES["network"].fit_together(tasks)]
-        if found is None:
-            found = [BASELINES["logistic"].fit(of).scores(task.features) for of in tasks]
-    for scores_NK in found:
-        log_odds_N = np.log(scores_NK[:, 1].clip(1e-12)) - np.log(scores_NK[:, 0].clip(1e-12))
-        yield log_odds_N
+        found = [of.scores(task.features) for of in BASELINES["network"].fit_together(tasks)]
+    for shares_NK in found:
+        log_NK = np.log(shares_NK.clip(_LEAST_SHARE))
+        yield log_NK[:, 1] - log_NK[:, 0]
 
 
 @torch.no_grad()
