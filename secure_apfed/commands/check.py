@@ -89,7 +89,7 @@ class _Checks:
         if meet_s is not None and not self.code:
             yield from self._tried("meeting", partial(self._meeting, meet_s))
         elif not self.code:
-            yield from self._reached()
+            yield from self._tried("peers", self._reached)
             yield Finding("peers", "clock, version", "optional", "compared by check --meet 60")
 
     def _tried(self, name: str, examine: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -183,10 +183,10 @@ class _Checks:
         if file.link not in LINKS:
             return
         link = LINKS[file.link](file, self.identity, self.known)
-        for name, peer in file.peers.items():
+        for name in file.peers:
             state: State = "optional"
-            if peer.address is None and file.relay is None:
-                told = "dials out only"
+            if not link.dials(name):
+                told = "it dials this party, which check --meet 60 tries"
             else:
                 try:
                     link.proved(name).close()
@@ -195,7 +195,7 @@ class _Checks:
                     told = str(error)
                     if not any(why in told for why in _NOT_UP):
                         state, self.code = "missing", _REFUSED
-            yield Finding("peers", name, state, told)
+            yield Finding("peers", f"{name} by relay" if file.relay else name, state, told)
 
     def _meeting(self, meet_s: float) -> Iterator[Finding]:
         """Meet all others as for a run, and compare versions, clocks and what would be signed."""

@@ -205,7 +205,7 @@ def _tell(proposal: "Proposal", party: str, folder: Path, then: str, *, as_json:
         return
     terminal.show_rows(f"{config.name}: what is asked of {party}", ("", ""), list(asked.items()))
     for title, rows in learnt.items():
-        columns = ("who", "can read", "what remains open")[: len(rows[0])] if rows else ("nothing",)
+        columns = ("who", "can read", "what remains open")[: len(rows[0]) if rows else 1]
         terminal.show_rows(f"\n{title}", columns, rows)
     typer.echo(f"\n{then}")
 
@@ -261,17 +261,20 @@ def _learnt(
 
 
 def _tell_sealed(sealed: "Sealed", folder: Path, then: str, *, as_json: bool) -> None:
+    from secure_apfed.runs.project import listens_at
+
     words = {name: given.words for name, given in sealed.answered.items()}
     if as_json:
         terminal.print_json({"words": words, "project_words": sealed.project_words})
         return
     terminal.show_rows("Who takes part", ("", "words of its identity"), list(words.items()))
     typer.echo(f"The whole project, by telephone the same at all: {sealed.project_words}")
-    if (folder / "relay-key.pem").exists():
+    address = sealed.proposed.relay
+    if address is not None and (folder / "relay-key.pem").exists():
         files = {name: folder / f"{name}.pem" for name in ("ca", "relay-certificate", "relay-key")}
         options = " ".join(f"--{key.removeprefix('relay-')} {path}" for key, path in files.items())
         allowed = " ".join(f"--allow {given.identity}" for given in sealed.answered.values())
         typer.echo(
-            f"The relay: secure-apfed relay --listen {sealed.proposed.relay} {options} {allowed}"
+            f"The relay: secure-apfed relay --listen {listens_at(address)} {options} {allowed}"
         )
     typer.echo(then)

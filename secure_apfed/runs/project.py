@@ -47,7 +47,7 @@ from secure_apfed.settings.data import TABLES, TableShape
 
 __all__ = [
     "ANSWER", "PROPOSAL", "RUN", "SEALED", "Answer", "Proposal", "Sealed", "Signed", "accept",
-    "answer", "digest_of", "propose", "seal", "shape_of", "shared_settings",
+    "answer", "digest_of", "listens_at", "propose", "seal", "shape_of", "shared_settings",
 ]  # fmt: skip
 
 ANSWER, PROPOSAL, SEALED, RUN = "answer-{}.json", "proposal.json", "sealed.json", "run.yaml"
@@ -495,10 +495,14 @@ def _party_file(sealed: Sealed, party: str) -> dict[str, Any]:
         "relay": proposal.relay, "listen": None,
     }  # fmt: skip
     if (address := proposal.addresses.get(party)) is not None:
-        host, port = parse_address(address)
-        # Others may reach it by a name of which this machine knows nothing.
-        made["listen"] = address if is_loopback(host) else spell_address(("0.0.0.0", port))  # noqa: S104
+        made["listen"] = listens_at(address)
     return made
+
+
+def listens_at(address: str) -> str:
+    """Where to listen that others may reach this; by a name of which this machine knows nothing."""
+    host, port = parse_address(address)
+    return address if is_loopback(host) else spell_address(("0.0.0.0", port))  # noqa: S104
 
 
 def _first_of(error: ValidationError | ConfigError) -> str:
