@@ -131,5 +131,5 @@ def test_without_the_extra_there_is_no_report_and_one_word_of_it(
 def test_a_part_that_was_cut_off_says_what_is_missing(parties: Path, tmp_path: Path) -> None:
     for name in ("ended.json", "contract.json", "config.yaml"):
         (tmp_path / name).write_bytes((parties / "passive-1" / name).read_bytes())
-    with pytest.raises(CheckpointError, match="transcript.json is missing: passive-1 was ended"):
+    with pytest.raises(CheckpointError, match=r"transcript\.json is missing: passive-1 was"):
         write_report(tmp_path)
