@@ -2,7 +2,7 @@
 
 Run by: the experimenter, who prepares a folder for each party (its key, its rows, its file of
 settings), starts one process a party, which opens no folder but its own, and gathers the results
-that the parties wrote. Nobody holds what all of them sent, so attacks cannot be mounted on it. All
+that the parties wrote. Nobody holds what all of them sent, so each attacks what it let out. All
 processes are of one user: this tries out how parties run apart, and protects none from another.
 """
 

@@ -62,7 +62,7 @@ class OwnRecord:
         self._keeps, self._size, self._last_size = keeps, 0, 0
         self._first, self._last = list[LetOut](), deque[LetOut]()
         self._asked: dict[str, tuple[int, Tensor]] = {}
-        self._newest = b""
+        self._newest: dict[Kind, bytes] = {}
 
     @property
     def flows(self) -> tuple[Flow, ...]:
@@ -103,20 +103,17 @@ class OwnRecord:
         kind, receiver, step = envelope.kind, envelope.receiver, envelope.step
         if kind not in (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS):
             return
-        tensors = unpack_own(envelope.payload)
+        tensors, digest = unpack_own(envelope.payload), hashlib.sha256(envelope.payload).digest()
         if kind is Kind.REQUEST:
             self._asked[receiver] = step, tensors.get("rows", _NO_ROWS)
-            return
-        if kind is Kind.REPRESENTATIONS:
-            digest = hashlib.sha256(envelope.payload).digest()
-            if digest == self._newest:  # the same to each passive
-                return
-            self._newest, rows, values = digest, tensors["rows"], tensors["z"]
-        else:
-            values = tensors["gradient"]
-            asked = self._asked.get(receiver)
-            rows = asked[1] if asked is not None and asked[0] == step else _NO_ROWS
-        yield LetOut(kind, receiver, step, rows, values)
+        elif self._newest.get(kind) != digest:  # else the same to another passive
+            self._newest[kind] = digest
+            if kind is Kind.REPRESENTATIONS:
+                yield LetOut(kind, receiver, step, tensors["rows"], tensors["z"])
+            else:
+                of, rows = self._asked.get(receiver, (step, _NO_ROWS))
+                rows = rows if of == step else _NO_ROWS
+                yield LetOut(kind, receiver, step, rows, tensors["gradient"])
 
     def _keep(self, one: LetOut) -> None:
         if len(one.rows) != len(one.values) or not len(one.rows):

@@ -113,7 +113,8 @@ class RunSettings(Settings, ABC):
             under the sum or under votes; theirs is not counted.
         dp_sgd: private training of the active; null: none.
         defences: without a guarantee, beside the guard, in the order in which they act.
-        attacks: mounted on the finished run; the text "all" mounts each with its usual options.
+        attacks: mounted on the finished run, where parties run apart by each on what it let out
+            itself; the text "all" mounts each with its usual options.
         tradeoff: a study of this run, as `apfed_experiments.tradeoff` has them without name and
         base:
             `run` plays it at other strengths and draws accuracy against leakage.

@@ -169,6 +169,7 @@ def test_it_leaves_a_run_folder_as_memory_does(
     for result in results:
         assert result.pop("seconds") > 0
     assert [result.pop("apart") for result in results] == [True, False]
+    assert [sorted(result.pop("stated")) for result in results] == [["passive-1"], []]
     assert results[0].pop("wire_bytes") == pytest.approx(results[1].pop("wire_bytes"), rel=0.01)
     assert results[0] == results[1]
     assert (finished / "report.html").exists()

@@ -22,7 +22,14 @@ from secure_apfed.data import PartyTable, VerticalData
 from secure_apfed.exchange import Envelope, InMemory, Kind, Links, Transcript
 from secure_apfed.methods import METHODS, Own, Secrets, Session, Simulation, Start, open_session
 from secure_apfed.methods.apfed import ApfedPassive
-from secure_apfed.methods.charged import Charged, pack_charged, read_charged, said_of
+from secure_apfed.methods.charged import (
+    Charged,
+    pack_charged,
+    read_charged,
+    read_statement,
+    said_of,
+    sign_charged,
+)
 from secure_apfed.privacy.accountants import GaussianRelease
 from secure_apfed.privacy.ledger import PrivacyLedger
 from tests.secure_apfed.seats import (
@@ -161,6 +168,48 @@ def test_what_a_ledger_counts_arrives_and_updates_stay() -> None:
 def test_anything_else_is_refused_by_the_senders_name(payload: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="checkpoint: shop sent no accounts"):
         read_charged(payload, sender="shop")
+
+
+SHOP, CONTRACT = fresh_identity(), b"c" * 32
+SIGNED = sign_charged((), SHOP, CONTRACT, 7)
+
+
+def test_a_signed_account_is_the_partys_own_word_and_can_be_verified_later() -> None:
+    statement = read_statement(
+        SIGNED, sender="shop", identity=SHOP.public.hex(), contract=CONTRACT, step=7
+    )
+    assert type(statement).model_validate(statement.as_json("shop")).accounts("shop") == ()
+
+
+@pytest.mark.parametrize(
+    ("payload", "changed"),
+    [
+        (SIGNED, {"step": 8}),
+        (SIGNED, {"contract": b"d" * 32}),
+        (SIGNED, {"identity": fresh_identity().public.hex()}),
+        (sign_charged((), fresh_identity(), CONTRACT, 7), {}),
+        (msgpack.packb([msgpack.packb([SAID]), msgpack.unpackb(SIGNED)[1]]), {}),
+    ],
+    ids=["of another step", "of another contract", "of another party", "forged", "altered"],
+)
+def test_an_account_that_is_not_signed_for_this_is_refused(
+    payload: bytes, changed: dict[str, Any]
+) -> None:
+    given = {"identity": SHOP.public.hex(), "contract": CONTRACT, "step": 7, **changed}
+    with pytest.raises(RemoteProtocolError, match="checkpoint: shop did not sign"):
+        read_statement(payload, sender="shop", **given)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"\xc1", SIGNED * 200, *map(msgpack.packb, (
+        None, [], [b"\x90"], ["a", "b"], [b"\x90", b"short"], [b"", b"", b""],
+    ))],
+)  # fmt: skip
+def test_what_is_no_signed_account_is_refused(payload: bytes) -> None:
+    given: dict[str, Any] = {"identity": SHOP.public.hex(), "contract": CONTRACT, "step": 7}
+    with pytest.raises(RemoteProtocolError, match="checkpoint: shop sent no signed accounts"):
+        read_statement(payload, sender="shop", **given)
 
 
 def test_of_who_fell_silent_nothing_is_promised_that_it_did_not_say() -> None:
