@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apfed_protocols.errors import DataError
-from apfed_protocols.ids import EMPTY, JOINT, IdNormalisation, IdReader, IdStream, encode_pieces
+from apfed_protocols.ids import EMPTY, JOINT, IdNormalisation, IdReader, SizedIds, encode_pieces
 from secure_apfed.files import PARQUET
 from secure_apfed.settings.alignment import ID_RULES, AlignmentSettings
 
@@ -54,7 +54,7 @@ class IdCheck:
     repeated_as_written: int
 
 
-def check_normalisation(party: str, ids: IdStream, normalisation: IdNormalisation) -> IdCheck:
+def check_normalisation(party: str, ids: SizedIds, normalisation: IdNormalisation) -> IdCheck:
     """Count what these rules change and make equal."""
     alone: dict[str, Any] = dict.fromkeys(ID_RULES, True)
     if normalisation.date_formats:
@@ -78,17 +78,17 @@ def check_normalisation(party: str, ids: IdStream, normalisation: IdNormalisatio
     )
 
 
-def _encoded(party: str, ids: IdStream, rules: IdNormalisation) -> Iterator[bytes]:
+def _encoded(party: str, ids: SizedIds, rules: IdNormalisation) -> Iterator[bytes]:
     for piece in encode_pieces(party, ids, rules):
         yield from piece
 
 
-def _changes(party: str, ids: IdStream, rules: IdNormalisation) -> Iterator[int]:
+def _changes(party: str, ids: SizedIds, rules: IdNormalisation) -> Iterator[int]:
     both = zip(_encoded(party, ids, _NOTHING), _encoded(party, ids, rules), strict=True)
     return (row for row, (written, agreed) in enumerate(both) if written != agreed)
 
 
-def _repeats(party: str, ids: IdStream, rules: IdNormalisation) -> Iterator[tuple[int, int]]:
+def _repeats(party: str, ids: SizedIds, rules: IdNormalisation) -> Iterator[tuple[int, int]]:
     first: dict[bytes, int] = {}
     for row, identity in enumerate(_encoded(party, ids, rules)):
         if first.setdefault(identity, row) != row:

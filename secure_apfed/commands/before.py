@@ -15,6 +15,7 @@ from secure_apfed import terminal
 from secure_apfed.commands import AsJson, ConfigFile, Overrides
 
 if TYPE_CHECKING:
+    from apfed_protocols.ids import SizedIds
     from secure_apfed.alignment.ids import IdCheck
     from secure_apfed.config import Config
     from secure_apfed.learning.autoencoder import EncoderQuality
@@ -256,7 +257,8 @@ def check_ids(
 
 def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
     from secure_apfed.alignment.ids import IdFile, check_normalisation, id_rules
-    from secure_apfed.data.tables import party_path
+    from secure_apfed.data.frames import files_of
+    from secure_apfed.data.tables import is_here, party_path, read_ids
     from secure_apfed.errors import ConfigError
 
     parties = config.data.parties or {}
@@ -267,12 +269,14 @@ def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
             f"check-ids: {', '.join(unknown) or 'nobody'} has IDs to check; data.parties names "
             f"{there}"
         )
-    here = [name for name, party in parties.items() if party_path(config.data, party.file).exists()]
+    here = [name for name in parties if is_here(config.data, name)]
     for name in wanted or here or parties:
         own = parties[name]
-        ids = IdFile(
-            name, party_path(config.data, own.file), own.id_column or config.data.id_column
-        )
+        path = party_path(config.data, own.file or Path())
+        if own.file is not None and files_of(path, source=name) == [path]:
+            ids: SizedIds = IdFile(name, path, own.id_column or config.data.id_column)
+        else:
+            ids = read_ids(config.data, name)
         yield check_normalisation(name, ids, id_rules(config.alignment))
 
 
