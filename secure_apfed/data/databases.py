@@ -17,6 +17,7 @@ from uuid import UUID
 
 import pyarrow
 
+from secure_apfed.data.frames import refuse_names
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings.data import Database
 
@@ -34,6 +35,7 @@ def query_table(database: Database, place: _Place, *, party: str) -> pyarrow.Tab
     """The rows of the query; `place` says where a file lies that the settings name."""
     tables: list[pyarrow.Table] = []
     for names, rows in _chunks(database, place, party):
+        refuse_names(names, "its query", party)
         columns = zip(*rows, strict=True) if rows else [()] * len(names)
         arrays = [_array(name, own, party) for name, own in zip(names, columns, strict=True)]
         tables.append(pyarrow.Table.from_arrays(arrays, names))
@@ -95,7 +97,9 @@ def _connected(database: Database, place: _Place, party: str) -> "Iterator[Conne
         if secret is not None:
             url = url.set(password=secret)
         kind = url.get_backend_name()
-        if kind in _FILES and url.database and url.database != ":memory:":
+        if kind in _FILES and secret is not None:
+            raise ConfigError(f"{key}.credentials: {kind} asks for no password; leave them out")
+        if kind in _FILES and url.database not in (None, ":memory:"):
             path = place(Path(url.database)).absolute()
             if not path.is_file():
                 raise DataError(f"{key}.url: there is no file {path}; check the path")

@@ -42,7 +42,8 @@ __all__ = [
     "BLANK", "LINES", "RESPELT", "TRUTHS", "are_padded_codes", "as_pandas", "cell_text",
     "collected", "days_of", "files_of", "has_measures", "holds_texts", "is_csv", "is_date",
     "is_duration", "is_empty", "is_numeric", "is_table", "numbers_of", "only_columns", "place_of",
-    "plain_cells", "plain_text", "read_blocks", "read_frame", "refuse_look_alikes", "spans_of",
+    "plain_cells", "plain_text", "read_blocks", "read_frame", "refuse_look_alikes",
+    "refuse_names", "spans_of",
     "texts_of", "to_texts", "typed",
 ]  # fmt: skip
 
@@ -191,7 +192,6 @@ def read_frame(
     else:
         from pyarrow.dataset import dataset
 
-        _refuse_names(given.column_names, called, source)
         frame = _read_packed(dataset(given), texts)
     frame.columns = pd.Index(list(map(column_name, frame.columns)))
     _refuse_nested(frame, called, source)
@@ -243,14 +243,17 @@ def _dataset(files: Sequence[Path], path: Path, source: str) -> "Dataset":
     if _kind(files[0]) == "Parquet":
         options = dataset.ParquetFragmentScanOptions(pre_buffer=False)
         packed = dataset.ParquetFileFormat(default_fragment_scan_options=options)
-    where = {"partitioning": "hive", "partition_base_dir": str(path)} if path.is_dir() else {}
-    rows = dataset.dataset(list(map(str, files)), format=packed, **where)
+    told: dict[str, Any] = {"format": packed}
+    if path.is_dir():
+        told |= {"partitioning": "hive", "partition_base_dir": str(path)}
+    names = list(map(str, files))
+    rows = dataset.dataset(names, **told)
     schemas = [part.physical_schema for part in rows.get_fragments()]
     for file, schema in zip(files, schemas, strict=True):
-        _refuse_names(schema.names, file, source)
+        refuse_names(schema.names, file, source)
         _refuse_other(schema.names, schemas[0].names, file, files[0], source)
     whole = pyarrow.unify_schemas([rows.schema, *schemas], promote_options="permissive")
-    return rows.replace_schema(whole)
+    return dataset.dataset(names, schema=whole, **told)
 
 
 def _csv_blocks(
@@ -309,7 +312,7 @@ def _packed_blocks(
 def _header(path: Path, source: str) -> list[str]:
     """Pandas gives repeated names another one, so the header is read as it stands."""
     first: pd.DataFrame = pd.read_csv(path, header=None, nrows=1, **_TEXTS)
-    _refuse_names(first.iloc[0], path, source)
+    refuse_names(first.iloc[0], path, source)
     return list(map(str, first.iloc[0]))
 
 
@@ -340,7 +343,7 @@ def _readable(path: Path, kind: str, source: str) -> Iterator[None]:
         ) from error
 
 
-def _refuse_names(given: Iterable[str], path: Path | str, source: str) -> None:
+def refuse_names(given: Iterable[str], path: Path | str, source: str) -> None:
     """Two columns of one name, and one column whose name holds what elsewhere parts columns."""
     names = pd.Series(list(given), dtype=object)
     for sign, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
