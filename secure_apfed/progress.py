@@ -7,19 +7,21 @@ before it gets here, and no other text of a peer is shown.
 """
 
 import contextlib
+import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from secure_apfed.files import to_json
+from secure_apfed.files import to_json, write_atomically
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from secure_apfed.exchange import Status, Waiting
     from secure_apfed.runs.outcome import Progress
 
-__all__ = ["Board", "counting", "downloading", "figures", "showing", "watching"]
+__all__ = ["Board", "counting", "downloading", "figures", "metering", "showing", "watching"]
 
 _PERIOD_S = 1.0
 _AGAIN_S = 30.0  # a line although nothing changed
@@ -187,6 +189,73 @@ def _ticking(tick: Callable[[], None]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+
+
+@contextmanager
+def metering(board: Board, path: Path | None) -> Iterator[None]:
+    """Keep a file for Prometheus while the block runs, which the node exporter's textfile collector
+    reads; none of None. A disk that is full later ends no run.
+
+    Raises:
+        OSError: it cannot be written when the block begins.
+    """
+    if path is None:
+        yield
+        return
+    write_atomically(path, _exposition(board).encode())
+
+    def tick() -> None:
+        with contextlib.suppress(OSError):
+            write_atomically(path, _exposition(board).encode())
+
+    with _ticking(tick):
+        yield
+
+
+# By the end of its name, the kind of a metric and what it tells.
+_METRICS: Mapping[str, tuple[str, str]] = {
+    "session": ("gauge", "Sessions that this process began."),
+    "phase": ("gauge", "1 of the phase that the party is in."),
+    "step": ("gauge", "Step of the last envelope."),
+    "epsilon": ("gauge", "What the party let out costs, over all sessions."),
+    "sent_bytes_total": ("counter", "Sent to a peer in this session."),
+    "received_bytes_total": ("counter", "Received from a peer in this session."),
+    "peer_last_sign_seconds": ("gauge", "Since a peer's last sign, or the session's begin."),
+    "epochs_done": ("gauge", "Epochs that the active's training began."),
+    "epochs": ("gauge", "Epochs that it has."),
+    "steps_done": ("gauge", "Steps that it did."),
+    "steps": ("gauge", "Steps that it has."),
+}
+
+
+def _exposition(board: Board) -> str:
+    """The text format of Prometheus, in which no character of a name has to be escaped."""
+    lines: dict[str, list[str]] = {name: [] for name in _METRICS}
+
+    def tell(labels: Mapping[str, str], **values: float | None) -> None:
+        shown = ",".join(f'{key}="{label}"' for key, label in labels.items())
+        for name, value in values.items():
+            if value is not None:
+                said = "+Inf" if value == math.inf else f"{value:.15g}"
+                lines[name].append(f"secure_apfed_{name}{{{shown}}} {said}\n")
+
+    for own in board.statuses:
+        party = {"party": own.party}
+        tell(party, session=own.session, step=own.step)
+        tell({**party, "phase": own.phase}, phase=1)
+        tell({**party, "figure": own.figure}, epsilon=own.epsilon)
+        for name, peer in own.peers.items():
+            tell(
+                {**party, "peer": name}, sent_bytes_total=peer.sent_bytes,
+                received_bytes_total=peer.received_bytes, peer_last_sign_seconds=peer.sign_s,
+            )  # fmt: skip
+    if (far := board.progress) is not None:
+        tell({}, epochs_done=far.epoch, epochs=far.epochs, steps_done=far.step, steps=far.steps)
+    return "".join(
+        f"# HELP secure_apfed_{name} {told}\n# TYPE secure_apfed_{name} {kind}\n"
+        + "".join(lines[name])
+        for name, (kind, told) in _METRICS.items() if lines[name]
+    )  # fmt: skip
 
 
 class _Events:
