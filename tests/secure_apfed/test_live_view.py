@@ -252,7 +252,7 @@ def test_a_file_tells_prometheus_where_each_party_stands(tmp_path: Path) -> None
         board.tell_progress(Progress(epoch=2, epochs=9, step=3, steps=30, **far))
         wait_until(lambda: "epochs" in path.read_text(), "the next writing")
         path.unlink()
-        board.tell(status(phase="ended"))
+        board.tell(status(phase="ended", session=2))
     bob = 'party="ann",peer="bob"'
     assert metrics_of(path) == {
         'session party="ann"': 2, 'step party="ann"': 3, 'phase party="ann",phase="ended"': 1,
@@ -288,7 +288,7 @@ def test_what_a_real_run_says_is_as_its_schema(
         )
         for name, file in files.items()
     }  # fmt: skip
-    kinds = set()
+    kinds, last = set[str](), dict[str, Any]()
     for name, process in processes.items():
         said = [json.loads(one) for one in process.communicate(timeout=240)[0].splitlines()]
         assert process.returncode == 0
