@@ -51,24 +51,17 @@ class ErrorEvent(_Event):
 
 
 class ResultEvent(BaseModel):
-    """The last line at the active of a run that ended, as of `run --json`; more may be in it."""
+    """The last line at the active of a run that ended, as of `run --json`, which tells more."""
 
     model_config = ConfigDict(extra="allow")
 
     method: str
     accuracy: Mapping[str, float]
-    measure: str
     measures: Mapping[str, Mapping[str, float]]
-    threshold: float | None
-    undefined: Mapping[str, Mapping[str, str]]
     wire_bytes: int
     privacy: Mapping[str, Any]
-    attacks: tuple[Mapping[str, Any], ...]
     contributions: Mapping[str, Mapping[str, Any]]
-    solo: Mapping[str, Any] | None
     folder: str
-    report: str | None
-    tradeoff: Mapping[str, Any] | None
 
 
 Event: TypeAlias = ProgressEvent | StatusEvent | ErrorEvent | ResultEvent

@@ -176,11 +176,12 @@ def _ticking(tick: Callable[[], None]) -> Iterator[None]:
     done = threading.Event()
 
     def go_on() -> None:
-        # Whoever read may be gone; the run goes on all the same.
-        with contextlib.suppress(OSError, ValueError):
-            while not done.wait(_PERIOD_S):
+        over = False
+        while not over:
+            over = done.wait(_PERIOD_S)
+            # Whoever read may be gone, or the disk full; the run goes on all the same.
+            with contextlib.suppress(OSError, ValueError):
                 tick()
-            tick()
 
     thread = threading.Thread(target=go_on, daemon=True)
     thread.start()
@@ -202,42 +203,27 @@ def metering(board: Board, path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    write_atomically(path, _exposition(board).encode())
 
     def tick() -> None:
-        with contextlib.suppress(OSError):
-            write_atomically(path, _exposition(board).encode())
+        write_atomically(path, _exposition(board).encode())
 
+    tick()
     with _ticking(tick):
         yield
 
 
-# By the end of its name, the kind of a metric and what it tells.
-_METRICS: Mapping[str, tuple[str, str]] = {
-    "session": ("gauge", "Sessions that this process began."),
-    "phase": ("gauge", "1 of the phase that the party is in."),
-    "step": ("gauge", "Step of the last envelope."),
-    "epsilon": ("gauge", "What the party let out costs, over all sessions."),
-    "sent_bytes_total": ("counter", "Sent to a peer in this session."),
-    "received_bytes_total": ("counter", "Received from a peer in this session."),
-    "peer_last_sign_seconds": ("gauge", "Since a peer's last sign, or the session's begin."),
-    "epochs_done": ("gauge", "Epochs that the active's training began."),
-    "epochs": ("gauge", "Epochs that it has."),
-    "steps_done": ("gauge", "Steps that it did."),
-    "steps": ("gauge", "Steps that it has."),
-}
-
-
 def _exposition(board: Board) -> str:
     """The text format of Prometheus, in which no character of a name has to be escaped."""
-    lines: dict[str, list[str]] = {name: [] for name in _METRICS}
+    lines: dict[str, list[str]] = {}
 
     def tell(labels: Mapping[str, str], **values: float | None) -> None:
         shown = ",".join(f'{key}="{label}"' for key, label in labels.items())
         for name, value in values.items():
             if value is not None:
+                kind = "counter" if name.endswith("_total") else "gauge"
                 said = "+Inf" if value == math.inf else f"{value:.15g}"
-                lines[name].append(f"secure_apfed_{name}{{{shown}}} {said}\n")
+                first = lines.setdefault(name, [f"# TYPE secure_apfed_{name} {kind}\n"])
+                first.append(f"secure_apfed_{name}{{{shown}}} {said}\n")
 
     for own in board.statuses:
         party = {"party": own.party}
@@ -251,11 +237,7 @@ def _exposition(board: Board) -> str:
             )  # fmt: skip
     if (far := board.progress) is not None:
         tell({}, epochs_done=far.epoch, epochs=far.epochs, steps_done=far.step, steps=far.steps)
-    return "".join(
-        f"# HELP secure_apfed_{name} {told}\n# TYPE secure_apfed_{name} {kind}\n"
-        + "".join(lines[name])
-        for name, (kind, told) in _METRICS.items() if lines[name]
-    )  # fmt: skip
+    return "".join(line for metric in lines.values() for line in metric)
 
 
 class _Events:

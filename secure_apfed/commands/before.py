@@ -15,7 +15,6 @@ from secure_apfed import terminal
 from secure_apfed.commands import AsJson, ConfigFile, Overrides
 
 if TYPE_CHECKING:
-    from apfed_protocols.ids import SizedIds
     from secure_apfed.alignment.ids import IdCheck
     from secure_apfed.config import Config
     from secure_apfed.learning.autoencoder import EncoderQuality
@@ -257,8 +256,7 @@ def check_ids(
 
 def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
     from secure_apfed.alignment.ids import IdFile, check_normalisation, id_rules
-    from secure_apfed.data.frames import files_of
-    from secure_apfed.data.tables import is_here, party_path, read_ids
+    from secure_apfed.data.tables import given_table, is_here
     from secure_apfed.errors import ConfigError
 
     parties = config.data.parties or {}
@@ -271,12 +269,8 @@ def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
         )
     here = [name for name in parties if is_here(config.data, name)]
     for name in wanted or here or parties:
-        own = parties[name]
-        path = party_path(config.data, own.file or Path())
-        if own.file is not None and files_of(path, source=name) == [path]:
-            ids: SizedIds = IdFile(name, path, own.id_column or config.data.id_column)
-        else:
-            ids = read_ids(config.data, name)
+        given = given_table(config.data, name)
+        ids = IdFile(name, given, parties[name].id_column or config.data.id_column)
         yield check_normalisation(name, ids, id_rules(config.alignment))
 
 

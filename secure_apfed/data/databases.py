@@ -18,31 +18,36 @@ from uuid import UUID
 import pyarrow
 
 from secure_apfed.data.frames import refuse_names
-from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.errors import ApfedError, ConfigError, DataError
 from secure_apfed.settings.data import Database
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy import URL, Connection
 
 __all__ = ["query_digest", "query_table"]
 
 _ROWS = 10_000  # of a chunk
-_FILES = ("sqlite", "duckdb")
 _Place = Callable[[Path], Path]
 
 
 def query_table(database: Database, place: _Place, *, party: str) -> pyarrow.Table:
     """The rows of the query; `place` says where a file lies that the settings name."""
     tables: list[pyarrow.Table] = []
-    for names, rows in _chunks(database, place, party):
-        refuse_names(names, "its query", party)
-        columns = zip(*rows, strict=True) if rows else [()] * len(names)
-        arrays = [_array(name, own, party) for name, own in zip(names, columns, strict=True)]
-        tables.append(pyarrow.Table.from_arrays(arrays, names))
     try:
+        for names, rows in _chunks(database, place, party):
+            refuse_names(names, "its query", party)
+            columns = zip(*rows, strict=True) if rows else [()] * len(names)
+            tables.append(pyarrow.table(dict(zip(names, map(_array, columns), strict=True))))
         return pyarrow.concat_tables(tables, promote_options="permissive")
-    except pyarrow.ArrowException as error:
-        raise _mixed(party, f"a column of {', '.join(tables[0].column_names)}", error) from error
+    except (pyarrow.ArrowException, OverflowError) as error:
+        raise DataError(
+            f"{party}: a column of its query holds cells of several kinds, or of one that no table "
+            f"has ({error}); cast it there, as CAST(x AS TEXT)"
+        ) from error
+
+
+def _array(cells: Sequence[Any]) -> pyarrow.Array:
+    return pyarrow.array([str(cell) if isinstance(cell, UUID) else cell for cell in cells])
 
 
 def query_digest(database: Database, place: _Place, *, party: str) -> str:
@@ -52,20 +57,6 @@ def query_digest(database: Database, place: _Place, *, party: str) -> str:
         for row in rows:
             found.update(repr((names, *row)).encode())
     return found.hexdigest()
-
-
-def _array(name: str, cells: Sequence[Any], party: str) -> pyarrow.Array:
-    try:
-        return pyarrow.array([str(cell) if isinstance(cell, UUID) else cell for cell in cells])
-    except (pyarrow.ArrowException, OverflowError) as error:
-        raise _mixed(party, f"column {name!r}", error) from error
-
-
-def _mixed(party: str, what: str, error: Exception) -> DataError:
-    return DataError(
-        f"{party}: {what} of its query holds cells of several kinds, or of one that no table has "
-        f"({error}); cast it in the query, as CAST(x AS TEXT)"
-    )
 
 
 def _chunks(
@@ -86,49 +77,49 @@ def _connected(database: Database, place: _Place, party: str) -> "Iterator[Conne
     secret = _password(database, place, key)
     try:
         import sqlalchemy
-        from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-    except ModuleNotFoundError as error:
+        from sqlalchemy.exc import SQLAlchemyError
+    except ModuleNotFoundError:
         raise ConfigError(
-            f"{key}: needs {error.name}, which is not installed; pip install 'secure-apfed[sql]'"
-        ) from error
-    options: dict[str, Any] = {}
+            f"{key}: SQLAlchemy is not installed; pip install 'secure-apfed[sql]'"
+        ) from None
     try:
-        url = sqlalchemy.make_url(database.url)
-        if secret is not None:
-            url = url.set(password=secret)
-        kind = url.get_backend_name()
-        if kind in _FILES and secret is not None:
-            raise ConfigError(f"{key}.credentials: {kind} asks for no password; leave them out")
-        if kind in _FILES and url.database not in (None, ":memory:"):
-            path = place(Path(url.database)).absolute()
-            if not path.is_file():
-                raise DataError(f"{key}.url: there is no file {path}; check the path")
-            if kind == "sqlite":
-                url = url.set(database=path.as_uri(), query={"mode": "ro", "uri": "true"})
-            else:
-                url, options = url.set(database=str(path)), {"read_only": True}
+        url = sqlalchemy.make_url(database.url).set(password=secret)
+        url, options = _of_file(url, place, key)
         engine = sqlalchemy.create_engine(
             url, connect_args=options, poolclass=sqlalchemy.NullPool, hide_parameters=True
         )
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{key}.url: needs the driver {error.name}, which is not installed; install it, or "
-            "name another in the URL, as postgresql+psycopg://"
-        ) from None
-    except (ArgumentError, ValueError) as error:  # of a port that is no number
-        raise ConfigError(f"{key}.url: {_said(error, secret)}; correct it") from None
-    try:
         with engine.connect() as connection:
             yield connection.execution_options(
                 stream_results=True, max_row_buffer=_ROWS, no_parameters=True,
                 postgresql_readonly=True,
             )  # fmt: skip
-    except SQLAlchemyError as error:
-        raise DataError(
-            f"{key}: the database refused it: {_said(error, secret)}; correct url or query"
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{key}.url: its driver {error.name} is not installed; install it, or name another, as "
+            "postgresql+psycopg://"
         ) from None
-    finally:
-        engine.dispose()
+    except (SQLAlchemyError, ValueError) as error:
+        if isinstance(error, ApfedError):
+            raise
+        said = " ".join(str(getattr(error, "orig", None) or error).split())
+        for written in (secret, quote(secret, safe="")) if secret else ():
+            said = said.replace(written, "***")
+        raise DataError(f"{key}: {said}; correct url or query") from None
+
+
+def _of_file(url: "URL", place: _Place, key: str) -> "tuple[URL, dict[str, Any]]":
+    """Of SQLite and DuckDB, where the file lies and what opens it to be read alone."""
+    kind = url.get_backend_name()
+    if kind not in ("sqlite", "duckdb") or url.database in (None, ":memory:"):
+        return url, {}
+    path = place(Path(url.database)).absolute()
+    if not path.is_file():
+        raise DataError(f"{key}.url: there is no file {path}; check the path")
+    if url.password is not None:
+        raise ConfigError(f"{key}.credentials: {kind} asks for no password; leave them out")
+    if kind == "duckdb":
+        return url.set(database=str(path)), {"read_only": True}
+    return url.set(database=path.as_uri(), query={"mode": "ro", "uri": "true"}), {}
 
 
 def _password(database: Database, place: _Place, key: str) -> str | None:
@@ -144,24 +135,13 @@ def _password(database: Database, place: _Place, key: str) -> str | None:
         return secret
     path = place(Path(name))
     try:
-        with path.open(encoding="utf-8") as file:
-            mode = os.fstat(file.fileno()).st_mode & 0o777
-            if mode & 0o077:
-                raise ConfigError(
-                    f"{key}.credentials: others may read {path} (mode {mode:o}); chmod 600 it"
-                )
-            return file.readline().rstrip("\r\n")
+        if (mode := path.stat().st_mode & 0o777) & 0o077:
+            raise ConfigError(
+                f"{key}.credentials: others may read {path} (mode {mode:o}); chmod 600 it"
+            )
+        return path.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
     except (OSError, UnicodeDecodeError) as error:  # which would show a byte of it
         why = getattr(error, "strerror", None) or "no text in UTF-8"
         raise ConfigError(
-            f"{key}.credentials: {path} cannot be read ({why}); put the password into its first "
-            "line"
+            f"{key}.credentials: {path} cannot be read ({why}); its first line is the password"
         ) from None
-
-
-def _said(error: Exception, secret: str | None) -> str:
-    """What a driver said, in a line, without the password."""
-    said = " ".join(str(getattr(error, "orig", None) or error).split())
-    for written in (secret, quote(secret, safe="")) if secret else ():
-        said = said.replace(written, "***")
-    return said

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 __all__ = [
     "BLANK", "LINES", "RESPELT", "TRUTHS", "are_padded_codes", "as_pandas", "cell_text",
     "collected", "days_of", "files_of", "has_measures", "holds_texts", "is_csv", "is_date",
-    "is_duration", "is_empty", "is_numeric", "is_table", "numbers_of", "only_columns", "place_of",
-    "plain_cells", "plain_text", "read_blocks", "read_frame", "refuse_look_alikes",
-    "refuse_names", "spans_of",
-    "texts_of", "to_texts", "typed",
+    "is_duration", "is_empty", "is_numeric", "is_table", "kind_of", "numbers_of",
+    "only_columns", "packed_rows", "place_of", "plain_cells", "plain_text", "read_blocks",
+    "read_frame", "refuse_look_alikes", "refuse_names", "spans_of", "texts_of", "to_texts",
+    "typed",
 ]  # fmt: skip
 
 TRUTHS: Mapping[str, bool] = {
@@ -150,7 +150,7 @@ def files_of(path: Path, *, source: str) -> list[Path]:
     else:
         found = list(path.parent.glob(path.name))
     files = sorted(one for one in found if one.is_file())
-    kinds = {_kind(one) if is_table(one) else one.name: one for one in files}
+    kinds = {kind_of(one) if is_table(one) else one.name: one for one in files}
     if len(kinds) != 1 or not is_table(files[0]):
         there = " and ".join(list(kinds)[:3]) if kinds else "no file"
         raise DataError(
@@ -160,7 +160,7 @@ def files_of(path: Path, *, source: str) -> list[Path]:
     return files
 
 
-def _kind(path: Path) -> str:
+def kind_of(path: Path) -> str:
     """Parquet, Arrow or CSV, by its name."""
     kinds = {**dict.fromkeys(PARQUET, "Parquet"), **dict.fromkeys(ARROW, "Arrow")}
     return kinds.get(path.suffix.lower(), "CSV")
@@ -184,11 +184,11 @@ def read_frame(
     if isinstance(given, Path):
         called = str(given)
         files = files_of(given, source=source)
-        with _readable(given, _kind(files[0]), source):
-            if _kind(files[0]) == "CSV":
+        with _readable(given, kind_of(files[0]), source):
+            if kind_of(files[0]) == "CSV":
                 frame = _whole(list(_csv_blocks(files, source)))
             else:
-                frame = _read_packed(_dataset(files, given, source), texts)
+                frame = _read_packed(packed_rows(files, given, source), texts)
     else:
         from pyarrow.dataset import dataset
 
@@ -233,14 +233,14 @@ def _unpacked(rows: pyarrow.Table, **options: Any) -> pd.DataFrame:
     return frame.reset_index(drop=frame.index.names == [None])
 
 
-def _dataset(files: Sequence[Path], path: Path, source: str) -> "Dataset":
+def packed_rows(files: Sequence[Path], path: Path, source: str) -> "Dataset":
     """Of Parquet or Arrow files, which may have numbers of several kinds in one column; in a
     folder, those below country=de have a column more.
     """
     from pyarrow import dataset  # slow to import
 
     packed = "ipc"
-    if _kind(files[0]) == "Parquet":
+    if kind_of(files[0]) == "Parquet":
         options = dataset.ParquetFragmentScanOptions(pre_buffer=False)
         packed = dataset.ParquetFileFormat(default_fragment_scan_options=options)
     told: dict[str, Any] = {"format": packed}
@@ -287,7 +287,7 @@ def read_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFrame]
     beside them. Column names are texts in Unicode's form NFC.
     """
     files, first = files_of(path, source=source), 0
-    kind = _kind(files[0])
+    kind = kind_of(files[0])
     read = _csv_blocks if kind == "CSV" else partial(_packed_blocks, path)
     blocks = read(files, source, rows)
     while True:
@@ -304,7 +304,7 @@ def read_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFrame]
 def _packed_blocks(
     path: Path, files: Sequence[Path], source: str, rows: int
 ) -> Iterator[pd.DataFrame]:
-    whole = _dataset(files, path, source)
+    whole = packed_rows(files, path, source)
     for batch in whole.to_batches(batch_size=rows, batch_readahead=1, fragment_readahead=1):
         yield _unpacked(pyarrow.Table.from_batches([batch]), types_mapper=_WHOLE.get)
 

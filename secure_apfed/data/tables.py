@@ -63,8 +63,8 @@ from secure_apfed.files import read_json
 from secure_apfed.settings.data import DataSettings, PartySettings, ViewColumns
 
 __all__ = [
-    "RawTable", "files_digest", "is_here", "load_own_tables", "load_tables", "party_path",
-    "read_ids", "read_raw", "warn_of_labels",
+    "RawTable", "files_digest", "given_table", "is_here", "load_own_tables", "load_tables", "party_path",
+    "read_raw", "warn_of_labels",
 ]  # fmt: skip
 
 _FEWEST_ROWS = 20
@@ -186,17 +186,22 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
     """Read the table of this party, with labels where the settings say that it holds some."""
     party = (settings.parties or {})[name]
     label_column = settings.label_column if settings.holds_labels(name) else None
-    id_columns = _id_columns(settings, party)
+    given = party.id_column or settings.id_column
+    id_columns = (given,) if isinstance(given, str) else given
     labels = () if label_column is None else (label_column,)
     words = (*labels, *(party.categorical or ()))
     texts = (*id_columns, *words)
     frame = read_frame(
-        _given(settings, name), texts=texts, words=words, source=name, called=party.called
+        given_table(settings, name), texts=texts, words=words, source=name, called=party.called
     )
     if not len(frame):
         raise DataError(f"{name}: {party.called} has no rows")
     named = (*texts, *(party.numeric or ()), *party.ignore)
-    _require(frame, named, party, name)
+    if absent := [column for column in dict.fromkeys(named) if column not in frame.columns]:
+        raise DataError(
+            f"{name}: {party.called} lacks the columns {', '.join(absent)}; it has "
+            f"{', '.join(map(str, frame.columns))}{_guess(absent[0], frame)}"
+        )
     numeric, categorical = _choose(frame, party, taken=(*id_columns, *labels))
     if label_column is None and settings.label_column in (*numeric, *categorical):
         raise DataError(
@@ -252,35 +257,13 @@ def _guess(absent: str, frame: pd.DataFrame) -> str:
     return f"; is {absent!r} called {names[near[0]]!r}?" if near else ""
 
 
-def _given(settings: DataSettings, name: str) -> Path | pyarrow.Table:
+def given_table(settings: DataSettings, name: str) -> Path | pyarrow.Table:
     """A path, or what the query of this party tells now."""
     party = (settings.parties or {})[name]
     if party.database is None:
         assert party.file is not None
         return party_path(settings, party.file)
     return query_table(party.database, partial(party_path, settings), party=name)
-
-
-def read_ids(settings: DataSettings, name: str) -> list[str]:
-    """The IDs of this party's table, before it is known whether each is there once."""
-    party = (settings.parties or {})[name]
-    columns = _id_columns(settings, party)
-    frame = read_frame(_given(settings, name), texts=columns, source=name, called=party.called)
-    _require(frame, columns, party, name)
-    return _ids(frame, columns, file=party.called, party=name)
-
-
-def _id_columns(settings: DataSettings, party: PartySettings) -> tuple[str, ...]:
-    given = party.id_column or settings.id_column
-    return (given,) if isinstance(given, str) else given
-
-
-def _require(frame: pd.DataFrame, named: Sequence[str], party: PartySettings, name: str) -> None:
-    if absent := [column for column in dict.fromkeys(named) if column not in frame.columns]:
-        raise DataError(
-            f"{name}: {party.called} lacks the columns {', '.join(absent)}; it has "
-            f"{', '.join(map(str, frame.columns))}{_guess(absent[0], frame)}"
-        )
 
 
 def is_here(settings: DataSettings, name: str) -> bool:

@@ -25,11 +25,12 @@ import pytest
 import torch
 from pyarrow import feather, parquet
 
+from secure_apfed.alignment import IdFile
 from secure_apfed.cli import execute
 from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import databases, files_digest, load_blocks
 from secure_apfed.data.frames import as_pandas
-from secure_apfed.data.tables import load_own_tables, read_ids
+from secure_apfed.data.tables import given_table, load_own_tables
 from secure_apfed.errors import ApfedError, ConfigError, DataError
 from secure_apfed.files import to_json
 from secure_apfed.settings.data import Database, DataSettings
@@ -134,6 +135,8 @@ def test_files_folders_and_patterns_are_one_table(
     WRITERS[ending](people(), tmp_path / f"whole{ending}")
     for file in (f"whole{ending}", "parts", f"parts/*{ending}", f"parts/[ab]{ending}"):
         assert table_of(settings(tmp_path, file=file)) == expected, file
+        pieces = IdFile("bank", tmp_path / file, ["id"]).pieces()
+        assert tuple(one for piece in pieces for one in piece) == expected[0]
     blocks = load_blocks(tmp_path / "parts", expected[3], id_columns=["id"], rows=20)
     ids, features = zip(*blocks, strict=True)
     assert sum(ids, ()) == expected[0]
@@ -198,7 +201,8 @@ def test_a_query_is_the_same_table(
         monkeypatch.setattr(databases, "_ROWS", rows)
         assert table_of(data) == expected
         assert files_digest(data, of=["bank"]) == before
-    assert tuple(read_ids(data, "bank")) == expected[0]
+    pieces = IdFile("bank", given_table(data, "bank"), "id").pieces()
+    assert tuple(one for piece in pieces for one in piece) == expected[0]
     fewer = {
         **database,
         "query": database["query"].replace("FROM people", "FROM people WHERE id > '1'"),
@@ -213,20 +217,20 @@ def test_a_query_is_the_same_table(
 SQLITE: Mapping[str, Any] = {"url": "sqlite:///crm.db", "query": QUERY}
 REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"url": "sqlite:///gone.db"}, r"data.parties.bank.database.url: there is no file /.*gone.db"),
-    ({"url": "duckdb:///none.txt"}, r"the database refused it: .*not a valid DuckDB"),
-    ({"url": "postgresql+psycopg://me@127.0.0.1:1/crm"}, "the database refused it: connection"),
-    ({"url": "postgresql://me@host:port/crm"}, r"database.url: .*'port'; correct it"),
-    ({"url": "mysql+pymysql://me@host/crm"}, "url: needs the driver pymysql, which is not"),
-    ({"url": "nothing://me@host/crm"}, r"url: Can't load plugin: sqlalchemy.dialects:nothing"),
+    ({"url": "duckdb:///none.txt"}, r"bank.database: .*not a valid DuckDB"),
+    ({"url": "postgresql+psycopg://me@127.0.0.1:1/crm"}, r"bank.database: connection failed"),
+    ({"url": "postgresql://me@host:port/crm"}, r"bank.database: .*'port'; correct url or query"),
+    ({"url": "mysql+pymysql://me@host/crm"}, "url: its driver pymysql is not installed"),
+    ({"url": "nothing://me@host/crm"}, r"bank.database: Can't load plugin: sqlalchemy.dialects:nothing"),
     ({"credentials": {"env": "HOME"}}, "credentials: sqlite asks for no password; leave them out"),
-    ({"query": "SELECT * FROM persons ORDER BY id"}, r"refused it: no such table: persons"),
-    ({"query": "SELECT debt FROM people ORDER BY id"}, "refused it: no such column: debt"),
+    ({"query": "SELECT * FROM persons ORDER BY id"}, r"database: no such table: persons"),
+    ({"query": "SELECT debt FROM people ORDER BY id"}, "database: no such column: debt"),
     ({"query": "SELECT id, id, \"left\" FROM people ORDER BY id"},
      "bank: its query has several columns named id; give each a name"),
     ({"query": "SELECT id, owed FROM people ORDER BY id"}, "its query lacks the columns left"),
     ({"query": "SELECT * FROM people WHERE id = 'x' ORDER BY id"}, "bank: its query has no rows"),
     ({"query": "SELECT id, \"left\", CASE id WHEN '003' THEN 'x' ELSE 1 END AS mixed "
-               "FROM people ORDER BY id"}, r"column 'mixed' of its query holds cells of several k"),
+               "FROM people ORDER BY id"}, r"a column of its query holds cells of several kinds"),
     ({"query": "SELECT * FROM people JOIN people AS p ORDER BY p.id"}, "several columns named id"),
 ]  # fmt: skip
 
@@ -334,7 +338,7 @@ def test_the_password_is_read_from_where_the_settings_say_and_told_nobody(
         f"{key}there is no environment variable BANK_DB_PASSWORD; set it where this party starts"
     )
     monkeypatch.setenv("BANK_DB_PASSWORD", SECRET)
-    assert "the database refused it: not *** nor ***; correct url or query" in told()
+    assert "data.parties.bank.database: not *** nor ***; correct url or query" in told()
     where = {"file": "db.pass"}
     assert f"{key}{place} cannot be read (No such file or directory)" in told()
     place.write_text(f"{SECRET}\n")
@@ -349,7 +353,7 @@ def test_the_password_is_read_from_where_the_settings_say_and_told_nobody(
 
 def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    with pytest.raises(ConfigError, match=r"needs sqlalchemy, .*'secure-apfed\[sql\]'"):
+    with pytest.raises(ConfigError, match=r"not installed; pip install 'secure-apfed\[sql\]'"):
         table_of(settings(tmp_path, database=SQLITE))
 
 
@@ -418,10 +422,10 @@ def test_postgresql_is_the_same_table_and_its_password_lies_in_no_file(
     assert found[1:] == expected[1:]
     assert len(files_digest(data, of=["bank"])) == 64
     wrong = {**database, "query": "SELECT nextval('counter') AS id ORDER BY id"}
-    with pytest.raises(DataError, match=r"refused it: cannot execute .* a read-only tran"):
+    with pytest.raises(DataError, match=r"database: cannot execute .* a read-only tran"):
         table_of(settings(tmp_path, database=wrong))
     monkeypatch.setenv("BANK_DB_PASSWORD", "another")
-    with pytest.raises(DataError, match=r"refused it: .*password authentication failed") as caught:
+    with pytest.raises(DataError, match=r"database: .*password authentication failed") as caught:
         table_of(data)
     assert "another" not in str(caught.value)
 

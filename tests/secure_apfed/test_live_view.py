@@ -229,17 +229,17 @@ METRIC = re.compile(r'secure_apfed_(\w+)\{((?:\w+="[\w.-]+",?)*)\} ([0-9.e+-]+|\
 
 
 def metrics_of(path: Path) -> dict[str, float]:
-    """By name and labels; every line is one or says what a metric is, each metric at once."""
+    """By name and labels; all of a metric stand together, behind its type."""
     found, kinds = {}, []
     for line in path.read_text().splitlines():
-        if (kind := re.fullmatch(r"# (?:HELP|TYPE) secure_apfed_(\w+) .+", line)) is not None:
+        if (kind := re.fullmatch(r"# TYPE secure_apfed_(\w+) (?:gauge|counter)", line)) is not None:
             kinds.append(kind[1])
         else:
             metric = METRIC.fullmatch(line)
             assert metric, line
-            assert metric[1] == kinds[-1] == kinds[-2]
+            assert metric[1] == kinds[-1]
             found[f"{metric[1]} {metric[2]}".strip()] = float(metric[3])
-    assert len(kinds) == 2 * len(set(kinds))
+    assert len(kinds) == len(set(kinds))
     return found
 
 
