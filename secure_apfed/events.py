@@ -1,56 +1,36 @@
-"""What `--json-events` prints, a line each, as models, and the JSON schema made of them.
+"""The JSON schema of what `--json-events` prints, a line each, made of the models of its parts.
 
 Read by: whoever writes a program that watches parties (`secure-apfed party --json-events-schema`).
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Union
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from secure_apfed.exchange import Status
 from secure_apfed.runs.outcome import Progress
 
-__all__ = ["ErrorEvent", "Event", "ProgressEvent", "ResultEvent", "StatusEvent", "schema"]
+__all__ = ["Failure", "Moment", "Result", "schema"]
 
 
-class _Event(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class ProgressEvent(_Event):
-    """At the active: how far the training is, where that changed."""
-
-    progress: Progress
-
-
-class _Moment(Status):
-    """Where a party stands; at: seconds since 1970."""
+class Moment(Status):
+    """Where a party stands, where that changed, and every half minute; at: seconds since 1970."""
 
     at: float
 
 
-class StatusEvent(_Event):
-    """Where a party stands, where that changed, and every half minute."""
+class Failure(BaseModel):
+    """In the last line of a party that could not go on."""
 
-    status: _Moment
-
-
-class _Fault(_Event):
     kind: str
     exit_code: int
     message: str
 
 
-class ErrorEvent(_Event):
-    """The last line of a party that could not go on."""
-
-    error: _Fault
-
-
-class ResultEvent(BaseModel):
+class Result(BaseModel):
     """The last line at the active of a run that ended, as of `run --json`, which tells more."""
 
     model_config = ConfigDict(extra="allow")
@@ -64,10 +44,7 @@ class ResultEvent(BaseModel):
     folder: str
 
 
-Event: TypeAlias = ProgressEvent | StatusEvent | ErrorEvent | ResultEvent
-
-
-class _Infinite(GenerateJsonSchema):
+class _Finite(GenerateJsonSchema):
     """JSON has no infinity: `secure_apfed.files.to_json` writes a text."""
 
     def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
@@ -75,7 +52,12 @@ class _Infinite(GenerateJsonSchema):
 
 
 def schema() -> dict[str, Any]:
-    """JSON schema of one line."""
-    every: TypeAdapter[Event] = TypeAdapter(Event)
-    found = every.json_schema(mode="serialization", schema_generator=_Infinite)
-    return {"$schema": _Infinite.schema_dialect, "title": "--json-events", **found}
+    """JSON schema of one line: an object with one of these keys, or a result."""
+    kinds = {"progress": Progress, "status": Moment, "error": Failure}
+    parts: list[Any] = [
+        create_model(name, __config__=ConfigDict(extra="forbid"), **{name: (kind, ...)})  # type: ignore[call-overload]
+        for name, kind in kinds.items()
+    ]
+    every: TypeAdapter[Any] = TypeAdapter(Union[(*parts, Result)])
+    found = TypeAdapter(every).json_schema(mode="serialization", schema_generator=_Finite)
+    return {"$schema": _Finite.schema_dialect, "title": "--json-events", **found}

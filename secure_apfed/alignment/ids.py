@@ -174,12 +174,14 @@ class IdFile:
         )  # fmt: skip
         lines = csv.ParseOptions(newlines_in_values=True)
         form = dataset.CsvFileFormat(parse_options=lines, convert_options=options)
-        rows = [
-            dataset.dataset(str(file), format=form) if file.suffix != ".xz" else dataset.dataset(
-                csv.read_csv(lzma.open(file), parse_options=lines, convert_options=options)
-            )
-            for file in files
-        ]  # fmt: skip
+        rows = []
+        for file in files:
+            if file.suffix == ".xz":  # which pyarrow does not unpack
+                with lzma.open(file) as plain:
+                    whole = csv.read_csv(plain, parse_options=lines, convert_options=options)
+                rows.append(dataset.dataset(whole))
+            else:
+                rows.append(dataset.dataset(str(file), format=form))
         return dataset.dataset(rows), None if len(files) > 1 else lambda row: f"line {row + 2}"
 
     @contextmanager
@@ -194,6 +196,6 @@ class IdFile:
             ) from error
         except (OSError, ArrowException, KeyError) as error:
             raise DataError(
-                f"{self._party}: the columns {', '.join(self._columns)} of {self._called} cannot be "
-                f"read ({str(error).strip()})"
+                f"{self._party}: the columns {', '.join(self._columns)} of {self._called} cannot "
+                f"be read ({str(error).strip()})"
             ) from error

@@ -6,7 +6,6 @@ environment or a file that its owner alone may read, goes into the connection, a
 what a driver says; errors of drivers are not chained.
 """
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from secure_apfed.settings.data import Database
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection
 
-__all__ = ["query_digest", "query_table"]
+__all__ = ["query_table"]
 
 _ROWS = 10_000  # of a chunk
 _Place = Callable[[Path], Path]
@@ -48,15 +47,6 @@ def query_table(database: Database, place: _Place, *, party: str) -> pyarrow.Tab
 
 def _array(cells: Sequence[Any]) -> pyarrow.Array:
     return pyarrow.array([str(cell) if isinstance(cell, UUID) else cell for cell in cells])
-
-
-def query_digest(database: Database, place: _Place, *, party: str) -> str:
-    """SHA-256 (hex) of the columns and rows that it gives now."""
-    found = hashlib.sha256()
-    for names, rows in _chunks(database, place, party):
-        for row in rows:
-            found.update(repr((names, *row)).encode())
-    return found.hexdigest()
 
 
 def _chunks(

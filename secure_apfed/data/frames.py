@@ -208,9 +208,7 @@ def read_frame(
 
 def _whole(blocks: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """The rows of CSV files, one after another."""
-    if len(blocks) == 1:
-        return blocks[0]
-    whole = pd.concat(blocks, ignore_index=True)
+    whole = blocks[0] if len(blocks) == 1 else pd.concat(blocks, ignore_index=True)
     whole.attrs[LINES] = tuple(line for block in blocks for line in block.attrs[LINES])
     return whole
 
@@ -249,9 +247,7 @@ def packed_rows(files: Sequence[Path], path: Path, source: str) -> "Dataset":
     names = list(map(str, files))
     rows = dataset.dataset(names, **told)
     schemas = [part.physical_schema for part in rows.get_fragments()]
-    for file, schema in zip(files, schemas, strict=True):
-        refuse_names(schema.names, file, source)
-        _refuse_other(schema.names, schemas[0].names, file, files[0], source)
+    _check_names(files, [schema.names for schema in schemas], source)
     whole = pyarrow.unify_schemas([rows.schema, *schemas], promote_options="permissive")
     return dataset.dataset(names, schema=whole, **told)
 
@@ -259,9 +255,11 @@ def packed_rows(files: Sequence[Path], path: Path, source: str) -> "Dataset":
 def _csv_blocks(
     files: Sequence[Path], source: str, rows: int | None = None
 ) -> Iterator[pd.DataFrame]:
-    first, columns = 0, _header(files[0], source)
+    # Pandas gives repeated names another one, so headers are read as they stand.
+    heads = [pd.read_csv(path, header=None, nrows=1, **_TEXTS).iloc[0] for path in files]
+    _check_names(files, heads, source)
+    first = 0
     for path in files:
-        _refuse_other(_header(path, source), columns, path, files[0], source)
         lines = ((first, path.name if len(files) > 1 else ""),)
         with pd.read_csv(path, iterator=True, chunksize=rows, **_TEXTS) as blocks:
             for frame in blocks:
@@ -270,14 +268,15 @@ def _csv_blocks(
                 yield frame
 
 
-def _refuse_other(
-    names: Sequence[str], first: Sequence[str], path: Path, other: Path, source: str
-) -> None:
-    if parts := set(names) ^ set(first):
-        raise DataError(
-            f"{source}: {path} and {other} differ in the columns {', '.join(sorted(parts)[:5])}; "
-            "files of one table have the same"
-        )
+def _check_names(files: Sequence[Path], names: Sequence[Iterable[str]], source: str) -> None:
+    """Of each file's columns; those of one table have the same."""
+    for path, own in zip(files, names, strict=True):
+        refuse_names(own, path, source)
+        if parts := {*map(str, own)} ^ {*map(str, names[0])}:
+            raise DataError(
+                f"{source}: {path} and {files[0]} differ in the columns "
+                f"{', '.join(sorted(parts)[:5])}; files of one table have the same"
+            )
 
 
 def read_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFrame]:
@@ -307,13 +306,6 @@ def _packed_blocks(
     whole = packed_rows(files, path, source)
     for batch in whole.to_batches(batch_size=rows, batch_readahead=1, fragment_readahead=1):
         yield _unpacked(pyarrow.Table.from_batches([batch]), types_mapper=_WHOLE.get)
-
-
-def _header(path: Path, source: str) -> list[str]:
-    """Pandas gives repeated names another one, so the header is read as it stands."""
-    first: pd.DataFrame = pd.read_csv(path, header=None, nrows=1, **_TEXTS)
-    refuse_names(first.iloc[0], path, source)
-    return list(map(str, first.iloc[0]))
 
 
 @contextmanager

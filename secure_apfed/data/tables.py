@@ -26,7 +26,7 @@ from pyarrow import default_memory_pool
 
 from apfed_protocols.ids import EMPTY, JOINT, id_texts
 from secure_apfed.data.catalogue import labels_are_numbers, party_names
-from secure_apfed.data.databases import query_digest, query_table
+from secure_apfed.data.databases import query_table
 from secure_apfed.data.encoding import (
     CellCounts,
     ColumnEncoding,
@@ -63,8 +63,8 @@ from secure_apfed.files import read_json
 from secure_apfed.settings.data import DataSettings, PartySettings, ViewColumns
 
 __all__ = [
-    "RawTable", "files_digest", "given_table", "is_here", "load_own_tables", "load_tables", "party_path",
-    "read_raw", "warn_of_labels",
+    "RawTable", "files_digest", "given_table", "is_here", "load_own_tables", "load_tables",
+    "party_path", "read_raw", "warn_of_labels",
 ]  # fmt: skip
 
 _FEWEST_ROWS = 20
@@ -357,19 +357,21 @@ def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> 
     found = hashlib.sha256()
     parties = {name: own for name, own in settings.parties.items() if of is None or name in of}
     for name, party in sorted(parties.items()):
-        for given in (party.database or party.file, party.encoding):
-            read: list[str] | None = None
-            if isinstance(given, Path):
-                read = _digest(party_path(settings, given), name)
-            elif given is not None:
-                read = [query_digest(given, partial(party_path, settings), party=name)]
-            found.update(repr((name, read)).encode())
+        encoding = party.encoding and party_path(settings, party.encoding)
+        for given in (given_table(settings, name), encoding):
+            found.update(repr((name, _digest(given, name))).encode())
     return found.hexdigest()
 
 
-def _digest(path: Path, party: str) -> list[str]:
+def _digest(given: Path | pyarrow.Table | None, party: str) -> list[str] | None:
+    """Of a file, of all files of a folder or a pattern, or of a query's columns and rows."""
+    if given is None:
+        return None
+    if not isinstance(given, Path):
+        rows = pd.util.hash_pandas_object(given.to_pandas(), index=False).to_numpy().tobytes()
+        return [*given.column_names, hashlib.sha256(rows).hexdigest()]
     found = []
-    for one in files_of(path, source=party):
+    for one in files_of(given, source=party):
         try:
             with one.open("rb") as file:
                 found.append(hashlib.file_digest(file, "sha256").hexdigest())

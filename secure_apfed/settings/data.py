@@ -16,7 +16,6 @@ from secure_apfed.settings import Settings
 __all__ = [
     "ANOMALY_CLASSES",
     "BUILT_IN_ACTIVE",
-    "CREDENTIALS",
     "MOST_CATEGORIES",
     "TABLES",
     "DataSettings",
@@ -39,9 +38,8 @@ ANOMALY_CLASSES = ("normal", "anomaly")
 MOST_CATEGORIES = 256
 """Of one column, at most."""
 
-CREDENTIALS = "{env: NAME}, or {file: PATH} of a file of mode 600"
-"""Where a database's password may be."""
-
+# Where a database's password may be.
+_CREDENTIALS = "{env: NAME}, or {file: PATH} of a file of mode 600"
 # As SQLAlchemy finds it, and by keys of what stands behind the question mark.
 _PASSWORD = re.compile(
     r"[\w+.-]+://([^:/]*:[^@]*@|.*[?&;][^=]*(pass|pwd|secret|token|odbc_connect)[^=]*=)", re.I
@@ -113,49 +111,39 @@ class Database(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _show_no_secret(cls, given: Any) -> Any:
+    def _show_no_password(cls, given: Any) -> Any:
         """What pydantic refuses is shown, so what may hold a password is refused here."""
-        if isinstance(given, Database):
-            return given
-        if not isinstance(given, Mapping):
+        told = given.__dict__ if isinstance(given, Database) else given
+        if not isinstance(told, Mapping):
             raise ValueError("expected url and query, and credentials where it asks for a password")
-        url, where = given.get("url"), given.get("credentials")
-        if isinstance(url, str) and _PASSWORD.match(url):
+        url, where = str(told.get("url")), told.get("credentials", {"env": ""})
+        if _PASSWORD.match(url):
             raise ValueError(
                 "url: it holds a password, which would stand in every copy of this file; leave it "
-                f"out, and say where it is: credentials: {CREDENTIALS}"
+                f"out, and say where it is: credentials: {_CREDENTIALS}"
             )
-        known = isinstance(where, Mapping) and len(where) == 1 and where.keys() <= {"env", "file"}
-        if where is not None and not known:
-            raise ValueError(f"credentials: expected {CREDENTIALS}")
-        return given
-
-    @field_validator("url")
-    @classmethod
-    def _is_url(cls, url: str) -> str:
         if not re.match(r"\w[\w+]*://", url):
             raise ValueError(
-                "expected a URL, as sqlite:///crm.db or postgresql+psycopg://me@host/crm"
+                "url: expected one as sqlite:///crm.db or postgresql+psycopg://me@host/x"
             )
-        return url
+        known = isinstance(where, Mapping) and [*where] in (["env"], ["file"])
+        if where is not None and not known:
+            raise ValueError(f"credentials: expected {_CREDENTIALS}")
+        return given
 
     @field_validator("query")
     @classmethod
     def _reads_in_order(cls, query: str) -> str:
         plain = _QUOTED.sub(" ", query).strip().rstrip("; \n").lower()
-        if ";" in plain:
-            raise ValueError("has several statements; give one SELECT")
-        if not re.match(r"(select|with)\b", plain):
-            raise ValueError("is no SELECT, which alone reads a table")
-        if wrong := re.search(_WRITES, plain):
-            raise ValueError(
-                f"{wrong[0].upper()} writes, and a table is only read; a name that is such a word "
-                "stands in quotes"
-            )
-        if not re.search(r"\border\s+by\b", plain):
-            raise ValueError(
-                "has no ORDER BY, so each session could read other rows first; order them by the ID"
-            )
+        writes = next(iter(re.findall(_WRITES, plain)), "").upper()
+        for wrong, why in (
+            (";" in plain, "has several statements; give one SELECT"),
+            (not re.match(r"(select|with)\b", plain), "is no SELECT, which alone reads a table"),
+            (writes, f"{writes} writes, and a table is only read; quote it if it is a name"),
+            (not re.search(r"\border\s+by\b", plain), "has no ORDER BY: any row may come first"),
+        ):  # fmt: skip
+            if wrong:
+                raise ValueError(why)
         return query
 
 
