@@ -4,10 +4,10 @@ Read by: whoever writes a program that watches parties (`secure-apfed party --js
 """
 
 from collections.abc import Mapping
-from typing import Any, Union
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic import BaseModel, ConfigDict, create_model
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
 from secure_apfed.exchange import Status
@@ -54,10 +54,13 @@ class _Finite(GenerateJsonSchema):
 def schema() -> dict[str, Any]:
     """JSON schema of one line: an object with one of these keys, or a result."""
     kinds = {"progress": Progress, "status": Moment, "error": Failure}
-    parts: list[Any] = [
+    models: list[type[BaseModel]] = [
         create_model(name, __config__=ConfigDict(extra="forbid"), **{name: (kind, ...)})  # type: ignore[call-overload]
         for name, kind in kinds.items()
     ]
-    every: TypeAdapter[Any] = TypeAdapter(Union[(*parts, Result)])
-    found = TypeAdapter(every).json_schema(mode="serialization", schema_generator=_Finite)
-    return {"$schema": _Finite.schema_dialect, "title": "--json-events", **found}
+    models.append(Result)
+    made, found = models_json_schema(
+        [(model, "serialization") for model in models], schema_generator=_Finite
+    )
+    every = {"title": "--json-events", "anyOf": list(made.values())}
+    return {"$schema": _Finite.schema_dialect, **every, **found}

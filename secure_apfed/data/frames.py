@@ -103,6 +103,8 @@ def collected(frame: Any, *, party: str) -> Any:
     try:
         rows = nw.from_native(frame)
         return rows.collect().to_native() if isinstance(rows, nw.LazyFrame) else frame
+    except nw.exceptions.DuplicateError:
+        return frame  # `as_pandas` says so
     except TypeError as error:
         raise DataError(
             f"{party}: expected a frame of pandas, polars or pyarrow, got {type(frame).__name__}"
