@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
+    "ARROW",
     "MOST_BYTES",
     "MOST_JSON_BYTES",
     "PARQUET",
@@ -58,6 +59,8 @@ _CHUNK = 2**20
 PartT = TypeVar("PartT")
 PARQUET = (".parquet", ".pq")
 """How names of Parquet files end."""
+ARROW = (".arrow", ".feather", ".ipc")
+"""How names of Arrow's files end, the uncompressed kind among them."""
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 # A run of what may separate or be skipped, taken whole, and the sign of a formula behind it; the
 # last signs are as wide as Chinese characters.

@@ -31,7 +31,7 @@ from apfed_protocols.ids import IdNormalisation, id_texts, require_comparable
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
-from secure_apfed.data.frames import as_pandas, cell_text
+from secure_apfed.data.frames import as_pandas, cell_text, collected
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.files import make_private
 from secure_apfed.intervals import Estimate, estimates
@@ -210,7 +210,7 @@ def run_frames(
     """Train with all parties' frames, and measure.
 
     Args:
-        active: frame of pandas, polars or pyarrow, with IDs, labels and features.
+        active: frame of pandas, polars or pyarrow, or a lazy one, with IDs, labels and features.
         passives: by name, frames with the same IDs and other features.
         label: the active's column of labels; rows without one train without and test nothing.
         id: the column of IDs in every frame, or the name of a pandas index.
@@ -336,7 +336,8 @@ def checked_frames(
     """By party, the active's first, a pandas frame whose labels can be used, and IDs as texts."""
     if name in passives:
         raise DataError(f"{name}: the active is called so, and a passive, too; rename the passive")
-    given = {name: active, **passives}
+    every = {name: active, **passives}
+    given = {party: collected(frame, party=party) for party, frame in every.items()}
     frames = {party: as_pandas(frame, party=party) for party, frame in given.items()}
     ids = {
         party: _ids(frame, given[party], id_column, party=party) for party, frame in frames.items()

@@ -7,19 +7,21 @@ before it gets here, and no other text of a peer is shown.
 """
 
 import contextlib
+import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from secure_apfed.files import to_json
+from secure_apfed.files import to_json, write_atomically
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from secure_apfed.exchange import Status, Waiting
     from secure_apfed.runs.outcome import Progress
 
-__all__ = ["Board", "counting", "downloading", "figures", "showing", "watching"]
+__all__ = ["Board", "counting", "downloading", "figures", "metering", "showing", "watching"]
 
 _PERIOD_S = 1.0
 _AGAIN_S = 30.0  # a line although nothing changed
@@ -174,11 +176,12 @@ def _ticking(tick: Callable[[], None]) -> Iterator[None]:
     done = threading.Event()
 
     def go_on() -> None:
-        # Whoever read may be gone; the run goes on all the same.
-        with contextlib.suppress(OSError, ValueError):
-            while not done.wait(_PERIOD_S):
+        over = False
+        while not over:
+            over = done.wait(_PERIOD_S)
+            # Whoever read may be gone, or the disk full; the run goes on all the same.
+            with contextlib.suppress(OSError, ValueError):
                 tick()
-            tick()
 
     thread = threading.Thread(target=go_on, daemon=True)
     thread.start()
@@ -187,6 +190,54 @@ def _ticking(tick: Callable[[], None]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+
+
+@contextmanager
+def metering(board: Board, path: Path | None) -> Iterator[None]:
+    """Keep a file for Prometheus while the block runs, which the node exporter's textfile collector
+    reads; none of None. A disk that is full later ends no run.
+
+    Raises:
+        OSError: it cannot be written when the block begins.
+    """
+    if path is None:
+        yield
+        return
+
+    def tick() -> None:
+        write_atomically(path, _exposition(board).encode())
+
+    tick()
+    with _ticking(tick):
+        yield
+
+
+def _exposition(board: Board) -> str:
+    """The text format of Prometheus, in which no character of a name has to be escaped."""
+    lines: dict[str, list[str]] = {}
+
+    def tell(labels: Mapping[str, str], **values: float | None) -> None:
+        shown = ",".join(f'{key}="{label}"' for key, label in labels.items())
+        for name, value in values.items():
+            if value is not None:
+                kind = "counter" if name.endswith("_total") else "gauge"
+                said = "+Inf" if value == math.inf else f"{value:.15g}"
+                first = lines.setdefault(name, [f"# TYPE secure_apfed_{name} {kind}\n"])
+                first.append(f"secure_apfed_{name}{{{shown}}} {said}\n")
+
+    for own in board.statuses:
+        party = {"party": own.party}
+        tell(party, session=own.session, step=own.step)
+        tell({**party, "phase": own.phase}, phase=1)
+        tell({**party, "figure": own.figure}, epsilon=own.epsilon)
+        for name, peer in own.peers.items():
+            tell(
+                {**party, "peer": name}, sent_bytes_total=peer.sent_bytes,
+                received_bytes_total=peer.received_bytes, peer_last_sign_seconds=peer.sign_s,
+            )  # fmt: skip
+    if (far := board.progress) is not None:
+        tell({}, epochs_done=far.epoch, epochs=far.epochs, steps_done=far.step, steps=far.steps)
+    return "".join(line for metric in lines.values() for line in metric)
 
 
 class _Events:

@@ -41,7 +41,7 @@ LIGHT = _project(ROOT / "protocols")
 # NVFlare is left out of them for its size, Flower for what it wants older releases of.
 LOCKS = {
     "requirements.lock": (
-        "mpc", "experiments", "tensorboard", "onnx", "grpc", "docs", "browser", "dev",
+        "mpc", "experiments", "tensorboard", "onnx", "grpc", "sql", "docs", "browser", "dev",
     ),
     "requirements-nvflare.lock": ("nvflare", "all"),
     "requirements-flwr.lock": ("flwr",),

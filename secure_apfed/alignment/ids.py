@@ -5,19 +5,19 @@ and of the IDs no more than a piece is held. Nothing is sent.
 """
 
 import lzma
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apfed_protocols.errors import DataError
 from apfed_protocols.ids import EMPTY, JOINT, IdNormalisation, IdReader, IdStream, encode_pieces
-from secure_apfed.files import PARQUET
 from secure_apfed.settings.alignment import ID_RULES, AlignmentSettings
 
 if TYPE_CHECKING:
     import pyarrow
+    from pyarrow.dataset import Dataset
 
 __all__ = ["IdCheck", "IdFile", "check_normalisation", "id_rules"]
 
@@ -96,14 +96,14 @@ def _repeats(party: str, ids: IdStream, rules: IdNormalisation) -> Iterator[tupl
 
 
 class IdFile:
-    r"""The IDs in a CSV or Parquet file; read anew each time that they are asked for.
+    r"""The IDs in a party's table; read anew each time that they are asked for.
 
     What comes out is what `data: tables` makes of the same columns: one text a row, so that "007"
     and "7" differ; several columns joined by a character that no text file holds by accident.
 
     Args:
-        party: whose file it is, for errors.
-        path: .parquet or .pq, else CSV (also .gz, .bz2, .xz, .zst) with a header line.
+        party: whose table it is, for errors.
+        given: a file, a folder or a pattern, as `secure_apfed.data.frames` reads them; or rows.
         columns: the one that holds the IDs, or several.
 
     Example:
@@ -116,12 +116,21 @@ class IdFile:
         (2, ['007', '7'])
     """
 
-    def __init__(self, party: str, path: Path, columns: str | Sequence[str]) -> None:
-        self._party, self._path = party, path
+    def __init__(
+        self, party: str, given: "Path | pyarrow.Table", columns: str | Sequence[str]
+    ) -> None:
+        self._party, self._given = party, given
+        self._called = str(given) if isinstance(given, Path) else "its query"
         self._columns = (columns,) if isinstance(columns, str) else tuple(columns)
-        self._packed = path.suffix.lower() in PARQUET
         with self._readable():
-            self._rows = self._count()
+            self._opened, self._line = self._open()
+            found = self._opened.schema.names
+            if absent := [name for name in self._columns if found.count(name) != 1]:
+                raise DataError(
+                    f"{party}: {self._called} must have each of the columns {', '.join(absent)} "
+                    f"once; it has {', '.join(found)}"
+                )
+            self._rows = int(self._opened.count_rows())
 
     def __len__(self) -> int:
         return self._rows
@@ -129,60 +138,51 @@ class IdFile:
     def pieces(self) -> Iterator[list[str]]:
         """Yield the IDs of some thousand rows after another, those of several columns joined."""
         several = len(self._columns) > 1
-        place = None if self._packed else lambda row: f"line {row + 2}"
         readers = {
             name: IdReader(
-                f"{self._party}: column {name!r} of {self._path}", place=place, strip=True,
+                f"{self._party}: column {name!r} of {self._called}", place=self._line, strip=True,
                 part=several, key="id_column",
             )
             for name in self._columns
         }  # fmt: skip
         with self._readable():
-            for batch in self._batches():
+            for batch in self._opened.to_batches(
+                columns=list(self._columns), batch_size=_ROWS_OF_A_PIECE, batch_readahead=1,
+                fragment_readahead=1,
+            ):  # fmt: skip
                 parts = [reader.texts(batch.column(name)) for name, reader in readers.items()]
                 if all(reader.all_taken for reader in readers.values()):
                     yield list(map(JOINT.join, zip(*parts, strict=True))) if several else parts[0]
         for reader in readers.values():
             reader.check()
 
-    def _count(self) -> int:
-        if not self._packed:
-            return sum(batch.num_rows for batch in self._batches())
-        from pyarrow.parquet import ParquetFile
-
-        with ParquetFile(self._path) as file:
-            found = file.schema_arrow.names
-            if absent := [name for name in self._columns if found.count(name) != 1]:
-                raise DataError(
-                    f"{self._party}: {self._path} must have each of the columns "
-                    f"{', '.join(absent)} once; it has {', '.join(found)}"
-                )
-            return int(file.metadata.num_rows)
-
-    def _batches(self) -> Iterator["pyarrow.RecordBatch"]:
-        if self._packed:
-            from pyarrow.parquet import ParquetFile
-
-            with ParquetFile(self._path) as file:
-                yield from file.iter_batches(_ROWS_OF_A_PIECE, columns=list(self._columns))
-            return
+    def _open(self) -> "tuple[Dataset, Callable[[int], str] | None]":
+        """Rows of which no more than a piece is held, but of .xz; and how a row of CSV is found."""
         import pyarrow
-        from pyarrow import csv
+        from pyarrow import csv, dataset
 
+        from secure_apfed.data.frames import files_of, kind_of, packed_rows
+
+        if not isinstance(self._given, Path):
+            return dataset.dataset(self._given), None
+        files = files_of(self._given, source=self._party)
+        if kind_of(files[0]) != "CSV":
+            return packed_rows(files, self._given, self._party), None
         options = csv.ConvertOptions(
-            include_columns=list(self._columns),
-            column_types=dict.fromkeys(self._columns, pyarrow.string()),
-            strings_can_be_null=True,
+            column_types=dict.fromkeys(self._columns, pyarrow.string()), strings_can_be_null=True,
             null_values=sorted(EMPTY),
-        )
+        )  # fmt: skip
         lines = csv.ParseOptions(newlines_in_values=True)
-        # By its name pyarrow knows how a file is packed, but for xz.
-        opened = lzma.open if self._path.suffix == ".xz" else nullcontext
-        with (
-            opened(self._path) as file,
-            csv.open_csv(file, parse_options=lines, convert_options=options) as reader,
-        ):
-            yield from reader
+        form = dataset.CsvFileFormat(parse_options=lines, convert_options=options)
+        rows = []
+        for file in files:
+            if file.suffix == ".xz":  # which pyarrow does not unpack
+                with lzma.open(file) as plain:
+                    whole = csv.read_csv(plain, parse_options=lines, convert_options=options)
+                rows.append(dataset.dataset(whole))
+            else:
+                rows.append(dataset.dataset(str(file), format=form))
+        return dataset.dataset(rows), None if len(files) > 1 else lambda row: f"line {row + 2}"
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
@@ -192,10 +192,10 @@ class IdFile:
             yield
         except FileNotFoundError as error:
             raise DataError(
-                f"{self._party}: there is no file {self._path}; check the path"
+                f"{self._party}: there is no file {self._called}; check the path"
             ) from error
         except (OSError, ArrowException, KeyError) as error:
             raise DataError(
-                f"{self._party}: the columns {', '.join(self._columns)} of {self._path} cannot be "
-                f"read ({str(error).strip()})"
+                f"{self._party}: the columns {', '.join(self._columns)} of {self._called} cannot "
+                f"be read ({str(error).strip()})"
             ) from error

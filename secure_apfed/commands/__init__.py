@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "ConfigFile", "Jobs", "JsonEvents", "Overrides", "RunFolder"]
+__all__ = ["AsJson", "ConfigFile", "Jobs", "JsonEvents", "MetricsFile", "Overrides", "RunFolder"]
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
@@ -22,5 +22,13 @@ JsonEvents = Annotated[
     typer.Option(
         "--json-events",
         help="Print JSON objects on stdout, one a line: how each party stands, then as --json.",
+    ),
+]
+MetricsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--metrics-file",
+        metavar="FILE.prom",
+        help="Keep a file for Prometheus, written each second.",
     ),
 ]

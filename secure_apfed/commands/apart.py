@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from secure_apfed import progress, terminal
-from secure_apfed.commands import AsJson, JsonEvents, finished
+from secure_apfed.commands import AsJson, JsonEvents, MetricsFile, finished
 from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.privacy_rows import figure_title
 
@@ -46,6 +46,14 @@ _Log = Annotated[
 ]
 
 
+def _print_schema(asked: bool) -> None:
+    if asked:
+        from secure_apfed.events import schema
+
+        terminal.print_json(schema())
+        raise typer.Exit
+
+
 def party(
     config: Annotated[Path, typer.Option(metavar="PARTY.yaml", help="The party's own file.")],
     resume: Annotated[
@@ -59,7 +67,15 @@ def party(
     ] = False,
     as_json: AsJson = False,
     json_events: JsonEvents = False,
-) -> None:
+    json_events_schema: Annotated[
+        bool,
+        typer.Option(
+            "--json-events-schema", is_eager=True, callback=_print_schema,
+            help="Print the JSON schema of a line of --json-events, and end.",
+        ),
+    ] = False,
+    metrics_file: MetricsFile = None,
+) -> None:  # fmt: skip
     """Play one party of a run; the others run elsewhere, each by its own file.
 
     Each party then makes its own report, and attacks what it let out where its `attacks` say so.
@@ -78,7 +94,10 @@ def party(
     file, status, records = PartyFile.read(config), StatusKeeper(), list[OwnRecord]()
     expand(load_config(file.config).attacks)  # a misspelt one is refused before hours of training
     board = progress.Board(lambda: (status.status(),))
-    with progress.showing(board, as_json=as_json, json_events=json_events):
+    with (
+        progress.metering(board, metrics_file),
+        progress.showing(board, as_json=as_json, json_events=json_events),
+    ):
         result = play_party(
             config, resume=resume, on_progress=board.tell_progress, status=status,
             on_restart=lambda why: typer.echo(why, err=True), on_record=records.append,

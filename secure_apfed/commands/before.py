@@ -292,7 +292,7 @@ def check_ids(
 
 def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
     from secure_apfed.alignment.ids import IdFile, check_normalisation, id_rules
-    from secure_apfed.data.tables import party_path
+    from secure_apfed.data.tables import given_table, is_here
     from secure_apfed.errors import ConfigError
 
     parties = config.data.parties or {}
@@ -303,15 +303,10 @@ def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
             f"check-ids: {', '.join(unknown) or 'nobody'} has IDs to check; data.parties names "
             f"{there}"
         )
-    here = [
-        name for name, own in parties.items()
-        if own.file is not None and party_path(config.data, own.file).exists()
-    ]  # fmt: skip
+    here = [name for name in parties if is_here(config.data, name)]
     for name in wanted or here or parties:
-        own = parties[name]
-        ids = IdFile(
-            name, party_path(config.data, own.file), own.id_column or config.data.id_column
-        )
+        given = given_table(config.data, name)
+        ids = IdFile(name, given, parties[name].id_column or config.data.id_column)
         yield check_normalisation(name, ids, id_rules(config.alignment))
 
 

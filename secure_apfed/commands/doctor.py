@@ -48,6 +48,7 @@ _OPTIONAL: Mapping[str, tuple[str, str, str]] = {
     "matplotlib": ("matplotlib", "pictures", _EXPERIMENTS),
     "jinja2": ("jinja2", "the HTML report", _EXPERIMENTS),
     "grpcio": ("grpc", "links between machines", _EXTRA.format("grpc")),
+    "sqlalchemy": ("sqlalchemy", "tables by a query of a database", _EXTRA.format("sql")),
     "dp-accounting": ("dp_accounting", "a third opinion on epsilon", _EXPERIMENTS),
     "tensorboard": ("tensorboard", "curves while training", _EXTRA.format("tensorboard")),
 }

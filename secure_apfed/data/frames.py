@@ -1,7 +1,8 @@
 """Tables as files and frames, and what their cells hold, in one reading for every kind of both.
 
-Run by: a party on its own files. The format follows from the name: .parquet or .pq, else
-CSV (also .gz, .bz2, .xz, .zst) with a header line.
+Run by: a party on its own files. The format follows from the name: .parquet or .pq, .arrow,
+.feather or .ipc, else CSV (also .gz, .bz2, .xz, .zst) with a header line. A folder, or a pattern of
+names, is the rows of its files, one after another by their names.
 
 How a column was learnt decides how its cells are read: as numbers, days, durations or texts. A cell
 is the same whether it came typed or as the text that a CSV file has of it, and whatever stands in
@@ -17,8 +18,9 @@ import numbers
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +32,19 @@ from pyarrow import ArrowException, default_memory_pool
 
 from apfed_protocols.ids import EMPTY
 from secure_apfed.errors import DataError
-from secure_apfed.files import PARQUET
+from secure_apfed.files import ARROW, PARQUET
 from secure_apfed.names import column_name
 
 if TYPE_CHECKING:
-    from pyarrow.parquet import ParquetFile
+    from pyarrow.dataset import Dataset
 
 __all__ = [
-    "BLANK", "LINES", "RESPELT", "TRUTHS", "are_padded_codes", "as_pandas", "cell_text", "days_of",
-    "has_measures", "holds_texts", "is_csv", "is_date", "is_duration", "is_empty", "is_numeric",
-    "is_table", "numbers_of", "only_columns", "place_of", "plain_cells", "plain_text",
-    "read_blocks", "read_frame", "refuse_look_alikes", "spans_of", "texts_of", "to_texts", "typed",
+    "BLANK", "LINES", "RESPELT", "TRUTHS", "are_padded_codes", "as_pandas", "cell_text",
+    "collected", "days_of", "files_of", "has_measures", "holds_texts", "is_csv", "is_date",
+    "is_duration", "is_empty", "is_numeric", "is_table", "kind_of", "numbers_of",
+    "only_columns", "packed_rows", "place_of", "plain_cells", "plain_text", "read_blocks",
+    "read_frame", "refuse_look_alikes", "refuse_names", "spans_of", "texts_of", "to_texts",
+    "typed",
 ]  # fmt: skip
 
 TRUTHS: Mapping[str, bool] = {
@@ -53,7 +57,9 @@ BLANK = frozenset({""})
 """What is empty in every column, whatever was learnt."""
 
 LINES = "lines of the file"
-"""Attribute of a frame whose rows are lines of a CSV file."""
+"""Attribute of a frame whose rows are lines of CSV files: of each its first row, and its name where
+there are several.
+"""
 
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ][\d:.]+(Z|[+-]\d{2}:?\d{2})?)?", re.ASCII)
 # As pandas writes durations.
@@ -90,6 +96,23 @@ _WHOLE: Mapping[Any, Any] = {pyarrow.int64(): pd.Int64Dtype(), pyarrow.uint64():
 _PACKINGS = (".gz", ".bz2", ".xz", ".zst")
 
 
+def collected(frame: Any, *, party: str) -> Any:
+    """The frame itself; the rows of a lazy one."""
+    import narwhals.stable.v2 as nw
+
+    try:
+        rows = nw.from_native(frame)
+        return rows.collect().to_native() if isinstance(rows, nw.LazyFrame) else frame
+    except nw.exceptions.DuplicateError:
+        return frame  # `as_pandas` says so
+    except TypeError as error:
+        raise DataError(
+            f"{party}: expected a frame of pandas, polars or pyarrow, got {type(frame).__name__}"
+        ) from error
+    except (OSError, nw.exceptions.NarwhalsError) as error:
+        raise DataError(f"{party}: its lazy frame cannot be computed ({error})") from error
+
+
 def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
     """The same rows as a pandas frame with columns named by text; the caller's is left alone."""
     import narwhals.stable.v2 as nw
@@ -98,13 +121,7 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
         f"{party}: its frame has several columns of one name; give each a name of its own"
     )
     try:
-        rows: pd.DataFrame = nw.from_native(frame, eager_only=True).to_pandas()
-    except TypeError as error:
-        lazy = "; collect a lazy frame first" if hasattr(frame, "collect") else ""
-        raise DataError(
-            f"{party}: expected a frame of pandas, polars or pyarrow, got "
-            f"{type(frame).__name__}{lazy}"
-        ) from error
+        rows: pd.DataFrame = nw.from_native(collected(frame, party=party)).to_pandas()
     except ValueError as error:  # narwhals' DuplicateError is one
         raise repeated from error
     named: pd.DataFrame = rows.set_axis(list(map(column_name, rows.columns)), axis=1)
@@ -117,7 +134,38 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
 
 def is_table(path: Path) -> bool:
     name = path.with_suffix("") if path.suffix in _PACKINGS else path
-    return name.suffix.lower() in (".csv", *PARQUET)
+    return path.is_dir() or name.suffix.lower() in (".csv", *PARQUET, *ARROW)
+
+
+def files_of(path: Path, *, source: str) -> list[Path]:
+    """The file itself; or the files of a folder, however deep, or of a pattern, by their names."""
+    if path.suffix.lower() in (".xls", ".xlsx", ".ods"):
+        raise DataError(
+            f"{source}: {path} is a workbook, and tables are CSV or Parquet; export its sheet as "
+            "CSV in UTF-8"
+        )
+    if path.is_dir():
+        every = ((one, one.relative_to(path).parts) for one in path.rglob("*"))
+        found = [one for one, parts in every if not any(part[0] in "._" for part in parts)]
+    elif path.exists() or not set(path.name) & set("*?["):
+        return [path]
+    else:
+        found = list(path.parent.glob(path.name))
+    files = sorted(one for one in found if one.is_file())
+    kinds = {kind_of(one) if is_table(one) else one.name: one for one in files}
+    if len(kinds) != 1 or not is_table(files[0]):
+        there = " and ".join(list(kinds)[:3]) if kinds else "no file"
+        raise DataError(
+            f"{source}: {path} must hold CSV, Parquet or Arrow files, of one kind, and holds "
+            f"{there}; name another folder, or a pattern such as sales-*.csv"
+        )
+    return files
+
+
+def kind_of(path: Path) -> str:
+    """Parquet, Arrow or CSV, by its name."""
+    kinds = {**dict.fromkeys(PARQUET, "Parquet"), **dict.fromkeys(ARROW, "Arrow")}
+    return kinds.get(path.suffix.lower(), "CSV")
 
 
 def is_csv(frame: pd.DataFrame) -> bool:
@@ -125,30 +173,30 @@ def is_csv(frame: pd.DataFrame) -> bool:
 
 
 def read_frame(
-    path: Path, *, texts: Sequence[str] = (), words: Sequence[str] = (), source: str
-) -> pd.DataFrame:
-    """Return a file's rows; column names are texts in Unicode's form NFC.
+    given: Path | pyarrow.Table, *, texts: Sequence[str] = (), words: Sequence[str] = (),
+    source: str, called: str = "",
+) -> pd.DataFrame:  # fmt: skip
+    """Return the rows of a file, of several, or of a table that is called so; column names are
+    texts in Unicode's form NFC.
 
     Columns of a CSV file in `texts` are read as text, so that "007" stays what it is, the others as
     numbers or truths where all their cells are. Of the texts, IDs that say "NA", "None" or the like
     count as empty; columns in `words` keep such cells.
     """
-    _refuse_workbook(path, source)
-    with _readable(path, source):
-        if path.suffix.lower() in PARQUET:
-            # else the packed file, and what it was unpacked to, would stay beside the frame
-            frame = pd.read_parquet(path, pre_buffer=False)
-            default_memory_pool().release_unused()
-            frame = frame.reset_index(drop=frame.index.names == [None])
-            _restore_digits(frame, path, texts)
-            names = frame.columns.to_series()
-        else:
-            names = _header(path)
-            frame = pd.read_csv(path, **_TEXTS)
-            frame.attrs[LINES] = True
-    _refuse_names(names, path, source)
+    if isinstance(given, Path):
+        called = str(given)
+        files = files_of(given, source=source)
+        with _readable(given, kind_of(files[0]), source):
+            if kind_of(files[0]) == "CSV":
+                frame = _whole(list(_csv_blocks(files, source)))
+            else:
+                frame = _read_packed(packed_rows(files, given, source), texts)
+    else:
+        from pyarrow.dataset import dataset
+
+        frame = _read_packed(dataset(given), texts)
     frame.columns = pd.Index(list(map(column_name, frame.columns)))
-    _refuse_nested(frame, path, source)
+    _refuse_nested(frame, called, source)
     if not is_csv(frame):
         ids = [name for name in texts if name not in words]
         return plain_cells(frame, but=texts, ids=ids, source=source)
@@ -160,66 +208,110 @@ def read_frame(
     return frame
 
 
+def _whole(blocks: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The rows of CSV files, one after another."""
+    whole = blocks[0] if len(blocks) == 1 else pd.concat(blocks, ignore_index=True)
+    whole.attrs[LINES] = tuple(line for block in blocks for line in block.attrs[LINES])
+    return whole
+
+
+def _read_packed(rows: "Dataset", texts: Sequence[str]) -> pd.DataFrame:
+    """Whole numbers become floats where one is empty; those in `texts` are read anew."""
+    frame = _unpacked(rows.to_table())
+    # else the packed file, and what it was unpacked to, would stay beside the frame
+    default_memory_pool().release_unused()
+    for name in texts:
+        floats = name in frame and frame[name].dtype.kind == "f"
+        if floats and pyarrow.types.is_integer(rows.schema.field(name).type):
+            column = rows.to_table(columns=[name]).column(0)
+            frame[name] = column.to_pandas(integer_object_nulls=True).to_numpy()
+    return frame
+
+
+def _unpacked(rows: pyarrow.Table, **options: Any) -> pd.DataFrame:
+    frame: pd.DataFrame = rows.to_pandas(**options)
+    return frame.reset_index(drop=frame.index.names == [None])
+
+
+def packed_rows(files: Sequence[Path], path: Path, source: str) -> "Dataset":
+    """Of Parquet or Arrow files, which may have numbers of several kinds in one column; in a
+    folder, those below country=de have a column more.
+    """
+    from pyarrow import dataset  # slow to import
+
+    packed = "ipc"
+    if kind_of(files[0]) == "Parquet":
+        options = dataset.ParquetFragmentScanOptions(pre_buffer=False)
+        packed = dataset.ParquetFileFormat(default_fragment_scan_options=options)
+    told: dict[str, Any] = {"format": packed}
+    if path.is_dir():
+        told |= {"partitioning": "hive", "partition_base_dir": str(path)}
+    names = list(map(str, files))
+    rows = dataset.dataset(names, **told)
+    schemas = [part.physical_schema for part in rows.get_fragments()]
+    _check_names(files, [schema.names for schema in schemas], source)
+    whole = pyarrow.unify_schemas([rows.schema, *schemas], promote_options="permissive")
+    return dataset.dataset(names, schema=whole, **told)
+
+
+def _csv_blocks(
+    files: Sequence[Path], source: str, rows: int | None = None
+) -> Iterator[pd.DataFrame]:
+    # Pandas gives repeated names another one, so headers are read as they stand.
+    heads = [pd.read_csv(path, header=None, nrows=1, **_TEXTS).iloc[0] for path in files]
+    _check_names(files, heads, source)
+    first = 0
+    for path in files:
+        lines = ((first, path.name if len(files) > 1 else ""),)
+        with pd.read_csv(path, iterator=True, chunksize=rows, **_TEXTS) as blocks:
+            for frame in blocks:
+                frame.attrs[LINES] = lines
+                first += len(frame)
+                yield frame
+
+
+def _check_names(files: Sequence[Path], names: Sequence[Iterable[str]], source: str) -> None:
+    """Of each file's columns; those of one table have the same."""
+    for path, own in zip(files, names, strict=True):
+        refuse_names(own, path, source)
+        if parts := {*map(str, own)} ^ {*map(str, names[0])}:
+            raise DataError(
+                f"{source}: {path} and {files[0]} differ in the columns "
+                f"{', '.join(sorted(parts)[:5])}; files of one table have the same"
+            )
+
+
 def read_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFrame]:
-    """Yield a file's rows so many at a time, their index counting on.
+    """Yield the rows of a file, or of several, so many at a time, their index counting on.
 
     Cells of a CSV file are texts: how a column was learnt says what they mean, and not what stands
     beside them. Column names are texts in Unicode's form NFC.
     """
-    _refuse_workbook(path, source)
-    packed = path.suffix.lower() in PARQUET
-    with ExitStack() as files:
-        with _readable(path, source):
-            if packed:
-                from pyarrow.parquet import ParquetFile  # slow to import
-
-                file = files.enter_context(ParquetFile(path, pre_buffer=False))
-                names, blocks = pd.Series(file.schema_arrow.names), _batches(file, rows)
-            else:
-                names = _header(path)
-                blocks = files.enter_context(pd.read_csv(path, chunksize=rows, **_TEXTS))
-        _refuse_names(names, path, source)
-        while True:
-            with _readable(path, source):
-                frame = next(blocks, None)
-            if frame is None:
-                return
-            frame.attrs[LINES] = not packed
-            frame.columns = pd.Index(list(map(column_name, frame.columns)))
-            _refuse_nested(frame, path, source)
-            yield frame
-
-
-def _restore_digits(frame: pd.DataFrame, path: Path, texts: Sequence[str]) -> None:
-    """Read whole numbers anew that became floats, as all do where one is empty."""
-    from pyarrow import parquet, types
-
-    schema = parquet.read_schema(path)
-    for name in texts:
-        floats = name in frame and frame[name].dtype.kind == "f" and name in schema.names
-        if floats and types.is_integer(schema.field(name).type):
-            column = parquet.read_table(path, columns=[name]).column(0)
-            frame[name] = column.to_pandas(integer_object_nulls=True).to_numpy()
-
-
-def _batches(file: "ParquetFile", rows: int) -> Iterator[pd.DataFrame]:
-    first = 0
-    for batch in file.iter_batches(batch_size=rows):
-        frame = batch.to_pandas(types_mapper=_WHOLE.get)
-        frame = frame.reset_index(drop=frame.index.names == [None])
-        frame.index = pd.RangeIndex(first, first + len(frame))
-        first += len(frame)
+    files, first = files_of(path, source=source), 0
+    kind = kind_of(files[0])
+    read = _csv_blocks if kind == "CSV" else partial(_packed_blocks, path)
+    blocks = read(files, source, rows)
+    while True:
+        with _readable(path, kind, source):
+            frame = next(blocks, None)
+        if frame is None:
+            return
+        frame.index = pd.RangeIndex(first, first := first + len(frame))
+        frame.columns = pd.Index(list(map(column_name, frame.columns)))
+        _refuse_nested(frame, path, source)
         yield frame
 
 
-def _header(path: Path) -> "pd.Series":
-    """Pandas gives repeated names another one, so the header is read as it stands."""
-    first: pd.DataFrame = pd.read_csv(path, header=None, nrows=1, **_TEXTS)
-    return first.iloc[0]
+def _packed_blocks(
+    path: Path, files: Sequence[Path], source: str, rows: int
+) -> Iterator[pd.DataFrame]:
+    whole = packed_rows(files, path, source)
+    for batch in whole.to_batches(batch_size=rows, batch_readahead=1, fragment_readahead=1):
+        yield _unpacked(pyarrow.Table.from_batches([batch]), types_mapper=_WHOLE.get)
 
 
 @contextmanager
-def _readable(path: Path, source: str) -> Iterator[None]:
+def _readable(path: Path, kind: str, source: str) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -240,14 +332,14 @@ def _readable(path: Path, source: str) -> Iterator[None]:
         ) from error
     except (ValueError, ArrowException) as error:
         # pandas' parser errors and UnicodeDecodeError are ValueErrors.
-        kind = "Parquet" if path.suffix.lower() in PARQUET else "CSV"
         raise DataError(
             f"{source}: {path} is not a readable {kind} file ({str(error).strip()}); save it again"
         ) from error
 
 
-def _refuse_names(names: "pd.Series", path: Path, source: str) -> None:
+def refuse_names(given: Iterable[str], path: Path | str, source: str) -> None:
     """Two columns of one name, and one column whose name holds what elsewhere parts columns."""
+    names = pd.Series(list(given), dtype=object)
     for sign, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(names) == 1 and sign in str(names.iloc[0]):
             raise DataError(
@@ -260,14 +352,6 @@ def _refuse_names(names: "pd.Series", path: Path, source: str) -> None:
         raise DataError(
             f"{source}: {path} has several columns named {', '.join(map(str, repeated))}; "
             "give each a name of its own"
-        )
-
-
-def _refuse_workbook(path: Path, source: str) -> None:
-    if path.suffix.lower() in (".xls", ".xlsx", ".ods"):
-        raise DataError(
-            f"{source}: {path} is a workbook, and tables are CSV or Parquet; export its sheet as "
-            "CSV in UTF-8"
         )
 
 
@@ -314,7 +398,7 @@ def _null_or(column: "pd.Series") -> Iterator[tuple[Any, bool]]:
     return zip(column.tolist(), column.isna().tolist(), strict=True)
 
 
-def _refuse_nested(frame: pd.DataFrame, path: Path, source: str) -> None:
+def _refuse_nested(frame: pd.DataFrame, path: Path | str, source: str) -> None:
     for name in frame.columns:
         column = frame[name]
         if column.dtype == object:
@@ -371,8 +455,9 @@ def place_of(column: "pd.Series | pd.DataFrame", row: int) -> str:
     Blank lines of the file, and line breaks within cells, are not counted.
     """
     number = column.index[row]
-    if column.attrs.get(LINES):
-        return f"line {number + 2}"
+    if lines := column.attrs.get(LINES):
+        first, file = max(line for line in lines if line[0] <= number)
+        return f"line {number - first + 2}{file and f' of {file}'}"
     return f"row {number} (from 0)"
 
 

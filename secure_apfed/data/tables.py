@@ -1,6 +1,6 @@
-"""The parties' own tables: one CSV or Parquet file each.
+"""The parties' own tables: a file each, several, or a query of a database.
 
-Run by: each party on its own file; `load_tables` plays all of them for a simulation. A
+Run by: each party on its own; `load_tables` plays all of them for a simulation. A
 party's statistics come from its own rows alone: the active's training rows, all rows of a
 passive; or from elsewhere, where it names an encoding. IDs are compared as text, "007" and
 "7" differ. Of columns that should perhaps not train a model, an ID as a feature or the label in
@@ -13,17 +13,20 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import torch
 from numpy.typing import NDArray
 from pyarrow import default_memory_pool
 
 from apfed_protocols.ids import EMPTY, JOINT, id_texts
 from secure_apfed.data.catalogue import labels_are_numbers, party_names
+from secure_apfed.data.databases import query_table
 from secure_apfed.data.encoding import (
     CellCounts,
     ColumnEncoding,
@@ -35,6 +38,7 @@ from secure_apfed.data.encoding import (
 from secure_apfed.data.frames import (
     BLANK,
     are_padded_codes,
+    files_of,
     has_measures,
     is_csv,
     is_empty,
@@ -59,8 +63,8 @@ from secure_apfed.files import read_json
 from secure_apfed.settings.data import DataSettings, PartySettings, ViewColumns
 
 __all__ = [
-    "RawTable", "files_digest", "load_own_tables", "load_tables", "party_path", "read_raw",
-    "warn_of_labels",
+    "RawTable", "files_digest", "given_table", "is_here", "load_own_tables", "load_tables",
+    "party_path", "read_raw", "warn_of_labels",
 ]  # fmt: skip
 
 _FEWEST_ROWS = 20
@@ -179,7 +183,7 @@ class RawTable:
 
 
 def read_raw(settings: DataSettings, name: str) -> RawTable:
-    """Read the file of this party, with labels where the settings say that it holds some."""
+    """Read the table of this party, with labels where the settings say that it holds some."""
     party = (settings.parties or {})[name]
     label_column = settings.label_column if settings.holds_labels(name) else None
     given = party.id_column or settings.id_column
@@ -187,13 +191,15 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
     labels = () if label_column is None else (label_column,)
     words = (*labels, *(party.categorical or ()))
     texts = (*id_columns, *words)
-    frame = read_frame(party_path(settings, party.file), texts=texts, words=words, source=name)
+    frame = read_frame(
+        given_table(settings, name), texts=texts, words=words, source=name, called=party.called
+    )
     if not len(frame):
-        raise DataError(f"{name}: {party.file} has no rows")
+        raise DataError(f"{name}: {party.called} has no rows")
     named = (*texts, *(party.numeric or ()), *party.ignore)
     if absent := [column for column in dict.fromkeys(named) if column not in frame.columns]:
         raise DataError(
-            f"{name}: {party.file} lacks the columns {', '.join(absent)}; it has "
+            f"{name}: {party.called} lacks the columns {', '.join(absent)}; it has "
             f"{', '.join(map(str, frame.columns))}{_guess(absent[0], frame)}"
         )
     numeric, categorical = _choose(frame, party, taken=(*id_columns, *labels))
@@ -211,10 +217,10 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
         frame = frame[~np.any(empty, axis=0)]
     if not len(frame):
         raise DataError(
-            f"{name}: data.parties.{name}.missing: drop leaves no row of {party.file}; say mean"
+            f"{name}: data.parties.{name}.missing: drop leaves no row of {party.called}; say mean"
         )
     label_texts = _labels(frame, label_column, settings, party=name)
-    ids = tuple(_ids(frame, id_columns, file=party.file, party=name))
+    ids = tuple(_ids(frame, id_columns, file=party.called, party=name))
     check_distinct(ids, party=name, place=lambda row: place_of(frame, row))
     for column in {*frame.columns} - {*numeric, *categorical}:
         del frame[column]  # in place: of a long table there is no second copy
@@ -251,6 +257,23 @@ def _guess(absent: str, frame: pd.DataFrame) -> str:
     return f"; is {absent!r} called {names[near[0]]!r}?" if near else ""
 
 
+def given_table(settings: DataSettings, name: str) -> Path | pyarrow.Table:
+    """A path, or what the query of this party tells now."""
+    party = (settings.parties or {})[name]
+    if party.database is None:
+        return party_path(settings, party.file)
+    return query_table(party.database, partial(party_path, settings), party=name)
+
+
+def is_here(settings: DataSettings, name: str) -> bool:
+    """Whether there is a file of this party, or it has a database."""
+    party = (settings.parties or {})[name]
+    if party.file is None:
+        return party.database is not None
+    path = party_path(settings, party.file)
+    return path.exists() or any(path.parent.glob(path.name))
+
+
 def party_path(settings: DataSettings, file: Path | None) -> Path:
     if file is None:
         raise ConfigError(
@@ -270,21 +293,21 @@ def _choose(
     if nameless := [name for name in left if name.startswith(_NAMELESS)]:
         place = int(nameless[0].removeprefix(_NAMELESS)) + 1
         raise DataError(
-            f"{party.file} has no name for its column {place} (from 1); name it in the first line, "
-            f"leave the column out, or put {nameless[0]!r} under ignore"
+            f"{party.called} has no name for its column {place} (from 1); name it in the first "
+            f"line, leave the column out, or put {nameless[0]!r} under ignore"
         )
     numeric = tuple(name for name in left if has_measures(frame[name]))
     categorical = tuple(name for name in left if name not in numeric)
     for column in categorical:
         if are_padded_codes(frame[column]):
             _warn(
-                f"{party.file}: column {column!r} holds digits, some with leading zeros, and is "
+                f"{party.called}: column {column!r} holds digits, some with leading zeros, and is "
                 "taken as a category; list it under numeric if its cells are numbers, or under "
                 "categorical"
             )
         else:
             # What a stray text among numbers must not silently do is to make each a category.
-            refuse_look_alikes(frame[column], source=str(party.file))
+            refuse_look_alikes(frame[column], source=party.called)
     return numeric, categorical
 
 
@@ -301,9 +324,7 @@ def _without_words(column: "pd.Series", *, source: str) -> "pd.Series":
     return column.mask(empty) if empty.any() else column
 
 
-def _ids(
-    frame: pd.DataFrame, columns: tuple[str, ...], *, file: Path | None, party: str
-) -> list[str]:
+def _ids(frame: pd.DataFrame, columns: tuple[str, ...], *, file: str, party: str) -> list[str]:
     """One text a row made of these columns, by the rules of `apfed_protocols.ids`."""
     parts = [
         id_texts(
@@ -332,7 +353,8 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
 
 
 def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> str:
-    """SHA-256 (hex) of parties' own files: figures that were kept of others are not taken.
+    """SHA-256 (hex) of parties' own files, and of the rows that their queries give now: figures
+    that were kept of others are not taken.
 
     Empty of a data set of the catalogue, which holds the same always.
     """
@@ -341,21 +363,24 @@ def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> 
     found = hashlib.sha256()
     parties = {name: own for name, own in settings.parties.items() if of is None or name in of}
     for name, party in sorted(parties.items()):
-        for given in (party.file, party.encoding):
-            read = None if given is None else _digest(party_path(settings, given), name)
-            found.update(repr((name, read)).encode())
+        encoding = party.encoding and party_path(settings, party.encoding)
+        for given in (given_table(settings, name), encoding):
+            found.update(repr((name, _digest(given, name))).encode())
     return found.hexdigest()
 
 
-def _digest(path: Path, party: str) -> list[str]:
-    """Of a file, or of all files of a Parquet file that is a folder."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+def _digest(given: Path | pyarrow.Table | None, party: str) -> list[str] | None:
+    """Of a file, of all files of a folder or a pattern, or of a query's columns and rows."""
+    if given is None:
+        return None
+    if not isinstance(given, Path):
+        rows = pd.util.hash_pandas_object(given.to_pandas(), index=False).to_numpy().tobytes()
+        return [*given.column_names, hashlib.sha256(rows).hexdigest()]
     found = []
-    for one in files:
+    for one in files_of(given, source=party):
         try:
-            if not one.is_dir():
-                with one.open("rb") as file:
-                    found.append(hashlib.file_digest(file, "sha256").hexdigest())
+            with one.open("rb") as file:
+                found.append(hashlib.file_digest(file, "sha256").hexdigest())
         except OSError as error:
             raise DataError(f"{party}: {one} cannot be read ({error}); check the path") from error
     return found

@@ -33,11 +33,13 @@ class PeerStatus(_Frozen):
         state: expected (it has not connected yet), connected, awaited, silent (awaited, and nothing
             came from it for half of the patience), or left.
         silent_s: seconds since it is awaited without a word; null where it is not awaited.
+        sign_s: seconds since its last sign, or since this session began.
         sent_bytes, received_bytes: to it and from it in this session.
     """
 
     state: PeerState
     silent_s: float | None
+    sign_s: float
     sent_bytes: int
     received_bytes: int
 
@@ -57,6 +59,7 @@ class Status(_Frozen):
         phase: connecting; agreement, alignment, set-up, training or checkpoint; ended or failed.
         step: of the last envelope, null before training.
         waits: null while it computes.
+        session: 1 of the first that this process began, 2 of the one after a restart.
         figure, epsilon: what it let out over all sessions, by its name in
             `secure_apfed.privacy_rows.FIGURES`, and what that cost; infinite without noise.
     """
@@ -68,6 +71,7 @@ class Status(_Frozen):
     peers: dict[str, PeerStatus]
     epsilon: float
     figure: ReleaseFigure = "epsilon_x"
+    session: int = 1
 
     @property
     def sent_bytes(self) -> int:
@@ -107,6 +111,8 @@ class StatusKeeper:
         self._connected = False
         self._bytes: dict[str, list[int]] = {}
         self._unheard_since: dict[str, float] = {}
+        self._sign_at: dict[str, float] = {}
+        self._session = 0
         self._left: set[str] = set()
 
     def begin(self, party: str, peers: Iterable[str], meter: Meter) -> None:
@@ -115,6 +121,8 @@ class StatusKeeper:
             self._party, self._meter, self._epsilon = party, meter, meter.epsilon
             self._connected, self._phase, self._awaited = False, "connecting", None
             self._bytes = {name: [0, 0] for name in peers}
+            self._sign_at = dict.fromkeys(self._bytes, self._clock())
+            self._session += 1
             self._left.clear()
 
     def connected(self) -> None:
@@ -172,6 +180,7 @@ class StatusKeeper:
                 party=self._party, phase=self._phase, step=self._step, waits=waits,
                 peers={name: self._peer(name, now) for name in self._bytes},
                 epsilon=self._epsilon, figure=self._meter.figure if self._meter else "epsilon_x",
+                session=self._session,
             )  # fmt: skip
 
     def _peer(self, name: str, now: float) -> PeerStatus:
@@ -183,10 +192,14 @@ class StatusKeeper:
             silent_s = now - self._unheard_since[name]
             state = "silent" if silent_s >= _SILENT_SHARE * self._patience_s else "awaited"
         sent, received = self._bytes[name]
-        return PeerStatus(state=state, silent_s=silent_s, sent_bytes=sent, received_bytes=received)
+        return PeerStatus(
+            state=state, silent_s=silent_s, sign_s=now - self._sign_at[name], sent_bytes=sent,
+            received_bytes=received,
+        )  # fmt: skip
 
     def _hear(self, sender: str, frame: bytes) -> None:
         self._bytes[sender][1] += len(frame)
+        self._sign_at[sender] = self._clock()
         self._unheard_since.pop(sender, None)
         self._left.discard(sender)
         self._awaited = None

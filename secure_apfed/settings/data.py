@@ -3,6 +3,8 @@
 Whether the set exists and can be cut so is `secure_apfed.data.catalogue.check_data`.
 """
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -17,6 +19,7 @@ __all__ = [
     "MOST_CATEGORIES",
     "TABLES",
     "DataSettings",
+    "Database",
     "Missing",
     "PartySettings",
     "RareCategories",
@@ -35,6 +38,18 @@ ANOMALY_CLASSES = ("normal", "anomaly")
 
 MOST_CATEGORIES = 256
 """Of one column, at most."""
+
+# Where a database's password may be.
+_CREDENTIALS = "{env: NAME}, or {file: PATH} of a file of mode 600"
+# As SQLAlchemy finds it, and by keys of what stands behind the question mark.
+_PASSWORD = re.compile(
+    r"[\w+.-]+://([^:/]*:[^@]*@|.*[?&;][^=]*(pass|pwd|secret|token|odbc_connect)[^=]*=)", re.I
+)
+# What is no SQL: texts, names in quotes and comments.
+_QUOTED = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\$(\w*)\$.*?\$\1\$|--[^\n]*|/\*.*?\*/""", re.S
+)
+_WRITES = r"\b(insert|update|delete|merge|into|create|drop|alter|truncate)\b"
 
 Missing: TypeAlias = Literal["error", "mean", "drop"]
 _Share = Annotated[float, Field(gt=0, lt=1)]
@@ -80,12 +95,67 @@ class ViewColumns(Settings):
         return self
 
 
-class PartySettings(Settings):
-    """One party's own file, for `dataset: tables`.
+class Database(Settings):
+    """A party's rows as a query of its own database; needs the extra `sql`.
 
     Attributes:
-        file: CSV or Parquet; a relative path starts at `data.folder`, or at the working
-            directory where no folder is given. null: it lies at that party, and nowhere else.
+        url: as SQLAlchemy takes it, without a password: postgresql+psycopg://reader@host/name,
+            sqlite:///crm.db, duckdb:///crm.duckdb; relative paths of files start as `file` does.
+        query: one SELECT with an ORDER BY: rows without an order would be others in each session.
+        credentials: of the password: {env: NAME} of an environment variable, or {file: PATH} of a
+            file of mode 600. Null: the database asks for none.
+    """
+
+    url: str
+    query: str
+    credentials: dict[Literal["env", "file"], str] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _show_no_password(cls, given: Any) -> Any:
+        """What pydantic refuses is shown, so what may hold a password is refused here."""
+        told = given.__dict__ if isinstance(given, Database) else given
+        if not isinstance(told, Mapping):
+            raise ValueError("expected url and query, and credentials where it asks for a password")
+        url, where = str(told.get("url")), told.get("credentials", {"env": ""})
+        if _PASSWORD.match(url):
+            raise ValueError(
+                "url: it holds a password, which would stand in every copy of this file; leave it "
+                f"out, and say where it is: credentials: {_CREDENTIALS}"
+            )
+        if not re.match(r"\w[\w+]*://", url):
+            raise ValueError(
+                "url: expected one as sqlite:///crm.db or postgresql+psycopg://me@host/x"
+            )
+        known = isinstance(where, Mapping) and [*where] in (["env"], ["file"])
+        if where is not None and not known:
+            raise ValueError(f"credentials: expected {_CREDENTIALS}")
+        return given
+
+    @field_validator("query")
+    @classmethod
+    def _reads_in_order(cls, query: str) -> str:
+        plain = _QUOTED.sub(" ", query).strip().rstrip("; \n").lower()
+        writes = next(iter(re.findall(_WRITES, plain)), "").upper()
+        for wrong, why in (
+            (";" in plain, "has several statements; give one SELECT"),
+            (not re.match(r"(select|with)\b", plain), "is no SELECT, which alone reads a table"),
+            (writes, f"{writes} writes, and a table is only read; quote it if it is a name"),
+            (not re.search(r"\border\s+by\b", plain), "has no ORDER BY: any row may come first"),
+        ):  # fmt: skip
+            if wrong:
+                raise ValueError(why)
+        return query
+
+
+class PartySettings(Settings):
+    """One party's own table, for `dataset: tables`.
+
+    Attributes:
+        file: CSV, Parquet or Arrow; a folder of such files, or a pattern, as sales/2026-*.csv. A
+            relative path starts at `data.folder`, or at the working directory where no folder is
+            given. null: a query, or the table lies at that party, and nowhere else.
+        database: in place of a file, a query.
         id_column: one or several columns that name a row; null takes `data.id_column`.
         numeric: columns to standardise.
         categorical: columns to one-hot encode; where both are null, every other column is used, by
@@ -99,6 +169,7 @@ class PartySettings(Settings):
     """
 
     file: Path | None = None
+    database: Database | None = None
     id_column: ColumnName | tuple[ColumnName, ...] | None = None
     numeric: tuple[ColumnName, ...] | None = None
     categorical: tuple[ColumnName, ...] | None = None
@@ -106,6 +177,16 @@ class PartySettings(Settings):
     missing: Missing = "error"
     rare_categories: RareCategories = RareCategories()
     encoding: Path | None = None
+
+    @property
+    def called(self) -> str:
+        return "its query" if self.file is None else str(self.file)
+
+    @model_validator(mode="after")
+    def _has_one_table(self) -> Self:
+        if self.file is not None and self.database is not None:
+            raise ValueError("give the table as file or as database, one of the two")
+        return self
 
 
 class TableShape(Settings):
@@ -159,7 +240,7 @@ class DataSettings(Settings):
             party called "active" is required.
         view_columns: view -> its columns, for own tables; a party's views are those whose columns
             it has, and they must be all of its columns. Null: one view a party.
-        parties: party -> its file, for `dataset: tables`.
+        parties: party -> its table, for `dataset: tables`.
         active: which of `parties` is the active.
         id_column: columns that name a row in every party's file, unless the party differs.
         label_column: the column of labels, at whoever holds any.

@@ -1,6 +1,7 @@
 """The documents, what docs/deploy takes for granted, the site and the notebooks."""
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -141,7 +142,8 @@ def parse(arguments: list[str], *, whole: bool) -> None:
     if not whole and not rest:
         return
     try:
-        command.make_context("call", rest)
+        with contextlib.suppress(typer.Exit):  # an option that prints something and ends
+            command.make_context("call", rest)
     except UsageError as error:
         if whole or not error.format_message().startswith("Missing"):
             raise

@@ -293,7 +293,7 @@ def test_no_other_column_is_read_and_no_more_than_a_piece_is_held(tmp_path: Path
 
 @pytest.mark.parametrize(("ending", "content", "says"), [
     (".csv", "name,x\nann,1\n,2\n", "column 'name' of .* is empty in 1 rows, first in line 3;"),
-    (".csv", "id,x\nann,1\n", r"the columns name of .*own.csv cannot be read"),
+    (".csv", "id,x\nann,1\n", r".*own.csv must have each of the columns name once; it has id, x"),
     (".csv", "", r"the columns name of .* cannot be read"),
     (".parquet", "no parquet", r"the columns name of .*own.parquet cannot be read"),
     (".csv", None, "there is no file"),

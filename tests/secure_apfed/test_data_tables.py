@@ -314,7 +314,7 @@ def test_the_digest_of_files_is_of_all_that_is_read(tmp_path: Path) -> None:
     for name in ("shop.csv", "enc.json"):
         (tmp_path / name).write_text("{}")
     found, own = {files_digest(settings)}, files_digest(settings, of=["active"])
-    for name in ("shop.csv", "enc.json", "large_bank.parquet/part=0/more"):
+    for name in ("shop.csv", "enc.json", "large_bank.parquet/part=0/more.parquet"):
         assert files_digest(settings, of=["active"]) == own
         (tmp_path / name).write_text("other")
         found.add(files_digest(settings))

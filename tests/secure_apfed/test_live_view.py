@@ -3,20 +3,31 @@
 import contextlib
 import io
 import json
+import math
+import re
+import subprocess
+import sys
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from rich.console import Console
 
 from apfed_protocols.errors import PartyLeftError
 from secure_apfed import progress as shown_progress
+from secure_apfed.cli import execute
+from secure_apfed.config.file import dump_settings
+from secure_apfed.events import schema
 from secure_apfed.exchange import Awaited, Envelope, Frame, Kind, Links, Status, StatusKeeper, drive
 from secure_apfed.progress import Board
 from secure_apfed.runs.outcome import Progress
+from tests.secure_apfed.small_runs import small_config
 from tests.secure_apfed.test_audit_log import FakeMeter
 from tests.waiting import wait_until
 
+LINE = jsonschema.Draft202012Validator(schema())
 Answer = Frame | PartyLeftError
 PATIENCE, UNIT_S = 4, 30
 SILENT_S = PATIENCE * UNIT_S / 2
@@ -90,7 +101,8 @@ def test_who_is_awaited_grows_silent_and_speaks_again() -> None:
     assert [one.peers["bob"].state for one in (first, second, third)] == [
         "awaited", "silent", "awaited",
     ]  # fmt: skip
-    assert second.peers["bob"].silent_s == pytest.approx(long)
+    assert second.peers["bob"].silent_s == second.peers["bob"].sign_s == pytest.approx(long)
+    assert second.peers["cid"].sign_s == pytest.approx(short + long), "it never said a word"
     assert {one.peers["cid"].state for one in (first, second, third)} == {"connected"}
     assert second.waits is not None
     assert (second.waits.senders, second.waits.kinds) == (("bob",), (Kind.CONTRIBUTION,))
@@ -121,8 +133,9 @@ def test_who_left_is_left_whether_it_said_so_or_not_until_all_begin_again() -> N
     _, end = stood([(1.0, frame_of("bob", Kind.ABORT))], "bob")
     assert end.peers["bob"].state == "left"
     keeper = StatusKeeper()
-    for _ in range(2):
+    for session in (1, 2):
         keeper.begin("ann", ["bob"], FakeMeter())
+        assert keeper.status().session == session
         assert (keeper.status().phase, keeper.status().names("expected")) == ("connecting", ["bob"])
         keeper.connected()
         keeper.left(["bob"])
@@ -139,7 +152,7 @@ def status(**changes: Any) -> Status:
         "party": "ann", "phase": "training", "step": 3, "epsilon": float("inf"),
         "waits": {"senders": ("bob",), "kinds": ("sum",), "step": 3, "since_s": 4.0,
                   "patience_s": 240.0},
-        "peers": {"bob": {"state": "silent", "silent_s": 4.2, "sent_bytes": 10,
+        "peers": {"bob": {"state": "silent", "silent_s": 4.2, "sign_s": 5.25, "sent_bytes": 10,
                           "received_bytes": 2_000_000}},
     }  # fmt: skip
     return Status.model_validate({**usual, **changes})
@@ -165,7 +178,13 @@ def shown(*moments: Status, json_events: bool = False) -> str:
 
 
 def test_a_log_has_a_line_a_change_and_no_more() -> None:
-    bob = {"state": "awaited", "silent_s": 0.1, "sent_bytes": 10, "received_bytes": 2_000_000}
+    bob = {
+        "state": "awaited",
+        "silent_s": 0.1,
+        "sign_s": 0.1,
+        "sent_bytes": 10,
+        "received_bytes": 2_000_000,
+    }
     well = status(peers={"bob": bob})
     lines = shown(status(), well, well, status(phase="ended", waits=None)).splitlines()
     assert len(lines) == 3
@@ -197,8 +216,95 @@ def test_events_are_objects_that_programs_can_read(capsys: pytest.CaptureFixture
     assert events[0]["epsilon"] == "inf"
     assert [event["peers"] for event in events].count({}) == 1, "said twice, and nothing changed"
     assert events[-1]["peers"]["bob"] == {
-        "state": "silent", "silent_s": 4.2, "sent_bytes": 10, "received_bytes": 2_000_000,
+        "state": "silent", "silent_s": 4.2, "sign_s": 5.25, "sent_bytes": 10,
+        "received_bytes": 2_000_000,
     }  # fmt: skip
     for event in events:
+        LINE.validate({"status": event})
         del event["at"]
         assert Status.model_validate(event)
+
+
+METRIC = re.compile(r'secure_apfed_(\w+)\{((?:\w+="[\w.-]+",?)*)\} ([0-9.e+-]+|\+Inf)')
+
+
+def metrics_of(path: Path) -> dict[str, float]:
+    """By name and labels; all of a metric stand together, behind its type."""
+    found, kinds = {}, []
+    for line in path.read_text().splitlines():
+        if (kind := re.fullmatch(r"# TYPE secure_apfed_(\w+) (?:gauge|counter)", line)) is not None:
+            kinds.append(kind[1])
+        else:
+            metric = METRIC.fullmatch(line)
+            assert metric, line
+            assert metric[1] == kinds[-1]
+            found[f"{metric[1]} {metric[2]}".strip()] = float(metric[3])
+    assert len(kinds) == len(set(kinds))
+    return found
+
+
+def test_a_file_tells_prometheus_where_each_party_stands(tmp_path: Path) -> None:
+    path, board = tmp_path / "apfed.prom", Board()
+    board.tell(status(session=2))
+    far: dict[str, Any] = {"loss": 0.5, "accuracy": None, "wire_bytes": 1, "epsilon": 1.0}
+    with shown_progress.metering(board, path):
+        assert "epochs " not in path.read_text(), "nothing trains"
+        board.tell_progress(Progress(epoch=2, epochs=9, step=3, steps=30, **far))
+        wait_until(lambda: "epochs" in path.read_text(), "the next writing")
+        path.unlink()
+        board.tell(status(phase="ended", session=2))
+    bob = 'party="ann",peer="bob"'
+    assert metrics_of(path) == {
+        'session party="ann"': 2, 'step party="ann"': 3, 'phase party="ann",phase="ended"': 1,
+        'epsilon party="ann",figure="epsilon_x"': math.inf, f"sent_bytes_total {bob}": 10,
+        f"received_bytes_total {bob}": 2e6, f"peer_last_sign_seconds {bob}": 5.25,
+        "epochs_done": 2, "epochs": 9, "steps_done": 3, "steps": 30,
+    }  # fmt: skip
+    assert (path.stat().st_mode & 0o777, len(list(tmp_path.iterdir()))) == (0o644, 1)
+    with (
+        pytest.raises(FileNotFoundError, match=r"none.*a\.prom"),
+        shown_progress.metering(board, tmp_path / "none" / "a.prom"),
+    ):
+        raise AssertionError("it began")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+def test_what_a_real_run_says_is_as_its_schema(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["party", "--json-events-schema"]) == 0
+    line = jsonschema.Draft202012Validator(json.loads(capsys.readouterr().out))
+    config = tmp_path / "run.yaml"
+    config.write_text(dump_settings(small_config("tvfl")))
+    run = ["run", str(config), "--output", str(tmp_path / "run"), "--transport", "local"]
+    assert execute([*run, "--prepare", "--json"]) == 0
+    files = json.loads(capsys.readouterr().out)["parties"]
+    command = [sys.executable, "-m", "secure_apfed.cli", "party", "--json-events", "--config"]
+    processes = {
+        name: subprocess.Popen(
+            [*command, file, "--metrics-file", str(tmp_path / f"{name}.prom")],
+            stdout=subprocess.PIPE, text=True,
+        )
+        for name, file in files.items()
+    }  # fmt: skip
+    kinds, last = set[str](), dict[str, Any]()
+    for name, process in processes.items():
+        said = [json.loads(one) for one in process.communicate(timeout=240)[0].splitlines()]
+        assert process.returncode == 0
+        for event in said:
+            line.validate(event)
+            kinds |= {*event} if len(event) == 1 else {"result"}
+        last = next(event["status"] for event in reversed(said) if "status" in event)
+        metrics = metrics_of(tmp_path / f"{name}.prom")
+        assert metrics[f'phase party="{name}",phase="ended"'] == 1
+        for peer, own in last["peers"].items():
+            for way in ("sent", "received"):
+                link = f'{way}_bytes_total party="{name}",peer="{peer}"'
+                assert metrics[link] == own[f"{way}_bytes"] > 0
+    assert kinds == {"status", "progress", "result"}
+    assert execute(["party", "--config", str(tmp_path / "none.yaml"), "--json-events"]) == 2
+    error = json.loads(capsys.readouterr().out)
+    line.validate(error)
+    for wrong in ({}, {**error, "more": 1}, {"status": {**last, "secret": 1}}):
+        assert not line.is_valid(wrong)

@@ -1,0 +1,137 @@
+"""Rows of a query of a party's own database, and the password that it asks for.
+
+Run by: a party on its own database, by SQLAlchemy (extra `sql`). The connection is asked to be
+read-only, rows come a chunk at a time, and nothing is committed. The password comes from the
+environment or a file that its owner alone may read, goes into the connection, and is cut out of
+what a driver says; errors of drivers are not chained.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+from uuid import UUID
+
+import pyarrow
+
+from secure_apfed.data.frames import refuse_names
+from secure_apfed.errors import ApfedError, ConfigError, DataError
+from secure_apfed.settings.data import Database
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Connection
+
+__all__ = ["query_table"]
+
+_ROWS = 10_000  # of a chunk
+_Place = Callable[[Path], Path]
+
+
+def query_table(database: Database, place: _Place, *, party: str) -> pyarrow.Table:
+    """The rows of the query; `place` says where a file lies that the settings name."""
+    tables: list[pyarrow.Table] = []
+    try:
+        for names, rows in _chunks(database, place, party):
+            refuse_names(names, "its query", party)
+            columns = zip(*rows, strict=True) if rows else [()] * len(names)
+            tables.append(pyarrow.table(dict(zip(names, map(_array, columns), strict=True))))
+        return pyarrow.concat_tables(tables, promote_options="permissive")
+    except (pyarrow.ArrowException, OverflowError) as error:
+        raise DataError(
+            f"{party}: a column of its query holds cells of several kinds, or of one that no table "
+            f"has ({error}); cast it there, as CAST(x AS TEXT)"
+        ) from error
+
+
+def _array(cells: Sequence[Any]) -> pyarrow.Array:
+    return pyarrow.array([str(cell) if isinstance(cell, UUID) else cell for cell in cells])
+
+
+def _chunks(
+    database: Database, place: _Place, party: str
+) -> Iterator[tuple[tuple[str, ...], Sequence[Sequence[Any]]]]:
+    """Names of the columns and so many rows at a time; once without any where there are none."""
+    with _connected(database, place, party) as connection:
+        result = connection.exec_driver_sql(database.query)
+        names, rows = tuple(result.keys()), result.fetchmany(_ROWS)
+        yield names, rows
+        while rows := result.fetchmany(_ROWS):
+            yield names, rows
+
+
+@contextmanager
+def _connected(database: Database, place: _Place, party: str) -> "Iterator[Connection]":
+    key = f"data.parties.{party}.database"
+    secret = _password(database, place, key)
+    try:
+        import sqlalchemy
+        from sqlalchemy.exc import SQLAlchemyError
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"{key}: SQLAlchemy is not installed; pip install 'secure-apfed[sql]'"
+        ) from None
+    try:
+        url = sqlalchemy.make_url(database.url).set(password=secret)
+        url, options = _of_file(url, place, key)
+        engine = sqlalchemy.create_engine(
+            url, connect_args=options, poolclass=sqlalchemy.NullPool, hide_parameters=True
+        )
+        with engine.connect() as connection:
+            yield connection.execution_options(
+                stream_results=True, max_row_buffer=_ROWS, no_parameters=True,
+                postgresql_readonly=True,
+            )  # fmt: skip
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{key}.url: its driver {error.name} is not installed; install it, or name another, as "
+            "postgresql+psycopg://"
+        ) from None
+    except (SQLAlchemyError, ValueError) as error:
+        if isinstance(error, ApfedError):
+            raise
+        said = " ".join(str(getattr(error, "orig", None) or error).split())
+        for written in (secret, quote(secret, safe="")) if secret else ():
+            said = said.replace(written, "***")
+        raise DataError(f"{key}: {said}; correct url or query") from None
+
+
+def _of_file(url: "URL", place: _Place, key: str) -> "tuple[URL, dict[str, Any]]":
+    """Of SQLite and DuckDB, where the file lies and what opens it to be read alone."""
+    kind = url.get_backend_name()
+    if kind not in ("sqlite", "duckdb") or url.database in (None, ":memory:"):
+        return url, {}
+    path = place(Path(url.database)).absolute()
+    if not path.is_file():
+        raise DataError(f"{key}.url: there is no file {path}; check the path")
+    if url.password is not None:
+        raise ConfigError(f"{key}.credentials: {kind} asks for no password; leave them out")
+    if kind == "duckdb":
+        return url.set(database=str(path)), {"read_only": True}
+    return url.set(database=path.as_uri(), query={"mode": "ro", "uri": "true"}), {}
+
+
+def _password(database: Database, place: _Place, key: str) -> str | None:
+    if database.credentials is None:
+        return None
+    ((kind, name),) = database.credentials.items()
+    if kind == "env":
+        if (secret := os.environ.get(name)) is None:
+            raise ConfigError(
+                f"{key}.credentials: there is no environment variable {name}; set it where this "
+                "party starts"
+            )
+        return secret
+    path = place(Path(name))
+    try:
+        if (mode := path.stat().st_mode & 0o777) & 0o077:
+            raise ConfigError(
+                f"{key}.credentials: others may read {path} (mode {mode:o}); chmod 600 it"
+            )
+        return path.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
+    except (OSError, UnicodeDecodeError) as error:  # which would show a byte of it
+        why = getattr(error, "strerror", None) or "no text in UTF-8"
+        raise ConfigError(
+            f"{key}.credentials: {path} cannot be read ({why}); its first line is the password"
+        ) from None

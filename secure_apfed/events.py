@@ -1,0 +1,66 @@
+"""The JSON schema of what `--json-events` prints, a line each, made of the models of its parts.
+
+Read by: whoever writes a program that watches parties (`secure-apfed party --json-events-schema`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, create_model
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
+from pydantic_core import core_schema
+
+from secure_apfed.exchange import Status
+from secure_apfed.runs.outcome import Progress
+
+__all__ = ["Failure", "Moment", "Result", "schema"]
+
+
+class Moment(Status):
+    """Where a party stands, where that changed, and every half minute; at: seconds since 1970."""
+
+    at: float
+
+
+class Failure(BaseModel):
+    """In the last line of a party that could not go on."""
+
+    kind: str
+    exit_code: int
+    message: str
+
+
+class Result(BaseModel):
+    """The last line at the active of a run that ended, as of `run --json`, which tells more."""
+
+    model_config = ConfigDict(extra="allow")
+
+    method: str
+    accuracy: Mapping[str, float]
+    measures: Mapping[str, Mapping[str, float]]
+    wire_bytes: int
+    privacy: Mapping[str, Any]
+    contributions: Mapping[str, Mapping[str, Any]]
+    folder: str
+
+
+class _Finite(GenerateJsonSchema):
+    """JSON has no infinity: `secure_apfed.files.to_json` writes a text."""
+
+    def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
+        return {"anyOf": [super().float_schema(schema), {"enum": ["inf", "-inf", "nan"]}]}
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of one line: an object with one of these keys, or a result."""
+    kinds = {"progress": Progress, "status": Moment, "error": Failure}
+    models: list[type[BaseModel]] = [
+        create_model(name, __config__=ConfigDict(extra="forbid"), **{name: (kind, ...)})  # type: ignore[call-overload]
+        for name, kind in kinds.items()
+    ]
+    models.append(Result)
+    made, found = models_json_schema(
+        [(model, "serialization") for model in models], schema_generator=_Finite
+    )
+    every = {"title": "--json-events", "anyOf": list(made.values())}
+    return {"$schema": _Finite.schema_dialect, **every, **found}
