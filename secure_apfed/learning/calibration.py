@@ -1,23 +1,21 @@
-"""Two classes of which one is rare: probabilities that are met, and votes that are not drowned.
+"""Two classes of which one is rare: probabilities that are met.
 
 Run by: the active, on its own rows. No test row is read: how far scores tell labelled rows apart is
 judged by scores of models that had not seen their labels, and how frequent the second class is by
 the labels. Both are drawn to what is usual by how few labels say it, so that two positives make
 nobody sure of anything.
 
-Letters: N rows, n of them labelled, U rows to vote on.
+Letters: N rows, n of them labelled.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
-from scipy.stats import norm, rankdata
 
-__all__ = ["RARE", "SKEWED", "Straight", "in_deviations", "is_rare", "likely_rare", "slope_of"]
+__all__ = ["SKEWED", "Straight", "in_deviations", "is_rare", "slope_of"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -25,8 +23,6 @@ Integers = NDArray[np.int64]
 SKEWED = 1 / 3
 """Of two classes the rarer has a smaller share: probabilities are calibrated unless settings say
 otherwise, and fewer than 30 rows of it are warned of."""
-RARE = 0.1
-"""Share of the rarer of two classes up to which votes are read by how they rank rows."""
 
 _USUAL, _SPREAD = 0.3, 0.3
 """Log-odds that one deviation of a score adds (mean, deviation); .3 is an AUC of .58, as is usual
@@ -100,53 +96,3 @@ class Straight:
         by = slope / deviation
         offset = _offset(slope * others, rate) - by * float(scores_N.mean())
         return cls(slope=by, offset=offset)
-
-
-def _ranked(scores_U: Floats) -> Floats:
-    """Normal scores of the ranks (van der Waerden); zeros where all are alike."""
-    return np.asarray(norm.ppf((rankdata(scores_U) - 0.5) / len(scores_U)))
-
-
-def likely_rare(
-    totals_U: Floats, noise_U: Floats, own_U: Floats, unseen: Iterable[tuple[Floats, Integers]],
-    labels_n: Integers, *, labelled: Integers,
-) -> Floats:  # fmt: skip
-    """Return the probability of the second of two classes for each row (U,), where one is rare.
-
-    A vote of shares names the frequent class nearly always, and so does a prior that is right: read
-    as names they tell nothing. Both are read as ranks here, whose normal scores have about one
-    deviation within each class: the log-odds of a row are those of the class, and what its place
-    among all rows adds (linear discriminant analysis). What a vote's place adds comes from how it
-    varies with the prior's probability, which has seen neither its noise nor any other label.
-
-    Args:
-        totals_U: votes for the second class less those for the first; all alike: none voted.
-        noise_U: variance of these by noise alone.
-        own_U: what the active believes, as scores of the second class over the first; unseen: the
-            same of folds of labelled rows: all rows' scores without their labels, and their places
-            in `labels_n`.
-        labelled: places of labelled rows.
-    """
-    rate = float(labels_n.mean())
-    folds = [(_ranked(scores_U)[labelled[part]], labels_n[part]) for scores_U, part in unseen]
-    slope = _USUAL
-    if folds:
-        scores_n, known_n = (np.concatenate(of) for of in zip(*folds, strict=True))
-        slope = slope_of(scores_n, known_n)
-    unshown = np.setdiff1d(np.arange(len(totals_U)), labelled)
-    if not len(unshown):
-        unshown = labelled
-    z_U, votes_U = slope * _ranked(own_U), _ranked(totals_U)
-    z_U += _offset(z_U[unshown], rate)
-    if not votes_U.any():
-        return np.asarray(expit(z_U))
-    said_V = expit(z_U[unshown]) - expit(z_U[unshown]).mean()
-    power = float(totals_U[unshown].var())
-    heard = max(0.0, 1 - float(noise_U[unshown].mean()) / power) if power > 0 else 0.0
-    precision = 1 / _SPREAD**2
-    # The regression of votes on the prior, drawn to what is usual of votes that are heard so well.
-    added = (said_V @ votes_U[unshown] + precision * _USUAL * heard**0.5) / (
-        said_V @ said_V + precision
-    )
-    z_U += float(np.clip(added, 0, _MOST)) * votes_U
-    return np.asarray(expit(z_U + _offset(z_U[unshown], rate)))

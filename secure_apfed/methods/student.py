@@ -20,7 +20,6 @@ from torch import Tensor
 
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import Labeller
-from secure_apfed.learning.calibration import RARE, is_rare, likely_rare
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import SoftTrainer, Votes, fit_ridge, likely_labels, reliability_of
 from secure_apfed.measures import Measure, Scored
@@ -30,8 +29,8 @@ from secure_apfed.methods.terms import outputs_of, task_of
 from secure_apfed.models import RandomFeatures, encoder_and_head
 from secure_apfed.seeds import one_thread, seeded, shuffled
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.solo import FOLDS, Baseline, SoloTask, chosen
-from secure_apfed.solo.interface import fits_kept_meanwhile, held_out
+from secure_apfed.solo import Baseline, SoloTask, chosen
+from secure_apfed.solo.interface import fits_kept_meanwhile
 from secure_apfed.tasks import LOSSES, Regression, scored_rows
 
 __all__ = [
@@ -239,13 +238,11 @@ def _alone(baseline: Baseline) -> Belief:
 def with_prior(votes: Votes | None, student: Student, prior: Prior, *, seed: int) -> Floats:
     """Return the probability of each class for each row, with what is believed as the prior.
     `votes`: on the rows that the student learns from; None: nobody voted. `seed`: of the folds that
-    tell how often it is right. Where one of two classes is rare, see `likely_rare`.
+    tell how often it is right.
     """
     task, rows = student.task_alone(seed), len(student.rows_U)
     with one_thread(), fits_kept_meanwhile():
         believed = prior(task)
-        if is_rare(task.labels, RARE, classes=task.classes):
-            return _of_a_rare_class(votes, believed, task)
         own_UK, reliability = believed(task), reliability_of(believed, task)
     own_U = np.where(own_UK.any(axis=1), own_UK.argmax(axis=1), _NO_CLASS)
     counted_K = np.bincount(task.labels, minlength=task.classes) + 1.0
@@ -254,24 +251,6 @@ def with_prior(votes: Votes | None, student: Student, prior: Prior, *, seed: int
         votes or silence, own_U, reliability,
         frequencies=counted_K / counted_K.sum(), labelled=student.labelled,
     )  # fmt: skip
-
-
-def _of_a_rare_class(votes: Votes | None, believed: Belief, task: SoloTask) -> Floats:
-    """The same (U, 2) where votes and the prior are read by how they rank rows."""
-
-    def second(said_UK: Floats) -> Floats:
-        return said_UK[:, 1] - said_UK[:, 0]
-
-    nobody = np.zeros(len(task.features))
-    likely_U = likely_rare(
-        nobody if votes is None else second(votes.totals),
-        nobody if votes is None else 2 * votes.variance,
-        second(believed(task)),
-        ((second(believed(task.without(part))), part)
-         for part in held_out(task.labels, FOLDS, task.seed)),
-        task.labels, labelled=task.labelled,
-    )  # fmt: skip
-    return np.column_stack([1 - likely_U, likely_U])
 
 
 def side_by_side(parts: Iterable[Tensor]) -> Floats:

@@ -15,7 +15,7 @@ from sklearn.preprocessing import label_binarize
 
 from secure_apfed.errors import DataError
 from secure_apfed.intervals import FEWEST_ROWS, REDRAWN, Redrawn, _draws, estimates
-from secure_apfed.learning.calibration import Straight, in_deviations, likely_rare, slope_of
+from secure_apfed.learning.calibration import Straight, in_deviations, slope_of
 from secure_apfed.measures import (
     ACCURACY,
     MEASURES,
@@ -272,30 +272,6 @@ def test_probabilities_are_straightened_by_labels_that_models_had_not_seen() -> 
     assert slope_of(np.zeros(3), np.zeros(3, np.int64)) == pytest.approx(0.3), "none of a class"
     same = Straight.of(np.ones(5), np.empty(0), truth[:0], np.zeros(5), rate=0.02)
     assert expit(same.slope + same.offset) == pytest.approx(0.02)
-
-
-def test_votes_for_a_rare_class_are_read_by_how_they_rank_rows() -> None:
-    """Shares of votes that never name the class still tell it; noise that drowns them does not."""
-    rng, auc = np.random.default_rng(5), metrics.roc_auc_score
-    truth = (rng.uniform(size=4000) < 0.03).astype(np.int64)
-    labelled = np.flatnonzero(rng.uniform(size=4000) < 0.1)
-    votes, own = (0.05 * (truth * by + rng.normal(size=4000)) - 0.9 for by in (1.5, 0.8))
-    quiet, parts = np.zeros(4000), np.array_split(np.arange(len(labelled)), 3)
-
-    def likely(totals: Any, noise: float) -> Any:
-        return likely_rare(
-            totals, quiet + noise, own, [(own, part) for part in parts], truth[labelled],
-            labelled=labelled,
-        )  # fmt: skip
-
-    alone, helped = likely(quiet, 0.0), likely(votes, 0.0)
-    assert auc(truth, alone) == pytest.approx(auc(truth, own))
-    assert auc(truth, helped) > auc(truth, alone) + 0.08
-    drowned = likely(votes + rng.normal(size=4000), 1.0)
-    assert auc(truth, drowned) > auc(truth, alone) - 0.05
-    unshown = np.setdiff1d(np.arange(4000), labelled)
-    for found in (alone, helped, drowned):
-        assert found[unshown].mean() == pytest.approx(truth[labelled].mean(), abs=1e-6)
 
 
 def test_the_stability_index_tells_shifted_scores() -> None:
