@@ -126,7 +126,7 @@ def test_roles_wait_for_their_setup(choice: str) -> None:
         combiner.receive("active", first.body)
     with pytest.raises(RemoteProtocolError, match="sent 0 public keys"):
         contributor.receive("active", last.body)
-    with pytest.raises(RemoteProtocolError, match="keys come from active|expects one from each"):
+    with pytest.raises(RemoteProtocolError, match=r"keys come from active|expects one from each"):
         contributor.receive("aggregator", first.body)
     contributor.receive("active", first.body)
     with pytest.raises(RemoteProtocolError, match="a second public key"):

@@ -143,6 +143,11 @@ def cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 
+def descent_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A party's state without the counts of its answers."""
+    return {name: value for name, value in tensors.items() if not name.startswith("allowance.")}
+
+
 def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Whether two states are equal bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)

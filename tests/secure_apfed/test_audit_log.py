@@ -19,6 +19,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.names import ReleaseFigure
 from tests.memory import traced
+from tests.secure_apfed.test_exchange_links import given
 
 
 class FakeMeter:
@@ -82,14 +83,8 @@ class Pair:
 
     def take(self, receiver: str, frame: bytes) -> Envelope:
         sender = "bob" if receiver == "ann" else "ann"
-        script = self.links[receiver].receive(sender, Kind.REPRESENTATIONS)
-        script.send(None)
-        try:
-            script.send((sender, frame))
-        except StopIteration as end:
-            taken: Envelope = end.value
-            return taken
-        raise AssertionError("it waits on")
+        waiting = self.links[receiver].receive(sender, Kind.REPRESENTATIONS)
+        return given(waiting, (sender, frame))
 
     def close(self, names: Sequence[str] = ("ann", "bob")) -> None:
         for name in names:
@@ -225,10 +220,8 @@ def test_a_torn_last_line_is_told_and_cut_and_the_cut_is_logged(keep: int, pair:
         pair.begin()
     pair.close()
     assert path.read_bytes().startswith(b"".join(whole))
-    assert [line.get("cut") for line in lines_of(path) if line["event"] == "opened"] == [
-        0,
-        len(torn),
-    ]
+    cut = [line.get("cut") for line in lines_of(path) if line["event"] == "opened"]
+    assert cut == [0, len(torn)]
     again = verify_log(path)
     assert (again.cut, again.torn, again.opened, again.signed) == (len(torn), 0, 2, True)
 

@@ -22,6 +22,7 @@ from tests.secure_apfed.seats import (
     ROWS,
     altered,
     cloned,
+    descent_of,
     envelope,
     random_data,
     same,
@@ -192,11 +193,6 @@ def test_without_aligned_test_rows_the_full_inference_asks_nobody() -> None:
     assert session.transcript.wire_bytes == before
 
 
-def learned(party: TvflPassive) -> dict[str, Tensor]:
-    tensors = cloned(party.tensors())
-    return {name: value for name, value in tensors.items() if not name.startswith("allowance.")}
-
-
 def envelope_of(session: Simulation, kind: Kind, payload: bytes, **changes: Any) -> Envelope:
     usual = {"session": session.contract.session, "receiver": "passive-1"}
     return envelope(payload, kind=kind, **{**usual, **changes})
@@ -209,7 +205,7 @@ class Asked:
         self.session = opened(vertical_data(2))
         self.passive = passives_of(self.session)[0]
         self.answer = self.passive.represent(self.request(torch.arange(4), step=3, learn=learn))
-        self.before = learned(self.passive)
+        self.before = cloned(descent_of(self.passive.tensors()))
 
     def request(self, rows: Tensor, *, step: int, learn: object = True) -> Envelope:
         payload = pack({"rows": rows}, {"learn": learn})
@@ -222,7 +218,7 @@ class Asked:
     def refuses(self, envelope: Envelope, message: str) -> None:
         with pytest.raises(RemoteProtocolError, match=message):
             self.passive.learn(envelope)
-        assert same(learned(self.passive), self.before)
+        assert same(descent_of(self.passive.tensors()), self.before)
 
 
 @pytest.mark.parametrize(("values", "message"), [
@@ -243,7 +239,7 @@ def test_a_gradient_is_taken_once_of_its_step_and_where_one_is_due() -> None:
     for step in (2, 4):
         asked.refuses(asked.gradient(gradient, step=step), "waits for none")
     asked.passive.learn(asked.gradient(gradient))
-    asked.before = learned(asked.passive)
+    asked.before = cloned(descent_of(asked.passive.tensors()))
     asked.refuses(asked.gradient(gradient), "waits for none")
     asked = Asked(learn=False)
     asked.refuses(asked.gradient(gradient), "waits for none")

@@ -1,7 +1,6 @@
 """What every guard owes; noise of the stated law and grid; frozen rows; clipped rows."""
 
 import copy
-import doctest
 import math
 import pickle
 from fractions import Fraction
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-import secure_apfed.privacy.guard
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.privacy.accountants import GaussianRelease, NoPrivacy
@@ -168,9 +166,6 @@ class TestGaussianGuard:
                 GaussianGuard(clip=clip, sigma=sigma, key=KEY)
         with pytest.raises(LocalProtocolError, match="a key has 32 bytes, got 1"):
             GaussianGuard(clip=1, sigma=1, key=b"x")
-
-    def test_the_examples_run(self) -> None:
-        assert doctest.testmod(secure_apfed.privacy.guard).failed == 0
 
 
 class TestSettings:
