@@ -46,15 +46,12 @@ def test_gradients_of_logits_are_labels_and_luck_is_chance() -> None:
     assert lacking["vote_regression"] == "this loop: nobody votes"
 
 
-NULLS: list[tuple[dict[str, Any], set[str]]] = [
-    ({}, set()), ({"features": X}, {"inverse_network"}),
-    ({"gradients": TWICE}, {"label_gradients", "gradient_direction"}),
-]  # fmt: skip
-
-
 @pytest.mark.null
 @pytest.mark.parametrize("attacks", [FAST, pytest.param(None, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("given", "more"), NULLS)
+@pytest.mark.parametrize(("given", "more"), [
+    ({}, set()), ({"features": X}, {"inverse_network"}),
+    ({"gradients": TWICE}, {"label_gradients", "gradient_direction"}),
+])  # fmt: skip
 def test_of_noise_nothing_is_found(given: dict[str, Any], more: set[str], attacks: Any) -> None:
     found = evaluate(h=TWICE, labels=Y, own=X, attacks=attacks, **given)
     assert {one.verdict for one in found.findings} == {"nothing found"}

@@ -296,7 +296,7 @@ def words(count: int, *slots: int) -> tuple[Kind, bytes]:
     return Kind.DEAL, deal_request(count, slots)
 
 
-ORDERS: list[tuple[type[CircuitIntersection], int, list[tuple[Kind, bytes]], str]] = [
+@pytest.mark.parametrize(("backend", "most", "orders", "said"), [
     (CircuitIntersection, 10**7, [words(1, MOST_SLOTS)], ""),
     (CircuitIntersection, 10**7, [words(1, MOST_SLOTS + 1)],
      f"or one word of bins, and a bin at most {MOST_SLOTS}"),
@@ -311,10 +311,7 @@ ORDERS: list[tuple[type[CircuitIntersection], int, list[tuple[Kind, bytes]], str
     (OpprfIntersection, 10**7, [TEN, (Kind.CORRELATE, DEAL.pack(11))],
      "hub orders for sets of 10, 11 IDs, it has one"),
     (OpprfIntersection, 9, [TEN], "hub orders a vector for 10 IDs, .* at most 9"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("backend", "most", "orders", "said"), ORDERS)
+])  # fmt: skip
 def test_the_dealer_fills_what_the_agreed_sizes_take_and_no_more(
     backend: type[CircuitIntersection], most: int, orders: list[tuple[Kind, bytes]], said: str,
     monkeypatch: pytest.MonkeyPatch,
