@@ -101,10 +101,8 @@ def test_noise_is_added_in_steps() -> None:
 
 def test_labels_that_are_no_bits() -> None:
     others: list[Any] = [
-        *(np.full((4, 3), other) for other in (2, 0.5, "1")),
-        np.ones((3, 4)),
-        [[1]],
-    ]
+        *(np.full((4, 3), other) for other in (2, 0.5, "1")), np.ones((3, 4)), [[1]],
+    ]  # fmt: skip
     for bad in others:
         with pytest.raises(LocalProtocolError, match="labels are"):
             SumOfProducts(agreement()).receiver(bad)
@@ -114,11 +112,9 @@ def test_rows_that_are_refused() -> None:
     cases: list[tuple[Any, str]] = [
         (np.full((30, 4), 0.3), "adds up to more than row_bound"),
         (np.full((30, 4), 1e308), "adds up to more than row_bound"),
-        (np.full((30, 4), np.nan), "NaN"),
-        (np.zeros((29, 4)), "shape"),
-        (np.zeros((30, 4), dtype=np.int64), "float32 or float64"),
-        ([[0.0]], "array"),
-    ]
+        (np.full((30, 4), np.nan), "NaN"), (np.zeros((29, 4)), "shape"),
+        (np.zeros((30, 4), dtype=np.int64), "float32 or float64"), ([[0.0]], "array"),
+    ]  # fmt: skip
     for bad, says in cases:
         played = ProductParties(agreement())
         role = played.contributors["passive_1"]

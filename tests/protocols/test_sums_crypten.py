@@ -141,13 +141,11 @@ def test_a_relay_that_mixes_up_shares_is_refused(played: Parties, change: str) -
     frame = Frame.parse(requests["passive_1"], sender="aggregator")
     first, second = frame.blobs
     blobs = {
-        "swap": (second, first),
-        "repeat": (first, first),
+        "swap": (second, first), "repeat": (first, first),
         "other recipient": (_sealed(requests["passive_3"])[1], second),
-        "old step": (_sealed(old["passive_1"])[0], second),
-        "drop": (first,),
+        "old step": (_sealed(old["passive_1"])[0], second), "drop": (first,),
         "add": (first, second, second),
-    }[change]
+    }[change]  # fmt: skip
     with pytest.raises(RemoteProtocolError, match=r"does not authenticate|relays [13] shares"):
         played.contributors["passive_1"].answer(replace(frame, blobs=blobs).pack())
     played.contributors["passive_1"].answer(requests["passive_1"])

@@ -186,15 +186,13 @@ def degenerate(rows: int, columns: int) -> dict[str, Callable[[Residues], Residu
     """All-zero keys and the like, for so many rows of residues."""
     b, a = HALVES[rows]
     return {
-        "zeroed": filled(ALL),
-        "without a": filled(a),
-        "without b": filled(b),
+        "zeroed": filled(ALL), "without a": filled(a), "without b": filled(b),
         "one modulus of a zero": filled(slice(-1, None)),
         "partly zero": filled(ALL, slice(columns // 8)),
         "constant": filled(ALL, ALL, lambda key: key[:, :1]),
         "few values": filled(ALL, slice(columns // 2), lambda key: key[:, columns // 2 :]),
         "equal": filled(a, ALL, lambda key: key[b]),
-    }
+    }  # fmt: skip
 
 
 def test_a_degenerate_public_key_is_refused(described: HomomorphicSum) -> None:

@@ -376,11 +376,9 @@ def test_setup_takes_two_messages_of_each_passive() -> None:
     public, hello = blobs(link)
     for parts, told in (
         ((), "sent 0 parts in a setup, expected 2"),
-        ((public,), "sent 1 parts in a setup, expected 2"),
-        ((b"", hello), "has 32 bytes"),
-        ((bytes(32), hello), "low order"),
-        ((public, hello[1:]), "a hello of 32 bytes"),
-    ):
+        ((public,), "sent 1 parts in a setup, expected 2"), ((b"", hello), "has 32 bytes"),
+        ((bytes(32), hello), "low order"), ((public, hello[1:]), "a hello of 32 bytes"),
+    ):  # fmt: skip
         with pytest.raises(RemoteProtocolError, match=told):
             first.receive("passive_2", altered(link, blobs=parts))
     reply = next(iter(first.receive("passive_2", link)))

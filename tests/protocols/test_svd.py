@@ -222,15 +222,13 @@ def test_the_receiver_refuses_what_does_not_fit() -> None:
 
     unit = np.eye(20)[:, :2]
     for body, message in (
-        (vectors[:-8], "cut or padded"),
-        (replaced(vectors, 0, np.inf), "numbers that are none"),
+        (vectors[:-8], "cut or padded"), (replaced(vectors, 0, np.inf), "numbers that are none"),
         (replaced(vectors, 0, 1.5), "server sent vectors that are not orthonormal"),
-        (sent(unit[:, [0, 0]]), "not orthonormal"),
-        (sent(unit * 1e99), "not orthonormal"),
+        (sent(unit[:, [0, 0]]), "not orthonormal"), (sent(unit * 1e99), "not orthonormal"),
         (sent(unit[:, :1] * [0, 1]), "a vector after one of zeros"),
         (sent(unit[:19]), "19 rows of vectors, expected 20"),
         (sent(unit, OTHERS), "expected 20, of the people asked for"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(RemoteProtocolError, match=message):
             parties.receiver.open(body, PEOPLE, rows=20)
     opened = parties.receiver.open(vectors, PEOPLE, rows=20)

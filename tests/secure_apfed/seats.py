@@ -272,15 +272,13 @@ def random_data(
 def step_config(method: Said, **changes: Any) -> Config:
     """A plain sum without clip and no guard; changes replace whole sections."""
     settings: dict[str, Any] = {
-        "name": "test",
-        "method": method,
-        "party_seeds": "shared_for_comparison",
+        "name": "test", "method": method, "party_seeds": "shared_for_comparison",
         "data": {"dataset": "digits"},
         "model": {"network": "mlp", "hidden": [6], "representation": 4, "projection": 4},
         "train": {"precision": "float64", "learning_rate": 0.1, "device": "cpu", "batch_size": 16},
         "secure_sum": {"scheme": "plain", "clip": None, "allow_single_passive": True},
         "guard": {"mechanism": "none"},
-    }
+    }  # fmt: skip
     return Config.model_validate({**settings, **changes})
 
 

@@ -168,13 +168,11 @@ def test_epsilon_stands_where_a_charged_payload_leaves(pair: Pair) -> None:
 ALTERED: tuple[tuple[Callable[[list[bytes]], list[bytes]], int], ...] = (
     (lambda lines: [*lines[:2], lines[2].replace(b'"step":1', b'"step":4'), *lines[3:]], 3),
     (lambda lines: [*lines[:2], lines[2].replace(lines[2][10:12], b"zz", 1), *lines[3:]], 3),
-    (lambda lines: [*lines[:2], *lines[3:]], 3),
-    (lambda lines: lines[1:], 1),
+    (lambda lines: [*lines[:2], *lines[3:]], 3), (lambda lines: lines[1:], 1),
     (lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]], 3),
-    (lambda lines: [*lines[:3], *lines[2:]], 4),
-    (lambda lines: [*lines[:3], b"", *lines[3:]], 4),
+    (lambda lines: [*lines[:3], *lines[2:]], 4), (lambda lines: [*lines[:3], b"", *lines[3:]], 4),
     (lambda lines: [*lines[:-1], lines[-1].replace(b'":"', b'":"0')], 6),
-)
+)  # fmt: skip
 
 
 def test_an_alteration_is_found_where_it_is(pair: Pair) -> None:

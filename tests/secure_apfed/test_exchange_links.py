@@ -143,13 +143,11 @@ def read(frame: bytes) -> Envelope:
 
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
-    ({"session": "t"}, "in session 't'"),
-    ({"sender": "other"}, "claims to be from 'other'"),
+    ({"session": "t"}, "in session 't'"), ({"sender": "other"}, "claims to be from 'other'"),
     ({"receiver": "other"}, "claims to be from 'active' to 'other'"),
-    ({"step": 1}, "does not authenticate"),
-    ({"kind": Kind.REQUEST}, "does not authenticate"),
+    ({"step": 1}, "does not authenticate"), ({"kind": Kind.REQUEST}, "does not authenticate"),
     ({"sequence": 1}, "expected message 0 of active, got 1"),
-]
+]  # fmt: skip
 
 
 def test_a_changed_header_is_refused() -> None:

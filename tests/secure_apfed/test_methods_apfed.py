@@ -32,11 +32,9 @@ RECONSTRUCTION = {"name": "reconstruction"}
 CONTRASTIVE = {"name": "contrastive", "temperature": 0.5}
 ONE_SIDED = {"name": "contrastive", "anchors": "active"}
 OBJECTIVES: Mapping[str, list[dict[str, Any]]] = {
-    "R": [RECONSTRUCTION],
-    "C": [CONTRASTIVE],
-    "C one-sided": [ONE_SIDED],
+    "R": [RECONSTRUCTION], "C": [CONTRASTIVE], "C one-sided": [ONE_SIDED],
     "mixed": [RECONSTRUCTION, CONTRASTIVE, ONE_SIDED],
-}
+}  # fmt: skip
 # Of the first batch of 16 the second passive knows one person: it neither learns nor helps.
 OVERLAPS = {"passive-1": range(20), "passive-2": range(15, 30)}
 

@@ -258,9 +258,7 @@ def test_after_a_release_that_failed_no_gradient_is_due(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("rows", "step", "message"), [
-    ([1], 4, "at least 2"),
-    ([0, ALIGNED], 4, "outside the alignment"),
-    ([0, 1], 3, "after step 3"),
+    ([1], 4, "at least 2"), ([0, ALIGNED], 4, "outside the alignment"), ([0, 1], 3, "after step 3"),
     ([0, 1], 0, "after step 3"),
 ])  # fmt: skip
 def test_a_request_outside_the_rules_is_refused(rows: list[int], step: int, message: str) -> None:

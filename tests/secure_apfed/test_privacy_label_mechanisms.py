@@ -155,11 +155,9 @@ def test_replacements_are_uniform_over_the_other_classes() -> None:
 
 ROWS = 60_000
 PRIORS = {
-    "even": [0.25, 0.25, 0.25, 0.25],
-    "leaning": [0.4, 0.1, 0.3, 0.2],
-    "two of four": [0.02, 0.49, 0.01, 0.48],
-    "sure": [0.0, 0.0, 1.0, 0.0],
-}
+    "even": [0.25, 0.25, 0.25, 0.25], "leaning": [0.4, 0.1, 0.3, 0.2],
+    "two of four": [0.02, 0.49, 0.01, 0.48], "sure": [0.0, 0.0, 1.0, 0.0],
+}  # fmt: skip
 
 
 def staged(epsilon: float = 1.0) -> MultiStageResponse:

@@ -190,11 +190,9 @@ def test_parameters_that_somebody_wrote_are_checked(copied: Path) -> None:
     tensors = load_file(path)
     first = next(iter(tensors))
     for made in (
-        {},
-        {name: one.to(torch.int64) for name, one in tensors.items()},
-        {**tensors, first: tensors[first].double()},
-        {**tensors, first: torch.zeros(3)},
-    ):
+        {}, {name: one.to(torch.int64) for name, one in tensors.items()},
+        {**tensors, first: tensors[first].double()}, {**tensors, first: torch.zeros(3)},
+    ):  # fmt: skip
         save_file(made, path)
         with pytest.raises(ModelError, match=r"safetensors and model\.json do not make a model"):
             load_model(copied)
