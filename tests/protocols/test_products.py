@@ -176,7 +176,6 @@ def test_it_says_what_each_party_learns() -> None:
 
 # The whole protocol again with Python's integers alone, and recorded digests of a run.
 
-
 RECORDED = {
     None: "13906c67ce0724caf9744e9907781e1e63510b4cc1ae800985af5847068ea2df",
     3: "0facc8a34756b21d2c8cfaeeb7138308fb7adf11f60c6fcf03a558e245e25536",
@@ -203,7 +202,6 @@ def test_a_recorded_run_repeats_byte_for_byte(candidates: int | None) -> None:
 
 
 # The ring against products of Python's integers, and digits at the edge of what stays exact.
-
 
 RING = Ring(16, (13, 14, 14, 9, 20, 32))
 
@@ -359,7 +357,6 @@ def test_polynomials_that_are_none() -> None:
 
 
 # Parameters are secure and hold the worst noise; what does not fit says so.
-
 
 CASES: list[dict[str, Any]] = [
     {"bits": bits, "labelled": n, "columns": K, "people": U, "passives": M, "noise": noise}

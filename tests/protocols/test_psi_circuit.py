@@ -286,7 +286,6 @@ def test_a_message_out_of_turn_and_a_flood_are_refused() -> None:
 
 # What a hub orders from the dealer, time and again.
 
-
 MOST_SLOTS = hashing.slots_for(10**7, bins_for(0))
 WORDS_OF_1000 = bins_for(1000) // 64
 TEN = Kind.CORRELATE, DEAL.pack(10)
@@ -410,7 +409,6 @@ def test_an_and_without_its_opening_is_refused(
 
 # What a hub that lies about the other members costs an honest one.
 
-
 MOST_MEMBERS = 65_535
 HUB_PART = bytes(32)
 OWN = [b"%d" % k for k in range(10)]
@@ -483,7 +481,6 @@ def test_another_number_of_members_than_agreed_is_refused_at_once() -> None:
 
 
 # The circuit on programmed values: dealt ahead, several members, and what a value gives away.
-
 
 PEOPLE = [b"person %d" % k for k in range(400)]
 

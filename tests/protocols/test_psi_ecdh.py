@@ -260,7 +260,6 @@ def test_secrets_are_absent_from_repr() -> None:
 
 # Points in several threads: same results, really at once, and over when it is called off.
 
-
 SCALAR = b"a" * 32
 DIGESTS = ecdh.digest_ids([b"%d" % k for k in range(41)], session=bytes(32))
 POINTS = ecdh.blind(SCALAR, DIGESTS)

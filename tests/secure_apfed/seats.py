@@ -107,16 +107,22 @@ def network(
     record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
 ) -> Network:
     """Sealed links of parties of these names, under one contract."""
-    keys, made = {name: fresh_run_key() for name in names}, kind(names, record)
+    made = kind(names, record)
+    seal_all(made.links)
+    return made
+
+
+def seal_all(links_of: Mapping[str, Links]) -> None:
+    """Links of all parties to each other."""
+    keys = {name: fresh_run_key() for name in links_of}
     ends = {
         (me, peer): SealedLink(me=me, peer=peer, run_key=keys[me], contract_hash=bytes(32))
-        for me, peer in permutations(names, 2)
+        for me, peer in permutations(keys, 2)
     }
     for (me, peer), seal in ends.items():
         seal.agree(keys[peer].public, ends[peer, me].hello)
-    for me, links in made.links.items():
-        links.seal(SESSION, {peer: ends[me, peer] for peer in names if peer != me})
-    return made
+    for me, links in links_of.items():
+        links.seal(SESSION, {peer: ends[me, peer] for peer in keys if peer != me})
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

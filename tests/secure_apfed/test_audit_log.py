@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.seal import SealedLink, fresh_identity, fresh_run_key
+from apfed_protocols.seal import fresh_identity
 from secure_apfed.audit_log import AuditLog, Parting, compare_logs, verify_log
 from secure_apfed.cli import execute
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.names import ReleaseFigure
 from tests.memory import traced
+from tests.secure_apfed.seats import seal_all
 from tests.secure_apfed.test_exchange_links import given
 
 
@@ -59,14 +60,7 @@ class Pair:
             for me, peer in _ENDS
         }  # fmt: skip
         self.links = {me: self._links(me, peer) for me, peer in _ENDS}
-        keys = {name: fresh_run_key() for name in self.links}
-        seals = {
-            me: SealedLink(me=me, peer=peer, run_key=keys[me], contract_hash=bytes(32))
-            for me, peer in _ENDS
-        }
-        for me, peer in _ENDS:
-            seals[me].agree(keys[peer].public, seals[peer].hello)
-            self.links[me].seal("session", {peer: seals[me]})
+        seal_all(self.links)
 
     def _links(self, me: str, peer: str) -> Links:
         sent = self.on_the_way[me]

@@ -193,7 +193,8 @@ def test_colluders_and_a_defence_that_mixes_rows_cost_noise(
 ) -> None:
     configs = [under_sums(noise={"epsilon": 8.0}, **one) for one in ({}, changes)]
     data = load_data(configs[0].data, seed=0)
-    usual, more = (open_session(config, data).secure_sum["noise"] for config in configs)
+    noises: list[Any] = [open_session(config, data).secure_sum["noise"] for config in configs]
+    usual, more = noises
     assert (usual["honest"], more["honest"]) == (2, honest)
     assert more["steps"] == pytest.approx(times * usual["steps"], rel=1e-3)
 

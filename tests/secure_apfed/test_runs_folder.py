@@ -129,7 +129,6 @@ def test_the_digests_are_as_sha256sum_reads_them(finished: dict[str, Path]) -> N
 
 # Written by somebody else.
 
-
 NOT_JSON = (
     b"", b'{"a": 1', b"[" * 200_000, b'{"a":' * 200_000, b"\xff\xfe\x00", b"9" * 100_000,
     b'{"a": 123456789012345678901234567890}', b'{"a": NaN}', b'{"a": -Infinity}',
@@ -418,7 +417,6 @@ def test_a_folder_of_other_things_is_not_shut_from_its_users(tmp_path: Path) -> 
 
 
 # Files kept over sessions, and CSV for spreadsheets, without a formula.
-
 
 FORMULAS = (
     "=1+1", "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "=", "-", "+", "@",
