@@ -5,6 +5,7 @@ import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pydantic import ValidationError
@@ -96,11 +97,8 @@ def test_one_that_was_stopped_goes_on_and_stays_charged(tmp_path: Path) -> None:
     search(config, space_of(), parts, trials=1, final=False)
     killed = package._Search(config, space_of(), parts, share=0.3, budget=None)
 
-    def die(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(package, "run", die)
+        patch.setattr(package, "run", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             killed.go_on(2, lambda done, total: None)
     found = search(config, space_of(), parts, trials=3, final=False)

@@ -2,6 +2,7 @@
 
 import importlib.util
 from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
@@ -105,14 +106,11 @@ def test_an_active_an_aggregator_and_a_passive_learn_only_the_sum_of_the_other_t
 def test_crypten_does_the_adding(played: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
     from crypten.mpc.primitives import ArithmeticSharedTensor
 
-    added, genuine = [], ArithmeticSharedTensor.__add__
-
-    def counted(self: Any, other: Any) -> Any:
-        added.append((type(self), type(other)))
-        return genuine(self, other)
-
-    monkeypatch.setattr(ArithmeticSharedTensor, "__add__", counted)
+    genuine = ArithmeticSharedTensor.__add__
+    add = create_autospec(genuine, side_effect=genuine)
+    monkeypatch.setattr(ArithmeticSharedTensor, "__add__", add)
     played.add(random_values(3))
+    added = [tuple(map(type, pair)) for pair, _ in add.call_args_list]
     assert added == [(ArithmeticSharedTensor,) * 2] * 6  # three passives, each three shares
 
 

@@ -149,14 +149,6 @@ def test_setup_takes_one_good_key_of_each_peer(monkeypatch: pytest.MonkeyPatch) 
 # Pair seeds and the streams that they give.
 
 
-def stream(
-    end: PairwiseSeeds, peer: str, bound: StepBinding, shape: tuple[int, int], length: int
-) -> bytes:
-    """The bytes that two ends share, from the definition: AES-CTR under a sub-key of the seed."""
-    sizes = b"".join(size.to_bytes(8, "big") for size in shape)
-    return keystream(vars(end)["_seeds"][peer], b"mask", bound.digest, sizes, length=length)
-
-
 def added(
     end: PairwiseSeeds, peer: str, bound: StepBinding, shape: tuple[int, int]
 ) -> NDArray[np.uint64]:
@@ -187,11 +179,14 @@ def test_both_ends_of_a_pair_have_one_stream_for_a_step_and_shape() -> None:
 
 
 def test_a_stream_added_in_pieces_is_the_whole_stream() -> None:
+    """From the definition: AES-CTR under a sub-key of the seed."""
     ends, bound = paired(), binding(5)
     for word, shape in product(("<u4", "<u8"), ((1, 1), (128, 128), (128, 129), (700, 100))):
         total = np.full(shape, 7, dtype=word)
         ends[0].add_stream("b", bound, total, sign=1)
-        whole = np.frombuffer(stream(ends[1], "a", bound, shape, total.nbytes), word)
+        seed, sizes = vars(ends[1])["_seeds"]["a"], b"".join(n.to_bytes(8, "big") for n in shape)
+        stream = keystream(seed, b"mask", bound.digest, sizes, length=total.nbytes)
+        whole = np.frombuffer(stream, word)
         assert np.array_equal(total - np.dtype(word).type(7), whole.reshape(shape))
         ends[1].add_stream("a", bound, total, sign=-1)
         assert (total == 7).all()

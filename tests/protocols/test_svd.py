@@ -68,12 +68,9 @@ def left_vectors(table_NF: Floats, count: int) -> Floats:
     return np.asarray(left * signs, dtype=np.float64)
 
 
-SHAPES = [
+@pytest.mark.parametrize(("features", "mask_rows", "rows", "vectors"), [
     ((3, 4), 2, 12, 7), ((5, 1, 4), 7, 301, 10), ((2, 3, 4, 3), 512, 50, 12), ((3, 4), 9, 40, 3),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("features", "mask_rows", "rows", "vectors"), SHAPES)
+])  # fmt: skip
 def test_it_opens_the_first_singular_vectors_of_the_whole_table(
     features: tuple[int, ...], mask_rows: int, rows: int, vectors: int
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeVar
+from unittest.mock import Mock
 
 import pytest
 
@@ -240,7 +241,8 @@ def test_after_it_was_ready_a_peer_has_no_part_and_is_named_in_the_silence() -> 
 def test_after_an_interruption_while_it_sent_a_party_says_no_more_on_that_link() -> None:
     """The number of what never left is used up: whatever follows would pass for a replay."""
     wire = Wire.of_three()
-    post, wire.links["active"]._post = wire.links["active"]._post, interrupted
+    post, interrupted = wire.links["active"]._post, Mock(side_effect=KeyboardInterrupt)
+    wire.links["active"]._post = interrupted
     with pytest.raises(KeyboardInterrupt):
         wire.send()
     wire.links["active"]._post = post
@@ -249,10 +251,6 @@ def test_after_an_interruption_while_it_sent_a_party_says_no_more_on_that_link()
     waiting = wire.links["other"].receive("active", Kind.SUM)
     with pytest.raises(RunStoppedError, match="active stopped the run: KeyboardInterrupt"):
         given(waiting, ("active", wire.carried["active", "other"].popleft()))
-
-
-def interrupted(receiver: str, frame: bytes) -> None:
-    raise KeyboardInterrupt
 
 
 def test_a_unit_of_patience_is_what_the_contract_says() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -247,10 +248,7 @@ def test_a_gradient_is_taken_once_of_its_step_and_where_one_is_due() -> None:
 
 def test_after_a_release_that_failed_no_gradient_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked()
-
-    def refuse(**_: Any) -> None:
-        raise OverflowError("spent")
-
+    refuse = Mock(side_effect=OverflowError("spent"))
     monkeypatch.setattr(asked.passive.ledgers["passive-1"], "charge", refuse)
     with pytest.raises(OverflowError, match="spent"):
         asked.passive.represent(asked.request(torch.arange(4), step=4))

@@ -145,9 +145,8 @@ class TestGaussianGuard:
     def test_the_key_is_in_no_text_and_no_pickle(self, gaussian: GaussianGuard) -> None:
         usual = "row-release guarantee, encoder held fixed"
         assert gaussian.statement() == usual
-        assert frozen().statement() == (
-            f"{usual}; each row is noised once and sent unchanged ever after"
-        )
+        once = f"{usual}; each row is noised once and sent unchanged ever after"
+        assert frozen().statement() == once
         for guard in (gaussian, frozen()):
             name = type(guard).__name__
             assert repr(guard) == f"{name}(clip=1.5, sigma=0.5, noise='secret')"
@@ -174,10 +173,8 @@ class TestSettings:
         guard = make_guard(settings, delta=1e-5, releases=50, key=KEY)
         assert isinstance(guard, GaussianGuard)
         assert guard.sigma == pytest.approx(4.24, abs=0.005)
-        assert (
-            make_guard(settings_of("frozen_gaussian"), delta=1e-5, releases=9, key=KEY).planned(9)
-            == 1
-        )
+        frozen = make_guard(settings_of("frozen_gaussian"), delta=1e-5, releases=9, key=KEY)
+        assert frozen.planned(9) == 1
         with pytest.raises(ConfigError, match="at least 1 planned release, got 0"):
             make_guard(settings, delta=1e-5, releases=0, key=KEY)
         seeded = settings_of("gaussian", noise="reproducible_insecure")

@@ -252,6 +252,5 @@ def test_noise_under_a_sum_is_claimed_against_its_readers_only(seeded: bool) -> 
 
 def test_rows_of_one_person_at_several_passives_add_up() -> None:
     assert joint_releases_statement(RELEASED, 1) == RELEASED
-    assert joint_releases_statement(RELEASED, 2) == (
-        f"{RELEASED}; epsilon_x is of one passive's row, and those of one person add up"
-    )
+    told = f"{RELEASED}; epsilon_x is of one passive's row, and those of one person add up"
+    assert joint_releases_statement(RELEASED, 2) == told

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -456,10 +457,8 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "checkpoint.bin"
     files.write_atomically(path, b"before")
 
-    def full(_handle: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("os.fsync", Mock(side_effect=full))
     with pytest.raises(OSError, match=r"No space left on device: '.*checkpoint\.bin'"):
         files.write_atomically(path, b"after")
     assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [(path.name, b"before")]

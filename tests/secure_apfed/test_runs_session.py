@@ -124,9 +124,8 @@ def test_private_training_resumes_and_refunds_nothing(method: str, tmp_path: Pat
     run(config, tmp_path / "whole")
     interrupted(config, tmp_path / "run", at_step=15)
     ledger = tmp_path / "run" / "parties" / "active" / "ledger-active+updates.jsonl"
-    assert (
-        len(ledger.read_text().splitlines()) == 1 + 15
-    )  # charged beyond the checkpoint, which lies at step 12
+    charged = len(ledger.read_text().splitlines())
+    assert charged == 1 + 15  # beyond the checkpoint, which lies at step 12
     run(config, tmp_path / "run", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "run")
     spent = json.loads((tmp_path / "run" / "result.json").read_bytes())["privacy"]
