@@ -12,12 +12,10 @@ from pathlib import Path
 import networkx
 
 HOMES = {
-    "apfed_protocols": "protocols/apfed_protocols",
-    "secure_apfed": "secure_apfed",
-    "apfed_attacks": "attacks/apfed_attacks",
-    "apfed_experiments": "experiments/apfed_experiments",
+    "apfed_protocols": "protocols/apfed_protocols", "secure_apfed": "secure_apfed",
+    "apfed_attacks": "attacks/apfed_attacks", "apfed_experiments": "experiments/apfed_experiments",
     "apfed_bench": "experiments/apfed_bench",
-}
+}  # fmt: skip
 LAYERS = tuple(HOMES)
 # What may know attacks and experiments: the command line, the estimator, `run_frames`.
 COMMANDS = frozenset({"secure_apfed.cli", "secure_apfed.commands"})

@@ -51,14 +51,12 @@ PLANTED: Mapping[Rule, tuple[tuple[str, str], ...]] = {
     ),
     architecture_rules.no_method_by_name: (
         ("A.a: m == 'tvfl'", "apfed_attacks.a:1 names tvfl"),
-        ("S.a: x = ('tvfl', 'else')", "names tvfl"),
-        ("S.methods.a: m == 'tvfl'", "names tvfl"),
-        ("E.report.a: f('tvfl')", "names tvfl"),
-        ("E.a: m in ('tvfl', 'x')", "names tvfl"),
+        ("S.a: x = ('tvfl', 'else')", "names tvfl"), ("S.methods.a: m == 'tvfl'", "names tvfl"),
+        ("E.report.a: f('tvfl')", "names tvfl"), ("E.a: m in ('tvfl', 'x')", "names tvfl"),
         ("E.a: m.startswith('tvfl')", "names tvfl"),
         ("E.a: match m:\n  case 'x'|'tvfl': pass", "apfed_experiments.a:2 names tvfl"),
     ),
-}
+}  # fmt: skip
 
 RULES = tuple(PLANTED)
 

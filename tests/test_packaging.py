@@ -72,11 +72,9 @@ def _pins(lock: str) -> dict[str, Version]:
 def _requirements(lock: str) -> list[Requirement]:
     extras = PROJECT["optional-dependencies"]
     groups = (
-        PROJECT["dependencies"],
-        LIGHT["dependencies"],
-        *LIGHT["optional-dependencies"].values(),
+        PROJECT["dependencies"], LIGHT["dependencies"], *LIGHT["optional-dependencies"].values(),
         *(extras[name] for name in LOCKS[lock]),
-    )
+    )  # fmt: skip
     ours = (LIGHT["name"], PROJECT["name"])
     return [Requirement(line) for group in groups for line in group if not line.startswith(ours)]
 

@@ -40,20 +40,16 @@ def _data(draw: torch.Generator) -> tuple[VerticalData, Mapping[str, Tensor]]:
     for name, view in views.items():
         order = torch.randperm(ROWS, generator=draw)
         tables[name] = PartyTable(
-            name=name,
-            ids=tuple(f"id-{person}" for person in order.tolist()),
-            features=view[order],
+            name=name, ids=tuple(f"id-{person}" for person in order.tolist()), features=view[order],
             labels=labels[order] if name == "active" else None,
             encoding=ColumnEncoding.plain([f"c{at}" for at in range(view.shape[1])]),
-        )
+        )  # fmt: skip
         alignment[name] = order.argsort()[shared]
     data = VerticalData(
-        table=tables["active"],
-        passives=tuple(tables[name] for name in PASSIVES),
-        classes=("a", "b", "c"),
-        train_rows=torch.arange(0, ROWS - 60),
+        table=tables["active"], passives=tuple(tables[name] for name in PASSIVES),
+        classes=("a", "b", "c"), train_rows=torch.arange(0, ROWS - 60),
         test_rows=torch.arange(ROWS - 60, ROWS),
-    )
+    )  # fmt: skip
     return data, alignment
 
 

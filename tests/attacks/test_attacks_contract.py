@@ -545,17 +545,14 @@ def test_where_nothing_leaked_nothing_is_told(
 
 
 # Figures of leaks of what the adversary has anyway, and the mean of two seeds at most.
-KNOWN_ANYWAY: list[tuple[str, OfSeed, tuple[str, str], dict[str, Any], str, float]] = [
+@pytest.mark.parametrize(("name", "make", "by", "options", "figure", "most"), [
     ("model_completion", _leak("copy"), FIRST, {"labels_per_class": 0}, "advantage", 0.06),
     ("model_completion", _leak("echo"), FIRST, {"labels_per_class": 4}, "advantage", 0.06),
     ("label_gradients", _leak("nothing", method="tvfl", gradient="echo"), FIRST,
      {"labels_per_class": 10}, "advantage", 0.06),
     ("inverse_network", _leak("echo"), FIRST, {}, "advantage", 0.03),
     ("representation_network", _narrow, ("active", "passive-1"), {"iterations": 300}, "r2", 0.6),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "make", "by", "options", "figure", "most"), KNOWN_ANYWAY)
+])  # fmt: skip
 def test_what_the_adversary_has_anyway_is_next_to_no_advantage(
     make_recording: Any, name: str, make: OfSeed, by: Any, options: Any, figure: str, most: float
 ) -> None:

@@ -268,10 +268,8 @@ def test_a_batch_is_as_large_as_was_agreed() -> None:
 
 DIGITS = {"dataset": "digits", "views": 4, "overlap": 1.0, "labelled": 50, "limit": 400}
 ASKED: Mapping[str, Said] = {
-    "sum": "votes",
-    "sum, noise": {"name": "votes", "epsilon": 4.0},
-    "each": "votes_randomised",
-}
+    "sum": "votes", "sum, noise": {"name": "votes", "epsilon": 4.0}, "each": "votes_randomised",
+}  # fmt: skip
 
 
 config_of = partial(

@@ -11,14 +11,8 @@ import torch
 from torch import nn
 
 from apfed_attacks.live.stuffing import Tables, play_stuffing
+from apfed_attacks.people import membership
 from apfed_attacks.people.id_stuffing import IdStuffing
-from apfed_attacks.people.membership import (
-    Shadows,
-    Strangers,
-    halves,
-    likelihood_ratio,
-    logit_confidence,
-)
 from apfed_attacks.recorded import reveal_candidates, reveal_people
 from apfed_attacks.view import AttackError
 from secure_apfed.alignment.records import AlignmentHistory
@@ -35,14 +29,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeCh
 # Membership: shadow models.
 
 
-def _shadows(between: type[nn.Module] = nn.ReLU, **train: Any) -> Shadows:
+def _shadows(between: type[nn.Module] = nn.ReLU, **train: Any) -> membership.Shadows:
     settings = {"epochs": 2, "batch_size": 8, "learning_rate": 0.1, **train}
-    return Shadows(
+    return membership.Shadows(
         make=lambda: nn.Sequential(nn.Linear(3, 5), between(), nn.Linear(5, 2)),
-        train=TrainSettings(**settings),
-        seed=0,
-        device=torch.device("cpu"),
-    )
+        train=TrainSettings(**settings), seed=0, device=torch.device("cpu"),
+    )  # fmt: skip
 
 
 def _rows() -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,7 +48,7 @@ def test_all_models_at_once_are_the_models_one_by_one(
     bound: float | None, between: type[nn.Module]
 ) -> None:
     features, labels = _rows()
-    shadows, rows_SH = _shadows(between, max_gradient_norm=bound), halves(6, 40, 0)
+    shadows, rows_SH = _shadows(between, max_gradient_norm=bound), membership.halves(6, 40, 0)
     together = shadows.scores(features, labels, rows_SH)
     apart = shadows.one_by_one(features, labels, rows_SH)
     assert together.shape == (6, 40, 2)
@@ -65,22 +57,22 @@ def test_all_models_at_once_are_the_models_one_by_one(
 
 
 def test_halves_are_pairs_of_complements() -> None:
-    rows_SH = halves(4, 10, 3)
+    rows_SH = membership.halves(4, 10, 3)
     for first, second in ((0, 1), (2, 3)):
         assert sorted([*rows_SH[first].tolist(), *rows_SH[second].tolist()]) == list(range(10))
     assert not torch.equal(rows_SH[0], rows_SH[2])
-    assert halves(3, 11, 0).shape == (3, 5)
+    assert membership.halves(3, 11, 0).shape == (3, 5)
 
 
 def test_batch_norm_is_refused() -> None:
     shadows = replace(_shadows(), make=lambda: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     with pytest.raises(AttackError, match="networks without buffers"):
-        shadows.scores(*_rows(), halves(2, 40, 0))
+        shadows.scores(*_rows(), membership.halves(2, 40, 0))
 
 
 def test_logit_confidence_is_stable_for_sure_models() -> None:
     scores = torch.tensor([[800.0, 0.0], [0.0, 800.0], [1.0, 1.0]])
-    phi = logit_confidence(scores, torch.tensor([0, 0, 1]))
+    phi = membership.logit_confidence(scores, torch.tensor([0, 0, 1]))
     np.testing.assert_allclose(phi, [800, -800, 0], atol=1e-9)
 
 
@@ -89,7 +81,9 @@ def test_the_ratio_favours_what_models_with_the_row_say(own: bool) -> None:
     draw = np.random.default_rng(0)
     inside = np.arange(64)[:, None] % 2 == np.zeros((1, 5), dtype=int)
     shadow = np.where(inside, 5.0, 1.0) + draw.normal(size=(64, 5))
-    ratio = likelihood_ratio(np.array([5.0, 1, 5, 1, 3]), shadow, inside, own_variances=own)
+    ratio = membership.likelihood_ratio(
+        np.array([5.0, 1, 5, 1, 3]), shadow, inside, own_variances=own
+    )
     assert ratio[[0, 2]].min() > 1 > -1 > ratio[[1, 3]].max()
 
 
@@ -164,7 +158,7 @@ def test_what_is_learnt_of_all_passives_says_not_at_whom() -> None:
 
 @pytest.mark.parametrize("strangers", ["outside", "elsewhere"])
 def test_half_of_the_people_trained_at_the_victim_and_the_others_where_it_says(
-    strangers: Strangers,
+    strangers: membership.Strangers,
 ) -> None:
     data = averaged().data
     tables = {table.name: {tuple(row.tolist()) for row in table.features} for table in data.tables}

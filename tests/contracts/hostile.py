@@ -4,12 +4,14 @@ import json
 import os
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.homomorphic import HomomorphicSum
 from apfed_protocols.sums.seal_cipher import DEGREE
 
@@ -34,6 +36,10 @@ def mutated(rng: random.Random, data: bytes, *, edge: int = 256) -> bytes:
         else:
             body[at : at + 3] = body[-3:]
     return bytes(body)
+
+
+def altered(frame: bytes, **changes: Any) -> bytes:
+    return replace(Frame.parse(frame, sender="peer"), **changes).pack()
 
 
 def looks_uniform(words: NDArray[np.unsignedinteger[Any]]) -> bool:

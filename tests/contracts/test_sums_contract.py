@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ from numpy.typing import NDArray
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import SECURE_SUMS
 from apfed_protocols.sums.fixed_point import FixedPoint
-from apfed_protocols.sums.frames import Frame, FrameKind
+from apfed_protocols.sums.frames import FrameKind
 from apfed_protocols.sums.interface import StepBinding, SumAgreement, spelled
+from tests.contracts.hostile import altered
 from tests.contracts.sum_parties import (
     CHOICES,
     Overheard,
@@ -456,7 +456,6 @@ def test_a_step_that_lost_a_party_has_no_sum_and_the_next_one_has(choice: str) -
 
 # Second rounds: every request and answer belongs to one step, and is used once.
 
-
 two_rounds = pytest.mark.parametrize(
     "choice", usable(name for name, kind in SECURE_SUMS.items() if kind.rounds == 2)
 )
@@ -510,14 +509,14 @@ CHANGES: dict[str, dict[str, Any]] = {
 def test_altered_requests_and_answers_are_refused(choice: str) -> None:
     for said, change in CHANGES.items():
         message, step = said.format(name=choice).replace("+", r"\+"), Step(choice)
-        request = Frame.parse(step.requests["passive_1"], sender="aggregator")
+        asked = altered(step.requests["passive_1"], **change)
         with pytest.raises(RemoteProtocolError, match=message):
-            step.played.contributors["passive_1"].answer(replace(request, **change).pack())
+            step.played.contributors["passive_1"].answer(asked)
         other = Step(choice)
         answers = other.answers()
-        altered = replace(Frame.parse(answers["passive_1"], sender="passive_1"), **change).pack()
+        bad = answers | {"passive_1": altered(answers["passive_1"], **change)}
         with pytest.raises(RemoteProtocolError, match=message.replace("a request", "an answer")):
-            other.played.combiner.combine({**answers, "passive_1": altered})
+            other.played.combiner.combine(bad)
         other.played.combiner.combine(answers)
 
 
@@ -551,7 +550,6 @@ def test_backends_of_one_round_say_so() -> None:
 
 
 # Messages in the wrong place: every frame of a session is refused wherever it does not belong.
-
 
 SENDERS = ("active", "aggregator", "passive_1", "passive_2", "stranger")
 

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import doctest
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +34,13 @@ from tests.docs.pages import DOCS, DOCUMENTS, HOOK, ROOT, blocks, built_site, co
 
 START, TUTORIAL = "docs/start.md", "docs/tutorial.md"
 TREE = the_tree(ROOT)
+WITH_EXAMPLES = [name for name, module in TREE.items() if ">>> " in ast.unparse(module.tree)]
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_the_examples_in_a_module_run(name: str) -> None:
+    found = doctest.testmod(import_module(name), optionflags=doctest.ELLIPSIS)
+    assert found.failed == 0 < found.attempted
 
 
 def missing(code: str) -> list[str]:

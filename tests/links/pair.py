@@ -206,10 +206,8 @@ class Pair:
     def keep(self, name: str, made: Credentials) -> Tls:
         files = {}
         for kind, content in (
-            ("ca", made.ca),
-            ("certificate", made.certificate),
-            ("key", made.key),
-        ):
+            ("ca", made.ca), ("certificate", made.certificate), ("key", made.key),
+        ):  # fmt: skip
             files[kind] = self.folder / f"{name}-{kind}.pem"
             files[kind].write_bytes(content)
         return Tls(**files)

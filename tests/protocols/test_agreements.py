@@ -98,10 +98,8 @@ NAMES = ("", b"a", 5, None, ["a"], "\ud800", "a" * 256, "é" * 128)
 REFUSED: dict[str, dict[str, Cases]] = {
     "sum": {
         "{} of SumAgreement is of type .*, got": [
-            *each("bits", 16.0, np.bool_(True), True, None),
-            *each("allow_single", 1, "no", None),
-            *each("threshold", 2.0, True),
-            *each("noise", 5.0, "5"),
+            *each("bits", 16.0, np.bool_(True), True, None), *each("allow_single", 1, "no", None),
+            *each("threshold", 2.0, True), *each("noise", 5.0, "5"),
         ],
         "contributors are several names, got": each("contributors", "ab", None, 5),
         r"{} lies in 1e-30\.\.1e\+30": each(

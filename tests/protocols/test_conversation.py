@@ -78,7 +78,6 @@ def test_a_body_is_absent_from_repr() -> None:
 
 # One role over a link of its own: queues between threads stand for sockets.
 
-
 Queue = queue.Queue[tuple[str, bytes]]
 IDS = {"bank": [1, 2, 3, 4], "shop": [4, 3, 9], "post": [3, 4, 7]}
 

@@ -66,11 +66,9 @@ def test_a_role_made_before_the_fork_is_not_set_up_after_it() -> None:
             bfv.receive(name, hello)
 
     refused(
-        start=masked.start,
-        start_bfv=bfv.start,
-        receive=lambda: bfv.receive("passive_2", hellos["passive_2"]),
-        set_up=set_up,
-    )
+        start=masked.start, start_bfv=bfv.start,
+        receive=lambda: bfv.receive("passive_2", hellos["passive_2"]), set_up=set_up,
+    )  # fmt: skip
     set_up()
     words = np.zeros((1, 4), dtype=np.uint64)
     refused(mask=lambda: bfv._seeds.add_stream("passive_2", binding(1), words, sign=1))
@@ -113,12 +111,10 @@ def test_a_copy_of_a_role_of_a_moment_is_refused() -> None:
     held, passive = planted(unused.agreement), unused.contributors["passive_1"]
     refused(
         contribute=lambda: passive.contribute(held.votes[0], PEOPLE, held.noise[0]),
-        deal=unused.dealer.deal,
-        ask=lambda: unused.receiver.ask(b"", held.signs, PEOPLE),
-        answer=moment.answer,
-        open=lambda: moment.parties.receiver.open(b""),
+        deal=unused.dealer.deal, ask=lambda: unused.receiver.ask(b"", held.signs, PEOPLE),
+        answer=moment.answer, open=lambda: moment.parties.receiver.open(b""),
         take=lambda: moment.parties.receiver.take(b""),
-    )
+    )  # fmt: skip
 
 
 def test_a_copy_of_a_role_of_products_is_refused_and_opens_no_candidate() -> None:
@@ -153,15 +149,13 @@ def test_forked_processes_draw_other_numbers() -> None:
         return lambda: described.cipher.encrypt(context, zeros)[0]
 
     draws: dict[str, Callable[[], bytes]] = {
-        "key": fresh_key,
-        "X25519 key": lambda: fresh_run_key().public,
+        "key": fresh_key, "X25519 key": lambda: fresh_run_key().public,
         "permutation": lambda: random_permutation(100).tobytes(),
         "ternary": lambda: ternary(100).tobytes(),
         "centred binomial": lambda: centred_binomial(100).tobytes(),
         "shares": lambda: b"".join(split(bytes(16), threshold=2, holders=3)),
-        "error of ckks": encrypted("ckks"),
-        "error of bfv": encrypted("bfv"),
-    }
+        "error of ckks": encrypted("ckks"), "error of bfv": encrypted("bfv"),
+    }  # fmt: skip
     drawn = []
     for name, draw in draws.items():
         draw()

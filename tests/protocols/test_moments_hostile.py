@@ -96,11 +96,9 @@ def test_the_active_refuses_what_does_not_fit() -> None:
     receiver, shares = moment.parties.receiver, moment.shares
     assert len(shares) > 2
     for body, message in (
-        (shares[1], "no SHARES .* its block differs"),
-        (shares[0][:-4], "cut or padded"),
-        (foreign.shares[0], "its agreement differs"),
-        (moment.sign_seed, "of SHARES"),
-    ):
+        (shares[1], "no SHARES .* its block differs"), (shares[0][:-4], "cut or padded"),
+        (foreign.shares[0], "its agreement differs"), (moment.sign_seed, "of SHARES"),
+    ):  # fmt: skip
         with pytest.raises(RemoteProtocolError, match=message):
             receiver.take(body)
     receiver.take(shares[0])
@@ -141,11 +139,9 @@ def test_everything_is_used_once(moment: Moment) -> None:
     passive = parties.contributors["passive_1"]
     again: list[Callable[[], object]] = [
         lambda: passive.contribute(votes, PEOPLE, noise),
-        lambda: passive.contribute(votes, OTHERS, noise),
-        moment.answer,
-        parties.dealer.deal,
+        lambda: passive.contribute(votes, OTHERS, noise), moment.answer, parties.dealer.deal,
         lambda: parties.receiver.ask(moment.sign_seed, held.signs, PEOPLE),
-    ]
+    ]  # fmt: skip
     others = MomentParties(agreed)  # new keys, the same agreement
     again += [
         lambda: others.contributors["passive_1"].contribute(votes, PEOPLE, noise),

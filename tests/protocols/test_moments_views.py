@@ -261,20 +261,16 @@ def test_every_shape_opens_exactly(
     assert np.array_equal(MomentParties(agreed).play(held).opened, held.moment(agreed))
 
 
-def unanimous(agreed: moments.MomentAgreement, sign: int) -> Planted:
-    """Everybody votes 1 for the only column, and every sign is the same."""
-    held = planted(agreed)
-    held.signs[:] = sign
-    return Planted(held.signs, [np.ones_like(votes) for votes in held.votes], held.noise)
-
-
 def test_the_ring_holds_every_moment() -> None:
     """All agree on everything: the largest moment there is, at the last size of 32 bits."""
     for people, bits, word in [(2**18 - 1, 12, 4), (2**18, 12, 8)]:
         agreed = moment_agreement(2, people=people, features=1, columns=1, noise=None, bits=bits)
         assert agreed.word.itemsize == word
         assert agreed.limit == 2 * people * 2**bits
-        assert MomentParties(agreed).play(unanimous(agreed, -1)).opened.item() == -agreed.limit
+        held = planted(agreed)
+        held.signs[:] = -1
+        held = replace(held, votes=[np.ones_like(votes) for votes in held.votes])
+        assert MomentParties(agreed).play(held).opened.item() == -agreed.limit
 
 
 def test_the_wide_ring_holds_the_largest_agreement() -> None:

@@ -18,16 +18,11 @@ KEY = bytes(range(32))
 RARE = 1e-5
 
 
-def probabilities(deviation: float, most: int) -> NDArray[np.float64]:
-    x = np.arange(-most, most + 1)
-    weight = np.exp(-(x**2) / (2 * deviation**2))
-    return np.asarray(weight / weight.sum())
-
-
 def fits(sample: NDArray[np.int64], deviation: float) -> bool:
     """Chi-square of the values, those expected fewer than ten times taken together."""
     most = math.ceil(14 * deviation)
-    expected = probabilities(deviation, most) * sample.size
+    weight = np.exp(-(np.arange(-most, most + 1) ** 2) / (2 * deviation**2))
+    expected = weight / weight.sum() * sample.size
     seen = np.bincount(sample.ravel() + most, minlength=2 * most + 1)
     common = expected >= 10
     observed = np.append(seen[common], seen[~common].sum())

@@ -101,10 +101,8 @@ def test_noise_is_added_in_steps() -> None:
 
 def test_labels_that_are_no_bits() -> None:
     others: list[Any] = [
-        *(np.full((4, 3), other) for other in (2, 0.5, "1")),
-        np.ones((3, 4)),
-        [[1]],
-    ]
+        *(np.full((4, 3), other) for other in (2, 0.5, "1")), np.ones((3, 4)), [[1]],
+    ]  # fmt: skip
     for bad in others:
         with pytest.raises(LocalProtocolError, match="labels are"):
             SumOfProducts(agreement()).receiver(bad)
@@ -114,11 +112,9 @@ def test_rows_that_are_refused() -> None:
     cases: list[tuple[Any, str]] = [
         (np.full((30, 4), 0.3), "adds up to more than row_bound"),
         (np.full((30, 4), 1e308), "adds up to more than row_bound"),
-        (np.full((30, 4), np.nan), "NaN"),
-        (np.zeros((29, 4)), "shape"),
-        (np.zeros((30, 4), dtype=np.int64), "float32 or float64"),
-        ([[0.0]], "array"),
-    ]
+        (np.full((30, 4), np.nan), "NaN"), (np.zeros((29, 4)), "shape"),
+        (np.zeros((30, 4), dtype=np.int64), "float32 or float64"), ([[0.0]], "array"),
+    ]  # fmt: skip
     for bad, says in cases:
         played = ProductParties(agreement())
         role = played.contributors["passive_1"]
@@ -180,7 +176,6 @@ def test_it_says_what_each_party_learns() -> None:
 
 # The whole protocol again with Python's integers alone, and recorded digests of a run.
 
-
 RECORDED = {
     None: "13906c67ce0724caf9744e9907781e1e63510b4cc1ae800985af5847068ea2df",
     3: "0facc8a34756b21d2c8cfaeeb7138308fb7adf11f60c6fcf03a558e245e25536",
@@ -207,7 +202,6 @@ def test_a_recorded_run_repeats_byte_for_byte(candidates: int | None) -> None:
 
 
 # The ring against products of Python's integers, and digits at the edge of what stays exact.
-
 
 RING = Ring(16, (13, 14, 14, 9, 20, 32))
 
@@ -363,7 +357,6 @@ def test_polynomials_that_are_none() -> None:
 
 
 # Parameters are secure and hold the worst noise; what does not fit says so.
-
 
 CASES: list[dict[str, Any]] = [
     {"bits": bits, "labelled": n, "columns": K, "people": U, "passives": M, "noise": noise}

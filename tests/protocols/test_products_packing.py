@@ -144,7 +144,6 @@ def test_noise_touches_nothing_below_a_step(monkeypatch: pytest.MonkeyPatch) -> 
 
 # What an active with its key reads in the noise: all without smudging, nothing with it.
 
-
 Integers = NDArray[np.object_]
 Floats = NDArray[np.float64]
 

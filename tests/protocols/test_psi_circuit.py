@@ -286,7 +286,6 @@ def test_a_message_out_of_turn_and_a_flood_are_refused() -> None:
 
 # What a hub orders from the dealer, time and again.
 
-
 MOST_SLOTS = hashing.slots_for(10**7, bins_for(0))
 WORDS_OF_1000 = bins_for(1000) // 64
 TEN = Kind.CORRELATE, DEAL.pack(10)
@@ -296,7 +295,7 @@ def words(count: int, *slots: int) -> tuple[Kind, bytes]:
     return Kind.DEAL, deal_request(count, slots)
 
 
-ORDERS: list[tuple[type[CircuitIntersection], int, list[tuple[Kind, bytes]], str]] = [
+@pytest.mark.parametrize(("backend", "most", "orders", "said"), [
     (CircuitIntersection, 10**7, [words(1, MOST_SLOTS)], ""),
     (CircuitIntersection, 10**7, [words(1, MOST_SLOTS + 1)],
      f"or one word of bins, and a bin at most {MOST_SLOTS}"),
@@ -311,10 +310,7 @@ ORDERS: list[tuple[type[CircuitIntersection], int, list[tuple[Kind, bytes]], str
     (OpprfIntersection, 10**7, [TEN, (Kind.CORRELATE, DEAL.pack(11))],
      "hub orders for sets of 10, 11 IDs, it has one"),
     (OpprfIntersection, 9, [TEN], "hub orders a vector for 10 IDs, .* at most 9"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("backend", "most", "orders", "said"), ORDERS)
+])  # fmt: skip
 def test_the_dealer_fills_what_the_agreed_sizes_take_and_no_more(
     backend: type[CircuitIntersection], most: int, orders: list[tuple[Kind, bytes]], said: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -413,7 +409,6 @@ def test_an_and_without_its_opening_is_refused(
 
 # What a hub that lies about the other members costs an honest one.
 
-
 MOST_MEMBERS = 65_535
 HUB_PART = bytes(32)
 OWN = [b"%d" % k for k in range(10)]
@@ -486,7 +481,6 @@ def test_another_number_of_members_than_agreed_is_refused_at_once() -> None:
 
 
 # The circuit on programmed values: dealt ahead, several members, and what a value gives away.
-
 
 PEOPLE = [b"person %d" % k for k in range(400)]
 

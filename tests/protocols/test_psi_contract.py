@@ -141,13 +141,13 @@ def test_roles_need_different_parties(backend: str) -> None:
         return
     with pytest.raises(LocalProtocolError, match="needs a dealer; name it in the agreement"):
         SET_INTERSECTIONS[backend](IntersectionAgreement(session="s"))
-    calls: tuple[Callable[[], object], ...] = (
-        lambda: protocol.hub(DEALER, ["p"], [b"a"]), lambda: protocol.member(DEALER, "h", [b"a"]),
-        lambda: protocol.dealer("h", [DEALER]),
-    )  # fmt: skip
-    for twice in calls:
+    twice: list[tuple[Any, tuple[Any, ...]]] = [
+        (protocol.hub, (DEALER, ["p"], [b"a"])), (protocol.member, (DEALER, "h", [b"a"])),
+        (protocol.dealer, ("h", [DEALER])),
+    ]  # fmt: skip
+    for role, given_to in twice:
         with pytest.raises(LocalProtocolError, match=f"dealer '{DEALER}'"):
-            twice()
+            role(*given_to)
 
 
 @BACKENDS

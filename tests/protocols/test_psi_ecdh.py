@@ -215,19 +215,17 @@ def test_malformed_early_and_repeated_messages_are_refused() -> None:
     cut = [tags[k : k + 16] for k in range(HEADER, len(tags), 16)]
     no_tags = "p returned 5 different tags for the 6 blinded"
     for bodies, said in [
-        ([b""], "0 bytes, too few"),
-        ([blinded[:21]], "21 bytes, too few"),
+        ([b""], "0 bytes, too few"), ([blinded[:21]], "21 bytes, too few"),
         ([blinded[:-1]], "announces 4 items of 32 bytes and sent 127 bytes"),
         ([blinded + b"0"], "announces 4 items of 32 bytes and sent 129 bytes"),
-        ([b"\x09" + blinded[1:]], "version 9"),
-        ([blinded[:1] + b"\x09" + blinded[2:]], "kind 9"),
+        ([b"\x09" + blinded[1:]], "version 9"), ([blinded[:1] + b"\x09" + blinded[2:]], "kind 9"),
         ([framed(blinded, [], kind=4) + b"0"], "announces 0 items of 0 bytes and sent 1 bytes"),
         ([tags], "sent tags when the protocol expects blinded"),
         ([blinded, blinded], "sent blinded when the protocol expects tags"),
         ([blinded, framed(tags, cut[:-1])], no_tags),
         ([blinded, framed(tags, [*cut[:-1], cut[0]])], no_tags),
         ([blinded, tags, tags], "the intersection is over"),
-    ]:
+    ]:  # fmt: skip
         played = Played()
         with pytest.raises(RemoteProtocolError, match=said):
             played.told(*bodies)
@@ -261,7 +259,6 @@ def test_secrets_are_absent_from_repr() -> None:
 
 
 # Points in several threads: same results, really at once, and over when it is called off.
-
 
 SCALAR = b"a" * 32
 DIGESTS = ecdh.digest_ids([b"%d" % k for k in range(41)], session=bytes(32))

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -122,11 +123,8 @@ def test_a_supply_that_is_too_short_is_an_error() -> None:
 
 
 def test_a_party_that_is_not_admitted_keeps_its_supply() -> None:
-    def refuse(_me: str, _peers: Sequence[str]) -> None:
-        raise PermissionError
-
     supplies = stock()
-    protocol = CircuitIntersection(AHEAD, admit=refuse)
+    protocol = CircuitIntersection(AHEAD, admit=Mock(side_effect=PermissionError))
     with pytest.raises(PermissionError):
         protocol.hub("hub", MEMBERS, SETS["hub"], supply=supplies["hub"])
     play(supplies).check()

@@ -1,10 +1,8 @@
 """Aligning tables by IDs as people have them."""
 
-import doctest
 import subprocess
 import sys
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from apfed_protocols import ids as ids_module
 from apfed_protocols import psi
-from apfed_protocols import psi as psi_module
 from apfed_protocols.errors import DataError, LocalProtocolError
 from apfed_protocols.ids import IdColumn, IdNormalisation
 from tests.with_crypten import usable
@@ -30,12 +26,6 @@ def pairs(rows: Mapping[str, NDArray[np.int64]]) -> list[tuple[int, ...]]:
 def match(left: IdColumn, right: IdColumn, **rules: Any) -> list[tuple[int, ...]]:
     ids = {"a": left, "b": right}
     return pairs(psi.align(ids, hub="a", minimum_rows=1, normalisation=IdNormalisation(**rules)))
-
-
-@pytest.mark.parametrize(("module", "lines"), [(psi_module, 3), (ids_module, 1)])
-def test_the_example_of_the_module_runs(module: ModuleType, lines: int) -> None:
-    result = doctest.testmod(module)
-    assert (result.failed, result.attempted) == (0, lines)
 
 
 @pytest.mark.parametrize("protocol", ["auto", *usable(psi.SET_INTERSECTIONS)])

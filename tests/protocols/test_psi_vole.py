@@ -180,7 +180,6 @@ def test_the_hash_depends_on_all_of_its_input() -> None:
 
 # `vole` and `opprf` against parties that send what they like, and supplies that do not belong.
 
-
 FORTY = [b"person %d" % k for k in range(40)]
 SETS = {"hub": FORTY[:20], "p": FORTY[10:40]}
 KINDS: Mapping[str, Any] = {

@@ -157,15 +157,12 @@ def test_one_fresh_hello_is_enough_for_another_key(repeats: str) -> None:
     agreed(first, alice, second, bob)
     old = first.seal(b"pay", sequence=0, associated=b"")
     back = second.seal(b"paid", sequence=0, associated=b"")
-    if repeats == "alice":
-        other.agree(alice.public, first.hello)
-        with pytest.raises(RemoteProtocolError, match="does not authenticate"):
-            other.open(old, sequence=0, associated=b"")
-    else:
-        again.agree(bob.public, second.hello)
-        with pytest.raises(RemoteProtocolError, match="does not authenticate"):
-            again.open(back, sequence=0, associated=b"")
-        assert again.seal(b"pay", sequence=0, associated=b"") != old
+    of_alice, of_bob = (other, alice, first, old), (again, bob, second, back)
+    anew, key, former, sealed = of_alice if repeats == "alice" else of_bob
+    anew.agree(key.public, former.hello)
+    with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+        anew.open(sealed, sequence=0, associated=b"")
+    assert anew.seal(b"pay", sequence=0, associated=b"") != old
 
 
 def test_an_altered_hello_leaves_no_common_key() -> None:

@@ -1,8 +1,8 @@
 """Additive shares added by CrypTen: what coalitions hold is uniform, and nothing is passed off."""
 
 import importlib.util
-from dataclasses import replace
 from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import CryptenSum, StepBinding
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.masked import StepSeals
-from tests.contracts.hostile import looks_uniform
+from tests.contracts.hostile import altered, looks_uniform
 from tests.contracts.sum_parties import Parties, agreement, binding, random_values
 
 SHAPE = (64, 32)
@@ -106,14 +106,11 @@ def test_an_active_an_aggregator_and_a_passive_learn_only_the_sum_of_the_other_t
 def test_crypten_does_the_adding(played: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
     from crypten.mpc.primitives import ArithmeticSharedTensor
 
-    added, genuine = [], ArithmeticSharedTensor.__add__
-
-    def counted(self: Any, other: Any) -> Any:
-        added.append((type(self), type(other)))
-        return genuine(self, other)
-
-    monkeypatch.setattr(ArithmeticSharedTensor, "__add__", counted)
+    genuine = ArithmeticSharedTensor.__add__
+    add = create_autospec(genuine, side_effect=genuine)
+    monkeypatch.setattr(ArithmeticSharedTensor, "__add__", add)
     played.add(random_values(3))
+    added = [tuple(map(type, pair)) for pair, _ in add.call_args_list]
     assert added == [(ArithmeticSharedTensor,) * 2] * 6  # three passives, each three shares
 
 
@@ -123,8 +120,7 @@ def test_a_colluding_aggregator_cannot_join_answers_to_different_messages(played
     frames = played.contribute(random_values(3), dict.fromkeys(played.names, bound) | {
         "passive_1": other
     })  # fmt: skip
-    told = Frame.parse(frames["passive_1"], sender="passive_1")
-    frames["passive_1"] = replace(told, binding=bound.digest).pack()
+    frames["passive_1"] = altered(frames["passive_1"], binding=bound.digest)
     requests = played.combiner.ask(frames, bound.digest)
     for name in ("passive_2", "passive_3"):
         with pytest.raises(RemoteProtocolError, match=f"passive_1 sealed for {name} .* different"):
@@ -138,49 +134,40 @@ def test_a_relay_that_mixes_up_shares_is_refused(played: Parties, change: str) -
     old = played.combiner.ask(played.contribute(values, before), before.digest)
     bound = played.next()
     requests = dict(played.combiner.ask(played.contribute(values, bound), bound.digest))
-    frame = Frame.parse(requests["passive_1"], sender="aggregator")
-    first, second = frame.blobs
+    first, second = _sealed(requests["passive_1"])
     blobs = {
-        "swap": (second, first),
-        "repeat": (first, first),
+        "swap": (second, first), "repeat": (first, first),
         "other recipient": (_sealed(requests["passive_3"])[1], second),
-        "old step": (_sealed(old["passive_1"])[0], second),
-        "drop": (first,),
+        "old step": (_sealed(old["passive_1"])[0], second), "drop": (first,),
         "add": (first, second, second),
-    }[change]
+    }[change]  # fmt: skip
     with pytest.raises(RemoteProtocolError, match=r"does not authenticate|relays [13] shares"):
-        played.contributors["passive_1"].answer(replace(frame, blobs=blobs).pack())
+        played.contributors["passive_1"].answer(altered(requests["passive_1"], blobs=blobs))
     played.contributors["passive_1"].answer(requests["passive_1"])
 
 
 def test_an_answer_for_another_step_is_not_opened(played: Parties) -> None:
     values, bound = random_values(3), played.next()
-    old = answers(played, values, bound)
-    combined = played.combiner.combine(old)
+    stale = _sealed(played.combiner.combine(answers(played, values, bound)))
     again = played.next()
-    fresh = Frame.parse(
-        played.combiner.combine(answers(played, values, again)), sender="aggregator"
-    )
-    stale = Frame.parse(combined, sender="aggregator").blobs
+    fresh = played.combiner.combine(answers(played, values, again))
     with pytest.raises(RemoteProtocolError, match="does not authenticate"):
-        played.receiver.decode(replace(fresh, blobs=stale).pack(), (3, 5), again)
+        played.receiver.decode(altered(fresh, blobs=stale), (3, 5), again)
 
 
 def test_a_relay_cannot_turn_a_sum_into_another_shape(played: Parties) -> None:
     bound = played.next()
-    given = answers(played, random_values(3), bound)
-    told = Frame.parse(played.combiner.combine(given), sender="aggregator")
+    combined = played.combiner.combine(answers(played, random_values(3), bound))
     with pytest.raises(RemoteProtocolError, match=r"sealed for active .* does not authenticate"):
-        played.receiver.decode(replace(told, rows=5, columns=3).pack(), (5, 3), bound)
+        played.receiver.decode(altered(combined, rows=5, columns=3), (5, 3), bound)
 
 
 def test_what_a_lying_passive_seals_is_checked(played: Parties) -> None:
     bound = played.next()
     frames = played.contribute(random_values(3), bound)
-    liar = sealing_again(played, "passive_1")
-    told = Frame.parse(frames["passive_1"], sender="passive_1")
-    short = liar.seal("passive_2", bound, (3, 5), b"no key")
-    frames["passive_1"] = replace(told, blobs=(short, told.blobs[1])).pack()
+    short = sealing_again(played, "passive_1").seal("passive_2", bound, (3, 5), b"no key")
+    _, good = _sealed(frames["passive_1"])
+    frames["passive_1"] = altered(frames["passive_1"], blobs=(short, good))
     requests = played.combiner.ask(frames, bound.digest)
     with pytest.raises(RemoteProtocolError, match="passive_1 sealed 6 bytes, expected a key"):
         played.contributors["passive_2"].answer(requests["passive_2"])
@@ -194,8 +181,7 @@ def test_what_a_lying_passive_answers_is_checked(played: Parties, share: bytes, 
     bound = played.next()
     given = answers(played, [np.zeros((3, 5))] * 3, bound)
     sealed = sealing_again(played, "passive_2").seal("active", bound, (3, 5), share)
-    told = Frame.parse(given["passive_2"], sender="passive_2")
-    given["passive_2"] = replace(told, blobs=(sealed,)).pack()
+    given["passive_2"] = altered(given["passive_2"], blobs=(sealed,))
     combined = played.combiner.combine(given)
     with pytest.raises(RemoteProtocolError, match=error):
         played.receiver.decode(combined, (3, 5), bound)
@@ -204,18 +190,15 @@ def test_what_a_lying_passive_answers_is_checked(played: Parties, share: bytes, 
 def test_wrong_numbers_of_shares_are_named_by_the_aggregator(played: Parties) -> None:
     bound = played.next()
     frames = played.contribute(random_values(3), bound)
-    told = Frame.parse(frames["passive_2"], sender="passive_2")
+    one = altered(frames["passive_2"], blobs=_sealed(frames["passive_2"])[:1])
     with pytest.raises(RemoteProtocolError, match="passive_2 sealed 1 shares, expected one for"):
-        played.combiner.ask({**frames, "passive_2": replace(told, blobs=told.blobs[:1]).pack()})
+        played.combiner.ask({**frames, "passive_2": one})
     bound = played.next()
     given = answers(played, random_values(3), bound)
-    told = Frame.parse(given["passive_3"], sender="passive_3")
-    given["passive_3"] = replace(told, blobs=told.blobs * 2).pack()
+    given["passive_3"] = altered(given["passive_3"], blobs=_sealed(given["passive_3"]) * 2)
     with pytest.raises(RemoteProtocolError, match="passive_3 answered with 2 shares of the sum"):
         played.combiner.combine(given)
-    told = Frame.parse(
-        played.combiner.combine(answers(played, random_values(3), again := played.next())),
-        sender="aggregator",
-    )
+    again = played.next()
+    told = played.combiner.combine(answers(played, random_values(3), again))
     with pytest.raises(RemoteProtocolError, match="gathered 2 shares of the sum, expected 3"):
-        played.receiver.decode(replace(told, blobs=told.blobs[:2]).pack(), (3, 5), again)
+        played.receiver.decode(altered(told, blobs=_sealed(told)[:2]), (3, 5), again)

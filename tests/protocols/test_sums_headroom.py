@@ -165,7 +165,6 @@ def test_what_does_not_fit_says_what_would() -> None:
 
 # Errors drawn in bulk: their distributions are SEAL's, and SEAL decrypts what they hide.
 
-
 COUNT = 400_000
 RECIPE = (60,), 46
 
@@ -287,7 +286,6 @@ def test_ciphertexts_are_the_public_key_times_u_and_two_errors(
 
 
 # The quantiser: clip, range, rounding, packing.
-
 
 FULL = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from apfed_protocols.sums import SECURE_SUMS, BfvSum, CkksSum
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.homomorphic import Encrypter, HomomorphicSum
-from apfed_protocols.sums.seal_cipher import DEGREE, SealCipher, SealContext, coefficients
+from apfed_protocols.sums.seal_cipher import DEGREE, coefficients
 from tests.contracts import sum_parties
 from tests.contracts.hostile import genuine_key, residues_of, setup_with
 from tests.with_crypten import usable
@@ -186,15 +187,13 @@ def degenerate(rows: int, columns: int) -> dict[str, Callable[[Residues], Residu
     """All-zero keys and the like, for so many rows of residues."""
     b, a = HALVES[rows]
     return {
-        "zeroed": filled(ALL),
-        "without a": filled(a),
-        "without b": filled(b),
+        "zeroed": filled(ALL), "without a": filled(a), "without b": filled(b),
         "one modulus of a zero": filled(slice(-1, None)),
         "partly zero": filled(ALL, slice(columns // 8)),
         "constant": filled(ALL, ALL, lambda key: key[:, :1]),
         "few values": filled(ALL, slice(columns // 2), lambda key: key[:, columns // 2 :]),
         "equal": filled(a, ALL, lambda key: key[b]),
-    }
+    }  # fmt: skip
 
 
 def test_a_degenerate_public_key_is_refused(described: HomomorphicSum) -> None:
@@ -228,11 +227,8 @@ def test_what_are_no_residues_is_refused(described: HomomorphicSum) -> None:
 def test_what_seal_refuses_when_it_encrypts_shows_at_the_setup(
     described: HomomorphicSum, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(cipher: SealCipher, context: SealContext) -> None:
-        raise RuntimeError("result ciphertext is transparent")
-
-    key = genuine_key(described)
-    monkeypatch.setattr(type(described.cipher), "zero", fails)
+    key, fails = genuine_key(described), RuntimeError("result ciphertext is transparent")
+    monkeypatch.setattr(type(described.cipher), "zero", Mock(side_effect=fails))
     with pytest.raises(RemoteProtocolError, match="SEAL refuses the public key from active"):
         taken(described, key)
 

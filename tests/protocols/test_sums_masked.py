@@ -1,6 +1,5 @@
 """Masks: what coalitions see is uniform, and what does not fit is refused."""
 
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -12,7 +11,7 @@ from apfed_protocols.randomness import keystream
 from apfed_protocols.sums import MaskedBfvSum, MaskedSum, RecoverableSum, StepBinding
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.masked import MaskedReceiver, PairwiseSeeds, add_keystream
-from tests.contracts.hostile import looks_uniform
+from tests.contracts.hostile import altered, looks_uniform
 from tests.contracts.sum_parties import Parties, agreement, binding, fresh_parties, parties
 
 SHAPE = (128, 64)
@@ -91,10 +90,7 @@ def test_an_equivocating_active_with_the_aggregator_gets_noise(choice: str) -> N
     opened = sum(seen_by_active(played, frames, told), np.zeros(1, np.uint64))
     assert uniform(opened, played)
     if played.sum.rounds == 1:
-        forged = {
-            name: replace(Frame.parse(frame, sender=name), binding=bound.digest).pack()
-            for name, frame in frames.items()
-        }
+        forged = {name: altered(frame, binding=bound.digest) for name, frame in frames.items()}
         with pytest.raises(RemoteProtocolError, match="the passives answered different messages"):
             played.receiver.decode(played.combine(forged), SHAPE, bound)
 
@@ -134,14 +130,13 @@ def test_setup_takes_one_good_key_of_each_peer(monkeypatch: pytest.MonkeyPatch) 
     good = next(out.body for out in second.start() if out.receiver == "passive_1")
     with pytest.raises(RemoteProtocolError, match="expects one from each of passive_2, passive_3"):
         first.receive("aggregator", good)
-    frame = Frame.parse(good, sender="passive_2")
     for key, message in (
         (b"", "no mask key of 32 bytes"),
         (bytes(31), "no mask key of 32 bytes"),
         (bytes(32), "low order"),
     ):
         with pytest.raises(RemoteProtocolError, match=message):
-            first.receive("passive_2", Frame(**{**vars(frame), "blobs": (key,)}).pack())
+            first.receive("passive_2", altered(good, blobs=(key,)))
     monkeypatch.setattr(MaskedSum, "ring_bits", 64)
     (wide, *_) = MaskedSum(agreement()).contributor("passive_2").start()
     with pytest.raises(RemoteProtocolError, match="with other parameters than passive_1"):
@@ -152,14 +147,6 @@ def test_setup_takes_one_good_key_of_each_peer(monkeypatch: pytest.MonkeyPatch) 
 
 
 # Pair seeds and the streams that they give.
-
-
-def stream(
-    end: PairwiseSeeds, peer: str, bound: StepBinding, shape: tuple[int, int], length: int
-) -> bytes:
-    """The bytes that two ends share, from the definition: AES-CTR under a sub-key of the seed."""
-    sizes = b"".join(size.to_bytes(8, "big") for size in shape)
-    return keystream(vars(end)["_seeds"][peer], b"mask", bound.digest, sizes, length=length)
 
 
 def added(
@@ -192,11 +179,14 @@ def test_both_ends_of_a_pair_have_one_stream_for_a_step_and_shape() -> None:
 
 
 def test_a_stream_added_in_pieces_is_the_whole_stream() -> None:
+    """From the definition: AES-CTR under a sub-key of the seed."""
     ends, bound = paired(), binding(5)
     for word, shape in product(("<u4", "<u8"), ((1, 1), (128, 128), (128, 129), (700, 100))):
         total = np.full(shape, 7, dtype=word)
         ends[0].add_stream("b", bound, total, sign=1)
-        whole = np.frombuffer(stream(ends[1], "a", bound, shape, total.nbytes), word)
+        seed, sizes = vars(ends[1])["_seeds"]["a"], b"".join(n.to_bytes(8, "big") for n in shape)
+        stream = keystream(seed, b"mask", bound.digest, sizes, length=total.nbytes)
+        whole = np.frombuffer(stream, word)
         assert np.array_equal(total - np.dtype(word).type(7), whole.reshape(shape))
         ends[1].add_stream("a", bound, total, sign=-1)
         assert (total == 7).all()

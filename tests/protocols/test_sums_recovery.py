@@ -21,6 +21,7 @@ from apfed_protocols.sums.recoverable import (
     rebuilt_seed,
     split,
 )
+from tests.contracts.hostile import altered
 from tests.contracts.sum_parties import Parties, Rearmed, agreement, binding, make, random_values
 from tests.with_crypten import usable
 
@@ -82,10 +83,6 @@ class Session(Parties):
 
 def blobs(frame: bytes) -> tuple[bytes, ...]:
     return Frame.parse(frame, sender="peer").blobs
-
-
-def altered(frame: bytes, **changes: Any) -> bytes:
-    return replace(Frame.parse(frame, sender="peer"), **changes).pack()
 
 
 @settings(max_examples=60, deadline=None)
@@ -338,8 +335,6 @@ def test_an_equivocating_active_gets_no_answer() -> None:
     bound = session.next()
     told = dict.fromkeys(session.names, bound) | {"passive_2": binding(1, message=1)}
     frames = session.contribute([np.full(SHAPE, 1e6)] * 3, told)
-    with pytest.raises(RemoteProtocolError, match="sent them different representations"):
-        session.combiner.ask(frames)
     # An aggregator that asks all the same: what passive_2 sealed holds on to what it was sent.
     everybody = dict.fromkeys(session.names, session.names)
     with pytest.raises(RemoteProtocolError, match="sent passive_2 another message; no answer"):
@@ -376,11 +371,9 @@ def test_setup_takes_two_messages_of_each_passive() -> None:
     public, hello = blobs(link)
     for parts, told in (
         ((), "sent 0 parts in a setup, expected 2"),
-        ((public,), "sent 1 parts in a setup, expected 2"),
-        ((b"", hello), "has 32 bytes"),
-        ((bytes(32), hello), "low order"),
-        ((public, hello[1:]), "a hello of 32 bytes"),
-    ):
+        ((public,), "sent 1 parts in a setup, expected 2"), ((b"", hello), "has 32 bytes"),
+        ((bytes(32), hello), "low order"), ((public, hello[1:]), "a hello of 32 bytes"),
+    ):  # fmt: skip
         with pytest.raises(RemoteProtocolError, match=told):
             first.receive("passive_2", altered(link, blobs=parts))
     reply = next(iter(first.receive("passive_2", link)))

@@ -68,12 +68,9 @@ def left_vectors(table_NF: Floats, count: int) -> Floats:
     return np.asarray(left * signs, dtype=np.float64)
 
 
-SHAPES = [
+@pytest.mark.parametrize(("features", "mask_rows", "rows", "vectors"), [
     ((3, 4), 2, 12, 7), ((5, 1, 4), 7, 301, 10), ((2, 3, 4, 3), 512, 50, 12), ((3, 4), 9, 40, 3),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("features", "mask_rows", "rows", "vectors"), SHAPES)
+])  # fmt: skip
 def test_it_opens_the_first_singular_vectors_of_the_whole_table(
     features: tuple[int, ...], mask_rows: int, rows: int, vectors: int
 ) -> None:
@@ -222,15 +219,13 @@ def test_the_receiver_refuses_what_does_not_fit() -> None:
 
     unit = np.eye(20)[:, :2]
     for body, message in (
-        (vectors[:-8], "cut or padded"),
-        (replaced(vectors, 0, np.inf), "numbers that are none"),
+        (vectors[:-8], "cut or padded"), (replaced(vectors, 0, np.inf), "numbers that are none"),
         (replaced(vectors, 0, 1.5), "server sent vectors that are not orthonormal"),
-        (sent(unit[:, [0, 0]]), "not orthonormal"),
-        (sent(unit * 1e99), "not orthonormal"),
+        (sent(unit[:, [0, 0]]), "not orthonormal"), (sent(unit * 1e99), "not orthonormal"),
         (sent(unit[:, :1] * [0, 1]), "a vector after one of zeros"),
         (sent(unit[:19]), "19 rows of vectors, expected 20"),
         (sent(unit, OTHERS), "expected 20, of the people asked for"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(RemoteProtocolError, match=message):
             parties.receiver.open(body, PEOPLE, rows=20)
     opened = parties.receiver.open(vectors, PEOPLE, rows=20)

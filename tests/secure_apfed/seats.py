@@ -107,16 +107,22 @@ def network(
     record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
 ) -> Network:
     """Sealed links of parties of these names, under one contract."""
-    keys, made = {name: fresh_run_key() for name in names}, kind(names, record)
+    made = kind(names, record)
+    seal_all(made.links)
+    return made
+
+
+def seal_all(links_of: Mapping[str, Links]) -> None:
+    """Links of all parties to each other."""
+    keys = {name: fresh_run_key() for name in links_of}
     ends = {
         (me, peer): SealedLink(me=me, peer=peer, run_key=keys[me], contract_hash=bytes(32))
-        for me, peer in permutations(names, 2)
+        for me, peer in permutations(keys, 2)
     }
     for (me, peer), seal in ends.items():
         seal.agree(keys[peer].public, ends[peer, me].hello)
-    for me, links in made.links.items():
-        links.seal(SESSION, {peer: ends[me, peer] for peer in names if peer != me})
-    return made
+    for me, links in links_of.items():
+        links.seal(SESSION, {peer: ends[me, peer] for peer in keys if peer != me})
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -141,6 +147,11 @@ def representations(rows: Tensor, z: Tensor, *, step: int = 0, **changes: Any) -
 def cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A copy of a party's state that training cannot reach."""
     return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+def descent_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A party's state without the counts of its answers."""
+    return {name: value for name, value in tensors.items() if not name.startswith("allowance.")}
 
 
 def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
@@ -267,15 +278,13 @@ def random_data(
 def step_config(method: Said, **changes: Any) -> Config:
     """A plain sum without clip and no guard; changes replace whole sections."""
     settings: dict[str, Any] = {
-        "name": "test",
-        "method": method,
-        "party_seeds": "shared_for_comparison",
+        "name": "test", "method": method, "party_seeds": "shared_for_comparison",
         "data": {"dataset": "digits"},
         "model": {"network": "mlp", "hidden": [6], "representation": 4, "projection": 4},
         "train": {"precision": "float64", "learning_rate": 0.1, "device": "cpu", "batch_size": 16},
         "secure_sum": {"scheme": "plain", "clip": None, "allow_single_passive": True},
         "guard": {"mechanism": "none"},
-    }
+    }  # fmt: skip
     return Config.model_validate({**settings, **changes})
 
 

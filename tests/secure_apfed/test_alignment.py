@@ -1,7 +1,6 @@
 """Alignment: its settings, a party's history of intersections, the IDs of files, and the guide."""
 
 import ast
-import doctest
 import json
 import multiprocessing
 import os
@@ -14,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pandas as pd
@@ -32,7 +30,6 @@ from secure_apfed.alignment import (
     IdFile,
     canonical_ids,
     check_alignment,
-    ids,
     intersection,
     most_guesses,
     records,
@@ -57,12 +54,6 @@ BLOCKS = blocks("docs/alignment.md", "python")
 AGREEMENT = IntersectionAgreement(
     session="s", dealer="d", sizes={"hub": 40, "p": 30}, ahead=True, maximum_ids=100
 )
-
-
-@pytest.mark.parametrize("module", [ids, records])
-def test_the_example_of_the_module_runs(module: ModuleType) -> None:
-    result = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
-    assert result.failed == 0 < result.attempted
 
 
 def ends_of(one: AlignmentSettings, other: AlignmentSettings) -> tuple[Aligner, Aligner]:

@@ -5,6 +5,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
@@ -101,26 +102,21 @@ def test_buckets_find_what_one_list_finds(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_many_cores_use_processes(monkeypatch: pytest.MonkeyPatch, own_children: Children) -> None:
-    tasks = list[Any]()
-
-    def noted(pool: ProcessPoolExecutor, *task: Any) -> Any:
-        tasks.append(task)
-        return submit(pool, *task)
-
-    submit = ProcessPoolExecutor.submit
-    monkeypatch.setattr(ProcessPoolExecutor, "submit", noted)
+    genuine = ProcessPoolExecutor.submit
+    submit = create_autospec(genuine, side_effect=genuine)
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", submit)
     session = Session(bank=IDS["bank"], shop=IDS["shop"])
     session.settings["bank"] = SETTINGS.model_copy(update={"threads": 2})
     found = session.align()
     assert found["bank"] == found["shop"]
     assert set(found["bank"]) == COMMON
     count = bucket_count(140)
-    assert len(tasks) == 2 * count  # of the bank's own IDs, and of the shop's
+    assert submit.call_count == 2 * count  # of the bank's own IDs, and of the shop's
     assert not own_children()
-    tasks.clear()
+    submit.reset_mock()
     monkeypatch.setattr(buckets, "BUCKET_IDS", 1000)
     session.align("one bucket needs no process")
-    assert tasks == []
+    assert not submit.called
 
 
 @pytest.mark.parametrize("size", [40, 10_000])

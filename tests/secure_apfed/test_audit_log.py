@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.seal import SealedLink, fresh_identity, fresh_run_key
+from apfed_protocols.seal import fresh_identity
 from secure_apfed.audit_log import AuditLog, Parting, compare_logs, verify_log
 from secure_apfed.cli import execute
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.names import ReleaseFigure
 from tests.memory import traced
+from tests.secure_apfed.seats import seal_all
+from tests.secure_apfed.test_exchange_links import given
 
 
 class FakeMeter:
@@ -58,14 +60,7 @@ class Pair:
             for me, peer in _ENDS
         }  # fmt: skip
         self.links = {me: self._links(me, peer) for me, peer in _ENDS}
-        keys = {name: fresh_run_key() for name in self.links}
-        seals = {
-            me: SealedLink(me=me, peer=peer, run_key=keys[me], contract_hash=bytes(32))
-            for me, peer in _ENDS
-        }
-        for me, peer in _ENDS:
-            seals[me].agree(keys[peer].public, seals[peer].hello)
-            self.links[me].seal("session", {peer: seals[me]})
+        seal_all(self.links)
 
     def _links(self, me: str, peer: str) -> Links:
         sent = self.on_the_way[me]
@@ -82,14 +77,8 @@ class Pair:
 
     def take(self, receiver: str, frame: bytes) -> Envelope:
         sender = "bob" if receiver == "ann" else "ann"
-        script = self.links[receiver].receive(sender, Kind.REPRESENTATIONS)
-        script.send(None)
-        try:
-            script.send((sender, frame))
-        except StopIteration as end:
-            taken: Envelope = end.value
-            return taken
-        raise AssertionError("it waits on")
+        waiting = self.links[receiver].receive(sender, Kind.REPRESENTATIONS)
+        return given(waiting, (sender, frame))
 
     def close(self, names: Sequence[str] = ("ann", "bob")) -> None:
         for name in names:
@@ -173,13 +162,11 @@ def test_epsilon_stands_where_a_charged_payload_leaves(pair: Pair) -> None:
 ALTERED: tuple[tuple[Callable[[list[bytes]], list[bytes]], int], ...] = (
     (lambda lines: [*lines[:2], lines[2].replace(b'"step":1', b'"step":4'), *lines[3:]], 3),
     (lambda lines: [*lines[:2], lines[2].replace(lines[2][10:12], b"zz", 1), *lines[3:]], 3),
-    (lambda lines: [*lines[:2], *lines[3:]], 3),
-    (lambda lines: lines[1:], 1),
+    (lambda lines: [*lines[:2], *lines[3:]], 3), (lambda lines: lines[1:], 1),
     (lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]], 3),
-    (lambda lines: [*lines[:3], *lines[2:]], 4),
-    (lambda lines: [*lines[:3], b"", *lines[3:]], 4),
+    (lambda lines: [*lines[:3], *lines[2:]], 4), (lambda lines: [*lines[:3], b"", *lines[3:]], 4),
     (lambda lines: [*lines[:-1], lines[-1].replace(b'":"', b'":"0')], 6),
-)
+)  # fmt: skip
 
 
 def test_an_alteration_is_found_where_it_is(pair: Pair) -> None:
@@ -225,10 +212,8 @@ def test_a_torn_last_line_is_told_and_cut_and_the_cut_is_logged(keep: int, pair:
         pair.begin()
     pair.close()
     assert path.read_bytes().startswith(b"".join(whole))
-    assert [line.get("cut") for line in lines_of(path) if line["event"] == "opened"] == [
-        0,
-        len(torn),
-    ]
+    cut = [line.get("cut") for line in lines_of(path) if line["event"] == "opened"]
+    assert cut == [0, len(torn)]
     again = verify_log(path)
     assert (again.cut, again.torn, again.opened, again.signed) == (len(torn), 0, 2, True)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -247,11 +248,7 @@ def test_seeds_refuse_other_ways(config_file: Path, tmp_path: Path, capsys: Capt
 def test_each_kind_of_error_has_its_exit_code(
     config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    raised: Exception = ZeroDivisionError()
-
-    def fails(*_: object, **__: object) -> None:
-        raise raised
-
+    fails = Mock(side_effect=ZeroDivisionError())
     monkeypatch.setattr("secure_apfed.runs.run.run", fails)
     monkeypatch.setattr("apfed_experiments.report.write_report", fails)
     arguments = ["run", str(config_file), "--output", str(tmp_path / "r")]
@@ -262,12 +259,12 @@ def test_each_kind_of_error_has_its_exit_code(
         (IntersectionTooSmallError, 3), (OSError, 3), (LocalProtocolError, 4),
         (RemoteProtocolError, 4), (BudgetExhaustedError, 5),
     ):  # fmt: skip
-        raised = kind("x")
+        fails.side_effect = kind("x")
         assert execute(arguments) == code, kind
-    raised = ModuleNotFoundError("No module named 'torch'", name="torch")
+    fails.side_effect = ModuleNotFoundError("No module named 'torch'", name="torch")
     with pytest.raises(ModuleNotFoundError, match="torch"):
         execute(["report", "runs/one"])
-    raised = ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+    fails.side_effect = ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
     capsys.readouterr()
     assert execute(["report", "runs/one"]) == 2
     said = " ".join(capsys.readouterr().err.replace("│", "").split())

@@ -274,10 +274,8 @@ TEXTS = st.one_of(
 )  # fmt: skip
 # By kind of column: its cells, and the type that frames have them in.
 KINDS: Mapping[str, tuple[st.SearchStrategy[Any], str]] = {
-    "whole": (st.integers(-(2**50), 2**50), "Int64"),
-    "small": (st.integers(0, 1), "Int64"),
-    "number": (st.floats(-1e30, 1e30), "Float64"),
-    "truth": (st.booleans(), "boolean"),
+    "whole": (st.integers(-(2**50), 2**50), "Int64"), "small": (st.integers(0, 1), "Int64"),
+    "number": (st.floats(-1e30, 1e30), "Float64"), "truth": (st.booleans(), "boolean"),
     "date": (st.dates(datetime.date(1900, 1, 1), datetime.date(2200, 1, 1)), "object"),
     "moment": (MOMENTS.map(lambda one: one.replace(microsecond=0)), "datetime64[us]"),
     "span": (st.timedeltas(datetime.timedelta(-999), datetime.timedelta(9999)), "timedelta64[us]"),
@@ -285,7 +283,7 @@ KINDS: Mapping[str, tuple[st.SearchStrategy[Any], str]] = {
     "code": (st.sampled_from(["01234", "1234", "00000", "80331", "7"]), "str"),
     "category": (st.integers(-3, 12), "Int64"),
     "share": (st.sampled_from([0.1, 0.5, 1.0, 2.25]), "Float64"),
-}
+}  # fmt: skip
 CATEGORIES = ("text", "code", "category", "share", "truth")
 
 

@@ -64,13 +64,11 @@ def test_idx_is_read_and_refused_where_it_is_damaged() -> None:
     assert is_idx(idx(IMAGES))
     assert np.array_equal(parse_idx(idx(IMAGES), dimensions=3, source="x"), IMAGES)
     for content, message in (
-        (b"", "found magic nothing"),
-        (b"\x1f\x8b\x08\x00" + bytes(30), "found magic 1f8b0800"),
-        (idx(IMAGES[0, 0]), "in 3 dimensions"),
-        (idx(IMAGES)[:9], "truncated inside its header"),
+        (b"", "found magic nothing"), (b"\x1f\x8b\x08\x00" + bytes(30), "found magic 1f8b0800"),
+        (idx(IMAGES[0, 0]), "in 3 dimensions"), (idx(IMAGES)[:9], "truncated inside its header"),
         (idx(IMAGES)[:-1], "announces sizes .2, 3, 4., 40 bytes in all, the file has 39"),
         (idx(IMAGES) + b"x", "the file has 41"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(DataError, match=message):
             parse_idx(content, dimensions=3, source="train-images")
 

@@ -33,18 +33,11 @@ from secure_apfed.data import (
     load_data,
     load_own_tables,
     pack_own,
+    partition,
     read_own,
 )
 from secure_apfed.data.encoding import View, fit_views, locate_views
 from secure_apfed.data.loading import cut_strips
-from secure_apfed.data.partition import (
-    choose_labelled,
-    deal_clients,
-    deal_people,
-    draw_people,
-    shared_rows,
-    split_rows,
-)
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.runs.run import run
 from secure_apfed.settings.data import DataSettings, ViewColumns
@@ -192,7 +185,7 @@ def by_id(table: PartyTable, ids: list[str]) -> torch.Tensor:
 def test_every_set_gives_tables_that_overlap_as_asked(name: str) -> None:
     data = load(name, overlap=0.8, limit=1000)
     known, tests = ids_at(data, data.train_rows), ids_at(data, data.test_rows)
-    shared = shared_rows(len(known), 0.8)
+    shared = partition.shared_rows(len(known), 0.8)
     assert len(data.passives) == DATASETS[name].views - 1
     assert data.classes == DATASETS[name].classes
     assert len(known.intersection(*(p.ids for p in data.passives))) == shared
@@ -268,32 +261,34 @@ def test_tables_are_cut_by_names_and_numbers_and_natural_views_chosen_by_name() 
     seed=st.integers(0, 2**32),
 )  # fmt: skip
 def test_people_are_dealt_without_waste_or_repeat(rows: int, overlap: float, seed: int) -> None:
-    people = deal_people(np.arange(rows), overlap=overlap, limit=None, seed=seed)
+    people = partition.deal_people(np.arange(rows), overlap=overlap, limit=None, seed=seed)
     used = np.concatenate(people)
     active = len(people.shared) + len(people.active_only)
     assert len(set(used.tolist())) == len(used) <= rows
-    assert len(people.shared) == shared_rows(active, overlap)
+    assert len(people.shared) == partition.shared_rows(active, overlap)
     assert len(people.strangers) == len(people.active_only)
     # One active row more would need more rows than there are.
-    assert 2 * (active + 1) - shared_rows(active + 1, overlap) > rows
+    assert 2 * (active + 1) - partition.shared_rows(active + 1, overlap) > rows
 
 
 def test_splits_and_shares_are_exact() -> None:
     # 0.7 * 10 in binary is below 7
-    assert [shared_rows(*of) for of in ((10, 0.7), (1000, 0.29), (3, 0.5))] == [7, 290, 1]
+    assert [partition.shared_rows(*of) for of in ((10, 0.7), (1000, 0.29), (3, 0.5))] == [7, 290, 1]
     labels = np.repeat(np.arange(3), [8, 40, 100])
-    train, test = split_rows(labels, 0.25, seed=1)
+    train, test = partition.split_rows(labels, 0.25, seed=1)
     assert np.bincount(labels[test]).tolist() == [2, 10, 25]
     assert sorted([*train, *test]) == list(range(148))
-    blind = [split_rows(own, 0.25, seed=1, split="at_random") for own in (labels, labels[::-1])]
+    blind = [
+        partition.split_rows(own, 0.25, seed=1, split="at_random") for own in (labels, labels[::-1])
+    ]
     assert len(blind[0][1]) == 37
     np.testing.assert_array_equal(blind[0][1], blind[1][1])
     with pytest.raises(DataError, match=r"leaves 4 training and 0 test rows; .*another test_"):
-        split_rows(np.arange(4), 0.25, seed=1)
+        partition.split_rows(np.arange(4), 0.25, seed=1)
     with pytest.raises(DataError, match="11 aligned people are wanted, and the active has 10"):
-        deal_people(np.arange(50), overlap=1, limit=10, seed=0, aligned=11)
+        partition.deal_people(np.arange(50), overlap=1, limit=10, seed=0, aligned=11)
     with pytest.raises(DataError, match=r"0\.01 of 50 training rows leaves nobody"):
-        deal_people(np.arange(101), overlap=0.01, limit=50, seed=0)
+        partition.deal_people(np.arange(101), overlap=0.01, limit=50, seed=0)
 
 
 def test_labelled_rows_are_drawn_of_each_class_and_nested() -> None:
@@ -311,7 +306,8 @@ def test_labelled_rows_are_drawn_of_each_class_and_nested() -> None:
     # A choice at random reads no label.
     labels = np.arange(1000) % 2
     chosen, other = (
-        choose_labelled(own, 40, seed=0, choice="at_random") for own in (labels, 1 - labels)
+        partition.choose_labelled(own, 40, seed=0, choice="at_random")
+        for own in (labels, 1 - labels)
     )
     assert chosen is not None
     assert other is not None
@@ -323,7 +319,7 @@ def test_people_are_drawn_by_the_seed() -> None:
     labels = np.repeat([0, 1], [30, 10])
 
     def drawn(rows: int | None = None, each: int | None = None, seed: int = 0) -> Any:
-        return draw_people(labels, rows=rows, rows_per_class=each, seed=seed)
+        return partition.draw_people(labels, rows=rows, rows_per_class=each, seed=seed)
 
     assert drawn() is None
     assert len(drawn(20)) == 20
@@ -377,16 +373,16 @@ def test_horizontal_parties_have_all_features_of_other_people_and_equal_classes(
 
 def test_clients_are_dealt_evenly_to_the_last_row() -> None:
     labels = np.repeat([0, 1, 2], [50, 7, 4])
-    dealt = deal_clients(labels, np.arange(61), clients=4, limit=None, seed=1)
+    dealt = partition.deal_clients(labels, np.arange(61), clients=4, limit=None, seed=1)
     assert [len(rows) for rows in dealt] == [15] * 4
     assert len(set(np.concatenate(dealt).tolist())) == 60
     for label, least in ((0, 12), (1, 1), (2, 0)):
         found = [int((labels[rows] == label).sum()) for rows in dealt]
         assert least <= min(found) <= max(found) <= min(found) + 1 + (label == 0)
-    few = deal_clients(labels, np.arange(61), clients=2, limit=10, seed=1)
+    few = partition.deal_clients(labels, np.arange(61), clients=2, limit=10, seed=1)
     assert [np.bincount(labels[rows]).tolist() for rows in few] == [[8, 1, 1]] * 2
     with pytest.raises(DataError, match="3 training rows are too few for 4 clients"):
-        deal_clients(labels, np.arange(3), clients=4, limit=None, seed=1)
+        partition.deal_clients(labels, np.arange(3), clients=4, limit=None, seed=1)
 
 
 def test_prepared_rows_carry_labels_and_views(tmp_path: Path) -> None:

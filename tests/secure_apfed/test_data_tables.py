@@ -46,10 +46,8 @@ def shop() -> pd.DataFrame:
     draw = np.random.default_rng(2)
     rows = draw.permutation(np.arange(10, 50))
     return pd.DataFrame({
-        "customer": [f"{row:03d}" for row in rows],
-        "visits": draw.integers(0, 30, ROWS),
-        "spent": draw.normal(50, 9, ROWS),
-        "member": draw.integers(0, 2, ROWS).astype(bool),
+        "customer": [f"{row:03d}" for row in rows], "visits": draw.integers(0, 30, ROWS),
+        "spent": draw.normal(50, 9, ROWS), "member": draw.integers(0, 2, ROWS).astype(bool),
     })  # fmt: skip
 
 

@@ -240,12 +240,10 @@ def test_rows_that_name_others_or_nobody_are_refused() -> None:
 
 
 VOTED: dict[str, Any] = {
-    "data": {"labelled": 40, "limit": 200},
-    "model": {"network": "random_features"},
-    "train": {"epochs": 1},
-    "method": {"name": "votes", "epsilon": 8.0, "prior": "labeller"},
+    "data": {"labelled": 40, "limit": 200}, "model": {"network": "random_features"},
+    "train": {"epochs": 1}, "method": {"name": "votes", "epsilon": 8.0, "prior": "labeller"},
     "secure_sum": {"scheme": "plain", "masks": "pairwise"},
-}
+}  # fmt: skip
 QUICK: dict[str, Any] = {
     "data": {"limit": 100}, "model": {"hidden": [8], "representation": 4},
     "guard": {"mechanism": "none"}, "baselines": False,

@@ -210,11 +210,9 @@ def bodies(envelopes: Iterable[Envelope]) -> list[bytes]:
 def test_flows_add_up() -> None:
     recorder = Recorder("none")
     sent = [
-        recorder.send(b"x" * 3, step=-1, kind=Kind.SUM_SETUP),
-        recorder.send(b"x" * 5, step=2),
-        recorder.send(b"x" * 7, step=4),
-        recorder.send(b"x" * 11, step=4, to="p2"),
-    ]
+        recorder.send(b"x" * 3, step=-1, kind=Kind.SUM_SETUP), recorder.send(b"x" * 5, step=2),
+        recorder.send(b"x" * 7, step=4), recorder.send(b"x" * 11, step=4, to="p2"),
+    ]  # fmt: skip
     flows = recorder.transcript.flows
     assert [(f.receiver, f.kind.value, f.messages, f.payload_bytes) for f in flows] == [
         ("p1", "sum-setup", 1, 23),  # with the head of its only part

@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeVar
+from unittest.mock import Mock
 
 import pytest
 
@@ -142,26 +143,21 @@ def read(frame: bytes) -> Envelope:
     return Envelope.parse_header(frame[2 : 2 + int.from_bytes(frame[:2], "big")])
 
 
-def behind(header: bytes, frame: bytes) -> bytes:
-    return len(header).to_bytes(2, "big") + header + frame[2 + int.from_bytes(frame[:2], "big") :]
-
-
 CHANGES: list[tuple[dict[str, Any], str]] = [
-    ({"session": "t"}, "in session 't'"),
-    ({"sender": "other"}, "claims to be from 'other'"),
+    ({"session": "t"}, "in session 't'"), ({"sender": "other"}, "claims to be from 'other'"),
     ({"receiver": "other"}, "claims to be from 'active' to 'other'"),
-    ({"step": 1}, "does not authenticate"),
-    ({"kind": Kind.REQUEST}, "does not authenticate"),
+    ({"step": 1}, "does not authenticate"), ({"kind": Kind.REQUEST}, "does not authenticate"),
     ({"sequence": 1}, "expected message 0 of active, got 1"),
-]
+]  # fmt: skip
 
 
 def test_a_changed_header_is_refused() -> None:
     for changes, message in CHANGES:
         wire = Wire.of_three()
         wire.send()
-        changed = replace(read(wire.frames[0]), **changes)
-        wire.frames[0] = behind(changed.header, wire.frames[0])
+        sent = read(wire.frames[0])
+        header, body = replace(sent, **changes).header, wire.frames[0][2 + len(sent.header) :]
+        wire.frames[0] = len(header).to_bytes(2, "big") + header + body
         expected = {key: value for key, value in changes.items() if key in ("step", "kind")}
         with pytest.raises(RemoteProtocolError, match=message):
             wire.receive(**expected)
@@ -245,7 +241,8 @@ def test_after_it_was_ready_a_peer_has_no_part_and_is_named_in_the_silence() -> 
 def test_after_an_interruption_while_it_sent_a_party_says_no_more_on_that_link() -> None:
     """The number of what never left is used up: whatever follows would pass for a replay."""
     wire = Wire.of_three()
-    post, wire.links["active"]._post = wire.links["active"]._post, interrupted
+    post, interrupted = wire.links["active"]._post, Mock(side_effect=KeyboardInterrupt)
+    wire.links["active"]._post = interrupted
     with pytest.raises(KeyboardInterrupt):
         wire.send()
     wire.links["active"]._post = post
@@ -254,10 +251,6 @@ def test_after_an_interruption_while_it_sent_a_party_says_no_more_on_that_link()
     waiting = wire.links["other"].receive("active", Kind.SUM)
     with pytest.raises(RunStoppedError, match="active stopped the run: KeyboardInterrupt"):
         given(waiting, ("active", wire.carried["active", "other"].popleft()))
-
-
-def interrupted(receiver: str, frame: bytes) -> None:
-    raise KeyboardInterrupt
 
 
 def test_a_unit_of_patience_is_what_the_contract_says() -> None:

@@ -50,14 +50,12 @@ def test_classes_are_measured_as_scikit_learn_does() -> None:
     one = scored(300, 2)
     y, p = one.truth, one.scores[:, 1]
     assert measure_all(one) == pytest.approx({
-        "accuracy": metrics.accuracy_score(y, p > 0.5),
-        "auc": metrics.roc_auc_score(y, p),
+        "accuracy": metrics.accuracy_score(y, p > 0.5), "auc": metrics.roc_auc_score(y, p),
         "average_precision": metrics.average_precision_score(y, p),
         "ks": np.max(np.subtract(*metrics.roc_curve(y, p)[1::-1])),
         "gini": 2 * metrics.roc_auc_score(y, p) - 1,
         "balanced_accuracy": metrics.balanced_accuracy_score(y, p > 0.5),
-        "f1": metrics.f1_score(y, p > 0.5),
-        "brier": metrics.brier_score_loss(y, p),
+        "f1": metrics.f1_score(y, p > 0.5), "brier": metrics.brier_score_loss(y, p),
         "log_loss": metrics.log_loss(y, p),
     })  # fmt: skip
     one = scored(300, 4)

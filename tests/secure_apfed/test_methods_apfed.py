@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
+from secure_apfed.exchange import Kind, TensorSpec, pack, unpack
 from secure_apfed.methods import Session, open_session
 from secure_apfed.methods import alignment as aligned
 from secure_apfed.methods.alignment import place_rows
@@ -32,11 +33,9 @@ RECONSTRUCTION = {"name": "reconstruction"}
 CONTRASTIVE = {"name": "contrastive", "temperature": 0.5}
 ONE_SIDED = {"name": "contrastive", "anchors": "active"}
 OBJECTIVES: Mapping[str, list[dict[str, Any]]] = {
-    "R": [RECONSTRUCTION],
-    "C": [CONTRASTIVE],
-    "C one-sided": [ONE_SIDED],
+    "R": [RECONSTRUCTION], "C": [CONTRASTIVE], "C one-sided": [ONE_SIDED],
     "mixed": [RECONSTRUCTION, CONTRASTIVE, ONE_SIDED],
-}
+}  # fmt: skip
 # Of the first batch of 16 the second passive knows one person: it neither learns nor helps.
 OVERLAPS = {"passive-1": range(20), "passive-2": range(15, 30)}
 
@@ -299,14 +298,10 @@ def test_positions_name_the_same_person_at_whoever_knows_them(protocol: str) -> 
 def test_a_passive_is_told_positions_of_its_own_people_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: dict[str, Envelope] = {}
-
-    def watched(envelope: Envelope, rows_P: Tensor, *, most: int) -> Tensor:
-        told[envelope.receiver] = envelope
-        return place_rows(envelope, rows_P, most=most)
-
-    monkeypatch.setattr(aligned, "place_rows", watched)
+    placed = Mock(wraps=place_rows)
+    monkeypatch.setattr(aligned, "place_rows", placed)
     alignment = open_session(pairs(), overlapping()).alignment
+    told = {envelope.receiver: envelope for (envelope, _), _ in placed.call_args_list}
     assert told.keys() == OVERLAPS.keys()
     for name, envelope in told.items():
         expected = {"positions": TensorSpec(torch.int64, (len(OVERLAPS[name]),))}

@@ -128,10 +128,8 @@ def test_no_hidden_label_reaches_training(played: Played) -> None:
 
 
 CUTS: tuple[Callable[[bytes], bytes], ...] = (
-    lambda body: body[:-1],
-    lambda body: b"",
-    lambda body: body + b"x",
-)
+    lambda body: body[:-1], lambda body: b"", lambda body: body + b"x",
+)  # fmt: skip
 _NOT_READ = {Kind.GREETING, Kind.SESSION, Kind.SIGNATURE, Kind.ALIGNMENT, Kind.ALIVE}  # own tests
 _WORDS = {Kind.READY, Kind.CHECKPOINT, Kind.SAVED, Kind.END, Kind.ABORT}
 

@@ -25,11 +25,8 @@ from tests.secure_apfed.small_runs import small_config
 from tests.secure_apfed.test_methods_apfed import vertical_data
 from tests.with_crypten import pair_of
 
-BEFORE_SAVING, BEFORE_CONTRIBUTING, BEFORE_ANSWERING = ORDER = (
-    Kind.SAVED,
-    Kind.CONTRIBUTION,
-    Kind.SUM_ANSWER,
-)
+ORDER = Kind.SAVED, Kind.CONTRIBUTION, Kind.SUM_ANSWER
+BEFORE_SAVING, BEFORE_CONTRIBUTING, BEFORE_ANSWERING = ORDER
 
 
 class Killing(InMemory):
@@ -82,12 +79,11 @@ class Recorder:
 def fixed_point_of(session: Simulation) -> FixedPoint:
     agreed: Any = session.contract.secure_sum
     noise = agreed["noise"]
-    return FixedPoint(
-        clip_norm=agreed["clip"],
-        bits=agreed["bits"],
-        contributors=len(session.contract.passives),
-        noise=noise["steps"] if noise else 0,
-    )
+    facts = {
+        "contributors": len(session.contract.passives),
+        "noise": noise["steps"] if noise else 0,
+    }
+    return FixedPoint(clip_norm=agreed["clip"], bits=agreed["bits"], **facts)
 
 
 def entered(
@@ -156,9 +152,8 @@ def test_a_contract_that_says_abort_stops_for_all(
     assert session.contract.silent_passive == "stop"
     deaths["passive-2"] = (1, BEFORE_CONTRIBUTING)
     session.step(0, torch.arange(16))
-    with pytest.raises(
-        PartyLeftError, match=r"step 1 from passive-2; nothing came; or active .*; the contract"
-    ):
+    said = r"step 1 from passive-2; nothing came; or active .*; the contract"
+    with pytest.raises(PartyLeftError, match=said):
         session.step(1, torch.arange(16))
     assert session.attendance() == {"left": {}, "steps_without_all": 0}
 
@@ -208,11 +203,6 @@ def digits(threshold: int | None) -> Config:
     )  # fmt: skip
 
 
-def attendance_in(folder: Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return dict(result["attendance"])
-
-
 @pytest.mark.parametrize(("at", "kind"), [(7, BEFORE_CONTRIBUTING), (EPOCH, BEFORE_SAVING)])
 def test_a_run_goes_on_and_says_so(
     at: int, kind: Kind, deaths: dict[str, tuple[int, Kind]], tmp_path: Path
@@ -220,7 +210,7 @@ def test_a_run_goes_on_and_says_so(
     deaths["passive-2"] = (at, kind)
     run(digits(2), tmp_path)
     left = {"left": {"passive-2": at}, "steps_without_all": 2 * EPOCH - at}
-    assert attendance_in(tmp_path) == left
+    assert json.loads((tmp_path / "result.json").read_text())["attendance"] == left
     contract = json.loads((tmp_path / "contract.json").read_text())["document"]
     assert contract["silent_passive"] == "recover"
 
@@ -280,10 +270,8 @@ def test_the_contract_says_what_a_silence_does(
     contract = entered(rules, sums, passives).contract
     assert contract.silent_passive == agreed
     assert contract.secure_sum.get("threshold") == threshold
-    assert (contract.patience_s, contract.restarts) == (
-        rules.get("patience_s"),
-        rules.get("restarts", 0),
-    )
+    waits = rules.get("patience_s"), rules.get("restarts", 0)
+    assert (contract.patience_s, contract.restarts) == waits
 
 
 @pytest.mark.parametrize(("rules", "sums", "passives", "message"), [

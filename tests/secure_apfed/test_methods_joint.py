@@ -2,6 +2,7 @@
 
 import copy
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tests.secure_apfed.seats import (
     ROWS,
     altered,
     cloned,
+    descent_of,
     envelope,
     random_data,
     same,
@@ -192,11 +194,6 @@ def test_without_aligned_test_rows_the_full_inference_asks_nobody() -> None:
     assert session.transcript.wire_bytes == before
 
 
-def learned(party: TvflPassive) -> dict[str, Tensor]:
-    tensors = cloned(party.tensors())
-    return {name: value for name, value in tensors.items() if not name.startswith("allowance.")}
-
-
 def envelope_of(session: Simulation, kind: Kind, payload: bytes, **changes: Any) -> Envelope:
     usual = {"session": session.contract.session, "receiver": "passive-1"}
     return envelope(payload, kind=kind, **{**usual, **changes})
@@ -209,7 +206,7 @@ class Asked:
         self.session = opened(vertical_data(2))
         self.passive = passives_of(self.session)[0]
         self.answer = self.passive.represent(self.request(torch.arange(4), step=3, learn=learn))
-        self.before = learned(self.passive)
+        self.before = cloned(descent_of(self.passive.tensors()))
 
     def request(self, rows: Tensor, *, step: int, learn: object = True) -> Envelope:
         payload = pack({"rows": rows}, {"learn": learn})
@@ -222,7 +219,7 @@ class Asked:
     def refuses(self, envelope: Envelope, message: str) -> None:
         with pytest.raises(RemoteProtocolError, match=message):
             self.passive.learn(envelope)
-        assert same(learned(self.passive), self.before)
+        assert same(descent_of(self.passive.tensors()), self.before)
 
 
 @pytest.mark.parametrize(("values", "message"), [
@@ -243,7 +240,7 @@ def test_a_gradient_is_taken_once_of_its_step_and_where_one_is_due() -> None:
     for step in (2, 4):
         asked.refuses(asked.gradient(gradient, step=step), "waits for none")
     asked.passive.learn(asked.gradient(gradient))
-    asked.before = learned(asked.passive)
+    asked.before = cloned(descent_of(asked.passive.tensors()))
     asked.refuses(asked.gradient(gradient), "waits for none")
     asked = Asked(learn=False)
     asked.refuses(asked.gradient(gradient), "waits for none")
@@ -251,10 +248,7 @@ def test_a_gradient_is_taken_once_of_its_step_and_where_one_is_due() -> None:
 
 def test_after_a_release_that_failed_no_gradient_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked()
-
-    def refuse(**_: Any) -> None:
-        raise OverflowError("spent")
-
+    refuse = Mock(side_effect=OverflowError("spent"))
     monkeypatch.setattr(asked.passive.ledgers["passive-1"], "charge", refuse)
     with pytest.raises(OverflowError, match="spent"):
         asked.passive.represent(asked.request(torch.arange(4), step=4))
@@ -262,9 +256,7 @@ def test_after_a_release_that_failed_no_gradient_is_due(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("rows", "step", "message"), [
-    ([1], 4, "at least 2"),
-    ([0, ALIGNED], 4, "outside the alignment"),
-    ([0, 1], 3, "after step 3"),
+    ([1], 4, "at least 2"), ([0, ALIGNED], 4, "outside the alignment"), ([0, 1], 3, "after step 3"),
     ([0, 1], 0, "after step 3"),
 ])  # fmt: skip
 def test_a_request_outside_the_rules_is_refused(rows: list[int], step: int, message: str) -> None:

@@ -42,6 +42,7 @@ from tests.secure_apfed.seats import (
     cloned,
     contract,
     contributed,
+    descent_of,
     envelope,
     lone_passive,
     plain_sum,
@@ -545,10 +546,6 @@ def test_a_passive_does_not_answer_near_constant_rows_among_people_that_it_does_
     assert not answers[0].any()
     assert answers[1][held_N].all()
     assert not answers[1][~held_N].any()
-
-
-def descent_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value for name, value in tensors.items() if not name.startswith("allowance")}
 
 
 def test_the_active_keeps_a_near_constant_batch_at_home() -> None:

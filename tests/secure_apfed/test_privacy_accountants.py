@@ -1,6 +1,5 @@
 """Accounts of releases and of noise under sums, against other formulas and an audit."""
 
-import doctest
 import math
 import re
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 from apfed_protocols.noise import MAX_DEVIATION
 from secure_apfed.errors import ConfigError
-from secure_apfed.privacy import accountants
 from secure_apfed.privacy.accountants import (
     ACCOUNTANTS,
     GaussianRelease,
@@ -150,10 +148,6 @@ def test_bad_numbers_are_refused_and_limits_are_kept() -> None:
     for multiplier in (0, -1, math.inf, math.nan):
         with pytest.raises(ConfigError, match="a noise multiplier is positive"):
             GaussianRelease(noise_multiplier=multiplier)
-
-
-def test_the_example_runs() -> None:
-    assert doctest.testmod(accountants).failed == 0
 
 
 @pytest.mark.parametrize("rho", [1e-4, 0.1, 10.0])

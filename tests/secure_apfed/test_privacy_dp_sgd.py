@@ -16,19 +16,13 @@ from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import TensorSpec, unpack
 from secure_apfed.learning.descent import ActiveNetworks
+from secure_apfed.privacy import dp_sgd
 from secure_apfed.privacy.accountants import (
     GaussianRelease,
     Mechanism,
     NoPrivacy,
     gdp_epsilon,
     gdp_mu,
-)
-from secure_apfed.privacy.dp_sgd import (
-    GradientGuard,
-    PrivateUpdates,
-    WholeTraining,
-    calibrate_updates,
-    clipped_sum,
 )
 from secure_apfed.privacy.guard import GaussianGuard, NoGuard, RepresentationGuard
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
@@ -40,9 +34,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeCh
 KEY = bytes(range(32))
 
 
-def guard_of(**changes: object) -> GradientGuard:
+def guard_of(**changes: object) -> dp_sgd.GradientGuard:
     settings: dict[str, object] = {"clip": 1.0, "noise_multiplier": 2.0, "key": KEY}
-    return GradientGuard(**{**settings, **changes})  # type: ignore[arg-type]  # one field at a time
+    return dp_sgd.GradientGuard(**{**settings, **changes})  # type: ignore[arg-type]  # one field at a time
 
 
 def samples(count: int) -> list[Tensor]:
@@ -51,9 +45,9 @@ def samples(count: int) -> list[Tensor]:
 
 
 def test_the_sum_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = clipped_sum(samples(9), 0.7)
+    whole = dp_sgd.clipped_sum(samples(9), 0.7)
     monkeypatch.setattr("secure_apfed.privacy.dp_sgd._CHUNK_NUMBERS", 20)
-    torch.testing.assert_close(clipped_sum(samples(9), 0.7), whole, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(dp_sgd.clipped_sum(samples(9), 0.7), whole, rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -62,14 +56,14 @@ def test_no_example_moves_the_sum_beyond_the_clip(dtype: torch.dtype) -> None:
     for value, first, clip in product(values, (0, 9), (1e-6, 0.5, 1e6)):
         bad = torch.zeros(1, 10, dtype=dtype)
         bad[0, first:] = value
-        alone = clipped_sum([bad[:, :6].reshape(1, 3, 2), bad[:, 6:]], clip)
+        alone = dp_sgd.clipped_sum([bad[:, :6].reshape(1, 3, 2), bad[:, 6:]], clip)
         assert bool(alone.isfinite().all())
         assert math.sqrt(math.fsum(x * x for x in alone.tolist())) <= clip
     huge = torch.full((1, 5), torch.finfo(dtype).max * 0.9, dtype=dtype)
-    assert float(clipped_sum([huge], 0.5).norm()) == pytest.approx(0.5)
+    assert float(dp_sgd.clipped_sum([huge], 0.5).norm()) == pytest.approx(0.5)
     good = samples(4)
     spoilt = [torch.cat([part, torch.full_like(part[:1], math.nan)]) for part in good]
-    torch.testing.assert_close(clipped_sum(spoilt, 1.0), clipped_sum(good, 1.0))
+    torch.testing.assert_close(dp_sgd.clipped_sum(spoilt, 1.0), dp_sgd.clipped_sum(good, 1.0))
 
 
 def test_the_noise_has_the_stated_deviation_and_no_other() -> None:
@@ -129,14 +123,14 @@ def networks(dropout: float = 0.0) -> ActiveNetworks:
     return ActiveNetworks(encoder, head, nn.Linear(H, SIZE))
 
 
-def updates(clip: float = 1.0, noise: float = TINY_NOISE) -> PrivateUpdates:
-    guard = GradientGuard(clip=clip, noise_multiplier=noise, key=KEY)
+def updates(clip: float = 1.0, noise: float = TINY_NOISE) -> dp_sgd.PrivateUpdates:
+    guard = dp_sgd.GradientGuard(clip=clip, noise_multiplier=noise, key=KEY)
     ledger = PrivacyLedger(guard.mechanism(), delta=1e-5, budget=None, rows=ROWS, log=None)
-    return PrivateUpdates(guard, ledger)
+    return dp_sgd.PrivateUpdates(guard, ledger)
 
 
 def active(
-    private: PrivateUpdates | None,
+    private: dp_sgd.PrivateUpdates | None,
     *,
     parts: ActiveNetworks | None = None,
     guard: RepresentationGuard | None = None,
@@ -267,7 +261,7 @@ def test_a_spent_budget_changes_nothing() -> None:
     private = updates(1.0, 20.0)
     party = active(private, guard=guard)
     once = gdp_epsilon(math.hypot(0.1, 0.1), 1e-5)
-    WholeTraining(
+    dp_sgd.WholeTraining(
         releases=party.role.ledgers["active"], updates=private.ledger, delta=1e-5,
         budget=1.01 * once,
     )  # fmt: skip
@@ -327,12 +321,12 @@ DELTA = 1e-5
 
 def training(
     released: Mechanism, updated: Mechanism, *, budget: float | None = None
-) -> tuple[WholeTraining, PrivacyLedger, PrivacyLedger]:
+) -> tuple[dp_sgd.WholeTraining, PrivacyLedger, PrivacyLedger]:
     releases, updates = (
         PrivacyLedger(one, delta=DELTA, budget=None, rows=5, log=None)
         for one in (released, updated)
     )
-    whole = WholeTraining(releases=releases, updates=updates, delta=DELTA, budget=budget)
+    whole = dp_sgd.WholeTraining(releases=releases, updates=updates, delta=DELTA, budget=budget)
     return whole, releases, updates
 
 
@@ -388,7 +382,7 @@ def test_what_the_proof_covers_is_taken() -> None:
 @pytest.mark.parametrize("releases", [0, 1, 6])
 def test_a_calibrated_training_ends_at_its_budget_and_not_before(releases: int) -> None:
     release = GaussianRelease(noise_multiplier=8.0)
-    multiplier = calibrate_updates(3.0, DELTA, release=release, releases=releases, updates=6)
+    multiplier = dp_sgd.calibrate_updates(3.0, DELTA, release=release, releases=releases, updates=6)
     updated = GaussianRelease(noise_multiplier=multiplier / 2)
     whole, released, updates = training(release, updated, budget=3.0)
     for step in range(6):
@@ -413,8 +407,10 @@ def test_updates_alone_take_the_whole_budget_and_what_cannot_be_calibrated_is_sa
         (NoPrivacy(), -1, 1, "and -1 releases"),
     ):
         with pytest.raises(ConfigError, match=message):
-            calibrate_updates(1.0, DELTA, release=release, releases=releases, updates=updates)
-    multiplier = calibrate_updates(1.0, DELTA, release=NoPrivacy(), releases=0, updates=50)
+            dp_sgd.calibrate_updates(
+                1.0, DELTA, release=release, releases=releases, updates=updates
+            )
+    multiplier = dp_sgd.calibrate_updates(1.0, DELTA, release=NoPrivacy(), releases=0, updates=50)
     # The tabulated sigma/(2C) of epsilon 1 and T = 50, twice, since Opacus counts sigma / C.
     assert multiplier == pytest.approx(2 * 26.4, rel=2e-3)
     assert multiplier == pytest.approx(2 * math.sqrt(50) / gdp_mu(1.0, DELTA))
@@ -423,7 +419,7 @@ def test_updates_alone_take_the_whole_budget_and_what_cannot_be_calibrated_is_sa
 def test_statements_say_what_is_covered_and_what_noise_from_the_seed_is_worth() -> None:
     updated = GaussianRelease(noise_multiplier=4.0)
     whole, releases, updates = training(NoPrivacy(), updated)
-    seeded = WholeTraining(
+    seeded = dp_sgd.WholeTraining(
         releases=releases, updates=updates, delta=DELTA, budget=None, seeded=True
     )
     guard = GaussianGuard(clip=1.0, sigma=3.0, key=KEY)

@@ -155,11 +155,9 @@ def test_replacements_are_uniform_over_the_other_classes() -> None:
 
 ROWS = 60_000
 PRIORS = {
-    "even": [0.25, 0.25, 0.25, 0.25],
-    "leaning": [0.4, 0.1, 0.3, 0.2],
-    "two of four": [0.02, 0.49, 0.01, 0.48],
-    "sure": [0.0, 0.0, 1.0, 0.0],
-}
+    "even": [0.25, 0.25, 0.25, 0.25], "leaning": [0.4, 0.1, 0.3, 0.2],
+    "two of four": [0.02, 0.49, 0.01, 0.48], "sure": [0.0, 0.0, 1.0, 0.0],
+}  # fmt: skip
 
 
 def staged(epsilon: float = 1.0) -> MultiStageResponse:
@@ -254,6 +252,5 @@ def test_noise_under_a_sum_is_claimed_against_its_readers_only(seeded: bool) -> 
 
 def test_rows_of_one_person_at_several_passives_add_up() -> None:
     assert joint_releases_statement(RELEASED, 1) == RELEASED
-    assert joint_releases_statement(RELEASED, 2) == (
-        f"{RELEASED}; epsilon_x is of one passive's row, and those of one person add up"
-    )
+    told = f"{RELEASED}; epsilon_x is of one passive's row, and those of one person add up"
+    assert joint_releases_statement(RELEASED, 2) == told

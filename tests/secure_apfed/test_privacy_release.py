@@ -1,7 +1,6 @@
 """Privacy of somebody else's loop: kinds, noise, account, threads and forks, refusals."""
 
 import copy
-import doctest
 import os
 import pickle
 import threading
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-import secure_apfed.privacy.release
 from apfed_protocols import MaskedSum, StepBinding, SumAgreement, converse
 from apfed_protocols.errors import LocalProtocolError, UnsafeChoiceWarning
 from secure_apfed import BudgetExhaustedError, PrivateContributions, PrivateLabels, PrivateRelease
@@ -195,7 +193,3 @@ def test_labels_are_answered_once_in_their_own_kind() -> None:
     ):  # fmt: skip
         with pytest.raises((LocalProtocolError, DataError), match=message):
             PrivateLabels(epsilon=1.0, classes=300)(wrong)
-
-
-def test_the_example_runs() -> None:
-    assert doctest.testmod(secure_apfed.privacy.release).failed == 0

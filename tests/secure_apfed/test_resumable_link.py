@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -80,11 +81,8 @@ def test_every_message_arrives_once_and_in_order(cuts: list[int]) -> None:
     assert len(cuts) // 2 < ends.connections <= len(cuts) + 1
 
 
-def refuse() -> Any:
-    raise ConnectionRefusedError("nobody listens")
-
-
 def test_a_peer_that_does_not_come_back_is_an_error_in_time() -> None:
+    refuse = Mock(side_effect=ConnectionRefusedError("nobody listens"))
     link = ResumableLink("shop", refuse, patience_s=0.5)
     link.send(b"hello")
     with pytest.raises(RemoteProtocolError, match=r"shop did not come within 0.5 s \(nobody"):

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -129,7 +130,6 @@ def test_the_digests_are_as_sha256sum_reads_them(finished: dict[str, Path]) -> N
 
 # Written by somebody else.
 
-
 NOT_JSON = (
     b"", b'{"a": 1', b"[" * 200_000, b'{"a":' * 200_000, b"\xff\xfe\x00", b"9" * 100_000,
     b'{"a": 123456789012345678901234567890}', b'{"a": NaN}', b'{"a": -Infinity}',
@@ -190,11 +190,9 @@ def test_parameters_that_somebody_wrote_are_checked(copied: Path) -> None:
     tensors = load_file(path)
     first = next(iter(tensors))
     for made in (
-        {},
-        {name: one.to(torch.int64) for name, one in tensors.items()},
-        {**tensors, first: tensors[first].double()},
-        {**tensors, first: torch.zeros(3)},
-    ):
+        {}, {name: one.to(torch.int64) for name, one in tensors.items()},
+        {**tensors, first: tensors[first].double()}, {**tensors, first: torch.zeros(3)},
+    ):  # fmt: skip
         save_file(made, path)
         with pytest.raises(ModelError, match=r"safetensors and model\.json do not make a model"):
             load_model(copied)
@@ -421,7 +419,6 @@ def test_a_folder_of_other_things_is_not_shut_from_its_users(tmp_path: Path) -> 
 
 # Files kept over sessions, and CSV for spreadsheets, without a formula.
 
-
 FORMULAS = (
     "=1+1", "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "=", "-", "+", "@",
     "-inf", "-1,5", "+49 30 1", "--1", "-0x1", "-1_000",
@@ -460,10 +457,8 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "checkpoint.bin"
     files.write_atomically(path, b"before")
 
-    def full(_handle: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("os.fsync", Mock(side_effect=full))
     with pytest.raises(OSError, match=r"No space left on device: '.*checkpoint\.bin'"):
         files.write_atomically(path, b"after")
     assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [(path.name, b"before")]

@@ -124,9 +124,8 @@ def test_private_training_resumes_and_refunds_nothing(method: str, tmp_path: Pat
     run(config, tmp_path / "whole")
     interrupted(config, tmp_path / "run", at_step=15)
     ledger = tmp_path / "run" / "parties" / "active" / "ledger-active+updates.jsonl"
-    assert (
-        len(ledger.read_text().splitlines()) == 1 + 15
-    )  # charged beyond the checkpoint, which lies at step 12
+    charged = len(ledger.read_text().splitlines())
+    assert charged == 1 + 15  # beyond the checkpoint, which lies at step 12
     run(config, tmp_path / "run", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "run")
     spent = json.loads((tmp_path / "run" / "result.json").read_bytes())["privacy"]
@@ -223,13 +222,9 @@ def test_damage_is_told_before_training_goes_on(tmp_path: Path) -> None:
     ):
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match=says):
-            run(small_config(), folder, resume=True, on_progress=_must_not_train)
+            run(small_config(), folder, resume=True, on_progress=lambda now: pytest.fail(f"{now}"))
         path.write_bytes(whole[path])
     run(small_config(), folder, resume=True)
-
-
-def _must_not_train(progress: Any) -> None:
-    raise AssertionError(progress)
 
 
 def test_a_start_that_failed_before_anything_was_sent_is_no_run(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import create_autospec
 
 import msgpack
 import pytest
@@ -136,24 +137,19 @@ def test_labels_are_answered_once_and_saved_before_they_train(
 ) -> None:  # fmt: skip
     """The noise is secret, so drawing again from fresh randomness would show and cost epsilon."""
     config = config_of(labels=labels, guard={"mechanism": "none"})
-    answered: list[int] = []
-    genuine = kind.answer
-
-    def counted(self: LabelResponse, labels_N: torch.Tensor, **told: Any) -> torch.Tensor:
-        answered.append(len(labels_N))
-        return genuine(self, labels_N, **told)
-
-    monkeypatch.setattr(kind, "answer", counted)
+    answer = create_autospec(kind.answer, side_effect=kind.answer)
+    monkeypatch.setattr(kind, "answer", answer)
     # Two epochs of four steps, then a step with all labels.
     interrupted(config, tmp_path / "run", at_step=9)
     rows = len(load_data(config.data, seed=0).train_rows)
+    answered = [len(labels_N) for (_, labels_N), _ in answer.call_args_list]
     assert answered == [len(part) for part in torch.arange(rows).tensor_split(parts)]
     path = max((tmp_path / "run" / "parties" / "active").glob("checkpoint-*.bin"))
     tensors = load(msgpack.unpackb(read_sealed(path))["tensors"])
     assert bool((tensors["labels.answers"] >= 0).all())
     before = seen[-1]
     run(config, tmp_path / "run", resume=True)
-    assert len(answered) == parts
+    assert answer.call_count == parts
     assert torch.equal(before.labels, seen[-1].labels)
 
 

@@ -259,11 +259,9 @@ def record_keyed(name: str) -> dict[str, Any]:
     total = combiner.combine(frames, bound.digest)
     holder.decode(total, SHAPE, bound)
     return {
-        "secret_key": text(secret),
-        "fingerprint": vars(holder)["_frames"].fingerprint.hex(),
-        "sum": text(total),
-        "tampered": SUM_CHANGES + BLOB_CHANGES["homomorphic"],
-    }
+        "secret_key": text(secret), "fingerprint": vars(holder)["_frames"].fingerprint.hex(),
+        "sum": text(total), "tampered": SUM_CHANGES + BLOB_CHANGES["homomorphic"],
+    }  # fmt: skip
 
 
 def main(names: list[str]) -> None:
