@@ -70,6 +70,7 @@ from secure_apfed.methods.student import (
 )
 from secure_apfed.methods.sum_end import (
     ActiveSum,
+    Admitted,
     Allowance,
     PassiveSum,
     SessionSum,
@@ -97,7 +98,6 @@ from secure_apfed.settings.training import ModelSettings, TrainSettings
 
 __all__ = [
     "FILLS",
-    "SERVED",
     "SUM",
     "EncoderTrainer",
     "EncodingPassive",
@@ -124,8 +124,6 @@ __all__ = [
 SUM = "the others"
 """The one part that the head reads where representations are summed."""
 HEAD = "head"
-SERVED = b"joint prediction"
-"""What parts of a sum answer that predicts: each passive was asked about its own places."""
 
 Floats = NDArray[np.float64]
 
@@ -413,6 +411,10 @@ class EncodingPassive(Helper):
     def sent_network(self) -> nn.Module | None:
         return self.trainer.encoder
 
+    async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
+        """Answer a request that nobody learns from; `about`: which people that is, to who knows."""
+        await self.answer(links, message)
+
     def rows_of(self, message: Envelope) -> tuple[Tensor, bool]:
         """Positions that the active asks for, and whether this party learns from its answer. Raises
         RemoteProtocolError: the request breaks a rule.
@@ -514,16 +516,24 @@ class SummedPassive(SumHelper, EncodingPassive):
             self.learn(message)
             return
         rows_B, learn = self.rows_of(message)
-        if self.contract.predicts is None:
-            admitted = self.sum.admit(message, rows_B)
-        else:  # one person has another place at each passive
-            asked, same_B = replace(message, payload=SERVED), torch.arange(len(rows_B))
-            admitted = self.sum.admit(asked, same_B, counted=rows_B)
-        z_BD = self.encode(message.step, rows_B, learn=learn).flatten(1)
+        await self._add(links, self.sum.admit(message, rows_B), rows_B, learn=learn)
+
+    async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
+        """See `EncodingPassive`. What is added is bound to the people, of whom each passive has
+        places of its own: a sum of one person here and another there opens to nobody.
+        """
+        rows_B, _ = self.rows_of(message)
+        asked, same_B = replace(message, payload=about), torch.arange(len(rows_B))
+        admitted = self.sum.admit(asked, same_B, counted=rows_B)
+        await self._add(links, admitted, rows_B, learn=False)
+
+    async def _add(self, links: Links, admitted: Admitted, rows_B: Tensor, *, learn: bool) -> None:
+        step = admitted.step
+        z_BD = self.encode(step, rows_B, learn=learn).flatten(1)
         if self._clip is not None:
             z_BD = clip_rows(z_BD, self._clip)
         await self.sum.send(links, admitted, z_BD.detach().cpu().double().numpy())
-        self.sent(message.step, z_BD, learn=learn)
+        self.sent(step, z_BD, learn=learn)
 
 
 class HeadTrainer(Trainer):

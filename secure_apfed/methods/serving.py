@@ -10,7 +10,9 @@ brings the network that it kept. A session: agree, set the sum up, then
    does not know, it is not told;
 3. active -> passives: places of the people whom all know; each counts them against its limits,
    charges where noise was agreed, and answers: its representations, behind its guard, or its part
-   of the secure sum, of which the active reads the sum alone.
+   of the secure sum, of which the active reads the sum alone. Parts are bound to the people by a
+   salted digest, so that an active that asks one passive about another person than the next opens
+   nothing, and the aggregator does not read who they are.
 
 Letters: B rows of a block, D numbers of a representation, K classes.
 """
@@ -28,19 +30,26 @@ from torch import Tensor, nn
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
 from apfed_protocols.psi.ecdh import TAG_BYTES
 from apfed_protocols.psi.lookup import Asker, Holder
+from apfed_protocols.randomness import KEY_BYTES, fresh_key
 from secure_apfed.alignment import canonical_ids
 from secure_apfed.contract import Contract
 from secure_apfed.errors import ModelError
-from secure_apfed.exchange import BEFORE_TRAINING, Kind, Links
+from secure_apfed.exchange import (
+    BEFORE_TRAINING,
+    Envelope,
+    Kind,
+    Links,
+    TensorSpec,
+    pack,
+    unpack,
+)
 from secure_apfed.learning.descent import prefixed, without_prefix
-from secure_apfed.learning.release import read_representations
+from secure_apfed.learning.release import check_rows, read_representations
 from secure_apfed.methods.joint import (
-    SERVED,
     SUM,
     EncodingPassive,
     HeadTrainer,
     Tvfl,
-    TvflActive,
 )
 from secure_apfed.methods.method import (
     FOR_THE_ACTIVE,
@@ -152,10 +161,33 @@ async def serve(
             take.lookups(len(tags) // TAG_BYTES)
             links.send(own.active, Kind.LOOKUP, message.step, tags)
         else:
-            places_B, _ = helper.rows_of(message)
+            places_B, salt = _asked_about(message, len(ids))
             people = [ids[row] for row in holder.order[places_B.numpy()]]
             take.answers(people, ledger.would_cost if ledger else None)
-            await helper.answer(links, message)
+            await helper.predict(links, message, _about(people, salt))
+
+
+def _request(places_B: Tensor, salt: bytes) -> bytes:
+    return pack({"rows": places_B}, {"learn": False, "salt": salt})
+
+
+def _asked_about(message: Envelope, known: int) -> tuple[Tensor, bytes]:
+    """Places, and the salt of who that is. Raises RemoteProtocolError: it breaks a rule."""
+    expected = {"rows": TensorSpec(torch.int64, (None,))}
+    tensors, meta = unpack(message.payload, expected, sender=message.sender)
+    check_rows(tensors["rows"], aligned=known, minimum=1, sender=message.sender)
+    salt = meta.get("salt")
+    if type(salt) is not bytes or len(salt) != KEY_BYTES:
+        raise RemoteProtocolError(f"{message.sender} sent a request without a salt of 32 bytes")
+    return tensors["rows"], salt
+
+
+def _about(people: Sequence[bytes], salt: bytes) -> bytes:
+    """A digest of these people, of which nobody without the salt reads who they are."""
+    content = hashlib.blake2b(key=salt, digest_size=32)
+    for person in people:
+        content.update(len(person).to_bytes(4, "big") + person)
+    return content.digest()
 
 
 async def add_up(own: Own, links: Links, method: Tvfl) -> None:
@@ -227,8 +259,8 @@ class JointPredictor:
             block = slice(start, start + self.contract.batch_size)
             places = await self._looked_up([*every[block]])
             known_P[block] = places.min(axis=0) >= 0
-            if known_P[block].any():
-                said.append(await self._asked(places[:, known_P[block]]))
+            if (here := known_P[block]).any():
+                said.append(await self._asked([*every[block][here]], places[:, here]))
         known_B = known_P[row_of_B]
         if not said:
             return known_B, torch.empty(0, 0)
@@ -250,19 +282,21 @@ class JointPredictor:
             places.append(asker.read(answer.payload, len(ids)))
         return np.stack(places)
 
-    async def _asked(self, places_MB: NDArray[np.int64]) -> dict[str, Tensor]:
+    async def _asked(
+        self, people: Sequence[bytes], places_MB: NDArray[np.int64]
+    ) -> dict[str, Tensor]:
         """What the head reads of others about these people, by part."""
-        step, links, trainer = self._step, self._links, self._trainer
+        step, links, trainer, salt = self._step, self._links, self._trainer, fresh_key()
         places = dict(zip(self._askers, torch.from_numpy(places_MB), strict=True))
         for name, places_B in places.items():
-            links.send(name, Kind.REQUEST, step, TvflActive.request(places_B, learn=False))
+            links.send(name, Kind.REQUEST, step, _request(places_B, salt))
         self._step += 1
         terms = {name: said.representation for name, said in self.contract.passives.items()}
         if self._sum is not None:
             rows_B, (said, *_) = torch.arange(places_MB.shape[1]), terms.values()
             numbers = math.prod(said.shape)
             return {SUM: trainer.compute.place(
-                await self._sum.read(links, step, rows_B, SERVED, numbers)
+                await self._sum.read(links, step, rows_B, _about(people, salt), numbers)
             )}  # fmt: skip
         read = {}
         for name, places_B in places.items():

@@ -15,10 +15,10 @@ from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
 from apfed_protocols.psi.lookup import Asker, Holder
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
-from secure_apfed.data import read_own
+from secure_apfed.data import load_own_tables
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.files import make_private, read_json
-from secure_apfed.methods.serving import LimitReachedError
+from secure_apfed.methods.serving import JointPredictor, LimitReachedError
 from secure_apfed.runs.local import prepare_parties
 from secure_apfed.runs.party import PartyFile, ServeSettings, play_party
 from secure_apfed.runs.served import AnswerBook, predict_jointly, serve_party
@@ -128,7 +128,7 @@ def test_what_it_says_is_what_the_training_measured(
         load_config(file.config),
         read_json(file.folder / "result.json", dict[str, Any]),
     )
-    held = read_own(file.folder / "table.safetensors", "bank")
+    held = load_own_tables(config.data, "bank", seed=config.seed)
     truth = pd.read_csv(trained["bank.csv"])["y"]
     right = (rows["class"] == truth)[held.test_rows.numpy()].mean()
     name = config.method.name
@@ -269,3 +269,20 @@ def test_under_noise_one_persons_answers_stay_within_the_runs_epsilon(
     assert set(answered) == {NEW - 5, 0}
     assert answered == sorted(answered, reverse=True)
     assert "answers no more: the limit serve.epsilon of its file is 8" in said[-1].why
+
+
+@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+def test_a_sum_of_one_person_here_and_another_there_opens_to_nobody(
+    trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up = JointPredictor._looked_up
+
+    async def mixed(self: JointPredictor, ids: Any) -> Any:
+        places = await looked_up(self, ids)
+        return np.stack([places[0], np.roll(places[1], 1)])
+
+    monkeypatch.setattr(JointPredictor, "_looked_up", mixed)
+    said, rows = asked(trained, trained["bank.csv"], tmp_path / "out.csv")
+    assert (said.jointly, said.alone) == (0, ROWS)
+    assert "aggregator" in said.why
+    assert set(rows["by"]) == {"alone"}
