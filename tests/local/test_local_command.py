@@ -177,7 +177,8 @@ def test_it_leaves_a_run_folder_as_memory_does(
     active = finished / "parties" / "active"
     subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=active, check=True)
     assert not list(finished.rglob("checkpoint-*"))
-    assert not (finished / "attacks.json").exists()
+    told = json.loads((finished / "attacks.json").read_bytes())  # what each party found of its own
+    assert {one["victim"] for one in told if one["applicable"]} == {"active"}
     with pytest.raises(CheckpointError, match="each ran in a process of its own"):
         load_recording(finished)
     file = finished / "parties" / "passive-1" / "party.yaml"
