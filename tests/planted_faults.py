@@ -167,13 +167,13 @@ charged_before_counted: test_parties_apfed.py
 -        noise_BD = None
 -        if self.noise is not None:
 -            noise_BD = self.noise.draw(
--                values_BD.shape, step=admitted.step, known_B=self.known(admitted.rows),
+-                values_BD.shape, step=admitted.step, known_B=self.known(admitted.counted),
 -                digest=digest,
 -            )  # fmt: skip
 +        noise_BD = None
 +        if self.noise is not None:
 +            noise_BD = self.noise.draw(
-+                values_BD.shape, step=admitted.step, known_B=self.known(admitted.rows),
++                values_BD.shape, step=admitted.step, known_B=self.known(admitted.counted),
 +                digest=digest,
 +            )  # fmt: skip
 +        self.count(admitted, digest)

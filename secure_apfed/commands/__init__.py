@@ -1,11 +1,15 @@
 """Commands: parts of the command line, put together by `secure_apfed.cli`; what they share."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
-__all__ = ["AsJson", "ConfigFile", "Jobs", "JsonEvents", "MetricsFile", "Overrides", "RunFolder"]
+__all__ = [
+    "AsJson", "ConfigFile", "Finding", "Jobs", "JsonEvents", "MetricsFile", "Overrides",
+    "RunFolder", "State",
+]  # fmt: skip
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
@@ -32,3 +36,15 @@ MetricsFile = Annotated[
         help="Keep a file for Prometheus, written each second.",
     ),
 ]
+State: TypeAlias = Literal["ok", "optional", "missing"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; of what is "optional" and missing a run does without."""
+
+    group: str
+    name: str
+    state: State
+    value: str
+    remedy: str = ""

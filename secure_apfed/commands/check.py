@@ -21,8 +21,7 @@ import typer
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import terminal
-from secure_apfed.commands import AsJson
-from secure_apfed.commands.doctor import Finding, State
+from secure_apfed.commands import AsJson, Finding, State
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, DataError
 
 if TYPE_CHECKING:

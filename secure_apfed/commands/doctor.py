@@ -10,16 +10,15 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from apfed_protocols.crypten import INSTALL
+from secure_apfed.commands import Finding
 from secure_apfed.data.catalogue import DATASETS
 from secure_apfed.data.files import default_folder, file_path
 from secure_apfed.errors import DataError
 from secure_apfed.workers import usable_cores
 
-__all__ = ["Finding", "examine", "healthy"]
+__all__ = ["examine", "healthy"]
 
 _OLDEST_PYTHON = (3, 11)
 _AGAIN, _EXTRA = "pip install --upgrade secure-apfed", "pip install 'secure-apfed[{}]'"
@@ -56,20 +55,6 @@ _OPTIONAL: Mapping[str, tuple[str, str, str]] = {
 # Tried in a process of its own: this one does not need its modules.
 _CRYPTEN = "from apfed_protocols.crypten import load_crypten; load_crypten()"
 _CRYPTEN_SECONDS = 60
-
-
-State: TypeAlias = Literal["ok", "optional", "missing"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at; of what is "optional" and missing a run does without."""
-
-    group: str
-    name: str
-    state: State
-    value: str
-    remedy: str = ""
 
 
 def healthy(findings: tuple[Finding, ...]) -> bool:

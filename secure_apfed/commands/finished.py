@@ -257,6 +257,8 @@ def report_if_possible(folder: Path) -> Path | None:
     """Make a run's report; without the extra that draws it, say so and return None."""
     try:
         from apfed_experiments.report import write_report
+
+        return write_report(folder)
     except ModuleNotFoundError as error:
         if error.name not in terminal.RESEARCH_MODULES:
             raise
@@ -265,7 +267,6 @@ def report_if_possible(folder: Path) -> Path | None:
             f"pip install 'secure-apfed[experiments]', then secure-apfed report {folder}"
         )
         return None
-    return write_report(folder)
 
 
 def _show_attacks(results: "Sequence[AttackResult]") -> None:

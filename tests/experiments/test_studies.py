@@ -135,7 +135,7 @@ def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
     written = stamps(trial.path, "result.json")
     assert finish(trial) == first
     assert stamps(trial.path, "result.json") == written
-    assert set(first.outcome.accuracy) == {"tvfl", "tvfl_0", "tvfl_a", "tvfl_r"}
+    assert set(first.outcome.accuracy) == {"tvfl", "tvfl_0", "tvfl_a", "tvfl_r", "tvfl_alone"}
     rows = results_of([(trial, first)]).of(point)
     assert set(rows["epsilon_x"]) == {math.inf}
     gains = [of.advantage for of in first.attacks or () if of.advantage is not None]

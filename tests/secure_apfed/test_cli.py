@@ -20,7 +20,8 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed import progress, terminal
 from secure_apfed.cli import execute
-from secure_apfed.commands.doctor import Finding, healthy
+from secure_apfed.commands import Finding
+from secure_apfed.commands.doctor import healthy
 from secure_apfed.data import find_dataset
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.privacy.ledger import BudgetExhaustedError

@@ -151,6 +151,7 @@ EACH_FOR_ITSELF = {
     "test_fraction split limit labelled folder columns active "
     "id_column label_column",
     "data.parties": "file id_column numeric categorical ignore missing encoding",
+    "data.parties.database": "url query credentials",
     "data.parties.rare_categories": "most",
     "data.view_columns": "columns sequence",
     "train": "device",
