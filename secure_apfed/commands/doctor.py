@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 
 from apfed_protocols.crypten import INSTALL
-from secure_apfed.commands import Finding
+from secure_apfed.commands import Finding, State
 from secure_apfed.data.catalogue import DATASETS
 from secure_apfed.data.files import default_folder, file_path
 from secure_apfed.errors import DataError
