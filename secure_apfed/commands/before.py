@@ -306,7 +306,7 @@ def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
     here = [name for name in parties if is_here(config.data, name)]
     for name in wanted or here or parties:
         given = given_table(config.data, name)
-        ids = IdFile(name, given, parties[name].id_column or config.data.id_column)
+        ids = IdFile(name, given, config.data.id_columns(name))
         yield check_normalisation(name, ids, id_rules(config.alignment))
 
 

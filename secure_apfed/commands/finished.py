@@ -446,12 +446,7 @@ def predict(
     elif predictions is None:
         terminal.show_note(f"{compared.rows} rows written to {output}")
     else:
-        frame = predictions.frame()
-        rows = [
-            tuple(cell if isinstance(cell, str) else f"{cell:.4f}" for cell in row)
-            for row in frame.itertuples(index=False, name=None)
-        ]
-        terminal.show_rows("Predictions", [*frame.columns], rows)
+        _show_predictions(predictions.frame())
     if as_json:
         return
     for column in compared.drift:
@@ -467,6 +462,14 @@ def predict(
             f"no score stability index: of {compared.rows} rows it would be high by chance, of "
             f"{compared.stability_needs} or more it says something"
         )
+
+
+def _show_predictions(frame: "pd.DataFrame") -> None:
+    rows = [
+        tuple(cell if isinstance(cell, str) else f"{cell:.4f}" for cell in row)
+        for row in frame.itertuples(index=False, name=None)
+    ]
+    terminal.show_rows("Predictions", [*frame.columns], rows)
 
 
 def _predict_jointly(
@@ -492,10 +495,7 @@ def _predict_jointly(
         terminal.print_json({**asdict(said), "predictions": rows, "output": output})
         return
     for frame in frames:
-        terminal.show_rows("Predictions", [*frame.columns], [
-            tuple(cell if isinstance(cell, str) else f"{cell:.4f}" for cell in row)
-            for row in frame.itertuples(index=False, name=None)
-        ])  # fmt: skip
+        _show_predictions(frame)
     terminal.show_note(
         f"{said.jointly} rows predicted jointly, {said.alone} by the active alone"
         + (f", since {said.why}" if said.why else "")

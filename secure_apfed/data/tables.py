@@ -186,8 +186,7 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
     """Read the table of this party, with labels where the settings say that it holds some."""
     party = (settings.parties or {})[name]
     label_column = settings.label_column if settings.holds_labels(name) else None
-    given = party.id_column or settings.id_column
-    id_columns = (given,) if isinstance(given, str) else given
+    id_columns = settings.id_columns(name)
     labels = () if label_column is None else (label_column,)
     words = (*labels, *(party.categorical or ()))
     texts = (*id_columns, *words)

@@ -272,8 +272,7 @@ def _id_columns(config: Config, party: str) -> tuple[str, ...]:
         raise ConfigError(
             f"{party}: people are asked about by the IDs of own tables; data.parties names none"
         )
-    columns = config.data.parties[party].id_column or config.data.id_column
-    return (columns,) if isinstance(columns, str) else tuple(columns)
+    return config.data.id_columns(party)
 
 
 @dataclass(frozen=True, kw_only=True)

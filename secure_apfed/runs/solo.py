@@ -382,5 +382,4 @@ def _named(folder: Path, id_columns: Sequence[str] | None) -> tuple[str, ...]:
     data = files.load_config().data if files.config.exists() else None
     if data is None or data.parties is None:
         return ()
-    columns = data.parties[data.active].id_column or data.id_column
-    return (columns,) if isinstance(columns, str) else columns
+    return data.id_columns(data.active)

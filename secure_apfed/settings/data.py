@@ -303,6 +303,11 @@ class DataSettings(Settings):
     def horizontal(self) -> bool:
         return self.partition == "horizontal"
 
+    def id_columns(self, name: str) -> tuple[str, ...]:
+        """The columns that name a row in the own table of this party."""
+        given = (self.parties or {})[name].id_column or self.id_column
+        return (given,) if isinstance(given, str) else given
+
     def holds_labels(self, name: str) -> bool:
         return self.horizontal or name == self.active_name or name in self.labels_at
 

@@ -23,9 +23,8 @@ from secure_apfed.privacy_rows import epsilon_text, figure_title
 from secure_apfed.runs.folder import PartyFolder, RunFolder
 from secure_apfed.runs.keeper import PartyEnd
 from secure_apfed.runs.outcome import Outcome, Written
-from secure_apfed.secure_sums import sum_kind
 
-__all__ = ["OwnSide", "ReportedParty", "facts_of", "read_charges", "read_party", "stated_rows"]
+__all__ = ["OwnSide", "ReportedParty", "read_charges", "read_party", "stated_rows"]
 
 _KEEP: Mapping[str, str] = {
     "identity.pem": "always, with a copy, for nobody else's eyes: nobody can restore it",
@@ -154,7 +153,8 @@ class ReportedParty:
 
     @property
     def facts(self) -> RunFacts:
-        return facts_of(self.config, self.roles, apart=True)
+        passives = list(self.roles.values()).count(Role.PASSIVE)
+        return RunFacts.of(self.config, passives=passives, apart=True)
 
     def limit_rows(self) -> Iterator[tuple[str, str]]:
         """What it answers at most, as all have signed, and when it refuses."""
@@ -191,21 +191,3 @@ def read_charges(folder: RunFolder) -> dict[str, int]:
     ledgers = [log for log in folder.logs() if log.name.startswith("ledger-")]
     # The first line of a ledger says what it is.
     return {log.stem.removeprefix("ledger-"): count_lines(log) - 1 for log in ledgers}
-
-
-def facts_of(config: Config, roles: Mapping[str, Role], *, apart: bool) -> RunFacts:
-    return RunFacts(
-        happens=config.method.happens,
-        secure_sum=sum_kind(config.secure_sum).name,
-        passives=sum(role == Role.PASSIVE for role in roles.values()),
-        guarded=config.guard.mechanism != "none",
-        pairwise=config.alignment.mode == "pairwise",
-        label_dp=config.labels.mechanism != "none",
-        private=config.dp_sgd is not None,
-        noisy=config.method.noise(config) is not None,
-        inductive=config.method.inductive,
-        labelled_passives=bool(config.data.labels_at),
-        defended=bool(config.defences),
-        apart=apart,
-        shared_seeds=config.party_seeds == "shared_for_comparison",
-    )

@@ -17,7 +17,7 @@ from apfed_experiments.finished import (
     read_examples,
     read_finished_run,
 )
-from apfed_experiments.report.own import OwnSide, facts_of, read_charges, stated_rows
+from apfed_experiments.report.own import OwnSide, read_charges, stated_rows
 from apfed_experiments.report.who_learns import Role, RunFacts
 from apfed_experiments.solo import gain_text
 from apfed_protocols.randomness import fresh_key
@@ -99,7 +99,8 @@ class ReportedRun(FinishedRun):
 
     @property
     def facts(self) -> RunFacts:
-        return facts_of(self.config, self.roles, apart=self.outcome.apart)
+        passives = list(self.roles.values()).count(Role.PASSIVE)
+        return RunFacts.of(self.config, passives=passives, apart=self.outcome.apart)
 
     @property
     def gained(self) -> str | None:
