@@ -204,9 +204,11 @@ class JointPredictor:
 
     Attributes:
         contract: of the session.
+        ended: why the others answer no more, if they do not.
     """
 
     def __init__(self, own: Own, links: Links, contract: Contract, trainer: HeadTrainer) -> None:
+        self.ended: RemoteProtocolError | None = None
         self.contract, self._own, self._links, self._trainer = contract, own, links, trainer
         self._sum = SessionSum.of(own, contract).active() if contract.secure_sum else None
         self._step = 0
@@ -250,17 +252,25 @@ class JointPredictor:
     ) -> tuple[NDArray[np.bool_], Tensor]:
         """Return which of these people all passives know, (B,), and the scores of those, (n, K).
 
-        A person may stand in several rows, and is asked about once. Raises as `serve`, and
-        PartyLeftError: somebody left, or a limit is reached.
+        A person may stand in several rows, and is asked about once. Where answers end after some
+        have come, these are returned, `ended` says why, and the others are not among the known.
+        Raises as `serve`, and PartyLeftError: somebody left, or a limit is reached.
         """
         every, row_of_B = np.unique(np.array(ids, dtype=object), return_inverse=True)
         known_P, said = np.zeros(len(every), dtype=bool), list[dict[str, Tensor]]()
         for start in range(0, len(every), self.contract.batch_size):
             block = slice(start, start + self.contract.batch_size)
-            places = await self._looked_up([*every[block]])
-            known_P[block] = places.min(axis=0) >= 0
-            if (here := known_P[block]).any():
-                said.append(await self._asked([*every[block][here]], places[:, here]))
+            try:
+                places = await self._looked_up([*every[block]])
+                here = places.min(axis=0) >= 0
+                if here.any():
+                    said.append(await self._asked([*every[block][here]], places[:, here]))
+            except RemoteProtocolError as error:
+                if not said:
+                    raise
+                self.ended = error
+                break
+            known_P[block] = here
         known_B = known_P[row_of_B]
         if not said:
             return known_B, torch.empty(0, 0)

@@ -345,6 +345,8 @@ class _Asking:
             known_B, scores_nK = await predictor.predict(block.ids, block.features)
             self._tell(block, known_B, scores_nK)
             self._pending = None
+            if predictor.ended is not None:
+                raise predictor.ended
         predictor.end()
 
     def rest_alone(self) -> None:

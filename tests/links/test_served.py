@@ -167,6 +167,20 @@ def test_a_limit_ends_it_by_name_and_the_active_goes_on_alone(
 
 
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+def test_answers_that_came_before_a_limit_are_kept(
+    trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secure_apfed.methods.session.ROWS_AT_ONCE", 64)
+    files = allowing(trained, "shop", tmp_path, a_day=150)
+    said, rows = asked(files, trained["bank.csv"], tmp_path / "out.csv")
+    assert (said.jointly, said.alone) == (128, ROWS - 128)
+    assert "serve.a_day of its file is 150" in said.why
+    whole = asked(trained, trained["bank.csv"], tmp_path / "whole.csv")[1]
+    jointly = rows["by"] == "jointly"
+    assert rows[jointly]["p(yes)"].to_numpy() == pytest.approx(whole[jointly]["p(yes)"].to_numpy())
+
+
+@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
 def test_a_passive_that_is_not_there_is_named_and_the_rows_are_predicted_alone(
     trained: Mapping[str, Path], tmp_path: Path
 ) -> None:
