@@ -114,12 +114,12 @@ def test_the_tutorial_makes_its_tables(tmp_path: Path, monkeypatch: pytest.Monke
     config = load_config_text(blocks(TUTORIAL, "yaml")[0])
     assert config.data.parties is not None
     columns = {
-        name: set(pd.read_csv(str(party.file)).columns)
+        name: set(pd.read_csv(party.file or f"{name}.csv").columns)
         for name, party in config.data.parties.items()
     }
     assert all(config.data.id_column in of_party for of_party in columns.values())
     assert config.data.label_column in columns[config.data.active]
-    assert columns[config.data.active] - {"late"} == set(pd.read_csv("new_customers.csv").columns)
+    assert columns[config.data.active] - {"late"} == set(pd.read_csv("new.csv").columns)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from secure_apfed.settings.data import TableShape
 from tests.docs.pages import blocks
 from tests.waiting import LONG_S
 
+TUTORIAL = "docs/tutorial.md"
 PAGE = "docs/between-organisations.md"
 PARTIES = ("bank", "shop", "clinic", "aggregator")
 OTHERS = PARTIES[1:]
@@ -494,3 +495,33 @@ def test_the_guide_runs_as_printed_between_four_organisations(
     assert result["accuracy"]
     assert (tmp_path / "bank" / "bank" / "report.html").is_file()
     assert all((tmp_path / name / name / "ended.json").is_file() for name in OTHERS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5 * LONG_S)
+def test_the_tutorial_runs_as_printed_from_an_invitation_to_joint_predictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (script,) = blocks(TUTORIAL, "python")
+    exec(compile(script, TUTORIAL, "exec"), {})
+    (settings,) = blocks(TUTORIAL, "yaml")
+    Path("run.yaml").write_text(settings)
+    printed = "\n".join(blocks(TUTORIAL, "bash")).replace("--seeds 3", "--seeds 2")
+    for port, free in zip(("7001", "7002", "7003"), free_addresses(3), strict=True):
+        printed = printed.replace(f"127.0.0.1:{port}", free)
+    waiting: list[subprocess.Popen[bytes]] = []
+    for words in map(str.split, printed.splitlines()):
+        if words[1] in ("party", "serve"):  # in a terminal of its own
+            process = subprocess.Popen([sys.executable, "-m", "secure_apfed.cli", *words[1:]])
+            request.addfinalizer(process.kill)
+            waiting += [process] if words[1] == "party" else []
+            continue
+        assert [process.wait(LONG_S) for process in waiting] == [0] * len(waiting)
+        waiting.clear()
+        assert execute(words[1:]) == 0, words
+    reached = json.loads(Path("bank/result.json").read_text())["measures"]
+    assert reached["split_nn_sum"]["auc"] > reached["split_nn_sum_alone"]["auc"] + 0.1
+    by = pd.read_csv("scores.csv")["by"].value_counts()
+    assert (by["jointly"], by["alone"]) == (834, 166)
+    assert len(pd.read_csv("alone.csv")) == 1000
