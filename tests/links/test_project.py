@@ -511,7 +511,7 @@ def test_the_tutorial_runs_as_printed_from_an_invitation_to_joint_predictions(
     for port, free in zip(("7001", "7002", "7003"), free_addresses(3), strict=True):
         printed = printed.replace(f"127.0.0.1:{port}", free)
     waiting: list[subprocess.Popen[bytes]] = []
-    for words in map(str.split, printed.splitlines()):
+    for words in filter(None, map(str.split, printed.splitlines())):
         if words[1] in ("party", "serve"):  # in a terminal of its own
             process = subprocess.Popen([sys.executable, "-m", "secure_apfed.cli", *words[1:]])
             request.addfinalizer(process.kill)
