@@ -5,7 +5,7 @@ what the others hold it learns from their messages, as the contract says, and no
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from secure_apfed.exchange import Links, StatusKeeper, Transport, play_one, sock
 from secure_apfed.exchange.resumable_link import Connection, Linked
 from secure_apfed.exchange.sealed_connection import Carrier, Door, LocalEnd, prove
 from secure_apfed.exchange.sockets import Address, parse_address, spell_address
+from secure_apfed.exchange.status import Meter
 from secure_apfed.files import write_atomically
 from secure_apfed.methods import METHODS, Own, Session, assist, lead, new_session, roles_of
 from secure_apfed.names import Name, PartyName
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
     from secure_apfed.between.certificates import Credentials
 
 __all__ = [
-    "LINKS", "Connect", "Joined", "PartyFile", "Peer", "Place", "ServeSettings", "Tls", "connect",
-    "joined", "own_data", "play_party", "role_of",
+    "LINKS", "Connect", "Joined", "PartyFile", "Peer", "Place", "ServeSettings", "Tls", "audited",
+    "connect", "joined", "own_data", "play_party", "role_of",
 ]  # fmt: skip
 
 
@@ -419,6 +420,23 @@ class Joined:
 
 
 @contextmanager
+def audited(
+    file: PartyFile, identity: Identity, meter: Meter, status: StatusKeeper, meet: Connect
+) -> Iterator[tuple[dict[str, bytes], AuditLog, Transport]]:
+    """Open the log in a party's folder and connect it to the others; by which keys all are known,
+    its own among them, the log and the links.
+    """
+    known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
+    path = PartyFolder(file.folder).path / FILE_NAME
+    with closing(AuditLog(path, file.party, identity, known, meter)) as audit:
+        known[file.party] = identity.public
+        status.begin(file.party, file.peers, meter)
+        transport = meet(file, identity, known)
+        status.connected()
+        yield known, audit, transport
+
+
+@contextmanager
 def joined(
     file: PartyFile,
     *,
@@ -440,17 +458,13 @@ def joined(
             raise no_checkpoint(folder.path)
         keeper = PartyKeeper(folder, file.party, config, data := own_data(file, config, role))
         secrets = keeper.secrets
-        known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
-        audit = AuditLog(folder.path / FILE_NAME, file.party, secrets.identity, known, keeper.meter)
-        keeper.audit = audit
-        stack.callback(audit.close)
-        known[file.party] = secrets.identity.public
-        status.begin(file.party, file.peers, keeper.meter)
         # With as much patience as the run has with who is started again.
         meet_s = max(file.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)
-        met = meet(file.model_copy(update={"meet_s": meet_s}), secrets.identity, known)
-        transport = over(met)
-        status.connected()
+        patient = file.model_copy(update={"meet_s": meet_s})
+        known, audit, met = stack.enter_context(
+            audited(patient, secrets.identity, keeper.meter, status, meet)
+        )
+        keeper.audit, transport = audit, over(met)
         record = OwnRecord(
             file.party, role, config, data, active=file.active, keeps=bool(config.attacks)
         )

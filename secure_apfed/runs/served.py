@@ -31,7 +31,6 @@ from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.ids import encode_pieces
 from apfed_protocols.randomness import fresh_key
 from secure_apfed.alignment.ids import IdFile, id_rules
-from secure_apfed.audit_log import FILE_NAME, AuditLog
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.contract import Contract
@@ -51,7 +50,7 @@ from secure_apfed.methods.serving import (
 )
 from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.runs.keeper import Kept, read_kept
-from secure_apfed.runs.party import Connect, PartyFile, ServeSettings, connect
+from secure_apfed.runs.party import Connect, PartyFile, ServeSettings, audited, connect
 from secure_apfed.runs.solo import Compared, Predicted, load_model, row_writer
 from secure_apfed.runs.spending import ReleaseMeter
 from secure_apfed.seeds import undisturbed
@@ -178,14 +177,7 @@ class _Here:
     ) -> Iterator[tuple[Own, Links, Any]]:
         """Connected to the others, and with what this party brings; the folder is its own."""
         file, identity = self.file, self.folder.identity()
-        known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
-        meter = ReleaseMeter()
-        audit = AuditLog(self.folder.path / FILE_NAME, file.party, identity, known, meter)
-        with closing(audit):
-            known[file.party] = identity.public
-            status.begin(file.party, file.peers, meter)
-            transport = meet(file, identity, known)
-            status.connected()
+        with audited(file, identity, ReleaseMeter(), status, meet) as (known, audit, transport):
             record = Transcript(TranscriptSettings(keep="none")).record
             links = Links(
                 file.party, list(file.peers), transport.post, record, observers=(audit, status)
@@ -365,9 +357,12 @@ class _Asking:
         )
 
     def _tell(self, block: _Block, known_B: NDArray[np.bool_], scores_nK: Tensor) -> None:
-        probabilities_BK = self._solo.predict(block.features).double()
+        jointly_B = torch.from_numpy(known_B)
+        probabilities_BK = torch.empty(len(jointly_B), len(self._classes), dtype=torch.float64)
         if known_B.any():
-            probabilities_BK[torch.from_numpy(known_B)] = scores_nK.softmax(1)
+            probabilities_BK[jointly_B] = scores_nK.softmax(1).double()
+        if not known_B.all():
+            probabilities_BK[~jointly_B] = self._solo.predict(block.features[~jointly_B]).double()
         by = np.where(known_B, _JOINTLY, _ALONE)
         self._counts.update(by.tolist())
         predicted = Predicted(
