@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -449,6 +449,17 @@ def test_two_parties_meet_and_compare(
     assert "the clocks of shop and bank are 86,4" in both(4)
 
 
+def begun(
+    words: Sequence[str], home: Path, request: pytest.FixtureRequest
+) -> "subprocess.Popen[bytes]":
+    """A printed command in a terminal of its own."""
+    command = [sys.executable, "-m", "secure_apfed.cli", *words[1:]]
+    process = subprocess.Popen(command, cwd=home)
+    request.addfinalizer(process.wait)
+    request.addfinalizer(process.kill)  # first: the last one added is called first
+    return process
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(5 * LONG_S)
 def test_the_guide_runs_as_printed_between_four_organisations(
@@ -483,10 +494,7 @@ def test_the_guide_runs_as_printed_between_four_organisations(
         if len(waiting) == len(PARTIES):
             ended()
         if "--meet" in words or words[1] == "party":  # all four at once
-            command = [sys.executable, "-m", "secure_apfed.cli", *words[1:]]
-            process = subprocess.Popen(command, cwd=home)
-            request.addfinalizer(process.kill)
-            waiting.append(process)
+            waiting.append(begun(words, home, request))
             continue
         monkeypatch.chdir(home)
         assert execute(words[1:]) == 0, line
@@ -512,14 +520,15 @@ def test_the_tutorial_runs_as_printed_from_an_invitation_to_joint_predictions(
         printed = printed.replace(f"127.0.0.1:{port}", free)
     waiting: list[subprocess.Popen[bytes]] = []
     for words in filter(None, map(str.split, printed.splitlines())):
-        if words[1] in ("party", "serve"):  # in a terminal of its own
-            process = subprocess.Popen([sys.executable, "-m", "secure_apfed.cli", *words[1:]])
-            request.addfinalizer(process.kill)
-            waiting += [process] if words[1] == "party" else []
+        if words[1] == "party":  # all four at once
+            waiting.append(begun(words, tmp_path, request))
             continue
         assert [process.wait(LONG_S) for process in waiting] == [0] * len(waiting)
         waiting.clear()
-        assert execute(words[1:]) == 0, words
+        if words[1] == "serve":
+            begun(words, tmp_path, request)
+        else:
+            assert execute(words[1:]) == 0, words
     reached = json.loads(Path("bank/result.json").read_text())["measures"]
     assert reached["split_nn_sum"]["auc"] > reached["split_nn_sum_alone"]["auc"] + 0.1
     by = pd.read_csv("scores.csv")["by"].value_counts()
