@@ -156,15 +156,13 @@ class Authority:
     certificate: bytes
     key: bytes = field(repr=False)
 
-    def issue(self, name: str, *, hosts: tuple[str, ...] = (), days: float = 365) -> Credentials:
+    def issue(self, name: str, *, days: float = 365) -> Credentials:
         """A new key and certificate for a party of this name, as a server and as a client."""
         request, key = certificate_request(name)
-        made = self.sign(request, name, hosts=hosts, days=days)
+        made = self.sign(request, name, days=days)
         return Credentials(self.certificate, made, key)
 
-    def sign(
-        self, request: bytes, name: str, *, hosts: tuple[str, ...] = (), days: float = 365
-    ) -> bytes:
+    def sign(self, request: bytes, name: str, *, days: float = 365) -> bytes:
         """A certificate in PEM for the key of a request; of what else that says nothing is taken.
 
         Raises RemoteProtocolError: it is no request, or not signed by its own key.
@@ -181,15 +179,14 @@ class Authority:
         authority = x509.load_pem_x509_certificate(self.certificate)
         signer = serialization.load_pem_private_key(self.key, password=None)
         if not isinstance(signer, ec.EllipticCurvePrivateKey):
-            raise ConfigError("the authority's key is of another kind than `certs ca` makes")
+            raise ConfigError("the authority's key is of another kind than is made here")
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
-        names = [x509.DNSName(each) for each in dict.fromkeys((name, *hosts))]
         signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
         return _pem(
             _builder(name, public, days)
             .issuer_name(authority.subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(signed_by, critical=False)
             .sign(signer, hashes.SHA256())
@@ -249,8 +246,8 @@ def _read(path: Path, setting: str) -> bytes:
             content = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(
-            f"tls.{setting}: {path} cannot be read ({error.strerror}); name the file, or make it "
-            "with secure-apfed certs"
+            f"tls.{setting}: {path} cannot be read ({error.strerror}); name the file, or have "
+            "secure-apfed project make it"
         ) from error
     if len(content) > _MOST_BYTES:
         raise ConfigError(f"tls.{setting}: {path} has more than {_MOST_BYTES} bytes")

@@ -241,7 +241,7 @@ def warn_of_plaintext(*hosts: str) -> None:
     if beyond:
         raise ConfigError(
             f"insecure_plaintext_on_loopback is for loopback alone, not for {', '.join(beyond)}; "
-            "give `tls` with ca, certificate and key (see secure-apfed certs)"
+            "give `tls` with ca, certificate and key (secure-apfed project makes them)"
         )
     warnings.warn(
         "links without TLS: whoever runs on this machine sees who speaks to whom and may cut them",

@@ -30,13 +30,8 @@ __all__ = ["Terminated", "audit_log_app", "certs_app", "party", "relay", "serve"
 _LAST_WORDS_S = 10.0
 certs_app = typer.Typer(
     no_args_is_help=True,
-    help="Make certificates for a trial, look at them, and revoke them; an organisation's own "
-    "authority does as well.",
+    help="Look at certificates, and revoke them; `secure-apfed project` makes them.",
 )
-_CA, _CA_KEY = "ca.pem", "ca-key.pem"
-_CERTIFICATE, _KEY = "certificate.pem", "key.pem"
-_Folder = Annotated[Path, typer.Option("--folder", help="Where the authority's files lie.")]
-_Days = Annotated[float, typer.Option(min=0.01, max=36_500, help="How long it is valid.")]
 _PARTED = 4
 audit_log_app = typer.Typer(
     no_args_is_help=True, help="Verify a party's audit log, or compare those of two parties."
@@ -188,7 +183,7 @@ def relay(
     elif insecure_plaintext_on_loopback:
         warn_of_plaintext(address[0])
     else:
-        raise ConfigError("a relay needs --ca, --certificate and --key (see secure-apfed certs)")
+        raise ConfigError("a relay needs --ca, --certificate and --key; `project join` prints all")
     try:
         identities = None if allow is None else frozenset(map(bytes.fromhex, allow))
     except ValueError as error:
@@ -207,52 +202,6 @@ def relay(
         ended.wait()
     finally:
         standing.close()
-
-
-@certs_app.command("ca")
-def make_ca(
-    folder: _Folder = Path("certs"),
-    name: Annotated[str, typer.Option(help="Its name, for people.")] = "secure-apfed trial",
-    days: _Days = 3650,
-    as_json: AsJson = False,
-) -> None:
-    """Make an authority: its certificate, for everybody, and its key, which stays where it is."""
-    from secure_apfed.between.certificates import make_authority
-
-    made = make_authority(name, days=days)
-    _write_new(
-        {folder / _CA: (made.certificate, False), folder / _CA_KEY: (made.key, True)}, as_json
-    )
-
-
-@certs_app.command("party")
-def make_party(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Of parties, or relay.")],
-    folder: _Folder = Path("certs"),
-    host: Annotated[
-        list[str] | None, typer.Option(help="Another DNS name of its server; may be repeated.")
-    ] = None,
-    days: _Days = 365,
-    as_json: AsJson = False,
-) -> None:
-    """Make a key and a certificate for each of these parties, in a folder of its own."""
-    from secure_apfed.between.certificates import Authority
-    from secure_apfed.names import check_name
-
-    authority = Authority(_read(folder / _CA), _read(folder / _CA_KEY))
-    files: dict[Path, tuple[bytes, bool]] = {}
-    for name in names:
-        try:
-            check_name(name)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        made = authority.issue(name, hosts=tuple(host or ()), days=days)
-        files |= {
-            folder / name / _CA: (made.ca, False),
-            folder / name / _CERTIFICATE: (made.certificate, False),
-            folder / name / _KEY: (made.key, True),
-        }
-    _write_new(files, as_json)
 
 
 @certs_app.command("show")
@@ -327,28 +276,7 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise ConfigError(
-            f"{file} cannot be read ({error.strerror}); `certs ca` makes an authority, `certs "
-            "party` a party's files"
-        ) from error
-
-
-def _write_new(files: dict[Path, tuple[bytes, bool]], as_json: bool) -> None:
-    """Write all of these, secret ones for their owner alone, and none over another."""
-    if there := [str(path) for path in files if path.exists() or path.is_symlink()]:
-        raise ConfigError(
-            f"{', '.join(there)} would be overwritten; name another folder, or move it away (who "
-            "believes an old certificate needs it until it is replaced)"
-        )
-    for path, (content, secret) in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        with os.fdopen(os.open(path, flags, 0o600 if secret else 0o644), "wb") as file:
-            file.write(content)
-    if as_json:
-        terminal.print_json({"files": [str(path) for path in files]})
-    else:
-        typer.echo("\n".join(map(str, files)))
+        raise ConfigError(f"{file}: {error.strerror}; name a certificate") from error
 
 
 @audit_log_app.command()

@@ -268,7 +268,7 @@ class Pair:
 
 def gateway(pair: Pair) -> Proxy:
     """One that ends TLS before ann, with a certificate of the trial's."""
-    tls = pair.certify("gateway", hosts=("localhost",))
+    tls = pair.certify("gateway", as_name="localhost")
     port = parse_address(pair.address)[1]
     return tls_proxy(port, str(tls.ca), str(tls.certificate), str(tls.key))
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import random
 import re
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import pytest
 from apfed_protocols.errors import PartyLeftError
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.between.calls import Calls, Carry
-from secure_apfed.between.certificates import Credentials, read_revoked
+from secure_apfed.between.certificates import Credentials, make_authority, read_revoked
 from secure_apfed.cli import execute
 from secure_apfed.config.file import load_settings_text
 from secure_apfed.errors import ConfigError
@@ -198,42 +197,26 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.fixture
-def certs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    folder = tmp_path / "certs"
-    said(capsys, "certs", "ca", "--folder", str(folder))
-    said(capsys, "certs", "party", "bank", "Shop_1.a", "--folder", str(folder), "--days", "30")
-    return folder
-
-
-def test_certificates_of_a_trial_fit_together(certs: Path) -> None:
+def test_a_key_is_of_its_certificate(tmp_path: Path) -> None:
+    authority = make_authority()
     for name in ("bank", "Shop_1.a"):
-        own = certs / name
-        Credentials.load(own / "ca.pem", own / "certificate.pem", own / "key.pem", name=name)
-        assert stat.S_IMODE((own / "key.pem").stat().st_mode) == 0o600
-    assert stat.S_IMODE((certs / "ca-key.pem").stat().st_mode) == 0o600
+        made = authority.issue(name)
+        (tmp_path / f"{name}.pem").write_bytes(made.certificate)
+        (tmp_path / f"{name}-key.pem").write_bytes(made.key)
+    (tmp_path / "ca.pem").write_bytes(authority.certificate)
     with pytest.raises(ConfigError, match="is not the key of"):
         Credentials.load(
-            certs / "ca.pem", certs / "bank/certificate.pem", certs / "Shop_1.a/key.pem", name=None
+            *(tmp_path / name for name in ("ca.pem", "bank.pem", "Shop_1.a-key.pem")), name=None
         )
 
 
-def test_nothing_is_overwritten(certs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = {path: path.read_bytes() for path in certs.parent.rglob("*.pem")}
-    for command, says in (
-        (["ca"], "would be overwritten"),
-        (["party", "new", "bank"], "would be overwritten"),
-        (["party", "../bank"], "expected a name of 1 to 64 letters"),
-    ):
-        told = said(capsys, "certs", *command, "--folder", str(certs), code=2)
-        assert says in told["error"]["message"]
-    assert {path: path.read_bytes() for path in certs.parent.rglob("*.pem")} == before
-
-
 def test_what_is_revoked_is_listed_as_it_is_shown(
-    certs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own, listed = certs / "bank", tmp_path / "revoked.txt"
+    own, listed = tmp_path, tmp_path / "revoked.txt"
+    made = make_authority().issue("bank", days=30)
+    for name, pem in (("ca", made.ca), ("certificate", made.certificate), ("key", made.key)):
+        (own / f"{name}.pem").write_bytes(pem)
     shown = said(capsys, "certs", "show", str(own / "certificate.pem"))["certificates"][0]
     assert shown["names"] == "bank"
     assert 28 <= shown["days_left"] <= 30
