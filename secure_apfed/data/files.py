@@ -2,8 +2,8 @@
 
 Run by: whoever loads a built-in set or fetches one. Checksums are of the UNCOMPRESSED bytes,
 because distributors recompress (Debian strips gzip headers, mirrors choose levels). They alone are
-trusted: servers and mirrors may send anything. A download lies beside its place until it is whole
-and right; an address that breaks off is tried again, from the start.
+trusted: servers and mirrors may send anything. A download takes its place when it is whole and
+right.
 
 A pool holds all people and all features. It exists only to be cut between parties for an
 experiment; no party ever holds one. Scikit-learn is imported by the readers of its sets alone: it
@@ -22,15 +22,14 @@ import math
 import os
 import sys
 import tarfile
-import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -39,6 +38,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from secure_apfed.errors import DataError
+from secure_apfed.files import write_atomically
 
 __all__ = [
     "DataFile", "DataSet", "Download", "ImagePool", "Pool", "Progress", "Reader", "TablePool",
@@ -52,10 +52,9 @@ __all__ = [
 _VARIABLE = "SECURE_APFED_DATA"
 # (file, bytes so far, bytes in all or None where the server does not say)
 Progress = Callable[[str, int, int | None], None]
-_REPEATS = 2
-_PAUSE_SECONDS = 1.0
 _TIMEOUT_SECONDS = 30.0
 _CHUNK = 2**16
+_ELSE = "it sends other bytes, of which none were kept"
 
 
 @dataclass(frozen=True)
@@ -98,28 +97,34 @@ def data_folders(folder: Path | None) -> tuple[Path, ...]:
     return tuple(path.expanduser() for path in listed or [Path("~/.cache/secure-apfed")])
 
 
-def read_file(path: Path, *, most: int | None = None, compressed: bool | None = None) -> bytes:
-    """Return a file's bytes, decompressed where it is a gzip file (None: by its name); beyond
-    `most` bytes nothing is read or inflated (None: no bound, for the user's own files).
+def read_file(path: Path, *, most: int | None = None) -> bytes:
+    """Return a file's bytes, decompressed where it is called .gz; beyond `most` bytes nothing is
+    read or inflated (None: no bound, for the user's own files).
     """
-    packed = path.suffix == ".gz" if compressed is None else compressed
     try:
-        with gzip.open(path) if packed else path.open("rb") as file:
-            content: bytes = file.read(-1 if most is None else most + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(
-            f"{path}: truncated or damaged gzip file ({error}); get it again"
-        ) from error
+        with path.open("rb") as file:
+            return _plain(file, path, most=most, packed=path.suffix == ".gz")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _plain(file: BinaryIO, source: object, *, most: int | None, packed: bool) -> bytes:
+    try:
+        content: bytes = (gzip.GzipFile(fileobj=file) if packed else file).read(
+            -1 if most is None else most + 1
+        )
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(
+            f"{source}: truncated or damaged gzip file ({error}); get it again"
+        ) from error
     if most is not None and len(content) > most:
         raise DataError(
-            f"{path}: more than the {most} uncompressed bytes expected; it is another file"
+            f"{source}: more than the {most} uncompressed bytes expected; it is another file"
         )
     return content
 
 
-def check_digest(content: bytes, file: DataFile, *, path: Path, remedy: str) -> None:
+def check_digest(content: bytes, file: DataFile, *, path: Path | str, remedy: str) -> None:
     if not file.exact:
         return
     if len(content) != file.size:
@@ -135,12 +140,10 @@ def check_digest(content: bytes, file: DataFile, *, path: Path, remedy: str) -> 
         )
 
 
-def read_checked(
-    path: Path, file: DataFile, *, remedy: str, compressed: bool | None = None
-) -> bytes:
+def read_checked(path: Path, file: DataFile, *, remedy: str) -> bytes:
     """Read a file of the catalogue, no further than its size, and check it."""
     try:
-        content = read_file(path, most=file.size, compressed=compressed)
+        content = read_file(path, most=file.size)
     except DataError as error:
         raise DataError(f"{error}: {remedy}") from error
     check_digest(content, file, path=path, remedy=remedy)
@@ -159,36 +162,29 @@ def fetch_file(
     failures: list[str] = []
     for address in download.addresses:
         try:
-            _retrieve(address, place, file, progress, packed=not members)
-            if members:
-                _unpack(place, members, _remedy(address))
-        except _InterruptedError as error:
-            failures.append(f"{address} was interrupted ({error})")
+            content = _download(address, file, progress)
+            plain = _plain(io.BytesIO(content), address, most=file.size, packed=not members)
+            check_digest(plain, file, path=address, remedy=_ELSE)
+            found = _members(content, members, address) if members else {place: content}
         except DataError as error:
             failures.append(str(error))
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path, content in found.items():
+                write_atomically(path, content)
         except OSError as error:
-            reason = error.strerror or error
             raise DataError(
-                f"{folder}: cannot write ({reason}); free space or choose another folder"
+                f"{folder}: cannot write ({error.strerror}); free space or choose another folder"
             ) from error
-        else:
-            return list(targets)
-        finally:
-            if members:
-                place.unlink(missing_ok=True)
+        return list(targets)
     raise DataError(
         f"{dataset}: could not fetch {file.name}: {'; '.join(failures)}. Run it again, or put the "
         f"file into {folder} by hand"
     )
 
 
-def _remedy(address: str) -> str:
-    return f"{address} sends other bytes, which are removed again"
-
-
 def _is_right(path: Path, file: DataFile) -> bool:
-    if not path.is_file():
-        return False
     try:
         read_checked(path, file, remedy="get it again")
     except DataError:
@@ -196,81 +192,45 @@ def _is_right(path: Path, file: DataFile) -> bool:
     return True
 
 
-class _InterruptedError(Exception):
-    """The connection broke, or the server fell silent."""
-
-
-def _retrieve(
-    address: str, place: Path, file: DataFile, progress: Progress | None, *, packed: bool
-) -> None:
-    """Bring the file from one address; what lies in its place and is wrong is removed first."""
-    place.unlink(missing_ok=True)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    written = place.with_name(f".{place.name}.part")
-    try:
-        for left in reversed(range(_REPEATS + 1)):
-            try:
-                _download(address, written, file, progress)
-                break
-            except _InterruptedError:
-                if not left:
-                    raise
-                time.sleep(_PAUSE_SECONDS)
-        read_checked(written, file, remedy=_remedy(address), compressed=packed)
-        written.replace(place)
-    finally:
-        written.unlink(missing_ok=True)
-
-
-def _download(address: str, written: Path, file: DataFile, progress: Progress | None) -> None:
+def _download(address: str, file: DataFile, progress: Progress | None) -> bytes:
+    """What an address of the catalogue sends, and no more of it than the file may have."""
     # What gzip may take, at its worst, for what does not compress.
-    most, done = file.size + file.size // 100 + 2**12, 0
-    with written.open("wb") as target:
-        for chunk, total in _chunks(address):
-            done += len(chunk)
-            if done > most:
-                raise DataError(
-                    f"{address} sends more than the {most} bytes that the file may have"
-                )
-            target.write(chunk)
-            if progress is not None:
-                progress(file.name, done, total)
-
-
-def _chunks(address: str) -> Iterator[tuple[bytes, int | None]]:
-    """Yield what comes from an address of the catalogue, and the bytes in all if they are told."""
+    most, content = file.size + file.size // 100 + 2**12, bytearray()
     request = Request(address, headers={"Accept-Encoding": "identity"})  # noqa: S310  # catalogue
     try:
         with urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310  # as above
-            total, done = answer.length, 0
+            total = answer.length
             while chunk := answer.read(_CHUNK):
-                done += len(chunk)
-                yield chunk, total
+                content += chunk
+                if len(content) > most:
+                    raise DataError(
+                        f"{address} sends more than the {most} bytes that the file may have"
+                    )
+                if progress is not None:
+                    progress(file.name, len(content), total)
     except HTTPError as error:
         raise DataError(f"{address} answers {error.code}") from error
     except (OSError, HTTPException) as error:
-        raise _InterruptedError(str(error) or type(error).__name__) from error
-    if total is not None and done < total:
-        raise _InterruptedError(f"{done} of {total} bytes came")
+        raise DataError(f"{address} was interrupted ({error})") from error
+    if total is not None and len(content) < total:
+        raise DataError(f"{address} was interrupted ({len(content)} of {total} bytes came)")
+    return bytes(content)
 
 
-def _unpack(archive: Path, targets: dict[Path, DataFile], remedy: str) -> None:
+def _members(archive: bytes, targets: dict[Path, DataFile], address: str) -> dict[Path, bytes]:
     """Take exactly the targets out of a checked archive; no path in it is ever followed."""
-    wanted = {path.name: path for path in targets}
-    with tarfile.open(archive, "r:gz") as tar:
+    wanted, found = {path.name: path for path in targets}, dict[Path, bytes]()
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for entry in tar:
             name = Path(entry.name).name
             stream = tar.extractfile(entry) if entry.isfile() and name in wanted else None
-            if stream is None:
-                continue
-            path = wanted.pop(name)
-            content = stream.read()
-            check_digest(content, targets[path], path=archive / name, remedy=remedy)
-            fresh = path.with_name(f".{name}.fresh")
-            fresh.write_bytes(content)
-            fresh.replace(path)
+            if stream is not None:
+                path = wanted.pop(name)
+                found[path] = stream.read()
+                check_digest(found[path], targets[path], path=name, remedy=_ELSE)
     if wanted:
-        raise DataError(f"{archive}: lacks {', '.join(wanted)}; {remedy}")
+        raise DataError(f"{address}: lacks {', '.join(wanted)}; {_ELSE}")
+    return found
 
 
 _IDX_MAGIC = b"\x00\x00\x08"
