@@ -1,9 +1,8 @@
 """Views of images in a MATLAB file: Caltech101-7, as multi-view learning uses it.
 
-Run by: whoever loads the set. The file comes from no official address, so that nothing in it is
-trusted: before SciPy parses it, its size is bounded, compressed or not, and so is what its arrays
-claim to hold, for which SciPy would take memory. Only the variables X (a cell of one matrix a view)
-and Y (labels from 1) are read, as numbers.
+Run by: whoever loads the set. The file comes from no official address: before SciPy parses it, its
+size is bounded, compressed or not, and so is what its variables claim to hold, for which SciPy
+would take memory. Only X (a cell of one matrix a view) and Y (labels from 1) are read, as numbers.
 
 Source: MATLAB's MAT-file format, version 5 (a header of 128 bytes, then elements of type, size and
 body, of which some are compressed by zlib); the set: Y. Li, F. Nie, H. Huang, J. Huang, Large-scale
@@ -47,9 +46,6 @@ _LATENT = 12
 _HEADER, _TAG, _COMPRESSED = 128, 8, 15
 _INFLATED_AT_MOST = 2**28
 _READ = ("X", "Y")
-_MATRIX, _CELL = 14, 1
-# Classes of characters and of full numbers, each in bytes of its own, and the flag of complex ones.
-_FULL, _COMPLEX = (4, *range(6, 16)), 0x800
 
 
 def _read(dataset: DataSet, folder: Path | None) -> TablePool:
@@ -76,11 +72,13 @@ def _read(dataset: DataSet, folder: Path | None) -> TablePool:
 
 
 def _variables(content: bytes, *, source: str) -> dict[str, NDArray[Any]]:
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
 
     try:
         plain = _inflated(content)
-        _check_claims(plain)
+        for name, shape, _ in whosmat(io.BytesIO(plain)):
+            if not 0 <= math.prod(shape) <= len(plain):
+                raise DataError(f"{name} claims a shape of {shape}; it is damaged")
         found = loadmat(io.BytesIO(plain), variable_names=_READ)
         return {name: np.asarray(found[name]) for name in _READ}
     except DataError as error:
@@ -94,7 +92,7 @@ def _variables(content: bytes, *, source: str) -> dict[str, NDArray[Any]]:
 
 
 def _inflated(content: bytes) -> bytes:
-    order = _order(content)
+    order = ">" if content[126:128] == b"MI" else "<"
     parts, at, room = [content[:_HEADER]], _HEADER, _INFLATED_AT_MOST
     while at < len(content):
         kind, size = struct.unpack_from(f"{order}II", content, at)
@@ -109,59 +107,6 @@ def _inflated(content: bytes) -> bytes:
         parts.append(element)
         at += _TAG + size
     return b"".join(parts)
-
-
-def _order(content: bytes) -> str:
-    return ">" if content[126:128] == b"MI" else "<"
-
-
-def _check_claims(plain: bytes) -> None:
-    """Refuse X and Y that claim more than they hold: SciPy takes memory for what is claimed."""
-    order, at = _order(plain), _HEADER
-    while at < len(plain):
-        kind, size = struct.unpack_from(f"{order}II", plain, at)
-        if kind != _MATRIX:
-            raise ValueError(f"an element of type {kind} where a matrix is expected")
-        _check_matrix(plain[at + _TAG : at + _TAG + size], order, cells=True)
-        at += _TAG + size
-
-
-def _check_matrix(body: bytes, order: str, *, cells: bool, inner: bool = False) -> None:
-    """Check one matrix; `cells`: it may be a cell of matrices; `inner`: it lies in one."""
-    (flags,) = struct.unpack_from(f"{order}I", body, _TAG)
-    dimensions, at = _element(body, 2 * _TAG, order)
-    name, at = _element(body, at, order)
-    if not inner and name.decode("latin1") not in _READ:
-        return
-    kind = flags & 0xFF
-    count = math.prod(struct.unpack(f"{order}{len(dimensions) // 4}i", dimensions))
-    if kind == _CELL and cells:
-        found = 0
-        while at < len(body):
-            matrix, at = _element(body, at, order)
-            _check_matrix(matrix, order, cells=False, inner=True)
-            found += 1
-    elif kind in _FULL:
-        numbers, at = _element(body, at, order)
-        found = len(numbers)
-        if flags & _COMPLEX:
-            _, at = _element(body, at, order)
-    else:
-        raise DataError(f"X or Y holds an array of class {kind}, expected matrices of numbers")
-    if at != len(body) or not 0 <= count <= found or (kind == _CELL and count != found):
-        raise DataError(f"X or Y claims {count} entries and holds {found}; it is damaged")
-
-
-def _element(body: bytes, at: int, order: str) -> tuple[bytes, int]:
-    """Return what an element holds, and where the next begins; small ones are in their tag."""
-    (kind,) = struct.unpack_from(f"{order}I", body, at)
-    if size := kind >> 16:
-        return body[at + 4 : at + 4 + min(size, 4)], at + _TAG
-    (size,) = struct.unpack_from(f"{order}I", body, at + 4)
-    start = at + _TAG
-    if start + size > len(body):
-        raise ValueError(f"an element of {size} bytes where {len(body) - start} are left")
-    return body[start : start + size], start + size + -size % _TAG
 
 
 def _numbers(array: Any, *, source: str) -> NDArray[np.float64]:

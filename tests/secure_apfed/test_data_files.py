@@ -586,7 +586,6 @@ def test_another_or_a_hostile_matlab_file_is_refused(tmp_path: Path) -> None:
             pool("caltech_7", tmp_path)
     path = tmp_path / "Caltech101-7.mat"
     whole = path.read_bytes()
-    twice = compressed(compressed(array(6, 2**10, element(2, bytes(2**10)))))
     for content, message in (
         (b"", "not a MATLAB file"),
         (whole[:5000], "not a MATLAB file"),
@@ -594,15 +593,11 @@ def test_another_or_a_hostile_matlab_file_is_refused(tmp_path: Path) -> None:
         (b"\x89HDF\r\n\x1a\n" + bytes(600), "save it with the option -v7"),
         (whole[:128] + compressed(bytes(2**28 + 1)), "268435456 uncompressed bytes"),
         *(
-            (bytes(124) + b"\x00\x01IM" + matrix, message)
+            (whole[:128] + matrix, message)
             for matrix, message in (
-                (array(1, 2**30, b""), "claims 1073741824 entries and holds 0"),
-                (array(4, 2**30, element(16, b"")), "claims 1073741824 entries and holds 0"),
-                (array(1, 1, array(1, 2**30, b"", name=b"")), "class 1, expected matrices"),
-                (array(2, 2**30, element(5, struct.pack("<i", 8)) + element(1, b"a\0")), "class 2"),
-                (array(3, 2**30, b""), "class 3, expected matrices"),
-                (array(1, -1, b""), "claims -1 entries"),
-                (twice, "type 15 where a matrix is expected"),
+                (array(1, 2**30, b""), "X claims a shape of"),
+                (array(4, 2**30, element(16, b"")), "X claims a shape of"),
+                (array(1, -1, b""), "not a MATLAB file|claims"),
             )
         ),
     ):
