@@ -9,9 +9,8 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -42,7 +41,7 @@ __all__ = [
 INTERRUPTED = 130
 RESEARCH_MODULES = ("matplotlib", "jinja2", "adjustText", "joblib", "dp_accounting")
 """What the extra `experiments` brings: reports and research need it, runs do not."""
-_WIDEST, _GAP = 100_000, 2
+_WIDEST = 100_000
 _USAGE, _DATA, _PROTOCOL, _BUDGET = 2, 3, 4, 5
 
 
@@ -125,68 +124,23 @@ def show_warning(
 
 
 def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on stdout; columns of figures are right-aligned.
-
-    No word is cut: who does not write to a terminal gets lines as long as they are, and where a
-    terminal is too narrow for the longest words each row is lines of its own.
+    """Print a table on stdout; columns of figures are right-aligned. Who does not write to a
+    terminal gets lines as long as they are.
     """
-    console = _console()
-    widths = _widths(columns, rows, console.width)
-    if any(columns) and sum(widths) > console.width:
-        columns, rows = ("", ""), _lines_of(columns, rows)
-        widths = _widths(columns, rows, console.width)
-    console.width = max(console.width, sum(widths))  # the terminal wraps the longest words
-    table = Table(
-        box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_header=any(columns),
-    )  # fmt: skip
-    for at, (name, width) in enumerate(zip(columns, widths, strict=True)):
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=any(columns))
+    for at, name in enumerate(columns):
         figures = bool(rows) and all(row[at][:1].isdigit() for row in rows if row[at])
-        justify: Literal["left", "right"] = "right" if figures else "left"
         table.add_column(
-            Text(_printable(name)), justify=justify, header_style="dim", width=width - _GAP
-        )
+            Text(_printable(name)), justify="right" if figures else "left", header_style="dim",
+            overflow="fold",
+        )  # fmt: skip
     for row in rows:
         table.add_row(*(Text(_printable(cell)) for cell in row))
+    console = _console()
     with console.capture() as shown:
         console.print(Text(_printable(title), style="bold"))
         console.print(table)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in shown.get().splitlines())
-
-
-def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], most: int) -> list[int]:
-    """Of columns with the gap behind them: whole cells, or no less than the longest words; what
-    names a row in a table without a header is whole.
-    """
-    cells = [[_printable(cell) for cell in column] for column in zip(columns, *rows, strict=True)]
-    widths = [
-        _GAP + max(cell_len(word) for cell in column for word in ("", *cell.split()))
-        for column in cells
-    ]
-    needs = [
-        _GAP + max(cell_len(line) for cell in column for line in ("", *cell.split("\n"))) - width
-        for column, width in zip(cells, widths, strict=True)
-    ]
-    if not any(columns):
-        widths[0] += needs[0]
-        needs[0] = 0
-    room = max(0, most - sum(widths))
-    for at in sorted(range(len(needs)), key=needs.__getitem__):
-        widths[at] += min(room, needs[at])
-        room -= min(room, needs[at])
-    return widths
-
-
-def _lines_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
-    """Each row as a line for each cell that says something, with a line between rows."""
-    lines = [
-        line
-        for row in rows
-        for line in (
-            *((name, cell) for name, cell in zip(columns, row, strict=True) if cell),
-            ("", ""),
-        )
-    ]
-    return lines[:-1]
 
 
 def _console(*, stderr: bool = False) -> Console:
