@@ -1,7 +1,7 @@
 """Accuracy against epsilon: fresh noise, frozen noise and label DP, beside lines to compare with.
 
 `secure-apfed study sweep`: each point is a run of a shipped configuration with one thing
-changed. A stopped sweep goes on where it was; `secure-apfed plan` reads what it stores.
+changed. A stopped sweep goes on where it was.
 """
 
 import math
@@ -138,7 +138,7 @@ def _title(base: Config, seeds: Sequence[int]) -> str:
 
 
 def _stored(base: Config, seeds: Sequence[int], rows: Sequence[Row]) -> dict[str, Any]:
-    """What `secure-apfed plan` reads: settings, seeds, and every point that a run can have."""
+    """Settings, seeds, and every point that a run can have."""
     settings = base.model_dump(mode="json", include={"data", "model", "train", "secure_sum"})
     possible = [row for row in rows if not row["line"].centralised]
     return {
@@ -154,7 +154,7 @@ def run_sweep(
 ) -> list[Table]:  # fmt: skip
     """Run every point that is missing, then write what all of them say.
 
-    `store` gets the summary that `secure-apfed plan` reads, `figures` copies of the pictures.
+    `store` gets the summary, `figures` copies of the pictures.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     parts = [(base, points_of(base, folder / base.name)) for base in map(base_config, configs)]

@@ -1,4 +1,4 @@
-"""The commands that ask before a run: `plan`, `check-encoder` and `check-ids`; nothing is sent.
+"""The commands that ask before a run: `plan` and `check-ids`; nothing is sent.
 
 Part of the composition root: `secure_apfed.cli` registers them, nothing else imports this.
 """
@@ -18,9 +18,8 @@ from secure_apfed.settings.data import TableShape
 if TYPE_CHECKING:
     from secure_apfed.alignment.ids import IdCheck
     from secure_apfed.config import Config
-    from secure_apfed.learning.autoencoder import EncoderQuality
 
-__all__ = ["check_encoder", "check_ids", "plan"]
+__all__ = ["check_ids", "plan"]
 
 _GUARDS = ("gaussian", "frozen_gaussian")
 _EPOCHS, _DELTA, _CLIP = 50, 1e-5, 1.0
@@ -55,8 +54,6 @@ def plan(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Forecast a run before anything is sent, or calibrate noise to epsilon, or both."""
-    from secure_apfed.planning.stored import load_sweeps, nearest, sentence
-
     planned: dict[str, Any] = {}
     if party is not None and config_file is not None:
         raise typer.BadParameter("give CONFIG, or --config, not both")
@@ -64,7 +61,6 @@ def plan(
     if config_file is None:
         if epsilon is None or overrides:
             raise typer.BadParameter("give CONFIG, or --epsilon without --set, or both")
-        found = nearest(load_sweeps(), epsilon=epsilon, guards=_GUARDS)
         calibrations = [
             _calibrated(
                 mechanism, epsilon, delta=_DELTA if delta is None else delta,
@@ -76,22 +72,17 @@ def plan(
             config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta
         )
         planned = _forecast(config, declared, quiet=as_json, links=links)
-        found = _losses_of(config, planned["epsilon_x"])
         guard, calibrations = config.guard, []
         if guard.epsilon is not None and "representations are sent" in config.method.happens:
             calibrations.append(_calibrated(
                 guard.mechanism, guard.epsilon, delta=config.delta, epochs=config.train.epochs,
                 clip=guard.clip,
             ))  # fmt: skip
-    expected = [sentence(sweep, point) for sweep, point in found]
     if as_json:
-        terminal.print_json({**planned, "calibration": calibrations, "expected": expected})
+        terminal.print_json({**planned, "calibration": calibrations})
         return
     if calibrations:
         _show_noise(calibrations)
-    typer.echo("\nExpected loss of accuracy, from stored sweeps:")
-    for loss in expected or ["no stored sweep fits; measure it with secure-apfed study sweep"]:
-        typer.echo(f"- {loss}")
     for line in planned.get("help", ()):
         typer.echo(f"\nHelp, from the nearest stored case: {line}")
 
@@ -161,21 +152,6 @@ def _forecast(
     return {**asdict(planned), "help": [] if gain is None else [f"{gain.sentence}. {here}"]}
 
 
-def _losses_of(config: "Config", epsilon_x: float) -> list[tuple[Any, Any]]:
-    """Of stored sweeps of the same data and method; guard and label mechanism apart."""
-    from secure_apfed.planning.stored import load_sweeps, nearest
-
-    sweeps, found = load_sweeps(), []
-    same = {"dataset": config.data.dataset, "method": config.method.name}
-    guard, labels = config.guard, config.labels
-    if guard.mechanism != "none" and "representations are sent" in config.method.happens:
-        epsilon = guard.epsilon or epsilon_x
-        found += nearest(sweeps, epsilon=epsilon, guards=(guard.mechanism,), **same)
-    if labels.epsilon is not None:
-        found += nearest(sweeps, epsilon=labels.epsilon, labels=labels.mechanism, **same)
-    return found
-
-
 def _calibrated(
     mechanism: str, epsilon: float, *, delta: float, epochs: int, clip: float
 ) -> dict[str, Any]:
@@ -202,67 +178,6 @@ def _show_noise(calibrations: Sequence[Mapping[str, Any]]) -> None:
     title = "\nNoise for epsilon_x {epsilon:g} at delta {delta:g}, {epochs:,} epochs"
     terminal.show_rows(title.format(**calibrations[0]), columns, rows)
     typer.echo("Covers one row's releases with the encoder held fixed; no label.")
-
-
-def check_encoder(
-    config_file: ConfigFile,
-    threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="Loss of accuracy that is not worth mending.")
-    ] = 0.02,
-    folds: Annotated[int, typer.Option(min=2, help="Of the cross-validation.")] = 10,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare a classifier on the active's columns with one on its encoder's code of them.
-
-    The encoder is the run's `model`, trained without labels on the active's training rows as
-    `method` says of autoencoders (APC-VFL, Appendix F); nobody else takes part.
-    """
-    import torch
-
-    from secure_apfed.config.file import load_config
-    from secure_apfed.data import UNLABELLED, load_data
-    from secure_apfed.errors import ConfigError
-    from secure_apfed.learning.autoencoder import DistillationSettings, encoder_quality
-    from secure_apfed.learning.descent import Compute
-
-    config = load_config(config_file, overrides=overrides or ())
-    if config.labels_are_private:
-        raise ConfigError(
-            "check-encoder fits classifiers to the true training labels, which labels and dp_sgd "
-            "keep private; leave both out here, and show its figures to nobody who may not know "
-            "these labels"
-        )
-    data = load_data(config.data, seed=config.seed)
-    assert data.active.labels is not None
-    labels_N = torch.full_like(data.active.labels, UNLABELLED)
-    labels_N[data.labelled_rows] = data.active.labels[data.labelled_rows]
-    found = encoder_quality(
-        data.active.features[data.train_rows], labels_N[data.train_rows], model=config.model,
-        settings=DistillationSettings.among(config.method), owner=data.active.name,
-        seed=config.seed,
-        compute=Compute.of(config.train), threshold=threshold, folds=folds,
-    )  # fmt: skip
-    if as_json:
-        terminal.print_json({
-            "columns": found.columns.tolist(), "code": found.codes.tolist(),
-            "difference": found.difference, "threshold": threshold, "epochs": found.epochs,
-            "good_enough": found.good_enough,
-        })  # fmt: skip
-        return
-    _show_quality(found, title=f"Encoder of {data.active.name} ({config.model.network})")
-
-
-def _show_quality(found: "EncoderQuality", *, title: str) -> None:
-    borne = f"{100 * found.threshold:g} fewer are borne"
-    rows = [
-        (f"columns, {len(found.columns)} folds", f"{100 * found.columns.mean():.2f} %"),
-        ("their code", f"{100 * found.codes.mean():.2f} %"),
-        ("difference", f"{100 * found.difference:+.2f} points; {borne}"),
-        ("epochs of the autoencoder", str(found.epochs)),
-        ("the encoder is", "good enough" if found.good_enough else "not good enough"),
-    ]
-    terminal.show_rows(title, ("", "accuracy"), rows)
 
 
 def check_ids(

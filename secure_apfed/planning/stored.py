@@ -1,151 +1,20 @@
-"""What protection cost and what help was worth, where it was measured: what ships with the package.
+"""What help was worth, where it was measured: what ships with the package.
 
-Run by: the planner. `stored_sweeps.json` and `stored_gains.json` are what `secure-apfed study sweep
---store` and `secure-apfed study gains --store` wrote, with data sets, settings and seeds. Nothing
-is fitted to them or taken from between their points: another data set, network, number of epochs or
-of labels may lose or gain more or less.
+Run by: the planner. `stored_gains.json` is what `secure-apfed study gains --store` wrote, with data
+sets, settings and seeds. Nothing is fitted to its cases or taken from between them: another data
+set, network, number of epochs or of labels may gain more or less.
 """
 
-import json
 import math
-from collections.abc import Iterable, Sequence
 from importlib.resources import files
-from typing import Any, Self
 
-from pydantic import TypeAdapter, ValidationError, model_validator
+from pydantic import TypeAdapter, ValidationError
 
 from secure_apfed.config import Config
 from secure_apfed.errors import DataError
-from secure_apfed.methods import ALONE
 from secure_apfed.settings import Settings
 
-__all__ = [
-    "Span",
-    "StoredGain",
-    "StoredPoint",
-    "StoredSweep",
-    "load_gains",
-    "load_sweeps",
-    "nearest",
-    "nearest_gain",
-    "sentence",
-]
-
-_FORMAT = 1
-
-
-class Span(Settings):
-    """A mean over seeds and its 95 % interval; of the sweeps that ship, a percentile bootstrap."""
-
-    mean: float
-    low: float
-    high: float
-
-
-class StoredPoint(Settings):
-    """A method under one protection at one epsilon ("inf": none); the loss is from none to this."""
-
-    label: str
-    method: str
-    guard: str
-    labels: str
-    epsilon: float | str
-    releases: int
-    accuracy: Span
-    loss: Span
-
-
-class StoredSweep(Settings):
-    dataset: str
-    settings: dict[str, Any]
-    delta: float
-    clip: float
-    seeds: tuple[int, ...]
-    points: tuple[StoredPoint, ...]
-
-    @model_validator(mode="after")
-    def _knows_the_active_alone(self) -> Self:
-        _ = self.alone
-        return self
-
-    @property
-    def alone(self) -> Span:
-        """Accuracy of SingleVL without protection: what the active has without any passive."""
-        for point in self.points:
-            if (point.guard, point.labels, point.method) == ("none", "none", ALONE.name):
-                return point.accuracy
-        raise ValueError(f"the sweep of {self.dataset} has no point of the active alone")
-
-
-def load_sweeps(text: str | None = None) -> tuple[StoredSweep, ...]:
-    """Return the sweeps of this text, or those shipped; DataError: of another version."""
-    if text is None:
-        text = files("secure_apfed.planning").joinpath("stored_sweeps.json").read_text("utf-8")
-    try:
-        stored = json.loads(text)
-        if stored["format"] != _FORMAT:
-            raise DataError(f"stored sweeps have format {_FORMAT}, got {stored['format']!r}")
-        return TypeAdapter(tuple[StoredSweep, ...]).validate_python(stored["sweeps"])
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
-        raise DataError(
-            "the stored sweeps are not as this version stores them; install the package again, or "
-            "make them with secure-apfed study sweep --store"
-        ) from error
-
-
-def nearest(
-    sweeps: Iterable[StoredSweep], *, epsilon: float, dataset: str | None = None,
-    method: str | None = None, guards: Sequence[str] = (), labels: str = "none",
-) -> list[tuple[StoredSweep, StoredPoint]]:  # fmt: skip
-    """Return the points whose epsilon is next to this one: the same, or one on each side.
-
-    Epsilon is that of the released rows, or of labels where no guard is asked for. Of data set and
-    method None takes all; `guards` are wanted of points with no label mechanism but `labels`.
-    """
-    found = []
-    for sweep in sweeps:
-        if dataset not in (None, sweep.dataset):
-            continue
-        fits = [
-            point
-            for point in sweep.points
-            if point.guard in (guards or ("none",)) and point.labels == labels
-            and method in (None, point.method) and isinstance(point.epsilon, float)
-        ]  # fmt: skip
-        for line in dict.fromkeys((point.method, point.guard) for point in fits):
-            mine = [point for point in fits if (point.method, point.guard) == line]
-            found += [(sweep, point) for point in _around(mine, epsilon)]
-    return found
-
-
-def _around(points: Sequence[StoredPoint], epsilon: float) -> list[StoredPoint]:
-    by_epsilon = {float(point.epsilon): point for point in points}
-    if same := [point for value, point in by_epsilon.items() if math.isclose(value, epsilon)]:
-        return same
-    below = max((value for value in by_epsilon if value < epsilon), default=None)
-    above = min((value for value in by_epsilon if value > epsilon), default=None)
-    # Outside of what was measured there is nothing to expect on one side, so nothing is said.
-    return [] if below is None or above is None else [by_epsilon[below], by_epsilon[above]]
-
-
-def sentence(sweep: StoredSweep, point: StoredPoint) -> str:
-    loss, accuracy = point.loss, point.accuracy
-    limit, labelled = (sweep.settings["data"].get(key) for key in ("limit", "labelled"))
-    rows = f", {limit:,} training rows" if limit else ""
-    rows += f", {labelled:,} of them with a label" if labelled else ""
-    strength = (
-        f"epsilon_y {point.epsilon:g}"
-        if point.guard == "none"
-        else f"epsilon_x {point.epsilon:g} (delta {sweep.delta:g}, T {point.releases})"
-    )
-    epochs = sweep.settings["train"]["epochs"]
-    return (
-        f"{point.label} on {sweep.dataset} at {strength} lost "
-        f"{100 * loss.mean:z.1f} points of accuracy "
-        f"[{100 * loss.low:z.1f}, {100 * loss.high:z.1f}] "
-        f"and reached {100 * accuracy.mean:.1f} %, where the active alone reached "
-        f"{100 * sweep.alone.mean:.1f} % ({len(sweep.seeds)} seeds, {epochs} epochs{rows})"
-    )
+__all__ = ["StoredGain", "load_gains", "nearest_gain"]
 
 
 class StoredGain(Settings):

@@ -1,16 +1,13 @@
-"""`secure-apfed plan`: calibration with and without a config, and what sweeps say of it."""
+"""`secure-apfed plan`: calibration with and without a config, and what is forecast."""
 
 import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from secure_apfed.cli import execute
-from secure_apfed.errors import DataError
-from secure_apfed.planning.stored import load_sweeps, nearest, sentence
 from tests.secure_apfed.small_runs import told
 
 Capture = pytest.CaptureFixture[str]
@@ -43,21 +40,10 @@ def test_without_a_config_both_guards_are_calibrated(capsys: Capture) -> None:
     assert fresh["sigma"] == pytest.approx(math.sqrt(50) * frozen["sigma"])
     assert (fresh["clip"], fresh["delta"]) == (1.0, 1e-5)
     assert "rows" not in answer
-
-
-def test_expected_losses_are_those_of_stored_sweeps_and_shown_to_people(capsys: Capture) -> None:
-    found = told(capsys, "plan", "--epsilon", 4, "--epochs", 50)["expected"]
-    assert len(found) == 4
-    for dataset in ("digits", "breast_cancer"):
-        assert sum(f"on {dataset} at epsilon_x 4 (delta 1e-05, T " in one for one in found) == 2
-    assert told(capsys, "plan", "--epsilon", 100)["expected"] == []
     assert execute(["plan", "--epsilon", "4", "--epochs", "50"]) == 0
     shown = capsys.readouterr().out
     assert "Noise for epsilon_x 4 at delta 1e-05, 50 epochs" in shown
     assert "encoder held fixed; no label" in shown
-    assert "where the active alone reached" in shown
-    assert execute(["plan", "--epsilon", "0.001"]) == 0
-    assert "no stored sweep fits" in capsys.readouterr().out
 
 
 def test_with_a_config_its_numbers_are_taken_and_options_win(config: Path, capsys: Capture) -> None:
@@ -70,9 +56,6 @@ def test_with_a_config_its_numbers_are_taken_and_options_win(config: Path, capsy
     assert (noise["mechanism"], noise["epochs"], noise["clip"]) == ("gaussian", 3, 2.0)
     assert answer["epsilon_x"] == pytest.approx(4.0)
     assert answer["epsilon_y"] == answer["epsilon_model"] == "inf"
-    assert [one.partition(" at ")[0] for one in answer["expected"]] == [
-        "APFed-C, fresh noise on breast_cancer"
-    ]
     frozen = ["--set", "guard={mechanism: frozen_gaussian, sigma: 3.0}"]
     answer = told(capsys, "plan", config, "--epsilon", 1, "--epochs", 7, "--delta", 1e-6, *frozen)
     (noise,) = answer["calibration"]
@@ -85,9 +68,6 @@ def test_labels_and_private_training_are_forecast(config: Path, capsys: Capture)
     answer = told(capsys, "plan", config, *labels)
     assert answer["epsilon_y"] == 4.0
     assert answer["steps"] == 3 + 6 + 6  # of 355 rows, half of them in the first epoch
-    assert [one.partition(" on ")[0] for one in answer["expected"]] == [
-        "APFed-C, label DP (LP-MST)"
-    ]
     private = ["--set", "guard={mechanism: gaussian, epsilon: 2.0}", "--set", "dp_sgd={epsilon: 6}"]
     answer = told(capsys, "plan", config, *private)
     assert answer["epsilon_x"] == pytest.approx(2.0)
@@ -182,81 +162,5 @@ def test_links_are_summed_by_kind_unless_they_are_asked_for(config: Path, capsys
         table = shown.partition("\nBy ")[2].splitlines()[2 : 2 + rows]
         messages = sum(int(line.split()[-3].replace(",", "")) for line in table)
         assert messages == sum(link["messages"] for link in links)
-    voted = told(capsys, "plan", config, "--epsilon", 4, "--set", "method=votes")
-    assert (voted["figure"], voted["expected"]) == ("epsilon_v", []), "nothing is invented"
 
 
-# What `plan` reads of measured sweeps: the shipped file, what fits, and damage.
-
-
-def point(epsilon: float | str, guard: str = "gaussian", **changes: Any) -> dict[str, Any]:
-    span = {"mean": 0.5, "low": 0.4, "high": 0.6}
-    return {
-        "label": "made up", "method": "apfed_c", "guard": guard, "labels": "none",
-        "epsilon": epsilon, "releases": 3, "accuracy": span, "loss": span, **changes,
-    }  # fmt: skip
-
-
-def text_of(*points: dict[str, Any], **changes: Any) -> str:
-    alone = point("inf", "none", method="single_view", releases=0)
-    sweep = {
-        "dataset": "digits",
-        "settings": {"train": {"epochs": 3}, "data": {"limit": 1000, "labelled": 50}},
-        "delta": 1e-5, "clip": 1.0, "seeds": [0, 1], "points": [alone, *points], **changes,
-    }  # fmt: skip
-    return json.dumps({"format": 1, "command": "none", "sweeps": [sweep]})
-
-
-def test_the_shipped_sweeps_are_of_few_labels_and_five_seeds() -> None:
-    sweeps = load_sweeps()
-    assert {sweep.dataset for sweep in sweeps} == {"digits", "breast_cancer"}
-    for sweep in sweeps:
-        assert sweep.settings["data"]["labelled"] in (20, 50)
-        assert sweep.seeds == (0, 1, 2, 3, 4)
-        for guard in ("gaussian", "frozen_gaussian"):
-            found = nearest(sweeps, epsilon=4.0, dataset=sweep.dataset, guards=(guard,))
-            assert [one.epsilon for _, one in found] == [4.0]
-        assert 0.3 < sweep.alone.mean < 1
-
-
-def test_the_same_epsilon_is_taken_or_others_from_both_sides_and_none_that_does_not_fit() -> None:
-    sweeps = load_sweeps(
-        text_of(point(1.0), point(4.0), point(8.0), point(4.0, "none", labels="lp_mst"))
-    )
-
-    def epsilons(epsilon: float, **wanted: Any) -> list[float | str]:
-        found = nearest(sweeps, epsilon=epsilon, **{"guards": ("gaussian",), **wanted})
-        return [one.epsilon for _, one in found]
-
-    assert epsilons(4.0) == [4.0]
-    assert epsilons(5.0) == [4.0, 8.0]
-    assert epsilons(0.5) == epsilons(9.0) == epsilons(float("inf")) == []
-    assert epsilons(4.0, dataset="mnist") == epsilons(4.0, method="tvfl") == []
-    assert epsilons(4.0, guards=("frozen_gaussian",)) == []
-    assert epsilons(4.0, guards=(), labels="randomised_response") == []
-    assert epsilons(4.0, guards=(), labels="lp_mst") == [4.0]
-
-
-def test_a_sentence_names_data_seeds_epochs_and_the_active_alone() -> None:
-    ((sweep, one),) = nearest(load_sweeps(text_of(point(4.0))), epsilon=4, guards=("gaussian",))
-    assert sentence(sweep, one) == (
-        "made up on digits at epsilon_x 4 (delta 1e-05, T 3) lost 50.0 points of accuracy "
-        "[40.0, 60.0] and reached 50.0 %, where the active alone reached 50.0 % (2 seeds, 3 "
-        "epochs, 1,000 training rows, 50 of them with a label)"
-    )
-    nothing = point(4.0, loss={"mean": -1e-4, "low": -0.01, "high": 1e-4})
-    ((sweep, one),) = nearest(load_sweeps(text_of(nothing)), epsilon=4, guards=("gaussian",))
-    assert "lost 0.0 points of accuracy [-1.0, 0.0]" in sentence(sweep, one)
-    labels = load_sweeps(text_of(point(4.0, "none", labels="lp_mst")))
-    ((sweep, one),) = nearest(labels, epsilon=4, labels="lp_mst")
-    assert "at epsilon_y 4 lost" in sentence(sweep, one)
-
-
-def test_damage_is_an_error_for_people() -> None:
-    for text in (
-        "", "{", "[]", "{}", '{"format": 2, "sweeps": []}', '{"format": 1}',
-        text_of(point(4.0, more=1)), text_of(point(4.0), seeds=None), text_of(points=[]),
-        text_of(point(4.0, accuracy={"mean": 1})),
-    ):  # fmt: skip
-        with pytest.raises(DataError, match="stored sweeps"):
-            load_sweeps(text)
