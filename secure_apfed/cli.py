@@ -317,7 +317,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 _EVERYDAY: tuple[Callable[..., None], ...] = (
     run, before.plan, report, finished.runs, finished.attack, finished.predict, finished.export,
-    before.check_ids, project.join, check.check, apart.party, apart.serve, apart.relay, doctor,
+    project.join, check.check, apart.party, apart.serve, apart.relay, doctor,
 )  # fmt: skip
 _RESEARCH: tuple[Callable[..., None], ...] = (
     finished.tradeoff, study.table,

@@ -1,98 +1,31 @@
-"""The IDs of one party: the rules by which they become bytes, what these change, and a file's IDs.
+"""The IDs of one party: the rules by which they become bytes, and a file's IDs.
 
 Run by: a party on its own file, which may be much larger than its memory: no other column is read,
 and of the IDs no more than a piece is held. Nothing is sent.
 """
 
 import lzma
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from apfed_protocols.errors import DataError
-from apfed_protocols.ids import EMPTY, JOINT, IdNormalisation, IdReader, IdStream, encode_pieces
+from apfed_protocols.ids import EMPTY, JOINT, IdNormalisation, IdReader
 from secure_apfed.settings.alignment import ID_RULES, AlignmentSettings
 
 if TYPE_CHECKING:
     import pyarrow
     from pyarrow.dataset import Dataset
 
-__all__ = ["IdCheck", "IdFile", "check_normalisation", "id_rules"]
+__all__ = ["IdFile", "id_rules"]
 
-_SHOWN = 5
-_NOTHING = IdNormalisation(unicode_nfc=False, strip=False)
 _ROWS_OF_A_PIECE = 2**16
 
 
 def id_rules(settings: AlignmentSettings) -> IdNormalisation:
     on = {rule: rule in settings.normalisation for rule in ID_RULES}
     return IdNormalisation(**on, date_formats=settings.date_formats)
-
-
-@dataclass(frozen=True, kw_only=True)
-class IdCheck:
-    """What was found; rows are from 0, and no ID is in it.
-
-    Attributes:
-        by_rule: IDs that each rule changes by itself, whether it was agreed on or not.
-        agreed: the rules that were.
-        changed: IDs that the agreed rules change together; first: some of their rows.
-        repeated: rows whose ID an earlier row has, once normalised; pairs: some of them, each with
-            that row; repeated_as_written: the same without any rule.
-    """
-
-    party: str
-    rows: int
-    by_rule: Mapping[str, int]
-    agreed: tuple[str, ...]
-    changed: int
-    first: tuple[int, ...]
-    repeated: int
-    pairs: tuple[tuple[int, int], ...]
-    repeated_as_written: int
-
-
-def check_normalisation(party: str, ids: IdStream, normalisation: IdNormalisation) -> IdCheck:
-    """Count what these rules change and make equal."""
-    alone: dict[str, Any] = dict.fromkeys(ID_RULES, True)
-    if normalisation.date_formats:
-        alone["date_formats"] = normalisation.date_formats
-    by_rule = {
-        name: len(list(_changes(party, ids, replace(_NOTHING, **{name: rule}))))
-        for name, rule in alone.items()
-    }
-    changed = list(_changes(party, ids, normalisation))
-    pairs = list(_repeats(party, ids, normalisation))
-    return IdCheck(
-        party=party,
-        rows=len(ids),
-        by_rule=by_rule,
-        agreed=tuple(name for name in alone if getattr(normalisation, name)),
-        changed=len(changed),
-        first=tuple(changed[:_SHOWN]),
-        repeated=len(pairs),
-        pairs=tuple(pairs[:_SHOWN]),
-        repeated_as_written=len(list(_repeats(party, ids, _NOTHING))),
-    )
-
-
-def _encoded(party: str, ids: IdStream, rules: IdNormalisation) -> Iterator[bytes]:
-    for piece in encode_pieces(party, ids, rules):
-        yield from piece
-
-
-def _changes(party: str, ids: IdStream, rules: IdNormalisation) -> Iterator[int]:
-    both = zip(_encoded(party, ids, _NOTHING), _encoded(party, ids, rules), strict=True)
-    return (row for row, (written, agreed) in enumerate(both) if written != agreed)
-
-
-def _repeats(party: str, ids: IdStream, rules: IdNormalisation) -> Iterator[tuple[int, int]]:
-    first: dict[bytes, int] = {}
-    for row, identity in enumerate(_encoded(party, ids, rules)):
-        if first.setdefault(identity, row) != row:
-            yield row, first[identity]
 
 
 class IdFile:

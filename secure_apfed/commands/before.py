@@ -1,10 +1,10 @@
-"""The commands that ask before a run: `plan` and `check-ids`; nothing is sent.
+"""The command that asks before a run, `plan`; nothing is sent.
 
 Part of the composition root: `secure_apfed.cli` registers them, nothing else imports this.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from secure_apfed import terminal
-from secure_apfed.commands import AsJson, ConfigFile, Overrides
+from secure_apfed.commands import AsJson, Overrides
 from secure_apfed.settings.data import TableShape
 
 if TYPE_CHECKING:
-    from secure_apfed.alignment.ids import IdCheck
     from secure_apfed.config import Config
 
-__all__ = ["check_ids", "plan"]
+__all__ = ["plan"]
 
 _GUARDS = ("gaussian", "frozen_gaussian")
 _EPOCHS, _DELTA, _CLIP = 50, 1e-5, 1.0
 _NEARLY_ALL = 0.9  # of the training rows: then it is a case where all have a label
-_HEADER = ("rule", "agreed", "IDs it changes")
 
 
 def plan(
@@ -178,61 +176,3 @@ def _show_noise(calibrations: Sequence[Mapping[str, Any]]) -> None:
     title = "\nNoise for epsilon_x {epsilon:g} at delta {delta:g}, {epochs:,} epochs"
     terminal.show_rows(title.format(**calibrations[0]), columns, rows)
     typer.echo("Covers one row's releases with the encoder held fixed; no label.")
-
-
-def check_ids(
-    config_file: ConfigFile,
-    party: Annotated[
-        list[str] | None, typer.Option(help="Whose IDs; all whose file is here, unless given.")
-    ] = None,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
-    """Count the IDs of own tables that `alignment.normalisation` changes or makes equal."""
-    from secure_apfed.config.file import load_config
-
-    config = load_config(config_file, overrides=overrides or ())
-    found = list(_checks(config, party))
-    if as_json:
-        terminal.print_json({"parties": [asdict(checked) for checked in found]})
-        return
-    for checked in found:
-        rows = [
-            (name, "yes" if name in checked.agreed else "no", str(count))
-            for name, count in checked.by_rule.items()
-        ]
-        terminal.show_rows(f"{checked.party}: {checked.rows} IDs", _HEADER, rows)
-        typer.echo(_id_check_told(checked))
-
-
-def _checks(config: "Config", wanted: list[str] | None) -> "Iterator[IdCheck]":
-    from secure_apfed.alignment.ids import IdFile, check_normalisation, id_rules
-    from secure_apfed.data.tables import given_table, is_here
-    from secure_apfed.errors import ConfigError
-
-    parties = config.data.parties or {}
-    unknown = [name for name in wanted or () if name not in parties]
-    if unknown or not parties:
-        there = ", ".join(parties) or "no party with a file of its own (dataset: tables)"
-        raise ConfigError(
-            f"check-ids: {', '.join(unknown) or 'nobody'} has IDs to check; data.parties names "
-            f"{there}"
-        )
-    here = [name for name in parties if is_here(config.data, name)]
-    for name in wanted or here or parties:
-        given = given_table(config.data, name)
-        ids = IdFile(name, given, config.data.id_columns(name))
-        yield check_normalisation(name, ids, id_rules(config.alignment))
-
-
-def _id_check_told(checked: "IdCheck") -> str:
-    rows = f", first in rows {', '.join(map(str, checked.first))} (from 0)" if checked.first else ""
-    changed = f"The agreed rules change {checked.changed} of them{rows}."
-    if not checked.repeated:
-        return f"{changed} No two are equal then."
-    pairs = ", ".join(f"{row} (as {earlier})" for row, earlier in checked.pairs)
-    return (
-        f"{changed} {checked.repeated} are equal to an earlier one then "
-        f"({checked.repeated_as_written} as they are written), in rows {pairs}: keep one row for "
-        "each ID, or agree on fewer rules."
-    )

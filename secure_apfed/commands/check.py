@@ -127,12 +127,15 @@ class _Checks:
         yield Finding("contract", "contract", "ok", f"as in {sealed.project_words}")
 
     def _table(self) -> Iterator[Finding]:
+        from secure_apfed.alignment import canonical_ids
         from secure_apfed.runs.party import own_data
         from secure_apfed.runs.project import shape_of
 
         own = own_data(self.file, self.config, self.role)
         if own is None:
             return
+        if self.config.method.aligns:
+            canonical_ids(self.file.party, own.table.ids, self.config.alignment)
         told = f"{len(own.table.ids):,} rows, no ID twice, {own.table.features[0].numel()} features"
         yield Finding("table", "table", "ok", told)
         if own.table.labels is not None:

@@ -63,7 +63,7 @@ from secure_apfed.files import read_json
 from secure_apfed.settings.data import DataSettings, PartySettings, ViewColumns
 
 __all__ = [
-    "RawTable", "files_digest", "given_table", "is_here", "load_own_tables", "load_tables",
+    "RawTable", "files_digest", "given_table", "load_own_tables", "load_tables",
     "party_path", "read_raw", "warn_of_labels",
 ]  # fmt: skip
 
@@ -262,15 +262,6 @@ def given_table(settings: DataSettings, name: str) -> Path | pyarrow.Table:
     if party.database is None:
         return party_path(settings, party.file)
     return query_table(party.database, partial(party_path, settings), party=name)
-
-
-def is_here(settings: DataSettings, name: str) -> bool:
-    """Whether there is a file of this party, or it has a database."""
-    party = (settings.parties or {})[name]
-    if party.file is None:
-        return party.database is not None
-    path = party_path(settings, party.file)
-    return path.exists() or any(path.parent.glob(path.name))
 
 
 def party_path(settings: DataSettings, file: Path | None) -> Path:

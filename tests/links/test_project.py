@@ -381,6 +381,12 @@ def test_a_party_is_checked_and_plans_alone(
     harmed(
         table, lambda text: text + text.splitlines()[1], "table", "1 IDs occur more than once", 3
     )
+
+    def accented(text: str) -> str:
+        cells = text.splitlines()[1].partition(",")[2]
+        return f"{text}\u00e9,{cells}\ne\u0301,{cells}\n"
+
+    harmed(table, accented, "table", "after normalisation", 3)
     (home / "key.pem").chmod(0o644)
     assert "others may read" in checked(3)["folder"][1]
     (home / "key.pem").chmod(0o600)

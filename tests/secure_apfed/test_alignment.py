@@ -1,7 +1,6 @@
 """Alignment: its settings, a party's history of intersections, the IDs of files, and the guide."""
 
 import ast
-import json
 import multiprocessing
 import os
 import resource
@@ -34,9 +33,8 @@ from secure_apfed.alignment import (
     most_guesses,
     records,
 )
-from secure_apfed.alignment.ids import check_normalisation, id_rules
+from secure_apfed.alignment.ids import id_rules
 from secure_apfed.alignment.records import AlignmentHistory, store_supply, take_supply
-from secure_apfed.cli import execute
 from secure_apfed.config.file import load_config, load_config_text
 from secure_apfed.data.tables import read_raw
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
@@ -243,7 +241,6 @@ def test_runs_count_but_neither_resumed_ones_nor_forecasts(tmp_path: Path) -> No
 
 
 FRAME = pd.DataFrame({"name": ["ann ", "bob", "eve"], "year": [1990, 7, 3], "label": [*"aba"]})
-WRITTEN = ("007", "7", "Ann", "ann ", "31.1.2026", "2026-01-31", "bob")
 
 
 @pytest.mark.parametrize("ending", [".csv.gz", ".csv.xz", ".parquet"])
@@ -298,52 +295,6 @@ def test_unfit_files_of_ids(ending: str, content: str | None, says: str, tmp_pat
     FRAME.to_parquet(tmp_path / "frame.parquet")
     with pytest.raises(DataError, match="each of the columns id once; it has name, year, label"):
         IdFile("bank", tmp_path / "frame.parquet", "id")
-
-
-def written(folder: Path) -> Path:
-    rows = [f"{one},{row},{'yes' if row % 2 else 'no'}" for row, one in enumerate(WRITTEN)]
-    (folder / "bank.csv").write_text("\n".join(["id,amount,late", *rows, ""]))
-    return folder / "bank.csv"
-
-
-def test_each_rule_is_counted_by_itself_and_without_rules_nothing_changes(tmp_path: Path) -> None:
-    file = IdFile("bank", written(tmp_path), "id")
-    rules = IdNormalisation(case_fold=True, whole_numbers=True, date_formats=("%d.%m.%Y",))
-    found = check_normalisation("bank", file, rules)
-    assert found.rows == len(WRITTEN)
-    # What pyarrow reads is stripped cell by cell, so no blank is left for the rule.
-    assert found.by_rule == {
-        "unicode_nfc": 0, "strip": 0, "case_fold": 1, "whole_numbers": 1, "date_formats": 1,
-    }  # fmt: skip
-    assert (found.changed, found.first) == (3, (0, 2, 4))
-    assert (found.repeated, found.pairs) == (3, ((1, 0), (3, 2), (5, 4)))
-    assert found.repeated_as_written == 0
-    plain = check_normalisation("bank", file, IdNormalisation())
-    assert (plain.changed, plain.repeated, plain.agreed) == (0, 0, ("unicode_nfc", "strip"))
-
-
-def test_the_command_never_tells_an_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written(tmp_path)  # the shop's file lies elsewhere
-    path = tmp_path / "run.yaml"
-    path.write_text(
-        "name: late\nmethod: votes\nguard: {mechanism: none}\nmodel: {network: random_features}\n"
-        "train: {epochs: 1}\n"
-        "alignment: {normalisation: [unicode_nfc, strip, case_fold, whole_numbers]}\n"
-        f"data: {{dataset: tables, folder: '{tmp_path}', active: bank, label_column: late,\n"
-        "  parties: {bank: {file: bank.csv}, shop: {file: shop.csv}}}\n"
-    )
-    assert execute(["check-ids", str(path), "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)["parties"]
-    assert (told["party"], told["repeated"]) == ("bank", 2)
-    assert execute(["check-ids", str(path)]) == 0
-    shown = capsys.readouterr().out
-    assert "2 are equal to an earlier one then (0 as they are written)" in shown
-    assert not [one for one in WRITTEN[2:4] if one.strip() in shown]
-    for party, said, code in (
-        ("shop", "there is no file", 3), ("club", "check-ids: club has IDs to check", 2),
-    ):  # fmt: skip
-        assert execute(["check-ids", str(path), "--party", party]) == code
-        assert said in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("block", [0, 2, 4])  # in one process, IDs in files, dealing ahead

@@ -209,10 +209,6 @@ def test_a_query_is_the_same_table(
         "query": database["query"].replace("FROM people", "FROM people WHERE id > '1'"),
     }
     assert files_digest(settings(tmp_path, database=fewer), of=["bank"]) != before
-    file = tmp_path / "run.yaml"
-    content = {"name": "a", "method": "single_view", "guard": {"mechanism": "none"}}
-    file.write_text(to_json({**content, "data": data.model_dump(mode="json")}))
-    assert execute(["check-ids", str(file), "--json"]) == 0
 
 
 SQLITE: Mapping[str, Any] = {"url": "sqlite:///crm.db", "query": QUERY}
