@@ -253,7 +253,7 @@ def run_gains(
 ) -> Table:  # fmt: skip
     """Run what is missing; return and write a row for each case.
 
-    `store` gets what `secure-apfed plan` reads.
+    `store` gets the rows in plain values.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     missing = {case.name: absent(case.config) for case in cases}
@@ -282,7 +282,7 @@ def run_gains(
 
 
 def stored_of(rows: Sequence[Row]) -> list[Row]:
-    """What `secure-apfed plan` reads of these rows: those with the default labeller."""
+    """These rows in plain values: those with the default labeller."""
     stored = []
     for row in rows:
         if "gain" not in row or "labeller" in row["of"].config.method.model_fields_set:

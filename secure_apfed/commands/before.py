@@ -3,7 +3,6 @@
 Part of the composition root: `secure_apfed.cli` registers them, nothing else imports this.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +21,6 @@ __all__ = ["plan"]
 
 _GUARDS = ("gaussian", "frozen_gaussian")
 _EPOCHS, _DELTA, _CLIP = 50, 1e-5, 1.0
-_NEARLY_ALL = 0.9  # of the training rows: then it is a case where all have a label
 
 
 def plan(
@@ -81,8 +79,6 @@ def plan(
         return
     if calibrations:
         _show_noise(calibrations)
-    for line in planned.get("help", ()):
-        typer.echo(f"\nHelp, from the nearest stored case: {line}")
 
 
 def _config_of(
@@ -134,20 +130,14 @@ def _declared(path: Path) -> tuple[Mapping[str, TableShape], Path]:
 def _forecast(
     config: "Config", shapes: Mapping[str, TableShape] | None, *, quiet: bool, links: bool
 ) -> dict[str, Any]:
-    """What a run would take, and what help was worth in the nearest stored case of its method."""
     from secure_apfed.planning.forecast import forecast
-    from secure_apfed.planning.stored import load_gains, nearest_gain
 
     planned = forecast(config, shapes)
     if not quiet:
         terminal.show_forecast(config.name, planned, links=links)
         for warning in planned.warnings:
             terminal.show_note(f"note: {warning}")
-    labelled, rows = planned.labelled_rows, planned.teaching_rows
-    every = labelled >= _NEARLY_ALL * rows
-    gain = nearest_gain(config, load_gains(), labelled=math.inf if every else labelled)
-    here = f"Here {labelled:,} of {rows:,} training rows have a label"
-    return {**asdict(planned), "help": [] if gain is None else [f"{gain.sentence}. {here}"]}
+    return asdict(planned)
 
 
 def _calibrated(
