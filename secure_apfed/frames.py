@@ -63,7 +63,7 @@ class FramesModel:
 
     Attributes:
         classes_: labels as the active's frame had them, in the order of the probabilities; none
-            of a regression, and of anomalies.
+            of a regression.
         solo: the same model on encoded features, with its card.
     """
 
@@ -89,8 +89,7 @@ class FramesModel:
     def predict(self, frame: Any) -> NDArray[Any]:
         """The label of each row (N,): the likeliest, or as the run's `threshold` decides.
 
-        Of a regression numbers in the unit of the labels, of anomalies scores, higher for what is
-        stranger.
+        Of a regression numbers in the unit of the labels.
 
         Raises:
             DataError: see `predict_proba`.

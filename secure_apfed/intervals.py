@@ -107,7 +107,7 @@ def _with_one_more(scored: Scored) -> Iterator[Scored]:
     if not len(counts) or counts.min() >= FEWEST_ROWS or not scored.finite:
         return
     rarest = classes[counts.argmin()]
-    told_B = scored.scores[:, rarest] if scored.classes else (2 * rarest - 1) * scored.scores
+    told_B = scored.scores[:, rarest]
     for place in (told_B.argmin(), told_B.argmax()):
         more = scored.rows(np.append(np.arange(len(scored.truth)), place))
         more.truth[-1] = rarest

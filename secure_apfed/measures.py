@@ -58,7 +58,7 @@ __all__ = [
 
 FloatArray: TypeAlias = NDArray[np.float64]
 _EVALUATION_ROWS = 4096
-Task: TypeAlias = Literal["classification", "regression", "anomaly"]
+Task: TypeAlias = Literal["classification", "regression"]
 _CANDIDATES = 200
 _RANGES = 10
 _ROWS_OF_A_RANGE = 25  # of fewer the index of new rows is high by chance
@@ -71,10 +71,8 @@ class Scored:
     """Rows with their truth, and what a model says of them.
 
     Attributes:
-        truth: (B,), classes 0 to K - 1; floating, the targets of a regression; where scores are of
-            anomalies, whole: 1 is one.
-        scores: (B, K), probabilities of each class; of a regression (B,), the predictions; of
-            anomalies (B,), higher for what is stranger.
+        truth: (B,), classes 0 to K - 1; floating, the targets of a regression.
+        scores: (B, K), probabilities of each class; of a regression (B,), the predictions.
         threshold: of two classes, the probability of the second from which on it is decided for;
             None: the likeliest class is.
     """
@@ -131,7 +129,7 @@ class Scored:
 
     @property
     def classes(self) -> int:
-        """K; 0 of a regression, and of anomalies."""
+        """K; 0 of a regression."""
         return self.scores.shape[1] if self.scores.ndim == 2 else 0
 
     @cached_property
@@ -264,14 +262,13 @@ def _rocs(scored: Scored) -> tuple[tuple[FloatArray, FloatArray], ...]:
 
 
 def _ranked(scored: Scored) -> Iterator[tuple[NDArray[np.bool_], FloatArray]]:
-    """Whether rows are of a class, and the scores that say so: of anomalies, of the second of two
-    classes, and of each of several. A class that has no row, or all, has no rank.
+    """Whether rows are of a class, and the scores that say so: of the second of two classes, and of
+    each of several. A class that has no row, or all, has no rank.
     """
-    said_BK = scored.scores if scored.classes else np.column_stack([scored.scores] * 2)
     for label in range(scored.classes) if scored.classes > 2 else (1,):
         alarm_B = scored.truth == label
         if 0 < alarm_B.sum() < len(alarm_B):
-            yield alarm_B, said_BK[:, label]
+            yield alarm_B, scored.scores[:, label]
 
 
 def _mean(found: list[float]) -> float:
@@ -316,18 +313,17 @@ def _log_loss(scored: Scored) -> float:
     return float(_metrics().log_loss(scored.truth, scored.scores, labels=range(scored.classes)))
 
 
-_RANKED: tuple[Task, ...] = ("classification", "anomaly")
 _NUMBERS: tuple[Task, ...] = ("regression",)
 
 # fmt: off
 _ALL = (
     Measure(name="accuracy", title="accuracy", share=True, decides=True,
             function=lambda scored: _metrics().accuracy_score(scored.truth, scored.decided)),
-    Measure(name="auc", ranks=True, title="AUC", tasks=_RANKED, function=_auc),
-    Measure(name="average_precision", ranks=True, title="average precision", tasks=_RANKED,
+    Measure(name="auc", ranks=True, title="AUC", function=_auc),
+    Measure(name="average_precision", ranks=True, title="average precision",
             function=_average_precision),
-    Measure(name="ks", ranks=True, title="KS", tasks=_RANKED, function=_ks),
-    Measure(name="gini", ranks=True, title="Gini", tasks=_RANKED,
+    Measure(name="ks", ranks=True, title="KS", function=_ks),
+    Measure(name="gini", ranks=True, title="Gini",
             function=lambda scored: 2 * _auc(scored) - 1),
     Measure(name="balanced_accuracy", title="balanced accuracy", share=True, decides=True,
             function=_balanced),
@@ -352,9 +348,7 @@ ACCURACY = MEASURES["accuracy"]
 
 
 def task_of(scored: Scored) -> Task:
-    if scored.classes:
-        return "classification"
-    return "regression" if np.issubdtype(scored.truth.dtype, np.floating) else "anomaly"
+    return "classification" if scored.classes else "regression"
 
 
 def names_of(task: str) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ line in `TASKS`: see docs/extend.md.
 Letters: B rows, K outputs of the head.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,9 +20,8 @@ from torch import Tensor
 from secure_apfed.data.labels import UNLABELLED, TargetScale
 from secure_apfed.errors import DataError
 from secure_apfed.measures import ACCURACY, Scored, outputs_of
-from secure_apfed.models import Shape
 
-__all__ = ["LOSSES", "TASKS", "Anomaly", "Classification", "Regression", "Task", "scored_rows"]
+__all__ = ["LOSSES", "TASKS", "Classification", "Regression", "Task", "scored_rows"]
 
 LOSSES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"squared": F.mse_loss, "absolute": F.l1_loss, "huber": F.huber_loss}
@@ -59,32 +57,28 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def outputs(self, classes: int, features: Shape) -> int:
-        """Numbers that the head gives for a row of these features: K."""
+    def outputs(self, classes: int) -> int:
+        """Numbers that the head gives for a row: K."""
 
     @abstractmethod
-    def loss(
-        self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor,
-        weights_K: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    def loss(self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None) -> Tensor:
         """Mean loss of the rows of a batch that can be learnt from; 0 where none can."""
 
     @abstractmethod
-    def told(self, outputs_BK: Tensor, features_B: Tensor) -> Tensor:
+    def told(self, outputs_BK: Tensor) -> Tensor:
         """What a user is told of each row."""
 
     @abstractmethod
-    def scored(self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor) -> Scored:
+    def scored(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
         """The same of rows whose truth is known, for measures."""
 
 
 def scored_rows(
-    task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor, *, labels_N: Tensor,
-    features_N: Tensor,
-) -> Scored:  # fmt: skip
+    task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor
+) -> Scored:
     """What a model tells of `rows` of a table, beside their labels."""
     here = rows.to(labels_N.device)
-    return task.scored(outputs_of(predict, here), labels_N[here].cpu(), features_N[here].cpu())
+    return task.scored(outputs_of(predict, here), labels_N[here].cpu())
 
 
 class Classification(Task):
@@ -108,13 +102,10 @@ class Classification(Task):
             )
         return cls()
 
-    def outputs(self, classes: int, features: Shape) -> int:
+    def outputs(self, classes: int) -> int:
         return classes
 
-    def loss(
-        self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor,
-        weights_K: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    def loss(self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None) -> Tensor:
         """Mean cross-entropy of the rows that have a label; 0 where none of the batch has.
 
         With weights of classes each row's is multiplied by that of its class.
@@ -127,10 +118,10 @@ class Classification(Task):
         )
         return total / labelled_B.sum().clamp(min=1)
 
-    def told(self, outputs_BK: Tensor, features_B: Tensor) -> Tensor:
+    def told(self, outputs_BK: Tensor) -> Tensor:
         return outputs_BK.softmax(1)
 
-    def scored(self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor) -> Scored:
+    def scored(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
         return Scored.of_network(labels_B, outputs_BK)
 
 
@@ -170,70 +161,23 @@ class Regression(Task):
             )
         return cls(targets=targets, error=loss)
 
-    def outputs(self, classes: int, features: Shape) -> int:
+    def outputs(self, classes: int) -> int:
         return 1
 
-    def loss(
-        self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor,
-        weights_K: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    def loss(self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None) -> Tensor:
         labelled_B = labels_B != UNLABELLED
         error_B = LOSSES[self.error](outputs_BK[:, 0], labels_B, reduction="none")
         return (error_B * labelled_B).sum() / labelled_B.sum().clamp(min=1)
 
-    def told(self, outputs_BK: Tensor, features_B: Tensor) -> Tensor:
+    def told(self, outputs_BK: Tensor) -> Tensor:
         return self.targets.decode(outputs_BK[:, 0])
 
-    def scored(self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor) -> Scored:
-        told_B = self.told(outputs_BK, features_B)
+    def scored(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
+        told_B = self.told(outputs_BK)
         return Scored(truth=self.targets.decode(labels_B).numpy(), scores=told_B.numpy())
 
 
-class Anomaly(Task):
-    """How unlike the training rows a row is: the error with which its own features are rebuilt.
-
-    The model is an autoencoder of the active's features, encoder and head (G. Hinton and R.
-    Salakhutdinov, Science 313, 2006); passives add gradients to the representation as ever, which
-    APFed's Section 6 names as an open problem. Training rows are normal or have no label, and no
-    label is read in training: what is measured is whether rows of the class left out are told from
-    the rest. A user is told scores (B,), mean squared errors: the higher, the stranger.
-    """
-
-    name: ClassVar[str] = "anomaly"
-    title: ClassVar[str] = "anomaly detection"
-    headline: ClassVar[str] = "auc"
-    tells: ClassVar[str] = "score"
-    measured_as: ClassVar[str] = "anomaly"
-    not_attacked: ClassVar[Mapping[str, str]] = MappingProxyType({
-        "labels": "training reads no label, so that there is none to guess",
-        "membership": "the model tells scores, and attacks on membership read probabilities of "
-                      "classes",
-    })  # fmt: skip
-
-    @classmethod
-    def of(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
-        if targets is not None:
-            raise DataError("task: anomaly needs a class that is left out, and labels are numbers")
-        return cls()
-
-    def outputs(self, classes: int, features: Shape) -> int:
-        return math.prod(features)
-
-    def loss(
-        self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor,
-        weights_K: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        return self.told(outputs_BK, features_B).mean()
-
-    def told(self, outputs_BK: Tensor, features_B: Tensor) -> Tensor:
-        return (outputs_BK - features_B.flatten(1).to(outputs_BK.dtype)).square().mean(1)
-
-    def scored(self, outputs_BK: Tensor, labels_B: Tensor, features_B: Tensor) -> Scored:
-        told_B = self.told(outputs_BK.double(), features_B)
-        return Scored(truth=labels_B.numpy(), scores=told_B.numpy())
-
-
 TASKS: Mapping[str, type[Task]] = MappingProxyType(
-    {task.name: task for task in (Classification, Regression, Anomaly)}
+    {task.name: task for task in (Classification, Regression)}
 )
 """By name, as `task` of a run's settings has them."""

@@ -123,9 +123,6 @@ CASES: Mapping[str, Callable[[], Config]] = {
     "regression": lambda: config_of(
         "apfed_c", task="regression", measure="r2", data={"dataset": "diabetes"}
     ),
-    "anomaly": lambda: config_of(
-        "apfed_r", task="anomaly", measure="auc", data={**IMAGES, "anomaly": "9"}
-    ),
 }  # fmt: skip
 # Images of these channels and sides; the data sets that ship with a library are smaller.
 LARGER = {"network conv_mnist": (1, 12), "network conv_cifar": (3, 16)}

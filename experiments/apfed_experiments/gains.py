@@ -11,7 +11,7 @@ import fnmatch
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,25 +47,79 @@ SEEDS, QUICK_SEEDS = 10, 3
 _EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
 _ALONE, _NO_HELP, _LAMBDA_0 = "votes", "no-help", "lambda-0"
 QUICK = ("votes/digits/n50", "votes-randomised/digits/n50/eps4", "votes/wine/n9")
-_DATA: Mapping[str, dict[str, Any]] = {
-    "digits": {"dataset": "digits", "views": 4},
-    "breast-cancer-errors": {"dataset": "breast_cancer", "active_view": 2},
-    "wine": {"dataset": "wine"},
-    "handwritten-fou": {"dataset": "handwritten", "active_view": 1},
-    "handwritten-kar": {"dataset": "handwritten", "active_view": 3},
-    "handwritten-zer": {"dataset": "handwritten", "active_view": 5},
-    "handwritten-mor": {"dataset": "handwritten_six", "active_view": 6},
-    "mnist-3-1": {"dataset": "mnist", "views": 3, "limit": 3000},
-    "fashion-mnist-3-1": {"dataset": "fashion_mnist", "views": 3, "limit": 3000},
-}
-_NETWORK = {
+_NETWORK: Mapping[str, Any] = {
     "model": {"hidden": [128], "representation": 64, "projection": 64, "dropout": 0.0},
     "train": {"epochs": 250, "batch_size": 128, "learning_rate": 0.02, "evaluate_every": 250,
               "spread_labels": True},
     "secure_sum": {"scheme": "plain", "clip": None},
     "passives": {"default": {"weight": 10.0}},
 }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Set:
+    """A data set, and what its runs say beside it.
+
+    Attributes:
+        said: of all its runs; votes: of `method`, where passives vote; network: of APFed and TVFL.
+        known: the share of the active's training people that each passive knows, drawn for itself:
+            with M passives all share about known^M of them; None: all know all.
+    """
+
+    data: Mapping[str, Any]
+    said: Mapping[str, Any] = field(default_factory=dict)
+    votes: Mapping[str, Any] = field(default_factory=dict)
+    network: Mapping[str, Any] = field(default_factory=lambda: _NETWORK)
+    known: float | None = None
+
+
+_DIABETES = _Set(
+    data={"dataset": "diabetes"}, said={"task": "regression"},
+    votes={"prior": "labeller", "labeller": "ridge"},
+    network={
+        "model": {"hidden": [32], "representation": 16, "dropout": 0.0},
+        "train": {"epochs": 30, "batch_size": 32, "learning_rate": 0.01, "loss": "huber",
+                  "evaluate_every": 30},
+    },
+)  # fmt: skip
+_CREDIT_CARD = _Set(
+    data={"dataset": "credit_card"}, said={"measure": "auc"},
+    network={
+        "model": {"hidden": [64], "representation": 32, "projection": 64, "dropout": 0.0},
+        "train": {"epochs": 10, "batch_size": 128, "learning_rate": 0.02, "evaluate_every": 10},
+    },
+)  # fmt: skip
+_KNOWN = (20, 50, 80)
+
+
+def _apart(data: Mapping[str, Any], known: int) -> _Set:
+    """The same set where each passive knows so many per cent of the people, and no other's."""
+    alignment = {"protocol": "circuit", "mode": "pairwise"}
+    sums = {"scheme": "plain", "allow_single_passive": True}
+    said = {"alignment": alignment, "secure_sum": sums}
+    return _Set(data=data, said=said, known=known / 100)
+
+
+_FEW_DIGITS = {"dataset": "digits", "views": 4, "limit": 800}
+_ERRORS = {"dataset": "breast_cancer", "active_view": 2}
+_SETS: Mapping[str, _Set] = {
+    "digits": _Set(data={"dataset": "digits", "views": 4}),
+    "breast-cancer-errors": _Set(data=_ERRORS),
+    "wine": _Set(data={"dataset": "wine"}),
+    **{
+        f"handwritten-{name}": _Set(data={"dataset": "handwritten", "active_view": view})
+        for name, view in (("fou", 1), ("kar", 3), ("zer", 5))
+    },
+    "handwritten-mor": _Set(data={"dataset": "handwritten_six", "active_view": 6}),
+    "mnist-3-1": _Set(data={"dataset": "mnist", "views": 3, "limit": 3000}),
+    "fashion-mnist-3-1": _Set(data={"dataset": "fashion_mnist", "views": 3, "limit": 3000}),
+    "credit-card": _CREDIT_CARD,
+    "diabetes": _DIABETES,
+    **{f"digits-known-{known}": _apart(_FEW_DIGITS, known) for known in _KNOWN},
+    **{f"breast-cancer-errors-known-{known}": _apart(_ERRORS, known) for known in _KNOWN},
+}
 _JOINTLY = {"epochs": 60, "batch_size": 128, "learning_rate": 0.1, "evaluate_every": 60}
+_NETWORKS = ("apfed_c", "apfed_r", "tvfl")
 _LOGISTIC = {"labeller": "logistic"}
 """Whose votes a person without a label moves in no way but by the own one."""
 _VOTES: Mapping[str, dict[str, Any]] = {
@@ -86,11 +140,8 @@ _METHODS: Mapping[str, dict[str, Any]] = {
         "method": {"name": "apc_vfl"},
         "model": {"network": "selu", "hidden": [256], "representation": 256},
     },
-    "apfed_c": {"method": {"name": "apfed_c"}, **_NETWORK},
-    "apfed_r": {"method": {"name": "apfed_r"}, **_NETWORK},
-    _LAMBDA_0: {
-        "method": {"name": "apfed_c"}, **_NETWORK, "passives": {"default": {"weight": 0.0}},
-    },
+    **{name: {"method": {"name": name}} for name in _NETWORKS},
+    _LAMBDA_0: {"method": {"name": "apfed_c"}},
 }  # fmt: skip
 
 

@@ -55,8 +55,8 @@ from secure_apfed.solo import BASELINES, Baseline, SoloTask, validation_of
 from secure_apfed.solo.interface import FitStore, FloatArray, IntArray, fits_kept_meanwhile
 
 __all__ = [
-    "DETECTORS", "LEFT_OUT", "RANKINGS", "REGRESSORS", "BaselineResult", "SoloRecord",
-    "beside_run", "best", "compare", "compare_detectors", "compare_numbers", "fits_beside",
+    "LEFT_OUT", "RANKINGS", "REGRESSORS", "BaselineResult", "SoloRecord",
+    "beside_run", "best", "compare", "compare_numbers", "fits_beside",
     "gain_text", "keep_solo", "read_solo", "settings_digest", "solo_file", "taught_alone",
 ]  # fmt: skip
 
@@ -72,20 +72,12 @@ RANKINGS = ("auc", "average_precision")
 _LAMBDAS = tuple(10.0**power for power in range(-3, 5))
 _COSINES = 300
 _FOLDS, _FEWEST = 5, 4
-_SHARE = 0.9  # of the variance, that principal components keep
-_NEIGHBOURS = 20
 REGRESSORS: Mapping[str, str] = {
     "ridge": "Ridge regression",
     "cosines": "Ridge on random features",
     "gradient_boosting": "Gradient boosting",
     "random_forest": "Random forest",
     "mean": "Mean of the labels",
-}
-DETECTORS: Mapping[str, str] = {
-    "components": "Probabilistic PCA",
-    "neighbours": "Local outlier factor",
-    "one_class_svm": "One-class SVM",
-    "isolation_forest": "Isolation forest",
 }
 """Titles by name, in the order in which equals are preferred."""
 
@@ -137,8 +129,6 @@ class SoloRecord(Written):
     @property
     def chosen(self) -> str:
         """By what the best was: without labels there is only what favours it."""
-        if all(found.name in DETECTORS for found in self.baselines):
-            return "by the test rows, in its favour"
         return "by its own labels" if self.labels == "true" else "by the answers for its labels"
 
     def sentence(self, reached: float) -> str:
@@ -230,7 +220,7 @@ def _measured(
 
 
 def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[BaselineResult]:
-    """Detectors of anomalies, regressions in the unit of the labels, or classifiers."""
+    """Regressions in the unit of the labels, or classifiers."""
     table, rows, known, seed = own.table, own.train_rows, own.labelled_rows, config.seed
     assert table.labels is not None
 
@@ -240,8 +230,6 @@ def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[Bas
     how: dict[str, Any] = {"measure": MEASURES[config.measure], "said": said}
     test_BF = flat(own.test_rows)
     labels_B = table.labels[own.test_rows]
-    if config.data.anomaly is not None:
-        return compare_detectors(flat(rows), test_BF, labels_B.numpy(), seed=seed, **how)
     if own.targets is not None:
         known_n, truth_B = map(own.targets.decode, (table.labels[known], labels_B))
         return compare_numbers(flat(known), known_n, test_BF, truth_B, seed=seed, **how)
@@ -251,40 +239,6 @@ def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[Bas
         seed=seed, model=config.model, train=config.train,
     )  # fmt: skip
     return compare(task, test_BF, labels_B.numpy(), BASELINES, **how)
-
-
-def compare_detectors(
-    train_TF: FloatArray, test_BF: FloatArray, anomalies_B: IntArray, *, measure: Measure,
-    seed: int = 0, said: dict[str, Scored] | None = None,
-) -> list[BaselineResult]:  # fmt: skip
-    """Every detector of training rows, measured on test rows, where anomalies_B is 1 for one.
-
-    Training rows have no label to choose a detector by, so each is chosen by what it does on the
-    test rows: that favours the best of them, and a gain over it is rather too small than too large.
-    Raises DataError where there are too few rows.
-    """
-    from sklearn.decomposition import PCA
-    from sklearn.ensemble import IsolationForest
-    from sklearn.neighbors import LocalOutlierFactor
-    from sklearn.svm import OneClassSVM
-
-    rows, state = len(train_TF), derive_seed(seed, "solo", "isolation_forest") % 2**32
-    if rows < _FEWEST:
-        raise DataError(f"solo: {rows} training rows; give {_FEWEST} training rows or more")
-    models: dict[str, Any] = {
-        "components": PCA(n_components=_SHARE, svd_solver="full"),
-        "neighbours": LocalOutlierFactor(n_neighbors=min(_NEIGHBOURS, rows - 1), novelty=True),
-        "one_class_svm": OneClassSVM(nu=0.1),
-        "isolation_forest": IsolationForest(random_state=state),
-    }
-    found = []
-    for name, title in DETECTORS.items():
-        # Lower for what is stranger.
-        scores_B = -models[name].fit(train_TF).score_samples(test_BF)
-        scored = _keep(said, name, Scored(truth=anomalies_B, scores=scores_B))
-        value = measure.of(scored)
-        found.append(BaselineResult(name=name, title=title, validation=value, test=value))
-    return found
 
 
 def compare_numbers(

@@ -170,18 +170,6 @@ def overlap(
 
 
 @app.command()
-def tasks(
-    output: Output = Path("runs/tasks"), seeds: Seeds = 5, jobs: Jobs = 2, as_json: AsJson = False
-) -> None:
-    """Regression and anomaly detection: R2 and AUC with help and alone."""
-    with _workers():
-        from apfed_experiments.tasks import compare_tasks
-
-    tables = compare_tasks(output, seeds=range(seeds), jobs=jobs)
-    _show(tables, page=output / "tasks.md", as_json=as_json, seeds=seeds)
-
-
-@app.command()
 def leaks(
     only: Annotated[list[str] | None, typer.Option(help=_some(LEAKS))] = None,
     store: Annotated[

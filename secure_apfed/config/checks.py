@@ -16,7 +16,7 @@ from secure_apfed.secure_sums import check_sum
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.data import TABLES, DataSettings
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.tasks import TASKS, Anomaly, Classification, Regression
+from secure_apfed.tasks import TASKS, Classification, Regression
 
 __all__ = ["CHECKS", "check_task", "of_task"]
 
@@ -65,11 +65,6 @@ def _problems(config: RunSettings) -> Iterator[str]:
             f"task: regression predicts numbers, and the labels of data.dataset "
             f"{config.data.dataset} are classes; take a set of numbers (of your own tables leave "
             "data.classes out), or another task"
-        )
-    if (task is Anomaly) is not (config.data.anomaly is not None):
-        yield (
-            "task: anomaly trains on normal rows, and data.anomaly names the class of the others; "
-            "give both, as data: {dataset: digits, anomaly: '9'}, or neither"
         )
     if task is not Regression and config.train.loss != "squared":
         yield f"train.loss: {config.train.loss} is of task: regression; leave it out"

@@ -3,8 +3,7 @@
 The encoding is part of the graph: each raw column is an input of its own, (N, 1), numbers as
 float64, dates as days since 1970-01-01, durations as days, categories as texts; images are one
 input, (N, C, H, W), whole. Outputs: `output_label` (N,), texts, and `output_probability` (N, K); of
-a regression `output_prediction` (N,), in the unit of the labels; of anomalies `output_score` (N,),
-both float64.
+a regression `output_prediction` (N,), float64, in the unit of the labels.
 
 An empty number is NaN, an empty category one of the texts that mean so in a file. A graph can
 refuse nothing: of a row that `secure_apfed.data.ColumnEncoding` refuses what is told is NaN, and
@@ -44,7 +43,7 @@ _OPSET = 20
 _FLOAT, _INT64, _TEXT, _BOOL, _DOUBLE = 1, 7, 8, 9, 11  # ONNX's numbers of element types
 _FEATURES = "encoding/features"  # no column of a table may have such a name
 _LABEL, _PROBABILITIES = "output_label", "output_probability"
-_NUMBERS = ("output_prediction", "output_score")
+_PREDICTION = "output_prediction"
 _INSIDE = ("encoding/", "network/")
 
 
@@ -79,7 +78,7 @@ def write_onnx(model: SoloModel, path: Path) -> None:
 
 def _check_names(model: SoloModel) -> None:
     for column in model.encoding.columns if isinstance(model.encoding, ColumnEncoding) else ():
-        if column.name in (_LABEL, _PROBABILITIES, *_NUMBERS) or column.name.startswith(_INSIDE):
+        if column.name in (_LABEL, _PROBABILITIES, _PREDICTION) or column.name.startswith(_INSIDE):
             raise ModelError(
                 f"column {column.name!r} has a name that an ONNX graph of ours needs for itself; "
                 "rename it in the table, and train again"
@@ -96,7 +95,7 @@ class _Predicting(nn.Module):
 
     def forward(self, features_N: Tensor) -> Tensor:
         placed_N = features_N.to(next(self.network.parameters()).dtype)
-        told_N = self.task.told(self.network(placed_N), placed_N)
+        told_N = self.task.told(self.network(placed_N))
         return told_N.double() if told_N.ndim == 1 else told_N.float()
 
 

@@ -33,7 +33,7 @@ from secure_apfed.data.mimic import MIMIC_III, SYNTHETIC_MIMIC_III
 from secure_apfed.data.sessions import BIAFFECT, SYNTHETIC_KEYSTROKES
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings import unknown_name
-from secure_apfed.settings.data import ANOMALY_CLASSES, BUILT_IN_ACTIVE, TABLES, DataSettings
+from secure_apfed.settings.data import BUILT_IN_ACTIVE, TABLES, DataSettings
 
 __all__ = [
     "DATASETS", "check_data", "describe", "fetch", "find_dataset", "labels_are_numbers",
@@ -396,32 +396,19 @@ def _problems(settings: DataSettings) -> Iterator[str]:
     unknown = [name for name in settings.labels_at if name not in passives]
     if unknown:
         yield f"labels_at: {', '.join(unknown)} is no passive; there are {', '.join(passives)}"
-    alone = settings.horizontal or bool(settings.labels_at)
-    elsewhere = "partition" if settings.horizontal else "labels_at"
-    if numbers := labels_are_numbers(settings):
+    if labels_are_numbers(settings):
         # What is cut by classes, or known to several parties, needs classes.
         if settings.rows_per_class is not None:
             yield (
                 f"rows_per_class: the labels of {settings.dataset} are numbers and no classes; say "
                 "rows"
             )
-        if alone:
+        if settings.horizontal or settings.labels_at:
+            elsewhere = "partition" if settings.horizontal else "labels_at"
             yield (
                 f"{elsewhere}: labels that are numbers are the active's alone; take partition: "
                 "vertical without labels_at"
             )
-    if settings.anomaly is None:
-        return
-    if (given := _given(settings, "classes", "labelled")) or numbers:
-        yield (
-            f"anomaly: the classes are {' and '.join(ANOMALY_CLASSES)}, and no label is learnt "
-            f"from; {f'leave {given} out' if given else 'take another set'}"
-        )
-    if alone:
-        yield f"anomaly: the active alone knows it; leave {elsewhere} out"
-    known = () if settings.dataset == TABLES else find_dataset(settings.dataset).classes
-    if known and settings.anomaly not in known:
-        yield f"anomaly: {settings.dataset} has the classes {', '.join(known)}"
 
 
 def _of_own_tables(settings: DataSettings) -> Iterator[str]:

@@ -28,7 +28,7 @@ from apfed_protocols.ids import EMPTY
 from secure_apfed.errors import DataError, SuspectColumnWarning
 
 __all__ = [
-    "UNLABELLED", "TargetScale", "anomaly_labels", "class_labels", "read_numbers",
+    "UNLABELLED", "TargetScale", "class_labels", "read_numbers",
     "require_one_spelling", "warn_of_empty_words",
 ]  # fmt: skip
 
@@ -212,21 +212,3 @@ def _found(labels: Sequence[str | None]) -> tuple[str, ...]:
     found = {label for label in labels if label is not None}
     whole = all(map(_WHOLE.fullmatch, found))
     return tuple(sorted(found, key=Decimal)) if whole else tuple(sorted(found))
-
-
-def anomaly_labels(
-    labels: Sequence[str | None], anomaly: str, *, party: str, column: str
-) -> NDArray[np.int64]:
-    """1 of anomalies, 0 of others, `UNLABELLED` where there is no label."""
-    require_one_spelling(
-        labels, where=f"{party}: with data.anomaly, column {column!r}", listed=(anomaly,),
-        about=(anomaly,), remedy="rename the others",
-    )  # fmt: skip
-    if anomaly not in labels:
-        found = sorted({label for label in labels if label is not None})
-        raise DataError(
-            f"{party}: no label is {anomaly!r}, which data.anomaly names; labels are "
-            f"{', '.join(map(_cut, found[:_SHOWN]))}"
-        )
-    told = [UNLABELLED if label is None else label == anomaly for label in labels]
-    return np.array(told, np.int64)

@@ -60,8 +60,6 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     )
     pool = pool if drawn is None else pool.at(drawn)
     ids, classes_N = person_ids(len(pool.labels), seed=seed), _classes_of(pool)
-    if settings.anomaly is not None:
-        classes_N = (classes_N == dataset.classes.index(settings.anomaly)).astype(np.int64)
     people = _People(pool, classes_N, settings, seed)
     targets = people.scale_of(pool.labels) if labels_are_numbers(settings) else None
     tables: list[PartyTable] = []
@@ -75,8 +73,7 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     train_rows, test_rows, labelled = people.active_split()
     return VerticalData(
         table=tables[0], passives=tuple(tables[1:]), targets=targets,
-        classes=settings.class_names(dataset.classes), one_class=settings.anomaly is not None,
-        train_rows=train_rows, test_rows=test_rows, labelled=labelled,
+        classes=dataset.classes, train_rows=train_rows, test_rows=test_rows, labelled=labelled,
         labels_at=settings.labels_at, horizontal=settings.horizontal,
     )  # fmt: skip
 
@@ -88,9 +85,7 @@ def _classes_of(pool: Pool) -> Rows:
 
 
 class _People:
-    """Which rows of the pool each party holds, in its own order, and whose labels it knows; of the
-    active's training rows no anomaly is one.
-    """
+    """Which rows of the pool each party holds, in its own order, and whose labels it knows."""
 
     def __init__(self, pool: Pool, labels_N: Rows, settings: DataSettings, seed: int) -> None:
         self._labels_N, self._settings, self._seed = labels_N, settings, seed
@@ -100,7 +95,6 @@ class _People:
             )
         else:
             train, self._test = np.split(np.arange(len(labels_N)), [pool.official_train])
-        train = train if settings.anomaly is None else train[labels_N[train] == 0]
         self._active, *passives = names = party_names(settings)
         if settings.horizontal:
             dealt = deal_clients(

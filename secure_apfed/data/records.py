@@ -142,13 +142,11 @@ class VerticalData(OwnData):
     Attributes:
         labels_at: passives that hold labels, too.
         horizontal: every party holds all features of other people, and labels; nothing is aligned.
-        one_class: training rows are all of the first class, and nothing is learnt from labels.
     """
 
     passives: tuple[PartyTable, ...]
     labels_at: tuple[str, ...] = ()
     horizontal: bool = False
-    one_class: bool = False
 
     @property
     def active(self) -> PartyTable:
@@ -247,7 +245,7 @@ class VerticalData(OwnData):
                 f"{len(self.classes)} classes, first {int(labels_N[wrong][0])}; "
                 f"expected 0 to {len(self.classes) - 1}"
             )
-        if not self.one_class and len(set(labels_N[self.labelled_rows].tolist())) < 2:
+        if len(set(labels_N[self.labelled_rows].tolist())) < 2:
             raise DataError(
                 f"{self.active.name}: the {len(self.labelled_rows)} labelled training rows are all "
                 "of one class, so there is nothing to learn; add rows of another class, or raise "

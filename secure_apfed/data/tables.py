@@ -51,7 +51,6 @@ from secure_apfed.data.frames import (
 )
 from secure_apfed.data.labels import (
     TargetScale,
-    anomaly_labels,
     class_labels,
     read_numbers,
     warn_of_empty_words,
@@ -338,7 +337,6 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
         passives=tuple(_passive(settings, name, seed=seed) for name in party_names(settings)[1:]),
         labels_at=settings.labels_at,
         horizontal=settings.horizontal,
-        one_class=settings.anomaly is not None,
     )
 
 
@@ -389,8 +387,6 @@ def _active(settings: DataSettings, *, seed: int) -> OwnData:
     train, test = (
         known[rows] for rows in split_rows(groups[known], share, seed=seed, split=choice)
     )
-    if settings.anomaly is not None:
-        train = train[groups[train] == 0]
     train = np.sort(np.concatenate([train, np.flatnonzero(groups == UNLABELLED)]))
     if settings.limit is not None:
         train = generator(seed, "limit").permutation(train)[: settings.limit]
@@ -435,9 +431,6 @@ def _labels_of(
             f"{party}: all {len(known)} labels are {known[0]:.40}; two classes are needed, so "
             "add rows of another one"
         )
-    if settings.anomaly is not None:
-        told = anomaly_labels(raw.labels, settings.anomaly, party=party, column=column)
-        return told, told, settings.class_names(())
     listed = settings.named_classes or None
     labels, classes = class_labels(raw.labels, listed, party=party, column=column)
     return labels, labels, classes

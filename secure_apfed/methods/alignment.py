@@ -41,7 +41,7 @@ from secure_apfed.learning.calibration import SKEWED
 from secure_apfed.methods.method import FOR_THE_ACTIVE, Method, Own
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.tasks import Anomaly, Regression
+from secure_apfed.tasks import Regression
 
 __all__ = [
     "DEALER",
@@ -271,8 +271,8 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
     left_out = f" (of {len(every)}; the others are not among {common})"
     among = left_out if method.declared.aligns else ""
     taught = _counts(held, learnt)
-    # Passives with labels of their own may know other classes; of anomalies no label is learnt.
-    if not config.data.labels_at and config.task != Anomaly.name:
+    # Passives with labels of their own may know other classes.
+    if not config.data.labels_at:
         if not taught:
             raise DataError(
                 f"{owner}: none of its {len(every)} labelled training rows is among {common}, so "
@@ -338,7 +338,7 @@ def _warn_of_few_positives(
     made for labels.
     """
     every = taught + tested
-    if len(held.classes) != 2 or len(every) < 2 or config.task == Anomaly.name:
+    if len(held.classes) != 2 or len(every) < 2:
         return
     rarest, rows = min(every.items(), key=lambda counted: counted[1])
     if rows >= SKEWED * every.total():

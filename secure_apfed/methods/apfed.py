@@ -123,7 +123,7 @@ class SingleViewSettings(MethodSettings):
     trains_privately = True
     stops_early = True
     weighs_classes = True
-    tasks = ("classification", "regression", "anomaly")
+    tasks = ("classification", "regression")
 
 
 class ApfedSettings(MethodSettings):
@@ -136,7 +136,7 @@ class ApfedSettings(MethodSettings):
     takes_pairwise = True
     stops_early = True
     weighs_classes = True
-    tasks = ("classification", "regression", "anomaly")
+    tasks = ("classification", "regression")
 
 
 class MixedApfedSettings(ApfedSettings):
@@ -411,9 +411,7 @@ class ActiveTrainer(Trainer):
             picked = EVERY if len(aligned) == len(rows_B) else aligned.to(here_B.device)
         with self.forward_pass(step):
             scores_BK, h_A = self.networks(self.features_N[here_B], picked)
-        loss = self.task.loss(
-            scores_BK.to(dtype), self.labels_N[here_B], self.features_N[here_B], self._weights_K
-        )
+        loss = self.task.loss(scores_BK.to(dtype), self.labels_N[here_B], self._weights_K)
         if h_A is not None:
             h_A = h_A.to(dtype)
             if self._private:
@@ -445,9 +443,7 @@ class ActiveTrainer(Trainer):
     def scored(self, rows: Tensor) -> Scored:
         """What the model says of `rows` of its own table, alone (Eq. 11)."""
         with self.evaluating():
-            return scored_rows(
-                self.task, self._predict, rows, labels_N=self.labels_N, features_N=self.features_N
-            )
+            return scored_rows(self.task, self._predict, rows, self.labels_N)
 
     def spread_labels(self, rows_U: Tensor, labeller: Labeller) -> None:
         """Label these rows of the table over h, and fit the last layer of the head to the labels.
@@ -492,9 +488,7 @@ class ActiveTrainer(Trainer):
 
     def _loss(self, rows_B: Tensor) -> Tensor:
         weights_K = None if self._weights_K is None else self._weights_K.float()
-        return self.task.loss(
-            self._predict(rows_B).float(), self.labels_N[rows_B], self.features_N[rows_B], weights_K
-        )
+        return self.task.loss(self._predict(rows_B).float(), self.labels_N[rows_B], weights_K)
 
     def _predict(self, rows_B: Tensor) -> Tensor:
         with self.forward_pass("predict"):

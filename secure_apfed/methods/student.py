@@ -195,10 +195,7 @@ class Student:
 
     def scored(self, rows: Tensor) -> Scored:
         with self.trainer.evaluating():
-            return scored_rows(
-                self._task, self.trainer.predict, rows, labels_N=self._labels_N,
-                features_N=self.trainer.features_N,
-            )  # fmt: skip
+            return scored_rows(self._task, self.trainer.predict, rows, self._labels_N)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"targets": self._targets_NT} | self.trainer.tensors()

@@ -83,7 +83,7 @@ def task_of(own: Own) -> Task:
 
 
 def outputs_of(own: Own) -> int:
-    return task_of(own).outputs(len(own.data.classes), own.data.table.shape)
+    return task_of(own).outputs(len(own.data.classes))
 
 
 def check_passives(config: RunSettings, names: Sequence[str]) -> None:

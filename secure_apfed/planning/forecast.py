@@ -140,7 +140,7 @@ def _declared_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertical
     """
     first = next(iter(shapes.values()))
     classes, apart = 2 if first.classes is None else first.classes, config.data.horizontal
-    names = config.data.class_names(tuple(map(str, range(classes))))
+    names = tuple(map(str, range(classes)))
     numbers = torch.float32 if labels_are_numbers(config.data) else torch.int64
 
     def table(name: str, shape: TableShape) -> PartyTable:
@@ -159,14 +159,11 @@ def _declared_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertical
     counted = (torch.arange(first.rows) * config.data.test_fraction).floor()
     is_test = counted.diff(prepend=torch.tensor([0.0])) > 0
     train_rows = is_test.logical_not().nonzero().flatten()
-    if config.data.anomaly is not None and active.labels is not None:
-        train_rows = train_rows[active.labels[train_rows] == 0]
     labelled = len(train_rows) if first.labelled is None else first.labelled
     return VerticalData(
         table=active, passives=tuple(passives), classes=names, train_rows=train_rows,
         test_rows=is_test.nonzero().flatten(), labelled=train_rows[:labelled],
         labels_at=config.data.labels_at, horizontal=apart,
-        one_class=config.data.anomaly is not None,
         targets=TargetScale(mean=0.0, scale=1.0) if labels_are_numbers(config.data) else None,
     )  # fmt: skip
 

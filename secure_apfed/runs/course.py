@@ -185,11 +185,8 @@ def _scored_training_rows(
         scores_BK: Tensor = network(features_N[rows_B].to(dtype))
         return scores_BK
 
-    return scored_rows(
-        task_of(session.entered.own), predict, data.labelled_rows if rows is None else rows,
-        labels_N=labels_N,
-        features_N=features_N,
-    )  # fmt: skip
+    asked = data.labelled_rows if rows is None else rows
+    return scored_rows(task_of(session.entered.own), predict, asked, labels_N)
 
 
 def _config_of(session: Session) -> Config:

@@ -59,8 +59,7 @@ _Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Pem = Annotated[str, Field(max_length=2**15, pattern=r"^[\n -~]*$")]
 # Of one party, and yet the same at all: a name, and what chooses the intersection.
 _SAID_TO_ALL = ("name", "dealer", "pairwise_overlaps")
-_SAID_OF_TABLES = ("dataset", "partition", "labels_at", "active", "id_column", "label_column",
-                   "anomaly")  # fmt: skip
+_SAID_OF_TABLES = ("dataset", "partition", "labels_at", "active", "id_column", "label_column")
 _DocumentT = TypeVar("_DocumentT", bound="_Document")
 
 

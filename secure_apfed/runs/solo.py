@@ -100,7 +100,7 @@ class SoloModel:
             )
         dtype = next(self.network.parameters()).dtype
         scores_NK: Tensor = self.network(features.to(dtype))
-        return self.task.told(scores_NK, features)
+        return self.task.told(scores_NK)
 
     def read(self, frame: pd.DataFrame) -> Tensor:
         """What the task tells of raw rows, in float64; further columns are ignored.
@@ -135,7 +135,7 @@ def load_model(path: Path) -> SoloModel:
     if not folder.model.exists():
         raise ModelError(f"{folder.model} is missing; the run did not finish")
     stored, task = read_bytes(folder.model), _task(parts, folder.card)
-    outputs = task.outputs(len(parts.classes), parts.encoding.shape)
+    outputs = task.outputs(len(parts.classes))
     try:
         network = _network(parts, load(stored), outputs)
     except (ModelError, OverflowError, RuntimeError, TypeError, SafetensorError) as error:

@@ -14,7 +14,6 @@ from secure_apfed.names import ByParty, ColumnName, Name, PartyName
 from secure_apfed.settings import Settings
 
 __all__ = [
-    "ANOMALY_CLASSES",
     "BUILT_IN_ACTIVE",
     "MOST_CATEGORIES",
     "TABLES",
@@ -33,7 +32,6 @@ TABLES = "tables"
 BUILT_IN_ACTIVE = "active"
 """The active's name where the set is built in."""
 
-ANOMALY_CLASSES = ("normal", "anomaly")
 """Of a run whose training rows are normal alone."""
 
 MOST_CATEGORIES = 256
@@ -244,8 +242,6 @@ class DataSettings(Settings):
         active: which of `parties` is the active.
         id_column: columns that name a row in every party's file, unless the party differs.
         label_column: the column of labels, at whoever holds any.
-        anomaly: the label whose rows are anomalies (`task: anomaly`); the active trains on the
-            others and on rows without a label, and test rows are of both.
         classes: the labels in the order of the network's outputs; null infers them from the
             active's, which other parties with labels cannot. "numbers" are no classes: so are own
             tables under `task: regression`, which need not say it, and splits read no label then.
@@ -272,19 +268,14 @@ class DataSettings(Settings):
     active: PartyName = "active"
     id_column: ColumnName | tuple[ColumnName, ...] = "id"
     label_column: ColumnName = "label"
-    anomaly: str | None = None
     classes: Annotated[tuple[str, ...], Field(min_length=2)] | Literal["numbers"] | None = None
 
     def terms(self) -> dict[str, Any]:
         """Who holds labels and, where several do, how they number the classes."""
         told = {"partition", "labels_at"}
         if self.horizontal or self.labels_at:
-            told |= {"classes", "anomaly"}
+            told.add("classes")
         return self.model_dump(mode="json", include=told)
-
-    def class_names(self, known: tuple[str, ...]) -> tuple[str, ...]:
-        """Of the run: those that are known, or normal rows and anomalies."""
-        return known if self.anomaly is None else ANOMALY_CLASSES
 
     @property
     def named_views(self) -> tuple[str, ...]:

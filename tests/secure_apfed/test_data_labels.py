@@ -133,13 +133,6 @@ def test_spellings_that_are_listed_are_classes_and_no_others_are(tmp_path: Path)
         from_csv(("c", "d"), tmp_path, classes=["c", "d", "c "])
 
 
-def test_an_anomaly_has_one_spelling_and_what_is_normal_has_any(tmp_path: Path) -> None:
-    told = from_csv(("ok", "OK", "fraud"), tmp_path, anomaly="fraud")
-    assert told == ("normal", "anomaly")
-    with pytest.raises(DataError, match=r"'Fraud' \(8 rows\)"):
-        from_csv(("ok", "Fraud", "fraud"), tmp_path, anomaly="fraud")
-
-
 def test_a_number_to_predict_is_written_as_one(tmp_path: Path) -> None:
     assert from_csv(("1", "2.5e0", "+3"), tmp_path, classes="numbers") == ()
     for text in ("1_000", "\uff11", "--1", "True", "inf", "9" * 5000, "1,5"):

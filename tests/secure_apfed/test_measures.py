@@ -88,13 +88,6 @@ def test_regressions_and_ranks_are_measured_by_hand() -> None:
         found = measure_all(Scored.of_classes([0, 0, 1, 1], said))
         assert [found[name] for name in ("auc", "gini", "ks")] == ranks
         assert found["accuracy"] == 0.5  # nobody is above one half
-        anomalies = Scored(truth=np.array([0, 0, 1, 1]), scores=np.array(said))
-        of_ranks = {name: found[name] for name in ("auc", "average_precision", "ks", "gini")}
-        assert measure_all(anomalies) == pytest.approx(of_ranks)
-    of_one = Scored(truth=np.zeros(4, int), scores=np.arange(4.0))
-    assert measure_all(of_one) == {}
-    with pytest.raises(DataError, match="r2 is of regression, and these scores are of anomaly"):
-        MEASURES["r2"].of(of_one)
 
 
 def test_what_rows_do_not_define_is_left_out() -> None:
@@ -178,7 +171,6 @@ def test_measures_of_resamples_are_those_of_their_rows(monkeypatch: pytest.Monke
         "numbers": Scored(truth=1e6 + rng.normal(size=50), scores=rng.normal(1e6, size=50)),
         "alike": Scored(truth=np.full(9, 2.0), scores=np.array([2.0, 3, 2] * 3)),
         "nearly alike": Scored(truth=np.array([0.3] * 4 + [0.7]), scores=np.arange(5) / 9),
-        "anomalies": Scored(truth=np.arange(50) % 2, scores=rng.normal(size=50)),
     }
     assert set(REDRAWN) == set(MEASURES)
     for case, rows in cases.items():

@@ -1,4 +1,4 @@
-"""Regression, anomaly detection and rare classes, from data to `predict`: what is told, measured,
+"""Regression and rare classes, from data to `predict`: what is told, measured,
 refused; and `predict` of tables larger than memory, which says block by block the same as at once.
 """
 
@@ -14,18 +14,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load
-from sklearn.metrics import r2_score, roc_auc_score
+from sklearn.metrics import r2_score
 
 from apfed_attacks.run import full_suite, mount
 from apfed_experiments.report import write_report
 from apfed_experiments.solo import (
-    DETECTORS,
     REGRESSORS,
-    compare_detectors,
     compare_numbers,
     keep_solo,
 )
-from apfed_experiments.tasks import CASES, compare_tasks
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text
@@ -45,7 +42,7 @@ from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model, predict_file, predict_into, row_writer
 from secure_apfed.settings.data import DataSettings, PartySettings
 from secure_apfed.simulation import why_not
-from secure_apfed.tasks import TASKS, Anomaly, Regression
+from secure_apfed.tasks import TASKS, Regression
 from tests.memory import traced
 from tests.secure_apfed.small_runs import Said, interrupted, small_config
 from tests.secure_apfed.whole_files import load_features
@@ -56,7 +53,6 @@ NO_GUARD = {"mechanism": "none", "noise": "reproducible_insecure"}
 TABLES: dict[str, Any] = {
     "dataset": "tables", "active": "a", "parties": {"a": {"file": "a.csv"}, "b": {"file": "b.csv"}},
 }  # fmt: skip
-DIGITS = {"dataset": "digits", "views": 4, "anomaly": "6", "limit": 300}
 TAKING = [name for name, method in METHODS.items() if "regression" in method.settings.tasks]
 VOTING = [name for name in TAKING if METHODS[name].settings.opens_votes]
 
@@ -66,15 +62,6 @@ def config_of(method: Said = "apfed_r", **settings: Any) -> Config:
         "task": "regression", "guard": NO_GUARD, "data": {"dataset": "diabetes", "labelled": 80},
         "train": {"epochs": 30, "batch_size": 64, "learning_rate": 0.02, "evaluate_every": 30,
                   "device": "cpu"},
-    }  # fmt: skip
-    return small_config(method, **{**defaults, **settings})
-
-
-def anomaly_config(method: str = "apfed_r", **settings: Any) -> Config:
-    defaults: dict[str, Any] = {
-        "task": "anomaly", "guard": NO_GUARD, "data": DIGITS,
-        "model": {"hidden": [16], "representation": 6, "dropout": 0.0},
-        "train": {"epochs": 3, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
     }  # fmt: skip
     return small_config(method, **{**defaults, **settings})
 
@@ -101,14 +88,6 @@ def own_tables(folder: Path, *, stray: str = "") -> DataSettings:
     texts[100:] = [""] * 20
     labels = {"price": texts}
     return tables_of(folder, labels, x, classes="numbers", label_column="price", labelled=40)
-
-
-def frauds(folder: Path, *, anomaly: str = "fraud") -> DataSettings:
-    """30 frauds, and 50 rows of 200 without a label."""
-    x = np.random.default_rng(0).normal(size=(200, 2))
-    x[:30] += [2.0, -2.0]
-    labels = ["fraud"] * 30 + ["fair"] * 120 + [""] * 50
-    return tables_of(folder, {"label": labels}, x, anomaly=anomaly)
 
 
 def test_targets_are_standardised_by_the_labelled_training_rows(tmp_path: Path) -> None:
@@ -148,41 +127,15 @@ def test_own_tables_have_a_column_of_numbers(tmp_path: Path) -> None:
     assert not labels_are_numbers(config_of(data=TABLES, task="classification").data)
 
 
-def test_the_class_left_out_is_in_no_training_row_and_in_test_rows(tmp_path: Path) -> None:
-    whole = load_data(DataSettings(dataset="digits", views=4), seed=3)
-    data = load_data(DataSettings(dataset="digits", views=4, anomaly="6"), seed=3)
-    labels = data.active.labels
-    assert labels is not None
-    assert data.classes == ("normal", "anomaly")
-    assert int(labels[data.train_rows].sum()) == 0
-    anomalies = int(labels[data.test_rows].sum())
-    assert anomalies == 45  # a quarter of the 181 sixes
-    assert len(data.active.ids) == len(whole.active.ids) - (181 - anomalies)
-    own = load_data(frauds(tmp_path), seed=1)
-    labels = own.active.labels
-    assert labels is not None
-    assert set(labels[own.train_rows].tolist()) == {0, -100}  # the 50 without a label as well
-    assert set(labels[own.test_rows].tolist()) == {0, 1}
-    with pytest.raises(DataError, match=r"no label is 'thief'.*labels are fair, fraud"):
-        load_data(frauds(tmp_path, anomaly="thief"), seed=1)
-
-
-def test_losses_are_of_labelled_rows_and_of_anomalies_of_all() -> None:
+def test_losses_are_of_labelled_rows() -> None:
     targets = TargetScale(mean=0.0, scale=1.0)
     outputs = torch.tensor([[1.0], [5.0], [0.5]])
     labels = torch.tensor([0.0, -100.0, 0.0])
     expected = {"squared": 0.625, "absolute": 0.75, "huber": (0.5 + 0.125) / 2}
     for loss, value in expected.items():
         task = TASKS["regression"].of(targets, loss=loss)
-        assert float(task.loss(outputs, labels, outputs)) == pytest.approx(value)
-        assert float(task.loss(outputs[1:2], labels[1:2], outputs[1:2])) == 0
-    anomaly, features = Anomaly.of(None), torch.tensor([[1.0, 2.0], [0.0, 0.0]])
-    outputs = torch.tensor([[1.0, 0.0], [1.0, 3.0]])
-    assert anomaly.told(outputs, features).tolist() == [2.0, 5.0]
-    for of_rows in ([0, 0], [1, -100]):
-        assert float(anomaly.loss(outputs, torch.tensor(of_rows), features)) == 3.5
-    assert anomaly.outputs(2, (1, 2, 8)) == 16
-    assert anomaly.told(torch.zeros(3, 16), torch.ones(3, 1, 2, 8)).tolist() == [1.0] * 3
+        assert float(task.loss(outputs, labels)) == pytest.approx(value)
+        assert float(task.loss(outputs[1:2], labels[1:2])) == 0
 
 
 def test_ranges_hold_as_many_targets_and_stand_for_their_mean() -> None:
@@ -239,25 +192,6 @@ def test_a_run_is_told_in_the_unit(tmp_path: Path, method: str) -> None:
     assert json.loads(folder.card.read_text())["targets"] == data.targets.model_dump()
 
 
-def test_a_run_is_judged_by_its_ranks_and_tells_scores(tmp_path: Path) -> None:
-    config = anomaly_config()
-    result = run(config, tmp_path / "run")
-    folder, data = RunFolder(tmp_path / "run"), load_data(config.data, seed=config.seed)
-    assert result.measure == "auc"
-    assert set(read_outcome(folder).measures["apfed_r"]) == set(names_of("anomaly"))
-    kept = read_scored(folder, "apfed_r", threshold=None)
-    assert kept is not None
-    assert data.active.labels is not None
-    assert kept.truth.tolist() == data.active.labels[data.test_rows].tolist()
-    told = load_model(tmp_path / "run").predict(data.active.features[data.test_rows]).numpy()
-    assert told == pytest.approx(kept.scores, rel=1e-4)
-    assert result.scores["apfed_r"] == pytest.approx(roc_auc_score(kept.truth, told), abs=1e-6)
-    keep_solo(config, tmp_path / "run/solo.json")
-    page = write_report(tmp_path / "run").read_text()
-    assert "APFed-R AUC" in page
-    assert "by the test rows, in its favour" in page
-
-
 def test_one_party_alone_learns_a_line() -> None:
     """y is 300 + 40 x at the active; no help is needed to be nearly right."""
     data = load_data(DataSettings(dataset="diabetes"), seed=0)
@@ -276,11 +210,10 @@ def test_one_party_alone_learns_a_line() -> None:
 
 def test_a_broken_off_run_goes_on_alike(tmp_path: Path) -> None:
     brief = {"epochs": 4, "batch_size": 64, "learning_rate": 0.02, "device": "cpu"}
-    for config in (config_of(train=brief), anomaly_config()):
-        folder = tmp_path / config.task
-        whole = run(config, folder / "whole")
-        interrupted(config, folder / "part", at_step=7)
-        assert run(config, folder / "part", resume=True).scores == whole.scores
+    config = config_of(train=brief)
+    whole = run(config, tmp_path / "whole")
+    interrupted(config, tmp_path / "part", at_step=7)
+    assert run(config, tmp_path / "part", resume=True).scores == whole.scores
 
 
 def in_onnx(folder: Path) -> dict[str, Any]:
@@ -311,18 +244,6 @@ def test_predict_and_onnx_tell_numbers_in_the_unit(tmp_path: Path) -> None:
     assert said == pytest.approx(told.outputs.numpy(), rel=1e-5)
 
 
-def test_strangers_are_told_in_own_tables(tmp_path: Path) -> None:
-    train = {"epochs": 60, "batch_size": 32, "learning_rate": 0.05, "device": "cpu",
-             "evaluate_every": 60}  # fmt: skip
-    model = {"hidden": [], "representation": 1, "dropout": 0.0}
-    config = anomaly_config("single_view", data=frauds(tmp_path), train=train, model=model)
-    assert run(config, tmp_path / "run").scores["single_view"] > 0.8
-    told = predict_file(tmp_path / "run", tmp_path / "active.csv")
-    assert [*told.frame().columns] == ["id", "score"]
-    assert float(told.outputs[:30].median()) > float(told.outputs[30:].median())
-    assert in_onnx(tmp_path)["output_score"] == pytest.approx(told.outputs.numpy(), rel=1e-4)
-
-
 def test_a_card_that_fits_no_task_is_refused(tmp_path: Path) -> None:
     run(config_of("single_view", train={"epochs": 1}), tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
@@ -336,14 +257,11 @@ def test_a_card_that_fits_no_task_is_refused(tmp_path: Path) -> None:
 def test_attacks_on_labels_are_left_out_with_a_reason() -> None:
     brief = {"epochs": 2, "batch_size": 64, "device": "cpu"}
     suite = full_suite(["model_completion", "membership", "inverse_network"])
-    for config, why in (
-        (config_of(train=brief), "guess classes"), (anomaly_config(train=brief), "reads no label"),
-    ):  # fmt: skip
-        results = mount(run(config, None).recording, suite, seed=0)
-        told = {result.target: str(result.reason) for result in results}
-        assert why in told["labels"]
-        assert "probabilities of classes" in told["membership"]
-        assert any(result.applicable for result in results if result.target == "features")
+    results = mount(run(config_of(train=brief), None).recording, suite, seed=0)
+    told = {result.target: str(result.reason) for result in results}
+    assert "guess classes" in told["labels"]
+    assert "probabilities of classes" in told["membership"]
+    assert any(result.applicable for result in results if result.target == "features")
 
 
 def test_baselines_are_chosen_by_their_own_labels(tmp_path: Path) -> None:
@@ -362,35 +280,13 @@ def test_baselines_are_chosen_by_their_own_labels(tmp_path: Path) -> None:
     assert right[0].test > 0.9 > 0 > wrong[0].test
 
 
-def test_detectors_see_training_rows_alone() -> None:
-    rng, auc = np.random.default_rng(0), MEASURES["auc"]
-    train, near, far = rng.normal(size=(80, 3)), rng.normal(size=(40, 3)), rng.normal(size=(40, 3))
-    test, truth = np.concatenate([near, far + 6]), np.repeat([0, 1], 40)
-    found = compare_detectors(train, test, truth, measure=auc)
-    assert {one.name for one in found} == set(DETECTORS)
-    assert all(one.test > 0.99 for one in found)
-    other = compare_detectors(train, test, 1 - truth, measure=auc)
-    assert [1 - one.test for one in other] == pytest.approx([one.test for one in found])
-    with pytest.raises(DataError, match="give 4 training rows or more"):
-        compare_detectors(train[:3], test, truth, measure=auc)
-
-
-def test_the_table_of_tasks_compares_by_seed(tmp_path: Path) -> None:
-    diabetes = next(case for case in CASES if case.key == "diabetes-60")
-    (table,) = compare_tasks(tmp_path, seeds=[0], cases=[diabetes])
-    models = [row["model"] for row in table.rows]
-    assert models[-3:] == ["SingleVL", "APFed-R, masked sum", "Votes, masked sum"]
-    best = table.rows[models.index("best alone, by its own labels")]
-    votes = table.rows[-1]
-    assert votes["gain"].mean == pytest.approx(votes["value"].mean - best["value"].mean)
-    assert f"| {' | '.join(table.cells[-1])} |" in (tmp_path / "tasks.md").read_text()
-
-
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"task": "classification"}, "numbers and no classes; say task: regression"),
     ({"task": "regresion"}, "did you mean 'regression'"),
+    ({"task": "anomaly"}, "'anomaly' is unknown; Known are classification, regression"),
+    ({"data": {"dataset": "digits", "anomaly": "9"}}, r"data\.anomaly"),
     ({"data": {"dataset": "wine"}}, "are classes; take a set of numbers"),
-    ({"measure": "auc"}, "classification and anomaly, and task is regression; use r2"),
+    ({"measure": "auc"}, "classification, and task is regression; use r2"),
     ({"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, "answers with classes"),
     ({"threshold": 0.5}, "threshold: it decides between two classes"),
     ({"train": {"class_weights": "balanced"}}, "class_weights: they are of classes"),
@@ -402,24 +298,12 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"data": {**TABLES, "classes": ["a", "b"]}}, "leave data.classes out"),
     ({"data": {**TABLES, "partition": "horizontal"}}, "are the active's alone"),
 )  # fmt: skip
-REFUSED_ANOMALIES: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"data": {"dataset": "digits", "views": 4}}, "data.anomaly names the class"),
-    ({"task": "classification"}, "give both"),
-    ({"data": {**DIGITS, "anomaly": "ten"}}, "digits has the classes 0, 1"),
-    ({"data": {**DIGITS, "labelled": 40}}, "no label is learnt from; leave labelled out"),
-    ({"data": {**DIGITS, "labels_at": ["passive-1"]}}, "the active alone knows it"),
-    ({"data": {"dataset": "diabetes", "anomaly": "1"}}, "take another set"),
-    ({"measure": "accuracy"}, "accuracy is a measure of classification, and task is anomaly"),
-    ({"train": {"loss": "huber"}}, "huber is of task: regression"),
-    ({"method": "tvfl"}, "method tvfl learns classification, not anomaly; use apfed"),
-)  # fmt: skip
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    for make, cases in ((config_of, REFUSED), (anomaly_config, REFUSED_ANOMALIES)):
-        for settings, said in cases:
-            with pytest.raises(ValidationError, match=said):
-                make(**settings)
+    for settings, said in REFUSED:
+        with pytest.raises(ValidationError, match=said):
+            config_of(**settings)
     for method in (name for name in METHODS if name not in TAKING):
         with pytest.raises(ValidationError, match=r"task: method .*use .*apfed_r"):
             config_of(method)
@@ -430,8 +314,6 @@ def test_what_does_not_fit_is_refused() -> None:
         VerticalClassifier(settings={"task": "regression"}).fit([[0.0], [1.0]], [0, 1])
     with pytest.raises(DataError, match="these labels are classes"):
         Regression.of(None)
-    with pytest.raises(DataError, match="labels are numbers"):
-        TASKS["anomaly"].of(TargetScale(mean=0, scale=1))
 
 
 @pytest.fixture(scope="module")
