@@ -1,10 +1,10 @@
 """Where help pays: each method against the best that the active does alone, paired by seed.
 
-`secure-apfed study gains` runs what is missing. A case names method, data, labelled rows
-and epsilon. The best solo baseline of a case is chosen by held-out labels of the active, never by
-test rows; beside the gain over it stand the gain over the baseline that the test rows would have
-chosen, which nobody could know, and that over the same without help: the student taught by its
-prior alone, or APFed's own network and training at lambda 0.
+`secure-apfed study gains` runs what is missing. A case names method, data, labelled rows and
+epsilon. The best solo baseline of a case is chosen by held-out labels of the active, never by test
+rows; beside the gain over it stand the gain over the baseline that the test rows would have chosen,
+which nobody could know, and that over the same without help: the student taught by its prior alone,
+or APFed's own network and training at lambda 0.
 """
 
 import fnmatch
@@ -15,33 +15,37 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from apfed_experiments.columns import EPSILON, P_HOLM, Column, Table, adjust, within, write_text
 from apfed_experiments.drawing import COLOURS, OTHER, draw_line, drawing
 from apfed_experiments.solo import taught_alone
-from apfed_experiments.study import MASKED, STUDENT, OnDone, Point, Study, absent
+from apfed_experiments.study import MASKED, STUDENT, OnDone, Point, Study, absent, rows_of
 from apfed_experiments.summary import Gain, Row, Summary
 from secure_apfed.config import Config
+from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError
 from secure_apfed.files import to_json
-from secure_apfed.measures import ACCURACY
+from secure_apfed.measures import ACCURACY, MEASURES
 from secure_apfed.runs.outcome import Outcome, Privacy
+from secure_apfed.seeds import derive_seed
 
 __all__ = [
     "CASES", "QUICK", "QUICK_SEEDS", "READING", "SEEDS", "GainCase", "cases_like", "run_gains",
-    "stored_of",
+    "with_own_people",
 ]  # fmt: skip
 
 READING = (
-    "Gain: accuracy minus that of the best solo baseline on the same seeds; mean and 95 % interval "
-    "over the re-splits of one table (corrected resampled t; of test rows that a set brings along, "
-    "Student's). p: adjusted for the number of cases (Holm). The baseline is chosen by "
-    "cross-validation over the active's labelled rows, so test rows only measure. Beside it: the "
-    "gain over the baseline that the test rows would have chosen; and over no help, which is the "
-    "student of votes taught by its prior alone, or APFed's own network and training at lambda 0, "
-    "with what that reaches. Epsilon: of one person's vote at one passive, with the labeller held "
-    "fixed, at delta 1e-5 (randomised answers: 0)."
+    "In hundredths of the measure, such as points of accuracy. Gain: over the best solo baseline "
+    "on the same seeds; mean and 95 % interval over the re-splits of one table (corrected "
+    "resampled t; of test rows that a set brings along, Student's). p: adjusted for the number of "
+    "cases (Holm). The baseline is chosen by cross-validation over the active's labelled rows, so "
+    "test rows only measure. Beside it: the gain over the baseline that the test rows would have "
+    "chosen; and over no help, which is the student of votes taught by its prior alone, or APFed's "
+    "own network and training at lambda 0, with what that reaches. Epsilon: of one person's vote "
+    "at one passive, with the labeller held fixed, at delta 1e-5 (randomised answers: 0). "
+    "known-K: each passive knows K % of the active's people, drawn for itself."
 )
 SEEDS, QUICK_SEEDS = 10, 3
 _EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
@@ -61,7 +65,8 @@ class _Set:
     """A data set, and what its runs say beside it.
 
     Attributes:
-        said: of all its runs; votes: of `method`, where passives vote; network: of APFed and TVFL.
+        said: of all its runs; votes: of `method`, where passives vote; network: of those that train
+            one, APFed and TVFL.
         known: the share of the active's training people that each passive knows, drawn for itself:
             with M passives all share about known^M of them; None: all know all.
     """
@@ -89,21 +94,19 @@ _CREDIT_CARD = _Set(
         "train": {"epochs": 10, "batch_size": 128, "learning_rate": 0.02, "evaluate_every": 10},
     },
 )  # fmt: skip
-_KNOWN = (20, 50, 80)
-
-
-def _apart(data: Mapping[str, Any], known: int) -> _Set:
-    """The same set where each passive knows so many per cent of the people, and no other's."""
-    alignment = {"protocol": "circuit", "mode": "pairwise"}
-    sums = {"scheme": "plain", "allow_single_passive": True}
-    said = {"alignment": alignment, "secure_sum": sums}
-    return _Set(data=data, said=said, known=known / 100)
-
-
-_FEW_DIGITS = {"dataset": "digits", "views": 4, "limit": 800}
+_DIGITS = {"dataset": "digits", "views": 4}
 _ERRORS = {"dataset": "breast_cancer", "active_view": 2}
+_APART: Mapping[str, Any] = {
+    "alignment": {"protocol": "circuit", "mode": "pairwise"},
+    "secure_sum": {"scheme": "plain", "allow_single_passive": True},
+}
+_KNOWN = {
+    f"{name}-known-{known}": _Set(data=data, said=_APART, known=known / 100)
+    for name, data in (("digits", {**_DIGITS, "limit": 800}), ("breast-cancer-errors", _ERRORS))
+    for known in (20, 50, 80)
+}
 _SETS: Mapping[str, _Set] = {
-    "digits": _Set(data={"dataset": "digits", "views": 4}),
+    "digits": _Set(data=_DIGITS),
     "breast-cancer-errors": _Set(data=_ERRORS),
     "wine": _Set(data={"dataset": "wine"}),
     **{
@@ -115,8 +118,7 @@ _SETS: Mapping[str, _Set] = {
     "fashion-mnist-3-1": _Set(data={"dataset": "fashion_mnist", "views": 3, "limit": 3000}),
     "credit-card": _CREDIT_CARD,
     "diabetes": _DIABETES,
-    **{f"digits-known-{known}": _apart(_FEW_DIGITS, known) for known in _KNOWN},
-    **{f"breast-cancer-errors-known-{known}": _apart(_ERRORS, known) for known in _KNOWN},
+    **_KNOWN,
 }
 _JOINTLY = {"epochs": 60, "batch_size": 128, "learning_rate": 0.1, "evaluate_every": 60}
 _NETWORKS = ("apfed_c", "apfed_r", "tvfl")
@@ -145,15 +147,36 @@ _METHODS: Mapping[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class _NoHelpPoint(Point):
+@dataclass(frozen=True, kw_only=True)
+class _GainPoint(Point):
+    known: float | None
+
+    def data(self, seed: int) -> VerticalData:
+        data = super().data(seed)
+        return data if self.known is None else with_own_people(data, self.known, seed=seed)
+
+
+def with_own_people(data: VerticalData, known: float, *, seed: int) -> VerticalData:
+    """Leave each passive its own share of the active's training people, and all test people."""
+    train = [data.active.ids[row] for row in data.train_rows.tolist()]
+    passives = []
+    for table in data.passives:
+        draw = np.random.default_rng(derive_seed(seed, "overlap", table.name))
+        dropped = set(draw.permutation(train)[round(known * len(train)) :].tolist())
+        rows = [row for row, person in enumerate(table.ids) if person not in dropped]
+        passives.append(rows_of(table, rows))
+    return replace(data, passives=tuple(passives))
+
+
+class _NoHelpPoint(_GainPoint):
     """The student of votes, which nobody casts: taught by its prior alone."""
 
     def played(self, config: Config) -> Outcome:
         began, data = time.monotonic(), self.data(config.seed)
         scored = taught_alone(config, data).scored(data.test_rows)
         return Outcome(
-            method=config.method.name, accuracy={_NO_HELP: ACCURACY.of(scored)},
-            wire_bytes=0, seconds=time.monotonic() - began,
+            method=config.method.name, accuracy={_NO_HELP: MEASURES[config.measure].of(scored)},
+            measure=config.measure, wire_bytes=0, seconds=time.monotonic() - began,
             privacy=Privacy(epsilon_x=0.0, epsilon_y=0.0, epsilon_model=math.inf),
         )  # fmt: skip
 
@@ -187,8 +210,11 @@ class GainCase:
         return replace(self, method=method, epsilon=None)
 
     def point(self, folder: Path) -> Point:
-        kind = _NoHelpPoint if self.method == _NO_HELP else Point
-        return kind(config=self.config, folder=folder, figures_only=True, alone=self.alone)
+        kind = _NoHelpPoint if self.method == _NO_HELP else _GainPoint
+        return kind(
+            config=self.config, folder=folder, figures_only=True, alone=self.alone,
+            known=_SETS[self.data].known,
+        )  # fmt: skip
 
     @property
     def config(self) -> Config:
@@ -198,8 +224,14 @@ class GainCase:
             "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
             "transcript": {"keep": "none"},
         }
-        settings = {**usual, **_METHODS[self.method]}
-        settings["data"] = _DATA[self.data] | {"labelled": self.labelled}
+        of, settings = _SETS[self.data], {**usual, **_METHODS[self.method]}
+        settings |= {**of.said, "data": {**of.data, "labelled": self.labelled}}
+        if self.method in _VOTES:
+            settings["method"] = {**settings["method"], **of.votes}
+        elif self.method in (*_NETWORKS, _LAMBDA_0):
+            settings |= of.network
+        if self.method == _LAMBDA_0:
+            settings["passives"] = {"default": {"weight": 0.0}}
         if self.epsilon is not None:
             settings["method"] = {**settings["method"], "epsilon": self.epsilon}
         return Config.model_validate(settings)
@@ -233,6 +265,11 @@ def _cases() -> dict[str, GainCase]:
         ),
         *((method, "handwritten-zer", n, None)
           for method in ("apfed_c", "apfed_r") for n in (50, None)),
+        *((method, "credit-card", n, None)
+          for method in ("votes", "apfed_r", "apfed_c", "tvfl") for n in (200, None)),
+        *(("votes", "credit-card", n, 4.0) for n in (200, None)),
+        *((method, "diabetes", n, None) for method in ("votes", "apfed_r") for n in (60, None)),
+        *(("votes", name, 50 if "digits" in name else 20, None) for name in _KNOWN),
     ]  # fmt: skip
     cases = [
         GainCase(method=method, data=data, labelled=labelled, epsilon=epsilon)
@@ -259,12 +296,12 @@ _points = within("+.1f", scale=100)
 COLUMNS = (
     Column(name="case", title="case"),
     Column(name="seeds"),
-    Column(name="solo", title="best solo %", scale=100, form=within(".1f", scale=100),
+    Column(name="solo", title="best solo", scale=100, form=within(".1f", scale=100),
            note=lambda row: row["baseline"]),
-    Column(name="measure"),
-    Column(name="reached", title="accuracy %", form=within(".1f", scale=100), scale=100,
+    Column(name="measure", title="measure"),
+    Column(name="reached", title="reached", form=within(".1f", scale=100), scale=100,
            keys=("accuracy",)),
-    Column(name="gain", title="gain, points", form=_points, scale=100,
+    Column(name="gain", title="gain", form=_points, scale=100,
            keys=("gain", "low", "high")),
     P_HOLM,
     Column(name="baseline"),
@@ -300,12 +337,9 @@ def _row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataFrame)
 
 def run_gains(
     folder: Path, cases: Sequence[GainCase], *, seeds: int, jobs: int,
-    on_done: OnDone = lambda done, total: None, store: Path | None = None,
+    on_done: OnDone = lambda done, total: None,
 ) -> Table:  # fmt: skip
-    """Run what is missing; return and write a row for each case.
-
-    `store` gets the rows in plain values.
-    """
+    """Run what is missing; return and write a row for each case."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     missing = {case.name: absent(case.config) for case in cases}
     there = [case for case in cases if not missing[case.name]]
@@ -330,23 +364,6 @@ def run_gains(
     if store is not None:
         write_text(store, to_json(stored_of(rows), indent=1))
     return table
-
-
-def stored_of(rows: Sequence[Row]) -> list[Row]:
-    """These rows in plain values: those with the default labeller."""
-    stored = []
-    for row in rows:
-        if "gain" not in row or "labeller" in row["of"].config.method.model_fields_set:
-            continue
-        case, over = row["of"], row["gain"]
-        data = case.config.data
-        stored.append({
-            "method": case.config.method.name, "dataset": data.dataset,
-            "active_view": data.active_view, "labelled": case.labelled, "epsilon": case.epsilon,
-            "seeds": row["seeds"], "baseline": row["baseline"], "gain": 100 * over.mean,
-            "low": 100 * over.low, "high": 100 * over.high, "shared": row["shared"],
-        })  # fmt: skip
-    return stored
 
 
 def _draw(path: Path, rows: Sequence[Row]) -> None:

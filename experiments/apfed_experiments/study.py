@@ -45,7 +45,7 @@ from secure_apfed.solo.interface import fits_kept_by
 __all__ = [
     "MASKED", "STUDENT", "Failure", "Figures", "Kept", "Line", "OnDone", "Point", "Results",
     "Study", "Trial", "absent", "base_config", "centralise", "figures_of", "finish", "in_processes",
-    "measured_once", "or_failure", "results_of", "rows_of", "solo_figures",
+    "measured_once", "or_failure", "results_of", "rows_of",
 ]  # fmt: skip
 
 OnDone: TypeAlias = Callable[[int, int], None]
@@ -347,7 +347,10 @@ def figures_of(run: FinishedRun) -> Figures:
     """
     for name, reached in run.outcome.scores.items():
         yield {"target": "task", "name": name, "metric": run.outcome.measure, "score": reached}
-    yield from () if run.solo is None else solo_figures(run.solo)
+    if run.solo is not None:
+        for of in run.solo.baselines:
+            found = {"name": of.name, "metric": run.solo.measure, "score": of.test}
+            yield {"target": "solo", **found, "baseline": of.validation}
     for attack in run.attacks or ():
         if attack.advantage is None or not math.isfinite(attack.advantage):
             continue
@@ -357,12 +360,6 @@ def figures_of(run: FinishedRun) -> Figures:
             "score": attack.score[metric] or 0.0,
             "baseline": attack.baselines[baseline][metric] or 0.0, "advantage": attack.advantage,
         }  # fmt: skip
-
-
-def solo_figures(record: SoloRecord) -> Figures:
-    for of in record.baselines:
-        found = {"name": of.name, "metric": record.measure, "score": of.test}
-        yield {"target": "solo", **found, "baseline": of.validation}
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,6 @@ def gains(
     only: Annotated[
         list[str] | None, typer.Option(help="Cases, as globs such as 'votes/*'; all unless given.")
     ] = None,
-    store: Store = None,
     as_json: AsJson = False,
     quick: Annotated[bool, typer.Option("--quick", help="Three cases, three seeds.")] = False,
 ) -> None:
@@ -122,51 +121,14 @@ def gains(
         from apfed_experiments import gains as help_by_case
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)
+    warnings.simplefilter("ignore", NoHelpWarning)  # what few common people come to is asked
     cases = help_by_case.cases_like(only or (help_by_case.QUICK if quick else ("*",)))
     usual = help_by_case.QUICK_SEEDS if quick else help_by_case.SEEDS
     with progress.counting("runs", quiet=as_json) as on_done:
         table = help_by_case.run_gains(
-            output, cases, seeds=seeds or usual, jobs=jobs, on_done=on_done, store=store
+            output, cases, seeds=seeds or usual, jobs=jobs, on_done=on_done
         )  # fmt: skip
     _show([table], help_by_case.READING, output / "gains.md", as_json=as_json)
-
-
-@app.command("credit-card")
-def credit_card(
-    output: Output = Path("runs/credit-card"), seeds: Seeds = 5, jobs: Jobs = 2,
-    as_json: AsJson = False,
-) -> None:  # fmt: skip
-    """Credit card clients: AUC of the active alone, of help and of joint prediction."""
-    with _workers():
-        from apfed_experiments.credit_card import READING, compare_credit
-
-    warnings.simplefilter("ignore", UnsafeChoiceWarning)
-    with progress.counting("runs", quiet=as_json) as on_done:
-        tables = compare_credit(output, seeds=range(seeds), jobs=jobs, on_done=on_done)
-    _show(tables, READING, output / "credit-card.md", as_json=as_json)
-
-
-@app.command()
-def overlap(
-    output: Output = Path("runs/overlap"),
-    seeds: Seeds = 5,
-    jobs: Jobs = 1,
-    epochs: Annotated[int, typer.Option(min=1, help="Of each run of APFed-C.")] = 10,
-    picture: Annotated[Path | None, typer.Option(help="Also draw it into this PNG file.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Whom passives help on: people that all of them know, or each on its own."""
-    with _workers():
-        from apfed_experiments import overlap as modes
-
-    warnings.simplefilter("ignore", NoHelpWarning)  # what few common rows come to is the question
-    points = [
-        point for name in modes.DATASETS for point in modes.points_of(name, output, epochs=epochs)
-    ]
-    table = modes.compare_overlaps(points, seeds=seeds, jobs=jobs)
-    if picture is not None:
-        modes.draw_overlaps(table, picture)
-    _show([table], as_json=as_json)
 
 
 @app.command()

@@ -39,7 +39,7 @@ from apfed_attacks.view import (
     released_positions,
     representations,
 )
-from apfed_experiments.overlap import with_overlap
+from apfed_experiments.gains import with_own_people
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError
@@ -311,7 +311,7 @@ def test_only_people_whom_the_victim_holds_are_guessed_and_scored(
 def test_live_only_people_whom_a_party_holds_are_asked_about_or_played() -> None:
     changes: Any = {"alignment": {"mode": "pairwise", "protocol": "circuit"}}
     config = live_config("apfed_c", views=3, train={"epochs": 1}, **changes)
-    data = with_overlap(load_data(config.data, seed=config.seed), 0.5, seed=1)
+    data = with_own_people(load_data(config.data, seed=config.seed), 0.5, seed=1)
     live = LiveRun(config, data)
     asked = people_to_ask(live, Knowledge(classes=10, victim="passive-2"), len(live.trained))
     held = live.alignment["passive-2"][live.trained] >= 0

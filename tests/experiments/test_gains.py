@@ -8,10 +8,11 @@ from unittest.mock import Mock
 
 import pandas as pd
 import pytest
+import torch
 from scipy.stats import ttest_1samp
 
 from apfed_experiments.columns import P_HOLM
-from apfed_experiments.gains import CASES, GainCase, run_gains, stored_of
+from apfed_experiments.gains import CASES, GainCase, run_gains, with_own_people
 from apfed_experiments.solo import compare, fits_beside, keep_solo, read_solo, taught_alone
 from apfed_experiments.summary import Gain, Interval, Summary, holm, shared_share
 from secure_apfed.data import load_data
@@ -146,8 +147,31 @@ def test_a_case_is_measured_and_written(tmp_path: Path) -> None:
     assert plain["control"] == "no-help/wine/n9"
     assert len(cells) == len(table.header)
     assert row["baseline"] in ("ridge", "logistic")
-    (stored,) = stored_of([row])
-    assert (stored["method"], stored["labelled"], stored["seeds"]) == ("votes", 9, 2)
+
+
+def test_each_passive_knows_its_own_share() -> None:
+    config = GainCase(method="votes", data="digits-known-20", labelled=50).config
+    data = load_data(config.data, seed=0)
+    thinned = with_own_people(data, 0.2, seed=0)
+    train = {data.active.ids[row] for row in data.train_rows.tolist()}
+    test = {data.active.ids[row] for row in data.test_rows.tolist()}
+    known = [set(table.ids) for table in thinned.passives]
+    assert [len(people & train) for people in known] == [round(0.2 * len(train))] * 3
+    assert all(people >= test for people in known)
+    assert len({frozenset(people) for people in known}) == 3
+    for before, after in zip(data.passives, thinned.passives, strict=True):
+        rows = [before.ids.index(person) for person in after.ids]
+        assert torch.equal(after.features, before.features[rows])
+
+
+@pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning")
+def test_numbers_and_people_apart_are_cases_too(tmp_path: Path) -> None:
+    names = ("votes/diabetes/n60", "votes/breast-cancer-errors-known-50/n20")
+    table = run_gains(tmp_path, [CASES[name] for name in names], seeds=1, jobs=1)
+    numbers, apart = table.rows
+    assert (numbers["measure"], apart["measure"]) == ("r2", "accuracy")
+    assert numbers["gain"].mean == pytest.approx(numbers["reached"] - numbers["solo"])
+    assert 0.5 < apart["reached"] <= 1
 
 
 def test_baselines_are_of_the_data_and_of_the_actives_own_table(tmp_path: Path) -> None:

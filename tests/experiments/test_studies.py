@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from apfed_attacks.run import prepare
-from apfed_experiments import credit_card, main_job, overlap, sweep
+from apfed_experiments import main_job, sweep
 from apfed_experiments.columns import Table
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.references import REFERENCES, Reference, run_reference
@@ -22,7 +21,6 @@ from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.methods import method_settings
-from secure_apfed.solo import BASELINES
 from tests.experiments.run_folder import attacked, finished
 
 pytestmark = [
@@ -241,42 +239,6 @@ def test_the_worst_attack_is_the_one_that_gains_most_on_average() -> None:
     assert cells[-2:] == ("0.900 (1 of 2 seeds)", "not applicable")
 
 
-def test_each_passive_knows_its_own_share() -> None:
-    (point, *_) = overlap.points_of("digits", Path("unused"), overlaps=(0.2,))
-    data = load_data(point.config.data, seed=0)
-    thinned = overlap.with_overlap(data, 0.2, seed=0)
-    train = {data.active.ids[row] for row in data.train_rows.tolist()}
-    test = {data.active.ids[row] for row in data.test_rows.tolist()}
-    known = [set(table.ids) for table in thinned.passives]
-    assert [len(people & train) for people in known] == [round(0.2 * len(train))] * 3
-    assert all(people >= test for people in known)
-    assert len({frozenset(people) for people in known}) == 3
-    for before, after in zip(data.passives, thinned.passives, strict=True):
-        rows = [before.ids.index(person) for person in after.ids]
-        assert torch.equal(after.features, before.features[rows])
-
-
-def test_overlaps_of_one_data_set(tmp_path: Path) -> None:
-    points = overlap.points_of("breast_cancer", tmp_path, overlaps=(0.05, 0.5), epochs=1)
-    table = overlap.compare_overlaps(points, seeds=2)
-    alone, *lines = table.plain()
-    assert alone["method"].startswith("best solo model (")
-    assert [(line["method"], line["mode"], line["overlap"]) for line in lines] == [
-        ("apfed_c", "all", 0.05), ("apfed_c", "all", 0.5), ("apfed_c", "pairwise", 0.05),
-        ("apfed_c", "pairwise", 0.5), ("votes", "pairwise", 0.5),
-    ]  # fmt: skip
-    for line in lines:
-        assert line["gain"] == pytest.approx(line["accuracy"] - alone["accuracy"])
-        assert line["low"] <= line["gain"] <= line["high"]
-    few, both, _, pairs, voted = (line["helped"] for line in lines)
-    assert 0 <= few < 0.02 * 427
-    assert 0.1 * 427 < both < 0.4 * 427
-    assert 0.6 * 427 < pairs == voted < 427
-    assert all(0.5 < line["accuracy"] <= 1 for line in lines)
-    overlap.draw_overlaps(table, tmp_path / "new" / "overlap.png")
-    assert (tmp_path / "new" / "overlap.png").read_bytes().startswith(b"\x89PNG")
-
-
 def of_two_strips(name: str) -> Config:
     base = small(name)
     return base.model_copy(update={
@@ -316,27 +278,3 @@ def test_a_reference_has_every_score_what_was_published_and_the_distance(
     assert 0.1 < ours.mean < 1
     assert rows["logistic on h minus published"] == (f"{ours.mean - 0.5:+.3f}", "-")
     assert (tmp_path / "main-digits.md").read_text().endswith(f". nobody.\n\n{table.markdown()}")
-
-
-@pytest.mark.slow
-def test_each_line_is_compared_with_the_baseline_that_labels_choose(tmp_path: Path) -> None:
-    try:
-        load_data(credit_card.config_of(credit_card.LINES[0], 200).data, seed=0)
-    except DataError as error:
-        pytest.skip(str(error))
-    small: dict[str, Any] = {"seeds": [0, 1], "lines": credit_card.LINES[:1], "labelled": (200,)}
-    (table,) = credit_card.compare_credit(tmp_path, jobs=2, **small)
-    rows = table.rows
-    assert len(rows) == 2 * len(BASELINES) + 1
-    (reference,) = (row for row in rows if row["gain"] is None)
-    assert reference["predicts"] == "the active alone"
-    auc = reference["auc"].mean
-    for row in rows:
-        assert 0.4 < row["auc"].mean < 0.9
-        if row["gain"] is not None:
-            assert row["gain"].mean == pytest.approx(row["auc"].mean - auc, abs=1e-12)
-    (together,) = (
-        row for row in rows
-        if row["predicts"].startswith("all") and row["model"].startswith("Gradient boosting")
-    )  # fmt: skip
-    assert together["auc"].mean > auc + 0.05

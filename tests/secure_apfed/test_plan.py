@@ -162,5 +162,3 @@ def test_links_are_summed_by_kind_unless_they_are_asked_for(config: Path, capsys
         table = shown.partition("\nBy ")[2].splitlines()[2 : 2 + rows]
         messages = sum(int(line.split()[-3].replace(",", "")) for line in table)
         assert messages == sum(link["messages"] for link in links)
-
-
