@@ -1,20 +1,12 @@
-"""Benches whose cases run in interpreters of their own: set intersections, encrypted votes.
+"""Set intersections at 50 % overlap, beside the library that is fastest.
 
-`PSI`: intersections at 50 % overlap, beside the library that is fastest. Cases `circuit/N`,
-`circuit-crypten/N` (its gates on CrypTen), `ecdh/N`, `ecdh-buckets/N` (as in a session, over
-sealed links), `vole/N`, `opprf/N` and `spu-rr22/N` for N IDs on each of two sides; the cases of a
-size take turns. Medians over the repetitions: seconds, bytes and peak memory in bytes; `ratio` is
-seconds by those of `peer`. `floor_seconds`, of `ecdh`, is what the multiplications alone take: the
-same library on the same processors, and nothing else. The peer, spu 0.9.5, needs numpy 1 and jax up
-to 0.4.34: SECURE_APFED_SPU_PYTHON names the interpreter of an environment of its own.
-
-`VOTES`: what votes with encrypted labels cost: sums of products, against labels that passives see.
-A case `encrypted/PEOPLExLABELS` is one session of three passives with ten classes, in one thread:
-`seconds` of the active, one passive and the aggregator together, and of each apart; `bytes` is what
-one passive gets (`bytes_up`, the encrypted labels) and sends (`bytes_down`). `ratio` is these
-seconds over those of the same matrix product in the clear and the masked sum of the products, with
-labels that every passive sees; `ratio_to_product` is the passive's part over the product alone.
-Every sum is checked against the product of integers. Peak memory is that of all parties.
+Cases `circuit/N`, `circuit-crypten/N` (its gates on CrypTen), `ecdh/N`, `ecdh-buckets/N` (as in a
+session, over sealed links), `vole/N`, `opprf/N` and `spu-rr22/N` for N IDs on each of two sides;
+each runs in interpreters of its own, and those of a size take turns. Medians over the repetitions:
+seconds, bytes and peak memory in bytes; `ratio` is seconds by those of `peer`. `floor_seconds`, of
+`ecdh`, is what the multiplications alone take: the same library on the same processors, and nothing
+else. The peer, spu 0.9.5, needs numpy 1 and jax up to 0.4.34: SECURE_APFED_SPU_PYTHON names the
+interpreter of an environment of its own.
 """
 
 import os
@@ -24,10 +16,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from apfed_bench import psi_case, votes_case
-from apfed_bench.rows import Bench, Group, Row, played, quotient, row, single, why_no_crypten
+from apfed_bench import psi_case
+from apfed_bench.rows import Bench, Group, Row, played, row, why_no_crypten
 
-__all__ = ["PSI", "VOTES", "intersect", "vote"]
+__all__ = ["PSI", "intersect"]
 
 _REPETITIONS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
 _QUICK = {1_000: 1, 10_000: 1}
@@ -95,44 +87,3 @@ def _intersected(case: str, size: int) -> Mapping[str, Any]:
     if found["common"] != size - size // 2:
         raise RuntimeError(f"{case}/{size} found {found['common']} IDs, not {size - size // 2}")
     return found
-
-
-_COLUMNS, _PASSIVES = 10, 3
-_SMALL = (10_000, 50)
-_SIZES = (_SMALL, (100_000, 50), (1_000_000, 200))
-_PARTS = ("passive_seconds", "active_seconds", "aggregator_seconds")
-
-
-def _vote_groups(quick: bool) -> Sequence[Group]:
-    """10,000 people and 50 labels; unless `quick`, up to a million people and 200 labels."""
-    return [
-        single(f"encrypted/{people}x{labelled}", vote, people, labelled,
-               1 if quick or people > 10**5 else 3)
-        for people, labelled in ((_SMALL,) if quick else _SIZES)
-    ]  # fmt: skip
-
-
-VOTES = Bench(groups=_vote_groups, fields=(*_PARTS, "peak_memory", "ratio_to_product"))
-
-
-def vote(case: str, people: int, labelled: int, repetitions: int) -> Row:
-    """The fastest of some runs of one size; what else a machine does only adds."""
-    runs = [
-        played(
-            votes_case.__file__, people, labelled, _COLUMNS, _PASSIVES,
-            patience_s=_PATIENCE_S, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1",
-        )
-        for _ in range(repetitions)
-    ]  # fmt: skip
-    found = min(runs, key=_seconds)
-    clear = min(run["clear_seconds"] for run in runs)
-    product = min(run["clear_product_seconds"] for run in runs)
-    return row(
-        case, _seconds(found), peer="clear product, masked sum",
-        ratio=quotient(_seconds(found), clear), sent=found["bytes_up"] + found["bytes_down"],
-        **found, ratio_to_product=quotient(found["passive_seconds"], product),
-    )  # fmt: skip
-
-
-def _seconds(found: Mapping[str, Any]) -> float:
-    return float(sum(found[part] for part in _PARTS))

@@ -94,12 +94,12 @@ def compared(
 
 def played(
     script: str, *arguments: object, python: str = sys.executable, ours: bool = True,
-    patience_s: float, **environment: str,
+    patience_s: float,
 ) -> Mapping[str, Any]:  # fmt: skip
-    """What a script of a bench prints last, run in this environment and more; if `ours`, it finds
-    what this process finds. RuntimeError: the end of what it complained of.
+    """What a script of a bench prints last; if `ours`, it finds what this process finds.
+    RuntimeError: the end of what it complained of.
     """
-    beside = {**os.environ, **environment}
+    beside = dict(os.environ)
     if ours:
         beside["PYTHONPATH"] = os.pathsep.join(str(Path(at).resolve()) for at in sys.path)
     # the interpreter is the user's own choice, the script is ours

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from apfed_bench import apart, footprint, parties, secure_sum
+from apfed_bench import apart, parties, secure_sum
 from apfed_bench.rows import Bench, Group, Row, clock_step, row
 from apfed_experiments.columns import Column, Table, write_text
 from apfed_experiments.machine import machine
@@ -28,18 +28,15 @@ __all__ = ["BENCHES", "Measured", "block", "read_measured", "run_benches", "tabl
 
 BENCHES: Mapping[str, Bench] = {
     "exchange": parties.EXCHANGE,
-    "footprint": footprint.BENCH,
     "psi": apart.PSI,
     "secure-sum": secure_sum.BENCH,
     "transport": parties.TRANSPORT,
-    "votes": apart.VOTES,
 }
 Measured: TypeAlias = dict[str, Any]
 """Rows of a bench and what they were measured on: one JSON object."""
 _Chosen: TypeAlias = Sequence[tuple[Group, Sequence[str]]]
 
 _HEADS = {"peer_seconds": "the peer's seconds"}
-_MANY = 1_000_000
 _COARSE_S = 1e-4
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
@@ -166,14 +163,13 @@ def _column(name: str) -> Column:
         return Column(name=name, title=title, form="`{}`".format)
     if name.endswith("seconds"):
         return Column(name=name, title=title, form=partial(_scaled, _SECONDS))
-    if name.endswith(("bytes", "memory", "payload", "formula")):
+    if name.endswith(("bytes", "memory")):
         return Column(name=name, title=title, form=partial(_scaled, _BYTES))
     return Column(name=name, title=title, form=_short)
 
 
 def _short(value: object) -> str:
-    is_long = isinstance(value, float) or (isinstance(value, int) and value >= _MANY)
-    return f"{value:.3g}" if is_long else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _scaled(scales: Sequence[tuple[float, str]], value: float) -> str:

@@ -27,7 +27,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError
 from secure_apfed.files import to_json
-from secure_apfed.measures import ACCURACY, MEASURES
+from secure_apfed.measures import MEASURES
 from secure_apfed.runs.outcome import Outcome, Privacy
 from secure_apfed.seeds import derive_seed
 
@@ -361,8 +361,6 @@ def run_gains(
     write_text(folder / "gains.json", to_json({"rows": table.plain()}))
     write_text(folder / "gains.md", table.markdown())
     _draw(folder / "gains.png", rows)
-    if store is not None:
-        write_text(store, to_json(stored_of(rows), indent=1))
     return table
 
 

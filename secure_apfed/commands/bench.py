@@ -19,7 +19,7 @@ from secure_apfed.files import to_json
 __all__ = ["NAMES", "audit", "bench"]
 
 # Of benches, for the help, which loads none of them; a test compares.
-NAMES = ("exchange", "footprint", "psi", "secure-sum", "transport", "votes")
+NAMES = ("exchange", "psi", "secure-sum", "transport")
 _ALL = "all"
 
 

@@ -20,14 +20,13 @@ from secure_apfed.errors import NarrowBatchWarning, NoHelpWarning
 if TYPE_CHECKING:
     from apfed_experiments.columns import Table
 
-__all__ = ["LEAKS", "REFERENCES", "SWEEPS", "app", "table"]
+__all__ = ["LEAKS", "SWEEPS", "app", "table"]
 
 # Names for the help, which loads none of the tables that they are the keys of; a test compares.
 SWEEPS = ("sweep-digits", "sweep-breast-cancer")
-REFERENCES = ("membership", "model_completion")
 LEAKS = (
     "inversion", "chosen", "decoder", "noise", "isolation", "labels",
-    "joint_inversion", "hijacking", "reversed_hijacking", "split_learning", "stuffing",
+    "joint_inversion", "hijacking", "reversed_hijacking", "stuffing",
     "few_labels", "chosen_labels", "repeated_votes", "vote_membership", "poisoned_votes", "papers",
 )  # fmt: skip
 
@@ -84,25 +83,6 @@ def sweep(
             figures=figures, on_done=on_done,
         )  # fmt: skip
     _show(tables, READING, output / "index.html")
-
-
-@app.command()
-def references(
-    output: Output = Path("runs/references"),
-    jobs: Jobs = 2,
-    only: Annotated[list[str] | None, typer.Option(help=_some(REFERENCES))] = None,
-) -> None:
-    """Attacks beside figures that others published, over several seeds."""
-    _known(only, REFERENCES)
-    with _workers():
-        from apfed_experiments import references as published
-
-    for name in only or REFERENCES:
-        reference = published.REFERENCES[name]
-        with progress.counting(name, quiet=False) as on_done:
-            table, accuracy = published.run_reference(reference, output, jobs=jobs, on_done=on_done)
-        terminal.show_rows(f"{name}, {table.title}", table.header, table.cells)
-        typer.echo(f"accuracy of the runs {accuracy.text(scale=100)} %")
 
 
 @app.command()

@@ -16,7 +16,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.learning.descent import Compute
 from secure_apfed.models import Shape, family_for, output_shape

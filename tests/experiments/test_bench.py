@@ -13,28 +13,23 @@ from typing import Any
 
 import pytest
 
-from apfed_bench import apart, footprint, parties, psi_case, rows, secure_sum
+from apfed_bench import apart, parties, psi_case, rows, secure_sum
 from apfed_bench.rows import Bench, Group, Row, interleave, median_ratio, row
 from apfed_bench.table import BENCHES, block, read_measured, run_benches
 from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.products import SumOfProducts
 from secure_apfed.cli import execute
 from secure_apfed.commands import bench as command
 from secure_apfed.errors import ConfigError, DataError
 from tests.conftest import Children
-from tests.contracts.product_parties import agreement
 from tests.waiting import LONG_S
 
-WHO = ("passive", "active", "aggregator")
 STORED = Path(__file__).resolve().parents[2] / "docs" / "performance"
 # glob, where something is measured, and what of its arguments is seen there
 WANTED: dict[str, tuple[str, ModuleType, str, list[Any]]] = {
     "exchange": ("*", parties, "_exchanged", ["apfed_c/fmnist/2-1/b256"]),
-    "footprint": ("split_nn/b8/*", footprint, "_Sent", ["split_nn"]),
     "psi": ("circuit-crypten/1000", apart, "_intersected", ["circuit"]),
     "secure-sum": ("masked/m4", secure_sum, "OurPath", ["masked"]),
     "transport": ("grpc/*", parties, "_apart_row", ["grpc/m3/b256"]),
-    "votes": ("encrypted/*", apart, "vote", ["encrypted/10000x50"]),
 }
 
 
@@ -182,16 +177,6 @@ def test_without_crypten_its_cases_are_rows_with_the_reason(
     assert sums["plain/m4"]["seconds"] > 0
 
 
-def test_the_bytes_of_sums_of_products_are_those_of_the_agreement() -> None:
-    found = apart.vote("a case", 300, 3, 1)
-    described = SumOfProducts(agreement(3, people=300, columns=10, labelled=3))
-    labels, words = 4 * described.ring.size, described.word_bytes * sum(described.words(0))
-    assert labels < found["bytes_up"] < labels + 2000
-    assert words < found["bytes_down"] < words + 2000
-    assert 0 < found["seconds"] == sum(found[f"{who}_seconds"] for who in WHO) < 30
-    assert 10**7 < found["peak_memory"] < 10**9
-
-
 def test_intersections_of_one_size_and_an_absent_peer_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -244,27 +229,3 @@ def test_a_party_that_dies_ends_the_case_soon(own_children: Children) -> None:
             for party in own_children():
                 party.kill()
                 party.join()
-
-
-def test_the_formulas_are_the_papers() -> None:
-    """Table 2, MIMIC-III; 500 of the aligned rows are for testing (Appendix A)."""
-    for aligned, megabytes in ((10_000, 9.73), (7_500, 7.17), (5_000, 4.61), (2_500, 2.05)):
-        assert round(footprint.apc_vfl_bytes(aligned - 500) / 1e6, 2) == megabytes
-    assert footprint.split_nn_forward_bytes(1000, epochs=3, numbers=10) == 3 * 1000 * 10 * 4
-    back = footprint.split_nn_backward_bytes(1000, epochs=3, batch_size=300, inputs=4, numbers=10)
-    assert back == 3 * 4 * (4 * 10 + 10) * 4
-    # P and Q_i to each of two parties, their masked tables, the masked vectors.
-    exchanged = 2 * 50 * 50 + (2 + 3) * 5 + 2 * 50 * 5 + 50 * 5
-    assert footprint.vfedtrans_bytes(50, (2, 3)) == 4 * exchanged
-
-
-def test_what_is_sent_lies_as_far_from_the_formula_as_told() -> None:
-    found = _run("footprint", "*")
-    for case, least, most in (
-        ("apc_vfl", 1.0, 1.03),  # and 16 bytes a row: its position, asked for and answered
-        ("split_nn/b128/e2", 0.75, 1.05),  # the gradient of codes for that of weights
-        ("split_nn/b8/e2", 0.1, 0.16),
-        ("vfedtrans", 0.3, 0.5),  # P as a seed
-    ):
-        assert least < found[case]["ratio"] < most
-        assert 1 < found[case]["bytes"] / found[case]["payload"] < 1.02

@@ -1,4 +1,4 @@
-"""The tables of what is read: their form, and that sessions, ballots and hijackers are real."""
+"""The tables of what is read: their form, and that sessions and ballots are real."""
 
 import json
 import math
@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
-from torch.nn import functional
 
-from apfed_attacks.features.hijack import FeatureSpaceHijack
 from apfed_attacks.live.runs import ALL_RULES
 from apfed_attacks.run import prepare
 from apfed_experiments import leaks as parts
@@ -142,19 +139,3 @@ def test_an_honest_passive_changes_nothing() -> None:
     assert row["change"] == 0
     assert row["its agreement"] > 0.5
     assert measured(poisoned_votes, opened="each", adversary="rotate")["its agreement"] < 0.5
-
-
-def _hijacked(iterations: int, ahead: int = 100) -> Row:
-    """A client of whole digits, twice as large, so that maps have places to tell apart."""
-    small = torch.from_numpy(load_digits().images).float()[:, None] / 8 - 1
-    images = functional.interpolate(small, scale_factor=2)
-    attack = FeatureSpaceHijack(conditioned=False, hidden=128, ahead=ahead)
-    return live.hijack_client(images[:1000], images[1000:], 0, attack=attack, iterations=iterations)
-
-
-def test_whole_digits_are_rebuilt_from_maps() -> None:
-    hijacked, quiet = _hijacked(300), _hijacked(1)
-    assert hijacked["mse in [-1, 1]"] < 0.4 * hijacked["mean of the outsiders"]
-    assert hijacked["own representations"] < hijacked["mse in [-1, 1]"]
-    assert quiet["mse in [-1, 1]"] > 0.9 * quiet["mean of the outsiders"]
-    assert _hijacked(2, ahead=5) == _hijacked(2, ahead=5)

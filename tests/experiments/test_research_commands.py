@@ -16,7 +16,6 @@ from apfed_bench.table import BENCHES
 from apfed_experiments import leaks as parts
 from apfed_experiments import workers
 from apfed_experiments.finished import FILE, mount_attacks, read_examples
-from apfed_experiments.references import REFERENCES
 from apfed_experiments.sweep import CONFIGS
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.cli import execute
@@ -60,7 +59,6 @@ if __name__ == "__main__":
 def test_names_in_helps_are_those_of_the_tables() -> None:
     assert tuple(BENCHES) == bench.NAMES
     assert tuple(parts.PARTS) == study.LEAKS
-    assert tuple(REFERENCES) == study.REFERENCES
     assert CONFIGS == study.SWEEPS
 
 
@@ -73,7 +71,6 @@ def test_helps_import_nothing_large() -> None:
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["sweep", "--config", "sweep-digts"], "did you mean 'sweep-digits'?"),
-    (["references", "--only", "mia"], "Known are membership, model_completion"),
     (["gains", "--only", "votes/nothing"], "no case is like 'votes/nothing'"),
     (["leaks", "--only", "noise", "--only", "nothing"], "'nothing' is unknown"),
 ])  # fmt: skip

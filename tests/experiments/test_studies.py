@@ -10,17 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from apfed_attacks.run import prepare
 from apfed_experiments import main_job, sweep
 from apfed_experiments.columns import Table
 from apfed_experiments.finished import FinishedRun
-from apfed_experiments.references import REFERENCES, Reference, run_reference
 from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.study import Line, Trial, base_config, centralise, finish, results_of
-from secure_apfed.config import AttackChoice, Config
+from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, DataError
-from secure_apfed.methods import method_settings
 from tests.experiments.run_folder import attacked, finished
 
 pytestmark = [
@@ -237,44 +234,3 @@ def test_the_worst_attack_is_the_one_that_gains_most_on_average() -> None:
     assert line["features"] is None
     (cells,) = lines({"shop": 0.1, "bank": math.nan}, {"shop": 0.1, "once": 0.9}).cells
     assert cells[-2:] == ("0.900 (1 of 2 seeds)", "not applicable")
-
-
-def of_two_strips(name: str) -> Config:
-    base = small(name)
-    return base.model_copy(update={
-        "method": method_settings("tvfl"),
-        "data": base.data.model_copy(update={"views": 2, "labelled": None, "limit": None}),
-        "guard": base.guard.model_copy(update={"mechanism": "none", "epsilon": None}),
-        "attacks": (
-            AttackChoice(name="model_completion", options={"labels_per_class": 4}),
-            AttackChoice(name="semi_supervised", options={"iterations": 2}),
-        ),
-    })  # fmt: skip
-
-
-def test_a_reference_has_every_score_what_was_published_and_the_distance(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, reference in REFERENCES.items():
-        assert name in {"membership", "model_completion"}
-        assert reference.seeds >= 3
-        assert set(reference.published) <= set(reference.metrics)
-        for choice in base_config(reference.config).attacks:
-            prepare(choice)
-    monkeypatch.setattr("apfed_experiments.references.base_config", of_two_strips)
-    made_up = Reference(
-        config="main-digits", seeds=2, variant="logistic on h", metrics=("accuracy", "auc"),
-        published={"accuracy": 0.5}, source="nobody", setting="a made-up setting",
-    )  # fmt: skip
-    told: list[tuple[int, int]] = []
-    table, _ = run_reference(made_up, tmp_path, on_done=lambda *now: told.append(now))
-    assert told == [(1, 2), (2, 2)]
-    rows = {row[0]: row[1:] for row in table.cells}
-    assert table.header == ("", "accuracy", "auc")
-    assert {"attack: logistic on h", "attack: MixMatch on h", "baseline: mlp on x"} <= set(rows)
-    assert rows["published: a made-up setting"] == ("0.500", "-")
-    ours = next(row for row in table.rows if row["name"] == "attack: logistic on h")["accuracy"]
-    assert ours.low < ours.mean < ours.high
-    assert 0.1 < ours.mean < 1
-    assert rows["logistic on h minus published"] == (f"{ours.mean - 0.5:+.3f}", "-")
-    assert (tmp_path / "main-digits.md").read_text().endswith(f". nobody.\n\n{table.markdown()}")

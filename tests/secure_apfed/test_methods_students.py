@@ -1,6 +1,5 @@
 """Students of a joint teacher, of shared vectors and of codes; autoencoders and their judges."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,6 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
-from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import UNLABELLED, ColumnEncoding, PartyTable, VerticalData, load_data

@@ -1,12 +1,11 @@
-"""`secure-apfed study leaks`: seventeen tables, nearly all of live runs of all parties.
+"""`secure-apfed study leaks`: sixteen tables, nearly all of live runs of all parties.
 
 `inversion`: contrastive inversion by an honest active, against the number of passives (APFed-C).
 `chosen`: representations that the active chose (APFed-C). `decoder`: the same against decoders
 (APFed-R). `noise`: both against noise under the sum. `isolation`: one passive's part of the sum,
 rule by rule. `labels`: what passives read out of representations, at once and over time.
 `joint_inversion` and `hijacking`: what a curious and a malicious active of TVFL rebuild;
-`reversed_hijacking`: a malicious passive of APFed-C. `split_learning`: hijacking near its published
-setting. `stuffing`: guessed IDs in intersections.
+`reversed_hijacking`: a malicious passive of APFed-C. `stuffing`: guessed IDs in intersections.
 
 Of votes: `few_labels`: what is read of votes, APFed-C and joint training with few labels.
 `chosen_labels`: an active that chooses the labels that it shows. `repeated_votes`: new runs on the
@@ -32,7 +31,6 @@ from apfed_experiments.leaks.live import (
     joint_inversion,
     noise,
     reversed_hijacking,
-    split_learning,
     stuffing,
 )
 from apfed_experiments.leaks.recorded import few_labels, labels, papers
@@ -52,7 +50,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
     part.__name__: part
     for part in (
         inversion, chosen, decoder, noise, isolation, labels, joint_inversion,
-        hijacking, reversed_hijacking, split_learning, stuffing, few_labels, chosen_labels,
+        hijacking, reversed_hijacking, stuffing, few_labels, chosen_labels,
         repeated_votes, vote_membership, poisoned_votes, papers,
     )
 }  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from apfed_attacks.features.chosen_representations import ChosenRepresentations
 from apfed_attacks.features.contrastive_inversion import Question, explain_sums
@@ -33,21 +33,17 @@ from apfed_experiments.summary import Interval, Row
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.alignment.records import AlignmentHistory
 from secure_apfed.config import AttackChoice, Config
-from secure_apfed.contract import RepresentationTerms
-from secure_apfed.data import VerticalData, find_dataset, load_data
-from secure_apfed.data.files import ImagePool
-from secure_apfed.models import Shape, output_shape
+from secure_apfed.data import VerticalData, load_data
 from secure_apfed.runs.run import run
 from secure_apfed.secure_sums import sum_kind
-from secure_apfed.seeds import seeded
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.training import ReconstructionSettings
 
 __all__ = [
     "UNPROTECTED", "VICTIM", "Remembering", "Setting", "centred_cosine", "chosen", "decoder",
-    "features_of", "hijack_client", "hijacking", "inversion", "isolation",
+    "features_of", "hijacking", "inversion", "isolation",
     "joint_inversion", "live_config", "noise", "open_run", "open_sum", "protected",
-    "reversed_hijacking", "split_learning", "stuffing", "sum_for",
+    "reversed_hijacking", "stuffing", "sum_for",
 ]  # fmt: skip
 
 # A seed of Fashion-MNIST takes longer than all of digits.
@@ -581,99 +577,3 @@ def _figures(result: AttackResult) -> Row:
         "baseline r2": floor["r2"],
         "advantage": result.advantage,
     }
-
-
-# FSHA near its published point: MNIST, whole images, a client without a task of its own.
-#
-# The published figure (Pasquini et al., 2021, the notebook of the authors' release): MSE 0.0193 of
-# images between -1 and 1, a client of residual convolutions that holds MNIST's training images, a
-# server that knows the test images and whose answers are all that trains the client, batches of 64,
-# 10,000 iterations, Adam everywhere. The same here: data, who knows what, the batch, Adam, residual
-# convolutions. Different: 28 x 28 grey images for 32 x 32 of three equal channels, 784 numbers of a
-# representation for 4,096, 16 channels for up to 256, higher rates, and the deviations of
-# `apfed_attacks.features.hijack` itself. What our parties add (links, rules, SGD, cut images) is
-# measured by `hijacking`.
-
-_PUBLISHED = 0.0193
-_ITERATIONS_OF_CLIENT, _BATCH, _CLIENT_RATE = 10_000, 64, 3e-4
-_SCORED = 2_000  # private images whose rebuilt forms are compared
-_SERVER = FeatureSpaceHijack(conditioned=False)
-
-
-def split_learning() -> Iterator[Setting]:
-    """A client that sends maps, and one whose last layer mixes them to 64 numbers."""
-    dataset = find_dataset("mnist")
-    pool = dataset.read(dataset, None)
-    assert isinstance(pool, ImagePool)
-    pixels = torch.from_numpy(pool.pixels).float() * (2 / pool.maximum) - 1
-    for title, maps, seeds in (
-        ("maps of 7 x 7", True, range(3)), ("mixed to 64 numbers", False, range(1))
-    ):  # fmt: skip
-        for seed in seeds:
-            columns = {
-                "client sends": title, "iterations": _ITERATIONS_OF_CLIENT, "seed": seed,
-                "party_seeds": "shared_for_comparison",
-            }  # fmt: skip
-            parts = pixels[: pool.official_train], pixels[pool.official_train :]
-            measure = partial(hijack_client, *parts, maps=maps)
-            yield Setting(columns=columns, measure=measure, seeds=(seed,))
-
-
-def hijack_client(
-    private: Tensor, outsiders: Tensor, seed: int, *, maps: bool = True,
-    attack: FeatureSpaceHijack = _SERVER, iterations: int = _ITERATIONS_OF_CLIENT,
-) -> Row:  # fmt: skip
-    """Errors on images (N, 1, 28, 28) between -1 and 1: of what the server decodes from what the
-    client sent; of the outsiders' mean; and of what it decodes from its own representations of the
-    same images, which no attack gets below.
-    """
-    features: Shape = tuple(private.shape[1:])
-    with seeded(seed, "client"):
-        encoder = _client(maps, features)
-    shape = output_shape(encoder, features)
-    adam = torch.optim.Adam(encoder.parameters(), _CLIENT_RATE, fused=True)
-    terms = RepresentationTerms(shape=shape, dtype="float32", minimum_norm=0, maximum_norm=1e9)
-    known = Knowledge(classes=10, victim="client", public={"client": outsiders})
-    server = attack.begin(terms, known, private.new_empty(len(private), 0), seed)
-    with seeded(seed, "batches"):
-        for step in range(iterations):
-            rows_B = torch.randint(len(private), (_BATCH,))
-            z_BD = encoder(private[rows_B]).flatten(1)
-            answer_BD = server.answer(step, rows_B, z_BD)
-            adam.zero_grad()
-            z_BD.backward(answer_BD / _BATCH)
-            adam.step()
-    scored = private[:_SCORED]
-    with torch.no_grad():
-        rebuilt = server.space.decoded(encoder(scored).flatten(1)).reshape(scored.shape)
-        own = server.space.decoded(server.space.simulated(scored)).reshape(scored.shape)
-    error = float(F.mse_loss(rebuilt, scored))
-    return {
-        "mse in [-1, 1]": error,
-        "over the published": error / _PUBLISHED,
-        "mean of the outsiders": float((outsiders.mean(dim=0) - scored).square().mean()),
-        "own representations": float(F.mse_loss(own, scored)),
-    }
-
-
-class _Residual(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(
-            nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1),
-            nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1),
-        )  # fmt: skip
-
-    def forward(self, maps: Tensor) -> Tensor:
-        added: Tensor = maps + self.inner(maps)
-        return added
-
-
-def _client(maps: bool, features: Shape) -> nn.Module:
-    """Residual convolutions, (1, 28, 28) -> (16, 7, 7)."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(features[0], 16, 4, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 4, 2, 1), _Residual(16),
-    ]  # fmt: skip
-    if not maps:
-        layers += [nn.Flatten(), nn.Linear(16 * 49, 64)]
-    return nn.Sequential(*layers)
