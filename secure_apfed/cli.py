@@ -217,21 +217,11 @@ class _InterruptedRun(Exception):  # noqa: N818 - it is no error
     """The user stopped a run; the message says how to continue."""
 
 
-def report(
-    folder: RunFolder,
-    show_originals: Annotated[
-        bool,
-        typer.Option(
-            "--show-originals",
-            help="Show images that attacks rebuilt beside the people's own; both are their data.",
-        ),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+def report(folder: RunFolder, as_json: AsJson = False) -> None:
     """Make the pictures and the HTML report of a run again, from its folder."""
     from apfed_experiments.report import write_report
 
-    page = write_report(folder, show_originals=show_originals)
+    page = write_report(folder)
     if as_json:
         terminal.print_json({"report": page})
     else:

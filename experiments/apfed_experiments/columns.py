@@ -15,11 +15,11 @@ import pandas as pd
 
 from apfed_experiments.summary import Gain, Interval, Row, holm
 from apfed_experiments.words import epsilon
-from secure_apfed.files import to_csv, to_json, write_atomically
+from secure_apfed.files import to_csv, write_atomically
 
 __all__ = [
     "EPSILON", "P_HOLM", "Column", "Table", "adjust", "markdown", "plain", "shown", "stored",
-    "table_of", "within", "write_tables", "write_text",
+    "table_of", "within", "write_text",
 ]  # fmt: skip
 
 Form: TypeAlias = Callable[[Any], str]
@@ -155,14 +155,6 @@ def adjust(rows: Sequence[Row], seeds: int) -> None:
     over = [gain.over_chosen if isinstance(gain, Gain) else gain for gain in gains]
     for row, p in zip(rows, holm(over, seeds), strict=True):
         row["p_holm"] = p
-
-
-def write_tables(base: Path, tables: Sequence[Table], **more: Any) -> None:
-    """Write all rows, beside `more`, to a JSON file of this name, and a Markdown file of tables."""
-    rows = [row for table in tables for row in table.plain()]
-    write_text(base.with_suffix(".json"), to_json({**more, "rows": rows}, indent=1))
-    page = "\n".join(f"{table.title}\n\n{table.markdown()}" for table in tables)
-    write_text(base.with_suffix(".md"), page)
 
 
 def write_text(path: Path, text: str) -> None:

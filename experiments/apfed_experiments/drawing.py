@@ -17,8 +17,8 @@ from apfed_experiments.summary import Interval
 from secure_apfed.files import write_atomically
 
 __all__ = [
-    "ATTACK", "COLOURS", "FAINT", "INK", "OTHER", "OURS", "STYLE", "Picture", "add_gain_axis",
-    "draw_line", "drawing", "inches_of", "name_rows", "set_margins",
+    "ATTACK", "COLOURS", "FAINT", "INK", "OTHER", "OURS", "STYLE", "Picture", "draw_line",
+    "drawing", "inches_of", "name_rows", "set_margins",
 ]  # fmt: skip
 
 OURS, OTHER, ATTACK, INK, FAINT = "#1f6fb4", "#8a8f98", "#c8501e", "#24292f", "#d8dce1"
@@ -117,12 +117,3 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Of dots at the heights 0, -1, ..., the first on top."""
     axes.set_yticks([-height for height in range(len(names))], names, fontsize=8)
     axes.grid(visible=False, axis="y")
-
-
-def add_gain_axis(axes: Axes, solo: float) -> None:
-    """On the right, what stands above the best solo model, in per cent: the gain of help."""
-    low, high = axes.get_ylim()
-    right = axes.twinx()
-    right.set_ylim(low - solo, high - solo)
-    right.set_ylabel("points over the best solo model")
-    right.grid(visible=False)

@@ -2,43 +2,27 @@
 
 Read by: everything that reports or compares runs. A folder may have been sent by somebody else, so
 only plain files of bounded size and of the types named here are read
-(`secure_apfed.files`), and files that the run noted digests of are as it left them. A few rows that
-attacks on features rebuilt are kept beside the originals, for pictures: that file shows real
-people's features, so its owner alone may read it, and only image-shaped features are kept.
+(`secure_apfed.files`), and files that the run noted digests of are as it left them.
 """
 
-import hashlib
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
 
-from apfed_attacks.interface import AttackResult, Guess
-from apfed_attacks.recorded import truth_of
+from apfed_attacks.interface import AttackResult
 from apfed_attacks.run import expand, mount
-from apfed_attacks.scoring import Truth
 from apfed_experiments.solo import SoloRecord, read_solo
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
-from secure_apfed.files import make_private, read_bytes, read_json, write_atomically
+from secure_apfed.files import make_private, read_json
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import Outcome, Recording, load_recording, read_outcome
 
-__all__ = [
-    "FILE", "FinishedRun", "Reconstruction", "keep_examples", "key_of", "mount_attacks",
-    "read_examples", "read_finished_run", "write_examples",
-]  # fmt: skip
-
-FILE = "reconstructions.safetensors"
-_ROWS = 8
-_IMAGE_DIMENSIONS = 3
+__all__ = ["FinishedRun", "mount_attacks", "read_finished_run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,65 +74,6 @@ def read_finished_run(path: Path) -> FinishedRun:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Reconstruction:
-    """The first scored rows: `original` and `rebuilt`, each (rows, channels, height, width)."""
-
-    original: Tensor
-    rebuilt: Tensor
-
-
-def key_of(result: AttackResult) -> str:
-    told = (result.attack, result.adversary, result.victim, sorted(result.knowledge.items()))
-    return f"{result.attack}-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:12]}"
-
-
-def keep_examples(result: AttackResult, guess: Guess, truth: Truth) -> Reconstruction | None:
-    """The rows of a guess at features to show; None where they are no pictures, or where what was
-    released helped no variant.
-    """
-    if result.victim is None or result.variant is None or result.variant not in guess.attacks:
-        return None
-    features = truth.features[result.victim]
-    if features.dim() != 1 + _IMAGE_DIMENSIONS:
-        return None
-    rows = torch.isin(guess.positions, truth.trained).nonzero().flatten()[:_ROWS]
-    rebuilt = torch.from_numpy(guess.attacks[result.variant].values).float()[rows]
-    original = features[guess.positions[rows]].float()
-    return Reconstruction(original, rebuilt.reshape(original.shape))
-
-
-def write_examples(folder: Path, examples: Mapping[str, Reconstruction]) -> None:
-    """Write a run's examples by `key_of`; nothing is left where there are none."""
-    path = folder / FILE
-    if not examples:
-        path.unlink(missing_ok=True)
-        return
-    tensors = {}
-    for key, example in examples.items():
-        tensors[f"{key}.original"] = example.original.contiguous()
-        tensors[f"{key}.rebuilt"] = example.rebuilt.contiguous()
-    write_atomically(path, save(tensors), private=True)
-
-
-def read_examples(folder: Path) -> dict[str, Reconstruction]:
-    """What `write_examples` wrote; empty: nothing did; CheckpointError: another content."""
-    path = folder / FILE
-    if not path.exists():
-        return {}
-    try:
-        tensors = load(read_bytes(path))
-        keys = {name.removesuffix(".original") for name in tensors if name.endswith(".original")}
-        return {
-            key: Reconstruction(tensors[f"{key}.original"], tensors[f"{key}.rebuilt"])
-            for key in sorted(keys)
-        }
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"{path}: holds no rebuilt images ({error}); remove it and attack again"
-        ) from None
-
-
 def mount_attacks(
     folder: Path, choices: Iterable[AttackChoice] | None = None, *, seed: int | None = None,
     device: torch.device | None = None, data: VerticalData | None = None,
@@ -164,26 +89,14 @@ def mount_attacks(
     make_private(folder)
     config = recording.config
     chosen = expand(config.attacks if choices is None else choices)
-    examples: dict[str, Reconstruction] = {}
-
-    def keep(result: AttackResult, guess: Guess) -> None:
-        if result.target == "features":
-            example = keep_examples(result, guess, truth_of(recording))
-            if example is not None:
-                examples[key_of(result)] = example
-
-    results = mount(
-        recording, chosen, seed=config.seed if seed is None else seed, device=device, on_score=keep
-    )
+    seed = config.seed if seed is None else seed
+    results = mount(recording, chosen, seed=seed, device=device)
     path, mounted = folder / "attacks.json", {choice.name for choice in chosen}
     try:
         past_results = read_json(path, tuple[AttackResult, ...]) if path.is_file() else ()
     except CheckpointError as error:
         raise CheckpointError(f"{error}; or remove it and attack again") from None
-    earlier = [result for result in past_results if result.attack not in mounted]
-    kept = {key_of(result) for result in earlier}
+    earlier = (result for result in past_results if result.attack not in mounted)
     every = (*earlier, *results)
     RunFolder(folder).write_json(path, [result.as_json() for result in every])
-    past = {key: example for key, example in read_examples(folder).items() if key in kept}
-    write_examples(folder, past | examples)
     return every

@@ -5,14 +5,11 @@ changed. A stopped sweep goes on where it was.
 """
 
 import math
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from apfed_experiments.columns import EPSILON, Column, Table, stored, within, write_text
-from apfed_experiments.drawing import OTHER, Picture, add_gain_axis, draw_line, drawing
-from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.study import Line, OnDone, Point, Results, Study, base_config
 from apfed_experiments.summary import Interval, Row, Summary, accuracy_of
 from secure_apfed.config import Config
@@ -22,8 +19,7 @@ from secure_apfed.methods import method_settings
 from secure_apfed.settings.privacy import GuardSettings, LabelSettings
 
 __all__ = [
-    "COLUMNS", "CONFIGS", "EPSILONS", "LINES", "READING", "draw", "points_of", "run_sweep",
-    "summarise",
+    "COLUMNS", "CONFIGS", "EPSILONS", "LINES", "READING", "points_of", "run_sweep", "summarise",
 ]  # fmt: skip
 
 READING = (
@@ -149,13 +145,9 @@ def _stored(base: Config, seeds: Sequence[int], rows: Sequence[Row]) -> dict[str
 
 def run_sweep(
     folder: Path, *, seeds: Sequence[int], jobs: int, configs: Sequence[str] = CONFIGS,
-    store: Path | None = None, figures: Path | None = None,
     on_done: OnDone = lambda done, total: None,
 ) -> list[Table]:  # fmt: skip
-    """Run every point that is missing, then write what all of them say.
-
-    `store` gets the summary, `figures` copies of the pictures.
-    """
+    """Run every point that is missing, then write what all of them say."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     parts = [(base, points_of(base, folder / base.name)) for base in map(base_config, configs)]
     points = [point for _, of_base in parts for point in of_base]
@@ -163,15 +155,8 @@ def run_sweep(
     tables = [
         Table(COLUMNS, summarise(of_base, results), _title(base, seeds)) for base, of_base in parts
     ]
-    shown = []
     for (base, _), table in zip(parts, tables, strict=True):
-        path = folder / f"epsilon-{base.name}.png"
-        shown.append(Part(table=table, picture=draw(path, table)))
-        write_text(path.with_suffix(".md"), table.markdown())
-        if figures is not None:
-            figures.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, figures / path.name)
-    write_comparison(folder, title="Accuracy against epsilon", reading=READING, parts=shown)
+        write_text(folder / f"epsilon-{base.name}.md", table.markdown())
     summary = {
         "format": 1, "command": f"secure-apfed study sweep --seeds {len(seeds)}",
         "sweeps": [
@@ -179,60 +164,4 @@ def run_sweep(
         ],
     }  # fmt: skip
     write_text(folder / "summary.json", to_json(summary, indent=1) + "\n")
-    if store is not None:
-        shutil.copy(folder / "summary.json", store)
     return tables
-
-
-_LOOKS = {
-    "fresh": ("#0072b2", "o", "-"),
-    "frozen": ("#56b4e9", "s", "-"),
-    "response": ("#d55e00", "^", "-"),
-    "stages": ("#e69f00", "v", "-"),
-    "single-response": ("#cc79a7", "D", "--"),
-}
-_FLAT = {"single": ("#24292f", ":"), "centralised": ("#009e73", "--"), "plain": ("#8a8f98", "-.")}
-_APART = 0.05
-
-
-def draw(path: Path, table: Table) -> Picture:
-    rows, title = table.rows, table.title
-    lines = {key: [row for row in rows if row["line"].key == key] for key in (*_LOOKS, *_FLAT)}
-    epsilons = sorted({row["epsilon"] for row in rows if _swept(row["line"])})
-    with drawing(path, (8.0, 5.6)) as figure:
-        axes = figure.subplots()
-        for key, (colour, style) in _FLAT.items():
-            for row in lines[key]:
-                accuracy = row["accuracy"]
-                axes.axhline(100 * accuracy.mean, color=colour, linestyle=style, label=row["label"])
-                if math.isfinite(accuracy.low):
-                    low, high = 100 * accuracy.low, 100 * accuracy.high
-                    axes.axhspan(low, high, color=colour, alpha=0.09, lw=0)
-        for at, (key, (colour, marker, style)) in enumerate(_LOOKS.items()):
-            line, shift = lines[key], (at - (len(_LOOKS) - 1) / 2) * _APART
-            draw_line(
-                axes, [epsilons.index(row["epsilon"]) + shift for row in line],
-                [row["accuracy"] for row in line], scale=100, color=colour, marker=marker,
-                linestyle=style, markersize=6, label=line[0]["label"] if line else key,
-            )  # fmt: skip
-        axes.set_xticks(range(len(epsilons)), [f"{epsilon:g}" for epsilon in epsilons])
-        axes.set_xlim(-0.35, len(epsilons) - 0.65)
-        axes.set(
-            title=title, ylabel="test accuracy, per cent",
-            xlabel="epsilon\nblue: of one row's releases, at delta 1e-5; red, orange, pink: of one "
-            "training label",
-        )  # fmt: skip
-        axes.grid(visible=False, axis="x")
-        if rows and (gain := rows[0]["gain"]):
-            label = f"best solo model ({gain.baseline})"
-            axes.axhline(100 * gain.solo, color=OTHER, linestyle=":", label=label)
-            add_gain_axis(axes, 100 * gain.solo)
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return Picture(
-        path=path, title=title,
-        caption="Means over the seeds with 95 % intervals (corrected resampled t). Blue lines "
-        "protect released "
-        "rows with the encoder held fixed and no label; red, orange and pink ones protect training "
-        "labels and no features: their epsilons do not compare. The bands are intervals of "
-        "SingleVL, of one model on all parties' features, and of APFed-C without protection.",
-    )  # fmt: skip

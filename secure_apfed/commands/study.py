@@ -36,9 +36,6 @@ app = typer.Typer(
 )
 Seeds = Annotated[int, typer.Option(min=1, help="Runs of each line.")]
 Output = Annotated[Path, typer.Option(help="Folder of the study.")]
-Store = Annotated[
-    Path | None, typer.Option(help="Write what `secure-apfed plan` reads to this file, too.")
-]
 
 
 def _workers() -> AbstractContextManager[None]:
@@ -69,8 +66,6 @@ def sweep(
     seeds: Seeds = 5,
     jobs: Jobs = 2,
     config: Annotated[list[str] | None, typer.Option(help=_some(SWEEPS))] = None,
-    store: Store = None,
-    figures: Annotated[Path | None, typer.Option(help="Copy the pictures to this folder.")] = None,
 ) -> None:
     """Accuracy against epsilon: fresh and frozen noise and label DP."""
     _known(config, SWEEPS)
@@ -79,10 +74,9 @@ def sweep(
 
     with progress.counting("points", quiet=False) as on_done:
         tables = run_sweep(
-            output, seeds=range(seeds), jobs=jobs, configs=config or SWEEPS, store=store,
-            figures=figures, on_done=on_done,
-        )  # fmt: skip
-    _show(tables, READING, output / "index.html")
+            output, seeds=range(seeds), jobs=jobs, configs=config or SWEEPS, on_done=on_done
+        )
+    _show(tables, READING, output / "summary.json")
 
 
 @app.command()

@@ -3,25 +3,20 @@
 import contextlib
 import gc
 import json
-import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 
 from apfed_bench.table import BENCHES
 from apfed_experiments import leaks as parts
 from apfed_experiments import workers
-from apfed_experiments.finished import FILE, mount_attacks, read_examples
 from apfed_experiments.sweep import CONFIGS
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.cli import execute
 from secure_apfed.commands import bench, study
-from secure_apfed.config import AttackChoice
-from secure_apfed.errors import CheckpointError
 from secure_apfed.runs.run import run
 from tests.experiments.run_folder import own_tables
 from tests.secure_apfed.small_runs import small_config
@@ -165,36 +160,6 @@ def test_wrong_arguments_are_refused(
         assert told in json.loads(capsys.readouterr().out)["error"]["message"]
     assert execute(["attack", str(tmp_path), "--json"]) == 3
     assert "holds no finished run" in json.loads(capsys.readouterr().out)["error"]["message"]
-
-
-def test_rebuilt_images_are_their_owners_and_shown_with_originals_on_request_only(
-    finished: Path,
-) -> None:
-    mount_attacks(finished, [AttackChoice(name="inverse_network")])
-    picture, page = finished / "pictures" / "rebuilt.png", finished / "report.html"
-    for arguments, shown in (([], False), (["--show-originals"], True), ([], False)):
-        assert execute(["report", str(finished), *arguments]) == 0
-        text = page.read_text("utf-8")
-        assert picture.exists() == shown
-        assert ("What attacks rebuilt." in text) == shown
-        assert ("Attacks rebuilt images of people. They are left out" in text) == (not shown)
-        for file in (picture, page) if shown else ():
-            assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert execute(["attack", str(finished), "--attacks", "inverse_network", "--json"]) == 0
-    assert not picture.exists()
-    finished.chmod(0o755)  # as of an older run
-    assert execute(["report", str(finished)]) == 0
-    assert stat.S_IMODE(finished.stat().st_mode) == 0o700
-    examples, path = read_examples(finished), finished / FILE
-    assert {key.rpartition("-")[0] for key in examples} == {"inverse_network"}
-    images = torch.as_tensor(next(iter(examples.values())).original)
-    assert (images.ndim, len(images) <= 8) == (4, True)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(CheckpointError, match="holds no rebuilt images"):
-        read_examples(finished)
-    path.unlink()
-    assert read_examples(finished) == {}
 
 
 def test_damaged_files_are_told(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from apfed_experiments.finished import FILE, read_examples
 from apfed_experiments.report import read_run, write_report
 from apfed_experiments.report import run as audited
 from apfed_experiments.study import Point, finish
@@ -213,7 +212,6 @@ def test_only_plain_files_of_a_finished_run_are_read(copied: Path) -> None:
     for name, read in (
         ("transcript.msgpack", load_recording), ("alignment.safetensors", load_recording),
         ("model.safetensors", load_recording), ("model.safetensors", load_model),
-        (FILE, read_examples),
     ):  # fmt: skip
         path = copied / name
         whole = path.read_bytes() if path.exists() else b""

@@ -8,13 +8,11 @@ from secure_apfed.files import make_private, to_json, write_atomically
 __all__ = ["read_run", "write_report"]
 
 
-def write_report(folder: Path, *, show_originals: bool = False) -> Path:
+def write_report(folder: Path) -> Path:
     """Make pictures/*.png, report.html and privacy.json of a finished run; return the page's path.
     Of the folder of a party that helped in one, its own report.html.
 
-    The folder is shut for others, where it was not. With `show_originals` images that attacks
-    rebuilt stand beside the people's own. Both are people's data: a page that shows them is for
-    whoever may see the data themselves.
+    The folder is shut for others, where it was not.
 
     Raises:
         CheckpointError: no finished run, or a file in it is not as this version writes it.
@@ -30,11 +28,11 @@ def write_report(folder: Path, *, show_originals: bool = False) -> Path:
         make_private(folder)
         write_atomically(page, render_party(party).encode(), private=True)
         return page
-    run = read_run(folder, examples=show_originals)
+    run = read_run(folder)
     make_private(folder)
     pictures, audited = write_pictures(run, folder / "pictures"), audit_of(run)
     content = render(run, pictures, audited, measured_of(run)).encode()
-    write_atomically(page, content, private=show_originals)
+    write_atomically(page, content)
     document = to_json(privacy_document(run, audited), indent=2).encode() + b"\n"
     write_atomically(folder / "privacy.json", document)
     return page

@@ -1,4 +1,4 @@
-"""The pictures of a run: learning, calibration, attacks and their baselines, what they rebuilt.
+"""The pictures of a run: learning, calibration, attacks and their baselines.
 
 Each is drawn by a function of what it shows, which returns a figure and a sentence that says what
 it shows, or None where there is nothing to show.
@@ -25,7 +25,6 @@ from apfed_experiments.drawing import (
     inches_of,
     set_margins,
 )
-from apfed_experiments.finished import Reconstruction, key_of
 from apfed_experiments.report.run import ReportedRun, scored_of
 from apfed_experiments.words import attack_title, plain, signed
 from secure_apfed.files import own_subfolder
@@ -36,9 +35,6 @@ __all__ = ["write_pictures"]
 
 _WIDTH = 8.0
 _MANY_EPOCHS = 25
-# Of pictures that attacks rebuilt: inches a column and a row, and how many attacks are shown.
-_COLUMN, _ROW = 0.85, 0.95
-_MOST = 4
 Drawn = tuple[Figure, str] | None
 
 
@@ -52,7 +48,6 @@ def write_pictures(run: ReportedRun, folder: Path) -> tuple[Picture, ...]:
         ("calibration", "Calibration", lambda: _calibration(run)),
         ("attacks", "Attacks against their baselines", lambda: _attacks(run.attacks or ())),
         ("roc", "Who trained the model", lambda: _roc(run)),
-        ("rebuilt", "What attacks rebuilt", lambda: _rebuilt(run)),
     )
     with mpl.rc_context(STYLE):
         for name, title, draw in drawings:
@@ -61,7 +56,6 @@ def write_pictures(run: ReportedRun, folder: Path) -> tuple[Picture, ...]:
                 continue
             figure, caption = drawn
             path = folder / f"{name}.png"
-            path.touch(mode=0o600 if name == "rebuilt" else 0o644)
             figure.savefig(path)
             made.append(Picture(path=path, title=title, caption=caption))
     return tuple(made)
@@ -224,40 +218,3 @@ def _roc(run: ReportedRun) -> Drawn:
         "Attacks on membership by an outside querier. What matters is the left end: the share of "
         "the people who trained that are recognised almost without a mistake."
     )
-
-
-def _rebuilt(run: ReportedRun) -> Drawn:
-    """The attacks that rebuilt images, most recovered first; None: none, or not to be shown."""
-    examples = run.examples or {}
-    every = [(of, examples[key_of(of)]) for of in run.attacks or () if key_of(of) in examples]
-    shown = sorted(every, key=lambda pair: -(pair[0].score.get("r2") or 0.0))[:_MOST]
-    if not shown:
-        return None
-    columns = max(len(example.original) for _, example in shown)
-    figure = Figure(figsize=(1.9 + _COLUMN * columns, 0.3 + 2 * _ROW * len(shown)), layout="tight")
-    grid = figure.subplots(2 * len(shown), columns, squeeze=False)
-    for at, (result, example) in enumerate(shown):
-        _draw_pair(grid[2 * at], grid[2 * at + 1], result, example)
-    return figure, (
-        "People's features as their party holds them, and below them what the attack rebuilt of "
-        "the same people: the first rows that were scored, not the best. The owner of the run "
-        "folder sees real data here."
-    )
-
-
-def _draw_pair(
-    above: list[Axes], below: list[Axes], result: AttackResult, example: Reconstruction
-) -> None:
-    low, high = float(example.original.min()), float(example.original.max())
-    for axes in (*above, *below):
-        axes.set(xticks=[], yticks=[])
-        axes.set_frame_on(False)
-    for line, images in ((above, example.original), (below, example.rebuilt)):
-        for axes, image in zip(line, images, strict=False):
-            # (channels, height, width) to 0..1 by the originals' range, channels last
-            scaled = ((image - low) / (high - low or 1.0)).clamp(0, 1)
-            shown = scaled.permute(1, 2, 0) if len(scaled) == 3 else scaled[0]
-            axes.imshow(shown.numpy(), cmap="gray", vmin=0, vmax=1)
-    name = f"{result.victim}\n{plain(result.attack)}"
-    for axes, label in ((above[0], f"{name}\noriginal"), (below[0], f"{name}\nrebuilt")):
-        axes.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=7.5)

@@ -10,13 +10,7 @@ from scipy.special import ndtr, ndtri
 
 from apfed_experiments import words
 from apfed_experiments.audit.release import Audit, audit_release
-from apfed_experiments.finished import (
-    FILE,
-    FinishedRun,
-    Reconstruction,
-    read_examples,
-    read_finished_run,
-)
+from apfed_experiments.finished import FinishedRun, read_finished_run
 from apfed_experiments.report.own import OwnSide, read_charges, stated_rows
 from apfed_experiments.report.who_learns import Role, RunFacts
 from apfed_experiments.solo import gain_text
@@ -80,8 +74,6 @@ class ReportedRun(FinishedRun):
         contract_sha256: hash of what the parties agreed on; roles: of its participants, active
             first.
         charges: by party that released anything, how often its ledger was charged.
-        examples: what attacks rebuilt, by `key_of` of their result; None: it is not to be shown.
-            rebuilt: whether there is any.
         own: where the folder is the active's own, how its part ended and its audit log.
     """
 
@@ -93,8 +85,6 @@ class ReportedRun(FinishedRun):
     seeds: Mapping[str, Any]
     versions: Mapping[str, Any]
     charges: Mapping[str, int]
-    examples: Mapping[str, Reconstruction] | None
-    rebuilt: bool
     own: OwnSide | None = None
 
     @property
@@ -125,11 +115,8 @@ class ReportedRun(FinishedRun):
         return variant if suffix == variant else f"{title.partition(',')[0]}-{suffix.upper()}"
 
 
-def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
-    """Read a run folder; of what attacks rebuilt that there is some, or with `examples` itself.
-
-    Raises CheckpointError as `read_finished_run`.
-    """
+def read_run(path: Path) -> ReportedRun:
+    """Read a run folder; raises CheckpointError as `read_finished_run`."""
     finished, files = read_finished_run(path), RunFolder(path)
     files.check(
         files.contract, files.metrics, files.flows, files.seeds, files.versions, *files.logs()
@@ -144,7 +131,6 @@ def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
         roles={party.name: party.role for party in by_role},
         seeds=read_json(files.seeds, dict[str, Any]),
         versions=read_json(files.versions, dict[str, Any]),
-        examples=read_examples(path) if examples else None, rebuilt=(path / FILE).is_file(),
     )  # fmt: skip
 
 
