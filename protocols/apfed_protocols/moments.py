@@ -337,16 +337,6 @@ class MomentFrames:
     def __init__(self, agreement: MomentAgreement) -> None:
         self._agreement = agreement
 
-    def length(self, kind: MessageKind, block: int = 0) -> int:
-        return _HEADER.size + self._body_bytes(kind, block)
-
-    def lengths(self) -> Mapping[str, int]:
-        times = {MessageKind.VOTES: len(self._agreement.contributors)}
-        lengths = {kind.name: times.get(kind, 1) * self.length(kind) for kind in MessageKind}
-        blocks = range(self._agreement.blocks)
-        lengths["SHARES"] = sum(self.length(MessageKind.SHARES, block) for block in blocks)
-        return lengths
-
     def pack(
         self,
         kind: MessageKind,

@@ -226,19 +226,6 @@ class SvdFrames:
     def __init__(self, agreement: SvdAgreement) -> None:
         self._agreement = agreement
 
-    def lengths(self, rows: int) -> dict[str, int]:
-        agreed = self._agreement
-        owners, columns = len(agreed.owners), agreed.columns
-        numbers = {
-            "MASKS": columns * columns, "TABLE": owners * rows * columns,
-            "VECTORS": rows * agreed.vectors,
-        }  # fmt: skip
-        others = {"MASKS": owners * (_HEADER.size + KEY_BYTES), "TABLE": owners * _HEADER.size}
-        return {
-            kind: _NUMBER * count + others.get(kind, _HEADER.size)
-            for kind, count in numbers.items()
-        }
-
     def pack(
         self, kind: MessageKind, matrix: Floats, *, owner: str, people: bytes = _NOBODY,
         seed: bytes = b"",

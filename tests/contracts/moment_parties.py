@@ -1,6 +1,6 @@
 """All parties of a noisy moment in one process, for tests."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -86,10 +86,6 @@ class Overheard:
     signs: bytes
     answer: bytes
     opened: NDArray[np.int64]
-
-    def frames(self) -> Iterator[bytes]:
-        yield from (self.seeds, self.sign_seed, *self.shares, *self.votes.values())
-        yield from (self.signs, self.answer)
 
 
 class MomentParties:

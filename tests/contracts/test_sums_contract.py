@@ -409,16 +409,6 @@ def test_a_stranger_cannot_take_a_role(choice: str) -> None:
 
 
 @every
-def test_forecast_of_bytes_holds(choice: str) -> None:
-    for shape in [(1, 1), (128, 64), (700, 13)]:
-        played = parties(choice)
-        values = [np.ones(shape, dtype=np.float32)] * 3
-        sizes = {len(frame) for frame in played.contribute(values, played.next()).values()}
-        forecast = played.sum.contribution_bytes(shape)
-        assert all(abs(size - forecast) <= 0.02 * forecast for size in sizes)
-
-
-@every
 def test_parameters_are_public_facts(choice: str) -> None:
     described = parties(choice).sum
     told = json.loads(json.dumps(dict(described.parameters())))

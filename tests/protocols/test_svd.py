@@ -90,16 +90,6 @@ def test_beyond_the_rank_there_are_zeros() -> None:
     assert not found[:, 5:].any()
 
 
-def test_the_frames_are_as_long_as_forecast() -> None:
-    for rows in [30, 31]:
-        parties = Parties(agreement(2, 3, 4, vectors=6))
-        tables = parties.mask(table(rows, parties.agreed))
-        lengths = svd.SvdFrames(parties.agreed).lengths(rows)
-        assert sum(map(len, parties.dealt.values())) == lengths["MASKS"]
-        assert sum(map(len, tables.values())) == lengths["TABLE"]
-        assert len(parties.server.factor(tables)) == lengths["VECTORS"] == _BODY + 8 * rows * 6
-
-
 def test_masks_are_uniform_among_orthogonal_matrices() -> None:
     """LAPACK's factor alone has a negative first number always: its signs are fixed by R's."""
     key = fresh_key()

@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 from apfed_protocols.crypten import Shares, add_shares, complete, draw_share, load_crypten, total
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key
-from apfed_protocols.seal import SEAL_OVERHEAD_BYTES
-from apfed_protocols.sums.frames import Frame, frame_bytes
+from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.interface import ALTERED_SUM, FloatArray, Reading, StepBinding, SumLeaks
 from apfed_protocols.sums.masked import StepSeals
 from apfed_protocols.sums.roles import NoSetup, SecureSum, SumCombiner, SumContributor, SumReceiver
@@ -93,12 +92,6 @@ class CryptenSum(SecureSum):
 
     def combiner(self) -> SumCombiner:
         return CryptenCombiner(self)
-
-    def contribution_bytes(self, shape: tuple[int, int]) -> int:
-        """Forecast the bytes of the first round; in the second a share of every value travels."""
-        del shape
-        sealed = KEY_BYTES + SEAL_OVERHEAD_BYTES
-        return frame_bytes((sealed,) * (len(self.agreement.contributors) - 1))
 
     def parameters(self) -> Mapping[str, object]:
         return {**super().parameters(), "ring_bits": 64}

@@ -24,7 +24,7 @@ from apfed_protocols.randomness import ForkCheck
 from apfed_protocols.sums.interface import StepBinding, SumAgreement
 from apfed_protocols.trees import Flattened
 
-__all__ = ["AgreedFrames", "Frame", "FrameKind", "fingerprint", "frame_bytes"]
+__all__ = ["AgreedFrames", "Frame", "FrameKind", "fingerprint"]
 
 _MAGIC = b"SUMF"
 _VERSION = 1
@@ -131,10 +131,6 @@ class Frame:
             raise RemoteProtocolError(
                 f"{sender} sent {len(self.blobs)} parts in {self.kind.noun}, expected {count}"
             )
-
-
-def frame_bytes(blob_sizes: Collection[int]) -> int:
-    return _HEADER.size + _SIZE.size * len(blob_sizes) + sum(blob_sizes)
 
 
 def _malformed(sender: str, what: str) -> RemoteProtocolError:

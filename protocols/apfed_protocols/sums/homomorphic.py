@@ -24,7 +24,7 @@ from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import derive_key, fresh_key, keystream
 from apfed_protocols.sums.fixed_point import EXACT_FLOAT_BITS, FixedPoint, Packing
-from apfed_protocols.sums.frames import AgreedFrames, Frame, frame_bytes
+from apfed_protocols.sums.frames import AgreedFrames, Frame
 from apfed_protocols.sums.interface import FloatArray, Reading, StepBinding, SumLeaks, spelled
 from apfed_protocols.sums.masked import PairwiseSeeds
 from apfed_protocols.sums.roles import (
@@ -173,10 +173,6 @@ class HomomorphicSum(SecureSum, ABC):
 
     def combiner(self) -> "CiphertextAdder":
         return CiphertextAdder(self)
-
-    def contribution_bytes(self, shape: tuple[int, int]) -> int:
-        vectors = self.packing.vectors(shape[0] * shape[1])
-        return frame_bytes((self.cipher.residues.size,) * vectors)
 
     def add(self, frames: Sequence[Frame]) -> Sequence[bytes]:
         names = self.agreement.contributors

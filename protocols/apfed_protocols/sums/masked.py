@@ -28,7 +28,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import ForkCheck, derive_key, keystream_chunks
 from apfed_protocols.seal import RunKey, fresh_run_key
 from apfed_protocols.sums.fixed_point import Clipping
-from apfed_protocols.sums.frames import AgreedFrames, Frame, frame_bytes
+from apfed_protocols.sums.frames import AgreedFrames, Frame
 from apfed_protocols.sums.interface import (
     ALTERED_SUM,
     FloatArray,
@@ -279,9 +279,6 @@ class MaskedSum(SecureSum):
 
     def combiner(self) -> SumCombiner:
         return OneRoundCombiner(self.frames(), self.add)
-
-    def contribution_bytes(self, shape: tuple[int, int]) -> int:
-        return frame_bytes((shape[0] * shape[1] * self.word.itemsize,))
 
     def parameters(self) -> Mapping[str, object]:
         return {**super().parameters(), "ring_bits": self.ring_bits}

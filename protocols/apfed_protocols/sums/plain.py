@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from apfed_protocols.sums.fixed_point import Clipping, checked_matrix, clip_rows
-from apfed_protocols.sums.frames import Frame, frame_bytes
+from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.interface import (
     ALTERED_SUM,
     FloatArray,
@@ -88,9 +88,6 @@ class PlainSum(SecureSum):
 
     def combiner(self) -> OneRoundCombiner:
         return OneRoundCombiner(self.frames(), self.add)
-
-    def contribution_bytes(self, shape: tuple[int, int]) -> int:
-        return frame_bytes((shape[0] * shape[1] * (8 if self.quantise else 4),))
 
     def rounding(self) -> float:
         """0 without `quantise`: then only floating-point addition rounds."""

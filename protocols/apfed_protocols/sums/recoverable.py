@@ -48,7 +48,7 @@ from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
 from apfed_protocols.seal import SEAL_OVERHEAD_BYTES, RunKey, SealedLink, fresh_run_key
-from apfed_protocols.sums.frames import AgreedFrames, Frame, frame_bytes
+from apfed_protocols.sums.frames import AgreedFrames, Frame
 from apfed_protocols.sums.interface import (
     ALTERED_SUM,
     Reading,
@@ -296,12 +296,6 @@ class RecoverableSum(MaskedSum):
 
     def combiner(self) -> SumCombiner:
         return RecoverableCombiner(self)
-
-    def contribution_bytes(self, shape: tuple[int, int]) -> int:
-        """With the keys for the next step; the answer to the aggregator comes on top."""
-        values = shape[0] * shape[1] * self.word.itemsize
-        parcels = (PARCEL_BYTES,) * (len(self.agreement.contributors) - 1)
-        return frame_bytes((values, ANNOUNCEMENT_BYTES, *parcels))
 
     def parameters(self) -> Mapping[str, object]:
         return {**super().parameters(), "threshold": self.threshold}

@@ -136,10 +136,6 @@ class SecureSum(DescribedSum, ABC):
     @abstractmethod
     def combiner(self) -> "SumCombiner": ...
 
-    @abstractmethod
-    def contribution_bytes(self, shape: tuple[int, int]) -> int:
-        """Forecast the bytes of one float32 contribution of this shape (rows, columns)."""
-
 
 class Setup(Conversation, Protocol):
     def require_finished(self) -> None:
