@@ -1,7 +1,6 @@
 """Additive and binary sharing with CrypTen's tensors, all parties as threads of this process."""
 
 import importlib.util
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,12 +10,9 @@ from hypothesis import strategies as st
 if importlib.util.find_spec("crypten") is None:
     pytest.skip("crypten is absent", allow_module_level=True)
 
-import torch
-from torch.distributed import ReduceOp
-
-from apfed_protocols.crypten import add_shares, complete, draw_share, sum_at_first, total
-from apfed_protocols.crypten.tensors import DealtTriples, open_shares
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.crypten import add_shares, complete, draw_share, total
+from apfed_protocols.crypten.tensors import DealtTriples
+from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.psi.hashing import TripleShares
 from apfed_protocols.randomness import fresh_key
 
@@ -49,16 +45,6 @@ def test_drawn_shares_are_fresh_and_uniform() -> None:
     assert (draw_share(key, (4, 2)) == draw_share(key, (8,)).reshape(4, 2)).all()
 
 
-def test_numbers_of_other_shapes_and_kinds_are_refused() -> None:
-    """What is added, and who learns it, is tested in worlds of several processes."""
-    world = SimpleNamespace(get_rank=lambda: 0, all_gather=lambda mark: [mark, mark + 1, mark])
-    other = r"party 0 adds numbers of shape \(2, 3\), parties 1 others"
-    with pytest.raises(RemoteProtocolError, match=other):
-        sum_at_first(world, np.zeros((2, 3), np.int64))
-    with pytest.raises(LocalProtocolError, match="takes int64 numbers, got float64; quantise"):
-        sum_at_first(world, np.zeros(3))  # type: ignore[arg-type]
-
-
 def test_a_dealer_deals_bits_of_equal_shapes_only() -> None:
     provider = DealtTriples(TripleShares.expand(fresh_key(), 8).take)
     with pytest.raises(LocalProtocolError, match="for equal shapes on the processor"):
@@ -67,11 +53,3 @@ def test_a_dealer_deals_bits_of_equal_shapes_only() -> None:
         provider.generate_binary_triple((2,), (2,), device="cuda")
     with pytest.raises(LocalProtocolError, match="asks its provider for generate_additive_triple"):
         _ = provider.generate_additive_triple
-
-
-def test_shares_are_opened_by_addition_or_exclusive_or() -> None:
-    shares = [torch.tensor([5]), torch.tensor([6])]
-    assert open_shares(shares, ReduceOp.SUM).tolist() == [11]
-    assert open_shares(shares, ReduceOp.BXOR).tolist() == [3]
-    with pytest.raises(LocalProtocolError, match="opened by SUM or BXOR"):
-        open_shares(shares, ReduceOp.MAX)

@@ -7,9 +7,9 @@ conversion works.
 
 CrypTen keeps one party a process, in global variables, and makes multiplication triples in the
 clear at its first party unless told otherwise. A `Seat` is a party that lasts for one block of
-code, in one thread or in the whole process: inside it CrypTen talks through the seat's
-communicator, and takes triples from the seat's provider or from nobody. Outside all seats CrypTen
-is as ever. What needs torch to load is in `apfed_protocols.crypten.tensors`.
+code in one thread: inside it CrypTen talks through the seat's communicator, and takes triples from
+the seat's provider. Outside all seats CrypTen is as ever. What needs torch to load is in
+`apfed_protocols.crypten.tensors`.
 
 Additive sharing in Z_2^64: a number is the sum of its shares modulo 2^64, all of
 them but one drawn from AES-256-CTR under a fresh key (`apfed_protocols.randomness`): who lacks one
@@ -17,10 +17,9 @@ share sees uniform numbers. CrypTen's own sharing draws from `torch.Generator` u
 pairs of neighbours share, and its fixed-point encoder cuts off and overflows silently; neither
 is used. Integers only.
 
-Shapes: W parties; arrays of any one shape, signed numbers as int64, shares as uint64.
+Shapes: arrays of any one shape, signed numbers as int64, shares as uint64.
 """
 
-import hashlib
 import importlib
 import sys
 import threading
@@ -34,12 +33,12 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.randomness import fresh_key, keystream
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.randomness import keystream
 
 __all__ = [
     "INSTALL", "Integers", "Seat", "Shares", "add_shares", "complete", "draw_share", "load_crypten",
-    "seated", "sum_at_first", "total",
+    "seated", "total",
 ]  # fmt: skip
 
 INSTALL = "pip install --no-deps crypten==0.4.1"
@@ -110,42 +109,29 @@ class Seat:
     """One party of a CrypTen computation.
 
     Attributes:
-        communicator: satisfies CrypTen's interface, such as `apfed_protocols.crypten.tensors`.
-        provider: deals triples; None refuses every multiplication.
+        communicator: satisfies of CrypTen's interface what is asked of it inside.
+        provider: deals triples.
     """
 
     communicator: Any = field(repr=False)
-    provider: Any = field(default=None, repr=False)
+    provider: Any = field(repr=False)
 
 
 class _Seats(threading.local):
-    process: Seat | None = None
-    thread: Seat | None = None
-
-    def now(self) -> Seat | None:
-        return self.thread or type(self).process
+    now: Seat | None = None
 
 
 _SEATS = _Seats()
 
 
 @contextmanager
-def seated(seat: Seat, *, whole_process: bool = False) -> Iterator[None]:
-    """Be the party of `seat`, in this thread or, if no other is, in the whole process."""
-    if not whole_process:
-        before, _SEATS.thread = _SEATS.thread, seat
-        try:
-            yield
-        finally:
-            _SEATS.thread = before
-        return
-    if _Seats.process is not None:
-        raise LocalProtocolError("this process is a CrypTen party already; close that world first")
-    _Seats.process = seat
+def seated(seat: Seat) -> Iterator[None]:
+    """Be the party of `seat` in this thread."""
+    before, _SEATS.now = _SEATS.now, seat
     try:
         yield
     finally:
-        _Seats.process = None
+        _SEATS.now = before
 
 
 def _turn_lookups(crypten: Any) -> None:
@@ -156,22 +142,13 @@ def _turn_lookups(crypten: Any) -> None:
     their_provider = mpc.get_default_provider
 
     def get() -> Any:
-        seat = _SEATS.now()
-        return their_get() if seat is None else seat.communicator
+        return their_get() if _SEATS.now is None else _SEATS.now.communicator
 
     def is_initialized() -> bool:
-        return _SEATS.now() is not None or bool(their_state())
+        return _SEATS.now is not None or bool(their_state())
 
     def get_default_provider() -> Any:
-        seat = _SEATS.now()
-        if seat is None:
-            return their_provider()
-        if seat.provider is None:
-            raise LocalProtocolError(
-                "this CrypTen party has no provider of triples, so it adds but does not multiply; "
-                "give it the triples of a dealer"
-            )
-        return seat.provider
+        return their_provider() if _SEATS.now is None else _SEATS.now.provider
 
     communicator.get, communicator.is_initialized = get, is_initialized
     mpc.get_default_provider = get_default_provider
@@ -202,74 +179,19 @@ def total(shares: Sequence[Shares]) -> Integers:
 def add_shares(shares: Sequence[Shares]) -> Shares:
     """Add one party's shares of several numbers with CrypTen: its share of their sum."""
     load_crypten()
-    first, *others = (_shared(share) for share in shares)
+    first, *others = map(_shared, shares)
     for other in others:
         first = first + other
     return _words(first.share)
 
 
-def sum_at_first(communicator: Any, values: Integers) -> Integers | None:
-    """Add each party's numbers in a CrypTen world; the party of rank 0 learns the sum alone.
-
-    Every party calls this with an array of the same shape. Shares are gathered, and put
-    together at rank 0: CrypTen's `reveal(dst=0)` would leave plaintext at other parties.
-
-    Args:
-        communicator: this party's, such as `apfed_protocols.crypten.tensors` describes. Who
-            reads what it carries reads all numbers.
-        values: this party's, int64; sums must stay below 2^63 in magnitude.
-
-    Returns:
-        The sum at rank 0, None elsewhere.
-    """
-    if values.dtype != np.int64:
-        raise LocalProtocolError(
-            f"additive sharing takes int64 numbers, got {values.dtype}; quantise them first"
-        )
-    load_crypten()
-    _agree_on_shape(communicator, values.shape)
-    rank, parties = communicator.get_rank(), communicator.get_world_size()
-    drawn = [draw_share(fresh_key(), values.shape) for _ in range(parties - 1)]
-    own = [*drawn[:rank], complete(values, drawn), *drawn[rank:]]
-    sent = [_shared(share).share for share in own]
-    size = sent[rank].size()
-    received = [
-        communicator.scatter(sent if source == rank else None, source, size)
-        for source in range(parties)
-    ]
-    summed = _shared_tensor(received[0])
-    for share in received[1:]:
-        summed = summed + _shared_tensor(share)
-    gathered = communicator.gather(summed.share, 0)
-    return total([_words(share) for share in gathered]) if rank == 0 else None
-
-
-def _agree_on_shape(communicator: Any, shape: tuple[int, ...]) -> None:
-    """Compare digests first: gloo ends the process at a message longer than expected."""
-    import torch
-
-    digest = hashlib.sha256(b"shape" + repr(shape).encode()).digest()
-    mark = int.from_bytes(digest[:8], "big", signed=True)
-    marks = communicator.all_gather(torch.tensor([mark]))
-    others = [rank for rank, theirs in enumerate(marks) if int(theirs) != mark]
-    if others:
-        raise RemoteProtocolError(
-            f"party {communicator.get_rank()} adds numbers of shape {shape}, parties "
-            f"{', '.join(map(str, others))} others; give all of them arrays of one shape"
-        )
-
-
 def _shared(share: Shares) -> Any:
     import torch
-
-    # torch takes no memory that it must not write to.
-    return _shared_tensor(torch.from_numpy(share.view(np.int64).copy()))
-
-
-def _shared_tensor(share: Any) -> Any:
     from crypten.mpc.primitives import ArithmeticSharedTensor
 
-    return ArithmeticSharedTensor.from_shares(share, precision=0)
+    # torch takes no memory that it must not write to.
+    words = torch.from_numpy(share.view(np.int64).copy())
+    return ArithmeticSharedTensor.from_shares(words, precision=0)
 
 
 def _words(tensor: Any) -> Shares:

@@ -1,20 +1,12 @@
-"""What CrypTen asks of a party: who carries what it may say, and triples of a dealer.
-
-Run by: every party of a CrypTen world. CrypTen's own communicator can also leave plaintext
-where it does not belong: `reduce`, which `reveal(dst=)` and `get_plain_text(dst=)` call, hands
-partial sums to parties that are to learn nothing. Here it is refused; openings to all are put
-together from everybody's shares, and to one by `gather`. How the bytes travel, how long a party
-waits and whether the way is protected is the business of the class that carries them.
+"""An AND by CrypTen, and what that asks of a party: who carries its opening, and a dealer's triple.
 
 Triples come from a dealer, in place of those that CrypTen's party 0 makes: they protect from the
 other parties, as long as the dealer works with none of them; the shares come from our own
 generator (`apfed_protocols.randomness`), expanded before the computation.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,69 +16,10 @@ from torch.distributed import ReduceOp
 from apfed_protocols.crypten import Seat, seated
 from apfed_protocols.errors import LocalProtocolError
 
-__all__ = ["Communicator", "CryptenAnd", "DealtTriples", "bits_of", "open_shares", "shared_bits"]
-
-Tensor = torch.Tensor
-# The operations are no enumeration and have no hash: by name.
-_OPENINGS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "SUM": torch.add,
-    "BXOR": torch.bitwise_xor,
-}
-
 Words = NDArray[np.uint64]
 _OPENED = 2  # at once: d and e
 _Triple = tuple[Words, Words, Words]
 Take = Callable[[tuple[int, ...]], _Triple]
-
-
-def open_shares(shares: Sequence[Tensor], op: Any) -> Tensor:
-    """Put everybody's shares together, by addition or exclusive or."""
-    for name, combine in _OPENINGS.items():
-        if op == getattr(ReduceOp, name):
-            return reduce(combine, shares)
-    raise LocalProtocolError(f"shares are opened by {' or '.join(_OPENINGS)}, not by {op}")
-
-
-class Communicator(ABC):
-    def __init__(self, rank: int, size: int) -> None:
-        if not 0 <= rank < size:
-            raise LocalProtocolError(f"rank lies in 0..{size - 1}, got {rank}")
-        self._rank, self._size = rank, size
-
-    def get_rank(self) -> int:
-        return self._rank
-
-    def get_world_size(self) -> int:
-        return self._size
-
-    @abstractmethod
-    def scatter(
-        self, scatter_list: Sequence[Tensor] | None, src: int, size: Any = None, device: Any = None
-    ) -> Tensor:
-        """Give the k-th int64 tensor of party `src` to party k.
-
-        All have the shape `size`, or that of this party's own `scatter_list` if it is None.
-        """
-
-    @abstractmethod
-    def gather(self, tensor: Tensor, dst: int) -> list[Any]:
-        """Return everybody's tensor at party `dst`, [None] elsewhere."""
-
-    @abstractmethod
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return everybody's tensor."""
-
-    def all_reduce(self, tensors: Any, op: Any = ReduceOp.SUM, batched: bool = False) -> Any:
-        if batched:
-            return [self.all_reduce(each, op) for each in tensors]
-        return open_shares(self.all_gather(tensors), op)
-
-    def reduce(self, *_args: object, **_options: object) -> NoReturn:
-        """Refuse; see the top of this file."""
-        raise LocalProtocolError(
-            "reveal(dst=) and get_plain_text(dst=) leave plaintext at other parties; gather the "
-            "shares and put them together at the one party"
-        )
 
 
 def shared_bits(words: Words) -> Any:
@@ -178,8 +111,7 @@ class _Opening:
         return self._rank
 
     def all_reduce(self, shares: list[Any], op: Any, batched: bool) -> list[Any]:
-        open_shares(shares[:1], op)  # refuses what is no opening
-        if not batched or len(shares) != _OPENED:
+        if op != ReduceOp.BXOR or not batched or len(shares) != _OPENED:
             raise LocalProtocolError("CrypTen's AND opens d and e at once in release 0.4.1")
         self.sent = list(shares)
         if self._answer is None:
