@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers.kinds import Labeller
-from secure_apfed.privacy.accountants import GaussianRelease, NoPrivacy, gdp_epsilon
+from secure_apfed.privacy.accountants import gdp_epsilon
 from secure_apfed.privacy.contributions import SummedRelease, least_deviation
 from secure_apfed.privacy.randomised_response import VoteResponse
 
@@ -40,7 +40,7 @@ __all__ = [
     "vote_distance",
 ]
 
-Opening = VoteResponse | SummedRelease | GaussianRelease | NoPrivacy
+Opening = VoteResponse | SummedRelease
 
 # Relative room for norms and scaling in floating point.
 _ROUNDING = 1 + 1e-9
@@ -143,8 +143,6 @@ class TableGuarantee:
 
     def statement(self) -> str:
         """What is guaranteed, for the report."""
-        if math.isinf(self.vote):
-            return f"votes: no guarantee; {self.labeller}; {self.reader}"
         if math.isfinite(self.epsilon):
             whole = (
                 f"epsilon_table {_figure(self.epsilon)} at delta {self.delta:g} covers the whole "
@@ -164,9 +162,8 @@ def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> Ta
     """Return what a labeller's votes give under an opening, once.
 
     The labeller's facts decide whom a row moves. The opening is what is done to votes before
-    somebody reads them: `VoteResponse`, a sum of votes or a moment under discrete noise
-    (`summed_votes`, `summed_moment`), Gaussian noise of its party alone in sensitivities of
-    `vote_distance`, or nothing.
+    somebody reads them: `VoteResponse`, or a sum of votes or a moment under discrete noise
+    (`summed_votes`, `summed_moment`).
     """
     if not 0 < delta < 1:
         raise ConfigError(f"expected 0 < delta < 1, got {delta}")
@@ -199,28 +196,20 @@ def calibrate_votes(
 
 def _epsilon_after(opening: Opening, weights_mu: float, delta: float) -> float:
     """Epsilon of weights of that mu, then one vote under the opening."""
-    if isinstance(opening, NoPrivacy):
-        return math.inf
     if isinstance(opening, VoteResponse):
         # (epsilon, delta) and (epsilon', 0) in sequence.
         return opening.epsilon + gdp_epsilon(weights_mu, delta)
-    if isinstance(opening, GaussianRelease):
-        return gdp_epsilon(math.hypot(opening.mu, weights_mu), delta)
     return replace(opening, beside_mu=weights_mu).epsilon_of(1, delta)
 
 
 def _reader(opening: Opening) -> str:
     if isinstance(opening, VoteResponse):
         return opening.statement()
-    if isinstance(opening, SummedRelease):
-        return (
-            f"votes are opened as a sum alone, under {opening}: against whoever reads it, together "
-            "with all passives whose noise is not counted, as long as the secure sum keeps single "
-            "contributions from readers"
-        )
-    if isinstance(opening, GaussianRelease):
-        return f"each passive's votes leave under {opening}: against whoever reads them"
-    return "votes are opened without noise"
+    return (
+        f"votes are opened as a sum alone, under {opening}: against whoever reads it, together "
+        "with all passives whose noise is not counted, as long as the secure sum keeps single "
+        "contributions from readers"
+    )
 
 
 def _record(who: str, epsilon: float, at: str) -> str:
