@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.ids import SizedIds, encode_pieces
+from apfed_protocols.psi.interface import digest_each
 from apfed_protocols.randomness import keystream
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.errors import DataError
@@ -218,10 +219,4 @@ def _whole(key: bytes) -> "hashlib.blake2b":
 def _digests(ids: list[bytes], key: bytes) -> bytes:
     """BLAKE2b (RFC 7693) of each under `key`, one after the other."""
     hasher = hashlib.blake2b(key=key, digest_size=DIGEST_BYTES, person=b"apfed bucketed")
-
-    def digest(identity: bytes) -> bytes:
-        one = hasher.copy()
-        one.update(identity)
-        return one.digest()
-
-    return b"".join(map(digest, ids))
+    return digest_each(ids, hasher).tobytes()

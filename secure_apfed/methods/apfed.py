@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
+from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import UNLABELLED, OwnData
 from secure_apfed.defences import GradientDefence, Leaving
 from secure_apfed.errors import NarrowBatchWarning
@@ -71,11 +71,12 @@ from secure_apfed.methods.sum_end import (
 from secure_apfed.methods.terms import (
     check_passives,
     model_of,
+    objective_of,
     outputs_of,
-    passive_terms,
     projection_size,
     representation_terms,
     require_own_terms,
+    settings_of,
     task_of,
 )
 from secure_apfed.models import Shape, family_for, output_shape, projection_to
@@ -596,7 +597,12 @@ class Apfed(SumMethod, SingleView):
         require_own_terms(own.name, own.active, representation, expected)
         return Agreed(
             passives={
-                name: passive_terms(own.config, name, representation) for name in own.passives
+                name: PassiveTerms(
+                    objective=objective_of(own.config, name),
+                    weight=settings_of(own.config, name).weight,
+                    representation=representation,
+                )
+                for name in own.passives
             },
             secure_sum=agreed_sum(own, session, representation.shape),
         )

@@ -49,7 +49,7 @@ from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import derive_key
-from secure_apfed.contract import Contract, RepresentationTerms
+from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.defences import Leaving
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
@@ -80,9 +80,9 @@ from secure_apfed.methods.sum_end import (
     SumMethod,
 )
 from secure_apfed.methods.terms import (
-    agree_with_senders,
     check_passives,
     clip_of,
+    require_own_terms,
     sent_terms,
     settings_of,
 )
@@ -641,8 +641,15 @@ class Tvfl(Method):
         return sent_terms(own.config, shape, guard_for(own))
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
-        shapes = {name: offered.shape for name, offered in offers.items()}
-        return agree_with_senders(own, offers, shapes, guard_for(own))
+        guard = guard_for(own)
+        for name, offered in offers.items():
+            require_own_terms(own.name, name, offered, sent_terms(own.config, offered.shape, guard))
+        return Agreed(
+            passives={
+                name: PassiveTerms(objective=None, weight=1.0, representation=offers[name])
+                for name in own.passives
+            }
+        )
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         return self.active(TvflActive, own, contract, rows)

@@ -1,7 +1,7 @@
 """From settings to what the parties agree on: objectives, representations, sums."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.sums import PlainSum, SecureSum, SumAgreement
-from secure_apfed.contract import AGGREGATOR, PassiveTerms, RepresentationTerms
+from secure_apfed.contract import AGGREGATOR, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.errors import ConfigError
-from secure_apfed.methods.method import Agreed, Own
+from secure_apfed.methods.method import Own
 from secure_apfed.models import Shape
 from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.randomised_response import first_epoch_of
@@ -180,36 +180,6 @@ def sent_terms(
     terms = representation_terms(config, shape, guard, projected=False)
     # What goes back, if anything, comes from the active's own loss: directions tell it nothing.
     return terms.model_copy(update={"minimum_spread": 0.0})
-
-
-def agree_with_senders(
-    own: Own,
-    offers: Mapping[str, RepresentationTerms],
-    shapes: Mapping[str, Shape],
-    guard: RepresentationGuard,
-) -> Agreed:
-    """The terms of passives that each send the active rows of a shape of their own. `shapes`: by
-    passive, as `own` expects them. Raises RemoteProtocolError: see `require_own_terms`.
-    """
-    for name, offered in offers.items():
-        expected = sent_terms(own.config, shapes[name], guard)
-        require_own_terms(own.name, name, offered, expected)
-    return Agreed(
-        passives={
-            name: PassiveTerms(objective=None, weight=1.0, representation=offers[name])
-            for name in own.passives
-        }
-    )
-
-
-def passive_terms(
-    config: RunSettings, passive: str, representation: RepresentationTerms
-) -> PassiveTerms:
-    return PassiveTerms(
-        objective=objective_of(config, passive),
-        weight=settings_of(config, passive).weight,
-        representation=representation,
-    )
 
 
 def make_sum(

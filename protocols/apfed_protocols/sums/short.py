@@ -29,6 +29,7 @@ from apfed_protocols.sums.roles import (
     SumContributor,
     SumReceiver,
     hold,
+    join_sum,
     role_of,
 )
 from apfed_protocols.trees import Flattened, flatten
@@ -271,9 +272,7 @@ class SumSession(KeepsSecrets):
             agree = ClipAgreement(me, names, matrix, told=everybody)
             hold(agree, me, everybody - {me}, send=send, receive=receive)
             self._settle(agree.clip)
-        role = role_of(self.described, me)
-        hold(role, me, everybody - {me}, send=send, receive=receive)
-        return role
+        return join_sum(self.described, me, send=send, receive=receive)
 
     def take_up(
         self, me: str, sealed: bytes, key: bytes, *, book: str | PathLike[str]
