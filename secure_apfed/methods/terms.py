@@ -24,7 +24,6 @@ from secure_apfed.tasks import TASKS, Task
 __all__ = [
     "ROWS_AT_ONCE",
     "Asked",
-    "agree_with_senders",
     "asked_of",
     "check_passives",
     "clip_of",
@@ -33,7 +32,6 @@ __all__ = [
     "model_of",
     "objective_of",
     "outputs_of",
-    "passive_terms",
     "planned_releases",
     "projection_size",
     "representation_terms",
