@@ -43,24 +43,6 @@ from secure_apfed.exchange.status import Meter
 from secure_apfed.files import open_plain, open_regular
 from secure_apfed.names import Name, ReleaseFigure
 
-__all__ = [
-    "FILE_NAME",
-    "Agreed",
-    "AuditLog",
-    "Comparison",
-    "Direction",
-    "Flow",
-    "Frame",
-    "Line",
-    "Opened",
-    "Parting",
-    "Refused",
-    "Signed",
-    "Summary",
-    "compare_logs",
-    "verify_log",
-]
-
 FILE_NAME = "audit.log"
 _MOST_PEERS = 1024
 _PURPOSE = b"audit log v1"

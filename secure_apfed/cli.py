@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from secure_apfed.config import Config
     from secure_apfed.runs.outcome import RunResult
 
-__all__ = ["app", "execute", "main"]
-
-
 _JSON = {"--json", "--json-events"}
 # What a wrong call raises, whether click lies beside typer or, since 0.26, inside it.
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)

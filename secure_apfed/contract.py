@@ -17,16 +17,6 @@ from secure_apfed.names import Name, check_parties
 from secure_apfed.settings import Settings, SilentPassive
 from secure_apfed.settings.training import ObjectiveSettings
 
-__all__ = [
-    "AGGREGATOR",
-    "Contract",
-    "Participant",
-    "PartyRole",
-    "PassiveTerms",
-    "RepresentationTerms",
-    "Resumption",
-]
-
 AGGREGATOR = "aggregator"
 # Others build networks of a size that a party offers.
 _MOST_NUMBERS = 2**24

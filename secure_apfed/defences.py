@@ -28,20 +28,6 @@ from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.settings.method import MethodSettings, Released, Side
 from secure_apfed.settings.privacy import CompressionSettings, DefenceSettings, MarvellSettings
 
-__all__ = [
-    "DEFENCES",
-    "Compression",
-    "GradientDefence",
-    "Leaving",
-    "Marvell",
-    "Pair",
-    "best_noise",
-    "check_defences",
-    "gradient_defences",
-    "statements",
-    "who_applies",
-]
-
 Pair = tuple[float, float]
 _SMALLEST = 1e-9
 

@@ -38,8 +38,6 @@ from secure_apfed.runs.solo import SoloModel
 from secure_apfed.seeds import undisturbed
 from secure_apfed.tasks import Classification
 
-__all__ = ["VerticalClassifier"]
-
 _ACTIVE = "active"
 # Settings name two parties or more, also those of a method that has no passive.
 _NOBODY = ("nobody",)

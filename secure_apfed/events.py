@@ -13,8 +13,6 @@ from pydantic_core import core_schema
 from secure_apfed.exchange import Status
 from secure_apfed.runs.outcome import Progress
 
-__all__ = ["Failure", "Moment", "Result", "schema"]
-
 
 class Moment(Status):
     """Where a party stands, where that changed, and every half minute; at: seconds since 1970."""

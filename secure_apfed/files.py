@@ -27,27 +27,6 @@ from secure_apfed.errors import CheckpointError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "ARROW",
-    "MOST_BYTES",
-    "MOST_JSON_BYTES",
-    "PARQUET",
-    "add_line",
-    "cell",
-    "count_lines",
-    "make_private",
-    "open_plain",
-    "open_regular",
-    "own_subfolder",
-    "read_bytes",
-    "read_json",
-    "read_json_lines",
-    "read_text",
-    "to_csv",
-    "to_json",
-    "write_atomically",
-]
-
 # Of a recording or a checkpoint, which are held in memory: more than any run here has written.
 MOST_BYTES = 2**34
 # A byte of JSON may take twenty in memory.

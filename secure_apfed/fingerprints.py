@@ -8,8 +8,6 @@ No two words begin with the same three letters.
 
 import hashlib
 
-__all__ = ["DOCUMENT_WORDS", "IDENTITY_WORDS", "in_words"]
-
 IDENTITY_WORDS, DOCUMENT_WORDS = 8, 12
 _SALT = b"secure-apfed words v1"
 _WORDS = """

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
     from apfed_experiments.solo import SoloRecord
 
-__all__ = ["FramesModel", "FramesResult", "checked_frames", "run_frames"]
-
 _TABLES = "tables"
 _DRAWING = ("matplotlib", "jinja2", "adjustText")
 

@@ -19,11 +19,6 @@ from numpy.typing import NDArray
 
 from secure_apfed.measures import FloatArray, Measure, Scored, measure_all
 
-__all__ = [
-    "FEWEST_POSITIVES", "FEWEST_ROWS", "REDRAWN", "RESAMPLES", "Estimate", "Redrawn", "estimates",
-    "gain_between", "proportion_interval",
-]  # fmt: skip
-
 RESAMPLES = 500
 FEWEST_ROWS = 20
 """Rows of each class, below which resamples alone are too much alike."""

@@ -28,34 +28,6 @@ from torch import Tensor
 from secure_apfed.errors import DataError
 from secure_apfed.settings import unknown_name
 
-__all__ = [
-    "ACCURACY",
-    "MEASURES",
-    "THRESHOLDS",
-    "CalibrationPoint",
-    "FloatArray",
-    "LiftRow",
-    "Measure",
-    "ScoreRanges",
-    "Scored",
-    "Task",
-    "balanced_weights",
-    "best_threshold",
-    "calibration_curve",
-    "cheapest_threshold",
-    "find_measure",
-    "lift_table",
-    "measure_all",
-    "names_of",
-    "outputs_of",
-    "probabilities_of",
-    "rows_for_stability",
-    "scored_by",
-    "stability_index",
-    "task_of",
-    "undefined_in",
-]
-
 FloatArray: TypeAlias = NDArray[np.float64]
 _EVALUATION_ROWS = 4096
 Task: TypeAlias = Literal["classification", "regression"]

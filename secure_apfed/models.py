@@ -21,28 +21,6 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from secure_apfed.errors import ModelError
 from secure_apfed.settings.training import ModelSettings
 
-__all__ = [
-    "NETWORKS",
-    "Convolutional",
-    "Enriched",
-    "EnrichedFamily",
-    "Identity",
-    "Linear",
-    "NetworkFamily",
-    "Perceptron",
-    "RandomFeatureFamily",
-    "RandomFeatures",
-    "Recurrent",
-    "Selu",
-    "SequenceEncoder",
-    "Shape",
-    "encoder_and_head",
-    "family_for",
-    "output_shape",
-    "projection_to",
-    "two_layer_head",
-]
-
 Shape = tuple[int, ...]
 _PADDING = 1
 _SAMPLE = 300

@@ -24,11 +24,6 @@ from pydantic import AfterValidator
 
 from secure_apfed.errors import ConfigError
 
-__all__ = [
-    "RESERVED", "UPDATES", "ByParty", "ColumnName", "Name", "PartyName", "ReleaseFigure", "RunName",
-    "check_name", "check_parties", "column_name", "log_file", "own_file",
-]  # fmt: skip
-
 _T = TypeVar("_T")
 _FORM = "[A-Za-z0-9][A-Za-z0-9._-]*"
 _PARTY_LETTERS, _RUN_LETTERS = 64, 200

@@ -22,8 +22,6 @@ from secure_apfed.settings.training import (
     ReconstructionSettings,
 )
 
-__all__ = ["OBJECTIVES", "Contrastive", "Reconstruction", "contrastive_loss"]
-
 
 def contrastive_loss(
     a_BD: Tensor, p_BD: Tensor, *, temperature: float = 1.0, anchors: str = "both"

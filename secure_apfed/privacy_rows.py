@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from secure_apfed.planning.forecast import Forecast
     from secure_apfed.privacy.ledger import PrivacySpent
 
-__all__ = ["FIGURES", "epsilon_text", "figure_title", "privacy_rows"]
-
 FIGURES: Mapping[str, tuple[str, str]] = {
     "epsilon_x": ("one row's releases", "encoder"),
     "epsilon_v": ("one person's votes", "labeller"),

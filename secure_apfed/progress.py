@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from secure_apfed.exchange import Status, Waiting
     from secure_apfed.runs.outcome import Progress
 
-__all__ = ["Board", "counting", "downloading", "figures", "metering", "showing", "watching"]
-
 _PERIOD_S = 1.0
 _AGAIN_S = 30.0  # a line although nothing changed
 _DRAWN_PER_S = 4

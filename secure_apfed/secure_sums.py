@@ -6,8 +6,6 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.settings import did_you_mean
 from secure_apfed.settings.training import SumSettings
 
-__all__ = ["check_sum", "sum_kind"]
-
 
 def sum_kind(settings: SumSettings) -> type[SecureSum]:
     """The sum, with its facts.

@@ -18,8 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Draws", "derive_seed", "one_thread", "seeded", "shuffled", "undisturbed"]
-
 _Function: TypeAlias = Callable[..., Any]
 _Device: TypeAlias = torch.device | str | int | None
 # These draw, and take a generator: where they make a tensor, or where their first argument lies.

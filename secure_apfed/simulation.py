@@ -26,8 +26,6 @@ from secure_apfed.secure_sums import sum_kind
 from secure_apfed.seeds import undisturbed
 from secure_apfed.tasks import Classification
 
-__all__ = ["begin", "finish", "simulate", "train", "why_not"]
-
 _NO_KEY = bytes(32)
 """No mechanism draws anything here: labels that may be learnt from stay, the others are hidden."""
 

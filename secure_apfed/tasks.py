@@ -21,8 +21,6 @@ from secure_apfed.data.labels import UNLABELLED, TargetScale
 from secure_apfed.errors import DataError
 from secure_apfed.measures import ACCURACY, Scored, outputs_of
 
-__all__ = ["LOSSES", "TASKS", "Classification", "Regression", "Task", "scored_rows"]
-
 LOSSES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"squared": F.mse_loss, "absolute": F.l1_loss, "huber": F.huber_loss}
 )

@@ -24,20 +24,6 @@ from secure_apfed.privacy_rows import epsilon_text, figure_title, privacy_rows
 if TYPE_CHECKING:
     from secure_apfed.planning.forecast import Forecast
 
-__all__ = [
-    "INTERRUPTED",
-    "RESEARCH_MODULES",
-    "Failure",
-    "failure_of",
-    "print_json",
-    "show_failure",
-    "show_forecast",
-    "show_note",
-    "show_rows",
-    "show_warning",
-    "size",
-]
-
 INTERRUPTED = 130
 RESEARCH_MODULES = ("matplotlib", "jinja2", "adjustText", "joblib", "dp_accounting")
 """What the extra `experiments` brings: reports and research need it, runs do not."""

@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from multiprocessing import current_process, get_context, parent_process
 from typing import Any
 
-__all__ = ["close_workers", "open_worker", "pays", "usable_cores", "worker_pool"]
-
 _open: set[ProcessPoolExecutor] = set()
 
 

@@ -41,7 +41,7 @@ PLANTED: Mapping[Rule, tuple[tuple[str, str], ...]] = {
     ),
     architecture_rules.all_is_true: (
         ("A.a: __all__: list[str] = []\ndef b(): ...", "hides b"),
-        ("A.a: class B: ...", "has no __all__"),
+        ("P.trees: class B: ...", "has no __all__"),
     ),
     architecture_rules.no_pickled_arrays: (
         ("A.a: np.load('x', allow_pickle=True)", "allows pickles"),
@@ -68,6 +68,7 @@ ALLOWED: Mapping[Rule, tuple[str, ...]] = {
     ),
     architecture_rules.all_is_true: (
         "A.a: __all__ = ['X', 'f']\nX = 1\ndef f(): ...\ndef _g(): ...",
+        "A.a: def b(): ...",
         "S.cli: __all__ = ['main']\ndef main(): ...\ndef run(): ...",
     ),
     architecture_rules.no_pickled_arrays: ("A.a: np.load('x', allow_pickle=False)",),

@@ -27,19 +27,6 @@ from apfed_attacks.view import AdversaryView, AttackError
 from secure_apfed.labellers import Spreading
 from secure_apfed.seeds import derive_seed, shuffled
 
-__all__ = [
-    "TRUST",
-    "ColumnAttack",
-    "beside",
-    "corrected",
-    "fitted",
-    "guessed_once",
-    "own_columns",
-    "own_votes",
-    "standardised",
-    "why_nothing_to_read",
-]
-
 _ROUNDS, _TO_SPARE = 4, 10
 TRUST = (0.03, 0.1, 0.3, 1.0)
 """How far `corrected` believes releases, one variant for each."""

@@ -26,8 +26,6 @@ from secure_apfed.data import UNLABELLED
 from secure_apfed.exchange import Kind
 from secure_apfed.runs.own_record import LetOut, OwnRecord
 
-__all__ = ["measure_own"]
-
 _EXCHANGES = 3
 
 

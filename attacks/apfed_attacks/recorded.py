@@ -40,20 +40,6 @@ from secure_apfed.models import SequenceEncoder
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.seeds import derive_seed, shuffled
 
-__all__ = [
-    "class_priors",
-    "exchange_of",
-    "reveal_candidates",
-    "reveal_encoder",
-    "reveal_features",
-    "reveal_labels",
-    "reveal_people",
-    "reveal_public",
-    "trained_alike",
-    "truth_of",
-    "view_of",
-]
-
 
 def truth_of(recording: Recording, victim: str | None = None) -> Truth:
     """Return labels and features of all aligned rows.

@@ -25,8 +25,6 @@ from apfed_attacks.interface import Attack, AttackResult, Guess, Prediction, Tar
 from apfed_attacks.view import AdversaryView, AttackError
 from secure_apfed.data import UNLABELLED
 
-__all__ = ["DECOY", "SCALES", "Scale", "Truth", "explained", "not_applicable", "score"]
-
 _WINDOW = 7
 Array: TypeAlias = NDArray[Any]
 DECOY = ", decoy"

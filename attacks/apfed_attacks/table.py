@@ -20,8 +20,6 @@ from apfed_attacks.labels.sent import PseudoLabels, ShownLabels
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.people.membership import AveragedMembership, Membership
 
-__all__ = ["ATTACKS"]
-
 _ENTRIES: tuple[type[Attack], ...] = (
     # Labels: from releases, gradients, requests for votes, own representations, pseudo-labels.
     ModelCompletion,

@@ -19,8 +19,6 @@ from typing import Any
 from apfed_bench import psi_case
 from apfed_bench.rows import Bench, Group, Row, played, row, why_no_crypten
 
-__all__ = ["PSI", "intersect"]
-
 _REPETITIONS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
 _QUICK = {1_000: 1, 10_000: 1}
 _PATIENCE_S = 1800

@@ -45,8 +45,6 @@ from secure_apfed.runs.party import Joined, PartyFile, joined
 from secure_apfed.seeds import one_thread, shuffled
 from secure_apfed.settings.training import ContrastiveSettings
 
-__all__ = ["EXCHANGE", "TRANSPORT"]
-
 _PATIENCE_S = 60.0
 _BATCH, _SENT, _PASSIVES = 256, 64, 3
 

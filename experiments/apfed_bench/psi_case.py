@@ -26,8 +26,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["CASES", "main", "peak_memory"]
-
 Measured = dict[str, Any]
 _PARTIES = ("hub", "member", "dealer")
 # how the figures of several parties become one

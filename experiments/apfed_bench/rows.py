@@ -20,11 +20,6 @@ from typing import Any, TypeAlias
 from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError
 
-__all__ = [
-    "Bench", "Group", "Row", "clock_step", "compared", "interleave", "median_ratio",
-    "played", "quotient", "row", "single", "why_no_crypten",
-]  # fmt: skip
-
 Row: TypeAlias = dict[str, Any]
 """One line of a bench, see `row`."""
 

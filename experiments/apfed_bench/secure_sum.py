@@ -28,8 +28,6 @@ from apfed_protocols.sums import SECURE_SUMS, StepBinding, SumAgreement
 from apfed_protocols.sums.homomorphic import Encrypter
 from secure_apfed.seeds import one_thread
 
-__all__ = ["BENCH", "CASES", "OurPath", "TutorialPath"]
-
 Shape = tuple[int, int]
 Values = list[NDArray[np.float32]]
 _ON_CRYPTEN = "crypten"

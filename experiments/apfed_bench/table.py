@@ -24,8 +24,6 @@ from apfed_experiments.machine import machine
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.files import to_json
 
-__all__ = ["BENCHES", "Measured", "block", "read_measured", "run_benches", "table_of"]
-
 BENCHES: Mapping[str, Bench] = {
     "exchange": parties.EXCHANGE,
     "psi": apart.PSI,

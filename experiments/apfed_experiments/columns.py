@@ -17,11 +17,6 @@ from apfed_experiments.summary import Gain, Interval, Row, holm
 from apfed_experiments.words import epsilon
 from secure_apfed.files import to_csv, write_atomically
 
-__all__ = [
-    "EPSILON", "P_HOLM", "Column", "Table", "adjust", "markdown", "plain", "shown", "stored",
-    "table_of", "within", "write_text",
-]  # fmt: skip
-
 Form: TypeAlias = Callable[[Any], str]
 """How a value is written for people."""
 

@@ -16,11 +16,6 @@ from matplotlib.figure import Figure
 from apfed_experiments.summary import Interval
 from secure_apfed.files import write_atomically
 
-__all__ = [
-    "ATTACK", "COLOURS", "FAINT", "INK", "OTHER", "OURS", "STYLE", "Picture", "draw_line",
-    "drawing", "inches_of", "name_rows", "set_margins",
-]  # fmt: skip
-
 OURS, OTHER, ATTACK, INK, FAINT = "#1f6fb4", "#8a8f98", "#c8501e", "#24292f", "#d8dce1"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 """Okabe and Ito's (2008), which people with any colour vision can tell apart."""

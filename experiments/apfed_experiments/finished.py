@@ -22,8 +22,6 @@ from secure_apfed.files import make_private, read_json
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import Outcome, Recording, load_recording, read_outcome
 
-__all__ = ["FinishedRun", "mount_attacks", "read_finished_run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:

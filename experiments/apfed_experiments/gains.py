@@ -31,11 +31,6 @@ from secure_apfed.measures import MEASURES
 from secure_apfed.runs.outcome import Outcome, Privacy
 from secure_apfed.seeds import derive_seed
 
-__all__ = [
-    "CASES", "QUICK", "QUICK_SEEDS", "READING", "SEEDS", "GainCase", "cases_like", "run_gains",
-    "with_own_people",
-]  # fmt: skip
-
 READING = (
     "In hundredths of the measure, such as points of accuracy. Gain: over the best solo baseline "
     "on the same seeds; mean and 95 % interval over the re-splits of one table (corrected "

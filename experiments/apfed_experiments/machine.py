@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["machine"]
-
 
 def machine() -> dict[str, Any]:
     """The same from one measurement to the next; the processor's model, where the system tells."""

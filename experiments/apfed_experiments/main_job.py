@@ -35,11 +35,6 @@ from secure_apfed.config import Config
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.methods import METHODS
 
-__all__ = [
-    "COLUMNS", "CONFIGS", "READING", "VARIANTS", "compare", "config_of", "draw", "points_of",
-    "run_main_job",
-]  # fmt: skip
-
 READING = (
     "Few of the active's training rows have a label; the figures say how many. Accuracy: on the "
     "active's test rows, mean and 95 % interval over the seeds (corrected resampled t); "

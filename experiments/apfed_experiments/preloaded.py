@@ -9,5 +9,3 @@ with uncollected():
     import apfed_experiments.main_job  # noqa: F401
 
 end_with_parent()
-
-__all__: list[str] = []

@@ -17,8 +17,6 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.settings import did_you_mean
 from secure_apfed.settings.data import BUILT_IN_ACTIVE
 
-__all__ = ["PRESETS", "Preset", "preset"]
-
 
 @dataclass(frozen=True)
 class Preset:

@@ -25,8 +25,6 @@ from secure_apfed.files import count_lines
 from secure_apfed.measures import ACCURACY, Measure
 from secure_apfed.runs.folder import RunFolder
 
-__all__ = ["HEADER", "TARGETS", "ListedRun", "State", "list_runs", "settings_in"]
-
 HEADER = (
     "run", "method", "data", "reached", "gain", "epsilon", "worst attacks", "date, UTC",
     "state",

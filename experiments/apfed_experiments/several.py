@@ -21,8 +21,6 @@ from secure_apfed.files import to_json
 from secure_apfed.measures import MEASURES, Measure
 from secure_apfed.runs.outcome import Ranking
 
-__all__ = ["Ranked", "SeveralSeeds", "run_seeds"]
-
 _KINDS = {
     "secret": "each party drew a secret seed of its own for its initial weights and dropout, so "
     "that the same seeds give somewhat other figures next time",

@@ -54,12 +54,6 @@ from secure_apfed.seeds import derive_seed, one_thread, undisturbed
 from secure_apfed.solo import BASELINES, Baseline, SoloTask, validation_of
 from secure_apfed.solo.interface import FitStore, FloatArray, IntArray, fits_kept_meanwhile
 
-__all__ = [
-    "LEFT_OUT", "RANKINGS", "REGRESSORS", "BaselineResult", "SoloRecord",
-    "beside_run", "best", "compare", "compare_numbers", "fits_beside",
-    "gain_text", "keep_solo", "read_solo", "settings_digest", "solo_file", "taught_alone",
-]  # fmt: skip
-
 LEFT_OUT = (
     "what the active does alone is left out: without the noise of dp_sgd it would tell of training "
     "rows what this run's epsilons do not cover; to see it, run method single_view without dp_sgd, "

@@ -42,12 +42,6 @@ from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.privacy import LabelSettings
 from secure_apfed.solo.interface import fits_kept_by
 
-__all__ = [
-    "MASKED", "STUDENT", "Failure", "Figures", "Kept", "Line", "OnDone", "Point", "Results",
-    "Study", "Trial", "absent", "base_config", "centralise", "figures_of", "finish", "in_processes",
-    "measured_once", "or_failure", "results_of", "rows_of",
-]  # fmt: skip
-
 OnDone: TypeAlias = Callable[[int, int], None]
 """Called with the trials that are done and that there are."""
 Figures: TypeAlias = Iterator[Mapping[str, Any]]

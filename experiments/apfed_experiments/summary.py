@@ -14,8 +14,6 @@ from secure_apfed.measures import ACCURACY, MEASURES
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.method import MethodSettings
 
-__all__ = ["Gain", "Interval", "Leakage", "Row", "Summary", "accuracy_of", "holm", "shared_share"]
-
 Row: TypeAlias = dict[str, Any]
 """A line of a table: numbers, texts, intervals or None by column."""
 

@@ -18,10 +18,6 @@ from secure_apfed.files import to_json
 from secure_apfed.methods import method_settings
 from secure_apfed.settings.privacy import GuardSettings, LabelSettings
 
-__all__ = [
-    "COLUMNS", "CONFIGS", "EPSILONS", "LINES", "READING", "points_of", "run_sweep", "summarise",
-]  # fmt: skip
-
 READING = (
     "Accuracy on the active's test rows and what is lost against the same method and seed without "
     "protection, each a mean over the seeds with its 95 % interval (corrected resampled t). "

@@ -47,11 +47,6 @@ from secure_apfed.measures import ACCURACY
 from secure_apfed.names import RunName
 from secure_apfed.settings import Settings
 
-__all__ = [
-    "BETA", "READING", "Board", "Defence", "DefencePoint", "TradeOff", "TradeOffError", "dcs",
-    "draw", "load_tradeoff", "on_the_front", "points_of", "row_of", "run_tradeoff", "tradeoff_of",
-]  # fmt: skip
-
 Reference: TypeAlias = Literal["single_view", "centralised", "tvfl"]
 BETA = 0.5
 """Weight of accuracy against leakage in DCS."""

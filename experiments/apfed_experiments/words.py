@@ -7,11 +7,6 @@ from typing import Any
 
 from apfed_attacks.interface import AttackResult
 
-__all__ = [
-    "attack_title", "count", "duration", "epsilon", "in_words", "model_epsilon", "number",
-    "percent", "plain", "signed", "size",
-]  # fmt: skip
-
 _SHORT = re.compile(r"e(-?)[+]?0*")
 _STEPS = ("B", "kB", "MB", "GB", "TB")
 

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from multiprocessing import forkserver, parent_process, set_forkserver_preload
 from threading import Thread
 
-__all__ = ["begin", "end_with_parent", "playing", "uncollected"]
-
 _PRELOADED = "apfed_experiments.preloaded"
 _SOON_S = 0.05
 _ENVIRONMENT = {

@@ -8,17 +8,6 @@ import numpy as np
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = [
-    "is_whole",
-    "require_all",
-    "require_name",
-    "require_names",
-    "require_people",
-    "require_ranges",
-    "require_type",
-    "take_numpy_integers",
-]
-
 _MOST_NAME_BYTES = 255
 _PEOPLE_BYTES = 32
 

@@ -77,24 +77,6 @@ from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding, Su
 from apfed_protocols.sums.masked import Elements, PairwiseSeeds
 from apfed_protocols.sums.roles import NoSetup, Role, Setup
 
-__all__ = [
-    "MessageKind",
-    "MomentAgreement",
-    "MomentCombiner",
-    "MomentContributor",
-    "MomentDealer",
-    "MomentFrames",
-    "MomentReceiver",
-    "added_shares",
-    "block_signs",
-    "combiner_shares",
-    "dealt_shares",
-    "hiding_bits",
-    "mask_of_votes",
-    "packed_signs",
-    "vote_steps",
-]
-
 BLOCK_BYTES = 2**22
 """About how many bytes of shares are dealt in one message."""
 _SIZES = {"people": 2**24, "features": 2**16, "columns": 2**16}

@@ -19,11 +19,6 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
 
-__all__ = [
-    "KEY_BYTES", "ForkCheck", "derive_key", "fresh_key", "keystream", "keystream_chunks",
-    "random_permutation",
-]  # fmt: skip
-
 KEY_BYTES = 32
 _NONCE_BYTES = 16
 _COUNTER = modes.CTR(bytes(_NONCE_BYTES))

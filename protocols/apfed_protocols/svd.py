@@ -43,20 +43,6 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import KEY_BYTES, ForkCheck, fresh_key, keystream
 from apfed_protocols.sums.roles import KeepsSecrets
 
-__all__ = [
-    "MessageKind",
-    "Opened",
-    "SvdAgreement",
-    "SvdDealer",
-    "SvdFrames",
-    "SvdOwner",
-    "SvdReceiver",
-    "SvdServer",
-    "block_sizes",
-    "random_orthogonal",
-    "rows_masked",
-]
-
 MOST_FEATURES = 2**13
 """Of all owners together: the dealer decomposes a matrix of so many rows and columns."""
 MOST_MASK_ROWS = 2**13

@@ -29,8 +29,6 @@ from secure_apfed.alignment.ids import id_rules
 from secure_apfed.errors import DataError
 from secure_apfed.settings.alignment import AlignmentSettings
 
-__all__ = ["BUCKET_IDS", "DIGEST_BYTES", "BucketedIds", "bucket_count", "capacity", "fingerprint"]
-
 Rows = NDArray[np.int64]
 
 BUCKET_IDS = 2**20

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import pyarrow
     from pyarrow.dataset import Dataset
 
-__all__ = ["IdFile", "id_rules"]
-
 _ROWS_OF_A_PIECE = 2**16
 
 

@@ -55,16 +55,6 @@ from secure_apfed.files import read_bytes, write_atomically
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.workers import worker_pool
 
-__all__ = [
-    "Agreed",
-    "ProgressTo",
-    "Unfinished",
-    "align_hub",
-    "align_member",
-    "relaying",
-    "signs_of_alignment",
-]
-
 Rows = NDArray[np.int64]
 _OPENING_BYTES = 2**16
 _TOO_FEW, _OPENED = b"\0", b"\1"

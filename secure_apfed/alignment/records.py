@@ -21,8 +21,6 @@ from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.names import check_name
 from secure_apfed.settings.alignment import AlignmentSettings
 
-__all__ = ["AlignmentHistory", "admit_run", "store_supply", "take_supply"]
-
 _PATIENCE_S = 30
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 

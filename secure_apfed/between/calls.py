@@ -27,8 +27,6 @@ from secure_apfed.exchange.sealed_connection import (
     prove,
 )
 
-__all__ = ["Calls", "Carry"]
-
 Carry = Callable[[str, bytes, int, bytes], bool]
 """Calls `Calls.take` at a peer: its name, then name of the connection, number and frame.
 

@@ -19,11 +19,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.errors import ConfigError
 
-__all__ = [
-    "Authority", "Credentials", "certificate_names", "certificate_request", "fingerprint",
-    "make_authority", "read_revoked", "require_caller",
-]  # fmt: skip
-
 _MOST_BYTES = 2**20
 _CLOCKS_APART = dt.timedelta(minutes=5)
 _HEX = frozenset("0123456789abcdef")

@@ -31,8 +31,6 @@ try:
 except ImportError:  # an extra
     grpc = None
 
-__all__ = ["GrpcConnection", "Port", "dial", "is_loopback", "require_grpc", "warn_of_plaintext"]
-
 _SERVICE, _METHOD = "secure_apfed.Link", "Carry"
 _PATH = f"/{_SERVICE}/{_METHOD}"
 _MOST_STREAMS = 512

@@ -25,8 +25,6 @@ from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import Crowd, LocalEnd, read_before, refuse
 from secure_apfed.exchange.sockets import Address
 
-__all__ = ["PARTNER_S", "Relay", "room_of", "through"]
-
 _PURPOSE = b"relay v1"
 _KEY_BYTES = 32
 _READY = b"ready"

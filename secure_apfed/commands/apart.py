@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from secure_apfed.audit_log import Summary
 
-__all__ = ["Terminated", "audit_log_app", "certs_app", "party", "relay", "serve"]
-
 _LAST_WORDS_S = 10.0
 certs_app = typer.Typer(
     no_args_is_help=True,

@@ -17,8 +17,6 @@ from secure_apfed.settings.data import TableShape
 if TYPE_CHECKING:
     from secure_apfed.config import Config
 
-__all__ = ["plan"]
-
 _GUARDS = ("gaussian", "frozen_gaussian")
 _EPOCHS, _DELTA, _CLIP = 50, 1e-5, 1.0
 

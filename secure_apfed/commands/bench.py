@@ -16,8 +16,6 @@ from secure_apfed import terminal
 from secure_apfed.errors import ConfigError
 from secure_apfed.files import to_json
 
-__all__ = ["NAMES", "audit", "bench"]
-
 # Of benches, for the help, which loads none of them; a test compares.
 NAMES = ("exchange", "psi", "secure-sum", "transport")
 _ALL = "all"

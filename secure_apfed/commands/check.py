@@ -27,8 +27,6 @@ from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, DataEr
 if TYPE_CHECKING:
     from secure_apfed.exchange import Links
 
-__all__ = ["check"]
-
 _FEW_DAYS, _LITTLE_DISK, _APART_S = 30, 2**30, 300.0
 _NOT_UP = ("nobody listens there", "reached nobody", "did not come to the relay")
 _REFUSED = 4

@@ -18,8 +18,6 @@ from secure_apfed.data.files import default_folder, file_path
 from secure_apfed.errors import DataError
 from secure_apfed.workers import usable_cores
 
-__all__ = ["examine", "healthy"]
-
 _OLDEST_PYTHON = (3, 11)
 _AGAIN, _EXTRA = "pip install --upgrade secure-apfed", "pip install 'secure-apfed[{}]'"
 _EXPERIMENTS = _EXTRA.format("experiments")

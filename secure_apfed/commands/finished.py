@@ -26,20 +26,6 @@ if TYPE_CHECKING:
     from secure_apfed.runs.outcome import RunResult, Written
     from secure_apfed.runs.own_record import OwnRecord
 
-__all__ = [
-    "alone",
-    "attack",
-    "attack_own",
-    "export",
-    "predict",
-    "report_if_possible",
-    "runs",
-    "study_of_run",
-    "tell",
-    "tell_helper",
-    "tradeoff",
-]
-
 
 def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool) -> None:
     """Measure and write what belongs beside a finished run, and print all of it."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from secure_apfed.planning.forecast import Link
     from secure_apfed.runs.project import Proposal, Sealed
 
-__all__ = ["identity_app", "join", "project_app"]
-
 project_app = typer.Typer(
     no_args_is_help=True, help="Propose a run to other organisations, and seal what they answer."
 )

@@ -20,8 +20,6 @@ from secure_apfed.errors import NarrowBatchWarning, NoHelpWarning
 if TYPE_CHECKING:
     from apfed_experiments.columns import Table
 
-__all__ = ["LEAKS", "SWEEPS", "app", "table"]
-
 # Names for the help, which loads none of the tables that they are the keys of; a test compares.
 SWEEPS = ("sweep-digits", "sweep-breast-cancer")
 LEAKS = (

@@ -18,8 +18,6 @@ from secure_apfed.settings.data import TABLES, DataSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.tasks import TASKS, Classification, Regression
 
-__all__ = ["CHECKS", "check_task", "of_task"]
-
 
 def _check_name(name: str, table: Mapping[str, Any]) -> None:
     if name not in table:

@@ -20,8 +20,6 @@ from secure_apfed.config.plain_yaml import KeyPath, as_yaml, parse_yaml, read_te
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import Settings, did_you_mean
 
-__all__ = ["describe", "dump_settings", "load_config", "load_config_text", "load_settings_text"]
-
 SettingsT = TypeVar("SettingsT", bound=Settings)
 _SHOWN = 60
 _MOST = 100

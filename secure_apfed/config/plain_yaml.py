@@ -14,8 +14,6 @@ import yaml
 
 from secure_apfed.errors import ConfigError
 
-__all__ = ["MOST_BYTES", "KeyPath", "as_yaml", "parse_yaml", "read_text", "yaml_value"]
-
 MOST_BYTES = 2**18
 _MOST_DIGITS = 100
 

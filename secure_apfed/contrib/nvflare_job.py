@@ -38,8 +38,6 @@ except ImportError as error:
         f"missing ({error}); install it with pip install 'secure-apfed[nvflare]'"
     ) from error
 
-__all__ = ["ALLOWED_CLASSES", "PartyKits", "PartyRecipe", "allow_classes", "job_of", "simulate"]
-
 ALLOWED_CLASSES = ("nvflare.collab.runtime.", "secure_apfed.contrib.nvflare_site.")
 """What `class_allow_list` has to hold at every site and at the server."""
 

@@ -42,8 +42,6 @@ except ImportError as error:
         "'secure-apfed[nvflare]'"
     ) from error
 
-__all__ = ["PARTY_FILE", "SERVER", "Server", "Site", "WrongSiteError"]
-
 PARTY_FILE = "SECURE_APFED_PARTY"
 """Variable of a site's environment: the path of its party's file; `{site}` stands for its name."""
 

@@ -37,8 +37,6 @@ from secure_apfed.files import write_atomically
 from secure_apfed.runs.solo import SoloModel
 from secure_apfed.tasks import Classification
 
-__all__ = ["write_onnx"]
-
 _OPSET = 20
 _FLOAT, _INT64, _TEXT, _BOOL, _DOUBLE = 1, 7, 8, 9, 11  # ONNX's numbers of element types
 _FEATURES = "encoding/features"  # no column of a table may have such a name

@@ -3,16 +3,9 @@
 from secure_apfed.data.catalogue import DATASETS, describe, fetch, find_dataset
 from secure_apfed.data.encoding import ColumnEncoding, FeatureEncoding, ImageEncoding
 from secure_apfed.data.inputs import load_blocks
-from secure_apfed.data.labels import TargetScale
+from secure_apfed.data.labels import UNLABELLED, TargetScale
 from secure_apfed.data.loading import load_data
-from secure_apfed.data.records import (
-    UNLABELLED,
-    OwnData,
-    PartyTable,
-    VerticalData,
-    pack_own,
-    read_own,
-)
+from secure_apfed.data.records import OwnData, PartyTable, VerticalData, pack_own, read_own
 from secure_apfed.data.tables import files_digest, load_own_tables
 
 __all__ = [

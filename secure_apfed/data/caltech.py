@@ -31,8 +31,6 @@ from secure_apfed.data.files import (
 from secure_apfed.errors import DataError
 from secure_apfed.seeds import derive_seed
 
-__all__ = ["CALTECH_7", "SYNTHETIC_CALTECH_7", "synthetic_images"]
-
 _VIEWS = {
     "gabor": 48, "wavelet_moments": 40, "centrist": 254, "hog": 1984, "gist": 512, "lbp": 928,
 }  # fmt: skip

@@ -35,11 +35,6 @@ from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.data import BUILT_IN_ACTIVE, TABLES, DataSettings
 
-__all__ = [
-    "DATASETS", "check_data", "describe", "fetch", "find_dataset", "labels_are_numbers",
-    "party_names", "view_count",
-]  # fmt: skip
-
 _TEN = tuple("0123456789")
 _FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",

@@ -23,8 +23,6 @@ from secure_apfed.settings.data import Database
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection
 
-__all__ = ["query_table"]
-
 _ROWS = 10_000  # of a chunk
 _Place = Callable[[Path], Path]
 

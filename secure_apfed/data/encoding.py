@@ -49,12 +49,6 @@ from secure_apfed.names import column_name
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import MOST_CATEGORIES, Missing, ViewColumns
 
-__all__ = [
-    "CategoricalColumn", "CellCounts", "Column", "ColumnEncoding", "FeatureEncoding",
-    "ImageEncoding", "NumericColumn", "RawFeatures", "View", "check_views", "fit_columns",
-    "fit_views", "locate_views", "parse_encoding",
-]  # fmt: skip
-
 _ROUNDING = 8 * np.finfo(np.float64).eps
 _SAME = 1e-6  # of a number that a file has in float32, too
 RawFeatures: TypeAlias = pd.DataFrame | NDArray[np.generic]

@@ -40,15 +40,6 @@ from numpy.typing import NDArray
 from secure_apfed.errors import DataError
 from secure_apfed.files import write_atomically
 
-__all__ = [
-    "DataFile", "DataSet", "Download", "ImagePool", "Pool", "Progress", "Reader", "TablePool",
-    "check_digest", "check_labels", "data_folders", "default_folder", "fetch_file", "file_content",
-    "file_path", "is_idx", "numbered", "parse_cifar", "parse_idx", "read_checked", "read_cifar",
-    "read_credit_card", "read_digits", "read_file", "read_handwritten", "read_idx",
-    "read_sklearn_table",
-]  # fmt: skip
-
-
 _VARIABLE = "SECURE_APFED_DATA"
 # (file, bytes so far, bytes in all or None where the server does not say)
 Progress = Callable[[str, int, int | None], None]

@@ -38,15 +38,6 @@ from secure_apfed.names import column_name
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
 
-__all__ = [
-    "BLANK", "LINES", "RESPELT", "TRUTHS", "are_padded_codes", "as_pandas", "cell_text",
-    "collected", "days_of", "files_of", "has_measures", "holds_texts", "is_csv", "is_date",
-    "is_duration", "is_empty", "is_numeric", "is_table", "kind_of", "numbers_of",
-    "only_columns", "packed_rows", "place_of", "plain_cells", "plain_text", "read_blocks",
-    "read_frame", "refuse_look_alikes", "refuse_names", "spans_of", "texts_of", "to_texts",
-    "typed",
-]  # fmt: skip
-
 TRUTHS: Mapping[str, bool] = {
     text: truth for truth in (False, True)
     for text in (str(truth), str(truth).lower(), str(truth).upper())

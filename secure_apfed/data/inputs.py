@@ -38,8 +38,6 @@ from secure_apfed.data.frames import is_table, read_blocks
 from secure_apfed.errors import DataError
 from secure_apfed.names import column_name
 
-__all__ = ["FEWEST_ROWS", "ColumnDrift", "DriftMeter", "Extremes", "extremes_of", "load_blocks"]
-
 _ROWS = 50_000  # of a table, read at a time
 Extremes: TypeAlias = tuple[float, float]
 """The lowest and the highest number of a column, in its unit."""

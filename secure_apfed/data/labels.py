@@ -27,11 +27,6 @@ from torch import Tensor
 from apfed_protocols.ids import EMPTY
 from secure_apfed.errors import DataError, SuspectColumnWarning
 
-__all__ = [
-    "UNLABELLED", "TargetScale", "class_labels", "read_numbers",
-    "require_one_spelling", "warn_of_empty_words",
-]  # fmt: skip
-
 UNLABELLED = -100
 """In place of a label that is not known, or that training may not know."""
 # of what Python reads as a number, no digits of other scripts and no underscores

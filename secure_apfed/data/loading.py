@@ -39,8 +39,6 @@ from secure_apfed.data.tables import load_tables
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.data import TABLES, DataSettings, ViewColumns
 
-__all__ = ["cut_strips", "load_data"]
-
 
 @undisturbed()
 def load_data(settings: DataSettings, *, seed: int) -> VerticalData:

@@ -33,8 +33,6 @@ from secure_apfed.errors import DataError
 from secure_apfed.files import write_atomically
 from secure_apfed.seeds import derive_seed
 
-__all__ = ["ADMISSION_COLUMNS", "MIMIC_III", "SYNTHETIC_MIMIC_III", "synthetic_admissions"]
-
 _DAYS = (4, 8, 12)
 
 # Column of counts -> the tables whose rows of an admission are counted.

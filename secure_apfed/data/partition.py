@@ -17,11 +17,6 @@ from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.seeds import derive_seed
 from secure_apfed.settings.data import BUILT_IN_ACTIVE
 
-__all__ = [
-    "Holdings", "Rows", "choose_labelled", "cut_columns", "deal_clients", "deal_people",
-    "draw_people", "generator", "passive_labels", "person_ids", "shared_rows", "split_rows",
-]  # fmt: skip
-
 Rows: TypeAlias = NDArray[np.int64]
 
 

@@ -23,10 +23,6 @@ from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.files import read_bytes
 from secure_apfed.names import check_parties
 
-__all__ = [
-    "UNLABELLED", "OwnData", "PartyTable", "VerticalData", "check_distinct", "pack_own", "read_own",
-]  # fmt: skip
-
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
 _ABOUT = "party"
 

@@ -27,8 +27,6 @@ from secure_apfed.data.frames import numbers_of
 from secure_apfed.errors import DataError
 from secure_apfed.seeds import derive_seed
 
-__all__ = ["BIAFFECT", "SYNTHETIC_KEYSTROKES", "session_pool", "synthetic_sessions"]
-
 _Floats: TypeAlias = NDArray[np.float64]
 
 _STEPS = 100

@@ -50,21 +50,17 @@ from secure_apfed.data.frames import (
     to_texts,
 )
 from secure_apfed.data.labels import (
+    UNLABELLED,
     TargetScale,
     class_labels,
     read_numbers,
     warn_of_empty_words,
 )
 from secure_apfed.data.partition import choose_labelled, generator, passive_labels, split_rows
-from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData, check_distinct
+from secure_apfed.data.records import OwnData, PartyTable, VerticalData, check_distinct
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, SuspectColumnWarning
 from secure_apfed.files import read_json
 from secure_apfed.settings.data import DataSettings, PartySettings, ViewColumns
-
-__all__ = [
-    "RawTable", "files_digest", "given_table", "load_own_tables", "load_tables",
-    "party_path", "read_raw", "warn_of_labels",
-]  # fmt: skip
 
 _FEWEST_ROWS = 20
 _DISTINCT = 0.5

@@ -22,8 +22,6 @@ from secure_apfed.contract import Contract, RepresentationTerms, Resumption
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS, Envelope, Kind
 from secure_apfed.exchange.links import Links
 
-__all__ = ["Agreement", "Greeting", "agree", "differing"]
-
 _KEY_BYTES = 32
 _MOST_HELD = 16  # steps; a party keeps the two newest
 _PURPOSE = b"contract v1"

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
 
-__all__ = ["TensorSpec", "pack", "unpack", "unpack_own"]
-
 _LENGTH_BYTES = 4
 _META_LIMIT = 1 << 16
 _MALFORMED = (

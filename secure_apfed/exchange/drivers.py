@@ -14,8 +14,6 @@ from apfed_protocols.errors import LocalProtocolError, PartyLeftError
 from secure_apfed.exchange.envelope import Envelope
 from secure_apfed.exchange.links import Awaited, Frame, Links, Script
 
-__all__ = ["InMemory", "Transport", "WaitObserver", "drive", "play_one"]
-
 T = TypeVar("T")
 
 

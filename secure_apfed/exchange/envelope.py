@@ -12,8 +12,6 @@ import msgpack
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["BEFORE_TRAINING", "SCHEMA_VERSION", "SESSION_LETTERS", "Envelope", "Kind", "plain_text"]
-
 BEFORE_TRAINING = -1
 
 SCHEMA_VERSION = 1

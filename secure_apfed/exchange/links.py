@@ -26,8 +26,6 @@ from apfed_protocols.errors import (
 from apfed_protocols.seal import SealedLink
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind, plain_text
 
-__all__ = ["Awaited", "Gathering", "LinkObserver", "Links", "Signs", "most_signs", "parts_of"]
-
 IN_PARTS = frozenset({Kind.ALIGNMENT, Kind.SUM_SETUP, Kind.COIN, Kind.LOOKUP})
 """Kinds of messages that travel in parts, also where one part is enough."""
 PART_BYTES = 2**24

@@ -33,8 +33,6 @@ from secure_apfed.exchange.links import (
     parts_of,
 )
 
-__all__ = ["MOST_FRAME", "Connection", "Linked", "ResumableLink"]
-
 _FRAME = struct.Struct(">BQQ")  # kind, number of a part, how many parts came
 _HELLO, _PART, _RECEIPT, _GOODBYE = range(1, 5)
 _PART_BYTES = 2**20

@@ -24,8 +24,6 @@ from apfed_protocols.seal import SEAL_OVERHEAD_BYTES, Identity, SealedLink, fres
 from secure_apfed.exchange.envelope import plain_text
 from secure_apfed.exchange.resumable_link import MOST_FRAME, Connection
 
-__all__ = ["Carrier", "Crowd", "Door", "LocalEnd", "prove", "read_before", "refuse", "refuse_long"]
-
 MOST_SEALED = MOST_FRAME + SEAL_OVERHEAD_BYTES
 """Bytes of the longest frame on a sealed connection."""
 MOST_UNPROVED = 4096

@@ -18,8 +18,6 @@ from typing import TypeAlias
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, refuse_long
 
-__all__ = ["Address", "Port", "SocketConnection", "dial", "parse_address", "spell_address"]
-
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
 

@@ -15,8 +15,6 @@ from secure_apfed.exchange.envelope import Envelope, Kind
 from secure_apfed.exchange.links import Awaited
 from secure_apfed.names import ReleaseFigure
 
-__all__ = ["Meter", "PeerStatus", "Status", "StatusKeeper", "Waiting"]
-
 _SILENT_SHARE = 0.5  # of the patience: a peer that computes is silent for a while, too
 
 PeerState: TypeAlias = Literal["expected", "connected", "awaited", "silent", "left"]

@@ -18,8 +18,6 @@ from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.exchange.envelope import Envelope, Kind
 from secure_apfed.settings.run import TranscriptSettings
 
-__all__ = ["Flow", "Transcript"]
-
 MOST_MEGABYTES = 512.0
 """Of payloads that are kept."""
 

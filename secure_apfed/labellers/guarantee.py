@@ -29,17 +29,6 @@ from secure_apfed.privacy.accountants import gdp_epsilon
 from secure_apfed.privacy.contributions import SummedRelease, least_deviation
 from secure_apfed.privacy.randomised_response import VoteResponse
 
-__all__ = [
-    "Opening",
-    "TableGuarantee",
-    "calibrate_votes",
-    "distance_in_steps",
-    "summed_moment",
-    "summed_votes",
-    "table_guarantee",
-    "vote_distance",
-]
-
 Opening = VoteResponse | SummedRelease
 
 # Relative room for norms and scaling in floating point.

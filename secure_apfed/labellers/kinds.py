@@ -28,13 +28,6 @@ from secure_apfed.privacy.accountants import GaussianRelease, Mechanism, NoPriva
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.seeds import derive_seed
 
-__all__ = [
-    "Features", "Floats", "Integers", "Labeller", "LinearLabeller", "Logistic", "PrivateLogistic",
-    "Ridge", "Spreading", "checked_features", "checked_labels", "checked_positions", "hard",
-    "minimiser", "probabilities", "rows_of_norm_one", "scale_of", "with_constant",
-]  # fmt: skip
-
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Features = Floats | torch.Tensor

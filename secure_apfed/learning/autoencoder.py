@@ -23,17 +23,6 @@ from secure_apfed.seeds import seeded
 from secure_apfed.settings import THE_ACTIVE, Settings
 from secure_apfed.settings.training import ModelSettings
 
-__all__ = [
-    "Autoencoder",
-    "DistillationSettings",
-    "Resembled",
-    "Score",
-    "cross_validated",
-    "fit_autoencoder",
-    "new_autoencoder",
-    "own_codes",
-]
-
 _LOSSES = {"mse": F.mse_loss, "mae": F.l1_loss}
 Floats = NDArray[np.float64]
 Score: TypeAlias = Literal["accuracy", "f1", "f1_macro", "f1_weighted"]

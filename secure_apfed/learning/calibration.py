@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
 
-__all__ = ["SKEWED", "Straight", "in_deviations", "is_rare", "slope_of"]
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 

@@ -19,20 +19,6 @@ from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.training import DEVICE, TrainSettings
 
-__all__ = [
-    "EVERY",
-    "ActiveNetworks",
-    "Compute",
-    "Descent",
-    "Trainer",
-    "find_device",
-    "joint_loss",
-    "predictor_of",
-    "prefixed",
-    "rate_after",
-    "without_prefix",
-]
-
 EVERY = slice(None)
 """All rows of a batch."""
 _MOMENTS, _DONE = "moments", "steps done"

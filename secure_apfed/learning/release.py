@@ -33,19 +33,6 @@ from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.privacy.noise import NoiseSource
 
-__all__ = [
-    "ContributionNoise",
-    "Released",
-    "Releases",
-    "check_norms",
-    "check_rows",
-    "check_spread",
-    "is_narrow",
-    "read_representations",
-    "representation_specs",
-    "spread_of",
-]
-
 _NORM_SLACK = 1e-5
 _NEIGHBOUR = 10.0
 # Below, many honest rows lie close together for want of room.

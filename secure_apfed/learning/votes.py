@@ -21,11 +21,6 @@ from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import FOLDS, SoloTask
 from secure_apfed.solo.interface import held_out
 
-__all__ = [
-    "SoftTrainer", "Votes", "fit_linear", "fit_ridge", "last_layer", "likely_labels",
-    "reliability_of",
-]  # fmt: skip
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 

@@ -42,22 +42,6 @@ from secure_apfed.settings.method import Released
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import NoiseSettings
 
-__all__ = [
-    "NoisePlan",
-    "agreed_sum",
-    "contribution_noise",
-    "defences_of",
-    "fresh_secrets",
-    "guard_for",
-    "ledger_for",
-    "open_ledger",
-    "private_updates",
-    "require_no_releases",
-    "sum_and_noise",
-    "summed_release",
-    "whole_training",
-]
-
 
 def fresh_secrets(
     config: RunSettings,

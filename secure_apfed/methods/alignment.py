@@ -43,22 +43,6 @@ from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.tasks import Regression
 
-__all__ = [
-    "DEALER",
-    "align_as_active",
-    "align_as_passive",
-    "allow_signs",
-    "deal",
-    "forget_alignment",
-    "needs_dealer",
-    "next_dealt",
-    "place_rows",
-    "positions_in",
-    "positions_of",
-    "require_labels",
-    "rows_among",
-]
-
 DEALER = "dealer"
 _UNFINISHED = "alignment"
 _MORE = "give common people of each class a label, or align tables that share more people"

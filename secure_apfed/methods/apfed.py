@@ -94,22 +94,6 @@ from secure_apfed.settings.training import (
 )
 from secure_apfed.tasks import Classification, Task, scored_rows
 
-__all__ = [
-    "ActiveTrainer",
-    "Apfed",
-    "ApfedActive",
-    "ApfedCSettings",
-    "ApfedPassive",
-    "ApfedRSettings",
-    "ApfedSettings",
-    "Batch",
-    "MixedApfedSettings",
-    "PassiveTrainer",
-    "SingleView",
-    "SingleViewSettings",
-    "active_of",
-]
-
 _EVALUATION_ROWS = 1000
 
 

@@ -61,19 +61,6 @@ from secure_apfed.models import SequenceEncoder, encoder_and_head
 from secure_apfed.seeds import derive_seed, seeded
 from secure_apfed.settings.run import RunSettings
 
-__all__ = [
-    "AveragedModel",
-    "Averaging",
-    "AveragingActive",
-    "AveragingPassive",
-    "AveragingSettings",
-    "HFedMvSettings",
-    "LinearViews",
-    "SFedMvSettings",
-    "SequenceViews",
-    "Stages",
-]
-
 _ONE = torch.zeros(1, dtype=torch.int64)
 """What an answer counts for: there are no rows in common, of which each would be asked for."""
 

@@ -20,11 +20,6 @@ from apfed_protocols.seal import Identity, verify
 from secure_apfed.names import UPDATES, ReleaseFigure
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 
-__all__ = [
-    "Charged", "Statement", "pack_charged", "read_charged", "read_statement", "said_of",
-    "sign_charged",
-]  # fmt: skip
-
 _MOST_BYTES = 4096
 _PURPOSE = b"charged v1"
 

@@ -14,8 +14,6 @@ from secure_apfed.settings import unknown_name
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings, ThresholdChoice
 
-__all__ = ["check_method", "methods_that"]
-
 
 def check_method(config: RunSettings) -> None:
     """Refuse what does not go with the method. Raises ValueError: names the setting, and what to

@@ -87,22 +87,6 @@ from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
 
-__all__ = [
-    "ApcVfl",
-    "ApcVflActive",
-    "ApcVflPassive",
-    "ApcVflSettings",
-    "ApcVflTrainer",
-    "DistilledTrainer",
-    "VFedTrans",
-    "VFedTransActive",
-    "VFedTransAggregator",
-    "VFedTransPassive",
-    "VFedTransSettings",
-    "VFedTransTrainer",
-    "fit_classifier",
-]
-
 _LARGEST = 1e100  # as `apfed_protocols.svd` takes
 _TOLERANCE = 1e-6
 _GRID = 2.0**-16  # far above what rounding under fresh masks moves, so that runs repeat

@@ -96,31 +96,6 @@ from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings, TrainSettings
 
-__all__ = [
-    "FILLS",
-    "SUM",
-    "EncoderTrainer",
-    "EncodingPassive",
-    "HeadTrainer",
-    "Joint",
-    "JointSettings",
-    "JointTeacher",
-    "JointTeacherActive",
-    "JointTeacherSettings",
-    "SplitNn",
-    "SplitNnActive",
-    "SplitNnSettings",
-    "SumTrainer",
-    "SummedPassive",
-    "SummedSplitNn",
-    "SummedSplitNnActive",
-    "SummedSplitNnSettings",
-    "Tvfl",
-    "TvflActive",
-    "TvflPassive",
-    "TvflSettings",
-]
-
 SUM = "the others"
 """The one part that the head reads where representations are summed."""
 HEAD = "head"

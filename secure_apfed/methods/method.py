@@ -28,34 +28,6 @@ from secure_apfed.seeds import shuffled
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
-__all__ = [
-    "FOR_AN_ANSWER",
-    "FOR_THE_ACTIVE",
-    "FOR_THE_AGGREGATOR",
-    "Agreed",
-    "Agreement",
-    "Helper",
-    "Keeper",
-    "Kept",
-    "Learner",
-    "Lockstep",
-    "Method",
-    "Own",
-    "PartyState",
-    "Role",
-    "Save",
-    "Secrets",
-    "Steps",
-    "batches_of",
-    "end_all",
-    "held_out_of",
-    "keep_or_end",
-    "learnt_rows",
-    "meet",
-    "meet_all",
-    "save_all",
-]
-
 FOR_THE_AGGREGATOR, FOR_AN_ANSWER, FOR_THE_ACTIVE = 2, 4, 8
 """Units of patience: whoever is waited for may itself wait for those before it, and names them."""
 

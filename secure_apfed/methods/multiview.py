@@ -67,37 +67,6 @@ from secure_apfed.seeds import derive_seed, seeded
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
-__all__ = [
-    "ActiveTrainer",
-    "FedMvSettings",
-    "Floats",
-    "MmvflSettings",
-    "Multiview",
-    "MultiviewActive",
-    "MultiviewPassive",
-    "MultiviewSettings",
-    "Pull",
-    "VFedMvSettings",
-    "ViewModel",
-    "ViewTrainer",
-    "ViewsActive",
-    "agreed_on",
-    "averaged",
-    "check_clip",
-    "common_labels",
-    "iterate",
-    "joint_scores",
-    "joint_share",
-    "label_terms",
-    "objective",
-    "own_labels",
-    "pull_of",
-    "row_norms",
-    "start",
-    "view_objective",
-    "weights_of",
-]
-
 Floats = NDArray[np.float64]
 
 _LEAST_NORM = 1e-10

@@ -63,17 +63,6 @@ from secure_apfed.methods.method import (
 from secure_apfed.methods.session import enter, new_session
 from secure_apfed.methods.sum_end import SessionSum
 
-__all__ = [
-    "JointPredictor",
-    "LimitReachedError",
-    "Take",
-    "add_up",
-    "joint_method",
-    "kept_of",
-    "load_kept",
-    "serve",
-]
-
 
 class Take(Protocol):
     """A passive's own limits; what counts raises LimitReachedError where it would exceed one, and

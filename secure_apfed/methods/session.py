@@ -61,21 +61,6 @@ from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.settings import SilentPassive
 from secure_apfed.settings.run import RunSettings
 
-__all__ = [
-    "Course",
-    "Entered",
-    "PartyTensors",
-    "Session",
-    "Simulation",
-    "Start",
-    "assist",
-    "enter",
-    "lead",
-    "new_session",
-    "roles_of",
-    "train",
-]
-
 T = TypeVar("T")
 _ALL_ALONG = 1_000_000  # units of patience: longer than any run
 _AT_WILL = 2**31  # answers a person: passives that serve have limits of their own

@@ -33,23 +33,6 @@ from secure_apfed.solo import Baseline, SoloTask, chosen
 from secure_apfed.solo.interface import fits_kept_meanwhile
 from secure_apfed.tasks import LOSSES, Regression, scored_rows
 
-__all__ = [
-    "RANGES",
-    "Belief",
-    "Bins",
-    "Prior",
-    "Student",
-    "StudentActive",
-    "StudentModel",
-    "by_baseline",
-    "by_best_baseline",
-    "by_labeller",
-    "classes_voted",
-    "side_by_side",
-    "train_student",
-    "with_prior",
-]
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 RANGES = 8

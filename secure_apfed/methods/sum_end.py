@@ -62,26 +62,6 @@ from secure_apfed.privacy.ledger import Release, ReleaseCounts
 from secure_apfed.settings.training import SumSettings
 from secure_apfed.workers import open_worker, pays
 
-__all__ = [
-    "ActiveSum",
-    "Admitted",
-    "Aggregator",
-    "Allowance",
-    "Noted",
-    "PassiveSum",
-    "RefusedSums",
-    "SessionSum",
-    "StepGate",
-    "SumAggregator",
-    "SumHelper",
-    "SumLearner",
-    "SumMethod",
-    "answer_digest",
-    "bind_step",
-    "encrypting_ahead",
-    "unless_unasked",
-]
-
 Floats = NDArray[np.floating]
 
 

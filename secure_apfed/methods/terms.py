@@ -21,29 +21,6 @@ from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings, ObjectiveSettings, PassiveSettings
 from secure_apfed.tasks import TASKS, Task
 
-__all__ = [
-    "ROWS_AT_ONCE",
-    "Asked",
-    "asked_of",
-    "check_passives",
-    "clip_of",
-    "growth",
-    "make_sum",
-    "model_of",
-    "objective_of",
-    "outputs_of",
-    "planned_releases",
-    "projection_size",
-    "representation_terms",
-    "require_own_terms",
-    "rows_of_a_step",
-    "rows_trained",
-    "sent_terms",
-    "settings_of",
-    "steps_of",
-    "task_of",
-]
-
 ROWS_AT_ONCE = 4096
 _PROJECTION = 64
 _PROJECTED_NORM = 1e-3

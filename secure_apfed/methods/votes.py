@@ -86,30 +86,6 @@ from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import NoiseSettings
 from secure_apfed.solo import BASELINES
 
-__all__ = [
-    "ASK",
-    "Ballot",
-    "BallotAggregator",
-    "BallotSize",
-    "CountingPassive",
-    "RandomisedVotes",
-    "RandomisedVotesActive",
-    "RandomisedVotesPassive",
-    "RandomisedVotesSettings",
-    "SummedVotes",
-    "SummedVotesActive",
-    "SummedVotesPassive",
-    "VoteSettings",
-    "VoteTerms",
-    "VotesActive",
-    "VotesMethod",
-    "VotesPassive",
-    "VotesSettings",
-    "agreements",
-    "passive_labeller",
-    "prior_of",
-]
-
 ASK = 0
 """The step in which the active asks."""
 

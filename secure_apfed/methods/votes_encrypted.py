@@ -47,15 +47,6 @@ from secure_apfed.methods.votes import (
 )
 from secure_apfed.privacy.contributions import SummedRelease
 
-__all__ = [
-    "EncryptedVotes",
-    "EncryptedVotesActive",
-    "EncryptedVotesAggregator",
-    "EncryptedVotesPassive",
-    "EncryptedVotesSettings",
-    "OpenAudits",
-]
-
 _MOST_LABELLED = 4096
 _OPEN_AUDITS = 1  # after which a passive still takes part: each is a chance more for a cheat
 

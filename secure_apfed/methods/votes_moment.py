@@ -52,16 +52,6 @@ from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.seeds import derive_seed
 from secure_apfed.settings.method import FormSettings
 
-__all__ = [
-    "MomentVotes",
-    "MomentVotesActive",
-    "MomentVotesAggregator",
-    "MomentVotesPassive",
-    "MomentVotesSettings",
-    "hyperplane_signs",
-    "smoothed_votes",
-]
-
 _BITS = 12
 _UNASKED = 8  # blocks of 4 MiB
 _STRENGTHS = np.geomspace(1e-3, 1e4, 141)

@@ -48,8 +48,6 @@ from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.data import TABLES, TableShape
 from secure_apfed.settings.run import TranscriptSettings
 
-__all__ = ["STEPS", "Forecast", "IntersectionCost", "Link", "forecast"]
-
 _WIDE = 1024
 _LARGE_EPSILON = 10.0
 _KEPT = (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM)

@@ -51,17 +51,6 @@ from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.randomness import KEY_BYTES, derive_key, keystream
 from secure_apfed.errors import ModelError
 
-__all__ = [
-    "NoiseSource",
-    "check_representations",
-    "clip_gradients",
-    "clip_rows",
-    "grid_of",
-    "on_grid",
-    "onto_ball",
-    "standard_normals",
-]
-
 _EPS = torch.finfo(torch.float64).eps
 _PURPOSE = b"secure-apfed gaussian noise v1"
 _EXACT = 2.0**53

@@ -40,8 +40,6 @@ from secure_apfed.solo import BASELINES, FOLDS, SoloTask
 from secure_apfed.solo.interface import FloatArray, IntArray, held_out
 from secure_apfed.tasks import Classification
 
-__all__ = ["calibrate"]
-
 _LEAST_SHARE = 1e-12
 _FEWEST = 30
 """Rows without a label, of which a mean is taken; where there are fewer all rows count."""

@@ -62,8 +62,6 @@ from secure_apfed.tasks import scored_rows
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["Course", "Judged", "PartyBackError", "RunWriter", "Watch", "judge", "versions"]
-
 _CARD_VERSION = 1
 _PACKAGES = (
     "secure-apfed", "torch", "numpy", "tenseal", "cryptography", "opacus", "scikit-learn",

@@ -42,21 +42,6 @@ from secure_apfed.measures import Scored
 from secure_apfed.names import own_file
 from secure_apfed.privacy.ledger import holds_releases
 
-__all__ = [
-    "PartyFolder",
-    "RunFolder",
-    "Steps",
-    "keep_scored",
-    "no_checkpoint",
-    "read_scored",
-    "read_sealed",
-    "read_tested",
-    "resumable",
-    "save_tensors",
-    "signed",
-    "write_sealed",
-]
-
 _TESTED = "tested"
 _DIGEST_BYTES = 32
 _KEY_BYTES_AT_MOST = 4096

@@ -28,11 +28,6 @@ from secure_apfed.runs.folder import PartyFolder, read_sealed, save_tensors, sig
 from secure_apfed.runs.outcome import Contributions, Privacy, Written
 from secure_apfed.runs.spending import ReleaseMeter, worst_of
 
-__all__ = [
-    "Kept", "PartyEnd", "PartyKeeper", "config_digest", "keep_for_serving", "read_kept",
-    "table_digest",
-]  # fmt: skip
-
 _VERSION = 4
 _KEPT = "joint"
 _MOST_BYTES = 2**30

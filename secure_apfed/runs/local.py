@@ -62,8 +62,6 @@ from secure_apfed.runs.outcome import (
 from secure_apfed.runs.party import PartyFile, Peer, Tls
 from secure_apfed.settings.data import TABLES
 
-__all__ = ["free_addresses", "prepare_parties", "relaying", "run_locally", "trial_ways"]
-
 Way: TypeAlias = Literal["tcp", "grpc", "relay", "nvflare"]
 """How the parties of a trial reach each other."""
 RELAY = "relay"  # the name in its certificate, and of its folder beside the parties'

@@ -39,31 +39,6 @@ from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.solo import load_model
 
-__all__ = [
-    "RANKED",
-    "Attendance",
-    "Between",
-    "Calibration",
-    "Contributions",
-    "Count",
-    "Epsilon",
-    "Outcome",
-    "Privacy",
-    "Progress",
-    "Ranking",
-    "Recording",
-    "RunResult",
-    "Stated",
-    "Written",
-    "load_recording",
-    "measure_text",
-    "no_recording",
-    "read_outcome",
-    "scores_of",
-    "write_outcome",
-]
-
-
 RANKED = ("auc", "average_precision", "ks")
 """What a ranking of two classes is told by."""
 

@@ -19,8 +19,6 @@ from secure_apfed.data import OwnData
 from secure_apfed.exchange import Envelope, Flow, Kind, Transcript, unpack_own
 from secure_apfed.settings.run import RunSettings, TranscriptSettings
 
-__all__ = ["LetOut", "OwnRecord"]
-
 _MOST_BYTES = 2**28  # of the first releases, and as many of the last
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
 

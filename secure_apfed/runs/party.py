@@ -43,11 +43,6 @@ from secure_apfed.workers import close_workers
 if TYPE_CHECKING:
     from secure_apfed.between.certificates import Credentials
 
-__all__ = [
-    "LINKS", "Connect", "Joined", "PartyFile", "Peer", "Place", "ServeSettings", "Tls", "audited",
-    "connect", "joined", "own_data", "play_party", "role_of",
-]  # fmt: skip
-
 
 def _address(text: str) -> str:
     parse_address(text)

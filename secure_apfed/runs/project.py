@@ -45,11 +45,6 @@ from secure_apfed.runs.party import PartyFile, Place
 from secure_apfed.settings import EACH_ALONE, Settings
 from secure_apfed.settings.data import TABLES, TableShape
 
-__all__ = [
-    "ANSWER", "PROPOSAL", "RUN", "SEALED", "Answer", "Proposal", "Sealed", "Signed", "accept",
-    "answer", "digest_of", "listens_at", "propose", "seal", "shape_of", "shared_settings",
-]  # fmt: skip
-
 ANSWER, PROPOSAL, SEALED, RUN = "answer-{}.json", "proposal.json", "sealed.json", "run.yaml"
 _PARTY, _TABLE = "party.yaml", "table.safetensors"
 _CA, _CERTIFICATE, _KEY, _RELAY = "ca.pem", "certificate.pem", "key.pem", "relay"

@@ -44,8 +44,6 @@ from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import unknown_name
 from secure_apfed.workers import close_workers
 
-__all__ = ["TRANSPORTS", "PastAlignment", "aligned_once", "run", "run_in_memory"]
-
 
 class PastAlignment(NamedTuple):
     """What an alignment left: rows by party and position, and what was sent for it.

@@ -35,16 +35,6 @@ from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.training import ModelSettings
 from secure_apfed.tasks import TASKS, Classification, Task
 
-__all__ = [
-    "Compared",
-    "Predicted",
-    "SoloModel",
-    "load_model",
-    "predict_file",
-    "predict_into",
-    "row_writer",
-]
-
 
 class _Parts(BaseModel):
     """What a card says of the network; the rest of it is for people."""

@@ -18,11 +18,6 @@ from secure_apfed.privacy.ledger import NOTHING_RELEASED, PrivacyLedger, Privacy
 from secure_apfed.privacy.randomised_response import LabelMechanism
 from secure_apfed.secure_sums import sum_kind
 
-__all__ = [
-    "LABEL_ASSUMPTIONS", "ReleaseMeter", "cross_checked", "guarantee_of", "guarantee_text",
-    "spent_in", "worst_of",
-]  # fmt: skip
-
 LABEL_ASSUMPTIONS = (
     "it covers training labels in whatever this run computed from them, the finished model and the "
     "baselines beside it included, taking as public the features, who is in the table, the class "

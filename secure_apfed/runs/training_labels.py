@@ -31,8 +31,6 @@ from secure_apfed.names import log_file
 from secure_apfed.privacy.randomised_response import first_epoch_of, make_label_mechanism
 from secure_apfed.seeds import shuffled
 
-__all__ = ["TrainingLabels", "answered_labels", "gone_back"]
-
 _OPEN = -1
 _BATCH = 1000
 

@@ -13,19 +13,6 @@ from pydantic import Field, field_validator, model_validator
 from secure_apfed.names import ByParty, ColumnName, Name, PartyName
 from secure_apfed.settings import Settings
 
-__all__ = [
-    "BUILT_IN_ACTIVE",
-    "MOST_CATEGORIES",
-    "TABLES",
-    "DataSettings",
-    "Database",
-    "Missing",
-    "PartySettings",
-    "RareCategories",
-    "TableShape",
-    "ViewColumns",
-]
-
 TABLES = "tables"
 """What `dataset` says of the parties' own files."""
 

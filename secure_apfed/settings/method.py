@@ -16,16 +16,6 @@ from secure_apfed.settings.training import NoiseSettings, ObjectiveSettings
 if TYPE_CHECKING:
     from secure_apfed.settings.run import RunSettings
 
-__all__ = [
-    "Averaged",
-    "FormSettings",
-    "MethodSettings",
-    "Released",
-    "Side",
-    "Teacher",
-    "VoteOpening",
-]
-
 Side: TypeAlias = Literal["active", "passives"]
 VoteOpening: TypeAlias = Literal["sum", "randomised", "moment", "encrypted"]
 """How the active reads passives' votes on rows: their secure sum; each passive's under randomised

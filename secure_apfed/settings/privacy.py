@@ -8,11 +8,6 @@ from pydantic import Field, model_validator
 
 from secure_apfed.settings import Settings
 
-__all__ = [
-    "LARGEST_CLIP", "LARGEST_LABEL_EPSILON", "SMALLEST_CLIP", "CompressionSettings",
-    "DefenceSettings", "DpSgdSettings", "GuardSettings", "LabelSettings", "MarvellSettings",
-]  # fmt: skip
-
 # Bounds outside which float32 cannot hold a clipped row and its noise side by side.
 SMALLEST_CLIP = 1e-6
 LARGEST_CLIP = 1e6

@@ -28,8 +28,6 @@ from secure_apfed.settings.training import (
     TrainSettings,
 )
 
-__all__ = ["AttackChoice", "RunSettings", "ThresholdChoice", "TranscriptSettings"]
-
 _Share = Annotated[float, Field(gt=0, lt=1)]
 
 

@@ -21,20 +21,6 @@ from secure_apfed.solo.interface import (
     held_out,
 )
 
-__all__ = [
-    "GradientBoosting",
-    "Logistic",
-    "Ridge",
-    "SelfTraining",
-    "Spreading",
-    "SpreadingStudent",
-    "best_strength",
-    "classifier",
-    "logistic",
-    "scale_of",
-    "table_of",
-]
-
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 _FOLDS = 3
 _STEPS = 5_000

@@ -32,12 +32,6 @@ from secure_apfed.models import Shape
 from secure_apfed.seeds import Draws, derive_seed, seeded
 from secure_apfed.settings.training import ModelSettings, TrainSettings
 
-__all__ = [
-    "ENOUGH_LABELS", "Baseline", "FitStore", "FloatArray", "IntArray", "Predictor", "SoloTask",
-    "checked_rows", "fits_kept_by", "fits_kept_meanwhile", "fitted_once", "held_out", "scored_once",
-]  # fmt: skip
-
-
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 ENOUGH_LABELS = 400

@@ -23,8 +23,6 @@ from secure_apfed.seeds import Draws, seeded, shuffled
 from secure_apfed.solo.classical import best_strength, logistic, scale_of, table_of
 from secure_apfed.solo.interface import Baseline, FloatArray, Predictor, SoloTask, fitted_once
 
-__all__ = ["Autoencoder", "MixMatch", "Network", "flattened", "parted"]
-
 _MOST_STEPS = 1_000
 _FIRST_LOOK, _LOOK_EVERY = 300, 100
 # Times the run's rate: the next is tried where the first look is above _SLOW times a blind guess.

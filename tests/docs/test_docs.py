@@ -29,7 +29,7 @@ import secure_apfed
 from secure_apfed.cli import app, execute
 from secure_apfed.config.file import load_config_text
 from secure_apfed.config.plain_yaml import parse_yaml
-from tests.architecture_rules import LAYERS, exported, the_tree
+from tests.architecture_rules import LAYERS, public, the_tree
 from tests.docs.pages import DOCS, DOCUMENTS, HOOK, ROOT, blocks, built_site, command_lines, text_of
 
 START, TUTORIAL = "docs/start.md", "docs/tutorial.md"
@@ -50,9 +50,9 @@ def missing(code: str) -> list[str]:
         if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in LAYERS:
             home = TREE.get(str(node.module))
             names = {alias.name for alias in node.names}
-            known = exported(home.tree.body) or set() if home else set()
+            known = public(home) if home else set()
             if node.module == "secure_apfed":  # which gives all of the other
-                known |= exported(TREE["apfed_protocols"].tree.body) or set()
+                known |= public(TREE["apfed_protocols"])
             offences += [
                 f"{node.module}: {name}" for name in sorted(names - known)
                 if f"{node.module}.{name}" not in TREE

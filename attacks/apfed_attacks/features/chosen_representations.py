@@ -28,8 +28,6 @@ from apfed_attacks.live.strategy import ActiveAttack, ActiveSeat, notes_of
 from apfed_attacks.view import AdversaryView, Agreed, Knowledge
 from secure_apfed.settings.training import ContrastiveSettings
 
-__all__ = ["ChosenRepresentations"]
-
 _ROOM = 4.0
 
 

@@ -29,15 +29,6 @@ from apfed_attacks.view import AdversaryView, Agreed, AttackError, Observed, bat
 from secure_apfed.objectives import contrastive_loss
 from secure_apfed.settings.training import ContrastiveSettings
 
-__all__ = [
-    "ContrastiveInversion",
-    "Question",
-    "contrastive_sum",
-    "explain_sums",
-    "opened_batches",
-    "why_not_contrastive",
-]
-
 _SMALLEST_BATCH = 2
 
 

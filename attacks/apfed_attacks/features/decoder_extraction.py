@@ -28,8 +28,6 @@ from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.live.strategy import ActiveAttack, ActiveSeat, notes_of
 from apfed_attacks.view import AdversaryView, Knowledge
 
-__all__ = ["DecoderExtraction"]
-
 _RANK = 1e-5
 
 

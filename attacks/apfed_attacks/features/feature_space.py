@@ -19,8 +19,6 @@ from torch import Tensor, nn
 
 from secure_apfed.models import Shape
 
-__all__ = ["decoder_for", "energy_distance", "layers", "simulator_for", "slope_penalty"]
-
 _IMAGE = 3  # channels, height, width
 
 

@@ -37,8 +37,6 @@ from secure_apfed.contract import RepresentationTerms
 from secure_apfed.models import Shape
 from secure_apfed.seeds import derive_seed, seeded
 
-__all__ = ["FeatureSpaceHijack", "Hijack", "HijackAttack", "ReversedHijack", "Space"]
-
 _AWAY_FROM_ZERO = 2.0
 _BETAS = 0.5, 0.999  # Adam's betas: a game between two learners wants little momentum
 _AT_ONCE = 500  # rows that are encoded or decoded together

@@ -10,8 +10,6 @@ from apfed_attacks.features.regression import FeatureAttack, guess_features
 from apfed_attacks.interface import Guess
 from apfed_attacks.view import AdversaryView, released
 
-__all__ = ["InverseNetwork"]
-
 
 class InverseNetwork(FeatureAttack):
     """Regressors from h, and from h beside the own features x, to the victim's features.

@@ -23,8 +23,6 @@ from apfed_attacks.interface import Guess
 from apfed_attacks.live.strategy import ActiveAttack, ActiveSeat, notes_of
 from apfed_attacks.view import AdversaryView, Knowledge
 
-__all__ = ["Isolation"]
-
 
 class Isolation(ActiveAttack):
     """Isolate the victim's contribution for some people; regress it to the victim's features.

@@ -30,8 +30,6 @@ from apfed_attacks.view import (
     votes_read,
 )
 
-__all__ = ["SumRegression", "VectorRegression", "VoteRegression"]
-
 
 class SumRegression(FeatureAttack):
     """Regress opened sums, alone and beside what the active has, to the victim's features.

@@ -32,8 +32,6 @@ from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.live.strategy import ActiveAttack
 from apfed_attacks.view import AdversaryView, AttackError
 
-__all__ = ["REGRESSORS", "FeatureAttack", "Regression", "guess_features", "ridge"]
-
 _ALPHAS = np.logspace(-2, 4, 13)
 _BATCH = 200
 # (hidden width, most iterations, seed, rows) -> an unfitted scikit-learn regressor of many outputs.

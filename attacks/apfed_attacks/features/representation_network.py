@@ -22,8 +22,6 @@ from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, released
 from secure_apfed.seeds import seeded
 
-__all__ = ["RepresentationNetwork"]
-
 _DRAWS = 8  # of the noise, whose rows are averaged
 
 

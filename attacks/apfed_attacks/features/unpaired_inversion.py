@@ -28,8 +28,6 @@ from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, AttackError, released
 from secure_apfed.seeds import derive_seed, seeded, shuffled
 
-__all__ = ["UnpairedInversion"]
-
 _BETAS = 0.5, 0.9
 _SEEN = 1_000  # rows that the choice among starts compares
 

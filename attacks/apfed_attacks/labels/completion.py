@@ -38,17 +38,6 @@ from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, AttackError
 from secure_apfed.seeds import seeded
 
-__all__ = [
-    "PROBES",
-    "LabelProbe",
-    "fresh_columns",
-    "guess_labels",
-    "in_parts",
-    "known_labels",
-    "named",
-    "own_bottom",
-]
-
 IntArray: TypeAlias = NDArray[np.int64]
 # (most iterations, seed) -> an unfitted scikit-learn classifier.
 PROBES: Mapping[str, Callable[[int, int], Any]] = {

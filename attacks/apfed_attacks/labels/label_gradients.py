@@ -20,8 +20,6 @@ from apfed_attacks.labels.completion import LabelProbe, guess_labels
 from apfed_attacks.view import AdversaryView, Observed, gradients, over_time
 from secure_apfed.exchange import Kind
 
-__all__ = ["GradientDirection", "LabelGradients", "gradients_over_time", "why_no_gradients"]
-
 
 class LabelGradients(LabelProbe):
     """Probes with known labels, or clusters without any, on gradients.

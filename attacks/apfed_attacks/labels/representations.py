@@ -18,8 +18,6 @@ from apfed_attacks.interface import Guess
 from apfed_attacks.labels.completion import LabelProbe, fresh_columns, guess_labels
 from apfed_attacks.view import AdversaryView, over_time, released_positions, representations
 
-__all__ = ["ModelCompletion", "Temporal"]
-
 
 class ModelCompletion(LabelProbe):
     """A1: probes with known labels, or clusters without any, on the last epoch.

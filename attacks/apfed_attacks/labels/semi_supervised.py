@@ -35,8 +35,6 @@ from apfed_attacks.labels.label_gradients import gradients_over_time, why_no_gra
 from apfed_attacks.view import AdversaryView, AttackError, over_time, representations
 from secure_apfed.seeds import derive_seed, seeded
 
-__all__ = ["SemiSupervised"]
-
 _TRAINED_FURTHER, _FRESH = "own network, trained further", "own network, fresh weights"
 
 

@@ -28,8 +28,6 @@ from apfed_attacks.view import (
     pseudo_labels,
 )
 
-__all__ = ["PseudoLabels", "ShownLabels"]
-
 _CERTAIN = 2.0  # above every probability
 
 

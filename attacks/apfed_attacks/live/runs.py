@@ -58,19 +58,6 @@ from secure_apfed.runs.outcome import Recording
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.seeds import derive_seed, shuffled
 
-__all__ = [
-    "ALL_RULES",
-    "JointRun",
-    "LiveRun",
-    "LiveSession",
-    "Poison",
-    "PoisonedVotes",
-    "Rule",
-    "VotesRun",
-    "play_answers",
-    "play_from",
-]
-
 OfMethod = TypeVar("OfMethod", bound=Learner)
 _UNBOUNDED = 1e30
 Poison = Literal["random", "constant", "flip", "rotate"]

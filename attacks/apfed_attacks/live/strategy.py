@@ -20,16 +20,6 @@ from apfed_attacks.view import AdversaryView, AttackError, Knowledge
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.seeds import derive_seed
 
-__all__ = [
-    "ActiveAttack",
-    "ActiveSeat",
-    "Answering",
-    "AnsweringAttack",
-    "notes_of",
-    "people_to_ask",
-    "why_not_played",
-]
-
 
 class ActiveSeat(Protocol):
     """The active's place in a live run, as an attack plays it.

@@ -33,8 +33,6 @@ from secure_apfed.errors import DataError
 from secure_apfed.seeds import shuffled
 from secure_apfed.settings.alignment import AlignmentSettings
 
-__all__ = ["Stuffed", "Tables", "play_stuffing"]
-
 _MOST = 2**32 - 1
 _DEALER = "dealer (in memory)"
 

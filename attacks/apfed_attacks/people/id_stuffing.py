@@ -15,8 +15,6 @@ from apfed_attacks.interface import Attack, Guess, Prediction
 from apfed_attacks.live.strategy import notes_of, why_not_played
 from apfed_attacks.view import AdversaryView
 
-__all__ = ["IdStuffing"]
-
 _UNTRIED = 0.5
 
 

@@ -32,16 +32,6 @@ from secure_apfed.settings.training import ModelSettings
 if TYPE_CHECKING:
     from secure_apfed.settings.training import TrainSettings
 
-__all__ = [
-    "AveragedMembership",
-    "Membership",
-    "Shadows",
-    "Strangers",
-    "halves",
-    "likelihood_ratio",
-    "logit_confidence",
-]
-
 Strangers: TypeAlias = Literal["outside", "elsewhere"]
 """People who did not train at a party: of no party's training, or of another passive's."""
 _FLOOR = 1e-12

@@ -27,8 +27,6 @@ from scipy.stats import beta
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.privacy.accountants import gdp_epsilon
 
-__all__ = ["DELTA", "Claim", "Evidence", "Result", "epsilon_from", "evidence_from"]
-
 DELTA = 1e-5
 _SMALLEST_PART = 20
 

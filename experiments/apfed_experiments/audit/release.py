@@ -21,8 +21,6 @@ from scipy.stats import beta, binom
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.privacy.accountants import gdp_epsilon
 
-__all__ = ["Audit", "audit_release", "epsilon_below", "mu_below", "mu_below_if_independent"]
-
 # Canaries are far longer than any clip bound, so that a clip that yields shows.
 _CANARY_NORM, _DIMENSION = 1e3, 8
 _BISECTIONS = 40

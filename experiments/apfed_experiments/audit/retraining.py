@@ -40,11 +40,6 @@ from secure_apfed.seeds import seeded, shuffled
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.training import ModelSettings, ReconstructionSettings
 
-__all__ = [
-    "CASES", "EPSILON", "Case", "OtherRows", "Protection", "Retrainings", "Step", "Task",
-    "WhiteBox", "directions", "networks", "play_case", "run_audit", "task_of",
-]  # fmt: skip
-
 Weights = Mapping[str, Tensor]
 """Parameters of a module by name, as `torch.func.functional_call` takes them."""
 

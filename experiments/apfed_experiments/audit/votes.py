@@ -28,12 +28,6 @@ from secure_apfed.privacy.accountants import GaussianRelease, gdp_epsilon, gdp_m
 from secure_apfed.privacy.noise import on_grid, standard_normals
 from secure_apfed.privacy.randomised_response import VoteResponse
 
-__all__ = [
-    "VOTE_CASES", "NoisySum", "TwoTables", "VoteCase", "labelled_person",
-    "one_answer", "one_vote_in_a_moment", "one_vote_in_a_sum", "people_on_a_line", "play_vote_case",
-    "record_in_answers", "record_in_weights", "weights_and_answer", "weights_and_sum",
-]  # fmt: skip
-
 Floats = NDArray[np.float64]
 
 

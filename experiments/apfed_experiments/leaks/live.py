@@ -39,13 +39,6 @@ from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.training import ReconstructionSettings
 
-__all__ = [
-    "UNPROTECTED", "VICTIM", "Remembering", "Setting", "centred_cosine", "chosen", "decoder",
-    "features_of", "hijacking", "inversion", "isolation",
-    "joint_inversion", "live_config", "noise", "open_run", "open_sum", "protected",
-    "reversed_hijacking", "stuffing", "sum_for",
-]  # fmt: skip
-
 # A seed of Fashion-MNIST takes longer than all of digits.
 _INVERSION_SEEDS = {"digits-in-6": range(3), "fashion_mnist-in-6": range(1)}
 _STEPS = 3

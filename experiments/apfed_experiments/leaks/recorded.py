@@ -20,8 +20,6 @@ from secure_apfed.data import find_dataset
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
 
-__all__ = ["CASES", "NETWORKS", "Case", "config_of", "few_labels", "labels", "papers"]
-
 _SEEDS = range(5)
 _DATA = ("all-labels-digits", "all-labels-breast-cancer")
 _NOISE = {"clip": 1.0, "sigma": 0.5, "noise": "reproducible_insecure"}

@@ -26,8 +26,6 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.measures import ACCURACY
 
-__all__ = ["chosen_labels", "labels_config", "poisoned_votes", "repeated_votes", "vote_membership"]
-
 _SEEDS = range(5)
 _NEAR = 10
 _DATA: Mapping[str, Mapping[str, Any]] = {

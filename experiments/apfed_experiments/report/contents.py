@@ -29,12 +29,6 @@ from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
 from secure_apfed.tasks import TASKS, Classification
 
-__all__ = [
-    "Learned", "Tile", "accounting_of", "agreement_of", "alignment_leaks_of", "coalitions_of",
-    "headline_of", "learned_by", "limits_of", "privacy_document", "settings_of", "tiles_of",
-    "trace_of", "traffic_of", "unevenness", "warnings_of",
-]  # fmt: skip
-
 _BY_CLASS = "recall of class "
 _BALLOTS = frozenset({Kind.LABELS, Kind.ENCRYPTED_LABELS})
 

@@ -24,8 +24,6 @@ from secure_apfed.runs.folder import PartyFolder, RunFolder
 from secure_apfed.runs.keeper import PartyEnd
 from secure_apfed.runs.outcome import Outcome, Written
 
-__all__ = ["OwnSide", "ReportedParty", "read_charges", "read_party", "stated_rows"]
-
 _KEEP: Mapping[str, str] = {
     "identity.pem": "always, with a copy, for nobody else's eyes: nobody can restore it",
     "contract.json": "always: what all parties signed",

@@ -24,11 +24,6 @@ from secure_apfed.files import write_atomically
 from secure_apfed.measures import MEASURES
 from secure_apfed.runs.outcome import RANKED
 
-__all__ = [
-    "Part", "fill", "render", "render_party", "write_comparison", "write_page", "write_runs_page",
-    "write_seeds_page",
-]  # fmt: skip
-
 
 def render(
     run: ReportedRun, pictures: Sequence[Picture], audited: Audited | None,

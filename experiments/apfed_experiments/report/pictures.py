@@ -31,8 +31,6 @@ from secure_apfed.files import own_subfolder
 from secure_apfed.intervals import proportion_interval
 from secure_apfed.measures import Measure, calibration_curve
 
-__all__ = ["write_pictures"]
-
 _WIDTH = 8.0
 _MANY_EPOCHS = 25
 Drawn = tuple[Figure, str] | None

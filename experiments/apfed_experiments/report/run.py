@@ -24,11 +24,6 @@ from secure_apfed.privacy.guard import make_guard
 from secure_apfed.runs.folder import RunFolder, read_scored
 from secure_apfed.runs.outcome import Epsilon, Written, scores_of
 
-__all__ = [
-    "Audited", "EpochMetrics", "ReportedRun", "audit_of", "measured_of", "read_run",
-    "scored_of",
-]  # fmt: skip
-
 _FALSE_ALARMS = 0.01
 # Reports are many, and each alarm is taken for a bug.
 _DOUBT = 1e-6

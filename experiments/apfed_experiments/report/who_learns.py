@@ -17,11 +17,6 @@ from secure_apfed.methods import METHODS
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.run import RunSettings
 
-__all__ = [
-    "COALITIONS", "FACTS", "LIMITS", "RULES", "Coalition", "Limit", "Role", "Rule", "RunFacts",
-    "rule_for",
-]  # fmt: skip
-
 
 class Role(StrEnum):
     ACTIVE = "active"

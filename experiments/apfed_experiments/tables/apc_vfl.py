@@ -33,8 +33,6 @@ from secure_apfed.methods.distilled import ApcVflSettings
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.run import run
 
-__all__ = ["SCENARIOS", "TABLES", "Part", "Scenario", "alone", "exchanged", "helped"]
-
 _READING = (
     "Mean over the seeds of ten-fold cross-validations, which are drawn with the seed as rows, "
     "aligned rows and weights are; minus: paired by seed. Intervals hold what these change, and "

@@ -18,8 +18,6 @@ from apfed_experiments.tables.table import Job, Line, PaperTable, Printed, Size,
 from secure_apfed.config import Config
 from secure_apfed.methods import METHODS
 
-__all__ = ["PRINTED", "PROXY", "TABLES", "Training", "run_of"]
-
 _TITLES = {
     "mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",

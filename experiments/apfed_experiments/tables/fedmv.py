@@ -30,8 +30,6 @@ from secure_apfed.seeds import seeded
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.training import TrainSettings
 
-__all__ = ["TABLES"]
-
 _Rows = NDArray[np.int64]
 _BETA, _WEIGHT = 4.0, 8.0
 _METRICS = ("accuracy", "precision", "recall", "F1")

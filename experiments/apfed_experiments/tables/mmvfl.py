@@ -27,8 +27,6 @@ from secure_apfed.methods.multiview import (
 )
 from secure_apfed.settings.data import DataSettings
 
-__all__ = ["TABLES", "accuracies", "aligned_views", "fit_mmvfl", "importance", "measure_fold"]
-
 Rows = NDArray[np.int64]
 _VIEWS = ("pix", "fou", "fac", "zer", "kar")  # Table 1: 240, 76, 216, 47, 64
 _SHARES = (2, 4, 6, 8, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100)

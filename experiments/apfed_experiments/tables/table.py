@@ -28,11 +28,6 @@ from secure_apfed.errors import ModelError
 from secure_apfed.runs.run import run
 from secure_apfed.simulation import simulate, why_not
 
-__all__ = [
-    "Board", "Figures", "Job", "Line", "PaperTable", "Printed", "Size", "accuracies", "fill",
-    "write",
-]  # fmt: skip
-
 Clock: TypeAlias = Callable[[], float]
 Figures = Mapping[str, float]
 """What a function measured, by name, in the table's unit."""

@@ -28,21 +28,6 @@ from apfed_protocols.randomness import fresh_key, keystream
 from apfed_protocols.sums.fixed_point import SECURE_MODULUS_BITS
 from apfed_protocols.sums.interface import SumAgreement
 
-__all__ = [
-    "LARGEST_ERROR",
-    "Digits",
-    "ProductAgreement",
-    "ProductHeadroom",
-    "Ring",
-    "Words",
-    "inverse",
-    "product_error",
-    "row_limit",
-    "solve_products",
-    "split",
-    "transform",
-]
-
 Digits = NDArray[np.int64]
 Words = NDArray[np.uint64]
 Spectrum = NDArray[np.complex128]

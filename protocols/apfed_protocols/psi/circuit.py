@@ -79,17 +79,6 @@ from apfed_protocols.psi.interface import (
 from apfed_protocols.psi.interface import Desk as AnyDesk
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key, random_permutation
 
-__all__ = [
-    "CircuitIntersection",
-    "CryptenCircuitIntersection",
-    "Desk",
-    "Kind",
-    "Meeting",
-    "OpprfIntersection",
-    "chunks",
-    "deal_request",
-]
-
 _UNCHECKED = (
     "That only what all share opens, and only from the agreed minimum on, holds against parties "
     "that follow the protocol: shares are not checked, so that a hub which alters its own may open "

@@ -88,12 +88,6 @@ from apfed_protocols.psi.interface import (
 from apfed_protocols.psi.interface import Desk as AnyDesk
 from apfed_protocols.randomness import derive_key, fresh_key, random_permutation
 
-__all__ = [
-    "Desk", "EcdhHub", "EcdhIntersection", "EcdhMember", "Kind", "blind",
-    "check_points", "digest_ids", "in_threads", "multiply", "split_points",
-    "to_curve",
-]  # fmt: skip
-
 Rows = NDArray[np.int64]
 
 _VERSION = 3

@@ -33,12 +33,6 @@ from numpy.typing import NDArray
 from apfed_protocols.psi.interface import PLACES, digest_each, three_different
 from apfed_protocols.randomness import fresh_key, keystream
 
-__all__ = [
-    "BITS", "TOKEN_BYTES", "WORD", "WORD_BYTES", "And", "BeaverAnd", "TripleShares", "bins_for",
-    "bit_planes", "cuckoo_table", "deal_triples", "fingerprints", "hub_tags",
-    "member_table", "random_words", "slots_for",
-]  # fmt: skip
-
 Words = NDArray[np.uint64]
 Rows = NDArray[np.int64]
 BITS = 64

@@ -29,8 +29,6 @@ from apfed_protocols.psi.ecdh import (
 )
 from apfed_protocols.randomness import fresh_key, random_permutation
 
-__all__ = ["Asker", "Holder"]
-
 
 def _tags(points: bytes) -> bytes:
     return np.frombuffer(points, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES].tobytes()

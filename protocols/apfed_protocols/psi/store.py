@@ -30,12 +30,6 @@ from numpy.typing import NDArray
 from apfed_protocols.psi.interface import digest_each, three_different
 from apfed_protocols.randomness import fresh_key, keystream_chunks
 
-__all__ = [
-    "DENSE", "ELEMENT_BYTES", "DependentRowsError", "Digests", "Elements", "Encoder", "Multiplier",
-    "Rows", "add_random", "cells_for", "decode", "digest_ids",
-    "from_bytes", "random_elements", "targets_of", "to_bytes", "whole",
-]  # fmt: skip
-
 Places = NDArray[np.signedinteger]
 Digests = NDArray[np.uint64]
 """Shape (n, 6)."""

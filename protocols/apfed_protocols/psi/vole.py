@@ -88,12 +88,6 @@ from apfed_protocols.randomness import (
     random_permutation,
 )
 
-__all__ = [
-    "Dealing", "Desk", "HubShare", "Kind", "MemberShare", "VoleIntersection", "deal", "encoded",
-    "hash_elements", "hash_values", "hub_dealt_bytes", "hub_tags", "longest_message", "match",
-    "member_dealt_bytes", "tag_bytes", "vector_bytes", "vector_elements",
-]  # fmt: skip
-
 _CHUNK = 2**12
 _EVALUATED = 2**16
 _MATCHED = 2**21

@@ -37,8 +37,6 @@ from apfed_protocols.sums.interface import ALTERED_SUM, FloatArray, Reading, Ste
 from apfed_protocols.sums.masked import StepSeals
 from apfed_protocols.sums.roles import NoSetup, SecureSum, SumCombiner, SumContributor, SumReceiver
 
-__all__ = ["CryptenCombiner", "CryptenContributor", "CryptenReceiver", "CryptenSum"]
-
 _WORD = np.dtype("<u8")
 _WHO = "Who takes part, and when."
 

@@ -21,8 +21,6 @@ from apfed_protocols.errors import ClippingWarning, LocalProtocolError
 from apfed_protocols.noise import largest_noise
 from apfed_protocols.sums.interface import FloatArray, IntArray, SumAgreement
 
-__all__ = ["Clipping", "FixedPoint", "Packing", "checked_matrix", "clip_rows"]
-
 EXACT_FLOAT_BITS = 53
 """Integers of so many bits are exact in float64."""
 _PIECE = 8192  # OpenBLAS takes one thread for up to 10,000 numbers

@@ -24,8 +24,6 @@ from apfed_protocols.randomness import ForkCheck
 from apfed_protocols.sums.interface import StepBinding, SumAgreement
 from apfed_protocols.trees import Flattened
 
-__all__ = ["AgreedFrames", "Frame", "FrameKind", "fingerprint"]
-
 _MAGIC = b"SUMF"
 _VERSION = 1
 _HEADER = struct.Struct(">4sBBH32sQII32s32sI")

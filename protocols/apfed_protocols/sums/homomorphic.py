@@ -44,28 +44,6 @@ from apfed_protocols.sums.seal_cipher import (
     scratch_file,
 )
 
-__all__ = [
-    "BfvCipher",
-    "BfvSum",
-    "CiphertextAdder",
-    "CkksCipher",
-    "CkksSum",
-    "Encrypter",
-    "Headroom",
-    "HomomorphicSum",
-    "KeyHolder",
-    "MaskedBfvSum",
-    "ZeroPool",
-    "centred_binomial",
-    "fresh_noise",
-    "fresh_slot_noise",
-    "nearest_integers",
-    "slot_noise",
-    "solve_bfv",
-    "solve_ckks",
-    "ternary",
-]
-
 RESTS_ON_THE_KEY = (
     "ring learning with errors at 128-bit security, and an active and an aggregator who do not "
     "work together"

@@ -21,8 +21,6 @@ from apfed_protocols.checks import require_name, require_type, take_numpy_intege
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.noise import MAX_DEVIATION
 
-__all__ = ["Reading", "StepBinding", "SumAgreement", "SumLeaks", "spelled"]
-
 _DIGEST_BYTES = 32
 _POSITION_BYTES = 2
 _MAX_CONTRIBUTORS = 1024

@@ -48,15 +48,6 @@ from apfed_protocols.sums.roles import (
     SumReceiver,
 )
 
-__all__ = [
-    "MaskedReceiver",
-    "MaskedSum",
-    "PairwiseSeeds",
-    "StepSeals",
-    "add_keystream",
-    "pair_seed",
-]
-
 Elements = NDArray[np.unsignedinteger[Any]]
 """Numbers modulo 2^32 or 2^64, the words of their type."""
 _KEY_BYTES = 32

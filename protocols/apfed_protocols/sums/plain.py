@@ -32,8 +32,6 @@ from apfed_protocols.sums.roles import (
     SumReceiver,
 )
 
-__all__ = ["PlainContributor", "PlainReceiver", "PlainSum"]
-
 _FLOAT_TYPES = (np.dtype("<f4"), np.dtype("<f8"))
 _INTEGER_TYPE = np.dtype("<i8")
 

@@ -67,19 +67,6 @@ from apfed_protocols.sums.masked import (
 )
 from apfed_protocols.sums.roles import KeepsSecrets, NoSetup, SumCombiner, SumContributor
 
-__all__ = [
-    "Announcement",
-    "Held",
-    "RecoverableCombiner",
-    "RecoverableContributor",
-    "RecoverableReceiver",
-    "RecoverableSum",
-    "StepKeys",
-    "join",
-    "rebuilt_seed",
-    "split",
-]
-
 SECRET_BYTES = 16
 """Bytes of a secret, and of each share of it."""
 _PUBLIC_BYTES = _DIGEST_BYTES = 32

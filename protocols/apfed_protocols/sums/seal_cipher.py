@@ -32,17 +32,6 @@ from numpy.typing import NDArray
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums.roles import KeepsSecrets
 
-__all__ = [
-    "Residues",
-    "ScratchFile",
-    "SealCipher",
-    "SealContext",
-    "SealForm",
-    "coefficients",
-    "require_spread",
-    "scratch_file",
-]
-
 DEGREE = 4096
 """N, of the ring of every sum: at 128-bit security it takes primes of 109 bits together."""
 # Of N uniform residues modulo q about N^2 / 2q repeat another one. More than a 16th do with
