@@ -304,7 +304,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 _EVERYDAY: tuple[Callable[..., None], ...] = (
     run, before.plan, report, finished.runs, finished.attack, finished.predict, finished.export,
-    project.join, check.check, apart.party, apart.serve, apart.relay, doctor,
+    before.check_encoder, project.join, check.check, apart.party, apart.serve, apart.relay, doctor,
 )  # fmt: skip
 _RESEARCH: tuple[Callable[..., None], ...] = (
     finished.tradeoff, study.table,

@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.learning.descent import Compute
 from secure_apfed.models import Shape, family_for, output_shape
@@ -164,6 +165,66 @@ class _Loss:
             # Eq. (5) is of a row; rows without a code count as 0 in the mean.
             total = total + self._weight * apart * drawn_B.to(total.dtype).mean()
         return total
+
+
+# Whether a code of some columns tells a classifier as much as the columns themselves.
+#
+# Run by: a party with labels, alone, before anybody else takes part: it chooses encoders by it.
+# Source: APC-VFL, Appendix F (Algorithm 1, Eqs. 11 and 12). The classifier is the paper's, logistic
+# regression (section 5), and reads columns and codes as they come: the autoencoder reads
+# standardised columns, and nothing is scaled behind it.
+#
+# Letters: N rows, F features, D numbers of a code, k folds.
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderQuality:
+    """What a classifier reached on the columns and on their code.
+
+    Attributes:
+        columns, codes: scores of the k folds, 0 to 1, on the same folds.
+        threshold: tau of Eq. (12).
+        epochs: that the autoencoder was trained.
+    """
+
+    columns: Floats
+    codes: Floats
+    threshold: float
+    epochs: int
+
+    @property
+    def difference(self) -> float:
+        """Mean score on the code minus mean score on the columns."""
+        return float(self.codes.mean() - self.columns.mean())
+
+    @property
+    def good_enough(self) -> bool:
+        """Eq. (12): the means differ by less than the threshold, or the code's is higher.
+
+        The paper takes the distance of the means; a code that tells more is no worse for it.
+        """
+        return self.difference > -self.threshold
+
+
+def encoder_quality(
+    features_NF: Tensor, labels_N: Tensor, *, model: ModelSettings, settings: DistillationSettings,
+    owner: str, seed: int, compute: Compute, threshold: float = 0.02, folds: int = 10,
+    score: Score = "accuracy",
+) -> EncoderQuality:  # fmt: skip
+    """Train an autoencoder on all rows; cross-validate on the columns and codes of labelled ones.
+    `labels_N`: `UNLABELLED` where there is none. `threshold`: tau of Eq. (12). Raises DataError:
+    fewer rows of a class than folds; ModelError: training diverged.
+    """
+    codes_ND, epochs = own_codes(
+        features_NF, model=model, settings=settings, owner=owner, seed=seed, compute=compute
+    )
+    known_N = labels_N != UNLABELLED
+    columns, codes = (
+        cross_validated(values_NF[known_N], labels_N[known_N], folds=folds, seed=seed,
+                        scores=(score,))[score]
+        for values_NF in (features_NF, codes_ND.cpu())
+    )  # fmt: skip
+    return EncoderQuality(columns, codes, threshold, epochs)
 
 
 def own_codes(

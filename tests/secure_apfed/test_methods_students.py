@@ -1,5 +1,6 @@
 """Students of a joint teacher, of shared vectors and of codes; autoencoders and their judges."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import UNLABELLED, ColumnEncoding, PartyTable, VerticalData, load_data
@@ -507,3 +509,43 @@ def told_rows(count: int = 160) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
     x_NF = torch.randn(count, 4)
     return x_NF, (x_NF[:, 0] + x_NF[:, 1] > 0).long()
+
+
+def quality(representation: int, labels_N: Tensor | None = None) -> autoencoder.EncoderQuality:
+    x_NF, known_N = told_rows()
+    model = ModelSettings(network="selu", hidden=(), representation=representation)
+    return autoencoder.encoder_quality(
+        x_NF, known_N if labels_N is None else labels_N, model=model, settings=SETTINGS,
+        owner="ann", seed=3, compute=CPU, threshold=0.05, folds=5,
+    )  # fmt: skip
+
+
+def test_rows_without_a_label_train_the_encoder_and_score_nothing() -> None:
+    x_NF, labels_N = told_rows()
+    few_N = labels_N.clone()
+    few_N[80:] = UNLABELLED
+    found = quality(12, few_N)
+    assert np.array_equal(
+        found.columns,
+        autoencoder.cross_validated(x_NF[:80], labels_N[:80], folds=5, seed=3)["accuracy"],
+    )
+    assert found.epochs == quality(12).epochs
+
+
+def test_a_command_judges_the_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "name: first\ndata: {dataset: wine}\nguard: {mechanism: none}\n"
+        "model: {network: selu, hidden: [], representation: 1}\n"
+        "method: {name: apc_vfl, epochs: 20, batch_size: 16}\n"
+    )
+    assert execute(["check-encoder", str(path), "--folds", "5", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["good_enough"] is False
+    assert len(told["columns"]) == len(told["code"]) == 5
+    assert execute(["check-encoder", str(path), "--threshold", "1", "--json", "--folds", "5"]) == 0
+    assert json.loads(capsys.readouterr().out)["good_enough"] is True
+    assert execute(["check-encoder", str(path), "--folds", "60"]) == 3
+    private = "labels={mechanism: randomised_response, epsilon: 1}"
+    assert execute(["check-encoder", str(path), "--set", private]) == 2
+    assert "true training labels" in " ".join(capsys.readouterr().err.replace("│", "").split())
