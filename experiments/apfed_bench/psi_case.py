@@ -2,8 +2,9 @@
 
 Takes a case and a size, and prints one JSON object: `seconds` from the IDs to the result, `bytes`
 where they can be seen, `peak_memory` in bytes, `common` (IDs found); for `ecdh` also
-`floor_seconds`, what its library's multiplications alone take. Peak memory is the sum over the
-parties' processes.
+`floor_seconds`, what its library's multiplications alone take, for `vole` and `opprf`
+`dealt_bytes`, what the dealer sends beside `bytes`. Peak memory is the sum over the parties'
+processes.
 
 `ecdh-buckets` is what a session runs: sealed links over sockets of this machine, IDs streamed from
 a Parquet file, a folder that keeps what is needed to go on. On sets larger than others can take:
@@ -106,25 +107,11 @@ def _meet(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]
     return receive
 
 
-def _played(make: Callable[[], Any], ends: Mapping[str, Connection]) -> tuple[Any, Measured]:
-    """Make and play a role once all parties are up; what it took and sent."""
-    from apfed_protocols.conversation import take_part
-
-    receive, began, sent = _meet(ends), time.perf_counter(), list[int]()
-
-    def send(peer: str, body: bytes) -> None:
-        sent.append(len(body))
-        ends[peer].send_bytes(body)
-
-    role = make()
-    take_part(role, send=send, receive=receive, patience_s=_PATIENCE_S)
-    return role, {"seconds": time.perf_counter() - began, "bytes": sum(sent)}
-
-
 def _party(
     me: str, protocol: str, size: int, ends: Mapping[str, Connection], report: Connection
 ) -> None:
-    """Play one party to its result, and report it; what is dealt ahead is measured apart."""
+    """Play one party to its result, once all are up, and report what it took and sent."""
+    from apfed_protocols.conversation import take_part
     from apfed_protocols.psi import SET_INTERSECTIONS
     from apfed_protocols.psi.interface import IntersectionAgreement
 
@@ -133,31 +120,26 @@ def _party(
         from apfed_protocols.crypten import load_crypten
 
         load_crypten()
-    ahead: dict[str, Any] = {}
-    if protocol in ("vole", "opprf"):
-        ahead = {"ahead": True, "sizes": {"hub": size, "member": size}}
-    agreement = IntersectionAgreement(session="bench", dealer="dealer", **ahead)
+    agreement = IntersectionAgreement(session="bench", dealer="dealer")
     backend: Any = SET_INTERSECTIONS[protocol](agreement, threads=1)
-    found, supply = dict[str, Any](), dict[str, Any]()
-    if ahead:
-        stock = {
-            "hub": lambda: backend.stock_hub("hub", ["member"]),
-            "member": lambda: backend.stock_member("member", "hub"),
-            "dealer": lambda: backend.stock_dealer("hub", ["member"]),
-        }[me]
-        # who has its part already waits for the others, who read no word of it yet
-        dealt, took = _played(stock, ends if me == "dealer" else {"dealer": ends["dealer"]})
-        found = {"dealt_bytes": took["bytes"]}
-        supply = {"supply": getattr(dealt, "supply", None)}
     ids = _own_ids(me, size)
-    make = {
-        "hub": lambda: backend.hub("hub", ["member"], ids, **supply),
-        "member": lambda: backend.member("member", "hub", ids, **supply),
+    receive, began, sent = _meet(ends), time.perf_counter(), list[int]()
+
+    def send(peer: str, body: bytes) -> None:
+        sent.append(len(body))
+        ends[peer].send_bytes(body)
+
+    role = {
+        "hub": lambda: backend.hub("hub", ["member"], ids),
+        "member": lambda: backend.member("member", "hub", ids),
         "dealer": lambda: backend.dealer("hub", ["member"]),
-    }[me]
-    role, took = _played(make, ends)
-    found |= took | {"peak_memory": peak_memory()}
-    found["common"] = len(role.rows) if me == "hub" else 0
+    }[me]()
+    take_part(role, send=send, receive=receive, patience_s=_PATIENCE_S)
+    found = {"seconds": time.perf_counter() - began, "bytes": sum(sent)}
+    if protocol in ("vole", "opprf"):  # correlations know no ID, and are counted apart
+        dealt = found["bytes"] if me == "dealer" else 0
+        found |= {"bytes": found["bytes"] - dealt, "dealt_bytes": dealt}
+    found |= {"peak_memory": peak_memory(), "common": len(role.rows) if me == "hub" else 0}
     if protocol == "ecdh":
         found["floor_seconds"] = _floor_seconds(size)
     report.send(found)

@@ -60,15 +60,13 @@ def intersection(
     dealer: str = "",
     output: Output = Output.ROWS,
     sizes: Mapping[str, int] | None = None,
-    ahead: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> SetIntersection:
     """Return the protocol that `settings` names, for one `session` that is used once.
 
     `dealer` names the party that hands out randomness where the protocol needs one, `output`
-    what opens. With `circuit`, `sizes` are what the parties announce in place of their true
-    numbers of IDs, and `ahead` says that the dealer dealt before, see `docs/alignment.md`. All
-    parties must agree on all of these. `progress` is told of this party's work.
+    what opens. With a dealer, `sizes` are what the parties announce in place of their true numbers
+    of IDs. All parties must agree on all of these. `progress` is told of this party's work.
     The IDs must come from `canonical_ids`; peers with another normalisation are refused. Where the
     settings name a history, making a role notes it, and raises DataError where a peer had all its
     runs or the session was used before.
@@ -83,7 +81,6 @@ def intersection(
         dealer=dealer,
         output=output,
         sizes=sizes or {},
-        ahead=ahead,
     )
     admit = partial(admit_run, settings, session=session)
     return SET_INTERSECTIONS[settings.backend](

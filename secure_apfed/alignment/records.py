@@ -1,12 +1,10 @@
-"""What a party keeps of its alignments on the disk: how often with whom, and triples dealt ahead.
+"""What a party keeps of its alignments on the disk: how often with whom.
 
-Kept by: each party for itself. A history bounds what guessed IDs can find out; a supply is taken
-once. Protects from nothing if files are deleted, or copied elsewhere: they are this party's own.
+Kept by: each party for itself. A history bounds what guessed IDs can find out. Protects from
+nothing if its file is deleted: it is this party's own.
 """
 
-import contextlib
 import errno
-import hashlib
 import json
 import os
 from collections import Counter
@@ -15,14 +13,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.psi.interface import Supply
 from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.names import check_name
 from secure_apfed.settings.alignment import AlignmentSettings
 
 _PATIENCE_S = 30
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 class AlignmentHistory:
@@ -144,65 +139,3 @@ def admit_run(
     if folder is not None and runs is not None:
         history = AlignmentHistory.of_party(folder, me, runs_with_a_peer=runs)
         history.admit(session=session, peers=peers, again=again)
-
-
-def store_supply(supply: Supply, path: Path) -> None:
-    """Write a supply into a new file that its owner alone can read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        handle = os.open(path, _NEW, 0o600)
-    except FileExistsError:
-        raise DataError(f"{path} exists already; store each supply in a file of its own") from None
-    with os.fdopen(handle, "wb") as file:
-        try:
-            file.write(supply.to_bytes())
-        except LocalProtocolError:
-            path.unlink()
-            raise
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def take_supply(path: Path) -> Supply:
-    """Read a supply, and leave a marker in place of its file.
-
-    A supply that is used for two intersections shows the exclusive or of what it masked. So taking
-    it first makes a marker beside it that stays, and that only one process can make; then the file
-    is deleted. A copy that is put back into the folder, say from a backup, finds the marker there.
-
-    Raises:
-        DataError: there is no such file, or what is in it was taken before.
-        LocalProtocolError: the file was cut off or altered; it stays as it is.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> supply = Supply(bytes(32), "shop", [b"what the dealer sent"])
-        >>> with TemporaryDirectory() as folder:
-        ...     file = Path(folder) / "December"
-        ...     store_supply(supply, file)
-        ...     copy = file.read_bytes()
-        ...     taken = take_supply(file)
-        ...     _ = file.write_bytes(copy)
-        ...     take_supply(file)
-        Traceback (most recent call last):
-        apfed_protocols.errors.DataError: the supply in ... was taken before; ...
-    """
-    try:
-        stored = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(
-            f"there is no supply in {path}; it was taken, or was never stored"
-        ) from None
-    supply = Supply.from_bytes(stored)
-    marker = path.with_name(f"{hashlib.sha256(stored).hexdigest()}.taken")
-    try:
-        handle = os.open(marker, _NEW, 0o600)
-    except FileExistsError:
-        raise DataError(
-            f"the supply in {path} was taken before; have another dealt under a new session"
-        ) from None
-    os.fsync(handle)
-    os.close(handle)
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-    return supply

@@ -11,7 +11,6 @@ from apfed_protocols.psi.interface import (
     IntersectionTooSmallError,
     Progress,
     SetIntersection,
-    Supply,
 )
 
 DEALER = "dealer"
@@ -57,18 +56,6 @@ def deliver(
     return sent
 
 
-def stocked(
-    kind: Any, agreed: IntersectionAgreement, change: Change | None = None
-) -> dict[str, Supply]:
-    """What the dealer hands out ahead to all parties for whom sizes are agreed, the hub first."""
-    protocol, (hub, *members) = kind(agreed), agreed.sizes
-    roles = {hub: protocol.stock_hub(hub, members)}
-    # in another order than the hub's
-    roles |= {member: protocol.stock_member(member, hub) for member in reversed(members)}
-    deliver({**roles, agreed.dealer: protocol.stock_dealer(hub, members)}, change)
-    return {name: role.supply for name, role in roles.items()}
-
-
 class Intersection:
     """The roles of a backend under an agreement, or one of `fields`; the first set is the hub's."""
 
@@ -78,7 +65,6 @@ class Intersection:
         sets: Sets,
         agreed: IntersectionAgreement | None = None,
         *,
-        supplies: Mapping[str, Supply] | None = None,
         change: Change | None = None,
         progress: Callable[[Progress], None] | None = None,
         **fields: Any,
@@ -89,14 +75,11 @@ class Intersection:
         protocol: Any = kind(agreed, threads=1, progress=progress)
         self.sets, self._change = sets, change
         self.hub, *self.members = sets
-        given = {name: {"supply": supply} for name, supply in (supplies or {}).items()}
         self.aligners: dict[str, Aligner] = {
-            self.hub: protocol.hub(
-                self.hub, self.members, sets[self.hub], **given.get(self.hub, {})
-            )
+            self.hub: protocol.hub(self.hub, self.members, sets[self.hub])
         }
         for name in self.members:
-            self.aligners[name] = protocol.member(name, self.hub, sets[name], **given.get(name, {}))
+            self.aligners[name] = protocol.member(name, self.hub, sets[name])
         self.roles: dict[str, Conversation] = {**self.aligners}
         if kind.needs_dealer:
             self.roles[agreed.dealer] = protocol.dealer(self.hub, self.members)

@@ -55,7 +55,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "intersection": {
         "session": "t", "minimum_rows": 3, "maximum_ids": 9, "encoding": "x", "dealer": "x",
-        "output": Output.SIZE, "sizes": {"p": 2, "q": 1}, "ahead": True,
+        "output": Output.SIZE, "sizes": {"p": 2, "q": 1},
     },
 }  # fmt: skip
 
@@ -169,7 +169,6 @@ REFUSED: dict[str, dict[str, Cases]] = {
         r"sizes lie in 0..maximum_ids \(9\)": [
             {"maximum_ids": 9, "sizes": {"p": size}} for size in (-1, 10)
         ],
-        "agree on the sizes": [{"ahead": True, "sizes": {}}],
     },
 }  # fmt: skip
 

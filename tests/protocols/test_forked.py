@@ -1,4 +1,4 @@
-"""A forked process repeats nothing: its copies of roles, links and supplies are refused."""
+"""A forked process repeats nothing: its copies of roles and links are refused."""
 
 import os
 from collections.abc import Callable
@@ -20,7 +20,6 @@ from tests.contracts.moment_parties import PEOPLE, MomentParties, moment_agreeme
 from tests.contracts.product_parties import ProductParties
 from tests.contracts.sum_parties import CHOICES, Parties, agreement, binding, make
 from tests.protocols.test_moments_hostile import Moment
-from tests.protocols.test_psi_supply import AHEAD, stock
 from tests.protocols.test_seal import ends, pair_of_links
 
 pytestmark = [
@@ -88,21 +87,14 @@ def test_a_forked_process_is_no_second_end_of_a_link() -> None:
     alice.open(sealed, sequence=0, associated=b"")
 
 
-def test_a_copy_of_a_supply_or_of_a_role_of_an_intersection_is_refused() -> None:
-    supply, claimed = stock()["hub"], stock()["hub"]
-    claimed.claim(AHEAD, "hub")
+def test_a_copy_of_a_role_of_an_intersection_is_refused() -> None:
     agreed = IntersectionAgreement(session="s", dealer="d")
     ecdh = EcdhIntersection(agreed).hub("hub", ["p"], [b"1"])
     script = CircuitIntersection(agreed).hub("hub", ["p"], [b"1"])
-    refused(
-        claim=lambda: supply.claim(AHEAD, "hub"), store=supply.to_bytes,
-        take=lambda: claimed.take(1), add=lambda: claimed.add(b""), start=ecdh.start,
-        start_script=script.start,
-    )  # fmt: skip
+    refused(start=ecdh.start, start_script=script.start)
     ecdh.start()
     script.start()
     refused(receive=lambda: ecdh.receive("p", b""), script=lambda: script.receive("p", b""))
-    supply.claim(AHEAD, "hub")
 
 
 def test_a_copy_of_a_role_of_a_moment_is_refused() -> None:

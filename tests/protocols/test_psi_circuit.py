@@ -28,7 +28,7 @@ from apfed_protocols.psi.circuit import (
     deal_request,
 )
 from apfed_protocols.psi.hashing import Words, bins_for
-from apfed_protocols.psi.interface import Aligner, Inbox, IntersectionAgreement, Supply, Turn
+from apfed_protocols.psi.interface import Aligner, Inbox, IntersectionAgreement, Turn
 from apfed_protocols.psi.store import DENSE, Rows, cells_for, decode, targets_of
 from apfed_protocols.psi.vole import DEAL
 from tests.contracts.intersections import HEADER, Change, Intersection
@@ -480,7 +480,7 @@ def test_another_number_of_members_than_agreed_is_refused_at_once() -> None:
         Liar(agreement).meet(10, MOST_MEMBERS, size=10)
 
 
-# The circuit on programmed values: dealt ahead, several members, and what a value gives away.
+# The circuit on programmed values: what a value gives away.
 
 PEOPLE = [b"person %d" % k for k in range(400)]
 
@@ -497,11 +497,12 @@ class _Probing(OpprfIntersection):
     tags: ClassVar[list[Words]] = []
 
     def at_hub(
-        self, desk: Desk, members: Sequence[str], meeting: Meeting, supply: Supply | None
+        self, desk: Desk, members: Sequence[str], meeting: Meeting
     ) -> Generator[Turn, Inbox, Words]:
-        (share,) = (
-            yield from circuit._CORRELATING.hub_shares(desk, meeting.sizes[0], members, supply)
-        ).values()
+        size, correlating = meeting.sizes[0], circuit._CORRELATING
+        inbox = yield correlating.ordered(desk, size)
+        shares = yield from correlating.hub_shares(desk, size, members, inbox)
+        (share,) = shares.values()
         self.put.update(
             {bin_: row for row, bins in enumerate(meeting.bins_of.tolist()) for bin_ in bins}
         )
@@ -519,10 +520,8 @@ class _Probing(OpprfIntersection):
             )
         return np.zeros((1, len(points)), np.uint64)
 
-    def at_member(
-        self, desk: Desk, hub: str, meeting: Meeting, supply: Supply | None
-    ) -> Generator[Turn, Inbox, Words]:
-        self.tags.append((yield from super().at_member(desk, hub, meeting, supply)))
+    def at_member(self, desk: Desk, hub: str, meeting: Meeting) -> Generator[Turn, Inbox, Words]:
+        self.tags.append((yield from super().at_member(desk, hub, meeting)))
         return self.tags[0]
 
 

@@ -33,6 +33,9 @@ from tests.with_crypten import usable
 
 HUB = "hub"
 BACKENDS = pytest.mark.parametrize("backend", usable(SET_INTERSECTIONS))
+DEALT = pytest.mark.parametrize(
+    "backend", [name for name in usable(SET_INTERSECTIONS) if SET_INTERSECTIONS[name].needs_dealer]
+)
 
 
 def play(backend: str, sets: Sets) -> tuple[dict[str, NDArray[np.int64]], list[Outgoing]]:
@@ -70,9 +73,7 @@ def test_no_message_is_longer_than_the_longest(
     assert longest < 1.5 * max(len(out.body) for out in sent) + 64 * 8 * 2000
 
 
-@pytest.mark.parametrize(
-    "backend", [name for name in usable(SET_INTERSECTIONS) if SET_INTERSECTIONS[name].needs_dealer]
-)
+@DEALT
 def test_what_is_too_long_is_not_kept_until_it_is_awaited(backend: str) -> None:
     agreement = IntersectionAgreement(session="s", dealer=DEALER, maximum_ids=10)
     protocol = SET_INTERSECTIONS[backend](agreement)
@@ -454,6 +455,45 @@ def test_an_impossible_verdict_of_the_dealer_is_refused(verdict: int) -> None:
     lie = of_kind(DEALER, Kind.VERDICT, lambda _: verdict.to_bytes(8, "big", signed=True))
     with pytest.raises(RemoteProtocolError, match=f"dealer announces {verdict} common IDs"):
         play_for("circuit", Output.SIZE, PAIR, minimum_rows=2, change=lie)
+
+
+# Sizes that the parties agreed on, which hide the true ones.
+
+SIZES = {HUB: 50, "p": 60, "q": 30}
+
+
+@DEALT
+def test_agreed_sizes_hide_the_true_ones(backend: str) -> None:
+    lengths = []
+    for held in (THREE, {name: ids[:7] for name, ids in THREE.items()}):
+        played = Intersection(backend, held, sizes=SIZES).play()
+        played.check()
+        # how long the list of what is common is, shows to all what is common, as agreed
+        lists = VoleKind.ROWS if backend == "vole" else Kind.TOKENS
+        sent = [(me, out) for me, out in played.sent if out.body[1] != lists]
+        lengths.append([(me, out.receiver, out.body[1], len(out.body)) for me, out in sent])
+    assert lengths[0] == lengths[1]
+
+
+@DEALT
+def test_sets_and_parties_that_the_agreed_sizes_do_not_fit_are_refused(backend: str) -> None:
+    with pytest.raises(LocalProtocolError, match=r"q has 25 IDs, .* that it announces 24"):
+        Intersection(backend, THREE, sizes=SIZES | {"q": 24})
+    with pytest.raises(LocalProtocolError, match="no size is agreed for q, only for hub, p, r"):
+        Intersection(backend, THREE, sizes={HUB: 50, "p": 60, "r": 30})
+
+
+def test_a_peer_that_announces_another_size_is_refused() -> None:
+    commit = of_kind(HUB, Kind.COMMIT, lambda b: b[:32] + b"\0\0\0\x07" + b[36:])
+    join = of_kind("q", Kind.JOIN, lambda b: b[:64] + b"\0\0\0\x07")
+    for change, who in ((commit, HUB), (join, "q")):
+        with pytest.raises(RemoteProtocolError, match=f"{who} announces 7 IDs, the parties agreed"):
+            Intersection("circuit", THREE, sizes=SIZES, change=change).play()
+
+
+def test_ecdh_takes_no_agreed_sizes() -> None:
+    with pytest.raises(LocalProtocolError, match="ecdh shows the true sizes of sets"):
+        Intersection("ecdh", PAIR, sizes=SIZES)
 
 
 def test_progress_of_ecdh_counts_ids() -> None:

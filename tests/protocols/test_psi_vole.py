@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from apfed_protocols.conversation import Outgoing
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.psi import store as stores
 from apfed_protocols.psi import vole as outputs
 from apfed_protocols.psi.circuit import CircuitIntersection, OpprfIntersection
@@ -20,7 +20,6 @@ from apfed_protocols.psi.interface import (
     IntersectionAgreement,
     IntersectionTooSmallError,
     Output,
-    Supply,
 )
 from apfed_protocols.psi.store import (
     DENSE,
@@ -36,9 +35,18 @@ from apfed_protocols.psi.store import (
     targets_of,
     to_bytes,
 )
-from apfed_protocols.psi.vole import Kind, VoleIntersection, hash_values, match, tag_bytes
+from apfed_protocols.psi.vole import (
+    DEAL,
+    DEALING_BYTES,
+    Kind,
+    VoleIntersection,
+    hash_values,
+    match,
+    member_dealt_bytes,
+    tag_bytes,
+)
 from apfed_protocols.randomness import fresh_key
-from tests.contracts.intersections import HEADER, Change, Intersection, of_kind, stocked
+from tests.contracts.intersections import HEADER, Change, Intersection, of_kind
 
 IDS = [b"person %d" % k for k in range(3000)]
 
@@ -178,7 +186,7 @@ def test_the_hash_depends_on_all_of_its_input() -> None:
     assert len(tags) == 8
 
 
-# `vole` and `opprf` against parties that send what they like, and supplies that do not belong.
+# `vole` and `opprf` against parties that send what they like, and agreed sizes.
 
 FORTY = [b"person %d" % k for k in range(40)]
 SETS = {"hub": FORTY[:20], "p": FORTY[10:40]}
@@ -188,29 +196,14 @@ KINDS: Mapping[str, Any] = {
 BOTH = pytest.mark.parametrize("name", ["vole", "opprf"])
 
 
-def _agreed(*, session: str = "s", ahead: bool = False, **more: Any) -> IntersectionAgreement:
-    sizes = {"hub": 20, "p": 30} if ahead else {}
-    return IntersectionAgreement(session=session, dealer="dealer", ahead=ahead, sizes=sizes, **more)
+def _agreed(**more: Any) -> IntersectionAgreement:
+    return IntersectionAgreement(session="s", dealer="dealer", **more)
 
 
 def _playing(
-    name: str, change: Change | None = None, agreement: IntersectionAgreement | None = None,
-    supplies: Mapping[str, Supply] | None = None,
-) -> Intersection:  # fmt: skip
-    agreement = agreement or _agreed()
-    return Intersection(KINDS[name], SETS, agreement, supplies=supplies, change=change).play()
-
-
-def test_dealt_ahead_the_dealer_has_no_part_and_sizes_stay_hidden() -> None:
-    lengths = set()
-    for sets in (SETS, {"hub": FORTY[:3], "p": FORTY[1:3]}):
-        agreement = _agreed(ahead=True)
-        supplies = stocked(VoleIntersection, agreement)
-        played = Intersection(VoleIntersection, sets, agreement, supplies=supplies).play()
-        played.check()
-        assert not [out for sender, out in played.sent if "dealer" in (sender, out.receiver)]
-        lengths.add(tuple(len(out.body) for _, out in played.sent if out.body[1] != Kind.ROWS))
-    assert len(lengths) == 1
+    name: str, change: Change | None = None, agreement: IntersectionAgreement | None = None
+) -> Intersection:
+    return Intersection(KINDS[name], SETS, agreement or _agreed(), change=change).play()
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -239,23 +232,27 @@ def test_bodies_of_another_length_are_refused_by_the_senders_name(name: str, lia
 def test_orders_of_another_size_than_agreed_are_refused(name: str) -> None:
     """Also of a smaller one: members expand what they were dealt to the agreed size."""
     order = {"vole": Kind.DEAL, "opprf": CircuitKind.CORRELATE}[name]
+    agreement = _agreed(sizes={"hub": 20, "p": 30})
     for size in (19, 21):
-        body = size.to_bytes(4, "big")
+        change = of_kind("hub", order, lambda _, size=size: DEAL.pack(size))  # type: ignore[misc]
         with pytest.raises(RemoteProtocolError, match=f"hub orders a vector for {size} IDs.*on 20"):
-            stocked(KINDS[name], _agreed(ahead=True), of_kind("hub", order, lambda _, b=body: b))  # type: ignore[misc]
+            _playing(name, change, agreement)
 
 
 @BOTH
-def test_supplies_are_used_once_by_one_party_in_one_session(name: str) -> None:
-    agreement, other = _agreed(ahead=True), _agreed(ahead=True, session="other")
-    supplies, more = stocked(KINDS[name], agreement), stocked(KINDS[name], agreement)
-    with pytest.raises(LocalProtocolError, match="dealt to hub, or under another agreement"):
-        _playing(name, None, other, supplies)
-    with pytest.raises(LocalProtocolError, match="dealt to p, or under another agreement"):
-        _playing(name, None, agreement, {"hub": supplies["p"], "p": supplies["hub"]})
-    # Of one session, but not of one another: no ID would be found.
+def test_what_was_dealt_another_time_is_refused(name: str) -> None:
+    """No ID would be found."""
+    kind = {"vole": Kind.DEALT, "opprf": CircuitKind.CORRELATED}[name]
+    lengths = set()
+
+    def to_the_hub(body: bytes) -> bytes:
+        lengths.add(len(body))
+        at_member = len(body) == member_dealt_bytes()
+        return body if at_member else bytes(DEALING_BYTES) + body[DEALING_BYTES:]
+
     with pytest.raises(RemoteProtocolError, match="hub uses what was dealt another time"):
-        _playing(name, None, agreement, {"hub": more["hub"], "p": supplies["p"]})
+        _playing(name, of_kind("dealer", kind, to_the_hub))
+    assert len(lengths) == 2
 
 
 def test_the_hubs_store_solves_as_many_equations_as_the_printed_bound() -> None:

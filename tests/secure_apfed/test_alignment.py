@@ -1,10 +1,8 @@
 """Alignment: its settings, a party's history of intersections, the IDs of files, and the guide."""
 
 import ast
-import multiprocessing
 import os
 import resource
-import stat
 import subprocess
 import sys
 import threading
@@ -23,7 +21,6 @@ from apfed_protocols import align
 from apfed_protocols.conversation import Conversation, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.ids import IdNormalisation
-from apfed_protocols.psi.circuit import CircuitIntersection
 from apfed_protocols.psi.interface import Aligner, IntersectionAgreement
 from secure_apfed.alignment import (
     IdFile,
@@ -34,7 +31,7 @@ from secure_apfed.alignment import (
     records,
 )
 from secure_apfed.alignment.ids import id_rules
-from secure_apfed.alignment.records import AlignmentHistory, store_supply, take_supply
+from secure_apfed.alignment.records import AlignmentHistory
 from secure_apfed.config.file import load_config, load_config_text
 from secure_apfed.data.tables import read_raw
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
@@ -42,16 +39,12 @@ from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import DataSettings
-from tests.contracts.intersections import Intersection, stocked
 from tests.docs.pages import blocks, program_of
 from tests.memory import traced
 from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.waiting import free_port
 
 BLOCKS = blocks("docs/alignment.md", "python")
-AGREEMENT = IntersectionAgreement(
-    session="s", dealer="d", sizes={"hub": 40, "p": 30}, ahead=True, maximum_ids=100
-)
 
 
 def ends_of(one: AlignmentSettings, other: AlignmentSettings) -> tuple[Aligner, Aligner]:
@@ -297,7 +290,7 @@ def test_unfit_files_of_ids(ending: str, content: str | None, says: str, tmp_pat
         IdFile("bank", tmp_path / "frame.parquet", "id")
 
 
-@pytest.mark.parametrize("block", [0, 2, 4])  # in one process, IDs in files, dealing ahead
+@pytest.mark.parametrize("block", [0, 2])  # in one process, IDs in files
 def test_an_example_of_one_process_runs(block: int) -> None:
     exec(compile(BLOCKS[block], "page", "exec"), {"__name__": "page"})
 
@@ -328,60 +321,3 @@ def test_the_example_with_links_that_resume(tmp_path: Path) -> None:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(example.align_over, (bank, shop), ("b", "a"), connects))
     assert list(zip(bank.rows, shop.rows, strict=True)) == [(1, 0)]
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> dict[str, Path]:
-    stored = {name: tmp_path / name for name in ("hub", "p")}
-    for name, supply in stocked(CircuitIntersection, AGREEMENT).items():
-        store_supply(supply, stored[name])
-    return stored
-
-
-def test_what_was_stored_is_its_owners_serves_once_and_is_gone(files: dict[str, Path]) -> None:
-    assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o600}
-    copy, ids = files["hub"].read_bytes(), [b"%d" % k for k in range(60)]
-    supplies = {name: take_supply(path) for name, path in files.items()}
-    sets = {"hub": ids[:40], "p": ids[30:]}
-    Intersection(CircuitIntersection, sets, AGREEMENT, supplies=supplies).play().check()
-    for path in files.values():
-        with pytest.raises(DataError, match="there is no supply in"):
-            take_supply(path)
-    for name in ("hub", "another name"):  # a copy that is put back is noticed
-        (files["hub"].parent / name).write_bytes(copy)
-        with pytest.raises(DataError, match=r"was taken before; have another dealt"):
-            take_supply(files["hub"].parent / name)
-
-
-def take(path: Path) -> bool:
-    with suppress(DataError):
-        take_supply(path)
-        return True
-    return False
-
-
-def test_of_several_processes_one_takes_it(files: dict[str, Path]) -> None:
-    copies = [files["hub"].with_name(f"copy {k}") for k in range(8)]
-    for copy in copies:
-        copy.write_bytes(files["hub"].read_bytes())
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        taken = pool.map(take, [files["hub"], *copies, files["hub"]], 1)
-    assert sum(taken) == 1
-
-
-def test_a_file_is_not_written_over_nor_marked_where_damaged(files: dict[str, Path]) -> None:
-    whole, supply = files["hub"].read_bytes(), stocked(CircuitIntersection, AGREEMENT)["hub"]
-    with pytest.raises(DataError, match="exists already; store each supply in a file of its own"):
-        store_supply(supply, files["hub"])
-    assert files["hub"].read_bytes() == whole
-    free, two = files["hub"].with_name("free"), files["hub"].with_name("two")
-    store_supply(supply, free)
-    with pytest.raises(LocalProtocolError, match="was stored already"):
-        store_supply(supply, two)
-    assert not two.exists()
-    files["hub"].write_bytes(whole[:-1])
-    with pytest.raises(LocalProtocolError, match="a stored supply does not match its checksum"):
-        take_supply(files["hub"])
-    files["hub"].write_bytes(whole)
-    take_supply(files["hub"])
-    take_supply(free)  # two supplies share no marker

@@ -12,10 +12,10 @@ have the dealer count more than there are (`_UNCHECKED`).
    (`apfed_protocols.psi.hashing`). The hub commits to its part of the key before it sees the
    members' parts, and reveals it when it has them all, so that no party alone chooses where IDs
    fall. Where IDs do not fit at any party, all go on to the next key derived from the same parts.
-2. For each chunk of bins, the dealer hands out triples, or did so ahead (`stock_hub`); the hub and
-   each member compare the tag in each bin with the member's slots (or one programmed value,
-   `apfed_protocols.psi.opprf`), 64 bits by six levels of AND, and XOR the slots: one bit a bin,
-   shared by the two. Levels of AND over all members make it one bit of all.
+2. For each chunk of bins, the dealer hands out triples; the hub and each member compare the tag in
+   each bin with the member's slots (or one programmed value, `OpprfIntersection`), 64 bits by six
+   levels of AND, and XOR the slots: one bit a bin, shared by the two. Levels of AND over all
+   members make it one bit of all.
 3. All mask and permute their shares and send them to the dealer, who counts the common IDs
    and says whether they reach the agreed minimum, or their number if only that is to open.
 4. If so, and if rows are to open, the members send their shares to the hub, and the hub
@@ -71,7 +71,6 @@ from apfed_protocols.psi.interface import (
     Opened,
     Output,
     Script,
-    Supply,
     Turn,
     check_parties,
     message_bytes,
@@ -195,18 +194,20 @@ class CircuitIntersection(DealtIntersection):
         check_parties(hub, members, me)
         return self._role(me, [hub, *members], self.serve(self._desk(me), hub, members))
 
-    def _hub_script(
-        self, me: str, members: Sequence[str], ids: Sequence[bytes], supply: Supply | None
-    ) -> Script:
+    def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
         desk, gate = self._desk(me), self._gate()
         meeting = yield from _meet_as_hub(desk, self, members, ids)
-        tags_MB = yield from self.at_hub(desk, members, meeting, supply)
-        seed_bytes, shares = KEY_BYTES * (len(members) + 1), []
+        tags_MB = yield from self.at_hub(desk, members, meeting)
+        dealer, shares = self.agreement.dealer, []
+        seed_bytes = KEY_BYTES * (len(members) + 1)
         bins = tags_MB.shape[-1]
         for chunk in chunks(bins, meeting.slots):
             words = (chunk.stop - chunk.start) // BITS
             pair_words, all_words = _triple_words(words, meeting.slots)
-            dealt = yield from _dealt_triples(desk, words, meeting.slots, None, supply)
+            order = deal_request(words, meeting.slots)
+            inbox = yield desk.turn(Kind.DEAL, {dealer: order}, [dealer])
+            length = seed_bytes + WORD.itemsize * all_words
+            dealt = desk.read(inbox, dealer, Kind.TRIPLES, length)
             *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
             planes, triples = {}, {}
             for member, slots, seed, count, tags_B in zip(
@@ -226,19 +227,19 @@ class CircuitIntersection(DealtIntersection):
         share = np.concatenate(shares)
         return (yield from _open_at_hub(desk, members, meeting, ids, share))
 
-    def _member_script(
-        self, me: str, hub: str, ids: Sequence[bytes], supply: Supply | None
-    ) -> Script:
+    def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
         desk, gate = self._desk(me), self._gate()
         meeting = yield from _meet_as_member(desk, self, hub, ids)
-        tags = yield from self.at_member(desk, hub, meeting, supply)
-        place, shares = meeting.place, []
+        tags = yield from self.at_member(desk, hub, meeting)
+        dealer, place, shares = self.agreement.dealer, meeting.place, []
         bins = tags.shape[-1]
         for chunk in chunks(bins, meeting.slots):
             tags_KB = tags[:, chunk]
             words = tags_KB.shape[1] // BITS
             pair_words, all_words = _triple_words(words, meeting.slots)
-            dealt = yield from _dealt_triples(desk, words, meeting.slots, place, supply)
+            inbox = yield Turn((), [dealer])
+            length = 2 * KEY_BYTES + WORD.itemsize * pair_words[place]
+            dealt = desk.read(inbox, dealer, Kind.TRIPLES, length)
             seed, all_seed = dealt[:KEY_BYTES], dealt[KEY_BYTES : 2 * KEY_BYTES]
             triples = TripleShares.expand(seed, pair_words[place], dealt[2 * KEY_BYTES :])
             planes = {hub: bit_planes(tags_KB)}
@@ -252,31 +253,6 @@ class CircuitIntersection(DealtIntersection):
             shares.append(share)
             desk.report(chunk.stop, bins)
         return (yield from _open_at_member(desk, hub, meeting, ids, np.concatenate(shares)))
-
-    def _stock_script(self, me: str, hub: str, members: Sequence[str], supply: Supply) -> Script:
-        if me != hub:
-            members = [party for party in self.agreement.sizes if party != hub]
-        bins, slots = self._planned(hub, members)
-        place = None if me == hub else members.index(me)
-        for chunk in chunks(bins, slots):
-            words = (chunk.stop - chunk.start) // BITS
-            supply.add((yield from _dealt_triples(self._desk(me), words, slots, place)))
-        return Opened(supply=supply)
-
-    def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        desk = self._desk(me)
-        bins, planned = self._planned(hub, members)
-        turn = Turn((), [hub])
-        for chunk in chunks(bins, planned):
-            inbox = yield turn
-            words, turn = self._fill_order(desk, hub, members, inbox)
-            if words * BITS != chunk.stop - chunk.start:
-                raise RemoteProtocolError(
-                    f"{hub} orders triples for {words} words of bins, the agreed sizes take "
-                    f"{(chunk.stop - chunk.start) // BITS}"
-                )
-        yield Turn(turn.outgoing, ())
-        return Opened()
 
     def slots(self, member_size: int, bins: int) -> int:
         return hashing.slots_for(member_size, bins)
@@ -294,26 +270,14 @@ class CircuitIntersection(DealtIntersection):
         slots = max(CHUNK_SLOTS, BITS * self.slots(most, hashing.bins_for(0)))
         return message_bytes(max(WORD.itemsize * slots, TOKEN_BYTES * most) + _ROSTER_BYTES)
 
-    def _planned(self, hub: str, members: Sequence[str]) -> tuple[int, Sequence[int]]:
-        agreement = self.agreement
-        if len(members) != len(agreement.sizes) - 1:
-            raise LocalProtocolError(
-                f"sizes are agreed for {', '.join(agreement.sizes)}, the members are "
-                f"{', '.join(members)}"
-            )
-        bins = hashing.bins_for(agreement.size_of(hub))
-        return bins, [self.slots(agreement.size_of(member), bins) for member in members]
-
     def at_hub(
-        self, desk: Desk, members: Sequence[str], meeting: Meeting, supply: Supply | None
+        self, desk: Desk, members: Sequence[str], meeting: Meeting
     ) -> Generator[Turn, Inbox, Words]:
         """Return the tag in each bin for each member, shape (M, B)."""
         yield from ()
         return np.broadcast_to(meeting.tags, (len(members), *meeting.tags.shape))
 
-    def at_member(
-        self, desk: Desk, hub: str, meeting: Meeting, supply: Supply | None
-    ) -> Generator[Turn, Inbox, Words]:
+    def at_member(self, desk: Desk, hub: str, meeting: Meeting) -> Generator[Turn, Inbox, Words]:
         """Return the tags in each bin, shape (K, B)."""
         yield from ()
         return meeting.tags
@@ -325,9 +289,7 @@ class CircuitIntersection(DealtIntersection):
         total, most = 0, self.agreement.maximum_ids if hub_size is None else hub_size
         turn = Turn((), [hub])
         inbox = yield turn
-        if self.agreement.ahead:
-            total = self._planned(hub, members)[0] // BITS
-        while not self.agreement.ahead and desk.kind_of(inbox, hub) is Kind.DEAL:
+        while desk.kind_of(inbox, hub) is Kind.DEAL:
             words, turn = self._fill_order(desk, hub, members, inbox)
             total += words
             if total * BITS > hashing.bins_for(most):
@@ -657,23 +619,6 @@ def _bits(words: Words) -> NDArray[np.bool_]:
     return np.unpackbits(words.astype(WORD).view(np.uint8), bitorder="little").astype(np.bool_)
 
 
-def _dealt_triples(
-    desk: Desk, words: int, slots: Sequence[int], place: int | None, supply: Supply | None = None
-) -> Generator[Turn, Inbox, bytes]:
-    """Seeds and correction of one chunk, from the supply or dealt now; the hub, without a place
-    among the members, orders them.
-    """
-    pair_words, all_words = _triple_words(words, slots)
-    seeds, corrected = (len(slots) + 1, all_words) if place is None else (2, pair_words[place])
-    length = KEY_BYTES * seeds + WORD.itemsize * corrected
-    if supply is not None:
-        return supply.take(length)
-    dealer = desk.agreement.dealer
-    order = {dealer: deal_request(words, slots)} if place is None else {}
-    inbox = yield desk.turn(Kind.DEAL, order, [dealer])
-    return desk.read(inbox, dealer, Kind.TRIPLES, length)
-
-
 def deal_request(words: int, slots: Sequence[int]) -> bytes:
     return struct.pack(f">{1 + len(slots)}I", words, *slots)
 
@@ -770,10 +715,11 @@ class OpprfIntersection(CircuitIntersection):
         return np.empty((slots, 0), np.uint64)
 
     def at_hub(
-        self, desk: Desk, members: Sequence[str], meeting: Meeting, supply: Supply | None
+        self, desk: Desk, members: Sequence[str], meeting: Meeting
     ) -> Generator[Turn, Inbox, Words]:
         hub_size, *sizes = meeting.sizes
-        shares = yield from _CORRELATING.hub_shares(desk, hub_size, members, supply)
+        inbox = yield _CORRELATING.ordered(desk, hub_size)
+        shares = yield from _CORRELATING.hub_shares(desk, hub_size, members, inbox)
         used, own, choice = _placed(meeting)
         digests = _digests(meeting.tokens[own], meeting.key)
         points = store.random_elements(fresh_key(), b"points", len(meeting.row_of_bin))
@@ -790,15 +736,13 @@ class OpprfIntersection(CircuitIntersection):
             tags_B[used] = own_hint ^ _function(share.c[used], meeting.key)
         return tags_MB
 
-    def at_member(
-        self, desk: Desk, hub: str, meeting: Meeting, supply: Supply | None
-    ) -> Generator[Turn, Inbox, Words]:
+    def at_member(self, desk: Desk, hub: str, meeting: Meeting) -> Generator[Turn, Inbox, Words]:
         hub_size, size = meeting.sizes[0], meeting.sizes[1 + meeting.place]
         # what takes no message of others is done while it comes
         digests = _digests(meeting.tokens, meeting.key)
         hints = store.Encoder(store.Rows.of(digests, store.cells_for(size)), store.cells_for(size))
-        inbox = yield Turn((), [hub] if supply else [hub, desk.agreement.dealer])
-        share = _CORRELATING.member_share(desk, inbox, supply)
+        inbox = yield Turn((), [hub, desk.agreement.dealer])
+        share = _CORRELATING.member_share(desk, inbox)
         vector = desk.read(inbox, hub, Kind.VECTOR, vole.vector_bytes(bins_for(hub_size)))
         values_B = share.unmasked(hub, vector)
         addends = share.delta.times(store.targets_of(digests))
@@ -813,17 +757,8 @@ class OpprfIntersection(CircuitIntersection):
     def serve(
         self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
     ) -> Script:
-        if not self.agreement.ahead:
-            hub_size = yield from _CORRELATING.deal(desk, hub, members)
+        hub_size = yield from _CORRELATING.deal(desk, hub, members)
         return (yield from super().serve(desk, hub, members, hub_size=hub_size))
-
-    def _stock_script(self, me: str, hub: str, members: Sequence[str], supply: Supply) -> Script:
-        yield from _CORRELATING.stock(self._desk(me), hub, members, supply)
-        return (yield from super()._stock_script(me, hub, members, supply))
-
-    def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        yield from _CORRELATING.deal(self._desk(me), hub, members)
-        return (yield from super()._stock_dealer_script(me, hub, members))
 
 
 def _placed(meeting: Meeting) -> tuple[Rows, Rows, Rows]:

@@ -7,7 +7,7 @@ party; what a backend reveals beyond the M-way intersection, it lists in `leaks`
 Messages are framed (`Desk`): any bytes either parse to a kind and as many items of that kind's
 size as announced, or raise RemoteProtocolError. A role with many rounds is written top to bottom as
 a `Script`, which reads and writes at a `Desk`. Where the parties agree on sizes, a set may turn out
-smaller, and a dealer may deal before the IDs are known (`Supply`).
+smaller.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import ClassVar, Generic, TypeVar, cast
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,8 @@ from apfed_protocols.randomness import ForkCheck, random_permutation
 __all__ = [
     "Admit", "Aligner", "DealtIntersection", "Desk", "Guesses", "Inbox", "IntersectionAgreement",
     "IntersectionTooSmallError", "Membership", "Opened", "Output", "Progress", "Script",
-    "SetIntersection", "Supply", "Turn", "check_parties", "digest_each", "message_bytes",
-    "open_rows", "opened_rows", "three_different",
+    "SetIntersection", "Turn", "check_parties", "digest_each", "message_bytes", "open_rows",
+    "opened_rows", "three_different",
 ]  # fmt: skip
 
 _POSITIONS = 2**32
@@ -44,9 +44,6 @@ _HEADER = struct.Struct(">BB16sI")
 _DIGEST_BYTES = 16
 
 _MESSAGES_AHEAD = 4
-_STORED = struct.Struct(">32sHI")
-_LENGTH = struct.Struct(">I")
-_CHECK_BYTES = 32
 
 Inbox = Mapping[str, bytes]
 _Kind = TypeVar("_Kind", bound=IntEnum)
@@ -137,7 +134,6 @@ class IntersectionAgreement:
         output: what opens.
         sizes: how many IDs the hub and each member announce, by name; a party may have fewer,
             which stays hidden then. Empty: all announce their true numbers.
-        ahead: whether the dealer deals before the intersection; needs `sizes`.
     """
 
     session: str
@@ -147,7 +143,6 @@ class IntersectionAgreement:
     dealer: str = ""
     output: Output = Output.ROWS
     sizes: Mapping[str, int] = field(default_factory=dict)
-    ahead: bool = False
 
     def __post_init__(self) -> None:
         take_numpy_integers(self)
@@ -159,8 +154,6 @@ class IntersectionAgreement:
             raise LocalProtocolError(
                 f"sizes lie in 0..maximum_ids ({self.maximum_ids}), got {dict(self.sizes)}"
             )
-        if self.ahead and not self.sizes:
-            raise LocalProtocolError("to deal ahead, the parties agree on the sizes of their sets")
         if not 0 <= self.minimum_rows <= self.maximum_ids:
             raise LocalProtocolError(
                 f"minimum_rows lies in 0..maximum_ids ({self.maximum_ids}), got {self.minimum_rows}"
@@ -170,8 +163,8 @@ class IntersectionAgreement:
     def digest(self) -> bytes:
         """SHA-256 over all fields, each with its length."""
         numbers = (self.minimum_rows.to_bytes(4, "big"), self.maximum_ids.to_bytes(4, "big"))
-        texts = [self.session, self.encoding, self.dealer, self.output.value]
-        texts.append("ahead" if self.ahead else "")
+        # the empty text stands where a field was, so that the digests of sessions stay
+        texts = [self.session, self.encoding, self.dealer, self.output.value, ""]
         texts += [f"{size} {party}" for party, size in sorted(self.sizes.items())]
         parts = (*numbers, *(text.encode() for text in texts))
         framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
@@ -232,7 +225,6 @@ class Opened:
     rows: NDArray[np.int64] | None = field(default=None, repr=False)
     size: int | None = None
     membership: Membership | None = None
-    supply: "Supply | None" = None
 
 
 @dataclass(frozen=True)
@@ -347,11 +339,6 @@ class Aligner:
         if membership is None:
             raise self._not_opened("shared membership")
         return membership
-
-    @property
-    def supply(self) -> "Supply":
-        """What hub or member was dealt ahead."""
-        return cast(Supply, self._opened().supply)
 
     def _opened(self) -> Opened:
         if self._outcome is None:
@@ -575,114 +562,6 @@ def opened_rows(
     return Opened(rows=order[places])
 
 
-# Randomness dealt ahead: the dealer's part of an intersection, done before the IDs are known, under
-# the agreement of the intersection to come. It names the sizes that the parties will announce, from
-# which what is dealt follows; sets may turn out smaller.
-
-
-class Supply:
-    """What one party was dealt: a body for each chunk of bins, taken in order, once.
-
-    It is as secret as the IDs: whoever used it for two intersections would show the exclusive or of
-    what it masked. So a process uses no part of a supply twice, however often it reads the bytes,
-    and a forked process none that was there before the fork. It cannot know what another process
-    did with a copy of them: `secure_apfed.alignment.records` keeps supplies on the disk such that
-    only one process takes each.
-    """
-
-    _used: ClassVar[set[bytes]] = set()
-    """Digests of the bodies that this process used, or may use still."""
-
-    def __init__(self, agreement: bytes, me: str, bodies: Sequence[bytes] = ()) -> None:
-        self._agreement, self._me, self._bodies = agreement, me, list(bodies)
-        self._filled = self._claimed = False
-        self._fork_check = ForkCheck(f"{me}: this supply")
-
-    def add(self, body: bytes) -> None:
-        self._fork_check.require()
-        if self._filled or self._claimed:
-            raise LocalProtocolError(
-                f"{self._me}: a supply is filled while it is dealt, and not once it was "
-                "read, stored or used; deal another"
-            )
-        self._bodies.append(body)
-
-    def to_bytes(self) -> bytes:
-        """Return it for a file that nobody else can read; from now on only that can be used."""
-        self._fork_check.require()
-        if self._claimed:
-            raise LocalProtocolError(f"{self._me}: this supply is in use, or was stored already")
-        self._claimed = True
-        framed = self._framed()
-        return framed + hashlib.sha256(framed).digest()
-
-    def _framed(self) -> bytes:
-        name = self._me.encode()
-        bodies = b"".join(_LENGTH.pack(len(body)) + body for body in self._bodies)
-        return _STORED.pack(self._agreement, len(name), len(self._bodies)) + name + bodies
-
-    @classmethod
-    def from_bytes(cls, stored: bytes) -> "Supply":
-        """Read what `to_bytes` gave; from a file by `secure_apfed.alignment.records`."""
-        stored, check = stored[:-_CHECK_BYTES], stored[-_CHECK_BYTES:]
-        if hashlib.sha256(stored).digest() != check:
-            raise LocalProtocolError(
-                "a stored supply does not match its checksum, so it was cut off or "
-                "altered; deal another under a new session"
-            )
-        try:
-            supply = cls._parsed(stored)
-        except (struct.error, UnicodeDecodeError) as error:
-            raise _no_supply(stored) from error
-        if supply._framed() != stored:  # lengths beyond the end, or bytes behind it
-            raise _no_supply(stored)
-        supply._filled = True
-        return supply
-
-    @classmethod
-    def _parsed(cls, stored: bytes) -> "Supply":
-        agreement, name_bytes, count = _STORED.unpack_from(stored)
-        at = _STORED.size + name_bytes
-        me, bodies = stored[_STORED.size : at].decode(), []
-        for _ in range(count):
-            (length,) = _LENGTH.unpack_from(stored, at)
-            at += _LENGTH.size + length
-            bodies.append(stored[at - length : at])
-        return cls(agreement, me, bodies)
-
-    def claim(self, agreement: IntersectionAgreement, me: str) -> None:
-        self._fork_check.require()
-        digests = {hashlib.sha256(body).digest() for body in self._bodies if body}
-        if self._claimed or digests & Supply._used:
-            raise LocalProtocolError(f"{me}: a supply is used once; deal another")
-        if (self._agreement, self._me) != (agreement.digest, me):
-            raise LocalProtocolError(
-                f"{me}: this supply was dealt to {self._me}, or under another agreement"
-            )
-        self._claimed = True
-        Supply._used |= digests
-
-    def __reduce__(self) -> str:
-        raise LocalProtocolError("a supply is never copied; store it with to_bytes")
-
-    def take(self, length: int) -> bytes:
-        self._fork_check.require()
-        body = self._bodies.pop(0) if self._bodies else b""
-        if len(body) != length:
-            raise LocalProtocolError(
-                f"{self._me}: the supply holds {len(body)} bytes for the next chunk, "
-                f"it takes {length}"
-            )
-        return body
-
-
-def _no_supply(stored: bytes) -> LocalProtocolError:
-    return LocalProtocolError(
-        f"{len(stored)} stored bytes match their checksum, but are no supply as "
-        "to_bytes writes it; deal another under a new session"
-    )
-
-
 class SetIntersection(ABC):
     """A backend: makes the roles. IDs are bytes, distinct and not empty.
 
@@ -754,90 +633,36 @@ class SetIntersection(ABC):
     def dealer(self, hub: str, members: Sequence[str]) -> Conversation:
         """The dealer's side. Raises LocalProtocolError if the backend needs none."""
 
-    def _enter(
-        self, me: str, peers: Sequence[str], ids: Sequence[bytes], supply: Supply | None = None
-    ) -> None:
-        """Check all that can be checked before the first message; claim the supply last."""
+    def _enter(self, me: str, peers: Sequence[str], ids: Sequence[bytes]) -> None:
+        """Check all that can be checked before the first message."""
         check_ids(me, ids, self.agreement.maximum_ids)
         self.agreement.announced_by(me, len(ids))
-        if (supply is not None) != self.agreement.ahead:
-            raise LocalProtocolError(
-                f"{me} has {'a' if supply else 'no'} supply, the agreement says "
-                f"ahead={self.agreement.ahead}"
-            )
         if self._admit is not None:
             self._admit(me, peers)
-        if supply is not None:
-            supply.claim(self.agreement, me)
 
 
 class DealtIntersection(SetIntersection):
-    """A backend with a dealer, in the intersection or, by `stock_hub`, `stock_member` and
-    `stock_dealer`, ahead of it; the agreement must say so then.
-    """
+    """A backend with a dealer."""
 
     needs_dealer: ClassVar[bool] = True
 
-    def hub(
-        self, me: str, members: Sequence[str], ids: Sequence[bytes], *, supply: Supply | None = None
-    ) -> Aligner:
-        """The active's side; `supply` where the agreement says that it was dealt ahead."""
+    def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
         check_parties(me, members, self.agreement.dealer)
-        self._enter(me, members, ids, supply)
-        script = self._hub_script(me, members, ids, supply)
+        self._enter(me, members, ids)
+        script = self._hub_script(me, members, ids)
         return self._role(me, [*members, self.agreement.dealer], script)
 
-    def member(
-        self, me: str, hub: str, ids: Sequence[bytes], *, supply: Supply | None = None
-    ) -> Aligner:
+    def member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
         check_parties(hub, [me], self.agreement.dealer)
-        self._enter(me, [hub], ids, supply)
-        script = self._member_script(me, hub, ids, supply)
+        self._enter(me, [hub], ids)
+        script = self._member_script(me, hub, ids)
         return self._role(me, [hub, self.agreement.dealer], script)
-
-    def stock_hub(self, me: str, members: Sequence[str]) -> Aligner:
-        return self._stocking(me, me, members)
-
-    def stock_member(self, me: str, hub: str) -> Aligner:
-        return self._stocking(me, hub, [me])
-
-    def stock_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
-        me = self.agreement.dealer
-        check_parties(hub, members, me)
-        self._require_ahead()
-        return self._role(me, [hub], self._stock_dealer_script(me, hub, members))
-
-    def _stocking(self, me: str, hub: str, members: Sequence[str]) -> Aligner:
-        """Hub or member while it is dealt; the script fills the supply."""
-        check_parties(hub, members, self.agreement.dealer)
-        self._require_ahead()
-        supply = Supply(self.agreement.digest, me)
-        script = self._stock_script(me, hub, members, supply)
-        return self._role(me, [self.agreement.dealer], script)
-
-    def _require_ahead(self) -> None:
-        if not self.agreement.ahead:
-            raise LocalProtocolError(
-                "randomness is dealt ahead under an agreement that says so and names a dealer"
-            )
 
     def _role(self, me: str, peers: Sequence[str], script: Script) -> Aligner:
         return Aligner(me, peers, self.agreement.output, script, longest=self.longest)
 
     @abstractmethod
-    def _hub_script(
-        self, me: str, members: Sequence[str], ids: Sequence[bytes], supply: Supply | None
-    ) -> Script: ...
+    def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script: ...
 
     @abstractmethod
-    def _member_script(
-        self, me: str, hub: str, ids: Sequence[bytes], supply: Supply | None
-    ) -> Script: ...
-
-    @abstractmethod
-    def _stock_script(
-        self, me: str, hub: str, members: Sequence[str], supply: Supply
-    ) -> Script: ...
-
-    @abstractmethod
-    def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script: ...
+    def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script: ...

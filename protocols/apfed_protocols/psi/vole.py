@@ -8,8 +8,8 @@ dealer, who is semi-honest, works with none: it learns the size that the hub ann
 try out guesses of a member's IDs with the hub, and with a member guesses of the hub's. With each
 member apart, over GF(2^128):
 
-1. The dealer hands A and C to the hub, B and Delta to the member: C = A Delta + B, or did so ahead
-   (`stock_hub`). A and B are expanded from seeds.
+1. The dealer hands A and C to the hub, B and Delta to the member: C = A Delta + B. A and B are
+   expanded from seeds.
 2. The hub names a key, under which H(x) has 128 bits, and encodes its set as a store P with
    Decode(P, x) = H(x) (`apfed_protocols.psi.store`). It sends A + P, which A hides.
 3. The member adds: K = B + (A + P) Delta = C + P Delta, and tags each of its IDs by
@@ -54,7 +54,6 @@ from apfed_protocols.psi.interface import (
     Opened,
     Output,
     Script,
-    Supply,
     Turn,
     check_parties,
     message_bytes,
@@ -150,22 +149,17 @@ class VoleIntersection(DealtIntersection):
     def longest(self) -> int:
         return longest_message(self.agreement)
 
-    def _hub_script(
-        self, me: str, members: Sequence[str], ids: Sequence[bytes], supply: Supply | None
-    ) -> Script:
+    def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
         desk = Desk(me, self.agreement, self.progress)
         agreement, key = desk.agreement, fresh_key()
         size = agreement.announced_by(desk.me, len(ids))
-        first = desk.turn(Kind.HELLO, dict.fromkeys(members, HELLO.pack(key, size)), members)
-        if supply is None:
-            dealer = agreement.dealer
-            order = desk.turn(Kind.DEAL, {dealer: DEAL.pack(size)}, [dealer])
-            first = Turn([*first.outgoing, *order.outgoing], [*members, dealer])
-        inbox = yield first
+        hello = desk.turn(Kind.HELLO, dict.fromkeys(members, HELLO.pack(key, size)), members)
+        order = _DEALING.ordered(desk, size)
+        inbox = yield Turn([*hello.outgoing, *order.outgoing], [*members, *order.awaited])
         commits = {m: COMMIT.unpack(desk.read(inbox, m, Kind.COMMIT, COMMIT.size)) for m in members}
         for member, (_, announced) in commits.items():
             agreement.check_announced(member, [announced], [member])
-        shares = yield from _DEALING.hub_shares(desk, size, members, supply, inbox)
+        shares = yield from _DEALING.hub_shares(desk, size, members, inbox)
         rows, store = _encoded(desk.me, ids, key, cells_for(size))
         parts = {member: fresh_key() for member in members}
         sending = desk.turn(
@@ -188,9 +182,7 @@ class VoleIntersection(DealtIntersection):
         del shares, rows, inbox
         return (yield from open_rows(desk, places))
 
-    def _member_script(
-        self, me: str, hub: str, ids: Sequence[bytes], supply: Supply | None
-    ) -> Script:
+    def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
         desk = Desk(me, self.agreement, self.progress)
         agreement, part = desk.agreement, fresh_key()
         size = agreement.announced_by(desk.me, len(ids))
@@ -199,8 +191,8 @@ class VoleIntersection(DealtIntersection):
         key, hub_size = HELLO.unpack(desk.read(inbox, hub, Kind.HELLO, HELLO.size))
         agreement.check_announced(hub, [hub_size], [hub])
         digests = digest_ids(ids, key)
-        inbox = yield Turn((), [hub] if supply else [hub, agreement.dealer])
-        share = _DEALING.member_share(desk, inbox, supply)
+        inbox = yield Turn((), [hub, agreement.dealer])
+        share = _DEALING.member_share(desk, inbox)
         body = desk.read(
             inbox, hub, Kind.VECTOR, KEY_BYTES + vector_bytes(vector_elements(hub_size))
         )
@@ -225,22 +217,11 @@ class VoleIntersection(DealtIntersection):
     def dealer(self, hub: str, members: Sequence[str]) -> Aligner:
         me = self.agreement.dealer
         check_parties(hub, members, me)
-        ahead = self.agreement.ahead
-        script = _nothing() if ahead else self._stock_dealer_script(me, hub, members)
-        return self._role(me, [hub], script)
+        return self._role(me, [hub], self._dealer_script(Desk(me, self.agreement), hub, members))
 
-    def _stock_script(self, me: str, hub: str, members: Sequence[str], supply: Supply) -> Script:
-        yield from _DEALING.stock(Desk(me, self.agreement), hub, members, supply)
-        return Opened(supply=supply)
-
-    def _stock_dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        yield from _DEALING.deal(Desk(me, self.agreement), hub, members)
+    def _dealer_script(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
+        yield from _DEALING.deal(desk, hub, members)
         return Opened()
-
-
-def _nothing() -> Script:
-    yield Turn((), ())
-    return Opened()
 
 
 @dataclass(frozen=True)
@@ -461,57 +442,27 @@ class Dealing(Generic[AnyKind]):
     dealt: AnyKind
     elements: Callable[[int], int]
 
-    def hub_shares(
-        self,
-        desk: AnyDesk[AnyKind],
-        size: int,
-        members: Sequence[str],
-        supply: Supply | None,
-        inbox: Inbox | None = None,
-    ) -> Generator[Turn, Inbox, dict[str, HubShare]]:
-        """What was made for each member: out of the supply, or as ordered one by one.
+    def ordered(self, desk: AnyDesk[AnyKind], size: int) -> Turn:
+        """The hub's order for one member."""
+        dealer = desk.agreement.dealer
+        return desk.turn(self.order, {dealer: DEAL.pack(size)}, [dealer])
 
-        The first order is answered in `inbox`, where it was sent already.
-        """
-        shares = {}
+    def hub_shares(
+        self, desk: AnyDesk[AnyKind], size: int, members: Sequence[str], inbox: Inbox
+    ) -> Generator[Turn, Inbox, dict[str, HubShare]]:
+        """What was made for each member, ordered one by one; `inbox` answers the first order."""
+        dealer, length = desk.agreement.dealer, hub_dealt_bytes(self.elements(size))
+        shares = dict[str, HubShare]()
         for member in members:
-            if supply is not None:
-                body = supply.take(hub_dealt_bytes(self.elements(size)))
-            elif inbox is not None:
-                body, inbox = self._for_hub(desk, inbox, size), None
-            else:
-                body = yield from self._ordered(desk, size)
-            shares[member] = HubShare.of(body)
+            if shares:
+                inbox = yield self.ordered(desk, size)
+            shares[member] = HubShare.of(desk.read(inbox, dealer, self.dealt, length))
         return shares
 
-    def _ordered(self, desk: AnyDesk[AnyKind], size: int) -> Generator[Turn, Inbox, bytes]:
+    def member_share(self, desk: AnyDesk[AnyKind], inbox: Inbox) -> MemberShare:
         dealer = desk.agreement.dealer
-        inbox = yield desk.turn(self.order, {dealer: DEAL.pack(size)}, [dealer])
-        return self._for_hub(desk, inbox, size)
-
-    def _for_hub(self, desk: AnyDesk[AnyKind], inbox: Inbox, size: int) -> bytes:
-        length = hub_dealt_bytes(self.elements(size))
-        return desk.read(inbox, desk.agreement.dealer, self.dealt, length)
-
-    def _for_member(self, desk: AnyDesk[AnyKind], inbox: Inbox) -> bytes:
-        return desk.read(inbox, desk.agreement.dealer, self.dealt, member_dealt_bytes())
-
-    def member_share(
-        self, desk: AnyDesk[AnyKind], inbox: Inbox, supply: Supply | None
-    ) -> MemberShare:
-        dealt = supply.take(member_dealt_bytes()) if supply else self._for_member(desk, inbox)
-        return MemberShare.of(dealt, dealer=desk.agreement.dealer)
-
-    def stock(
-        self, desk: AnyDesk[AnyKind], hub: str, members: Sequence[str], supply: Supply
-    ) -> Generator[Turn, Inbox, None]:
-        if desk.me == hub:
-            size = desk.agreement.size_of(hub)
-            for _ in members:
-                supply.add((yield from self._ordered(desk, size)))
-        else:
-            inbox = yield Turn((), [desk.agreement.dealer])
-            supply.add(self._for_member(desk, inbox))
+        dealt = desk.read(inbox, dealer, self.dealt, member_dealt_bytes())
+        return MemberShare.of(dealt, dealer=dealer)
 
     def deal(
         self, desk: AnyDesk[AnyKind], hub: str, members: Sequence[str]
