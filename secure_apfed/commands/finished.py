@@ -418,7 +418,7 @@ def predict(
     from secure_apfed.runs.solo import predict_file, predict_into
 
     if jointly is not None:
-        _predict_jointly(model, data, output, jointly, as_json=as_json)
+        _predict_jointly(model, data, output, jointly, id_column, as_json=as_json)
         return
 
     if output is None:
@@ -459,13 +459,19 @@ def _show_predictions(frame: "pd.DataFrame") -> None:
 
 
 def _predict_jointly(
-    model: Path, data: Path, output: Path | None, party: Path, *, as_json: bool
-) -> None:
+    model: Path, data: Path, output: Path | None, party: Path, id_columns: Sequence[str] | None,
+    *, as_json: bool,
+) -> None:  # fmt: skip
     from secure_apfed.errors import ConfigError
     from secure_apfed.exchange import StatusKeeper
     from secure_apfed.runs.party import PartyFile
     from secure_apfed.runs.served import predict_jointly
 
+    if id_columns:
+        raise ConfigError(
+            "--id-column: with --jointly people are asked about by the ID columns of the training "
+            "(data.id_column); leave it out"
+        )
     if not PartyFile.read(party).folder.samefile(model):
         raise ConfigError(
             f"--jointly {party}: its folder is not {model}; give the run of that file"

@@ -75,7 +75,10 @@ def new(
 
 @project_app.command("seal")
 def seal_answers(
-    answers: Annotated[list[Path], typer.Argument(metavar="ANSWER...", help="Of all the others.")],
+    answers: Annotated[
+        list[Path],
+        typer.Argument(metavar="ANSWER...", exists=True, dir_okay=False, help="Of all the others."),
+    ],
     folder: Annotated[Path, typer.Option(help="The organiser's own.")],
     days: Annotated[
         float, typer.Option(min=0.01, max=3650, help="How long certificates are valid.")
@@ -91,7 +94,9 @@ def seal_answers(
 
 
 def join(
-    file: Annotated[Path, typer.Argument(help="A proposal, or the sealed project.")],
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="A proposal, or the sealed project.")
+    ],
     party: _As,
     folder: _Folder = None,
     table: Annotated[

@@ -409,6 +409,10 @@ def test_predict_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "column 'a': a row lies" in said
     assert "5 of 5 rows lie outside of" in said
     assert "no score stability index: of 5 rows it would be high by chance, of 50 or more" in said
+    jointly = [*command, str(tmp_path / "rows.csv"), "--jointly", "own.yaml", "--id-column", "id"]
+    assert execute(jointly) == 2
+    said = " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert "by the ID columns of the training" in said
 
 
 def test_memory_does_not_grow_with_the_rows(
