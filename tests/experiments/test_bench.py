@@ -21,6 +21,7 @@ from secure_apfed.cli import execute
 from secure_apfed.commands import bench as command
 from secure_apfed.errors import ConfigError, DataError
 from tests.conftest import Children
+from tests.secure_apfed.small_runs import said_to_people
 from tests.waiting import LONG_S
 
 STORED = Path(__file__).resolve().parents[2] / "docs" / "performance"
@@ -111,7 +112,7 @@ def test_benches_need_a_checkout(
         sys, "path", [at for at in sys.path if not Path(at, "apfed_bench").is_dir()]
     )
     assert execute(["bench", "psi"]) == 2
-    assert "run them from a checkout" in " ".join(capsys.readouterr().err.split())
+    assert "run them from a checkout" in said_to_people(capsys)
 
 
 def test_cases_take_turns_and_those_without_a_clock_tell_nothing() -> None:

@@ -19,7 +19,7 @@ from secure_apfed.cli import execute
 from secure_apfed.commands import bench, study
 from secure_apfed.runs.run import run
 from tests.experiments.run_folder import own_tables
-from tests.secure_apfed.small_runs import small_config
+from tests.secure_apfed.small_runs import said_to_people, small_config, told
 
 _HELPS = """
 import sys
@@ -75,7 +75,7 @@ def test_what_is_wrong_is_told(
 ) -> None:  # fmt: skip
     monkeypatch.setattr("apfed_experiments.workers.begin", lambda: None)
     assert execute(["study", *arguments, "--debug"]) == 2
-    assert said in " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert said in said_to_people(capsys)
 
 
 # Workers come from a server that has imported what they need, and compute on one thread.
@@ -134,13 +134,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_attacks_are_mounted_and_kept_beside_earlier_ones(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = execute(["attack", str(finished), "--attacks", "temporal", "--json",
-                    "--option", "temporal.labels_per_class=4"])  # fmt: skip
-    assert code == 0
-    first = json.loads(capsys.readouterr().out)["attacks"]
+    few = ("--option", "temporal.labels_per_class=4")
+    first = told(capsys, "attack", finished, "--attacks", "temporal", *few)["attacks"]
     assert {one["attack"] for one in first} == {"temporal"}
-    assert execute(["attack", str(finished), "--attacks", "inverse_network", "--json"]) == 0
-    both = json.loads(capsys.readouterr().out)["attacks"]
+    both = told(capsys, "attack", finished, "--attacks", "inverse_network")["attacks"]
     assert {one["attack"] for one in both} == {"temporal", "inverse_network"}
     assert (finished / "report.html").is_file()
     assert execute(["attack", str(finished), "--attacks", "label_gradients"]) == 0
@@ -150,22 +147,20 @@ def test_attacks_are_mounted_and_kept_beside_earlier_ones(
 def test_wrong_arguments_are_refused(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for arguments, told in (
+    for arguments, says in (
         (["--attacks", "tempral"], "did you mean 'temporal'"),
         (["--option", "temporal"], "expected ATTACK.KEY=VALUE"),
         (["--option", "temporal.windw=3"], "did you mean 'window'"),
         (["--option", "temporal.window=[3"], "is not YAML"),
     ):
-        assert execute(["attack", str(finished), *arguments, "--json"]) == 2
-        assert told in json.loads(capsys.readouterr().out)["error"]["message"]
-    assert execute(["attack", str(tmp_path), "--json"]) == 3
-    assert "holds no finished run" in json.loads(capsys.readouterr().out)["error"]["message"]
+        assert says in told(capsys, "attack", finished, *arguments, code=2)["error"]["message"]
+    assert "holds no finished run" in told(capsys, "attack", tmp_path, code=3)["error"]["message"]
 
 
 def test_damaged_files_are_told(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refused(name: str) -> str:
         assert execute(["attack", str(finished), "--attacks", name]) != 0
-        return " ".join(capsys.readouterr().err.replace("│", "").split())
+        return said_to_people(capsys)
 
     for content in ("[{", '[{"attack": "temporal"}]', "3"):
         (finished / "attacks.json").write_text(content)
@@ -208,9 +203,7 @@ def test_own_tables_with_empty_labels_are_attacked(
     }  # fmt: skip
     file, folder = tmp_path / "run.yaml", tmp_path / "run"
     file.write_text(json.dumps(settings))
-    told = ["run", str(file), "--output", str(folder), "--no-baselines", "--json"]
-    assert execute(told) == 0
-    mounted = json.loads(capsys.readouterr().out)["attacks"]
+    mounted = told(capsys, "run", file, "--output", folder, "--no-baselines")["attacks"]
     assert {one["attack"] for one in mounted} == set(few)
     of_labels = [one for one in mounted if one["target"] == "labels" and one["applicable"]]
     assert of_labels

@@ -22,6 +22,7 @@ from secure_apfed.files import MOST_JSON_BYTES, own_subfolder
 from secure_apfed.runs.run import run
 from tests.attacks.test_attacks_live import config_of as voting
 from tests.experiments.run_folder import Page, attack_result, config_of, write_run
+from tests.secure_apfed.small_runs import told
 
 SOLO = "solo.json"
 DAY = datetime(2025, 3, 1, 12, tzinfo=UTC)
@@ -174,9 +175,7 @@ def test_the_command_prints_a_table_one_object_or_a_note(
     out = capsys.readouterr().out
     assert re.search(r"guarded +apfed_c +digits, 4 parties +70\.0 % +\+5\.0 points +7\.98", out)
     assert "broken: result.json: is not JSON" in out
-    assert execute(["runs", str(top), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    rows = {row["name"]: row for row in told["runs"]}
+    rows = {row["name"]: row for row in told(capsys, "runs", top)["runs"]}
     assert rows["guarded"]["best_alone"]["value"] == 0.65
     assert rows["guarded"]["worst_attacks"]["labels"]["advantage"] == 0.3
     assert (rows["study/alone"]["epsilon"], rows["cut"]["accuracy"]) == ("inf", None)
@@ -238,14 +237,14 @@ def test_the_page_is_well_formed_and_holds_everything_itself(guarded: Path) -> N
     assert len(links) == 2  # learning curves and attacks
     assert all(value.startswith("data:image/png;base64,") for value in links)
     assert not re.search(r"https?://|url\(|@import|<script|<link", text)
-    for told in (
+    for part in (
         "91.2\u202f%", "7.98", "+0.220", "passive-1, passive-2, passive-3 (passive, each of them)",
         "Active", "Aggregator", "active and aggregator", "A failed attack proves no privacy",
         "Row-release guarantee, encoder held fixed", "ab" * 32, "torch 2.13.0",
         "a passive receives no label gradient in APFed",
         "The hub learns its pairwise intersection with every member",
     ):  # fmt: skip
-        assert told in text, told
+        assert part in text, part
     flows = json.loads((guarded / "transcript.json").read_text())
     sent = sum(one["messages"] for one in flows if one["receiver"] == "aggregator")
     rows = re.findall(r'data-name="messages">([^<]*)<', text.split("<h3>Aggregator</h3>")[1])
@@ -301,8 +300,8 @@ def test_a_damaged_folder_names_the_file(
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    for folder, told in ((tmp_path, "it is no run folder"), (tmp_path / "x", "no such run folder")):
-        with pytest.raises(CheckpointError, match=told):
+    for folder, says in ((tmp_path, "it is no run folder"), (tmp_path / "x", "no such run folder")):
+        with pytest.raises(CheckpointError, match=says):
             write_report(folder)
 
 

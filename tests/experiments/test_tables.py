@@ -1,6 +1,5 @@
 """The papers' tables: jobs fill every line, run once, and stand beside what the papers print."""
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,6 +18,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.learning.autoencoder import DistillationSettings
+from tests.secure_apfed.small_runs import told
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 VALUES = {("a", 0): 10.0, ("a", 1): 12.0, ("b", 0): 7.0, ("b", 1): 7.0}
@@ -123,15 +123,13 @@ def test_the_command_lists_fills_and_names_what_is_near(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("apfed_experiments.tables.TABLES", {"toy": toy()})
-    assert execute(["table", "--list", "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)["tables"]
+    (entry,) = told(capsys, "table", "--list")["tables"]
     assert entry["name"] == "toy"
-    wanted = ["table", "toy", "--output", str(tmp_path), "--jobs", "1", "--json"]
-    assert execute(wanted) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["lines"][0]["in_sd"] == pytest.approx(2.0 / math.sqrt(3))
-    assert Path(told["files"]["md"]).is_file()
-    assert execute([*wanted, "--full"]) == 3
+    wanted = ["table", "toy", "--output", tmp_path, "--jobs", 1]
+    filled = told(capsys, *wanted)
+    assert filled["lines"][0]["in_sd"] == pytest.approx(2.0 / math.sqrt(3))
+    assert Path(filled["files"]["md"]).is_file()
+    told(capsys, *wanted, "--full", code=3)
     assert (tmp_path / "toy-full.csv").is_file()
     assert execute(["table"]) == 2
     with pytest.raises(ConfigError, match="did you mean 'toy'"):

@@ -21,11 +21,11 @@ from apfed_experiments.tradeoff import (
     points_of,
     run_tradeoff,
 )
-from secure_apfed.cli import execute
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.solo import BASELINES
 from tests.experiments.run_folder import attacked, finished
+from tests.secure_apfed.small_runs import told
 
 STUDY = """
 name: tiny
@@ -202,18 +202,17 @@ DEFENCES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("study", "told"), [
+@pytest.mark.parametrize(("study", "says"), [
     ({"defences": DEFENCES, "name": "mine"}, "tradeoff.name: the study of a run has the run's"),
     ({"defences": DEFENCES, "base": "b.yaml"}, "tradeoff.base"),
     ({"defences": DEFENCES, "set": {"trian.epochs": 1}}, "did you mean 'train'"),
 ])  # fmt: skip
 def test_a_runs_study_is_checked_before_the_run(
-    study: dict[str, object], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    study: dict[str, object], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, folder = tmp_path / "run.yaml", tmp_path / "run"
     file.write_text(own_study(**study))
-    assert execute(["run", str(file), "--output", str(folder), "--json"]) == 2
-    assert told in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert says in told(capsys, "run", file, "--output", folder, code=2)["error"]["message"]
     assert not folder.exists()
 
 
@@ -223,11 +222,10 @@ def test_a_run_is_followed_by_its_own_study(
 ) -> None:
     file, folder = tmp_path / "run.yaml", tmp_path / "run"
     file.write_text(own_study(defences=DEFENCES))
-    told = ["run", str(file), "--output", str(folder), "--no-baselines", "--set", "attacks=[]"]
+    command = ["run", file, "--output", folder, "--no-baselines", "--set", "attacks=[]"]
+    attacks = 'tradeoff.set={"attacks": [{"name": "temporal"}]}'
     with parallel_config(backend="sequential"):
-        assert execute([*told, "--set", 'tradeoff.set={"attacks": [{"name": "temporal"}]}',
-                        "--json"]) == 0  # fmt: skip
-    found = json.loads(capsys.readouterr().out)
+        found = told(capsys, *command, "--set", attacks)
     assert {point["defence"] for point in found["tradeoff"]} == {"none", "noise"}
     assert all("labels" in point["leakage"] for point in found["tradeoff"])
     assert not found["attacks"]
@@ -240,8 +238,7 @@ def test_a_run_is_followed_by_its_own_study(
 @pytest.mark.timeout(1200)
 def test_the_card_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     card = Path(package.__file__).parent / "configs" / "card.yaml"
-    assert execute(["run", str(card), "--output", str(tmp_path / "run"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = told(capsys, "run", card, "--output", tmp_path / "run")
     assert found["privacy"]["epsilon_x"] == pytest.approx(8.0, abs=0.01)
     assert {one["attack"] for one in found["attacks"]} == set(ATTACKS)
     assert sum(one["applicable"] for one in found["attacks"]) > 10

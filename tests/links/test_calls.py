@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,6 @@ from apfed_protocols.errors import PartyLeftError
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.between.calls import Calls, Carry
 from secure_apfed.between.certificates import Credentials, make_authority, read_revoked
-from secure_apfed.cli import execute
 from secure_apfed.config.file import load_settings_text
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.resumable_link import Connection, Linked
@@ -26,6 +24,7 @@ from secure_apfed.exchange.sealed_connection import MOST_SEALED, LocalEnd
 from secure_apfed.runs.party import PartyFile
 from tests.docs.pages import ROOT, text_of
 from tests.links.pair import awaiting
+from tests.secure_apfed.small_runs import told
 from tests.waiting import LONG_S, wait_until
 
 NAMES = ("ann", "bob")
@@ -192,11 +191,6 @@ def test_what_was_said_of_a_session_reaches_no_other(lines: Lines) -> None:
     assert not lines.calls["ann"].take("bob", lines.names[0], 2, b"late")
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
-    assert execute([*arguments, "--json"]) == code
-    return json.loads(capsys.readouterr().out)
-
-
 def test_a_key_is_of_its_certificate(tmp_path: Path) -> None:
     authority = make_authority()
     for name in ("bank", "Shop_1.a"):
@@ -217,11 +211,11 @@ def test_what_is_revoked_is_listed_as_it_is_shown(
     made = make_authority().issue("bank", days=30)
     for name, pem in (("ca", made.ca), ("certificate", made.certificate), ("key", made.key)):
         (own / f"{name}.pem").write_bytes(pem)
-    shown = said(capsys, "certs", "show", str(own / "certificate.pem"))["certificates"][0]
+    shown = told(capsys, "certs", "show", str(own / "certificate.pem"))["certificates"][0]
     assert shown["names"] == "bank"
     assert 28 <= shown["days_left"] <= 30
     for what in (str(own / "certificate.pem"), shown["serial"].upper(), "AB:" * 31 + "AB"):
-        said(capsys, "certs", "revoke", what, "--list", str(listed), "--note", "stolen\nlaptop")
+        told(capsys, "certs", "revoke", what, "--list", str(listed), "--note", "stolen\nlaptop")
     assert read_revoked(listed) == {shown["sha256"], shown["serial"], "ab" * 32}
     for entry in (shown["sha256"], shown["serial"]):
         with pytest.raises(ConfigError, match="is revoked; have another one made"):
@@ -229,8 +223,8 @@ def test_what_is_revoked_is_listed_as_it_is_shown(
                 own / "ca.pem", own / "certificate.pem", own / "key.pem", name="bank",
                 revoked=frozenset({entry}),
             )  # fmt: skip
-    told = said(capsys, "certs", "revoke", "no such", "--list", str(listed), code=2)
-    assert "name files of certificates that are there, or hex" in told["error"]["message"]
+    refused = told(capsys, "certs", "revoke", "no such", "--list", listed, code=2)
+    assert "name files of certificates that are there, or hex" in refused["error"]["message"]
 
 
 def test_a_relay_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,7 +233,7 @@ def test_a_relay_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
         ("0.0.0.0:7001", ["--insecure-plaintext-on-loopback"], "for loopback alone", 2),
         ("7001", [], "an address is host:port", 4),
     ):
-        assert reads in json.dumps(said(capsys, "relay", "--listen", listen, *more, code=code))
+        assert reads in json.dumps(told(capsys, "relay", "--listen", listen, *more, code=code))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from secure_apfed.runs.local import free_addresses
 from secure_apfed.runs.party import PartyFile
 from secure_apfed.settings.data import TableShape
 from tests.docs.pages import blocks
+from tests.secure_apfed.small_runs import told
 from tests.waiting import LONG_S
 
 TUTORIAL = "docs/tutorial.md"
@@ -104,12 +105,6 @@ def here(joined: Organisations, tmp_path: Path) -> Organisations:
     harmed = Organisations.__new__(Organisations)
     harmed.__dict__ |= joined.__dict__ | {"base": copy}
     return harmed
-
-
-def told(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> Any:
-    capsys.readouterr()
-    assert execute([*map(str, arguments), "--json"]) == code
-    return json.loads(capsys.readouterr().out)
 
 
 def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:

@@ -23,7 +23,7 @@ from secure_apfed.runs import local
 from secure_apfed.runs.outcome import load_recording
 from secure_apfed.runs.run import TRANSPORTS, run
 from tests.local.processes import Parties, model_digests, nobody_failed
-from tests.secure_apfed.small_runs import small_config
+from tests.secure_apfed.small_runs import said_to_people, small_config
 from tests.waiting import LONG_S, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -117,11 +117,6 @@ def test_whoever_is_harmed_is_named_and_nothing_is_left_running(
     wait_until(lambda: not processes_of(folder), "that no process is left")
 
 
-def plain(capsys: pytest.CaptureFixture[str]) -> str:
-    """What was told to people, in one line."""
-    return " ".join(capsys.readouterr().err.replace("│", "").split())
-
-
 def costs_the_same(memory: Path, apart: Path, figure: str, party: str, capsys: Any) -> None:
     """One thing has one price and one name in all folders, the report, and its payer's log."""
     assert model_digests(memory) == model_digests(apart)
@@ -183,7 +178,7 @@ def test_it_leaves_a_run_folder_as_memory_does(
         load_recording(finished)
     file = finished / "parties" / "passive-1" / "party.yaml"
     assert execute(["party", "--config", str(file), "--resume"]) == 3
-    assert "part of a finished run" in plain(capsys)
+    assert "part of a finished run" in said_to_people(capsys)
 
 
 WRONG: list[tuple[str, str, Any, str]] = [
@@ -214,7 +209,7 @@ def test_a_wrong_file_of_a_party_is_told(
         lines = [line for line in whole.splitlines() if not line.startswith(f"{name}:")]
         file.write_text("\n".join([*lines, f"{name}: {json.dumps(value)}"]))
         assert execute(["party", "--config", str(file)]) in (2, 3, 4)
-        assert told in plain(capsys)
+        assert told in said_to_people(capsys)
         file.write_text(whole)
 
 

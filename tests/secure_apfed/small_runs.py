@@ -77,7 +77,13 @@ def interrupted(config: Config, folder: Path, *, at_step: int, resume: bool = Fa
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> Any:
     """Run a command with --json; its stdout is one object and nothing else."""
+    capsys.readouterr()  # what others said before
     assert execute([*map(str, arguments), "--json"]) == code
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     return json.loads(out)
+
+
+def said_to_people(capsys: pytest.CaptureFixture[str]) -> str:
+    """What stands on stderr, its panels and lines as one line."""
+    return " ".join(capsys.readouterr().err.replace("│", "").split())

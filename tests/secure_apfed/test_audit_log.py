@@ -20,6 +20,7 @@ from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.names import ReleaseFigure
 from tests.memory import traced
 from tests.secure_apfed.seats import seal_all
+from tests.secure_apfed.small_runs import said_to_people, told
 from tests.secure_apfed.test_exchange_links import given
 
 
@@ -331,9 +332,9 @@ HOSTILE: tuple[tuple[bytes, str], ...] = (
 
 def test_a_hostile_log_is_a_short_error(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
-    for content, told in HOSTILE:
+    for content, says in HOSTILE:
         path.write_bytes(content)
-        with pytest.raises(CheckpointError, match=told) as caught:
+        with pytest.raises(CheckpointError, match=says) as caught:
             verify_log(path)
         assert str(path) in str(caught.value)
         assert len(str(caught.value)) < 800
@@ -358,20 +359,17 @@ def test_commands_tell_and_end_with_codes(pair: Pair, capsys: pytest.CaptureFixt
     ann, bob = (str(pair.paths[name].parent) for name in ("ann", "bob"))
     assert execute(["audit-log", "verify", ann]) == 0
     assert pair.identities["ann"].public.hex()[:20] in capsys.readouterr().out
-    assert execute(["audit-log", "verify", ann, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["party"], told["signed"], told["flows"][0]["envelopes"]) == ("ann", True, 2)
-    assert execute(["audit-log", "compare", ann, bob, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["agree"] is True
+    own = told(capsys, "audit-log", "verify", ann)
+    assert (own["party"], own["signed"], own["flows"][0]["envelopes"]) == ("ann", True, 2)
+    assert told(capsys, "audit-log", "compare", ann, bob)["agree"] is True
     lines = pair.paths["bob"].read_bytes().splitlines()
     pair.paths["bob"].write_bytes(rechained([lines[0], *lines[2:-1]]))
-    assert execute(["audit-log", "compare", ann, bob, "--json"]) == 4
-    assert json.loads(capsys.readouterr().out)["agree"] is False
+    assert told(capsys, "audit-log", "compare", ann, bob, code=4)["agree"] is False
     assert execute(["audit-log", "compare", ann, bob]) == 4
-    said = capsys.readouterr()
-    assert "ann logged at line 2" in " ".join(said.err.split())
-    assert "lines after the last signature of bob" in " ".join(said.err.split())
+    said = said_to_people(capsys)
+    assert "ann logged at line 2" in said
+    assert "lines after the last signature of bob" in said
     pair.paths["bob"].write_bytes(b"\n".join([*lines[:1], *lines[2:]]))
-    assert execute(["audit-log", "verify", bob, "--json"]) == 3
-    assert "line 2 is not chained" in json.loads(capsys.readouterr().out)["error"]["message"]
+    refused = told(capsys, "audit-log", "verify", bob, code=3)
+    assert "line 2 is not chained" in refused["error"]["message"]
     assert execute(["audit-log", "verify", str(pair.paths["bob"].parent / "none")]) == 3

@@ -29,7 +29,7 @@ from secure_apfed.intervals import FEWEST_ROWS
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.run import run
 from secure_apfed.settings.data import DataSettings
-from tests.secure_apfed.small_runs import small_config
+from tests.secure_apfed.small_runs import said_to_people, small_config, told
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
@@ -204,11 +204,11 @@ ONE_CLASS = (
 @pytest.mark.parametrize("method", [one for one in ALIGNING if one not in EVERYBODY])
 def test_a_method_of_common_people_needs_two_classes_of_them(method: str) -> None:
     config = config_of(method)
-    for rows, told in (
+    for rows, says in (
         (malignant, f"active: the .* labelled training {ONE_CLASS}malignant"),
         (lambda data: but(data, data.labelled_rows), "none of its 60 labelled training rows"),
     ):
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=says):
             run(config, None, data=data_of(config, rows))
 
 
@@ -308,7 +308,7 @@ def test_the_plan_counts_labels(tmp_path: Path, capsys: pytest.CaptureFixture[st
     paid = frame.loc[frame.y == "paid", ["id", "u"]]
     write(frame, paid, "method: tvfl\ntrain: {epochs: 1}")
     assert execute(["plan", str(path)]) == 3
-    assert "all of class paid" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "all of class paid" in said_to_people(capsys)
     text = (
         "method: votes\nmodel: {network: random_features}\n"
         "secure_sum: {scheme: plain, masks: none, allow_single_passive: true}"
@@ -316,7 +316,6 @@ def test_the_plan_counts_labels(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for labelled in (400, 24):
         known = frame.assign(y=frame.y.where(frame.id < labelled, None))
         write(known, frame[["id", "u"]], text)
-        assert execute(["plan", str(path), "--json"]) == 0
-        planned = json.loads(capsys.readouterr().out)
+        planned = told(capsys, "plan", path)
         assert planned["labelled_rows"] == 0.75 * labelled
         assert planned["teaching_rows"] == 400 - 0.25 * labelled

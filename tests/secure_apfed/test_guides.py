@@ -24,6 +24,7 @@ from secure_apfed.runs.solo import load_model
 from secure_apfed.tasks import TASKS
 from tests.docs.pages import blocks, program_of
 from tests.secure_apfed import test_labellers
+from tests.secure_apfed.small_runs import said_to_people
 
 
 def register(monkeypatch: pytest.MonkeyPatch, table: Mapping[str, Any], entry: Any) -> None:
@@ -117,6 +118,5 @@ def test_the_printed_task_is_trained(tmp_path: Path, capsys: pytest.CaptureFixtu
     config_file = RunFolder(folder).config
     refused = ["run", str(config_file), "--output", str(tmp_path / "no"), "--set"]
     assert execute([*refused, "measure=rmse"]) == 2
-    said = " ".join(capsys.readouterr().err.replace("│", "").split())
-    assert "task is ordinal; use accuracy, auc" in said
+    assert "task is ordinal; use accuracy, auc" in said_to_people(capsys)
     assert execute([*refused, "train.spread_labels=true"]) == 2

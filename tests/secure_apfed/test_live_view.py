@@ -23,7 +23,7 @@ from secure_apfed.events import schema
 from secure_apfed.exchange import Awaited, Envelope, Frame, Kind, Links, Status, StatusKeeper, drive
 from secure_apfed.progress import Board
 from secure_apfed.runs.outcome import Progress
-from tests.secure_apfed.small_runs import small_config
+from tests.secure_apfed.small_runs import small_config, told
 from tests.secure_apfed.test_audit_log import FakeMeter
 from tests.waiting import wait_until
 
@@ -277,9 +277,8 @@ def test_what_a_real_run_says_is_as_its_schema(
     line = jsonschema.Draft202012Validator(json.loads(capsys.readouterr().out))
     config = tmp_path / "run.yaml"
     config.write_text(dump_settings(small_config("tvfl")))
-    run = ["run", str(config), "--output", str(tmp_path / "run"), "--transport", "local"]
-    assert execute([*run, "--prepare", "--json"]) == 0
-    files = json.loads(capsys.readouterr().out)["parties"]
+    run = ["run", config, "--output", tmp_path / "run", "--transport", "local"]
+    files = told(capsys, *run, "--prepare")["parties"]
     command = [sys.executable, "-m", "secure_apfed.cli", "party", "--json-events", "--config"]
     processes = {
         name: subprocess.Popen(

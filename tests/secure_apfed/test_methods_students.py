@@ -1,6 +1,5 @@
 """Students of a joint teacher, of shared vectors and of codes; autoencoders and their judges."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -32,7 +31,7 @@ from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
 from secure_apfed.settings.training import ModelSettings
 from tests.secure_apfed.seats import active_of, envelope, step_config
-from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.secure_apfed.small_runs import interrupted, said_to_people, small_config, told
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 K, TRAIN, TEST, LABELLED = 4, 240, 160, 8
@@ -539,13 +538,12 @@ def test_a_command_judges_the_encoder(tmp_path: Path, capsys: pytest.CaptureFixt
         "model: {network: selu, hidden: [], representation: 1}\n"
         "method: {name: apc_vfl, epochs: 20, batch_size: 16}\n"
     )
-    assert execute(["check-encoder", str(path), "--folds", "5", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["good_enough"] is False
-    assert len(told["columns"]) == len(told["code"]) == 5
-    assert execute(["check-encoder", str(path), "--threshold", "1", "--json", "--folds", "5"]) == 0
-    assert json.loads(capsys.readouterr().out)["good_enough"] is True
+    judged = told(capsys, "check-encoder", path, "--folds", 5)
+    assert judged["good_enough"] is False
+    assert len(judged["columns"]) == len(judged["code"]) == 5
+    judged = told(capsys, "check-encoder", path, "--threshold", 1, "--folds", 5)
+    assert judged["good_enough"] is True
     assert execute(["check-encoder", str(path), "--folds", "60"]) == 3
     private = "labels={mechanism: randomised_response, epsilon: 1}"
     assert execute(["check-encoder", str(path), "--set", private]) == 2
-    assert "true training labels" in " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert "true training labels" in said_to_people(capsys)

@@ -41,7 +41,7 @@ from secure_apfed.runs.outcome import RunResult, load_recording
 from secure_apfed.runs.run import PastAlignment, aligned_once, run
 from secure_apfed.runs.solo import Compared, Predicted, load_model
 from tests.secure_apfed.seats import contract, own_of
-from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.secure_apfed.small_runs import interrupted, said_to_people, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 ONE_EPOCH = {"epochs": 1, "batch_size": 64, "device": "cpu"}
@@ -113,7 +113,7 @@ def test_what_was_changed_on_purpose_is_accepted_as_the_error_says(
     old = folder.config.read_text()
     folder.config.write_text(old.replace("name: test", "name: renamed", 1))
     assert execute(["report", str(folder.path)]) == 3
-    assert "sha256sum config.yaml" in " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert "sha256sum config.yaml" in said_to_people(capsys)
 
     told = f"{hashlib.sha256(folder.config.read_bytes()).hexdigest()}  config.yaml\n"
     lines = folder.digests.read_text().splitlines(keepends=True)

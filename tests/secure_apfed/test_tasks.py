@@ -44,7 +44,7 @@ from secure_apfed.settings.data import DataSettings, PartySettings
 from secure_apfed.simulation import why_not
 from secure_apfed.tasks import TASKS, Regression
 from tests.memory import traced
-from tests.secure_apfed.small_runs import Said, interrupted, small_config
+from tests.secure_apfed.small_runs import Said, interrupted, said_to_people, small_config, told
 from tests.secure_apfed.whole_files import load_features
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -397,15 +397,14 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(trained: Path, tmp_path: 
 def test_predict_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["predict", "--model", str(trained / "run"), "--data"]
     arguments = [*command, str(trained / "active.csv"), "--output", str(tmp_path / "told.csv")]
-    assert execute([*arguments, "--json"]) == 0
-    whole = json.loads(capsys.readouterr().out)
+    whole = told(capsys, *arguments)
     assert (whole["rows"], [one["name"] for one in whole["columns"]]) == (120, ["a", "b"])
     assert execute(arguments) == 0
     assert "120 rows written" in capsys.readouterr().err
     rows = pd.read_csv(trained / "active.csv").iloc[:5].assign(a=1e3)
     rows.to_csv(tmp_path / "rows.csv", index=False)
     assert execute([*command, str(tmp_path / "rows.csv")]) == 0
-    said = " ".join(capsys.readouterr().err.split())
+    said = said_to_people(capsys)
     assert "column 'a': a row lies" in said
     assert "5 of 5 rows lie outside of" in said
     assert "no score stability index: of 5 rows it would be high by chance, of 50 or more" in said
