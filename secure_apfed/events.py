@@ -42,6 +42,15 @@ class Result(BaseModel):
     folder: str
 
 
+class Helped(BaseModel):
+    """The last line at another party of a run that ended; report: its page, where one is made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    folder: str
+    report: str | None
+
+
 class _Finite(GenerateJsonSchema):
     """JSON has no infinity: `secure_apfed.files.to_json` writes a text."""
 
@@ -50,13 +59,13 @@ class _Finite(GenerateJsonSchema):
 
 
 def schema() -> dict[str, Any]:
-    """JSON schema of one line: an object with one of these keys, or a result."""
+    """JSON schema of one line: an object with one of these keys, or the end of a run."""
     kinds = {"progress": Progress, "status": Moment, "error": Failure}
     models: list[type[BaseModel]] = [
         create_model(name, __config__=ConfigDict(extra="forbid"), **{name: (kind, ...)})  # type: ignore[call-overload]
         for name, kind in kinds.items()
     ]
-    models.append(Result)
+    models += [Result, Helped]
     made, found = models_json_schema(
         [(model, "serialization") for model in models], schema_generator=_Finite
     )
