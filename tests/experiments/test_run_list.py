@@ -134,8 +134,10 @@ def test_a_run_is_told_by_the_measure_that_judges_it(top: Path) -> None:
 
 
 def test_names_and_clocks_of_others_are_shown(
-    top: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    top: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "200")  # on a narrow terminal names are folded
     strange = os.fsdecode(b"bad\xff \x1b[31m[b]")
     (top / "guarded").rename(top / strange)
     with contextlib.suppress(OSError):  # not every file system has such years

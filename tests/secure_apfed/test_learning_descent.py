@@ -129,7 +129,7 @@ def test_without_a_bound_steps_are_those_of_torch(
 
 def test_rows_without_a_label_have_no_loss() -> None:
     scores = torch.randn(4, 3, requires_grad=True)
-    nothing = Classification().loss(scores, torch.full((4,), UNLABELLED), scores)
+    nothing = Classification().loss(scores, torch.full((4,), UNLABELLED))
     nothing.backward()
     assert nothing.item() == 0.0
     assert scores.grad is not None
