@@ -169,9 +169,11 @@ class _NoHelpPoint(_GainPoint):
     def played(self, config: Config) -> Outcome:
         began, data = time.monotonic(), self.data(config.seed)
         scored = taught_alone(config, data).scored(data.test_rows)
+        reached = {config.measure: MEASURES[config.measure].of(scored)}
         return Outcome(
-            method=config.method.name, accuracy={_NO_HELP: MEASURES[config.measure].of(scored)},
-            measure=config.measure, wire_bytes=0, seconds=time.monotonic() - began,
+            method=config.method.name, accuracy={_NO_HELP: reached[config.measure]},
+            measure=config.measure, measures={_NO_HELP: reached}, wire_bytes=0,
+            seconds=time.monotonic() - began,
             privacy=Privacy(epsilon_x=0.0, epsilon_y=0.0, epsilon_model=math.inf),
         )  # fmt: skip
 

@@ -77,7 +77,7 @@ def new(
 def seal_answers(
     answers: Annotated[
         list[Path],
-        typer.Argument(metavar="ANSWER...", exists=True, dir_okay=False, help="Of all the others."),
+        typer.Argument(metavar="ANSWER...", help="Of all the others."),
     ],
     folder: Annotated[Path, typer.Option(help="The organiser's own.")],
     days: Annotated[
@@ -94,9 +94,7 @@ def seal_answers(
 
 
 def join(
-    file: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, help="A proposal, or the sealed project.")
-    ],
+    file: Annotated[Path, typer.Argument(help="A proposal, or the sealed project.")],
     party: _As,
     folder: _Folder = None,
     table: Annotated[

@@ -171,6 +171,8 @@ def test_numbers_and_people_apart_are_cases_too(tmp_path: Path) -> None:
     numbers, apart = table.rows
     assert (numbers["measure"], apart["measure"]) == ("r2", "accuracy")
     assert numbers["gain"].mean == pytest.approx(numbers["reached"] - numbers["solo"])
+    without = numbers["reached"] - numbers["no_help"]
+    assert numbers["gain_no_help"].mean == pytest.approx(without)
     assert 0.5 < apart["reached"] <= 1
 
 
