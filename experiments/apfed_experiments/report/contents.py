@@ -27,6 +27,7 @@ from secure_apfed.privacy_rows import figure_title
 from secure_apfed.runs.outcome import Ranking
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
+from secure_apfed.settings.data import TABLES
 from secure_apfed.tasks import TASKS, Classification
 
 _BY_CLASS = "recall of class "
@@ -346,9 +347,12 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
     yield "rows", ", ".join(f"{words.count(n)} {name}" for name, n in rows.items() if n is not None)
     rate = f"learning rate {train.learning_rate:g}"
     yield "training", f"{train.epochs} epochs, batches of {train.batch_size}, {rate}"
-    asked = f"people {data.aligned}" if data.aligned else f"overlap {words.percent(data.overlap)}"
     if not data.horizontal:
-        yield "alignment", f"{config.alignment.backend}, {asked} asked"
+        asked = (
+            f"people {data.aligned}" if data.aligned else f"overlap {words.percent(data.overlap)}"
+        )
+        drawn = "" if data.dataset == TABLES else f", {asked} asked"
+        yield "alignment", f"{config.alignment.backend}{drawn}"
     if outcome.sum:
         yield "secure sum", words.in_words(outcome.sum)
     if "passives vote" in run.facts.words:

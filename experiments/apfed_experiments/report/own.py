@@ -128,7 +128,10 @@ def stated_rows(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, str]
             + epsilon_text(of.epsilon, delta=of.delta, releases=of.releases)
             for of in accounts
         )
-        yield f"stated by {name}", f"{told or 'it keeps no account'}, {signed}"
+        yield (
+            f"stated by {name}",
+            f"{told or 'no account, since no noise of its own is agreed'}, {signed}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
