@@ -14,7 +14,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed import terminal
 from secure_apfed.commands import AsJson, ConfigFile, Overrides
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.settings.data import TableShape
+from secure_apfed.settings.data import Missing, TableShape
 
 if TYPE_CHECKING:
     from apfed_experiments.report.who_learns import RunFacts
@@ -28,6 +28,11 @@ project_app = typer.Typer(
 identity_app = typer.Typer(
     no_args_is_help=True, help="Make or show the key pair by which the others know a party."
 )
+_BY_OPTION = {
+    "empty cells in": "or join with --missing mean, or --missing drop",
+    "lacks the columns": "where its IDs are called otherwise, join with --id-column NAME",
+}
+"""What a party that joins says by an option, since it has no file of the run yet."""
 _As = Annotated[str, typer.Option("--as", metavar="NAME", help="Which party this is.")]
 _Folder = Annotated[Path | None, typer.Option(help="The party's own; NAME unless given.")]
 _Columns = Annotated[bool, typer.Option("--columns", help="Tell the others the names of columns.")]
@@ -103,6 +108,9 @@ def join(
     id_column: Annotated[
         str | None, typer.Option(help="Where IDs stand in it, if not where the others' do.")
     ] = None,
+    missing: Annotated[
+        Missing | None, typer.Option(help="What to do about its empty cells; error unless given.")
+    ] = None,
     columns: _Columns = False,
     words: Annotated[
         str | None, typer.Option(help="The organiser's words, as it said them by telephone.")
@@ -127,11 +135,15 @@ def join(
         then = f"Next: secure-apfed check --config {home / 'party.yaml'}"
         _tell_sealed(project.accept(file, party, home), home, then, as_json=as_json)
         return
-    own = {"file": table and str(table.absolute()), "id_column": id_column}
-    proposal = project.answer(
-        file, party, home, columns=columns, certificates=certificates,
-        table={key: value for key, value in own.items() if value is not None},
-    )  # fmt: skip
+    own = {"file": table and str(table.absolute()), "id_column": id_column, "missing": missing}
+    try:
+        proposal = project.answer(
+            file, party, home, columns=columns, certificates=certificates,
+            table={key: value for key, value in own.items() if value is not None},
+        )  # fmt: skip
+    except DataError as error:
+        hints = [hint for what, hint in _BY_OPTION.items() if what in str(error)]
+        raise DataError("; ".join([str(error).partition(", or train with")[0], *hints])) from error
     made = home / project.ANSWER.format(party)
     then = f"To take part, send {made} to {proposal.party}. Settings: {home / project.RUN}."
     _tell(proposal, party, home, then, as_json=as_json)
@@ -226,7 +238,8 @@ def _asked(
         yield "relay", f"{proposal.relay}, run by {proposal.relay_by}"
     if party in proposal.names("active", "passive"):
         labels = f", labels in {data.label_column}" if data.holds_labels(party) else ""
-        yield "columns", f"IDs in {data.id_column}{labels}; features: numbers, dates or texts"
+        ids = ", ".join(data.id_columns(party)) if data.parties else data.id_column
+        yield "columns", f"IDs in {ids}{labels}; features: numbers, dates or texts"
         told = "of which nothing is told (--table)"
         if own is not None:
             named = ", ".join(own.columns or ()) or "whose names stay here"

@@ -314,11 +314,19 @@ def test_the_commands_show_what_is_asked_and_learnt(
     for wrong in (("new", "--folder", shop), ("show", tmp_path)):
         assert "identity" in told(capsys, "identity", *wrong, code=2)["error"]["message"]
     call = ("join", bank / project.PROPOSAL, "--as", "shop", "--folder", shop)
-    table = ("--table", here.base / "shop" / "shop.csv", "--columns")
+    file = here.base / "shop" / "shop.csv"
+    table = ("--table", file, "--columns", "--id-column", "client", "--missing", "mean")
     refused = told(capsys, *call, "--words", "acorn album", code=4)["error"]["message"]
     assert f"has the words {words!r}, not 'acorn album'" in refused
+    gaps = pd.read_csv(file, dtype=str).rename(columns={"customer": "client"})
+    gaps.loc[3, "visits"] = None
+    gaps.to_csv(file, index=False)
+    for options, why in ((3, "--id-column NAME"), (5, "fill them; or join with --missing mean")):
+        assert why in told(capsys, *call, *table[:options], code=3)["error"]["message"]
     said = told(capsys, *call, *table, "--words", words)
     assert "280 rows, 2 features, basket, visits" in said["asked"]["table"]
+    assert said["asked"]["columns"].startswith("IDs in client;")
+    assert "missing: mean" in (shop / project.RUN).read_text()
     assert said["asked"]["aggregator (aggregator)"].endswith("run by Sums")
     assert "sends about" in said["asked"]["bytes"]
     assert "bank: alignment" in dict(
