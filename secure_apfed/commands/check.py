@@ -9,6 +9,7 @@ import datetime as dt
 import shutil
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -125,6 +126,7 @@ class _Checks:
         yield Finding("contract", "contract", "ok", f"as in {sealed.project_words}")
 
     def _table(self) -> Iterator[Finding]:
+        from apfed_protocols.ids import text_of
         from secure_apfed.alignment import canonical_ids
         from secure_apfed.runs.party import own_data
         from secure_apfed.runs.project import shape_of
@@ -132,9 +134,12 @@ class _Checks:
         own = own_data(self.file, self.config, self.role)
         if own is None:
             return
-        if self.config.method.aligns:
-            canonical_ids(self.file.party, own.table.ids, self.config.alignment)
-        told = f"{len(own.table.ids):,} rows, no ID twice, {own.table.features[0].numel()} features"
+        ids = f"{len(own.table.ids):,} rows, no ID twice"
+        if self.config.method.aligns:  # as the agreed rules read them
+            read = canonical_ids(self.file.party, own.table.ids, self.config.alignment)
+            ((form, _),) = Counter(map(_form, map(text_of, read))).most_common(1)
+            ids += f", most read as {form}"
+        told = f"{ids}, {own.table.features[0].numel()} features"
         yield Finding("table", "table", "ok", told)
         if own.table.labels is not None:
             told = f"{len(own.labelled_rows):,} rows to learn from, {len(own.test_rows):,} to test"
@@ -248,6 +253,12 @@ async def _compared(
                 f"{peer} came for the run, and not to compare; all run check --meet at once"
             ) from error
     return found
+
+
+def _form(text: str) -> str:
+    """What may be said of an ID by telephone: how long it is, and of what."""
+    of = "digits" if text.isdecimal() else "letters and digits" if text.isalnum() else "characters"
+    return f"{len(text)} {of}"
 
 
 def _version() -> str:
