@@ -5,6 +5,7 @@ Part of the composition root: what a party would learn is read from the report's
 
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,10 +73,13 @@ def new(
     proposal = propose(
         config, party, home, certificates=certificates, columns=columns, relay_by=relay_by,
         relay=dialled, addresses=_pairs("--at", at or ()), run_by=_pairs("--run-by", run_by or ()),
+        show=partial(_tell, party=party, as_json=as_json),
     )  # fmt: skip
-    others = ", ".join(name for name in proposal.roles if name != party)
-    then = f"Send {home / PROPOSAL} to {others}; each joins it, and sends back an answer."
-    _tell(proposal, party, home, then, as_json=as_json)
+    if not as_json:
+        others = ", ".join(name for name in proposal.roles if name != party)
+        typer.echo(
+            f"\nSend {home / PROPOSAL} to {others}; each joins it, and sends back an answer."
+        )
 
 
 @project_app.command("seal")
@@ -140,13 +144,14 @@ def join(
         proposal = project.answer(
             file, party, home, columns=columns, certificates=certificates,
             table={key: value for key, value in own.items() if value is not None},
+            show=partial(_tell, party=party, as_json=as_json),
         )  # fmt: skip
     except DataError as error:
         hints = [hint for what, hint in _BY_OPTION.items() if what in str(error)]
         raise DataError("; ".join([str(error).partition(", or train with")[0], *hints])) from error
-    made = home / project.ANSWER.format(party)
-    then = f"To take part, send {made} to {proposal.party}. Settings: {home / project.RUN}."
-    _tell(proposal, party, home, then, as_json=as_json)
+    if not as_json:
+        made, settings = home / project.ANSWER.format(party), home / project.RUN
+        typer.echo(f"\nTo take part, send {made} to {proposal.party}. Settings: {settings}.")
 
 
 @identity_app.command("new")
@@ -187,15 +192,15 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _tell(proposal: "Proposal", party: str, folder: Path, then: str, *, as_json: bool) -> None:
-    """One screen: what is asked of a party, what is learnt of it, and what it learns."""
+def _tell(
+    proposal: "Proposal", config: "Config", own: TableShape | None, *, party: str, as_json: bool
+) -> None:
+    """One screen: what is asked of a party, what is learnt of it, and what it learns. Raises
+    ConfigError: such a run would not begin.
+    """
     from apfed_experiments.report.who_learns import COALITIONS, RunFacts
-    from secure_apfed.config.file import load_config
     from secure_apfed.planning.forecast import forecast
-    from secure_apfed.runs.project import ANSWER, RUN, Answer, Signed
 
-    own = Signed.read(folder / ANSWER.format(party)).opened(Answer, folder).table
-    config = load_config(folder / RUN)
     links: tuple[Link, ...] = ()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of rows that nobody has
@@ -220,7 +225,6 @@ def _tell(proposal: "Proposal", party: str, folder: Path, then: str, *, as_json:
     for title, rows in learnt.items():
         columns = ("who", "can read", "what remains open")[: len(rows[0]) if rows else 1]
         terminal.show_rows(f"\n{title}", columns, rows)
-    typer.echo(f"\n{then}")
 
 
 def _asked(

@@ -10,11 +10,11 @@ from: files that were altered, mixed up or made by somebody else, as far as peop
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -56,6 +56,10 @@ _Pem = Annotated[str, Field(max_length=2**15, pattern=r"^[\n -~]*$")]
 _SAID_TO_ALL = ("name", "dealer", "pairwise_overlaps")
 _SAID_OF_TABLES = ("dataset", "partition", "labels_at", "active", "id_column", "label_column")
 _DocumentT = TypeVar("_DocumentT", bound="_Document")
+
+
+Show: TypeAlias = Callable[["Proposal", Config, TableShape | None], None]
+"""Is given a proposal, the run of a party, and what it would tell of its table."""
 
 
 def digest_of(content: Any) -> bytes:
@@ -309,7 +313,7 @@ def _rounded(count: int) -> int:
 
 def propose(
     config: Config, party: str, folder: Path, *, certificates: Path | None = None,
-    columns: bool = False, **where: Any,
+    columns: bool = False, show: Show = lambda *_: None, **where: Any,
 ) -> Proposal:  # fmt: skip
     """At the organiser, which is `party`: write a proposal and its own answer into its folder.
     `where`: addresses, relay, relay_by and run_by of the proposal; the rest as `answer`.
@@ -325,13 +329,13 @@ def propose(
     if config.data.dataset == TABLES:  # so that paths hold from anywhere
         own["data"]["folder"] = str((config.data.folder or Path()).expanduser().absolute())
     signed = Signed.by(identity, proposal)
-    _answer(signed, own, party, folder, certificates=certificates, columns=columns)
+    _answer(signed, own, party, folder, certificates=certificates, columns=columns, show=show)
     return proposal
 
 
 def answer(
     path: Path, party: str, folder: Path, *, table: Mapping[str, Any] | None = None,
-    certificates: Path | None = None, columns: bool = False,
+    certificates: Path | None = None, columns: bool = False, show: Show = lambda *_: None,
 ) -> Proposal:  # fmt: skip
     """At a party that takes part: make its folder, keys, settings and answer.
 
@@ -339,6 +343,7 @@ def answer(
         table: what it says of its own table, as in `data.parties`; columns: tell their names.
         certificates: folder with the certificate.pem, key.pem and ca.pem of an organisation that
             has an authority of its own.
+        show: is given what is asked before anything is written; what it raises ends this.
     """
     signed = Signed.read(path)
     proposal = signed.opened(Proposal, path)
@@ -349,7 +354,7 @@ def answer(
         )
     _entered(folder, party)
     own = proposal.config(table, party).model_dump(mode="json", exclude_unset=True)
-    _answer(signed, own, party, folder, certificates=certificates, columns=columns)
+    _answer(signed, own, party, folder, certificates=certificates, columns=columns, show=show)
     return proposal
 
 
@@ -366,7 +371,7 @@ def _entered(folder: Path, party: str) -> Identity:
 
 def _answer(
     proposal: Signed, settings: Mapping[str, Any], party: str, folder: Path, *,
-    certificates: Path | None, columns: bool,
+    certificates: Path | None, columns: bool, show: Show,
 ) -> None:  # fmt: skip
     identity, said = PartyFolder(folder).identity(), dict[str, Any]()
     if certificates is None:
@@ -389,6 +394,7 @@ def _answer(
         party=party, identity=identity.public.hex(), proposal=digest_of(proposal.document).hex(),
         **said,
     )  # fmt: skip
+    show(proposal.opened(Proposal, folder), config, content.table)
     for name, pem in secret.items():
         write_atomically(folder / name, pem, private=True)
     write_atomically(folder / RUN, as_yaml(settings).encode())

@@ -334,6 +334,11 @@ def test_the_commands_show_what_is_asked_and_learnt(
         map(tuple, (row[:2] for row in said["learnt"]["What shop learns"]))
     )
     assert said["learnt"]["What is learnt of shop"]
+    new = ("project", "new", bank / project.RUN, "--as", "bank", "--folder", tmp_path / "bank",
+           *(f"--at={name}={at}" for name, at in here.addresses.items()))  # fmt: skip
+    alone = told(capsys, *new, "--set", "rules={restarts: 3}", code=2)["error"]["message"]
+    assert "nobody begins again by itself" in alone
+    assert told(capsys, *new)["words"]
     halved = ("project", "new", shop / "run.yaml", "--as", "bank", "--at", "bank")
     assert "expected NAME=VALUE" in told(capsys, *halved, code=2)["error"]["message"]
 
