@@ -23,7 +23,7 @@ import typer
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import terminal
 from secure_apfed.commands import AsJson, Finding, State
-from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, DataError
+from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from secure_apfed.exchange import Links
@@ -129,7 +129,6 @@ class _Checks:
         from apfed_protocols.ids import text_of
         from secure_apfed.alignment import canonical_ids
         from secure_apfed.runs.party import own_data
-        from secure_apfed.runs.project import shape_of
 
         own = own_data(self.file, self.config, self.role)
         if own is None:
@@ -145,18 +144,6 @@ class _Checks:
             told = f"{len(own.labelled_rows):,} rows to learn from, {len(own.test_rows):,} to test"
             classes = f"; classes {', '.join(own.classes)}" if own.classes else ""
             yield Finding("table", "labels", "ok", f"{told}{classes}")
-        said = self.sealed and self.sealed.answered[self.file.party].table
-        if not said:
-            return
-        now = shape_of(own, columns=said.columns is not None)
-        rough = {"rows", "labelled"}
-        same = now.model_dump(exclude=rough) == said.model_dump(exclude=rough)
-        if not same or not said.rows / 2 <= now.rows <= said.rows * 2:
-            raise DataError(
-                f"{self.file.party} declared another table: {said.rows:,} rows, {said.features} "
-                f"features, and here are {now.rows:,} and {now.features}, or other columns or "
-                f"classes; name the right file in {self.file.config}, or begin a new project"
-            )
 
     def _folder(self) -> Iterator[Finding]:
         folder, tls = self.file.folder, self.file.tls

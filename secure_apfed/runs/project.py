@@ -31,7 +31,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_config_text
 from secure_apfed.config.plain_yaml import as_yaml, parse_yaml, read_text
 from secure_apfed.contract import PartyRole
-from secure_apfed.data import OwnData, load_data, load_own_tables, pack_own
+from secure_apfed.data import load_data, load_own_tables, pack_own
 from secure_apfed.data.catalogue import party_names
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.exchange.agreement import differing
@@ -41,11 +41,11 @@ from secure_apfed.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, in_words
 from secure_apfed.methods import METHODS, roles_of
 from secure_apfed.names import Name
 from secure_apfed.runs.folder import PartyFolder
-from secure_apfed.runs.party import PartyFile, Place
+from secure_apfed.runs.party import ANSWERED, PartyFile, Place, shape_of
 from secure_apfed.settings import EACH_ALONE, Settings
 from secure_apfed.settings.data import TABLES, TableShape
 
-ANSWER, PROPOSAL, SEALED, RUN = "answer-{}.json", "proposal.json", "sealed.json", "run.yaml"
+ANSWER, PROPOSAL, SEALED, RUN = ANSWERED, "proposal.json", "sealed.json", "run.yaml"
 _PARTY, _TABLE = "party.yaml", "table.safetensors"
 _CA, _CERTIFICATE, _KEY, _RELAY = "ca.pem", "certificate.pem", "key.pem", "relay"
 _PURPOSE = b"project v1"
@@ -293,22 +293,6 @@ def _told(settings: Settings) -> dict[str, Any]:
         elif name in told and isinstance(value := getattr(settings, name), Settings):
             told[name] = _told(value)
     return told
-
-
-def shape_of(own: OwnData, *, columns: bool) -> TableShape:
-    """What is told of a table: counts rounded to two digits, and the columns' names if asked."""
-    table, encoding, labels = own.table, own.table.encoding, {}
-    if table.labels is not None:
-        labels = {"labelled": _rounded(len(own.labelled_rows)), "classes": len(own.classes)}
-    named = tuple(column.name for column in encoding.columns) if encoding.kind == "columns" else ()
-    return TableShape(
-        rows=_rounded(len(table.ids)), features=table.features[0].numel(),
-        columns=named if columns else None, **labels,
-    )  # fmt: skip
-
-
-def _rounded(count: int) -> int:
-    return round(count, 2 - len(str(count)))
 
 
 def propose(

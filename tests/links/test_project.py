@@ -83,7 +83,8 @@ class Organisations:
     def sealed(self) -> Path:
         """Everybody has joined; where the sealed project lies."""
         proposal = self.propose()
-        project.seal([self.answer(name, proposal) for name in OTHERS], self.home("bank"))
+        answers = [self.answer(name, proposal, columns=name == "shop") for name in OTHERS]
+        project.seal(answers, self.home("bank"))
         sealed = self.home("bank") / project.SEALED
         for name in OTHERS:
             project.accept(sealed, name, self.home(name))
@@ -147,7 +148,7 @@ def test_everybody_holds_what_a_party_needs(joined: Organisations) -> None:
             assert known.identity == identity == sealed.answered[peer].identity
         shapes = {of: given.table for of, given in sealed.answered.items()}
         assert shapes["aggregator"] is None
-        assert shapes["shop"] == TableShape(rows=280, features=2)
+        assert shapes["shop"] == TableShape(rows=280, features=2, columns=("basket", "visits"))
         assert shapes["bank"] == TableShape(rows=280, features=1, labelled=60, classes=2)
         secrets = [(joined.home(of) / "key.pem").read_text() for of in PARTIES]
         assert not any(
@@ -374,6 +375,9 @@ def test_a_party_is_checked_and_plans_alone(
         path.write_text(change(whole))
         state, value = checked(code)[name]
         assert (state, why in value) == ("wrong", True), value
+        if "declared" in why:  # whoever trains all the same ends so, too
+            begun = told(capsys, "party", "--config", config, code=code)
+            assert begun["error"]["message"] == value
         path.write_text(whole)
 
     run, table = home / project.RUN, here.base / "shop" / "shop.csv"
@@ -388,6 +392,9 @@ def test_a_party_is_checked_and_plans_alone(
     harmed(
         table, lambda text: "\n".join(text.splitlines()[:100]), "table", "declared another table", 3
     )
+    harmed(table, lambda text: text.replace("visits", "trips"), "table",
+           "shop declared another table: 280 rows, 2 features, and here are 280 and 2 (missing: "
+           "visits; new: trips)", 3)  # fmt: skip
     harmed(
         table, lambda text: text + text.splitlines()[1], "table", "1 IDs occur more than once", 3
     )
