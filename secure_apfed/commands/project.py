@@ -117,7 +117,8 @@ def join(
     ] = None,
     columns: _Columns = False,
     words: Annotated[
-        str | None, typer.Option(help="The organiser's words, as it said them by telephone.")
+        str | None,
+        typer.Option(help="The organiser's or the whole project's, as told by telephone."),
     ] = None,
     certificates: _Certificates = None,
     as_json: AsJson = False,
@@ -130,11 +131,8 @@ def join(
     organiser: Sealed | Proposal = (
         signed.opened(project.Sealed, file) if sealed else signed.opened(project.Proposal, file)
     )
-    if words is not None and words.split() != organiser.words.split():
-        raise RemoteProtocolError(
-            f"{file}: who signed it as {organiser.party} has the words {organiser.words!r}, not "
-            f"{words!r}: it is of somebody else; ask {organiser.party} for its file again"
-        )
+    if words is not None:
+        _compare(words, file, organiser)
     if sealed:
         then = f"Next: secure-apfed check --config {home / 'party.yaml'}"
         _tell_sealed(project.accept(file, party, home), home, then, as_json=as_json)
@@ -152,6 +150,24 @@ def join(
     if not as_json:
         made, settings = home / project.ANSWER.format(party), home / project.RUN
         typer.echo(f"\nTo take part, send {made} to {proposal.party}. Settings: {settings}.")
+
+
+def _compare(words: str, file: Path, organiser: "Sealed | Proposal") -> None:
+    from secure_apfed.runs.project import Sealed
+
+    told = {"organiser": organiser.words.split()}
+    if isinstance(organiser, Sealed):
+        told["whole project"] = organiser.project_words.split()
+    given = words.split()
+    whose = next((name for name, right in told.items() if len(right) == len(given)), None)
+    if whose is None:
+        needed = " or ".join(f"the {len(right)} of the {name}" for name, right in told.items())
+        raise ConfigError(f"--words: {len(given)} words were given; say {needed}")
+    if told[whose] != given:
+        raise RemoteProtocolError(
+            f"{file}: the {whose} has the words {' '.join(told[whose])!r}, not {words!r}: it is of "
+            f"somebody else, or one was misheard; ask {organiser.party} for its words, and its file"
+        )
 
 
 @identity_app.command("new")

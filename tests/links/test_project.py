@@ -318,8 +318,18 @@ def test_the_commands_show_what_is_asked_and_learnt(
     call = ("join", bank / project.PROPOSAL, "--as", "shop", "--folder", shop)
     file = here.base / "shop" / "shop.csv"
     table = ("--table", file, "--columns", "--id-column", "client", "--missing", "mean")
-    refused = told(capsys, *call, "--words", "acorn album", code=4)["error"]["message"]
-    assert f"has the words {words!r}, not 'acorn album'" in refused
+    sealed = ("join", here.home("shop") / project.SEALED, "--as", "shop", "--folder",
+              here.home("shop"), "--words")  # fmt: skip
+    whole = told(capsys, *sealed, words)["project_words"]
+    told(capsys, *sealed, whole)
+    for begun, count, code, why in (
+        (call, 8, 4, f"the organiser has the words {words!r}, not 'acorn"),
+        (sealed, 12, 4, f"the whole project has the words {whole!r}, not 'acorn"),
+        (call, 3, 2, "3 words were given; say the 8 of the organiser"),
+        (sealed, 3, 2, "say the 8 of the organiser or the 12 of the whole project"),
+    ):
+        spoken = (*begun[:6], "--words", " ".join(["acorn"] * count))
+        assert why in told(capsys, *spoken, code=code)["error"]["message"]
     gaps = pd.read_csv(file, dtype=str).rename(columns={"customer": "client"})
     gaps.loc[3, "visits"] = None
     gaps.to_csv(file, index=False)
