@@ -130,12 +130,22 @@ class Proposal(_Document):
         named = {self.party, *self.addresses, *self.run_by, *filter(None, [self.relay_by])}
         if unknown := sorted(named - set(self.roles)):
             raise ValueError(f"{', '.join(unknown)} is none of {', '.join(self.roles)}")
-        for name, organisation in self.run_by.items():
-            apart = self.names(*(["active"] if self.roles[name] == "aggregator" else _WITH_ROWS))
-            if organisation in apart:
+        rows = self.names("active", "passive")
+        with_rows = {by.strip().casefold() for by in (*rows, *map(self.run_by.get, rows)) if by}
+        for name in self.names("aggregator", "dealer"):
+            told = f"an organisation without rows runs it, say --run-by {name}=ORGANISATION"
+            if name not in self.run_by:
+                raise ValueError(f"it is not said who runs the {name}; {told}")
+            if (by := self.run_by[name]).strip().casefold() in with_rows:
                 raise ValueError(
-                    f"{organisation} would run the {name}, and read with it what secure sums and "
-                    "shares hide from a party with rows; let another organisation run it"
+                    f"{by} would run the {name}, and read with it what secure sums and shares hide "
+                    f"from a party with rows; {told}"
+                )
+        at = dict[str, str]()
+        for name, address in self.addresses.items():
+            if (other := at.setdefault(address, name)) != name:
+                raise ValueError(
+                    f"{other} and {name} have one address, {address}; each listens at its own"
                 )
         if (self.relay is None) != (self.relay_by is None) or (self.relay and self.addresses):
             raise ValueError(
@@ -148,9 +158,6 @@ class Proposal(_Document):
                 "all parties but one an address, or all of them a relay"
             )
         return self
-
-
-_WITH_ROWS: tuple[PartyRole, ...] = ("active", "passive")
 
 
 class Answer(_Document):

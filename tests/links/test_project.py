@@ -177,8 +177,9 @@ def test_own_authority_relay_and_a_built_in_set(tmp_path: Path) -> None:
     names = ("active", "passive-1", "aggregator")
     homes = {name: tmp_path / name for name in names}
     project.propose(
-        config, "active", homes["active"], relay="127.0.0.1:7443", relay_by="aggregator"
-    )
+        config, "active", homes["active"], relay="127.0.0.1:7443", relay_by="aggregator",
+        run_by={"aggregator": "Sums"},
+    )  # fmt: skip
     proposal = homes["active"] / project.PROPOSAL
     own = tmp_path / "own"
     own.mkdir()
@@ -202,14 +203,17 @@ def test_own_authority_relay_and_a_built_in_set(tmp_path: Path) -> None:
 
 
 # What a proposal may not be, before it leaves the organiser.
-UNPROPOSED = [
-    ({"run_by": {"aggregator": "bank"}}, "bank would run the aggregator"),
+UNPROPOSED: list[tuple[dict[str, Any], str]] = [
+    *(({"run_by": {"aggregator": by, "shop": "Shops Ltd"}}, f"{by} would run the aggregator.*=ORGA")
+      for by in ("Bank", "shop", "shops ltd")),
+    ({"run_by": {}}, "not said who runs the aggregator; .* say --run-by aggregator=ORGANISATION"),
+    ({"addresses": dict.fromkeys(OTHERS, "127.0.0.1:7001")}, "shop and clinic have one address"),
     ({"run_by": {"sums": "Sums"}}, "sums is none of bank, shop, clinic, aggregator"),
     ({"addresses": {"bank": "127.0.0.1:7001"}}, "shop and clinic and aggregator have no address"),
     ({"addresses": {"bank": "nowhere"}}, "an address is host:port"),
     ({"relay": "127.0.0.1:7001"}, "a relay has an address and a party that runs it"),
     ({"relay": "127.0.0.1:7001", "relay_by": "bank"}, "and no other has any"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("where", "why"), UNPROPOSED)
@@ -346,7 +350,8 @@ def test_the_commands_show_what_is_asked_and_learnt(
     )
     assert said["learnt"]["What is learnt of shop"]
     new = ("project", "new", bank / project.RUN, "--as", "bank", "--folder", tmp_path / "bank",
-           *(f"--at={name}={at}" for name, at in here.addresses.items()))  # fmt: skip
+           *(f"--at={name}={at}" for name, at in here.addresses.items()),
+           "--run-by", "aggregator=Sums")  # fmt: skip
     alone = told(capsys, *new, "--set", "rules={restarts: 3}", code=2)["error"]["message"]
     assert "nobody begins again by itself" in alone
     assert told(capsys, *new)["words"]
@@ -409,9 +414,12 @@ def test_a_party_is_checked_and_plans_alone(
         table, lambda text: text + text.splitlines()[1], "table", "1 IDs occur more than once", 3
     )
 
-    for twins in ("\u00e9 e\u0301", "0900 900"):  # equal under the agreed rules alone
-        rows = "".join(f"{one},0.5,1\n" for one in twins.split())
-        harmed(table, lambda text, rows=rows: text + rows, "table", "after normalisation", 3)
+    def added(*ids: str) -> Callable[[str], str]:
+        return lambda text: text + "".join(f"{one},0.5,1\n" for one in ids)
+
+    # Equal under the agreed rules alone.
+    harmed(table, added("\u00e9", "e\u0301"), "table", "after normalisation", 3)
+    harmed(table, added("0900", "900"), "table", "after normalisation", 3)
     (home / "key.pem").chmod(0o644)
     assert "others may read" in checked(3)["folder"][1]
     (home / "key.pem").chmod(0o600)
