@@ -157,7 +157,7 @@ class _Checks:
     def _certificate(self) -> Iterator[Finding]:
         from cryptography.x509 import load_pem_x509_certificate
 
-        from secure_apfed.between.certificates import Credentials, read_revoked
+        from secure_apfed.between.certificates import RENEWAL, Credentials, read_revoked
 
         if (tls := self.file.tls) is None:
             return
@@ -165,8 +165,12 @@ class _Checks:
         loaded = Credentials.load(*files, name=self.file.party, revoked=revoked)
         ends = load_pem_x509_certificate(loaded.certificate).not_valid_after_utc
         days = (ends - dt.datetime.now(dt.UTC)).days
-        state: State = "ok" if days >= _FEW_DAYS else "optional"
-        yield Finding("certificate", "certificate", state, f"{days} days left")
+        told = f"{days} days left"
+        if days >= _FEW_DAYS:
+            yield Finding("certificate", "certificate", "ok", told)
+        else:
+            told += f", until {ends:%Y-%m-%d %H:%M} UTC; {RENEWAL}"
+            yield Finding("certificate", "certificate", "optional", told)
 
     def _reached(self) -> Iterator[Finding]:
         from secure_apfed.runs.party import LINKS

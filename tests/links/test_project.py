@@ -423,14 +423,17 @@ def test_a_party_is_checked_and_plans_alone(
     (home / "key.pem").chmod(0o644)
     assert "others may read" in checked(3)["folder"][1]
     (home / "key.pem").chmod(0o600)
-    expired = make_authority()
+    authority = make_authority()
     answer = json.loads((home / "answer-shop.json").read_text())["document"]
-    late = Authority(expired.certificate, expired.key).sign(
-        answer["request"].encode(), "shop", days=-1
-    )
-    (home / "certificate.pem").write_bytes(late)
-    (home / "ca.pem").write_bytes(expired.certificate)
-    assert "has expired at" in checked(2)["certificate"][1]
+    signer = Authority(authority.certificate, authority.key)
+    (home / "ca.pem").write_bytes(authority.certificate)
+    for days, code, how, why in (
+        (-1, 2, "wrong", "has expired at"), (0.5, 0, "note", "0 days left, until "),
+    ):  # fmt: skip
+        made = signer.sign(answer["request"].encode(), "shop", days=days)
+        (home / "certificate.pem").write_bytes(made)
+        state, value = checked(code)["certificate"]
+        assert (state, why in value, "`secure-apfed project seal`" in value) == (how, True, True)
     (home / "identity.pem").unlink()
     error = told(capsys, "check", "--config", config, code=2)["error"]["message"]
     assert "holds no identity.pem" in error
