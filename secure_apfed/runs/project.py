@@ -33,7 +33,7 @@ from secure_apfed.config.plain_yaml import as_yaml, parse_yaml, read_text
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import load_data, load_own_tables, pack_own
 from secure_apfed.data.catalogue import party_names
-from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.exchange.agreement import differing
 from secure_apfed.exchange.sockets import parse_address, spell_address
 from secure_apfed.files import make_private, read_bytes, read_json, to_json, write_atomically
@@ -192,9 +192,15 @@ class Signed(Settings):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        if read_bytes(path, most=_MOST_BYTES)[:2] == b"PK":
-            raise DataError(f"{path} is an archive; unpack it, and name the file that was in it")
-        return read_json(path, cls)
+        if not path.exists():
+            raise DataError(f"there is no file {path}; correct its path, or --folder")
+        try:
+            if read_bytes(path, most=_MOST_BYTES)[:2] == b"PK":
+                raise DataError(f"{path} is an archive; unpack it, and name the file in it")
+            return read_json(path, cls)
+        except CheckpointError as error:
+            wrong = str(error).removesuffix("; restore it from a copy")
+            raise DataError(f"{wrong}; ask who sent it for the file again") from None
 
     def write(self, path: Path) -> None:
         write_atomically(path, to_json(self.model_dump(mode="json"), indent=1).encode() + b"\n")

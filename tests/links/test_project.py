@@ -246,7 +246,8 @@ HARMED: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: edited(path, lambda said: said["settings"]["data"]["parties"].update(
         shop={"file": "/etc/passwd"})), "data.parties.shop.file"),
     (_archive, "is an archive; unpack it"),
-    (lambda path: path.write_text("[" * 100_000), "is not JSON"),
+    (lambda path: path.write_text("[" * 100_000), "is not JSON.*; ask who sent it for the file ag"),
+    (Path.unlink, "there is no file .*mail.json; correct its path"),
     (lambda path: path.write_bytes(b" " * (2**20 + 1)), "is larger than"),
     (lambda path: path.write_text("{}"), "is not as this version writes it"),
     (lambda path: path.write_bytes(b"\xff"), "is not JSON"),
