@@ -133,13 +133,13 @@ class Proposal(_Document):
         rows = self.names("active", "passive")
         with_rows = {by.strip().casefold() for by in (*rows, *map(self.run_by.get, rows)) if by}
         for name in self.names("aggregator", "dealer"):
-            told = f"an organisation without rows runs it, say --run-by {name}=ORGANISATION"
+            remedy = f"an organisation without rows runs it, say --run-by {name}=ORGANISATION"
             if name not in self.run_by:
-                raise ValueError(f"it is not said who runs the {name}; {told}")
+                raise ValueError(f"it is not said who runs the {name}; {remedy}")
             if (by := self.run_by[name]).strip().casefold() in with_rows:
                 raise ValueError(
                     f"{by} would run the {name}, and read with it what secure sums and shares hide "
-                    f"from a party with rows; {told}"
+                    f"from a party with rows; {remedy}"
                 )
         at = dict[str, str]()
         for name, address in self.addresses.items():
