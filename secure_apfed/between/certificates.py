@@ -19,6 +19,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.errors import ConfigError
 
+RENEWAL = (
+    "have another one made: in a project the organiser runs `secure-apfed project seal` again with "
+    "all answers, and each party joins the new sealed.json"
+)
 _MOST_BYTES = 2**20
 _CLOCKS_APART = dt.timedelta(minutes=5)
 _HEX = frozenset("0123456789abcdef")
@@ -94,7 +98,7 @@ class Credentials:
         if secret.public_key() != own.public_key():
             raise ConfigError(f"tls.key: {key} is not the key of {certificate}; name its own")
         if now > own.not_valid_after_utc:
-            wrong = f"has expired at {own.not_valid_after_utc:%Y-%m-%d}; have another one made"
+            wrong = f"has expired at {own.not_valid_after_utc:%Y-%m-%d}; {RENEWAL}"
         elif now < own.not_valid_before_utc:
             wrong = f"is valid from {own.not_valid_before_utc} on; set the clock, or wait"
         # Of others between this one and its authority TLS itself checks each.

@@ -106,8 +106,8 @@ def _config_of(
 def _declared(path: Path) -> tuple[Mapping[str, TableShape], Path]:
     """Shapes of all tables by a party's files, the active's first, and where its settings lie."""
     from secure_apfed.config.file import load_config
-    from secure_apfed.runs.party import PartyFile, own_data, role_of
-    from secure_apfed.runs.project import SEALED, Sealed, Signed, shape_of
+    from secure_apfed.runs.party import PartyFile, own_data, role_of, shape_of
+    from secure_apfed.runs.project import SEALED, Sealed, Signed
 
     file = PartyFile.read(path)
     config, sealed = load_config(file.config), file.folder / SEALED

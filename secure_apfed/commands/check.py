@@ -9,6 +9,7 @@ import datetime as dt
 import shutil
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -22,7 +23,7 @@ import typer
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import terminal
 from secure_apfed.commands import AsJson, Finding, State
-from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, DataError
+from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from secure_apfed.exchange import Links
@@ -125,33 +126,24 @@ class _Checks:
         yield Finding("contract", "contract", "ok", f"as in {sealed.project_words}")
 
     def _table(self) -> Iterator[Finding]:
+        from apfed_protocols.ids import text_of
         from secure_apfed.alignment import canonical_ids
         from secure_apfed.runs.party import own_data
-        from secure_apfed.runs.project import shape_of
 
         own = own_data(self.file, self.config, self.role)
         if own is None:
             return
-        if self.config.method.aligns:
-            canonical_ids(self.file.party, own.table.ids, self.config.alignment)
-        told = f"{len(own.table.ids):,} rows, no ID twice, {own.table.features[0].numel()} features"
+        ids = f"{len(own.table.ids):,} rows, no ID twice"
+        if self.config.method.aligns:  # as the agreed rules read them
+            read = canonical_ids(self.file.party, own.table.ids, self.config.alignment)
+            ((form, _),) = Counter(map(_form, map(text_of, read))).most_common(1)
+            ids += f", most read as {form}"
+        told = f"{ids}, {own.table.features[0].numel()} features"
         yield Finding("table", "table", "ok", told)
         if own.table.labels is not None:
             told = f"{len(own.labelled_rows):,} rows to learn from, {len(own.test_rows):,} to test"
             classes = f"; classes {', '.join(own.classes)}" if own.classes else ""
             yield Finding("table", "labels", "ok", f"{told}{classes}")
-        said = self.sealed and self.sealed.answered[self.file.party].table
-        if not said:
-            return
-        now = shape_of(own, columns=said.columns is not None)
-        rough = {"rows", "labelled"}
-        same = now.model_dump(exclude=rough) == said.model_dump(exclude=rough)
-        if not same or not said.rows / 2 <= now.rows <= said.rows * 2:
-            raise DataError(
-                f"{self.file.party} declared another table: {said.rows:,} rows, {said.features} "
-                f"features, and here are {now.rows:,} and {now.features}, or other columns or "
-                f"classes; name the right file in {self.file.config}, or begin a new project"
-            )
 
     def _folder(self) -> Iterator[Finding]:
         folder, tls = self.file.folder, self.file.tls
@@ -165,7 +157,7 @@ class _Checks:
     def _certificate(self) -> Iterator[Finding]:
         from cryptography.x509 import load_pem_x509_certificate
 
-        from secure_apfed.between.certificates import Credentials, read_revoked
+        from secure_apfed.between.certificates import RENEWAL, Credentials, read_revoked
 
         if (tls := self.file.tls) is None:
             return
@@ -173,8 +165,12 @@ class _Checks:
         loaded = Credentials.load(*files, name=self.file.party, revoked=revoked)
         ends = load_pem_x509_certificate(loaded.certificate).not_valid_after_utc
         days = (ends - dt.datetime.now(dt.UTC)).days
-        state: State = "ok" if days >= _FEW_DAYS else "optional"
-        yield Finding("certificate", "certificate", state, f"{days} days left")
+        told = f"{days} days left"
+        if days >= _FEW_DAYS:
+            yield Finding("certificate", "certificate", "ok", told)
+        else:
+            told += f", until {ends:%Y-%m-%d %H:%M} UTC; {RENEWAL}"
+            yield Finding("certificate", "certificate", "optional", told)
 
     def _reached(self) -> Iterator[Finding]:
         from secure_apfed.runs.party import LINKS
@@ -248,6 +244,12 @@ async def _compared(
                 f"{peer} came for the run, and not to compare; all run check --meet at once"
             ) from error
     return found
+
+
+def _form(text: str) -> str:
+    """What may be said of an ID by telephone: how long it is, and of what."""
+    of = "digits" if text.isdecimal() else "letters and digits" if text.isalnum() else "characters"
+    return f"{len(text)} {of}"
 
 
 def _version() -> str:

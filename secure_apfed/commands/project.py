@@ -5,6 +5,7 @@ Part of the composition root: what a party would learn is read from the report's
 
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed import terminal
 from secure_apfed.commands import AsJson, ConfigFile, Overrides
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.settings.data import TableShape
+from secure_apfed.settings.data import Missing, TableShape
 
 if TYPE_CHECKING:
     from apfed_experiments.report.who_learns import RunFacts
@@ -28,6 +29,11 @@ project_app = typer.Typer(
 identity_app = typer.Typer(
     no_args_is_help=True, help="Make or show the key pair by which the others know a party."
 )
+_BY_OPTION = {
+    "empty cells in": "or join with --missing mean, or --missing drop",
+    "lacks the columns": "where its IDs are called otherwise, join with --id-column NAME",
+}
+"""What a party that joins says by an option, since it has no file of the run yet."""
 _As = Annotated[str, typer.Option("--as", metavar="NAME", help="Which party this is.")]
 _Folder = Annotated[Path | None, typer.Option(help="The party's own; NAME unless given.")]
 _Columns = Annotated[bool, typer.Option("--columns", help="Tell the others the names of columns.")]
@@ -67,10 +73,13 @@ def new(
     proposal = propose(
         config, party, home, certificates=certificates, columns=columns, relay_by=relay_by,
         relay=dialled, addresses=_pairs("--at", at or ()), run_by=_pairs("--run-by", run_by or ()),
+        show=partial(_tell, party=party, as_json=as_json),
     )  # fmt: skip
-    others = ", ".join(name for name in proposal.roles if name != party)
-    then = f"Send {home / PROPOSAL} to {others}; each joins it, and sends back an answer."
-    _tell(proposal, party, home, then, as_json=as_json)
+    if not as_json:
+        others = ", ".join(name for name in proposal.roles if name != party)
+        typer.echo(
+            f"\nSend {home / PROPOSAL} to {others}; each joins it, and sends back an answer."
+        )
 
 
 @project_app.command("seal")
@@ -103,9 +112,13 @@ def join(
     id_column: Annotated[
         str | None, typer.Option(help="Where IDs stand in it, if not where the others' do.")
     ] = None,
+    missing: Annotated[
+        Missing | None, typer.Option(help="What to do about its empty cells; error unless given.")
+    ] = None,
     columns: _Columns = False,
     words: Annotated[
-        str | None, typer.Option(help="The organiser's words, as it said them by telephone.")
+        str | None,
+        typer.Option(help="The organiser's or the whole project's, as told by telephone."),
     ] = None,
     certificates: _Certificates = None,
     as_json: AsJson = False,
@@ -118,23 +131,43 @@ def join(
     organiser: Sealed | Proposal = (
         signed.opened(project.Sealed, file) if sealed else signed.opened(project.Proposal, file)
     )
-    if words is not None and words.split() != organiser.words.split():
-        raise RemoteProtocolError(
-            f"{file}: who signed it as {organiser.party} has the words {organiser.words!r}, not "
-            f"{words!r}: it is of somebody else; ask {organiser.party} for its file again"
-        )
+    if words is not None:
+        _compare(words, file, organiser)
     if sealed:
         then = f"Next: secure-apfed check --config {home / 'party.yaml'}"
         _tell_sealed(project.accept(file, party, home), home, then, as_json=as_json)
         return
-    own = {"file": table and str(table.absolute()), "id_column": id_column}
-    proposal = project.answer(
-        file, party, home, columns=columns, certificates=certificates,
-        table={key: value for key, value in own.items() if value is not None},
-    )  # fmt: skip
-    made = home / project.ANSWER.format(party)
-    then = f"To take part, send {made} to {proposal.party}. Settings: {home / project.RUN}."
-    _tell(proposal, party, home, then, as_json=as_json)
+    own = {"file": table and str(table.absolute()), "id_column": id_column, "missing": missing}
+    try:
+        proposal = project.answer(
+            file, party, home, columns=columns, certificates=certificates,
+            table={key: value for key, value in own.items() if value is not None},
+            show=partial(_tell, party=party, as_json=as_json),
+        )  # fmt: skip
+    except DataError as error:
+        hints = [hint for what, hint in _BY_OPTION.items() if what in str(error)]
+        raise DataError("; ".join([str(error).partition(", or train with")[0], *hints])) from error
+    if not as_json:
+        made, settings = home / project.ANSWER.format(party), home / project.RUN
+        typer.echo(f"\nTo take part, send {made} to {proposal.party}. Settings: {settings}.")
+
+
+def _compare(words: str, file: Path, organiser: "Sealed | Proposal") -> None:
+    from secure_apfed.runs.project import Sealed
+
+    told = {"organiser": organiser.words.split()}
+    if isinstance(organiser, Sealed):
+        told["whole project"] = organiser.project_words.split()
+    given = words.split()
+    whose = next((name for name, right in told.items() if len(right) == len(given)), None)
+    if whose is None:
+        needed = " or ".join(f"the {len(right)} of the {name}" for name, right in told.items())
+        raise ConfigError(f"--words: {len(given)} words were given; say {needed}")
+    if told[whose] != given:
+        raise RemoteProtocolError(
+            f"{file}: the {whose} has the words {' '.join(told[whose])!r}, not {words!r}: it is of "
+            f"somebody else, or one was misheard; ask {organiser.party} for its words, and its file"
+        )
 
 
 @identity_app.command("new")
@@ -175,15 +208,15 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _tell(proposal: "Proposal", party: str, folder: Path, then: str, *, as_json: bool) -> None:
-    """One screen: what is asked of a party, what is learnt of it, and what it learns."""
+def _tell(
+    proposal: "Proposal", config: "Config", own: TableShape | None, *, party: str, as_json: bool
+) -> None:
+    """One screen: what is asked of a party, what is learnt of it, and what it learns. Raises
+    ConfigError: such a run would not begin.
+    """
     from apfed_experiments.report.who_learns import COALITIONS, RunFacts
-    from secure_apfed.config.file import load_config
     from secure_apfed.planning.forecast import forecast
-    from secure_apfed.runs.project import ANSWER, RUN, Answer, Signed
 
-    own = Signed.read(folder / ANSWER.format(party)).opened(Answer, folder).table
-    config = load_config(folder / RUN)
     links: tuple[Link, ...] = ()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of rows that nobody has
@@ -208,7 +241,6 @@ def _tell(proposal: "Proposal", party: str, folder: Path, then: str, *, as_json:
     for title, rows in learnt.items():
         columns = ("who", "can read", "what remains open")[: len(rows[0]) if rows else 1]
         terminal.show_rows(f"\n{title}", columns, rows)
-    typer.echo(f"\n{then}")
 
 
 def _asked(
@@ -226,7 +258,8 @@ def _asked(
         yield "relay", f"{proposal.relay}, run by {proposal.relay_by}"
     if party in proposal.names("active", "passive"):
         labels = f", labels in {data.label_column}" if data.holds_labels(party) else ""
-        yield "columns", f"IDs in {data.id_column}{labels}; features: numbers, dates or texts"
+        ids = ", ".join(data.id_columns(party)) if data.parties else data.id_column
+        yield "columns", f"IDs in {ids}{labels}; features: numbers, dates or texts"
         told = "of which nothing is told (--table)"
         if own is not None:
             named = ", ".join(own.columns or ()) or "whose names stay here"

@@ -21,13 +21,13 @@ from secure_apfed.config.file import dump_settings, load_config, load_settings_t
 from secure_apfed.config.plain_yaml import read_text
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData, load_own_tables, read_own
-from secure_apfed.errors import ConfigError
+from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.exchange import Links, StatusKeeper, Transport, play_one, sockets
 from secure_apfed.exchange.resumable_link import Connection, Linked
 from secure_apfed.exchange.sealed_connection import Carrier, Door, LocalEnd, prove
 from secure_apfed.exchange.sockets import Address, parse_address, spell_address
 from secure_apfed.exchange.status import Meter
-from secure_apfed.files import write_atomically
+from secure_apfed.files import read_json, write_atomically
 from secure_apfed.methods import METHODS, Own, Session, assist, lead, new_session, roles_of
 from secure_apfed.names import Name, PartyName
 from secure_apfed.runs.course import Course, RunWriter, Watch
@@ -38,6 +38,7 @@ from secure_apfed.runs.own_record import OwnRecord
 from secure_apfed.runs.training_labels import answered_labels
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import Settings
+from secure_apfed.settings.data import TableShape
 from secure_apfed.workers import close_workers
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def _address(text: str) -> str:
     return text
 
 
+ANSWERED = "answer-{}.json"
+"""In a party's folder, what it answered where a project was proposed."""
 Place: TypeAlias = Annotated[str, AfterValidator(_address)]
 
 
@@ -529,8 +532,49 @@ def role_of(file: PartyFile, config: Config) -> PartyRole:
 
 
 def own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None:
+    """What this party holds. Raises DataError: its answer to a project told of another table."""
     if role in ("aggregator", "dealer"):
         return None
     if file.table is not None:
         return read_own(file.table, file.party)
-    return load_own_tables(config.data, file.party, seed=config.seed)
+    held = load_own_tables(config.data, file.party, seed=config.seed)
+    _require_declared(file, held)
+    return held
+
+
+def _require_declared(file: PartyFile, held: OwnData) -> None:
+    answer = file.folder / ANSWERED.format(file.party)
+    told = read_json(answer, dict[str, Any])["document"]["table"] if answer.exists() else None
+    if told is None:
+        return
+    said = TableShape(**told)
+    now = shape_of(held, columns=said.columns is not None)
+    rough = {"rows", "labelled"}
+    same = now.model_dump(exclude=rough) == said.model_dump(exclude=rough)
+    if same and said.rows / 2 <= now.rows <= said.rows * 2:
+        return
+    before, here = (dict.fromkeys(shape.columns or ()) for shape in (said, now))
+    lists = {"missing": before.keys() - here.keys(), "new": here.keys() - before.keys()}
+    differ = [f"{what}: {', '.join(sorted(names))}" for what, names in lists.items() if names]
+    raise DataError(
+        f"{file.party} declared another table: {said.rows:,} rows, {said.features} features, and "
+        f"here are {now.rows:,} and {now.features} "
+        f"({'; '.join(differ) or 'or other classes, or columns in another order'}); name the right "
+        f"file in {file.config}, or begin a new project"
+    )
+
+
+def shape_of(own: OwnData, *, columns: bool) -> TableShape:
+    """What is told of a table: counts rounded to two digits, and the columns' names if asked."""
+    table, encoding, labels = own.table, own.table.encoding, {}
+    if table.labels is not None:
+        labels = {"labelled": _rounded(len(own.labelled_rows)), "classes": len(own.classes)}
+    named = tuple(column.name for column in encoding.columns) if encoding.kind == "columns" else ()
+    return TableShape(
+        rows=_rounded(len(table.ids)), features=table.features[0].numel(),
+        columns=named if columns else None, **labels,
+    )  # fmt: skip
+
+
+def _rounded(count: int) -> int:
+    return round(count, 2 - len(str(count)))

@@ -10,11 +10,11 @@ from: files that were altered, mixed up or made by somebody else, as far as peop
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -31,9 +31,9 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_config_text
 from secure_apfed.config.plain_yaml import as_yaml, parse_yaml, read_text
 from secure_apfed.contract import PartyRole
-from secure_apfed.data import OwnData, load_data, load_own_tables, pack_own
+from secure_apfed.data import load_data, load_own_tables, pack_own
 from secure_apfed.data.catalogue import party_names
-from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.exchange.agreement import differing
 from secure_apfed.exchange.sockets import parse_address, spell_address
 from secure_apfed.files import make_private, read_bytes, read_json, to_json, write_atomically
@@ -41,11 +41,11 @@ from secure_apfed.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, in_words
 from secure_apfed.methods import METHODS, roles_of
 from secure_apfed.names import Name
 from secure_apfed.runs.folder import PartyFolder
-from secure_apfed.runs.party import PartyFile, Place
+from secure_apfed.runs.party import ANSWERED, PartyFile, Place, shape_of
 from secure_apfed.settings import EACH_ALONE, Settings
 from secure_apfed.settings.data import TABLES, TableShape
 
-ANSWER, PROPOSAL, SEALED, RUN = "answer-{}.json", "proposal.json", "sealed.json", "run.yaml"
+ANSWER, PROPOSAL, SEALED, RUN = ANSWERED, "proposal.json", "sealed.json", "run.yaml"
 _PARTY, _TABLE = "party.yaml", "table.safetensors"
 _CA, _CERTIFICATE, _KEY, _RELAY = "ca.pem", "certificate.pem", "key.pem", "relay"
 _PURPOSE = b"project v1"
@@ -56,6 +56,10 @@ _Pem = Annotated[str, Field(max_length=2**15, pattern=r"^[\n -~]*$")]
 _SAID_TO_ALL = ("name", "dealer", "pairwise_overlaps")
 _SAID_OF_TABLES = ("dataset", "partition", "labels_at", "active", "id_column", "label_column")
 _DocumentT = TypeVar("_DocumentT", bound="_Document")
+
+
+Show: TypeAlias = Callable[["Proposal", Config, TableShape | None], None]
+"""Is given a proposal, the run of a party, and what it would tell of its table."""
 
 
 def digest_of(content: Any) -> bytes:
@@ -126,12 +130,22 @@ class Proposal(_Document):
         named = {self.party, *self.addresses, *self.run_by, *filter(None, [self.relay_by])}
         if unknown := sorted(named - set(self.roles)):
             raise ValueError(f"{', '.join(unknown)} is none of {', '.join(self.roles)}")
-        for name, organisation in self.run_by.items():
-            apart = self.names(*(["active"] if self.roles[name] == "aggregator" else _WITH_ROWS))
-            if organisation in apart:
+        rows = self.names("active", "passive")
+        with_rows = {by.strip().casefold() for by in (*rows, *map(self.run_by.get, rows)) if by}
+        for name in self.names("aggregator", "dealer"):
+            remedy = f"an organisation without rows runs it, say --run-by {name}=ORGANISATION"
+            if name not in self.run_by:
+                raise ValueError(f"it is not said who runs the {name}; {remedy}")
+            if (by := self.run_by[name]).strip().casefold() in with_rows:
                 raise ValueError(
-                    f"{organisation} would run the {name}, and read with it what secure sums and "
-                    "shares hide from a party with rows; let another organisation run it"
+                    f"{by} would run the {name}, and read with it what secure sums and shares hide "
+                    f"from a party with rows; {remedy}"
+                )
+        at = dict[str, str]()
+        for name, address in self.addresses.items():
+            if (other := at.setdefault(address, name)) != name:
+                raise ValueError(
+                    f"{other} and {name} have one address, {address}; each listens at its own"
                 )
         if (self.relay is None) != (self.relay_by is None) or (self.relay and self.addresses):
             raise ValueError(
@@ -144,9 +158,6 @@ class Proposal(_Document):
                 "all parties but one an address, or all of them a relay"
             )
         return self
-
-
-_WITH_ROWS: tuple[PartyRole, ...] = ("active", "passive")
 
 
 class Answer(_Document):
@@ -181,9 +192,15 @@ class Signed(Settings):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        if read_bytes(path, most=_MOST_BYTES)[:2] == b"PK":
-            raise DataError(f"{path} is an archive; unpack it, and name the file that was in it")
-        return read_json(path, cls)
+        if not path.exists():
+            raise DataError(f"there is no file {path}; correct its path, or --folder")
+        try:
+            if read_bytes(path, most=_MOST_BYTES)[:2] == b"PK":
+                raise DataError(f"{path} is an archive; unpack it, and name the file in it")
+            return read_json(path, cls)
+        except CheckpointError as error:
+            wrong = str(error).removesuffix("; restore it from a copy")
+            raise DataError(f"{wrong}; ask who sent it for the file again") from None
 
     def write(self, path: Path) -> None:
         write_atomically(path, to_json(self.model_dump(mode="json"), indent=1).encode() + b"\n")
@@ -291,25 +308,9 @@ def _told(settings: Settings) -> dict[str, Any]:
     return told
 
 
-def shape_of(own: OwnData, *, columns: bool) -> TableShape:
-    """What is told of a table: counts rounded to two digits, and the columns' names if asked."""
-    table, encoding, labels = own.table, own.table.encoding, {}
-    if table.labels is not None:
-        labels = {"labelled": _rounded(len(own.labelled_rows)), "classes": len(own.classes)}
-    named = tuple(column.name for column in encoding.columns) if encoding.kind == "columns" else ()
-    return TableShape(
-        rows=_rounded(len(table.ids)), features=table.features[0].numel(),
-        columns=named if columns else None, **labels,
-    )  # fmt: skip
-
-
-def _rounded(count: int) -> int:
-    return round(count, 2 - len(str(count)))
-
-
 def propose(
     config: Config, party: str, folder: Path, *, certificates: Path | None = None,
-    columns: bool = False, **where: Any,
+    columns: bool = False, show: Show = lambda *_: None, **where: Any,
 ) -> Proposal:  # fmt: skip
     """At the organiser, which is `party`: write a proposal and its own answer into its folder.
     `where`: addresses, relay, relay_by and run_by of the proposal; the rest as `answer`.
@@ -325,13 +326,13 @@ def propose(
     if config.data.dataset == TABLES:  # so that paths hold from anywhere
         own["data"]["folder"] = str((config.data.folder or Path()).expanduser().absolute())
     signed = Signed.by(identity, proposal)
-    _answer(signed, own, party, folder, certificates=certificates, columns=columns)
+    _answer(signed, own, party, folder, certificates=certificates, columns=columns, show=show)
     return proposal
 
 
 def answer(
     path: Path, party: str, folder: Path, *, table: Mapping[str, Any] | None = None,
-    certificates: Path | None = None, columns: bool = False,
+    certificates: Path | None = None, columns: bool = False, show: Show = lambda *_: None,
 ) -> Proposal:  # fmt: skip
     """At a party that takes part: make its folder, keys, settings and answer.
 
@@ -339,6 +340,7 @@ def answer(
         table: what it says of its own table, as in `data.parties`; columns: tell their names.
         certificates: folder with the certificate.pem, key.pem and ca.pem of an organisation that
             has an authority of its own.
+        show: is given what is asked before anything is written; what it raises ends this.
     """
     signed = Signed.read(path)
     proposal = signed.opened(Proposal, path)
@@ -349,7 +351,7 @@ def answer(
         )
     _entered(folder, party)
     own = proposal.config(table, party).model_dump(mode="json", exclude_unset=True)
-    _answer(signed, own, party, folder, certificates=certificates, columns=columns)
+    _answer(signed, own, party, folder, certificates=certificates, columns=columns, show=show)
     return proposal
 
 
@@ -366,7 +368,7 @@ def _entered(folder: Path, party: str) -> Identity:
 
 def _answer(
     proposal: Signed, settings: Mapping[str, Any], party: str, folder: Path, *,
-    certificates: Path | None, columns: bool,
+    certificates: Path | None, columns: bool, show: Show,
 ) -> None:  # fmt: skip
     identity, said = PartyFolder(folder).identity(), dict[str, Any]()
     if certificates is None:
@@ -389,6 +391,7 @@ def _answer(
         party=party, identity=identity.public.hex(), proposal=digest_of(proposal.document).hex(),
         **said,
     )  # fmt: skip
+    show(proposal.opened(Proposal, folder), config, content.table)
     for name, pem in secret.items():
         write_atomically(folder / name, pem, private=True)
     write_atomically(folder / RUN, as_yaml(settings).encode())

@@ -34,7 +34,7 @@ from secure_apfed.alignment.ids import IdFile, id_rules
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.contract import Contract
-from secure_apfed.data import OwnData, PartyTable, load_blocks, load_own_tables, read_own
+from secure_apfed.data import OwnData, PartyTable, load_blocks
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.exchange import Links, StatusKeeper, Transcript, play_one
 from secure_apfed.files import open_regular, read_json
@@ -50,7 +50,7 @@ from secure_apfed.methods.serving import (
 )
 from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.runs.keeper import Kept, read_kept
-from secure_apfed.runs.party import Connect, PartyFile, ServeSettings, audited, connect
+from secure_apfed.runs.party import Connect, PartyFile, ServeSettings, audited, connect, own_data
 from secure_apfed.runs.solo import Compared, Predicted, load_model, row_writer
 from secure_apfed.runs.spending import ReleaseMeter
 from secure_apfed.seeds import undisturbed
@@ -241,10 +241,8 @@ def _served_table(here: _Here, kept: Kept) -> OwnData:
     """The people that this passive may be asked about, as its network reads them."""
     file, config = here.file, here.config
     if file.serve.table is None:
-        held = (
-            read_own(file.table, file.party) if file.table is not None
-            else load_own_tables(config.data, file.party, seed=config.seed)
-        )  # fmt: skip
+        held = own_data(file, config, "passive")
+        assert held is not None
         if held.table.encoding != kept.encoding:
             raise DataError(
                 f"{file.party}: its table is no longer the one of the training, whose columns were "

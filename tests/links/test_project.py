@@ -63,6 +63,7 @@ class Organisations:
         self.addresses = dict(zip(("bank", "shop", "aggregator"), addresses or free_addresses(3),
                                   strict=True))  # fmt: skip
         text = blocks(PAGE, "yaml")[0].replace("bank.csv", str(base / "bank" / "bank.csv"))
+        text += "alignment: {normalisation: [unicode_nfc, strip, whole_numbers]}\n"
         self.config = load_config_text(text.replace("labelled: 400", "labelled: 60"))
 
     def home(self, name: str) -> Path:
@@ -82,7 +83,8 @@ class Organisations:
     def sealed(self) -> Path:
         """Everybody has joined; where the sealed project lies."""
         proposal = self.propose()
-        project.seal([self.answer(name, proposal) for name in OTHERS], self.home("bank"))
+        answers = [self.answer(name, proposal, columns=name == "shop") for name in OTHERS]
+        project.seal(answers, self.home("bank"))
         sealed = self.home("bank") / project.SEALED
         for name in OTHERS:
             project.accept(sealed, name, self.home(name))
@@ -146,7 +148,7 @@ def test_everybody_holds_what_a_party_needs(joined: Organisations) -> None:
             assert known.identity == identity == sealed.answered[peer].identity
         shapes = {of: given.table for of, given in sealed.answered.items()}
         assert shapes["aggregator"] is None
-        assert shapes["shop"] == TableShape(rows=280, features=2)
+        assert shapes["shop"] == TableShape(rows=280, features=2, columns=("basket", "visits"))
         assert shapes["bank"] == TableShape(rows=280, features=1, labelled=60, classes=2)
         secrets = [(joined.home(of) / "key.pem").read_text() for of in PARTIES]
         assert not any(
@@ -175,8 +177,9 @@ def test_own_authority_relay_and_a_built_in_set(tmp_path: Path) -> None:
     names = ("active", "passive-1", "aggregator")
     homes = {name: tmp_path / name for name in names}
     project.propose(
-        config, "active", homes["active"], relay="127.0.0.1:7443", relay_by="aggregator"
-    )
+        config, "active", homes["active"], relay="127.0.0.1:7443", relay_by="aggregator",
+        run_by={"aggregator": "Sums"},
+    )  # fmt: skip
     proposal = homes["active"] / project.PROPOSAL
     own = tmp_path / "own"
     own.mkdir()
@@ -200,14 +203,17 @@ def test_own_authority_relay_and_a_built_in_set(tmp_path: Path) -> None:
 
 
 # What a proposal may not be, before it leaves the organiser.
-UNPROPOSED = [
-    ({"run_by": {"aggregator": "bank"}}, "bank would run the aggregator"),
+UNPROPOSED: list[tuple[dict[str, Any], str]] = [
+    *(({"run_by": {"aggregator": by, "shop": "Shops Ltd"}}, f"{by} would run the aggregator.*=ORGA")
+      for by in ("Bank", "shop", "shops ltd")),
+    ({"run_by": {}}, "not said who runs the aggregator; .* say --run-by aggregator=ORGANISATION"),
+    ({"addresses": dict.fromkeys(OTHERS, "127.0.0.1:7001")}, "shop and clinic have one address"),
     ({"run_by": {"sums": "Sums"}}, "sums is none of bank, shop, clinic, aggregator"),
     ({"addresses": {"bank": "127.0.0.1:7001"}}, "shop and clinic and aggregator have no address"),
     ({"addresses": {"bank": "nowhere"}}, "an address is host:port"),
     ({"relay": "127.0.0.1:7001"}, "a relay has an address and a party that runs it"),
     ({"relay": "127.0.0.1:7001", "relay_by": "bank"}, "and no other has any"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("where", "why"), UNPROPOSED)
@@ -240,7 +246,8 @@ HARMED: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: edited(path, lambda said: said["settings"]["data"]["parties"].update(
         shop={"file": "/etc/passwd"})), "data.parties.shop.file"),
     (_archive, "is an archive; unpack it"),
-    (lambda path: path.write_text("[" * 100_000), "is not JSON"),
+    (lambda path: path.write_text("[" * 100_000), "is not JSON.*; ask who sent it for the file ag"),
+    (Path.unlink, "there is no file .*mail.json; correct its path"),
     (lambda path: path.write_bytes(b" " * (2**20 + 1)), "is larger than"),
     (lambda path: path.write_text("{}"), "is not as this version writes it"),
     (lambda path: path.write_bytes(b"\xff"), "is not JSON"),
@@ -314,17 +321,41 @@ def test_the_commands_show_what_is_asked_and_learnt(
     for wrong in (("new", "--folder", shop), ("show", tmp_path)):
         assert "identity" in told(capsys, "identity", *wrong, code=2)["error"]["message"]
     call = ("join", bank / project.PROPOSAL, "--as", "shop", "--folder", shop)
-    table = ("--table", here.base / "shop" / "shop.csv", "--columns")
-    refused = told(capsys, *call, "--words", "acorn album", code=4)["error"]["message"]
-    assert f"has the words {words!r}, not 'acorn album'" in refused
+    file = here.base / "shop" / "shop.csv"
+    table = ("--table", file, "--columns", "--id-column", "client", "--missing", "mean")
+    sealed = ("join", here.home("shop") / project.SEALED, "--as", "shop", "--folder",
+              here.home("shop"), "--words")  # fmt: skip
+    whole = told(capsys, *sealed, words)["project_words"]
+    told(capsys, *sealed, whole)
+    for begun, count, code, why in (
+        (call, 8, 4, f"the organiser has the words {words!r}, not 'acorn"),
+        (sealed, 12, 4, f"the whole project has the words {whole!r}, not 'acorn"),
+        (call, 3, 2, "3 words were given; say the 8 of the organiser"),
+        (sealed, 3, 2, "say the 8 of the organiser or the 12 of the whole project"),
+    ):
+        spoken = (*begun[:6], "--words", " ".join(["acorn"] * count))
+        assert why in told(capsys, *spoken, code=code)["error"]["message"]
+    gaps = pd.read_csv(file, dtype=str).rename(columns={"customer": "client"})
+    gaps.loc[3, "visits"] = None
+    gaps.to_csv(file, index=False)
+    for options, why in ((3, "--id-column NAME"), (5, "fill them; or join with --missing mean")):
+        assert why in told(capsys, *call, *table[:options], code=3)["error"]["message"]
     said = told(capsys, *call, *table, "--words", words)
     assert "280 rows, 2 features, basket, visits" in said["asked"]["table"]
+    assert said["asked"]["columns"].startswith("IDs in client;")
+    assert "missing: mean" in (shop / project.RUN).read_text()
     assert said["asked"]["aggregator (aggregator)"].endswith("run by Sums")
     assert "sends about" in said["asked"]["bytes"]
     assert "bank: alignment" in dict(
         map(tuple, (row[:2] for row in said["learnt"]["What shop learns"]))
     )
     assert said["learnt"]["What is learnt of shop"]
+    new = ("project", "new", bank / project.RUN, "--as", "bank", "--folder", tmp_path / "bank",
+           *(f"--at={name}={at}" for name, at in here.addresses.items()),
+           "--run-by", "aggregator=Sums")  # fmt: skip
+    alone = told(capsys, *new, "--set", "rules={restarts: 3}", code=2)["error"]["message"]
+    assert "nobody begins again by itself" in alone
+    assert told(capsys, *new)["words"]
     halved = ("project", "new", shop / "run.yaml", "--as", "bank", "--at", "bank")
     assert "expected NAME=VALUE" in told(capsys, *halved, code=2)["error"]["message"]
 
@@ -348,6 +379,7 @@ def test_a_party_is_checked_and_plans_alone(
         **dict.fromkeys(("settings", "contract", "table", "folder", "certificate"), "ok"),
         **dict.fromkeys(("bank", "clinic", "aggregator", "clock, version"), "note"),
     }
+    assert found["table"][1] == "280 rows, no ID twice, most read as 3 digits, 2 features"
     assert "nobody listens there" in found["bank"][1]
     assert "it dials this party" in found["clinic"][1]
     planned = told(capsys, "plan", "--config", config)
@@ -359,6 +391,9 @@ def test_a_party_is_checked_and_plans_alone(
         path.write_text(change(whole))
         state, value = checked(code)[name]
         assert (state, why in value) == ("wrong", True), value
+        if "declared" in why:  # whoever trains all the same ends so, too
+            begun = told(capsys, "party", "--config", config, code=code)
+            assert begun["error"]["message"] == value
         path.write_text(whole)
 
     run, table = home / project.RUN, here.base / "shop" / "shop.csv"
@@ -373,26 +408,33 @@ def test_a_party_is_checked_and_plans_alone(
     harmed(
         table, lambda text: "\n".join(text.splitlines()[:100]), "table", "declared another table", 3
     )
+    harmed(table, lambda text: text.replace("visits", "trips"), "table",
+           "shop declared another table: 280 rows, 2 features, and here are 280 and 2 (missing: "
+           "visits; new: trips)", 3)  # fmt: skip
     harmed(
         table, lambda text: text + text.splitlines()[1], "table", "1 IDs occur more than once", 3
     )
 
-    def accented(text: str) -> str:
-        cells = text.splitlines()[1].partition(",")[2]
-        return f"{text}\u00e9,{cells}\ne\u0301,{cells}\n"
+    def added(*ids: str) -> Callable[[str], str]:
+        return lambda text: text + "".join(f"{one},0.5,1\n" for one in ids)
 
-    harmed(table, accented, "table", "after normalisation", 3)
+    # Equal under the agreed rules alone.
+    harmed(table, added("\u00e9", "e\u0301"), "table", "after normalisation", 3)
+    harmed(table, added("0900", "900"), "table", "after normalisation", 3)
     (home / "key.pem").chmod(0o644)
     assert "others may read" in checked(3)["folder"][1]
     (home / "key.pem").chmod(0o600)
-    expired = make_authority()
+    authority = make_authority()
     answer = json.loads((home / "answer-shop.json").read_text())["document"]
-    late = Authority(expired.certificate, expired.key).sign(
-        answer["request"].encode(), "shop", days=-1
-    )
-    (home / "certificate.pem").write_bytes(late)
-    (home / "ca.pem").write_bytes(expired.certificate)
-    assert "has expired at" in checked(2)["certificate"][1]
+    signer = Authority(authority.certificate, authority.key)
+    (home / "ca.pem").write_bytes(authority.certificate)
+    for days, code, how, why in (
+        (-1, 2, "wrong", "has expired at"), (0.5, 0, "note", "0 days left, until "),
+    ):  # fmt: skip
+        made = signer.sign(answer["request"].encode(), "shop", days=days)
+        (home / "certificate.pem").write_bytes(made)
+        state, value = checked(code)["certificate"]
+        assert (state, why in value, "`secure-apfed project seal`" in value) == (how, True, True)
     (home / "identity.pem").unlink()
     error = told(capsys, "check", "--config", config, code=2)["error"]["message"]
     assert "holds no identity.pem" in error
