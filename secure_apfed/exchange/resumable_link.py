@@ -3,9 +3,10 @@
 Run by: both ends, around any connection that keeps messages whole, and by the driver of one role
 over all its links (`Linked`). Messages travel in numbered parts; after each new connection both
 ends say who they are, whom they had there, and how many parts they have, and send what the other
-lacks. So no link of a session before gets to one of the next. An end that has nothing left to send
-and is closed says goodbye, and waits for that of the other. While there is nothing to send, signs
-of life go both ways.
+lacks. So no link of a session before gets to one of the next; while parties come together, a peer
+that begins anew is as good as before, where nothing went either way. An end that has nothing left
+to send and is closed says goodbye, and waits for that of the other. While there is nothing to send,
+signs of life go both ways.
 Protects from: connections that break or hang, and a peer that sends more than anybody reads: what
 waits here is bounded, and checked before memory is taken. Not from a process that ends, and from
 no attacker: `connect` must give an authenticated and encrypted connection to the same peer each
@@ -90,7 +91,13 @@ class ResumableLink:
             long `close` waits.
         first_s: the same until the first connection; as `patience_s` unless given.
         on_change: called, under a lock of the link, when something came or the link ended.
+
+    Attributes:
+        meets: whether others are still waited for, so that a peer that leaves before anything went
+            either way may come again.
     """
+
+    meets = False
 
     def __init__(
         self, peer: str, connect: Callable[[], Connection], *, patience_s: float = 60.0,
@@ -117,7 +124,7 @@ class ResumableLink:
 
     @property
     def connected(self) -> bool:
-        """Whether there has been a connection."""
+        """Whether there has been a connection to this peer, who has not begun anew."""
         return bool(self._peer_id)
 
     @property
@@ -232,7 +239,8 @@ class ResumableLink:
 
     def _keep_connected(self) -> None:
         """Connect, read until the connection breaks, and again."""
-        deadline, pause = time.monotonic() + self._first_s, _PAUSE_S
+        first = deadline = time.monotonic() + self._first_s
+        pause = _PAUSE_S
         while not self._over():
             wire = None
             try:
@@ -246,6 +254,8 @@ class ResumableLink:
                     elif time.monotonic() > deadline - self._patience_s + _SILENT_S:
                         raise TimeoutError(f"no sign of life for {_SILENT_S:g} s")
             except (OSError, EOFError) as error:
+                if self._forgets():
+                    deadline = max(first, deadline)
                 self._broke(error, over=time.monotonic() > deadline)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -253,6 +263,16 @@ class ResumableLink:
                 self._fail(str(error))
             if wire is not None:
                 self._leave(wire)
+
+    def _forgets(self) -> bool:
+        """Forget whom this end was connected to, where another one is as good."""
+        with self._changed:
+            used = self._sent or self._closing or self._received > self._heard_goodbye
+            if not self.meets or used:
+                return False
+            self._peer_id, self._heard_goodbye = b"", False
+            self._received = self._told = 0
+            return True
 
     def _broke(self, error: Exception, *, over: bool) -> None:
         """Keep why, and give up where it is over; a refusal says more than that attempts broke."""
@@ -438,9 +458,10 @@ class Linked:
         here = cls(me, connect, patience_s=patience_s, meet_s=meet_s, end=end)
         try:
             deadline = time.monotonic() + meet_s
+            here._together(meets=True)
             while missing := [peer for peer, link in here._links.items() if not link.connected]:
                 here._news.clear()
-                failed = [peer for peer in missing if here._links[peer].failure]
+                failed = [peer for peer, link in here._links.items() if link.failure]
                 if failed or time.monotonic() > deadline:
                     blamed = failed or missing
                     why = "; ".join(here._links[peer].state for peer in blamed)
@@ -449,10 +470,15 @@ class Linked:
                         left=tuple(blamed),
                     )
                 here._news.wait(max(0.0, min(1.0, deadline - time.monotonic())))
+            here._together(meets=False)
         except BaseException:
             here.close()
             raise
         return here
+
+    def _together(self, *, meets: bool) -> None:
+        for link in self._links.values():
+            link.meets = meets
 
     def post(self, receiver: str, frame: bytes) -> None:
         """Send a frame; whether it arrives shows in what comes back."""

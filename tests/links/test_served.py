@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -193,6 +193,31 @@ def test_a_passive_that_is_not_there_is_named_and_the_rows_are_predicted_alone(
         predict_jointly(trained["shop"], trained["new"], tmp_path / "out.csv")
     with pytest.raises(ConfigError, match="bank is the active, which asks"):
         serve_party(trained["bank"], sessions=1)
+
+
+@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+def test_a_passive_that_begins_anew_while_nobody_asks_is_met_again(
+    trained: Mapping[str, Path], tmp_path: Path
+) -> None:
+    files, told, ask = allowing(trained, "clinic", tmp_path), list[str](), Event()
+    content = yaml.safe_load(files["clinic"].read_text())
+    files["clinic"].write_text(yaml.safe_dump({**content, "meet_s": 2}))
+
+    def on_session(how: str) -> None:
+        told.append(how)
+        ask.set()
+
+    def predict() -> Any:
+        ask.wait()
+        return predict_jointly(files["bank"], files["new"], tmp_path / "out.csv")
+
+    serving = [lambda name=name: serve_party(files[name], sessions=1)
+               for name in ("shop", "aggregator")]  # fmt: skip
+    said, *_ = played(
+        predict, lambda: serve_party(files["clinic"], sessions=2, on_session=on_session), *serving
+    )
+    assert "clinic has no link to bank" in told[0]
+    assert (said.jointly, said.why) == (NEW - 5, "")
 
 
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)

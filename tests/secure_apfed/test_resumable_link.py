@@ -156,6 +156,23 @@ def test_a_peer_whose_process_began_anew_ends_the_link() -> None:
             link.receive(10)
 
 
+def test_while_all_come_together_a_peer_may_begin_anew_until_it_was_sent_something() -> None:
+    with shop() as (listener, link):
+        link.meets = True
+        for at in range(3):
+            with listener.accept() as connection:
+                connection.send_bytes(frame(1, 0, 0, bytes([at]) * 32 + bytes(32)))
+                connection.recv_bytes()
+                wait_until(lambda: link.connected)
+                connection.send_bytes(frame(4, 0, 0) if at == 0 else frame(3, 0, 0))
+                if at == 1:
+                    link.send(b"hello")
+            if at == 0:
+                wait_until(lambda: not link.connected)
+        with pytest.raises(RemoteProtocolError, match="shop began anew: its process ended"):
+            link.receive(10)
+
+
 def test_a_link_waits_until_the_peers_link_of_a_session_before_has_ended() -> None:
     """A peer that was frozen dials with that one first, of which the new link knows nothing."""
     with shop() as (listener, link):
