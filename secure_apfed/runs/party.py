@@ -91,12 +91,12 @@ class ServeSettings(Settings):
     Attributes:
         table: of the people who may be asked about, with the columns of the training; null: its
             table of the training.
-        a_person: answers about one person, ever.
-        a_day: answers a day (UTC), about all together.
+        a_person: answers about one person, ever; who had them is left out of what follows.
+        a_day: answers a day (UTC), about all together; this and the next two end a session.
         in_all: answers ever, about all together.
         lookups_a_day: IDs that may be looked up, whether they are known or not.
         epsilon: what all answers about one person may cost, beside the training, where noise was
-            agreed; null: as much as the training.
+            agreed, as `a_person`; null: as much as the training.
     """
 
     table: Path | None = None

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -13,9 +14,10 @@ import yaml
 
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
 from apfed_protocols.psi.lookup import Asker, Holder
+from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
-from secure_apfed.data import load_own_tables
+from secure_apfed.data import load_blocks, load_own_tables
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.files import make_private, read_json
 from secure_apfed.methods.serving import JointPredictor, LimitReachedError
@@ -106,14 +108,15 @@ def asked(trained: Mapping[str, Path], data: Path, output: Path) -> tuple[Any, p
 
 
 def allowing(
-    trained: Mapping[str, Path], party: str, folder: Path, **limits: Any
+    trained: Mapping[str, Path], party: str, folder: Path, meet_s: float = 60.0, **limits: Any
 ) -> dict[str, Path]:
-    """The same files, one of which says other limits, with a book of its own."""
+    """The same files, one of which says other limits and patience, with a book of its own."""
     own = trained[party].parent
     copied = shutil.copytree(own, folder / party)
     (copied / "answered.sqlite").unlink(missing_ok=True)
     content = yaml.safe_load((copied / "party.yaml").read_text())
     content |= {"config": str((own / content["config"]).resolve()), "serve": limits}
+    content["meet_s"] = meet_s
     (copied / "party.yaml").write_text(yaml.safe_dump(content))
     return {**trained, party: copied / "party.yaml"}
 
@@ -141,7 +144,7 @@ def test_whom_a_passive_lacks_the_active_predicts_alone(
     trained: Mapping[str, Path], tmp_path: Path
 ) -> None:
     said, rows = asked(trained, trained["new"], tmp_path / "out.csv")
-    assert (said.jointly, said.alone) == (NEW - 5, 5)
+    assert (said.jointly, said.alone, said.failed) == (NEW - 5, 5, False)
     assert [*rows["by"]] == ["jointly"] * (NEW - 5) + ["alone"] * 5
     alone = load_model(trained["bank"].parent).read(pd.read_csv(trained["new"]))
     assert rows["p(yes)"][-5:].to_numpy() == pytest.approx(alone[-5:, 1].numpy())
@@ -150,20 +153,35 @@ def test_whom_a_passive_lacks_the_active_predicts_alone(
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
 @pytest.mark.parametrize(
     ("limits", "jointly"),
-    [({"a_person": 1}, 2 * NEW - 10), ({"a_day": NEW}, NEW - 5), ({"in_all": NEW - 6}, 0),
-     ({"lookups_a_day": NEW + 1}, NEW - 5)],
-)  # fmt: skip
+    [({"a_day": NEW}, NEW - 5), ({"in_all": NEW - 6}, 0), ({"lookups_a_day": NEW + 1}, NEW - 5)],
+)
 def test_a_limit_ends_it_by_name_and_the_active_goes_on_alone(
     limits: dict[str, int], jointly: int, trained: Mapping[str, Path], tmp_path: Path
 ) -> None:
     files = allowing(trained, "shop", tmp_path, **limits)
     one, _ = asked(files, trained["new"], tmp_path / "one.csv")
     other, rows = asked(files, trained["new"], tmp_path / "other.csv")
-    counted = one.jointly + other.jointly
-    assert counted == (NEW - 5 if "a_person" in limits else jointly)
+    assert one.jointly + other.jointly == jointly
     assert len(rows) == NEW
+    assert other.failed
     (limit,) = limits
     assert f"shop answers no more: the limit serve.{limit}" in (one.why + other.why)
+
+
+def test_who_was_asked_about_as_often_as_allowed_is_left_out_and_nobody_else(
+    trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, new = allowing(trained, "shop", tmp_path, a_person=1), tmp_path / "new.csv"
+    rows = pd.read_csv(trained["new"], dtype=str)
+    pd.concat([rows[:20], rows[:3], rows[20:]]).to_csv(new, index=False)
+    monkeypatch.setattr("secure_apfed.runs.served.load_blocks", partial(load_blocks, rows=20))
+    said, told = asked(files, new, tmp_path / "one.csv")
+    assert [*told["by"]] == ["jointly"] * 20 + ["alone"] * 3 + ["jointly"] * 15 + ["alone"] * 5
+    assert (said.jointly, said.refused, said.alone, said.why) == (NEW - 5, 3, 8, "")
+    assert not said.failed
+    again, _ = asked(files, trained["new"], tmp_path / "other.csv")
+    assert (again.jointly, again.refused, again.alone, again.why) == (0, NEW - 5, NEW, "")
+    assert again.failed
 
 
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
@@ -189,6 +207,10 @@ def test_a_passive_that_is_not_there_is_named_and_the_rows_are_predicted_alone(
 
     said = predict_jointly(trained["bank"], trained["new"], tmp_path / "out.csv", meet=nobody)
     assert (said.jointly, said.alone, said.why) == (0, NEW, "shop did not come")
+    bank, output = allowing(trained, "bank", tmp_path, meet_s=1)["bank"], tmp_path / "alone.csv"
+    asking = ["--model", bank.parent, "--data", trained["new"], "--jointly", bank]
+    assert execute(["predict", *map(str, [*asking, "--output", output])]) == 4
+    assert len(pd.read_csv(output)) == NEW
     with pytest.raises(ConfigError, match="shop is not the active"):
         predict_jointly(trained["shop"], trained["new"], tmp_path / "out.csv")
     with pytest.raises(ConfigError, match="bank is the active, which asks"):
@@ -199,9 +221,7 @@ def test_a_passive_that_is_not_there_is_named_and_the_rows_are_predicted_alone(
 def test_a_passive_that_begins_anew_while_nobody_asks_is_met_again(
     trained: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    files, told, ask = allowing(trained, "clinic", tmp_path), list[str](), Event()
-    content = yaml.safe_load(files["clinic"].read_text())
-    files["clinic"].write_text(yaml.safe_dump({**content, "meet_s": 2}))
+    files, told, ask = allowing(trained, "clinic", tmp_path, meet_s=2), list[str](), Event()
 
     def on_session(how: str) -> None:
         told.append(how)
@@ -307,7 +327,8 @@ def test_under_noise_one_persons_answers_stay_within_the_runs_epsilon(
     answered = [one.jointly for one in said]
     assert set(answered) == {NEW - 5, 0}
     assert answered == sorted(answered, reverse=True)
-    assert "answers no more: the limit serve.epsilon of its file is 8" in said[-1].why
+    assert [one.refused for one in said] == [0 if one.jointly else NEW - 5 for one in said]
+    assert {one.why for one in said} == {""}
 
 
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
