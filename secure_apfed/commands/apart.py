@@ -3,6 +3,7 @@
 Part of the composition root: the results of `party` at the active are measured and reported here.
 """
 
+import contextlib
 import datetime as dt
 import os
 import signal
@@ -120,10 +121,11 @@ def serve(
     from secure_apfed.exchange import StatusKeeper
     from secure_apfed.runs.served import serve_party
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
     status = StatusKeeper()
     board = progress.Board(lambda: (status.status(),))
-    with progress.showing(board, as_json=False, json_events=json_events):
+    showing = progress.showing(board, as_json=False, json_events=json_events)
+    with contextlib.suppress(SystemExit), showing:
         serve_party(
             config, sessions=sessions, status=status,
             on_session=lambda how: typer.echo(how, err=True),

@@ -59,6 +59,7 @@ class Awaited:
             the one that waits for the silent party itself notices first and names it.
         needed: peers without whom the session cannot go on. Where one of them has left, whoever is
             awaited will leave, too, and is given a few seconds to say why.
+        predicts: whether the session's steps are no training, but joint predictions.
     """
 
     me: str
@@ -69,13 +70,15 @@ class Awaited:
     patience: int = 1
     unit_s: float | None = None
     needed: tuple[str, ...] = ()
+    predicts: bool = False
 
     def __await__(self) -> Generator["Awaited", Frame, Frame]:
         return (yield self)
 
     @property
     def phase(self) -> str:
-        return self.kinds[0].phase
+        phase = self.kinds[0].phase
+        return "prediction" if self.predicts and phase == "training" else phase
 
     def __str__(self) -> str:
         what = " or ".join(self.kinds)
@@ -113,11 +116,12 @@ class Links:
     Attributes:
         signs: of life, while this party computes for long, and those that it takes.
         unit_s: seconds of one unit of patience, as the contract says; None: the driver's own.
-        needed: see `Awaited`; nobody, before there is a contract.
+        needed, predicts: see `Awaited`; nobody is needed before there is a contract.
     """
 
     unit_s: float | None = None
     needed: tuple[str, ...] = ()
+    predicts: bool = False
 
     def __init__(
         self,
@@ -207,7 +211,7 @@ class Links:
         awaited = Awaited(
             me=self.me, senders=(senders,) if isinstance(senders, str) else tuple(senders),
             kinds=kinds, step=step, least=least, patience=patience, unit_s=self.unit_s,
-            needed=self.needed,
+            needed=self.needed, predicts=self.predicts,
         )  # fmt: skip
         self._require_links(awaited.senders)
         message = None

@@ -54,7 +54,8 @@ class Status(_Frozen):
     """One party at one moment.
 
     Attributes:
-        phase: connecting; agreement, alignment, set-up, training or checkpoint; ended or failed.
+        phase: connecting; agreement, alignment, set-up, training, prediction or checkpoint; ended
+            or failed.
         step: of the last envelope, null before training.
         waits: null while it computes.
         session: 1 of the first that this process began, 2 of the one after a restart.
@@ -133,7 +134,8 @@ class StatusKeeper:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._lock:
-            self._phase, self._awaited = ("failed" if kind else "ended"), None
+            self._awaited = None
+            self._phase = "ended" if kind in (None, SystemExit) else "failed"
 
     def sent(self, envelope: Envelope, frame: bytes) -> None:
         epsilon = self._meter.epsilon if self._meter else 0.0

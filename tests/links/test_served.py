@@ -1,6 +1,8 @@
 """Joint prediction as a service: as good as in training, within limits, and alone after them."""
 
+import os
 import shutil
+import signal
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,10 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.data import load_blocks, load_own_tables
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
+from secure_apfed.exchange import Links
+from secure_apfed.exchange.resumable_link import Linked
 from secure_apfed.files import make_private, read_json
+from secure_apfed.methods.joint import SummedPassive
 from secure_apfed.methods.serving import JointPredictor, LimitReachedError
 from secure_apfed.runs.local import prepare_parties
 from secure_apfed.runs.party import PartyFile, ServeSettings, play_party
@@ -108,15 +113,15 @@ def asked(trained: Mapping[str, Path], data: Path, output: Path) -> tuple[Any, p
 
 
 def allowing(
-    trained: Mapping[str, Path], party: str, folder: Path, meet_s: float = 60.0, **limits: Any
-) -> dict[str, Path]:
+    trained: Mapping[str, Path], party: str, folder: Path,
+    changes: Mapping[str, float] = {}, /, **limits: Any,
+) -> dict[str, Path]:  # fmt: skip
     """The same files, one of which says other limits and patience, with a book of its own."""
     own = trained[party].parent
     copied = shutil.copytree(own, folder / party)
     (copied / "answered.sqlite").unlink(missing_ok=True)
     content = yaml.safe_load((copied / "party.yaml").read_text())
-    content |= {"config": str((own / content["config"]).resolve()), "serve": limits}
-    content["meet_s"] = meet_s
+    content |= {"config": str((own / content["config"]).resolve()), "serve": limits, **changes}
     (copied / "party.yaml").write_text(yaml.safe_dump(content))
     return {**trained, party: copied / "party.yaml"}
 
@@ -207,7 +212,8 @@ def test_a_passive_that_is_not_there_is_named_and_the_rows_are_predicted_alone(
 
     said = predict_jointly(trained["bank"], trained["new"], tmp_path / "out.csv", meet=nobody)
     assert (said.jointly, said.alone, said.why) == (0, NEW, "shop did not come")
-    bank, output = allowing(trained, "bank", tmp_path, meet_s=1)["bank"], tmp_path / "alone.csv"
+    bank = allowing(trained, "bank", tmp_path, {"meet_s": 1})["bank"]
+    output = tmp_path / "alone.csv"
     asking = ["--model", bank.parent, "--data", trained["new"], "--jointly", bank]
     assert execute(["predict", *map(str, [*asking, "--output", output])]) == 4
     assert len(pd.read_csv(output)) == NEW
@@ -221,7 +227,7 @@ def test_a_passive_that_is_not_there_is_named_and_the_rows_are_predicted_alone(
 def test_a_passive_that_begins_anew_while_nobody_asks_is_met_again(
     trained: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    files, told, ask = allowing(trained, "clinic", tmp_path, meet_s=2), list[str](), Event()
+    files, told, ask = allowing(trained, "clinic", tmp_path, {"meet_s": 2}), list[str](), Event()
 
     def on_session(how: str) -> None:
         told.append(how)
@@ -258,6 +264,38 @@ def test_a_folder_without_a_kept_model_or_another_ones_is_refused(
     kept.unlink()
     with pytest.raises(ModelError, match="has finished no training"):
         serve_party(files["clinic"], sessions=1)
+
+
+@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+def test_a_server_that_is_told_to_end_has_ended_well(
+    trained: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Linked, "meet", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert execute(["serve", "--config", str(trained["shop"])]) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "shop: ended; bank is expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+def test_who_falls_silent_while_it_is_asked_is_told_in_words_of_predictions(
+    trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = SummedPassive.predict
+
+    async def predict(self: SummedPassive, links: Links, *asked: Any) -> None:
+        if links.me != "shop":
+            await answers(self, links, *asked)
+
+    monkeypatch.setattr(SummedPassive, "predict", predict)
+    files = allowing(trained, "aggregator", tmp_path, {"timeout_s": 1.0})
+    said, _ = asked(files, trained["new"], tmp_path / "out.csv")
+    assert said.why == (
+        "prediction: aggregator stopped the run: prediction: aggregator expected contribution of "
+        "step 0 from shop; nothing came for 1 s"
+    )
 
 
 def test_a_book_counts_over_sessions_by_day_and_takes_back_what_is_refused(tmp_path: Path) -> None:
