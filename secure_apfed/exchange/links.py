@@ -40,6 +40,11 @@ _REASON_LETTERS = 500
 T = TypeVar("T")
 Frame: TypeAlias = tuple[str, bytes]
 """Who sent it, and the sealed bytes."""
+_MORE = "; its own log says more"
+_FOR_GOOD = tuple(
+    f"{kind}Error{_MORE}"
+    for kind in ("Config", "Data", "Model", "Checkpoint", "IntersectionTooSmall", "BudgetExhausted")
+)
 IDS_A_SIGN = 2**16
 """Some 2.6 s of a thread that takes 40 us for an ID."""
 _SPARE_SIGNS = 4
@@ -186,7 +191,7 @@ class Links:
         repeat figures that are between two parties.
         """
         told = isinstance(error, PartyLeftError)
-        reason = str(error) if told else f"{type(error).__name__}; its own log says more"
+        reason = str(error) if told else f"{type(error).__name__}{_MORE}"
         # Where it was interrupted while it sent, a message has a number that never came, and what
         # follows would pass for a replay: that peer sees the link close.
         for peer in self._peers:
@@ -341,6 +346,13 @@ class Links:
         for observer in self._observers:
             observer.received(envelope, frame)
         return envelope
+
+
+def stopped_for_good(error: PartyLeftError) -> bool:
+    """Whether a peer, this one's or another's, stopped for what no new session mends: settings,
+    tables, folders or a budget.
+    """
+    return any(kind in str(error) for kind in _FOR_GOOD)
 
 
 # Large messages in parts, put together in order and within bounds, twice. Inside seals messages of

@@ -23,6 +23,7 @@ from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData, load_own_tables, read_own
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Links, StatusKeeper, Transport, play_one, sockets
+from secure_apfed.exchange.links import stopped_for_good
 from secure_apfed.exchange.resumable_link import Connection, Linked
 from secure_apfed.exchange.sealed_connection import Carrier, Door, LocalEnd, prove
 from secure_apfed.exchange.sockets import Address, parse_address, spell_address
@@ -357,9 +358,10 @@ def play_party(
     bytes on the links, and of passives what they say that they charged.
 
     Under `rules.restarts` it goes on from what lies in its folder, and where another party left or
-    comes back, it begins a new session by itself; `on_restart` is told why. `meet` connects it to
-    the others, and frames go through `over` besides the links. `on_record` is given what the party
-    remembers of its part, once that is over.
+    comes back, it begins a new session by itself, unless that one stopped for its settings, data or
+    budget; `on_restart` is told why. `meet` connects it to the others, and frames go through
+    `over` besides the links. `on_record` is given what the party remembers of its part, once that
+    is over.
 
     Raises: as `secure_apfed.run`, and PartyLeftError where another party stopped or left.
     """
@@ -374,7 +376,7 @@ def play_party(
                     result = _play(here, file, on_progress, status, restarts=left)
                     record = here.record
                 except PartyLeftError as error:
-                    if not left:
+                    if not left or stopped_for_good(error):
                         raise
                     failed = str(error)
             if record is None:

@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
+from apfed_protocols.psi.interface import IntersectionTooSmallError
 from apfed_protocols.psi.lookup import Asker, Holder
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
@@ -94,6 +95,19 @@ def made(folder: Path, method: str, **changes: Any) -> Mapping[str, Path]:
     results = played(*(lambda file=file: play_party(file) for file in files.values()))
     assert [result for result in results if isinstance(result, Exception)] == []
     return {**files, "new": folder / "new.csv", "bank.csv": folder / "bank.csv"}
+
+
+def test_nobody_begins_again_where_a_party_stopped_for_its_data(tmp_path: Path) -> None:
+    strangers = tables(tmp_path)["shop"].assign(id=lambda frame: "9" + frame["id"])
+    strangers.to_csv(tmp_path / "shop.csv", index=False)
+    make_private(tmp_path / "run")
+    rules = {"silent_passive": "wait", "patience_s": 600.0, "restarts": 2}
+    config, again = configured(tmp_path, "split_nn_sum", rules=rules), list[str]()
+    files = prepare_parties(config, tmp_path / "run")
+    calls = [lambda file=file: play_party(file, on_restart=again.append) for file in files.values()]
+    kinds = {type(result) for result in played(*calls)}
+    assert kinds <= {IntersectionTooSmallError, RunStoppedError}
+    assert again == []
 
 
 @pytest.fixture(scope="module", params=["split_nn_sum", "tvfl", "joint_teacher"])
