@@ -124,8 +124,7 @@ def serve(
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
     status = StatusKeeper()
     board = progress.Board(lambda: (status.status(),))
-    showing = progress.showing(board, as_json=False, json_events=json_events)
-    with contextlib.suppress(SystemExit), showing:
+    with contextlib.suppress(SystemExit), progress.showing(board, json_events=json_events):
         serve_party(
             config, sessions=sessions, status=status,
             on_session=lambda how: typer.echo(how, err=True),
@@ -267,14 +266,9 @@ def _load(file: Path) -> "x509.Certificate":
     from cryptography.x509 import load_pem_x509_certificate
 
     try:
-        return load_pem_x509_certificate(_read(file))
+        return load_pem_x509_certificate(file.read_bytes())
     except ValueError as error:
         raise ConfigError(f"{file} is no certificate in PEM ({error})") from error
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}; name a certificate") from error
 

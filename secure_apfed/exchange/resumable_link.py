@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
 from apfed_protocols.randomness import ForkCheck, fresh_key
@@ -58,6 +58,9 @@ _PRESENT_S = 15.0  # for so long after its greeting a peer is taken to wait stil
 _LAST_WORDS_S = 4.0  # for who is awaited, once somebody else has left
 _ALL_AGAIN = "start all parties again with a new session"
 _LONGEST_WAIT_S = 3600.0  # systems take no time-out of months
+
+Missed: TypeAlias = Callable[[Mapping[str, str]], None]
+"""Is told again and again who has not come yet, and why it was refused, where it was."""
 
 
 class Connection(Protocol):
@@ -96,6 +99,7 @@ class ResumableLink:
     Attributes:
         meets: whether others are still waited for, so that a peer that leaves before anything went
             either way may come again.
+        refusal: why one end refused the other last; empty once there is a connection.
     """
 
     meets = False
@@ -119,7 +123,7 @@ class ResumableLink:
         self._unconfirmed_bytes = 0
         self._confirmed = self._written = self._received = self._told = 0
         self._wire: _Wire | None = None
-        self._failure = self._trouble = self._refusal = ""
+        self._failure = self._trouble = self.refusal = ""
         self._closing = self._ended = self._heard_goodbye = False
         threading.Thread(target=self._read_on, daemon=True).start()
 
@@ -255,9 +259,9 @@ class ResumableLink:
                     elif time.monotonic() > deadline - self._patience_s + _SILENT_S:
                         raise TimeoutError(f"no sign of life for {_SILENT_S:g} s")
             except (OSError, EOFError) as error:
-                if self._forgets():
-                    deadline = max(first, deadline)
-                self._broke(error, over=time.monotonic() > deadline)
+                self._forget_unused()
+                until = deadline if self.connected else max(first, deadline)
+                self._broke(error, over=time.monotonic() > until)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
             except RemoteProtocolError as error:
@@ -265,22 +269,20 @@ class ResumableLink:
             if wire is not None:
                 self._leave(wire)
 
-    def _forgets(self) -> bool:
+    def _forget_unused(self) -> None:
         """Forget whom this end was connected to, where another one is as good."""
         with self._changed:
             used = self._sent or self._closing or self._received > self._heard_goodbye
-            if not self.meets or used:
-                return False
-            self._peer_id, self._heard_goodbye = b"", False
-            self._received = self._told = 0
-            return True
+            if self.meets and not used:
+                self._peer_id, self._heard_goodbye = b"", False
+                self._received = self._told = 0
 
     def _broke(self, error: Exception, *, over: bool) -> None:
         """Keep why, and give up where it is over; a refusal says more than that attempts broke."""
         told = str(error) or type(error).__name__
         if isinstance(error, ConnectionRefusedError):
-            self._refusal = told
-        self._trouble = told = self._refusal or told
+            self.refusal = told
+        self._trouble = told = self.refusal or told
         if self._heard_goodbye:
             self._fail(f"{self._peer} closed its link")
         elif over and not self.connected:
@@ -309,7 +311,7 @@ class ResumableLink:
         if had not in (_NOBODY, self._id):  # it learns from this party's greeting that it is over
             raise ConnectionResetError(f"{self._peer} has not yet ended a session before this one")
         with self._changed:
-            self._peer_id, self._refusal = theirs, ""
+            self._peer_id, self.refusal = theirs, ""
             self._confirm(confirmed)
             self._written, self._told = confirmed, self._to_tell()
             self._wire = wire
@@ -454,14 +456,17 @@ class Linked:
     def meet(
         cls, me: str, connect: Mapping[str, Callable[[], Connection]], *,
         patience_s: float, meet_s: float, end: Callable[[], None] = lambda: None,
+        told: Missed = lambda missing: None,
     ) -> Self:  # fmt: skip
         """Links to peers that all have come; PartyLeftError names those who did not."""
         here = cls(me, connect, patience_s=patience_s, meet_s=meet_s, end=end)
         try:
             deadline = time.monotonic() + meet_s
-            here._together(meets=True)
+            for link in here._links.values():
+                link.meets = True
             while missing := [peer for peer, link in here._links.items() if not link.connected]:
                 here._news.clear()
+                told({peer: here._links[peer].refusal for peer in missing})
                 failed = [peer for peer, link in here._links.items() if link.failure]
                 if failed or time.monotonic() > deadline:
                     blamed = failed or missing
@@ -471,15 +476,12 @@ class Linked:
                         left=tuple(blamed),
                     )
                 here._news.wait(max(0.0, min(1.0, deadline - time.monotonic())))
-            here._together(meets=False)
+            for link in here._links.values():
+                link.meets = False
         except BaseException:
             here.close()
             raise
         return here
-
-    def _together(self, *, meets: bool) -> None:
-        for link in self._links.values():
-            link.meets = meets
 
     def post(self, receiver: str, frame: bytes) -> None:
         """Send a frame; whether it arrives shows in what comes back."""

@@ -24,7 +24,7 @@ from secure_apfed.data import OwnData, load_own_tables, read_own
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Links, StatusKeeper, Transport, play_one, sockets
 from secure_apfed.exchange.links import stopped_for_good
-from secure_apfed.exchange.resumable_link import Connection, Linked
+from secure_apfed.exchange.resumable_link import Connection, Linked, Missed
 from secure_apfed.exchange.sealed_connection import Carrier, Door, LocalEnd, prove
 from secure_apfed.exchange.sockets import Address, parse_address, spell_address
 from secure_apfed.exchange.status import Meter
@@ -169,18 +169,21 @@ class PartyFile(Settings):
         return file.model_copy(update={**paths, "tls": file.tls and file.tls.below(below)})
 
 
-Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes]], Transport]
+Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes], Missed], Transport]
 """Connects a party to all others; see `connect`."""
 
 
-def connect(file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
+def connect(
+    file: PartyFile, identity: Identity, known: Mapping[str, bytes],
+    told: Missed = lambda missing: None,
+) -> Transport:  # fmt: skip
     """Connect to all others, as the party's file says, or a site of NVFlare's for it."""
     if file.link not in LINKS:
         raise ConfigError(
             f"{file.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
             "submit the job (docs/nvflare.md), or name another link"
         )
-    return LINKS[file.link](file, identity, known).meet()
+    return LINKS[file.link](file, identity, known).meet(told)
 
 
 class _OverTcp:
@@ -196,12 +199,12 @@ class _OverTcp:
             certificate=self.certificate, revoked=self.revoked,
         )  # fmt: skip
 
-    def meet(self) -> Transport:
+    def meet(self, told: Missed) -> Transport:
         with ExitStack() as stack:
             ways = self.ways(stack)
             return Linked.meet(
                 self.file.party, ways, patience_s=self.file.reconnect_s, meet_s=self.file.meet_s,
-                end=stack.pop_all().close,
+                end=stack.pop_all().close, told=told,
             )  # fmt: skip
 
     def ways(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
@@ -430,7 +433,7 @@ def audited(
     with closing(AuditLog(path, file.party, identity, known, meter)) as audit:
         known[file.party] = identity.public
         status.begin(file.party, file.peers, meter)
-        transport = meet(file, identity, known)
+        transport = meet(file, identity, known, status.misses)
         status.connected()
         yield known, audit, transport
 

@@ -115,9 +115,7 @@ class AnswerBook:
     def answers(self, people: Sequence[bytes], would_cost: Callable[[int], float] | None) -> None:
         """See `secure_apfed.methods.serving.Take`."""
         with self._counting():
-            most = 0
-            for person in people:
-                most = max(most, self._count("a_person", self._hashed(person)))
+            most = max(self._count("a_person", self._hashed(person)) for person in people)
             if would_cost is not None and self._budget is not None:
                 self._within("epsilon", would_cost(most), self._budget)
             self._count("a_day", self._today(), len(people))
@@ -157,12 +155,8 @@ class AnswerBook:
     @contextmanager
     def _counting(self) -> Iterator[None]:
         self._book.execute("BEGIN IMMEDIATE")
-        try:
+        with self._book:  # which commits, or takes back what was counted
             yield
-        except BaseException:
-            self._book.execute("ROLLBACK")
-            raise
-        self._book.execute("COMMIT")
 
 
 @dataclass(frozen=True)
@@ -376,14 +370,10 @@ class _Asking:
             self._tell(block, np.zeros(len(block.ids), dtype=bool), torch.empty(0, 0))
 
     def said(self) -> JointlyPredicted:
-        seconds = time.monotonic() - self._began
         return JointlyPredicted(
-            jointly=self._counts[_JOINTLY],
-            alone=self._counts[_ALONE],
-            refused=self._refused,
-            seconds=seconds,
-            why=self.why,
-        )
+            jointly=self._counts[_JOINTLY], alone=self._counts[_ALONE], refused=self._refused,
+            seconds=time.monotonic() - self._began, why=self.why,
+        )  # fmt: skip
 
     def _tell(self, block: _Block, known_B: NDArray[np.bool_], scores_nK: Tensor) -> None:
         jointly_B = torch.from_numpy(known_B)

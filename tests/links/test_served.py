@@ -6,7 +6,8 @@ import signal
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
+from queue import Queue
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -104,9 +105,8 @@ def test_nobody_begins_again_where_a_party_stopped_for_its_data(tmp_path: Path) 
     rules = {"silent_passive": "wait", "patience_s": 600.0, "restarts": 2}
     config, again = configured(tmp_path, "split_nn_sum", rules=rules), list[str]()
     files = prepare_parties(config, tmp_path / "run")
-    calls = [lambda file=file: play_party(file, on_restart=again.append) for file in files.values()]
-    kinds = {type(result) for result in played(*calls)}
-    assert kinds <= {IntersectionTooSmallError, RunStoppedError}
+    ended = played(*(partial(play_party, one, on_restart=again.append) for one in files.values()))
+    assert {*map(type, ended)} <= {IntersectionTooSmallError, RunStoppedError}
     assert again == []
 
 
@@ -196,11 +196,9 @@ def test_who_was_asked_about_as_often_as_allowed_is_left_out_and_nobody_else(
     monkeypatch.setattr("secure_apfed.runs.served.load_blocks", partial(load_blocks, rows=20))
     said, told = asked(files, new, tmp_path / "one.csv")
     assert [*told["by"]] == ["jointly"] * 20 + ["alone"] * 3 + ["jointly"] * 15 + ["alone"] * 5
-    assert (said.jointly, said.refused, said.alone, said.why) == (NEW - 5, 3, 8, "")
-    assert not said.failed
+    assert (said.jointly, said.refused, said.alone, said.failed) == (NEW - 5, 3, 8, False)
     again, _ = asked(files, trained["new"], tmp_path / "other.csv")
-    assert (again.jointly, again.refused, again.alone, again.why) == (0, NEW - 5, NEW, "")
-    assert again.failed
+    assert (again.refused, again.alone, again.why, again.failed) == (NEW - 5, NEW, "", True)
 
 
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
@@ -241,22 +239,16 @@ def test_a_passive_that_is_not_there_is_named_and_the_rows_are_predicted_alone(
 def test_a_passive_that_begins_anew_while_nobody_asks_is_met_again(
     trained: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    files, told, ask = allowing(trained, "clinic", tmp_path, {"meet_s": 2}), list[str](), Event()
-
-    def on_session(how: str) -> None:
-        told.append(how)
-        ask.set()
+    files, told = allowing(trained, "clinic", tmp_path, {"meet_s": 2}), Queue[str]()
 
     def predict() -> Any:
-        ask.wait()
+        assert "clinic has no link to bank" in told.get(timeout=30)
         return predict_jointly(files["bank"], files["new"], tmp_path / "out.csv")
 
     serving = [lambda name=name: serve_party(files[name], sessions=1)
                for name in ("shop", "aggregator")]  # fmt: skip
-    said, *_ = played(
-        predict, lambda: serve_party(files["clinic"], sessions=2, on_session=on_session), *serving
-    )
-    assert "clinic has no link to bank" in told[0]
+    clinic = partial(serve_party, files["clinic"], sessions=2, on_session=told.put)
+    said, *_ = played(predict, clinic, *serving)
     assert (said.jointly, said.why) == (NEW - 5, "")
 
 
@@ -282,14 +274,12 @@ def test_a_folder_without_a_kept_model_or_another_ones_is_refused(
 
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
 def test_a_server_that_is_told_to_end_has_ended_well(
-    trained: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    trained: Mapping[str, Path], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    request.addfinalizer(partial(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM)))
     monkeypatch.setattr(Linked, "meet", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert execute(["serve", "--config", str(trained["shop"])]) == 0
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    assert execute(["serve", "--config", str(trained["shop"])]) == 0
     assert "shop: ended; bank is expected" in capsys.readouterr().err
 
 
