@@ -3,7 +3,7 @@
 On a terminal a bar or a panel that is drawn anew; in a log a line an epoch, and one when something
 changed that a person would want to know; with `--json-events` one JSON object a line on stdout. Of
 a party nothing comes more often than once a second. A name or number that a peer chose is checked
-before it gets here, and no other text of a peer is shown.
+before it gets here, and no other text of a peer is shown, but why it refuses this party.
 """
 
 import contextlib
@@ -293,7 +293,7 @@ def _write(event: Mapping[str, Any]) -> None:
 
 def _facts(status: "Status") -> tuple[object, ...]:
     peers = tuple(tuple(status.names(state)) for state in ("expected", "silent", "left"))
-    return status.phase, peers
+    return status.phase, peers, tuple(peer.refusal for peer in status.peers.values())
 
 
 def _line_of(status: "Status") -> str:
@@ -312,7 +312,9 @@ def _troubles(status: "Status") -> list[str]:
         elif peer.state == "left":
             told.append(f"{name} left")
         elif peer.state == "expected":
-            told.append(f"{name} is expected")
+            told.append(f"{name} is expected" + (f": {peer.refusal}" if peer.refusal else ""))
+        elif status.phase == "connecting":
+            told.append(f"{name} is here")
     return told
 
 

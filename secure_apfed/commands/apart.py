@@ -3,6 +3,7 @@
 Part of the composition root: the results of `party` at the active are measured and reported here.
 """
 
+import contextlib
 import datetime as dt
 import os
 import signal
@@ -120,10 +121,10 @@ def serve(
     from secure_apfed.exchange import StatusKeeper
     from secure_apfed.runs.served import serve_party
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
     status = StatusKeeper()
     board = progress.Board(lambda: (status.status(),))
-    with progress.showing(board, as_json=False, json_events=json_events):
+    with contextlib.suppress(SystemExit), progress.showing(board, json_events=json_events):
         serve_party(
             config, sessions=sessions, status=status,
             on_session=lambda how: typer.echo(how, err=True),
@@ -265,14 +266,9 @@ def _load(file: Path) -> "x509.Certificate":
     from cryptography.x509 import load_pem_x509_certificate
 
     try:
-        return load_pem_x509_certificate(_read(file))
+        return load_pem_x509_certificate(file.read_bytes())
     except ValueError as error:
         raise ConfigError(f"{file} is no certificate in PEM ({error})") from error
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}; name a certificate") from error
 

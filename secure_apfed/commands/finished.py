@@ -485,13 +485,16 @@ def _predict_jointly(
     if as_json:
         rows = [row for frame in frames for row in frame.to_dict("records")]
         terminal.print_json({**asdict(said), "predictions": rows, "output": output})
-        return
-    for frame in frames:
-        _show_predictions(frame)
-    terminal.show_note(
-        f"{said.jointly} rows predicted jointly, {said.alone} by the active alone"
-        + (f", since {said.why}" if said.why else "")
-    )
+    else:
+        for frame in frames:
+            _show_predictions(frame)
+        refused = f" ({said.refused} of people who were asked about as often as a passive allows)"
+        terminal.show_note(
+            f"{said.jointly} rows predicted jointly, {said.alone} by the active alone"
+            + (refused if said.refused else "") + (f", since {said.why}" if said.why else "")
+        )  # fmt: skip
+    if said.failed:
+        raise typer.Exit(4)  # as where a party left or something was refused; all rows are written
 
 
 def export(

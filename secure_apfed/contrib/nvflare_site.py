@@ -26,7 +26,7 @@ from secure_apfed.between.calls import Calls
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Transport
 from secure_apfed.exchange.envelope import plain_text
-from secure_apfed.exchange.resumable_link import Linked
+from secure_apfed.exchange.resumable_link import Linked, Missed
 from secure_apfed.exchange.sealed_connection import LocalEnd
 from secure_apfed.files import open_regular
 from secure_apfed.names import check_name
@@ -160,7 +160,7 @@ class Site:
 
     def _meet(
         self, peers: Mapping[str, Any], settings: PartyFile, identity: Identity,
-        known: Mapping[str, bytes],
+        known: Mapping[str, bytes], told: Missed = lambda missing: None,
     ) -> Transport:  # fmt: skip
         """Links to all peers by calls; those of a session before are closed."""
         me = LocalEnd(
@@ -185,8 +185,9 @@ class Site:
 
         calls = self._begin(Calls(me, carry))
         return Linked.meet(
-            settings.party, calls.ways(), patience_s=settings.reconnect_s, meet_s=settings.meet_s
-        )
+            settings.party, calls.ways(), patience_s=settings.reconnect_s, meet_s=settings.meet_s,
+            told=told,
+        )  # fmt: skip
 
     def _begin(self, calls: Calls) -> Calls:
         """Connections of a new session, in place of those of the one before."""

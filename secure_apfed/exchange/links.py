@@ -40,6 +40,11 @@ _REASON_LETTERS = 500
 T = TypeVar("T")
 Frame: TypeAlias = tuple[str, bytes]
 """Who sent it, and the sealed bytes."""
+_MORE = "; its own log says more"
+_FOR_GOOD = tuple(
+    f"{kind}Error{_MORE}"
+    for kind in ("Config", "Data", "Model", "Checkpoint", "IntersectionTooSmall", "BudgetExhausted")
+)
 IDS_A_SIGN = 2**16
 """Some 2.6 s of a thread that takes 40 us for an ID."""
 _SPARE_SIGNS = 4
@@ -59,6 +64,7 @@ class Awaited:
             the one that waits for the silent party itself notices first and names it.
         needed: peers without whom the session cannot go on. Where one of them has left, whoever is
             awaited will leave, too, and is given a few seconds to say why.
+        predicts: whether the session's steps are no training, but joint predictions.
     """
 
     me: str
@@ -69,13 +75,15 @@ class Awaited:
     patience: int = 1
     unit_s: float | None = None
     needed: tuple[str, ...] = ()
+    predicts: bool = False
 
     def __await__(self) -> Generator["Awaited", Frame, Frame]:
         return (yield self)
 
     @property
     def phase(self) -> str:
-        return self.kinds[0].phase
+        phase = self.kinds[0].phase
+        return "prediction" if self.predicts and phase == "training" else phase
 
     def __str__(self) -> str:
         what = " or ".join(self.kinds)
@@ -113,11 +121,12 @@ class Links:
     Attributes:
         signs: of life, while this party computes for long, and those that it takes.
         unit_s: seconds of one unit of patience, as the contract says; None: the driver's own.
-        needed: see `Awaited`; nobody, before there is a contract.
+        needed, predicts: see `Awaited`; nobody is needed before there is a contract.
     """
 
     unit_s: float | None = None
     needed: tuple[str, ...] = ()
+    predicts: bool = False
 
     def __init__(
         self,
@@ -182,7 +191,7 @@ class Links:
         repeat figures that are between two parties.
         """
         told = isinstance(error, PartyLeftError)
-        reason = str(error) if told else f"{type(error).__name__}; its own log says more"
+        reason = str(error) if told else f"{type(error).__name__}{_MORE}"
         # Where it was interrupted while it sent, a message has a number that never came, and what
         # follows would pass for a replay: that peer sees the link close.
         for peer in self._peers:
@@ -207,7 +216,7 @@ class Links:
         awaited = Awaited(
             me=self.me, senders=(senders,) if isinstance(senders, str) else tuple(senders),
             kinds=kinds, step=step, least=least, patience=patience, unit_s=self.unit_s,
-            needed=self.needed,
+            needed=self.needed, predicts=self.predicts,
         )  # fmt: skip
         self._require_links(awaited.senders)
         message = None
@@ -337,6 +346,13 @@ class Links:
         for observer in self._observers:
             observer.received(envelope, frame)
         return envelope
+
+
+def stopped_for_good(error: PartyLeftError) -> bool:
+    """Whether a peer, this one's or another's, stopped for what no new session mends: settings,
+    tables, folders or a budget.
+    """
+    return any(kind in str(error) for kind in _FOR_GOOD)
 
 
 # Large messages in parts, put together in order and within bounds, twice. Inside seals messages of

@@ -3,9 +3,10 @@
 Run by: both ends, around any connection that keeps messages whole, and by the driver of one role
 over all its links (`Linked`). Messages travel in numbered parts; after each new connection both
 ends say who they are, whom they had there, and how many parts they have, and send what the other
-lacks. So no link of a session before gets to one of the next. An end that has nothing left to send
-and is closed says goodbye, and waits for that of the other. While there is nothing to send, signs
-of life go both ways.
+lacks. So no link of a session before gets to one of the next; while parties come together, a peer
+that begins anew is as good as before, where nothing went either way. An end that has nothing left
+to send and is closed says goodbye, and waits for that of the other. While there is nothing to send,
+signs of life go both ways.
 Protects from: connections that break or hang, and a peer that sends more than anybody reads: what
 waits here is bounded, and checked before memory is taken. Not from a process that ends, and from
 no attacker: `connect` must give an authenticated and encrypted connection to the same peer each
@@ -20,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
 from apfed_protocols.randomness import ForkCheck, fresh_key
@@ -55,7 +56,11 @@ _FLUSH_S, _LINGER_S = 5.0, 2.0
 _GREETING_S, _GREET_AGAIN_S = 2.0, 2.0
 _PRESENT_S = 15.0  # for so long after its greeting a peer is taken to wait still
 _LAST_WORDS_S = 4.0  # for who is awaited, once somebody else has left
+_ALL_AGAIN = "start all parties again with a new session"
 _LONGEST_WAIT_S = 3600.0  # systems take no time-out of months
+
+Missed: TypeAlias = Callable[[Mapping[str, str]], None]
+"""Is told again and again who has not come yet, and why it was refused, where it was."""
 
 
 class Connection(Protocol):
@@ -90,7 +95,14 @@ class ResumableLink:
             long `close` waits.
         first_s: the same until the first connection; as `patience_s` unless given.
         on_change: called, under a lock of the link, when something came or the link ended.
+
+    Attributes:
+        meets: whether others are still waited for, so that a peer that leaves before anything went
+            either way may come again.
+        refusal: why one end refused the other last; empty once there is a connection.
     """
+
+    meets = False
 
     def __init__(
         self, peer: str, connect: Callable[[], Connection], *, patience_s: float = 60.0,
@@ -111,13 +123,13 @@ class ResumableLink:
         self._unconfirmed_bytes = 0
         self._confirmed = self._written = self._received = self._told = 0
         self._wire: _Wire | None = None
-        self._failure = self._trouble = self._refusal = ""
+        self._failure = self._trouble = self.refusal = ""
         self._closing = self._ended = self._heard_goodbye = False
         threading.Thread(target=self._read_on, daemon=True).start()
 
     @property
     def connected(self) -> bool:
-        """Whether there has been a connection."""
+        """Whether there has been a connection to this peer, who has not begun anew."""
         return bool(self._peer_id)
 
     @property
@@ -232,7 +244,8 @@ class ResumableLink:
 
     def _keep_connected(self) -> None:
         """Connect, read until the connection breaks, and again."""
-        deadline, pause = time.monotonic() + self._first_s, _PAUSE_S
+        first = deadline = time.monotonic() + self._first_s
+        pause = _PAUSE_S
         while not self._over():
             wire = None
             try:
@@ -246,7 +259,9 @@ class ResumableLink:
                     elif time.monotonic() > deadline - self._patience_s + _SILENT_S:
                         raise TimeoutError(f"no sign of life for {_SILENT_S:g} s")
             except (OSError, EOFError) as error:
-                self._broke(error, over=time.monotonic() > deadline)
+                self._forget_unused()
+                until = deadline if self.connected else max(first, deadline)
+                self._broke(error, over=time.monotonic() > until)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
             except RemoteProtocolError as error:
@@ -254,12 +269,20 @@ class ResumableLink:
             if wire is not None:
                 self._leave(wire)
 
+    def _forget_unused(self) -> None:
+        """Forget whom this end was connected to, where another one is as good."""
+        with self._changed:
+            used = self._sent or self._closing or self._received > self._heard_goodbye
+            if self.meets and not used:
+                self._peer_id, self._heard_goodbye = b"", False
+                self._received = self._told = 0
+
     def _broke(self, error: Exception, *, over: bool) -> None:
         """Keep why, and give up where it is over; a refusal says more than that attempts broke."""
         told = str(error) or type(error).__name__
         if isinstance(error, ConnectionRefusedError):
-            self._refusal = told
-        self._trouble = told = self._refusal or told
+            self.refusal = told
+        self._trouble = told = self.refusal or told
         if self._heard_goodbye:
             self._fail(f"{self._peer} closed its link")
         elif over and not self.connected:
@@ -267,7 +290,7 @@ class ResumableLink:
         elif over:
             self._fail(
                 f"the link to {self._peer} was broken for {self._patience_s:g} s ({told}); "
-                "start all parties again with a new session"
+                f"{_ALL_AGAIN}"
             )
 
     def _greet(self, wire: _Wire) -> None:
@@ -283,12 +306,12 @@ class ResumableLink:
         if self._peer_id not in (b"", theirs):
             raise RemoteProtocolError(
                 f"{self._peer} began anew: its process ended and was started again, and what was "
-                "under way is lost; start all parties again with a new session"
+                f"under way is lost; {_ALL_AGAIN}"
             )
         if had not in (_NOBODY, self._id):  # it learns from this party's greeting that it is over
             raise ConnectionResetError(f"{self._peer} has not yet ended a session before this one")
         with self._changed:
-            self._peer_id, self._refusal = theirs, ""
+            self._peer_id, self.refusal = theirs, ""
             self._confirm(confirmed)
             self._written, self._told = confirmed, self._to_tell()
             self._wire = wire
@@ -433,14 +456,18 @@ class Linked:
     def meet(
         cls, me: str, connect: Mapping[str, Callable[[], Connection]], *,
         patience_s: float, meet_s: float, end: Callable[[], None] = lambda: None,
+        told: Missed = lambda missing: None,
     ) -> Self:  # fmt: skip
         """Links to peers that all have come; PartyLeftError names those who did not."""
         here = cls(me, connect, patience_s=patience_s, meet_s=meet_s, end=end)
         try:
             deadline = time.monotonic() + meet_s
+            for link in here._links.values():
+                link.meets = True
             while missing := [peer for peer, link in here._links.items() if not link.connected]:
                 here._news.clear()
-                failed = [peer for peer in missing if here._links[peer].failure]
+                told({peer: here._links[peer].refusal for peer in missing})
+                failed = [peer for peer, link in here._links.items() if link.failure]
                 if failed or time.monotonic() > deadline:
                     blamed = failed or missing
                     why = "; ".join(here._links[peer].state for peer in blamed)
@@ -449,6 +476,8 @@ class Linked:
                         left=tuple(blamed),
                     )
                 here._news.wait(max(0.0, min(1.0, deadline - time.monotonic())))
+            for link in here._links.values():
+                link.meets = False
         except BaseException:
             here.close()
             raise
@@ -491,6 +520,8 @@ class Linked:
 
         def error(told: str, left: Collection[str], *, gone: bool = False) -> PartyLeftError:
             told = f"{awaited.phase}: {awaited}; {told}"
+            if awaited.predicts:
+                told = told.replace(_ALL_AGAIN, "ask again once secure-apfed serve runs there")
             return PartyLeftError(told, left=tuple(left), gone=gone)
 
         gone = left_of(awaited.senders)

@@ -286,7 +286,7 @@ class Door:
         self._awaited = awaited
         self._newest: dict[str, Connection] = {}  # that nobody has taken yet
         self._standing: dict[str, Connection] = {}
-        self._trouble: dict[str, str] = {}
+        self._trouble: dict[str, tuple[type[OSError], str]] = {}
 
     def welcome(self, stranger: Carrier, certificate: bytes) -> None:
         """Let a stranger prove who it is, and take its place."""
@@ -301,9 +301,10 @@ class Door:
         try:
             name, connection = prove(stranger, self._me, seen=seen)
         except (OSError, EOFError, RemoteProtocolError) as error:
-            told = dict.fromkeys(claimed, f"somebody came in its name: {error}")
             # A refusal says more than that the attempt after it broke.
             refused = isinstance(error, ConnectionRefusedError | RemoteProtocolError)
+            kind = ConnectionRefusedError if refused else TimeoutError
+            told = dict.fromkeys(claimed, (kind, f"somebody came in its name: {error}"))
             self._trouble = self._trouble | told if refused else told | self._trouble
             stranger.close()
             return
@@ -326,5 +327,6 @@ class Door:
         """The peer's newest connection."""
         with self._changed:
             if not self._changed.wait_for(lambda: name in self._newest, _LOOK_S):
-                raise TimeoutError(self._trouble.get(name, self._absent))
+                kind, told = self._trouble.get(name, (TimeoutError, self._absent))
+                raise kind(told)
             return self._newest.pop(name)

@@ -5,7 +5,7 @@ display in another thread. It holds names, counts and times, and nothing of any 
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from threading import Lock
 from typing import Literal, Protocol, Self, TypeAlias
 
@@ -33,6 +33,7 @@ class PeerStatus(_Frozen):
         silent_s: seconds since it is awaited without a word; null where it is not awaited.
         sign_s: seconds since its last sign, or since this session began.
         sent_bytes, received_bytes: to it and from it in this session.
+        refusal: why it refused this party, or this party somebody in its name, before it connected.
     """
 
     state: PeerState
@@ -40,6 +41,7 @@ class PeerStatus(_Frozen):
     sign_s: float
     sent_bytes: int
     received_bytes: int
+    refusal: str = ""
 
 
 class Waiting(_Frozen):
@@ -54,7 +56,8 @@ class Status(_Frozen):
     """One party at one moment.
 
     Attributes:
-        phase: connecting; agreement, alignment, set-up, training or checkpoint; ended or failed.
+        phase: connecting; agreement, alignment, set-up, training, prediction or checkpoint; ended
+            or failed.
         step: of the last envelope, null before training.
         waits: null while it computes.
         session: 1 of the first that this process began, 2 of the one after a restart.
@@ -106,26 +109,32 @@ class StatusKeeper:
         self._awaited: Awaited | None = None
         self._since = self._patience_s = self._epsilon = 0.0
         self._meter: Meter | None = None
-        self._connected = False
+        self._missing: Mapping[str, str] = {}
         self._bytes: dict[str, list[int]] = {}
         self._unheard_since: dict[str, float] = {}
         self._sign_at: dict[str, float] = {}
         self._session = 0
         self._left: set[str] = set()
 
-    def begin(self, party: str, peers: Iterable[str], meter: Meter) -> None:
+    def begin(self, party: str, peers: Collection[str], meter: Meter) -> None:
         """Be told whose session this is, before anybody is connected; a later one begins anew."""
         with self._lock:
             self._party, self._meter, self._epsilon = party, meter, meter.epsilon
-            self._connected, self._phase, self._awaited = False, "connecting", None
+            self._phase, self._awaited = "connecting", None
+            self._missing = dict.fromkeys(peers, "")
             self._bytes = {name: [0, 0] for name in peers}
             self._sign_at = dict.fromkeys(self._bytes, self._clock())
             self._session += 1
             self._left.clear()
 
+    def misses(self, missing: Mapping[str, str]) -> None:
+        """See `secure_apfed.exchange.resumable_link.Missed`."""
+        with self._lock:
+            self._missing = missing
+
     def connected(self) -> None:
         with self._lock:
-            self._connected, self._phase = True, "agreement"
+            self._missing, self._phase = {}, "agreement"
 
     def __enter__(self) -> Self:
         """Of all sessions; after the block they are over."""
@@ -133,7 +142,8 @@ class StatusKeeper:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._lock:
-            self._phase, self._awaited = ("failed" if kind else "ended"), None
+            self._awaited = None
+            self._phase = "ended" if kind in (None, SystemExit) else "failed"
 
     def sent(self, envelope: Envelope, frame: bytes) -> None:
         epsilon = self._meter.epsilon if self._meter else 0.0
@@ -183,16 +193,16 @@ class StatusKeeper:
 
     def _peer(self, name: str, now: float) -> PeerStatus:
         silent_s: float | None = None
-        state: PeerState = "connected" if self._connected else "expected"
+        state: PeerState = "expected" if name in self._missing else "connected"
         if name in self._left:
             state = "left"
-        elif self._connected and self._awaited is not None and name in self._awaited.senders:
+        elif self._awaited is not None and name in self._awaited.senders:
             silent_s = now - self._unheard_since[name]
             state = "silent" if silent_s >= _SILENT_SHARE * self._patience_s else "awaited"
         sent, received = self._bytes[name]
         return PeerStatus(
             state=state, silent_s=silent_s, sign_s=now - self._sign_at[name], sent_bytes=sent,
-            received_bytes=received,
+            received_bytes=received, refusal=self._missing.get(name, ""),
         )  # fmt: skip
 
     def _hear(self, sender: str, frame: bytes) -> None:

@@ -6,13 +6,14 @@ teacher), under a contract with the settings of that run and the digest of it (`
 brings the network that it kept. A session: agree, set the sum up, then
 
 1. passive -> active: its IDs blinded, in a random order (see `apfed_protocols.psi.lookup`);
-2. active -> passive: blinded IDs of a block of rows; passive -> active: their tags. Who a passive
-   does not know, it is not told;
-3. active -> passives: places of the people whom all know; each counts them against its limits,
-   charges where noise was agreed, and answers: its representations, behind its guard, or its part
-   of the secure sum, of which the active reads the sum alone. Parts are bound to the people by a
-   salted digest, so that an active that asks one passive about another person than the next opens
-   nothing, and the aggregator does not read who they are.
+2. active -> passive: blinded IDs of a block of rows; passive -> active: their tags, and the places
+   of people about whom it answers no more, as far as it has not named them yet. Who a passive does
+   not know, it is not told;
+3. active -> passives: places of the people about whom all answer; each counts them against its
+   limits, charges where noise was agreed, and answers: its representations, behind its guard, or
+   its part of the secure sum, of which the active reads the sum alone. Parts are bound to the
+   people by a salted digest, so that an active that asks one passive about another person than the
+   next opens nothing, and the aggregator does not read who they are.
 
 Letters: B rows of a block, D numbers of a representation, K classes.
 """
@@ -63,6 +64,9 @@ from secure_apfed.methods.method import (
 from secure_apfed.methods.session import enter, new_session
 from secure_apfed.methods.sum_end import SessionSum
 
+_UNKNOWN, _REFUSED = -1, -2
+_PLACES = np.dtype("<i8")
+
 
 class Take(Protocol):
     """A passive's own limits; what counts raises LimitReachedError where it would exceed one, and
@@ -76,6 +80,9 @@ class Take(Protocol):
         """Count one answer for each of these people. `would_cost`: the epsilon of so many answers
         about one person; None: nothing counts them.
         """
+
+    def spent(self, people: Sequence[bytes], cost: Callable[[int], float] | None) -> list[int]:
+        """Which of these, by place, may be asked about no more, whatever is left of all else."""
 
 
 class LimitReachedError(PartyLeftError):
@@ -136,6 +143,8 @@ async def serve(
     assert isinstance(helper, EncodingPassive)
     load_kept(helper.predicts_with, kept, own.name)
     ledger = helper.ledgers.get(own.name)
+    cost = ledger.would_cost if ledger else None
+    spent = take.spent([ids[row] for row in holder.order], cost)
     await helper.set_up(links)
     await meet(links, own.active)
     links.send(own.active, Kind.LOOKUP, BEFORE_TRAINING, holder.published)
@@ -148,12 +157,14 @@ async def serve(
         if message.kind is Kind.LOOKUP:
             tags = holder.answer(message.payload, sender=own.active, most=contract.batch_size)
             take.lookups(len(tags) // TAG_BYTES)
-            links.send(own.active, Kind.LOOKUP, message.step, tags)
+            told, spent = np.array(spent, _PLACES).tobytes(), []
+            links.send(own.active, Kind.LOOKUP, message.step, tags + told)
         else:
             places_B, salt = _asked_about(message, len(ids))
             people = [ids[row] for row in holder.order[places_B.numpy()]]
-            take.answers(people, ledger.would_cost if ledger else None)
+            take.answers(people, cost)
             await helper.predict(links, message, _about(people, salt))
+            spent += places_B[take.spent(people, cost)].tolist()
 
 
 def _request(places_B: Tensor, salt: bytes) -> bytes:
@@ -169,6 +180,18 @@ def _asked_about(message: Envelope, known: int) -> tuple[Tensor, bytes]:
     if type(salt) is not bytes or len(salt) != KEY_BYTES:
         raise RemoteProtocolError(f"{message.sender} sent a request without a salt of 32 bytes")
     return tensors["rows"], salt
+
+
+def _read_places(message: bytes, size: int, *, sender: str) -> NDArray[np.int64]:
+    """Places in a list of so many. Raises RemoteProtocolError: something else came."""
+    whole = len(message) // _PLACES.itemsize * _PLACES.itemsize
+    places = np.frombuffer(message[:whole], _PLACES)
+    if whole < len(message) or ((places < 0) | (places >= size)).any():
+        raise RemoteProtocolError(
+            f"{sender} named people about whom it answers no more, of whom not all are among its "
+            f"{size}"
+        )
+    return places
 
 
 def _about(people: Sequence[bytes], salt: bytes) -> bytes:
@@ -194,14 +217,17 @@ class JointPredictor:
     Attributes:
         contract: of the session.
         ended: why the others answer no more, if they do not.
+        refused: rows of people whom all know, and about whom somebody answers no more.
     """
 
     def __init__(self, own: Own, links: Links, contract: Contract, trainer: HeadTrainer) -> None:
         self.ended: RemoteProtocolError | None = None
+        self.refused = 0
         self.contract, self._own, self._links, self._trainer = contract, own, links, trainer
         self._sum = SessionSum.of(own, contract).active() if contract.secure_sum else None
         self._step = 0
         self._askers: dict[str, Asker] = {}
+        self._spent: dict[str, NDArray[np.bool_]] = {}
 
     @classmethod
     async def begin(
@@ -227,6 +253,8 @@ class JointPredictor:
                 said.payload, holder=name, session=_session_key(contract, name),
                 most=own.config.alignment.maximum_ids,
             )  # fmt: skip
+            # Last, at the place of who is unknown, is nobody.
+            self._spent[name] = np.zeros(self._askers[name].size + 1, dtype=bool)
         return self
 
     @property
@@ -239,7 +267,7 @@ class JointPredictor:
     async def predict(
         self, ids: Sequence[bytes], features_BF: Tensor
     ) -> tuple[NDArray[np.bool_], Tensor]:
-        """Return which of these people all passives know, (B,), and the scores of those, (n, K).
+        """Return about which people all passives answer, (B,), and the scores of those, (n, K).
 
         A person may stand in several rows, and is asked about once. Where answers end after some
         have come, these are returned, `ended` says why, and the others are not among the known.
@@ -247,11 +275,13 @@ class JointPredictor:
         """
         every, row_of_B = np.unique(np.array(ids, dtype=object), return_inverse=True)
         known_P, said = np.zeros(len(every), dtype=bool), list[dict[str, Tensor]]()
+        refused_P = known_P.copy()
         for start in range(0, len(every), self.contract.batch_size):
             block = slice(start, start + self.contract.batch_size)
             try:
                 places = await self._looked_up([*every[block]])
                 here = places.min(axis=0) >= 0
+                refused_P[block] = (places != _UNKNOWN).all(axis=0) & ~here
                 if here.any():
                     said.append(await self._asked([*every[block][here]], places[:, here]))
             except RemoteProtocolError as error:
@@ -261,6 +291,7 @@ class JointPredictor:
                 break
             known_P[block] = here
         known_B = known_P[row_of_B]
+        self.refused += int(refused_P[row_of_B].sum())
         if not said:
             return known_B, torch.empty(0, 0)
         at_P = np.cumsum(known_P) - 1
@@ -272,13 +303,15 @@ class JointPredictor:
             return known_B, trainer.scores(own_nD, parts).double().cpu()
 
     async def _looked_up(self, ids: Sequence[bytes]) -> NDArray[np.int64]:
-        """The place of each of these people in the list of each passive, (M, B); -1: not there."""
+        """The place of each of these people in the list of each passive, (M, B), or why none."""
         for name, asker in self._askers.items():
             self._links.send(name, Kind.LOOKUP, self._step, asker.ask(ids))
-        places = []
+        places, end = [], len(ids) * TAG_BYTES
         for name, asker in self._askers.items():
-            answer = await self._links.receive(name, Kind.LOOKUP, step=self._step)
-            places.append(asker.read(answer.payload, len(ids)))
+            answer = (await self._links.receive(name, Kind.LOOKUP, step=self._step)).payload
+            at, spent = asker.read(answer[:end], len(ids)), self._spent[name]
+            spent[_read_places(answer[end:], asker.size, sender=name)] = True
+            places.append(np.where(spent[at], _REFUSED, at))
         return np.stack(places)
 
     async def _asked(

@@ -124,6 +124,7 @@ def roles_of(
 
 async def enter(own: Own, links: Links, method: Method, *, session: str | None = None) -> Agreement:
     """Greet, agree on a contract, and seal the links. `session`: its name, at the active."""
+    links.predicts = own.predicts is not None
     agreement = await agree(
         links,
         identity=own.secrets.identity,

@@ -448,12 +448,13 @@ class Aggregator(Helper):
         to stop, or too few are left.
         """
         gone = [name for name in error.left or awaited if name in self.present]
-        if isinstance(error, RunStoppedError) and self.contract.silent_passive != "recover":
+        serves, goes_on = self.contract.predicts, self.contract.silent_passive == "recover"
+        if serves or (isinstance(error, RunStoppedError) and not goes_on):
             raise error
         unasked = str(error)
         if not error.gone:  # who left was not merely not asked
             unasked += f"; or {self.contract.active} did not ask for it"
-        if self.contract.silent_passive != "recover":
+        if not goes_on:
             raise PartyLeftError(
                 f"{unasked}; the contract says to {self.contract.silent_passive} when a passive "
                 f"falls silent: go on in a new session once {' and '.join(gone)} is back, or agree "

@@ -23,7 +23,8 @@ from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData, load_own_tables, read_own
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.exchange import Links, StatusKeeper, Transport, play_one, sockets
-from secure_apfed.exchange.resumable_link import Connection, Linked
+from secure_apfed.exchange.links import stopped_for_good
+from secure_apfed.exchange.resumable_link import Connection, Linked, Missed
 from secure_apfed.exchange.sealed_connection import Carrier, Door, LocalEnd, prove
 from secure_apfed.exchange.sockets import Address, parse_address, spell_address
 from secure_apfed.exchange.status import Meter
@@ -94,12 +95,12 @@ class ServeSettings(Settings):
     Attributes:
         table: of the people who may be asked about, with the columns of the training; null: its
             table of the training.
-        a_person: answers about one person, ever.
-        a_day: answers a day (UTC), about all together.
+        a_person: answers about one person, ever; who had them is left out of what follows.
+        a_day: answers a day (UTC), about all together; this and the next two end a session.
         in_all: answers ever, about all together.
         lookups_a_day: IDs that may be looked up, whether they are known or not.
         epsilon: what all answers about one person may cost, beside the training, where noise was
-            agreed; null: as much as the training.
+            agreed, as `a_person`; null: as much as the training.
     """
 
     table: Path | None = None
@@ -171,18 +172,21 @@ class PartyFile(Settings):
         return file.model_copy(update={**paths, "tls": file.tls and file.tls.below(below)})
 
 
-Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes]], Transport]
+Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes], Missed], Transport]
 """Connects a party to all others; see `connect`."""
 
 
-def connect(file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
+def connect(
+    file: PartyFile, identity: Identity, known: Mapping[str, bytes],
+    told: Missed = lambda missing: None,
+) -> Transport:  # fmt: skip
     """Connect to all others, as the party's file says, or a site of NVFlare's for it."""
     if file.link not in LINKS:
         raise ConfigError(
             f"{file.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
             "submit the job (docs/nvflare.md), or name another link"
         )
-    return LINKS[file.link](file, identity, known).meet()
+    return LINKS[file.link](file, identity, known).meet(told)
 
 
 class _OverTcp:
@@ -198,12 +202,12 @@ class _OverTcp:
             certificate=self.certificate, revoked=self.revoked,
         )  # fmt: skip
 
-    def meet(self) -> Transport:
+    def meet(self, told: Missed) -> Transport:
         with ExitStack() as stack:
             ways = self.ways(stack)
             return Linked.meet(
                 self.file.party, ways, patience_s=self.file.reconnect_s, meet_s=self.file.meet_s,
-                end=stack.pop_all().close,
+                end=stack.pop_all().close, told=told,
             )  # fmt: skip
 
     def ways(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
@@ -360,9 +364,10 @@ def play_party(
     bytes on the links, and of passives what they say that they charged.
 
     Under `rules.restarts` it goes on from what lies in its folder, and where another party left or
-    comes back, it begins a new session by itself; `on_restart` is told why. `meet` connects it to
-    the others, and frames go through `over` besides the links. `on_record` is given what the party
-    remembers of its part, once that is over.
+    comes back, it begins a new session by itself, unless that one stopped for its settings, data or
+    budget; `on_restart` is told why. `meet` connects it to the others, and frames go through
+    `over` besides the links. `on_record` is given what the party remembers of its part, once that
+    is over.
 
     Raises: as `secure_apfed.run`, and PartyLeftError where another party stopped or left.
     """
@@ -377,7 +382,7 @@ def play_party(
                     result = _play(here, file, on_progress, status, restarts=left)
                     record = here.record
                 except PartyLeftError as error:
-                    if not left:
+                    if not left or stopped_for_good(error):
                         raise
                     failed = str(error)
             if record is None:
@@ -431,7 +436,7 @@ def audited(
     with closing(AuditLog(path, file.party, identity, known, meter)) as audit:
         known[file.party] = identity.public
         status.begin(file.party, file.peers, meter)
-        transport = meet(file, identity, known)
+        transport = meet(file, identity, known, status.misses)
         status.connected()
         yield known, audit, transport
 

@@ -2,7 +2,8 @@
 
 Run by: each passive and the aggregator, which serve session after session (`serve_party`), and the
 active, which asks about the people of a file (`predict_jointly`), and falls back to its solo model
-where a passive does not know a person, has left, or has a limit that is reached. Protects a passive
+where a passive does not know a person or answers no more about it, has left, or has a limit for
+all people that is reached. Protects a passive
 from: an active that asks too much. Its book counts in all sessions, on the disk, before an answer
 leaves.
 """
@@ -13,6 +14,7 @@ import itertools
 import os
 import sqlite3
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -113,14 +115,26 @@ class AnswerBook:
     def answers(self, people: Sequence[bytes], would_cost: Callable[[int], float] | None) -> None:
         """See `secure_apfed.methods.serving.Take`."""
         with self._counting():
-            most = 0
-            for person in people:
-                hashed = hashlib.blake2b(person, key=self._key, digest_size=16).hexdigest()
-                most = max(most, self._count("a_person", hashed))
+            most = max(self._count("a_person", self._hashed(person)) for person in people)
             if would_cost is not None and self._budget is not None:
                 self._within("epsilon", would_cost(most), self._budget)
             self._count("a_day", self._today(), len(people))
             self._count("in_all", "", len(people))
+
+    def spent(self, people: Sequence[bytes], cost: Callable[[int], float] | None) -> list[int]:
+        """See `secure_apfed.methods.serving.Take`."""
+        most = self._limits.a_person
+        if cost is not None and self._budget is not None:
+            most = bisect_right(range(1, most + 1), self._budget, key=cost)
+        return [at for at, person in enumerate(people) if self._times(person) >= most]
+
+    def _times(self, person: bytes) -> int:
+        what = f"a_person {self._hashed(person)}"
+        found = self._book.execute("SELECT times FROM counted WHERE what = ?", (what,)).fetchone()
+        return found[0] if found else 0
+
+    def _hashed(self, person: bytes) -> str:
+        return hashlib.blake2b(person, key=self._key, digest_size=16).hexdigest()
 
     def _count(self, limit: str, of: str, count: int = 1) -> int:
         times: int
@@ -141,12 +155,8 @@ class AnswerBook:
     @contextmanager
     def _counting(self) -> Iterator[None]:
         self._book.execute("BEGIN IMMEDIATE")
-        try:
+        with self._book:  # which commits, or takes back what was counted
             yield
-        except BaseException:
-            self._book.execute("ROLLBACK")
-            raise
-        self._book.execute("COMMIT")
 
 
 @dataclass(frozen=True)
@@ -267,12 +277,23 @@ def _id_columns(config: Config, party: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class JointlyPredicted:
-    """How many rows were predicted by whom; `why`: what ended joint prediction before its end."""
+    """How many rows were predicted by whom.
+
+    Attributes:
+        refused: of those predicted alone, of people about whom a passive answers no more.
+        why: what ended joint prediction before its end.
+    """
 
     jointly: int
     alone: int
+    refused: int
     seconds: float
     why: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended early, or not one row was predicted jointly of those that could be."""
+        return bool(self.why or (self.refused and not self.jointly))
 
 
 @dataclass(frozen=True)
@@ -327,6 +348,7 @@ class _Asking:
         self._solo, self._classes = load_model(here.folder.path), kept.classes
         self._pending: _Block | None = None
         self._counts, self._began, self.why = Counter[str](), time.monotonic(), ""
+        self._refused = 0
 
     async def script(self, own: Own, links: Links) -> None:
         predictor = await JointPredictor.begin(own, links, self._here.method, self._here.tensors)
@@ -334,7 +356,7 @@ class _Asking:
             self._pending = block
             known_B, scores_nK = await predictor.predict(block.ids, block.features)
             self._tell(block, known_B, scores_nK)
-            self._pending = None
+            self._pending, self._refused = None, predictor.refused
             if predictor.ended is not None:
                 raise predictor.ended
         predictor.end()
@@ -346,13 +368,10 @@ class _Asking:
             self._tell(block, np.zeros(len(block.ids), dtype=bool), torch.empty(0, 0))
 
     def said(self) -> JointlyPredicted:
-        seconds = time.monotonic() - self._began
         return JointlyPredicted(
-            jointly=self._counts[_JOINTLY],
-            alone=self._counts[_ALONE],
-            seconds=seconds,
-            why=self.why,
-        )
+            jointly=self._counts[_JOINTLY], alone=self._counts[_ALONE], refused=self._refused,
+            seconds=time.monotonic() - self._began, why=self.why,
+        )  # fmt: skip
 
     def _tell(self, block: _Block, known_B: NDArray[np.bool_], scores_nK: Tensor) -> None:
         jointly_B = torch.from_numpy(known_B)

@@ -4,7 +4,8 @@ import contextlib
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,7 @@ class Pair:
         self.told: dict[str, dict[str, Any]] = {}
         self.met: dict[str, Transport] = {}
         self.failed: dict[str, BaseException] = {}
+        self.missed = defaultdict[str, list[Mapping[str, str]]](list)
         self.relay: Relay | None = None
         for name in ("ann", "bob"):
             self.told[name] = {"tls": self.certify(name), "meet_s": LONG_S, "reconnect_s": 30.0}
@@ -230,7 +232,7 @@ class Pair:
 
     def connect(self, name: str) -> Transport:
         known = {peer: bytes.fromhex(one.identity) for peer, one in self.peers[name].items()}
-        return connect(self.file(name), self.identities[name], known)
+        return connect(self.file(name), self.identities[name], known, self.missed[name].append)
 
     def stranger(self) -> Carrier:
         """A connection to where they meet, of somebody without a certificate."""

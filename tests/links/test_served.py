@@ -1,8 +1,12 @@
 """Joint prediction as a service: as good as in training, within limits, and alone after them."""
 
+import os
 import shutil
+import signal
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from queue import Queue
 from threading import Thread
 from typing import Any
 
@@ -11,13 +15,18 @@ import pandas as pd
 import pytest
 import yaml
 
-from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
+from apfed_protocols.psi.interface import IntersectionTooSmallError
 from apfed_protocols.psi.lookup import Asker, Holder
+from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
-from secure_apfed.data import load_own_tables
+from secure_apfed.data import load_blocks, load_own_tables
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
+from secure_apfed.exchange import Links
+from secure_apfed.exchange.resumable_link import Linked
 from secure_apfed.files import make_private, read_json
+from secure_apfed.methods.joint import SummedPassive
 from secure_apfed.methods.serving import JointPredictor, LimitReachedError
 from secure_apfed.runs.local import prepare_parties
 from secure_apfed.runs.party import PartyFile, ServeSettings, play_party
@@ -89,6 +98,18 @@ def made(folder: Path, method: str, **changes: Any) -> Mapping[str, Path]:
     return {**files, "new": folder / "new.csv", "bank.csv": folder / "bank.csv"}
 
 
+def test_nobody_begins_again_where_a_party_stopped_for_its_data(tmp_path: Path) -> None:
+    strangers = tables(tmp_path)["shop"].assign(id=lambda frame: "9" + frame["id"])
+    strangers.to_csv(tmp_path / "shop.csv", index=False)
+    make_private(tmp_path / "run")
+    rules = {"silent_passive": "wait", "patience_s": 600.0, "restarts": 2}
+    config, again = configured(tmp_path, "split_nn_sum", rules=rules), list[str]()
+    files = prepare_parties(config, tmp_path / "run")
+    ended = played(*(partial(play_party, one, on_restart=again.append) for one in files.values()))
+    assert {*map(type, ended)} <= {IntersectionTooSmallError, RunStoppedError}
+    assert again == []
+
+
 @pytest.fixture(scope="module", params=["split_nn_sum", "tvfl", "joint_teacher"])
 def trained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -106,14 +127,15 @@ def asked(trained: Mapping[str, Path], data: Path, output: Path) -> tuple[Any, p
 
 
 def allowing(
-    trained: Mapping[str, Path], party: str, folder: Path, **limits: Any
-) -> dict[str, Path]:
-    """The same files, one of which says other limits, with a book of its own."""
+    trained: Mapping[str, Path], party: str, folder: Path,
+    changes: Mapping[str, float] = {}, /, **limits: Any,
+) -> dict[str, Path]:  # fmt: skip
+    """The same files, one of which says other limits and patience, with a book of its own."""
     own = trained[party].parent
     copied = shutil.copytree(own, folder / party)
     (copied / "answered.sqlite").unlink(missing_ok=True)
     content = yaml.safe_load((copied / "party.yaml").read_text())
-    content |= {"config": str((own / content["config"]).resolve()), "serve": limits}
+    content |= {"config": str((own / content["config"]).resolve()), "serve": limits, **changes}
     (copied / "party.yaml").write_text(yaml.safe_dump(content))
     return {**trained, party: copied / "party.yaml"}
 
@@ -141,7 +163,7 @@ def test_whom_a_passive_lacks_the_active_predicts_alone(
     trained: Mapping[str, Path], tmp_path: Path
 ) -> None:
     said, rows = asked(trained, trained["new"], tmp_path / "out.csv")
-    assert (said.jointly, said.alone) == (NEW - 5, 5)
+    assert (said.jointly, said.alone, said.failed) == (NEW - 5, 5, False)
     assert [*rows["by"]] == ["jointly"] * (NEW - 5) + ["alone"] * 5
     alone = load_model(trained["bank"].parent).read(pd.read_csv(trained["new"]))
     assert rows["p(yes)"][-5:].to_numpy() == pytest.approx(alone[-5:, 1].numpy())
@@ -150,20 +172,33 @@ def test_whom_a_passive_lacks_the_active_predicts_alone(
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
 @pytest.mark.parametrize(
     ("limits", "jointly"),
-    [({"a_person": 1}, 2 * NEW - 10), ({"a_day": NEW}, NEW - 5), ({"in_all": NEW - 6}, 0),
-     ({"lookups_a_day": NEW + 1}, NEW - 5)],
-)  # fmt: skip
+    [({"a_day": NEW}, NEW - 5), ({"in_all": NEW - 6}, 0), ({"lookups_a_day": NEW + 1}, NEW - 5)],
+)
 def test_a_limit_ends_it_by_name_and_the_active_goes_on_alone(
     limits: dict[str, int], jointly: int, trained: Mapping[str, Path], tmp_path: Path
 ) -> None:
     files = allowing(trained, "shop", tmp_path, **limits)
     one, _ = asked(files, trained["new"], tmp_path / "one.csv")
     other, rows = asked(files, trained["new"], tmp_path / "other.csv")
-    counted = one.jointly + other.jointly
-    assert counted == (NEW - 5 if "a_person" in limits else jointly)
+    assert one.jointly + other.jointly == jointly
     assert len(rows) == NEW
+    assert other.failed
     (limit,) = limits
     assert f"shop answers no more: the limit serve.{limit}" in (one.why + other.why)
+
+
+def test_who_was_asked_about_as_often_as_allowed_is_left_out_and_nobody_else(
+    trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, new = allowing(trained, "shop", tmp_path, a_person=1), tmp_path / "new.csv"
+    rows = pd.read_csv(trained["new"], dtype=str)
+    pd.concat([rows[:20], rows[:3], rows[20:]]).to_csv(new, index=False)
+    monkeypatch.setattr("secure_apfed.runs.served.load_blocks", partial(load_blocks, rows=20))
+    said, told = asked(files, new, tmp_path / "one.csv")
+    assert [*told["by"]] == ["jointly"] * 20 + ["alone"] * 3 + ["jointly"] * 15 + ["alone"] * 5
+    assert (said.jointly, said.refused, said.alone, said.failed) == (NEW - 5, 3, 8, False)
+    again, _ = asked(files, trained["new"], tmp_path / "other.csv")
+    assert (again.refused, again.alone, again.why, again.failed) == (NEW - 5, NEW, "", True)
 
 
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
@@ -189,10 +224,32 @@ def test_a_passive_that_is_not_there_is_named_and_the_rows_are_predicted_alone(
 
     said = predict_jointly(trained["bank"], trained["new"], tmp_path / "out.csv", meet=nobody)
     assert (said.jointly, said.alone, said.why) == (0, NEW, "shop did not come")
+    bank = allowing(trained, "bank", tmp_path, {"meet_s": 1})["bank"]
+    output = tmp_path / "alone.csv"
+    asking = ["--model", bank.parent, "--data", trained["new"], "--jointly", bank]
+    assert execute(["predict", *map(str, [*asking, "--output", output])]) == 4
+    assert len(pd.read_csv(output)) == NEW
     with pytest.raises(ConfigError, match="shop is not the active"):
         predict_jointly(trained["shop"], trained["new"], tmp_path / "out.csv")
     with pytest.raises(ConfigError, match="bank is the active, which asks"):
         serve_party(trained["bank"], sessions=1)
+
+
+@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+def test_a_passive_that_begins_anew_while_nobody_asks_is_met_again(
+    trained: Mapping[str, Path], tmp_path: Path
+) -> None:
+    files, told = allowing(trained, "clinic", tmp_path, {"meet_s": 2}), Queue[str]()
+
+    def predict() -> Any:
+        assert "clinic has no link to bank" in told.get(timeout=30)
+        return predict_jointly(files["bank"], files["new"], tmp_path / "out.csv")
+
+    serving = [lambda name=name: serve_party(files[name], sessions=1)
+               for name in ("shop", "aggregator")]  # fmt: skip
+    clinic = partial(serve_party, files["clinic"], sessions=2, on_session=told.put)
+    said, *_ = played(predict, clinic, *serving)
+    assert (said.jointly, said.why) == (NEW - 5, "")
 
 
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
@@ -213,6 +270,36 @@ def test_a_folder_without_a_kept_model_or_another_ones_is_refused(
     kept.unlink()
     with pytest.raises(ModelError, match="has finished no training"):
         serve_party(files["clinic"], sessions=1)
+
+
+@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+def test_a_server_that_is_told_to_end_has_ended_well(
+    trained: Mapping[str, Path], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    request.addfinalizer(partial(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM)))
+    monkeypatch.setattr(Linked, "meet", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    assert execute(["serve", "--config", str(trained["shop"])]) == 0
+    assert "shop: ended; bank is expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+def test_who_falls_silent_while_it_is_asked_is_told_in_words_of_predictions(
+    trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = SummedPassive.predict
+
+    async def predict(self: SummedPassive, links: Links, *asked: Any) -> None:
+        if links.me != "shop":
+            await answers(self, links, *asked)
+
+    monkeypatch.setattr(SummedPassive, "predict", predict)
+    files = allowing(trained, "aggregator", tmp_path, {"timeout_s": 1.0})
+    said, _ = asked(files, trained["new"], tmp_path / "out.csv")
+    assert said.why == (
+        "prediction: aggregator stopped the run: prediction: aggregator expected contribution of "
+        "step 0 from shop; nothing came for 1 s"
+    )
 
 
 def test_a_book_counts_over_sessions_by_day_and_takes_back_what_is_refused(tmp_path: Path) -> None:
@@ -282,7 +369,8 @@ def test_under_noise_one_persons_answers_stay_within_the_runs_epsilon(
     answered = [one.jointly for one in said]
     assert set(answered) == {NEW - 5, 0}
     assert answered == sorted(answered, reverse=True)
-    assert "answers no more: the limit serve.epsilon of its file is 8" in said[-1].why
+    assert [one.refused for one in said] == [0 if one.jointly else NEW - 5 for one in said]
+    assert {one.why for one in said} == {""}
 
 
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)

@@ -137,6 +137,8 @@ def test_who_left_is_left_whether_it_said_so_or_not_until_all_begin_again() -> N
         keeper.begin("ann", ["bob"], FakeMeter())
         assert keeper.status().session == session
         assert (keeper.status().phase, keeper.status().names("expected")) == ("connecting", ["bob"])
+        keeper.misses({"bob": "its key is another"})
+        assert keeper.status().peers["bob"].refusal == "its key is another"
         keeper.connected()
         keeper.left(["bob"])
         assert keeper.status().names("left") == ["bob"]
@@ -194,6 +196,10 @@ def test_a_log_has_a_line_a_change_and_no_more() -> None:
     )
     assert "silent" not in lines[1]
     assert lines[2].startswith("ann: ended")
+    cid = {**bob, "state": "expected", "refusal": "its key is another"}
+    here = {"bob": {**bob, "state": "connected"}, "cid": cid}
+    first = shown(status(phase="connecting", step=None, waits=None, peers=here))
+    assert first.startswith("ann: connecting; bob is here; cid is expected: its key is another; ")
 
 
 def test_a_panel_shows_every_party_and_what_it_waits_for() -> None:
@@ -217,7 +223,7 @@ def test_events_are_objects_that_programs_can_read(capsys: pytest.CaptureFixture
     assert [event["peers"] for event in events].count({}) == 1, "said twice, and nothing changed"
     assert events[-1]["peers"]["bob"] == {
         "state": "silent", "silent_s": 4.2, "sign_s": 5.25, "sent_bytes": 10,
-        "received_bytes": 2_000_000,
+        "received_bytes": 2_000_000, "refusal": "",
     }  # fmt: skip
     for event in events:
         LINE.validate({"status": event})

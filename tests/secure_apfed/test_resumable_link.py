@@ -146,12 +146,34 @@ def test_a_peer_that_breaks_the_rules_ends_the_link() -> None:
                 link.receive(10)
 
 
-def test_a_peer_whose_process_began_anew_ends_the_link() -> None:
-    with shop() as (listener, link):
+@pytest.mark.parametrize(
+    ("predicts", "told"), [(False, "start all"), (True, "ask again once secure-apfed serve runs")]
+)
+def test_a_peer_whose_process_began_anew_ends_the_link(predicts: bool, told: str) -> None:
+    with Listener(("localhost", 0)) as listener:
+        way = {"shop": partial(Client, listener.address)}
+        links = Linked("ann", way, patience_s=5, meet_s=5)
         for at in range(2):
             with listener.accept() as connection:
                 connection.send_bytes(frame(1, 0, 0, bytes([at]) * 32 + bytes(32)))
                 connection.recv_bytes()
+        with pytest.raises(PartyLeftError, match=rf"shop began anew: .* is lost; {told}"):
+            links.take(replace(awaiting("ann", "shop"), predicts=predicts), 10)
+
+
+def test_while_all_come_together_a_peer_may_begin_anew_until_it_was_sent_something() -> None:
+    with shop() as (listener, link):
+        link.meets = True
+        for at in range(3):
+            with listener.accept() as connection:
+                connection.send_bytes(frame(1, 0, 0, bytes([at]) * 32 + bytes(32)))
+                connection.recv_bytes()
+                wait_until(lambda: link.connected)
+                connection.send_bytes(frame(4, 0, 0) if at == 0 else frame(3, 0, 0))
+                if at == 1:
+                    link.send(b"hello")
+            if at == 0:
+                wait_until(lambda: not link.connected)
         with pytest.raises(RemoteProtocolError, match="shop began anew: its process ended"):
             link.receive(10)
 
