@@ -259,8 +259,7 @@ class ResumableLink:
                     elif time.monotonic() > deadline - self._patience_s + _SILENT_S:
                         raise TimeoutError(f"no sign of life for {_SILENT_S:g} s")
             except (OSError, EOFError) as error:
-                self._forget_unused()
-                until = deadline if self.connected else max(first, deadline)
+                until = max(first, deadline) if self._may_change() else deadline
                 self._broke(error, over=time.monotonic() > until)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -269,13 +268,13 @@ class ResumableLink:
             if wire is not None:
                 self._leave(wire)
 
-    def _forget_unused(self) -> None:
-        """Forget whom this end was connected to, where another one is as good."""
+    def _may_change(self) -> bool:
+        """Whether another peer in this one's place is as good; who said goodbye is forgotten."""
         with self._changed:
             used = self._sent or self._closing or self._received > self._heard_goodbye
-            if self.meets and not used:
-                self._peer_id, self._heard_goodbye = b"", False
-                self._received = self._told = 0
+            if self._heard_goodbye and self.meets and not used:
+                self._received, self._told, self._heard_goodbye, self._peer_id = 0, 0, False, b""
+            return self.meets and not used
 
     def _broke(self, error: Exception, *, over: bool) -> None:
         """Keep why, and give up where it is over; a refusal says more than that attempts broke."""
@@ -303,6 +302,9 @@ class ResumableLink:
         if kind != _HELLO or len(body) != 2 * _ID_BYTES:
             raise RemoteProtocolError(f"{self._peer} began a connection without a greeting")
         theirs, had = body[:_ID_BYTES], body[_ID_BYTES:]
+        if self._peer_id not in (b"", theirs) and self._may_change():
+            self._peer_id = b""
+            raise ConnectionResetError(f"{self._peer} began anew")
         if self._peer_id not in (b"", theirs):
             raise RemoteProtocolError(
                 f"{self._peer} began anew: its process ended and was started again, and what was "
