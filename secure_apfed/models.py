@@ -227,8 +227,11 @@ class RandomFeatures(nn.Module):
         if len(distances):
             self.width = distances.median()
 
+    def standardised(self, features_B: Tensor) -> Tensor:
+        return (features_B.flatten(1) - self.centre) / self.scale
+
     def forward(self, features_B: Tensor) -> Tensor:
-        z_BF = (features_B.flatten(1) - self.centre) / self.scale
+        z_BF = self.standardised(features_B)
         size = len(self.phases)
         waves_BD = torch.cos(z_BF @ self.directions / self.width + self.phases)
         ones_B1, scaled_BF = torch.ones_like(z_BF[:, :1]), z_BF / math.sqrt(z_BF.shape[1])
@@ -244,6 +247,50 @@ class RandomFeatureFamily(Perceptron):
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(size, classes, bias=False))
+
+
+class CrossView(RandomFeatures):
+    """x -> random features of (x, h), with h a forecast of what other parties see of the person.
+
+    h is linear in random features of x. Both are found by equations (`methods.apfed_code`): nothing
+    of it is trained by descent.
+
+    Args:
+        features: F, flattened; numbers: D of h; size: of random features.
+
+    Attributes:
+        own: random features of x; foretold: from these to h.
+    """
+
+    def __init__(self, features: int, numbers: int, size: int) -> None:
+        super().__init__(features + numbers, size)
+        self.own = RandomFeatures(features, size)
+        self.foretold = nn.Linear(1 + features + size, numbers, bias=False)
+
+    def read(self, features_NF: Tensor, *, told: bool) -> None:
+        """Standardise (x, h) by these rows, x as long as h; h is left out where not `told`."""
+        with torch.no_grad():
+            super().fit(self._beside(features_NF))
+        numbers, columns = self.foretold.out_features, len(self.scale)
+        own, forecast = self.scale.split((columns - numbers, numbers))
+        own = own * math.sqrt(own.isfinite().sum() / columns)
+        forecast = forecast * math.sqrt(forecast.isfinite().sum() / columns)
+        self.scale = torch.cat([own, forecast if told else torch.full_like(forecast, math.inf)])
+
+    def _beside(self, features_B: Tensor) -> Tensor:
+        return torch.cat([features_B.flatten(1), self.foretold(self.own(features_B))], dim=1)
+
+    def standardised(self, features_B: Tensor) -> Tensor:
+        return super().standardised(self._beside(features_B))
+
+
+class CrossViewFamily(RandomFeatureFamily):
+    """Random features of a row and of what others see of the person, as far as the row tells it."""
+
+    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """`settings.random_features` of a row and a forecast of `settings.representation`."""
+        width = math.prod(features)
+        return CrossView(width, settings.representation, settings.random_features)
 
 
 class SequenceEncoder(nn.Module):
@@ -390,6 +437,7 @@ NETWORKS: Mapping[str, NetworkFamily] = {
     "enriched": EnrichedFamily(),
     "linear": Linear(),
     "random_features": RandomFeatureFamily(),
+    "cross_view": CrossViewFamily(),
     "identity": Identity(),
     "gru": Recurrent(),
 }

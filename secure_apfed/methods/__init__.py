@@ -21,6 +21,7 @@ from secure_apfed.methods.apfed import (
     MixedApfedSettings,
     SingleView,
 )
+from secure_apfed.methods.apfed_code import ApfedCode
 from secure_apfed.methods.averaging import Averaging, HFedMvSettings, SFedMvSettings
 from secure_apfed.methods.distilled import ApcVfl, VFedTrans
 from secure_apfed.methods.joint import JointTeacher, SplitNn, SummedSplitNn, Tvfl
@@ -82,6 +83,7 @@ METHODS: Mapping[str, Method] = {
     "apfed": Apfed(MixedApfedSettings),
     "apfed_r": Apfed(ApfedRSettings),
     "apfed_c": Apfed(ApfedCSettings),
+    "apfed_code": ApfedCode(),
     "tvfl": Tvfl(),
     "single_view": SingleView(),
     "votes": SummedVotes(),

@@ -287,7 +287,7 @@ def _steps(
 
 def _numbers(config: RunSettings, shape: Shape) -> int:
     """How many numbers of a contribution one person may move."""
-    rows = 1 if config.method.opens_votes else config.train.batch_size
+    rows = 1 if config.method.asks_once else config.train.batch_size
     return rows * math.prod(shape)
 
 

@@ -253,13 +253,18 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
 
 
 class FrozenGaussianGuard(GaussianGuard):
-    """Noises each row once, as `GaussianGuard`, and sends what came out ever after.
+    """Noises each row once, as `GaussianGuard`, scales it, and sends what came out ever after.
 
     Above all against averaging: many epochs show no more of a row than its first release.
     Guarantee: that of one Gaussian release of each row, however long the run, with the encoder
     held fixed. The price: the receivers see every row as the encoder was when that row was first
     sent, which early in a run is hardly trained. The gradient goes straight through: what arrives
     for the frozen row is passed on to today's clipped representation, as if that had been sent.
+
+    The scale is public, 1 / sqrt(1 + D sigma^2 / C^2), which brings the norm of clip and noise back
+    to about C: post-processing, which costs nothing, and without which receivers' networks meet
+    rows as long as the noise and diverge where epsilon is small. Gradients are not scaled: what
+    helps is what they carry of the passives' features, and that needs no h (docs/tell-nothing.md).
 
     The frozen rows are state: a run that resumes must restore them, or it would noise its rows
     anew. It would not go unnoticed: the ledger charges bytes that it has not seen.
@@ -278,6 +283,13 @@ class FrozenGaussianGuard(GaussianGuard):
     @cached_property
     def _frozen(self) -> dict[int, torch.Tensor]:
         return {}
+
+    def scale(self, dimension: int) -> float:
+        """What a noisy row of `dimension` numbers is multiplied by."""
+        return 1 / math.hypot(1, math.sqrt(dimension) * self.sigma / self.clip)
+
+    def largest_norm(self, dimension: int) -> float:
+        return self.scale(dimension) * super().largest_norm(dimension)
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
         _check(h_BD, step, rows)
@@ -298,6 +310,7 @@ class FrozenGaussianGuard(GaussianGuard):
             new = torch.tensor(list(first.values()))
             fresh_BD = h_BD.detach()[new.to(h_BD.device)]
             z_BD = super().release(fresh_BD, step=step, rows=rows[new.to(rows.device)])
+            z_BD = z_BD * self.scale(h_BD.shape[1])
             self._frozen.update(zip(first, z_BD.cpu(), strict=True))
         kept = [self._frozen[row] for row in rows.tolist()]
         return torch.stack(kept).to(h_BD.device) + (clipped_BD - clipped_BD.detach())
@@ -309,7 +322,9 @@ class FrozenGaussianGuard(GaussianGuard):
         return min(releases, 1)
 
     def statement(self) -> str:
-        return f"{super().statement()}; each row is noised once and sent unchanged ever after"
+        return (
+            f"{super().statement()}; each row is noised once, scaled, and sent unchanged ever after"
+        )
 
     def tensors(self) -> dict[str, torch.Tensor]:
         if not self._frozen:
