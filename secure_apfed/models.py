@@ -216,16 +216,19 @@ class RandomFeatures(nn.Module):
     def fit(self, features_NF: Tensor) -> None:
         """Standardise by these rows; the width is the median distance of some of them."""
         rows_NF = features_NF.flatten(1).to(self.centre)
-        self.centre = rows_NF.mean(0)
-        scale = rows_NF.std(0, correction=0)
-        # What never differed says nothing of a row, and z stays 0 where it does one day.
-        self.scale = torch.where(scale < _LEAST_SCALE, math.inf, scale)
+        self._standardise(rows_NF)
         step = max(1, len(rows_NF) // _SAMPLE)
         sample_NF = (rows_NF[::step] - self.centre) / self.scale
         distances = torch.pdist(sample_NF)
         distances = distances[distances > 0]
         if len(distances):
             self.width = distances.median()
+
+    def _standardise(self, rows_NF: Tensor) -> None:
+        self.centre = rows_NF.mean(0)
+        scale = rows_NF.std(0, correction=0)
+        # What never differed says nothing of a row, and z stays 0 where it does one day.
+        self.scale = torch.where(scale < _LEAST_SCALE, math.inf, scale)
 
     def standardised(self, features_B: Tensor) -> Tensor:
         return (features_B.flatten(1) - self.centre) / self.scale
@@ -259,26 +262,45 @@ class CrossView(RandomFeatures):
         features: F, flattened; numbers: D of h; size: of random features.
 
     Attributes:
-        own: random features of x; foretold: from these to h.
+        own: random features of x; foretold: the linear layer from these to h.
     """
 
     def __init__(self, features: int, numbers: int, size: int) -> None:
         super().__init__(features + numbers, size)
         self.own = RandomFeatures(features, size)
         self.foretold = nn.Linear(1 + features + size, numbers, bias=False)
+        self._told = False
+
+    def fit(self, features_NF: Tensor) -> None:
+        """Take centre, scale and width from these rows, with nothing foretold yet."""
+        self.own.fit(features_NF)
+        self.read(features_NF, told=False)
 
     def read(self, features_NF: Tensor, *, told: bool) -> None:
-        """Standardise (x, h) by these rows, x as long as h; h is left out where not `told`."""
+        """Fit to these rows: x as long as h, so that neither decides alone which rows are near; h
+        is left out where not `told`.
+        """
+        self._told = told
         with torch.no_grad():
             super().fit(self._beside(features_NF))
+
+    def _standardise(self, rows_NF: Tensor) -> None:
+        super()._standardise(rows_NF)
         numbers, columns = self.foretold.out_features, len(self.scale)
         own, forecast = self.scale.split((columns - numbers, numbers))
-        own = own * math.sqrt(own.isfinite().sum() / columns)
-        forecast = forecast * math.sqrt(forecast.isfinite().sum() / columns)
-        self.scale = torch.cat([own, forecast if told else torch.full_like(forecast, math.inf)])
+        if not self._told:
+            forecast = torch.full_like(forecast, math.inf)
+        known = (part.isfinite().sum().clamp(min=1) for part in (own, forecast))
+        parts = zip((own, forecast), known, strict=True)
+        self.scale = torch.cat([part * (count / columns).sqrt() for part, count in parts])
 
     def _beside(self, features_B: Tensor) -> Tensor:
-        return torch.cat([features_B.flatten(1), self.foretold(self.own(features_B))], dim=1)
+        return torch.cat([features_B.flatten(1), self.foretell(features_B)], dim=1)
+
+    def foretell(self, features_B: Tensor) -> Tensor:
+        """h, (B, D)."""
+        forecast_BD: Tensor = self.foretold(self.own(features_B))
+        return forecast_BD
 
     def standardised(self, features_B: Tensor) -> Tensor:
         return super().standardised(self._beside(features_B))

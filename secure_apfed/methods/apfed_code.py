@@ -23,23 +23,30 @@ projection.
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Envelope, Kind, Links, pack
+from secure_apfed.labellers import Spreading
 from secure_apfed.learning.votes import fit_linear
-from secure_apfed.measures import ACCURACY, MEASURES, Measure
+from secure_apfed.measures import ACCURACY, MEASURES, Measure, Scored, probabilities_of
 from secure_apfed.methods.accounts import agreed_sum
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.method import Agreed, Helper, Learner, Own, Steps
-from secure_apfed.methods.student import Student, StudentActive, by_best_baseline, with_prior
+from secure_apfed.methods.student import (
+    Student,
+    StudentActive,
+    by_best_baseline,
+    side_by_side,
+    with_prior,
+)
 from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumMethod
 from secure_apfed.methods.terms import check_passives, clip_of
 from secure_apfed.models import CrossView
@@ -47,8 +54,8 @@ from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.seeds import one_thread, seeded
 from secure_apfed.settings.method import MethodSettings, Side
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.solo import SoloTask, chosen, validation_of
-from secure_apfed.solo.interface import fits_kept_meanwhile
+from secure_apfed.solo import FOLDS, chosen, validation_of
+from secure_apfed.solo.interface import fits_kept_meanwhile, held_out
 
 ASK = 0
 """The step in which the active asks."""
@@ -56,6 +63,9 @@ ASK = 0
 _REQUEST = pack({})
 _UNBOUNDED = 1e9
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Source: TypeAlias = Literal["told", "foretold"]
+_SOURCES: tuple[Source, ...] = ("told", "foretold")
 
 
 class ApfedCodeSettings(MethodSettings):
@@ -89,13 +99,15 @@ class ApfedCodeSettings(MethodSettings):
 
 
 class CodeStudent(Student):
-    """The active's model: a forecast of what passives tell, and what it learns from that.
+    """The active's model: what it foretells of the passives' sum beside its own features, taught
+    labels that the labelled rows spread over all rows to learn from.
 
     Attributes:
-        helped: whether it learns from the forecast, too; None before it was asked.
+        helped: by what labels were spread, beside its own features: the sum itself ("told") or its
+            forecast; None: help is not used, and it is taught as the active would do alone.
     """
 
-    helped: bool | None = None
+    helped: Source | None = None
 
     @property
     def encoder(self) -> CrossView:
@@ -103,43 +115,78 @@ class CodeStudent(Student):
         assert isinstance(encoder, CrossView)
         return encoder
 
-    def foretell(self, sum_UD: Floats) -> None:
-        """Fit the forecast of the passives' sum, each number about its mean and of deviation 1.
+    def learn_from(self, sum_UD: Floats, measure: Measure, *, seed: int) -> None:
+        """Learn from what all passives told of its rows, or alone, as held-out labels say.
+
+        Held out are labelled rows, of which then neither label nor sum is known, as of new people:
+        whoever judges by rows whose sums it knows is flattered.
+        """
+        task = self.task_alone(seed)
+        with one_thread(), fits_kept_meanwhile():
+            alone = validation_of(chosen(task, measure=measure), task, measure)
+            reached = {source: self._held_out(sum_UD, source, measure, seed) for source in _SOURCES}
+            best = max(_SOURCES, key=lambda source: measure.rank(reached[source]))
+            if measure.rank(reached[best]) > measure.rank(alone):
+                self.helped = best
+                self.teach(self._spread(sum_UD, best, np.arange(len(sum_UD))))
+            else:
+                self.encoder.read(self._rows, told=False)
+                self.teach(with_prior(None, self, by_best_baseline(measure), seed=seed))
+
+    @property
+    def _rows(self) -> Tensor:
+        return self.trainer.features_N[self.rows_U]
+
+    def _held_out(
+        self, sum_UD: Floats, source: Source, measure: Measure, seed: int
+    ) -> float | None:
+        """The measure on labelled rows, each by what was learnt without it."""
+        parts = held_out(self.labels, FOLDS, seed)
+        if not parts:
+            return None
+        said = []
+        for part in parts:
+            kept_V = np.setdiff1d(np.arange(len(sum_UD)), self.labelled[part])
+            likely_VK = self._spread(sum_UD, source, kept_V)
+            taught_V = np.flatnonzero(likely_VK.any(axis=1))
+            with torch.no_grad():
+                phi_UD = self.encoder(self._rows).double().cpu().numpy()
+            linear = nn.Linear(phi_UD.shape[1], self.classes, bias=False, dtype=torch.float64)
+            own_n = np.flatnonzero(np.isin(kept_V[taught_V], self.labelled))
+            fit_linear(linear, phi_UD[kept_V[taught_V]], likely_VK[taught_V], labelled_n=own_n)
+            said.append(phi_UD[self.labelled[part]] @ linear.weight.detach().numpy().T)
+        truth_n = self.labels[np.concatenate(parts)]
+        value = measure.of(Scored(truth=truth_n, scores=probabilities_of(np.concatenate(said))))
+        return None if math.isnan(value) else value
+
+    def _spread(self, sum_UD: Floats, source: Source, kept_V: Integers) -> Floats:
+        """Foretell by these of its rows, and spread their labels over them, (V, K)."""
+        told_VD, rows_VF = sum_UD[kept_V], self._rows[kept_V]
+        self._foretell(kept_V, told_VD)
+        with torch.no_grad():
+            own_VF, beside_VD = self.encoder.own.standardised(rows_VF), torch.from_numpy(told_VD)
+            if source == "foretold":
+                beside_VD = self.encoder.foretell(rows_VF)
+        return Spreading().label(
+            side_by_side([own_VF, beside_VD]), *self._labelled_among(kept_V), self.classes
+        )
+
+    def _labelled_among(self, kept_V: Integers) -> tuple[Integers, Integers]:
+        """Places of labelled rows among these, and their labels."""
+        here_n = np.isin(self.labelled, kept_V)
+        return np.searchsorted(kept_V, self.labelled[here_n]), self.labels[here_n]
+
+    def _foretell(self, kept_V: Integers, told_VD: Floats) -> None:
+        """Fit the forecast to these rows, each number about its mean and of deviation 1.
 
         Of every fourth row the sum is held out to choose the strength of the ridge.
         """
-        rows_UF = self.trainer.features_N[self.rows_U]
-        deviation_D = sum_UD.std(axis=0)
-        told_UD = (sum_UD - sum_UD.mean(axis=0)) / np.where(deviation_D > 0, deviation_D, 1.0)
-        self.encoder.own.fit(rows_UF)
+        deviation_D = told_VD.std(axis=0)
+        told_VD = (told_VD - told_VD.mean(axis=0)) / np.where(deviation_D > 0, deviation_D, 1.0)
         with torch.no_grad():
-            phi_UD = self.encoder.own(rows_UF).double().cpu().numpy()
-        held_out = np.arange(0, len(phi_UD), 4)
-        fit_linear(self.encoder.foretold, phi_UD, told_UD, labelled_n=held_out)
-
-    def decide(self, measure: Measure, *, seed: int) -> None:
-        """Learn from the forecast where the labelled rows, each held out, are better told so."""
-        found = []
-        for helped in (False, True):
-            self.helped = helped
-            task = self.task_alone(seed)
-            reached = validation_of(chosen(task, measure=measure), task, measure)
-            found.append(measure.rank(reached))
-        self.helped = found[1] > found[0]
-        self.encoder.read(self.trainer.features_N[self.rows_U], told=self.helped)
-
-    def task_alone(self, seed: int) -> SoloTask:
-        """Its own columns, and beside them the forecast where it is helped."""
-        if not self.helped:
-            return super().task_alone(seed)
-        rows_UF = self.trainer.features_N[self.rows_U]
-        self.encoder.read(rows_UF, told=True)
-        with torch.no_grad():
-            beside_UF = self.encoder.standardised(rows_UF).double().cpu().numpy()
-        return SoloTask.of(
-            beside_UF, self.labelled, self.labels,
-            classes=self.classes, seed=seed, model=self._model, train=self._train,
-        )  # fmt: skip
+            phi_VD = self.encoder.own(self._rows[kept_V]).double().cpu().numpy()
+        fit_linear(self.encoder.foretold, phi_VD, told_VD, labelled_n=np.arange(0, len(phi_VD), 4))
+        self.encoder.read(self._rows[kept_V], told=True)
 
 
 class CodeActive(StudentActive):
@@ -178,18 +225,14 @@ class CodeActive(StudentActive):
     def take(self, sum_ND: Floats) -> None:
         """Learn from what all passives told, (N, D)."""
         student = self.student
-        student.foretell(sum_ND[self._positions_U.numpy()])
-        with one_thread(), fits_kept_meanwhile():
-            student.decide(self._measure, seed=self._seed)
-            likely_UK = with_prior(None, student, by_best_baseline(self._measure), seed=self._seed)
-        if not student.helped:
+        student.learn_from(sum_ND[self._positions_U.numpy()], self._measure, seed=self._seed)
+        if student.helped is None:
             warnings.warn(
                 f"{self.name}: help is not used: on labelled rows that are held out, its own "
                 "columns tell as much as with what the passives told",
                 NoHelpWarning,
                 stacklevel=2,
             )
-        student.teach(likely_UK)
 
 
 class CodePassive(SumHelper):
@@ -259,4 +302,5 @@ def projections(features_NF: Tensor, numbers: int) -> Tensor:
 
 
 def _blocks(people: int, contract: Contract) -> tuple[Tensor, ...]:
-    return torch.arange(people).split(contract.batch_size)
+    blocks: tuple[Tensor, ...] = torch.arange(people).split(contract.batch_size)
+    return blocks
