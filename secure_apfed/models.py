@@ -252,6 +252,39 @@ class RandomFeatureFamily(Perceptron):
         return nn.Sequential(nn.Flatten(), nn.Linear(size, classes, bias=False))
 
 
+class Projection(nn.Module):
+    """x -> z W / sqrt(F D), float64, with z the standardised x: rows are about 1 long.
+
+    Johnson and Lindenstrauss 1984 (Extensions of Lipschitz mappings into a Hilbert space). Nothing
+    of it is trained; W comes from torch's generator.
+
+    Args:
+        features: F, flattened; numbers: D.
+    """
+
+    centre: Tensor
+    scale: Tensor
+    directions: Tensor
+
+    def __init__(self, features: int, numbers: int) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(features, dtype=torch.float64))
+        self.register_buffer("scale", torch.ones(features, dtype=torch.float64))
+        directions = torch.randn(features, numbers, dtype=torch.float64)
+        self.register_buffer("directions", directions / math.sqrt(features * numbers))
+
+    def fit(self, features_NF: Tensor) -> None:
+        """Standardise by these rows; a column that never differs says nothing."""
+        rows_NF = features_NF.flatten(1).to(self.centre)
+        self.centre, scale = rows_NF.mean(0), rows_NF.std(0, correction=0)
+        self.scale = torch.where(scale < _LEAST_SCALE, math.inf, scale)
+
+    def forward(self, features_B: Tensor) -> Tensor:
+        z_BF = (features_B.flatten(1).to(self.centre) - self.centre) / self.scale
+        projected_BD: Tensor = z_BF @ self.directions
+        return projected_BD
+
+
 class CrossView(RandomFeatures):
     """x -> random features of (x, h), with h a forecast of what other parties see of the person.
 

@@ -49,7 +49,7 @@ from secure_apfed.methods.student import (
 )
 from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumMethod
 from secure_apfed.methods.terms import check_passives, clip_of
-from secure_apfed.models import CrossView
+from secure_apfed.models import CrossView, Projection, Shape
 from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.seeds import one_thread, seeded
 from secure_apfed.settings.method import MethodSettings, Side
@@ -88,6 +88,10 @@ class ApfedCodeSettings(MethodSettings):
     def offers(self) -> tuple[Side, ...]:
         """See `MethodSettings`: the settings say all that there is."""
         return ()
+
+    @property
+    def happens(self) -> frozenset[str]:
+        return super().happens - {"representations are summed"} | {"projections are summed"}
 
     @property
     def asks_once(self) -> bool:
@@ -242,13 +246,18 @@ class CodePassive(SumHelper):
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor, summed: SessionSum) -> None:
         super().__init__(summed.passive(people=len(rows), repeatable=True))
-        (numbers,) = summed.shape
+        rows_NF = own.data.table.features[rows]
         with seeded(own.secrets.seed, own.name, "projection"):
-            self._told_ND = projections(own.data.table.features[rows], numbers)
+            self._projection = Projection(math.prod(rows_NF.shape[1:]), *summed.shape)
+        self._projection.fit(rows_NF)
+        self._told_ND = self._projection(rows_NF)
         clip = clip_of(own.config)
         if clip is not None:
             self._told_ND = clip_rows(self._told_ND, clip)
         self._asked = False
+
+    def sent_network(self) -> nn.Module:
+        return self._projection
 
     async def answer(self, links: Links, message: Envelope) -> None:
         if message.payload != _REQUEST or self._asked:
@@ -282,23 +291,14 @@ class ApfedCode(SumMethod):
             passives=dict.fromkeys(own.passives, terms), secure_sum=agreed_sum(own, session, shape)
         )
 
+    def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
+        return Projection(math.prod(features), config.model.representation)
+
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         return CodeActive(own, contract, rows, SessionSum.of(own, contract))
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         return CodePassive(own, contract, rows, SessionSum.of(own, contract))
-
-
-def projections(features_NF: Tensor, numbers: int) -> Tensor:
-    """Return random projections (N, D) of a party's own columns, float64, rows about 1 long.
-
-    Columns are standardised by these rows; directions come from torch's generator.
-    """
-    rows_NF = features_NF.flatten(1).double()
-    deviation_F = rows_NF.std(0, correction=0)
-    scaled_NF = (rows_NF - rows_NF.mean(0)) / torch.where(deviation_F > 0, deviation_F, math.inf)
-    directions_FD = torch.randn(rows_NF.shape[1], numbers, dtype=torch.float64)
-    return scaled_NF @ directions_FD / math.sqrt(directions_FD.numel())
 
 
 def _blocks(people: int, contract: Contract) -> tuple[Tensor, ...]:

@@ -56,6 +56,7 @@ _OPENED = "sums as the active decoded them"
 _SUMMED = {
     "gradients are summed": "gradient",
     "representations are summed": "representation",
+    "projections are summed": "projection",
     "passives vote": "row of votes",
     "pseudo-labels are averaged": "passive's pseudo-labels",
     "weights are averaged": "passive's weights",

@@ -48,6 +48,12 @@ def small_config(method: Said = "apfed_c", **changes: Any) -> Config:
     if kind.averages:
         settings["model"] = {"network": "identity"}
         settings["secure_sum"] = {"scheme": "plain", "masks": "pairwise", "clip": 8.0}
+    if "projections are summed" in kind.happens:
+        settings["model"] = {
+            "network": "cross_view",
+            "representation": 4,
+            "random_features": 40,
+        }
     if kind.reads_sequences:
         kept = {"dataset": "synthetic_keystrokes", "partition": "horizontal", "limit": 240}
         sequences = list(find_dataset("synthetic_keystrokes").sequences.values())

@@ -145,7 +145,7 @@ class TestGaussianGuard:
     def test_the_key_is_in_no_text_and_no_pickle(self, gaussian: GaussianGuard) -> None:
         usual = "row-release guarantee, encoder held fixed"
         assert gaussian.statement() == usual
-        once = f"{usual}; each row is noised once and sent unchanged ever after"
+        once = f"{usual}; each row is noised once, scaled, and sent unchanged ever after"
         assert frozen().statement() == once
         for guard in (gaussian, frozen()):
             name = type(guard).__name__
@@ -218,7 +218,8 @@ def test_a_row_is_sent_unchanged_in_whatever_batch_it_comes_again(dtype: torch.d
     guard, rows, h_BD = frozen(), positions(3, 9, 0, 5), some(0, dtype=dtype)
     first = guard.release(h_BD, step=0, rows=rows)
     plain = GaussianGuard(clip=CLIP, sigma=SIGMA, key=KEY).release(h_BD, step=0, rows=rows)
-    assert torch.equal(first, plain)
+    assert torch.equal(first, plain * guard.scale(6))
+    assert guard.scale(6) == pytest.approx(1 / math.sqrt(1 + 6 * (SIGMA / CLIP) ** 2))
     again = guard.release(some(1, dtype=dtype), step=7, rows=positions(5, 1, 3, 9))
     assert torch.equal(again[[0, 2, 3]], first[[3, 0, 1]])
     assert again.dtype == dtype

@@ -1,0 +1,133 @@
+"""APFed at a public code: nothing told, helped where that helps, and charged once."""
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.errors import NoHelpWarning
+from secure_apfed.exchange import Kind, Links
+from secure_apfed.models import CrossView, Projection
+from secure_apfed.runs.run import run
+from tests.secure_apfed.seats import altered
+from tests.secure_apfed.small_runs import small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+DIGITS = {"dataset": "digits", "views": 4, "labelled": 50, "limit": 900}
+
+
+def config_of(**changes: Any) -> Config:
+    usual = {
+        "data": DIGITS, "train": {"epochs": 1, "device": "cpu"},
+        "model": {"network": "cross_view", "representation": 32, "random_features": 300},
+    }  # fmt: skip
+    return small_config("apfed_code", **{**usual, **changes})
+
+
+def with_tables(data: VerticalData, *, mixed: bool) -> VerticalData:
+    """The same people at passives whose rows are other people's where `mixed`."""
+    passives = tuple(
+        replace(table, features=table.features[torch.randperm(
+            len(table.ids), generator=torch.Generator().manual_seed(at))])
+        for at, table in enumerate(data.passives)
+    )  # fmt: skip
+    return replace(data, passives=passives) if mixed else data
+
+
+def sent_by_the_active(data: VerticalData, config: Config) -> list[tuple[str, Kind, int, bytes]]:
+    """All that it says once the contract is signed, which names fresh keys."""
+    sent: list[tuple[str, Kind, int, bytes]] = []
+    send = Links.send
+
+    def kept(self: Links, to: str, kind: Kind, step: int, payload: bytes = b"") -> None:
+        if self.me == data.active.name and kind.phase != "agreement":
+            sent.append((to, kind, step, payload))
+        send(self, to, kind, step, payload)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Links, "send", kept)
+        run(config, None, data=data)
+    return sent
+
+
+@pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning")
+def test_what_leaves_the_active_is_the_same_whatever_it_holds() -> None:
+    config = config_of(alignment={"protocol": "circuit"})
+    data = load_data(config.data, seed=0)
+    labels = data.active.labels
+    assert labels is not None
+    table = replace(data.active, features=data.active.features.flip(0) * 3 + 1, labels=9 - labels)
+    other = sent_by_the_active(replace(data, table=table), config)
+    mine = sent_by_the_active(data, config)
+    for said in (mine, other):  # random by itself: blinded IDs, and fresh keys of the sum
+        said[:] = [
+            (to, kind, step, b"" if kind.phase in ("alignment", "set-up") else payload)
+            for to, kind, step, payload in said
+        ]
+    assert mine == other
+    assert {payload for _, kind, _, payload in mine if kind is Kind.REQUEST} != {b""}
+
+
+def test_it_helps_by_what_the_passives_know_and_says_where_it_does_not() -> None:
+    config = config_of()
+    data = load_data(config.data, seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NoHelpWarning)
+        helped = run(config, None, data=with_tables(data, mixed=False))
+    with pytest.warns(NoHelpWarning, match="help is not used"):
+        alone = run(config, None, data=with_tables(data, mixed=True))
+    assert alone.accuracy["apfed_code"] < helped.accuracy["apfed_code"] - 0.05
+    assert (helped.privacy.epsilon_x, helped.privacy.releases) == (0.0, 0)
+
+
+@pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning")
+def test_noise_under_the_sum_is_charged_once_a_person() -> None:
+    sums = {"scheme": "plain", "masks": "pairwise", "clip": 1.0, "noise": {"epsilon": 8.0}}
+    result = run(config_of(secure_sum=sums), None)
+    assert len(result.contributions) == 3
+    for spent in result.contributions.values():
+        assert 7.9 < spent["epsilon"] <= 8.0
+        assert spent["releases"] == 1
+    assert result.privacy.epsilon_x == 0.0
+
+
+@pytest.mark.parametrize("ask", [b"", b"\x00"])
+def test_another_question_is_refused(ask: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        altered(patch, Kind.REQUEST, lambda _: ask, who="active")
+        with pytest.raises(RemoteProtocolError, match="asks passive-1 for something else"):
+            run(config_of(), None)
+
+
+def test_a_projection_keeps_distances_and_its_rows_are_about_one_long() -> None:
+    rows_NF = torch.randn(200, 50, generator=torch.Generator().manual_seed(1)) * 7 + 3
+    rows_NF[:, 4] = 2.0
+    torch.manual_seed(0)
+    projection = Projection(50, 400)
+    projection.fit(rows_NF)
+    told_ND = projection(rows_NF)
+    assert told_ND.square().sum(1).mean() == pytest.approx(0.98, rel=0.05)
+    z_NF = (rows_NF.double() - rows_NF.double().mean(0)) / rows_NF.double().std(0, correction=0)
+    z_NF[:, 4] = 0
+    ratios = torch.pdist(told_ND) / torch.pdist(z_NF) * np.sqrt(50)
+    assert ratios.std() < 0.06
+
+
+def test_a_forecast_that_is_left_out_moves_nothing() -> None:
+    rows_NF = torch.randn(60, 5, generator=torch.Generator().manual_seed(2))
+    encoder = CrossView(5, 3, 20)
+    encoder.fit(rows_NF)
+    before = encoder(rows_NF)
+    with torch.no_grad():
+        encoder.foretold.weight.add_(1.0)
+        assert torch.equal(encoder(rows_NF), before)
+        encoder.read(rows_NF, told=True)
+        inputs_NF = encoder.standardised(rows_NF)
+    assert inputs_NF[:, :5].square().sum(1).mean() == pytest.approx(8, rel=0.05)
+    assert inputs_NF[:, 5:].square().sum(1).mean() == pytest.approx(8, rel=0.05)
