@@ -187,7 +187,7 @@ def view_of(
 _OPENS: Mapping[str, Opened] = {
     "gradients are summed": "gradients",
     "representations are summed": "representations",
-    "projections are summed": "representations",
+    "projections are summed": "projections",
     "tables are decomposed": "singular vectors",
     "pseudo-labels are averaged": "pseudo-labels",
     "weights are averaged": "weights",

@@ -65,8 +65,8 @@ Behaviour: TypeAlias = Literal["curious", "malicious"]
 Side: TypeAlias = Literal["active", "passives"]
 Sent: TypeAlias = Literal["shown", "encrypted"]
 Opened: TypeAlias = Literal[
-    "gradients", "representations", "pseudo-labels", "weights", "sum of votes", "moment of votes",
-    "singular vectors",
+    "gradients", "representations", "projections", "pseudo-labels", "weights", "sum of votes",
+    "moment of votes", "singular vectors",
 ]  # fmt: skip
 _CPU = torch.device("cpu")
 # Vectors or convolution maps; what is sent is never narrower than float32.
@@ -497,11 +497,17 @@ def epochs_asked(view: AdversaryView, which: Callable[[Request], bool]) -> tuple
 
 def opened_epochs(view: AdversaryView) -> tuple[int, ...]:
     """Return the epochs, ascending, of which the view holds anything opened row by row."""
+    if view.description.opens == "projections":
+        return (0,) if view.opened else ()
     return epochs_asked(view, lambda request: request.step in view.opened)
 
 
 def opened_sums(view: AdversaryView, epoch: int) -> Observed:
     """Return what the active opened of each position that it asked about in `epoch`."""
+    if view.description.opens == "projections":  # of everybody, in one question without positions
+        told_ND = view.opened[min(view.opened)]
+        everybody = view.attributed(torch.arange(len(told_ND)))
+        return _latest(view, "sums", epoch, [("", everybody, told_ND)])
     rows = {asked.step: asked.rows for asked in requests(view, epoch) if asked.step in view.opened}
     sums = [("", rows_B, view.opened[step]) for step, rows_B in rows.items()]
     return _latest(view, "sums", epoch, sums)

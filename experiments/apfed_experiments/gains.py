@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from apfed_experiments.columns import EPSILON, P_HOLM, Column, Table, adjust, within, write_text
 from apfed_experiments.drawing import COLOURS, OTHER, draw_line, drawing
@@ -117,6 +118,9 @@ _SETS: Mapping[str, _Set] = {
 }
 _JOINTLY = {"epochs": 60, "batch_size": 128, "learning_rate": 0.1, "evaluate_every": 60}
 _NETWORKS = ("apfed_c", "apfed_r", "tvfl")
+_CODE, _MIXED = "apfed_code", "mixed-rows"
+_CODED = {"network": "cross_view", "representation": 64, "random_features": 1000}
+_NUMBERS_UNDER_NOISE = 32
 _LOGISTIC = {"labeller": "logistic"}
 """Whose votes a person without a label moves in no way but by the own one."""
 _VOTES: Mapping[str, dict[str, Any]] = {
@@ -139,16 +143,31 @@ _METHODS: Mapping[str, dict[str, Any]] = {
     },
     **{name: {"method": {"name": name}} for name in _NETWORKS},
     _LAMBDA_0: {"method": {"name": "apfed_c"}},
+    **{name: {"method": {"name": _CODE}, "model": _CODED, "train": {"epochs": 1}}
+       for name in (_CODE, _MIXED)},
 }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class _GainPoint(Point):
     known: float | None
+    mixed: bool
 
     def data(self, seed: int) -> VerticalData:
         data = super().data(seed)
-        return data if self.known is None else with_own_people(data, self.known, seed=seed)
+        if self.known is not None:
+            data = with_own_people(data, self.known, seed=seed)
+        return with_others_rows(data, seed=seed) if self.mixed else data
+
+
+def with_others_rows(data: VerticalData, *, seed: int) -> VerticalData:
+    """Give each passive the same rows in an order of its own, so that they are of other people."""
+    passives = []
+    for table in data.passives:
+        draw = np.random.default_rng(derive_seed(seed, "mixed", table.name))
+        order = torch.from_numpy(draw.permutation(len(table.ids)))
+        passives.append(replace(table, features=table.features[order]))
+    return replace(data, passives=tuple(passives))
 
 
 def with_own_people(data: VerticalData, known: float, *, seed: int) -> VerticalData:
@@ -181,7 +200,7 @@ class _NoHelpPoint(_GainPoint):
 @dataclass(frozen=True, kw_only=True)
 class GainCase:
     """One line of the table: keys of the methods and data sets here, rows with a label (None: all),
-    and epsilon of a person's vote at one passive (None: no noise).
+    and epsilon of a person's vote, or projection, at one passive (None: no noise).
     """
 
     method: str
@@ -203,6 +222,8 @@ class GainCase:
 
     @property
     def control(self) -> "GainCase":
+        if self.method == _CODE:
+            return replace(self, method=_MIXED)
         method = _LAMBDA_0 if self.config.method.sums_gradients else _NO_HELP
         return replace(self, method=method, epsilon=None)
 
@@ -210,7 +231,7 @@ class GainCase:
         kind = _NoHelpPoint if self.method == _NO_HELP else _GainPoint
         return kind(
             config=self.config, folder=folder, figures_only=True, alone=self.alone,
-            known=_SETS[self.data].known,
+            known=_SETS[self.data].known, mixed=self.method == _MIXED,
         )  # fmt: skip
 
     @property
@@ -229,7 +250,12 @@ class GainCase:
             settings |= of.network
         if self.method == _LAMBDA_0:
             settings["passives"] = {"default": {"weight": 0.0}}
-        if self.epsilon is not None:
+        if self.epsilon is not None and self.method in (_CODE, _MIXED):
+            settings["model"] = {**_CODED, "representation": _NUMBERS_UNDER_NOISE}
+            settings["secure_sum"] = {
+                **settings["secure_sum"], "noise": {"epsilon": self.epsilon},
+            }  # fmt: skip
+        elif self.epsilon is not None:
             settings["method"] = {**settings["method"], "epsilon": self.epsilon}
         return Config.model_validate(settings)
 
@@ -262,6 +288,15 @@ def _cases() -> dict[str, GainCase]:
         ),
         *((method, "handwritten-zer", n, None)
           for method in ("apfed_c", "apfed_r") for n in (50, None)),
+        *((_CODE, data, n, None)
+          for data in ("digits", "handwritten-zer") for n in (20, 50, 200)),
+        *((_CODE, f"handwritten-{view}", 50, None) for view in ("fou", "kar", "mor")),
+        *((_CODE, data, 50, None) for data in ("mnist-3-1", "fashion-mnist-3-1")),
+        (_CODE, "breast-cancer-errors", 20, None),
+        (_CODE, "wine", 9, None),
+        *((_CODE, data, 50, epsilon)
+          for data in ("digits", "handwritten-zer", "handwritten-fou", "handwritten-kar")
+          for epsilon in (1.0, 2.0, 4.0, 8.0)),
         *((method, "credit-card", n, None)
           for method in ("votes", "apfed_r", "apfed_c", "tvfl") for n in (200, None)),
         *(("votes", "credit-card", n, 4.0) for n in (200, None)),

@@ -1,7 +1,7 @@
 """Regressions of what a curious active opened to a passive's features: sums, vectors, votes.
 
 Run by: the active, where what it opened holds something of each row: a sum of the passives'
-representations (SplitNN that merges by sum), of what they make of the common pseudo-labels (MMVFL,
+representations (SplitNN that merges by sum) or random projections (APFed by code), of what they make of the common pseudo-labels (MMVFL,
 FedMV) or of votes, or the singular vectors of all parties' tables (VFedTrans). Shadow rows, whose
 features at the victim it knows, teach a regression. The secure sum hides which passive a part came
 from, and is no protection against this: its receiver reads the sum.
@@ -44,8 +44,11 @@ class SumRegression(FeatureAttack):
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
     def applicable(self, view: AdversaryView) -> str | None:
-        if view.description.opens not in ("representations", "pseudo-labels"):
-            return f"{view.description}: no sum of representations or pseudo-labels is opened"
+        if view.description.opens not in ("representations", "projections", "pseudo-labels"):
+            return (
+                f"{view.description}: no sum of representations, projections or pseudo-labels is "
+                "opened"
+            )
         if not opened_epochs(view):
             return "the transcript kept no sums; set transcript.keep to first_and_last or all"
         return None

@@ -91,9 +91,13 @@ def _words(run: RunFacts) -> dict[str, bool]:
         "votes stand alone": votes and run.inductive,
         **{f"sum {name}": summed and run.secure_sum == name for name in SECURE_SUMS},
         "noise under the sum": run.noisy
-        and not run.happens.isdisjoint({
-            "gradients are summed", "representations are summed", "projections are summed",
-        }),
+        and not run.happens.isdisjoint(
+            {
+                "gradients are summed",
+                "representations are summed",
+                "projections are summed",
+            }
+        ),
         "no noise under the sum": gradients and not run.noisy,
         "guard on": run.guarded and "representations are sent" in run.happens,
         "no guard": not run.guarded,
