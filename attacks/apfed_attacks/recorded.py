@@ -105,7 +105,7 @@ def reveal_encoder(recording: Recording, victim: str) -> Callable[[Tensor], Tens
     if (recorded := recording.encoders.get(victim)) is None:
         return None
     network = copy.deepcopy(recorded).requires_grad_(False)
-    dtype = next(network.parameters()).dtype
+    dtype = next(iter(network.state_dict().values())).dtype
 
     def encode(features_N: Tensor) -> Tensor:
         h_ND: Tensor = network.to(features_N.device)(features_N.to(dtype))

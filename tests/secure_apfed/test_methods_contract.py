@@ -25,7 +25,10 @@ from secure_apfed.runs.solo import load_model
 from tests.secure_apfed.seats import altered
 from tests.secure_apfed.small_runs import Said, interrupted, small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
+    pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
+]
 
 
 def config_of(method: Said, **changes: Any) -> Config:

@@ -1,10 +1,11 @@
 """Regressions of what a curious active opened to a passive's features: sums, vectors, votes.
 
 Run by: the active, where what it opened holds something of each row: a sum of the passives'
-representations (SplitNN that merges by sum) or random projections (APFed by code), of what they make of the common pseudo-labels (MMVFL,
-FedMV) or of votes, or the singular vectors of all parties' tables (VFedTrans). Shadow rows, whose
-features at the victim it knows, teach a regression. The secure sum hides which passive a part came
-from, and is no protection against this: its receiver reads the sum.
+representations (SplitNN that merges by sum) or random projections (APFed by code), of what they
+make of the common pseudo-labels (MMVFL, FedMV) or of votes, or the singular vectors of all parties'
+tables (VFedTrans). Shadow rows, whose features at the victim it knows, teach a regression. The
+secure sum hides which passive a part came from, and is no protection against this: its receiver
+reads the sum.
 
 A passive of MMVFL adds zeta_k / zeta (X_k W_k + zeta_k Z) / (1 + zeta_k) to the sum, and Z was sent
 to it. What a regression on Z leaves of the sum is linear in the features of all passives, by
