@@ -296,6 +296,12 @@ def _warnings(
         yield "there is no guard: representations leave as they are, epsilon is infinite"
     elif sent and epsilon > _LARGE_EPSILON:
         yield f"epsilon {epsilon:.3g} promises little; fewer epochs or more noise would lower it"
+    if "gradients are summed" in happens and config.guard.mechanism == "gaussian":
+        yield (
+            "noise that is drawn anew at each step takes off what the active learns (accuracy on "
+            "digits, 50 labels: 37 to 39 %, against 47.9 % alone); take frozen_gaussian, or the "
+            "method apfed_code, which tells nothing"
+        )
     if "tables are decomposed" in happens:
         yield "singular vectors of all parties' rows are opened without noise, epsilon is infinite"
     if "contributions are summed" in happens:

@@ -323,7 +323,7 @@ REASONS: list[tuple[tuple[str, ...], Make, str, slice, dict[str, Any]]] = [
     (("averaged_membership",), LEAK, "apfed_c: no weights are averaged", ALL, {}),
     (("membership",), NOISE, "no party has a model that an outsider could query", ALL, {}),
     (("pseudo_labels",), LEAK, "apfed_c: no pseudo-labels are sent", ALL, {}),
-    (("sum_regression",), LEAK, "no sum of representations, projections or pseudo-labels is opened", ALL, {}),
+    (("sum_regression",), LEAK, "no sum of representations, projections or pseudo", ALL, {}),
     (("vector_regression",), LEAK, "no table is decomposed", ALL, {}),
     (("vote_regression", "shown_labels"), LEAK, "nobody votes", ALL, {}),
     (("temporal",), _of("labels", epochs=1), "only one epoch was released", ALL, {}),
