@@ -1,4 +1,4 @@
-"""APFed at a public code: passives help once, and the active tells nothing but whom it asks about.
+"""APFed at a public code: passives help once, and the active tells nothing of what it holds.
 
 In APFed-R (Eq. 12) a passive answers each row's representation z with the gradient of the squared
 error of its decoder, which is 2 W^T (W z + b - x_p) / F for a linear one. What helps the active in
@@ -11,8 +11,9 @@ others'.
 
 Each passive adds its projections to the secure sum (`CodePassive`), once a row, with noise under
 the sum if the run says so. The active learns to foretell the sum from its own features over all
-common training rows, labelled or not (`CrossView`), and has its best solo learner learn the labels
-from features and forecast together, unless its labelled rows say that it does better without.
+common training rows, labelled or not (`CrossView`); spreads its labels over rows that are near in
+its features and in the sum, or its forecast; and learns these labels from features and forecast,
+unless its labelled rows say that it does better alone (`CodeStudent`).
 
 The active emits a request that is the same whatever it holds; a passive its contribution.
 
