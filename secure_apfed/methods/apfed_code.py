@@ -52,10 +52,10 @@ from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumMethod
 from secure_apfed.methods.terms import check_passives, clip_of
 from secure_apfed.models import CrossView, Projection, Shape
 from secure_apfed.privacy.noise import clip_rows
-from secure_apfed.seeds import one_thread, seeded
+from secure_apfed.seeds import derive_seed, one_thread, seeded
 from secure_apfed.settings.method import MethodSettings, Side
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.solo import FOLDS, chosen, validation_of
+from secure_apfed.solo import FOLDS, chosen, scored_held_out
 from secure_apfed.solo.interface import fits_kept_meanwhile, held_out
 
 ASK = 0
@@ -63,6 +63,7 @@ ASK = 0
 
 _REQUEST = pack({})
 _UNBOUNDED = 1e9
+_RESAMPLES = 200
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Source: TypeAlias = Literal["told", "foretold"]
@@ -124,14 +125,15 @@ class CodeStudent(Student):
         """Learn from what all passives told of its rows, or alone, as held-out labels say.
 
         Held out are labelled rows, of which then neither label nor sum is known, as of new people:
-        whoever judges by rows whose sums it knows is flattered.
+        whoever judges by rows whose sums it knows is flattered. Help has to be better than the best
+        solo model by more than the standard deviation of that, over resamples of these rows.
         """
         task = self.task_alone(seed)
         with one_thread(), fits_kept_meanwhile():
-            alone = validation_of(chosen(task, measure=measure), task, measure)
-            reached = {source: self._held_out(sum_UD, source, measure, seed) for source in _SOURCES}
-            best = max(_SOURCES, key=lambda source: measure.rank(reached[source]))
-            if measure.rank(reached[best]) > measure.rank(alone):
+            alone = scored_held_out(chosen(task, measure=measure), task)
+            told = {source: self._held_out(sum_UD, source, seed) for source in _SOURCES}
+            best = max(_SOURCES, key=lambda source: _rank(told[source], measure))
+            if _surely_better(told[best], alone, measure, seed=seed):
                 self.helped = best
                 self.teach(self._spread(sum_UD, best, np.arange(len(sum_UD))))
             else:
@@ -142,10 +144,8 @@ class CodeStudent(Student):
     def _rows(self) -> Tensor:
         return self.trainer.features_N[self.rows_U]
 
-    def _held_out(
-        self, sum_UD: Floats, source: Source, measure: Measure, seed: int
-    ) -> float | None:
-        """The measure on labelled rows, each by what was learnt without it."""
+    def _held_out(self, sum_UD: Floats, source: Source, seed: int) -> Scored | None:
+        """What is said of labelled rows, of each by what was learnt without it."""
         parts = held_out(self.labels, FOLDS, seed)
         if not parts:
             return None
@@ -160,9 +160,8 @@ class CodeStudent(Student):
             own_n = np.flatnonzero(np.isin(kept_V[taught_V], self.labelled))
             fit_linear(linear, phi_UD[kept_V[taught_V]], likely_VK[taught_V], labelled_n=own_n)
             said.append(phi_UD[self.labelled[part]] @ linear.weight.detach().numpy().T)
-        truth_n = self.labels[np.concatenate(parts)]
-        value = measure.of(Scored(truth=truth_n, scores=probabilities_of(np.concatenate(said))))
-        return None if math.isnan(value) else value
+        scores_nK = probabilities_of(np.concatenate(said))
+        return Scored(truth=self.labels[np.concatenate(parts)], scores=scores_nK)
 
     def _spread(self, sum_UD: Floats, source: Source, kept_V: Integers) -> Floats:
         """Foretell by these of its rows, and spread their labels over them, (V, K)."""
@@ -192,6 +191,32 @@ class CodeStudent(Student):
             phi_VD = self.encoder.own(self._rows[kept_V]).double().cpu().numpy()
         fit_linear(self.encoder.foretold, phi_VD, told_VD, labelled_n=np.arange(0, len(phi_VD), 4))
         self.encoder.read(self._rows[kept_V], told=True)
+
+
+def _rank(scored: Scored | None, measure: Measure) -> float:
+    return measure.rank(None if scored is None else measure.of(scored))
+
+
+def _surely_better(
+    one: Scored | None, other: Scored | None, measure: Measure, *, seed: int
+) -> bool:
+    """Whether `one` is better than `other`, of the same rows, by more than the deviation of that.
+
+    The deviation is over bootstrap resamples of the rows; those that do not define the measure are
+    left out.
+    """
+    if one is None or other is None:
+        return False
+    draw = np.random.default_rng(derive_seed(seed, "help or none"))
+    gains = []
+    for _ in range(_RESAMPLES):
+        rows_n = draw.integers(len(one.truth), size=len(one.truth))
+        both = (Scored(truth=of.truth[rows_n], scores=of.scores[rows_n]) for of in (one, other))
+        better, worse = (_rank(of, measure) for of in both)
+        if math.isfinite(better) and math.isfinite(worse):
+            gains.append(better - worse)
+    gain = _rank(one, measure) - _rank(other, measure)
+    return len(gains) > 1 and math.isfinite(gain) and gain > float(np.std(gains))
 
 
 class CodeActive(StudentActive):
@@ -235,8 +260,8 @@ class CodeActive(StudentActive):
         student.learn_from(sum_ND[self._positions_U.numpy()], self._measure, seed=self._seed)
         if student.helped is None:
             warnings.warn(
-                f"{self.name}: help is not used: on labelled rows that are held out, its own "
-                "columns tell as much as with what the passives told",
+                f"{self.name}: help is not used: on labelled rows that are held out it is not "
+                "better than the best that its own columns give, by more than chance may do",
                 NoHelpWarning,
                 stacklevel=2,
             )

@@ -36,7 +36,16 @@ from secure_apfed.solo.interface import (
 )
 from secure_apfed.solo.networks import Autoencoder, MixMatch, Network
 
-__all__ = ["BASELINES", "FOLDS", "Baseline", "Predictor", "SoloTask", "chosen", "validation_of"]
+__all__ = [
+    "BASELINES",
+    "FOLDS",
+    "Baseline",
+    "Predictor",
+    "SoloTask",
+    "chosen",
+    "scored_held_out",
+    "validation_of",
+]
 
 FOLDS = 3
 
@@ -70,11 +79,18 @@ def chosen(task: SoloTask, *, measure: Measure = ACCURACY) -> Baseline:
 
 
 def validation_of(baseline: Baseline, task: SoloTask, measure: Measure) -> float | None:
-    """The measure on the labels held out, of each part by what was fitted without it.
+    """The measure on the labels held out; None where none could be, or they do not define it."""
+    scored = scored_held_out(baseline, task)
+    value = math.nan if scored is None else measure.of(scored)
+    return None if math.isnan(value) else value
+
+
+def scored_held_out(baseline: Baseline, task: SoloTask) -> Scored | None:
+    """What is said of the labels held out, of each part by what was fitted without it.
 
     Three parts, fewer where a class has fewer labels, and from 400 labels on one of them; their
     rows stay among the unlabelled ones. None where none could be held out, since every class has
-    one, or where they do not define the measure.
+    one.
     """
     parts = held_out(task.labels, FOLDS, task.seed)
     if not parts:
@@ -95,5 +111,4 @@ def validation_of(baseline: Baseline, task: SoloTask, measure: Measure) -> float
     name = f"without-{len(parts)}-of-{FOLDS}-{baseline.name}"
     scores_nK = scored_once(name, task, out_of_fold)
     truth_n = task.labels[np.concatenate(parts)]
-    value = measure.of(Scored(truth=truth_n, scores=probabilities_of(scores_nK)))
-    return None if math.isnan(value) else value
+    return Scored(truth=truth_n, scores=probabilities_of(scores_nK))
