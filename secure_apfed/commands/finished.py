@@ -438,16 +438,6 @@ def predict(
     for column in compared.drift:
         if column.notable:
             terminal.show_note(f"column {column.name!r}: {column.notable}")
-    if compared.stability is not None:
-        terminal.show_note(
-            f"score stability index against the training rows: {compared.stability:.3f} (below "
-            "0.1: alike; above 0.25: these rows are scored otherwise)"
-        )
-    elif compared.stability_needs:
-        terminal.show_note(
-            f"no score stability index: of {compared.rows} rows it would be high by chance, of "
-            f"{compared.stability_needs} or more it says something"
-        )
 
 
 def _show_predictions(frame: "pd.DataFrame") -> None:

@@ -2,21 +2,18 @@
 
 Run by: the active alone. A file is CSV or Parquet, a .npy array or IDX images (also .gz).
 
-Rows differ from those that an encoding was fitted to, column by column. The encoding holds mean and
-deviation of each number, and the known categories; beside it the model card keeps between what
-numbers the training rows lay. A column with a unit or a code of its own is found so; what leaves
-all these as they were is not. Cells are counted of any number of rows; a mean and a spread say
-something of 30 or more alone.
+Rows differ from those that an encoding was fitted to, column by column: it holds mean and deviation
+of each number, and the known categories. A column with a unit or a code of its own is found so;
+what leaves all these as they were is not. Cells are counted of any number of rows; a mean and a
+spread say something of 30 or more alone.
 
 Letters: N rows, F features.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -39,12 +36,8 @@ from secure_apfed.errors import DataError
 from secure_apfed.names import column_name
 
 _ROWS = 50_000  # of a table, read at a time
-Extremes: TypeAlias = tuple[float, float]
-"""The lowest and the highest number of a column, in its unit."""
 FEWEST_ROWS = 30
-_SHIFT, _WIDER, _FAR, _EMPTY, _OUTSIDE = 0.5, 2.0, 8.0, 0.05, 0.05
-_ROUNDING = 1e-5  # of features in float32, in deviations
-_SIX_DIGITS = 5e-6  # half of the last of six, at most
+_SHIFT, _WIDER, _FAR, _EMPTY = 0.5, 2.0, 8.0, 0.05
 
 
 def load_blocks(
@@ -113,7 +106,6 @@ class ColumnDrift:
         shift: of its mean, in deviations of the fitted rows; NaN of categories and constants.
         spread: its deviation over theirs; likewise.
         farthest: how many deviations the farthest row lies from their mean; likewise.
-        extremes: of the training rows, where they were kept; outside: how many rows lie beyond.
     """
 
     name: str
@@ -123,15 +115,13 @@ class ColumnDrift:
     shift: float = math.nan
     spread: float = math.nan
     farthest: float = math.nan
-    extremes: Extremes | None = None
-    outside: int = 0
 
     @property
     def notable(self) -> str:
         """What is unusual of it, for people; empty where nothing is."""
-        many, off = self.rows >= FEWEST_ROWS, self.extremes or (math.nan, math.nan)
-        ignored, empty, outside = (
-            f"{count:,} of {self.rows:,} rows" for count in (self.ignored, self.empty, self.outside)
+        many = self.rows >= FEWEST_ROWS
+        ignored, empty = (
+            f"{count:,} of {self.rows:,} rows" for count in (self.ignored, self.empty)
         )
         signs = {
             f"{ignored} hold what no training row held, which counts for nothing": self.ignored > 0,
@@ -143,58 +133,27 @@ class ColumnDrift:
                 many and (self.spread > _WIDER or self.spread < 1 / _WIDER)
             ),
             f"a row lies {self.farthest:.3g} deviations away": self.farthest > _FAR,
-            f"{outside} lie outside of {off[0]:g} to {off[1]:g}": (
-                self.extremes is not None and self.outside > _OUTSIDE * self.rows
-            ),
         }
         return "; ".join(sign for sign, holds in signs.items() if holds)
-
-
-def extremes_of(encoding: ColumnEncoding, features_NF: Tensor) -> dict[str, Extremes]:
-    """Between what numbers these rows lie, by column, to six digits; none of no rows."""
-    if not len(features_NF):
-        return {}
-    found = {}
-    for column, own in zip(encoding.columns, encoding.places, strict=True):
-        if not isinstance(column, CategoricalColumn):
-            # of a constant both are 0, and so the mean
-            ends = torch.stack(torch.aminmax(features_NF[:, own])).double()
-            low, high = (ends * column.scale + column.mean).tolist()
-            found[column.name] = (float(f"{low:.6g}"), float(f"{high:.6g}"))
-    return found
 
 
 class DriftMeter:
     """Reads new rows, any number at a time, and tells every column's drift.
 
-    The encoding adds to `counts` the cells of the rows that are added; `extremes` are of the
-    training rows.
+    The encoding adds to `counts` the cells of the rows that are added.
     """
 
-    def __init__(
-        self, encoding: ColumnEncoding, extremes: Mapping[str, Extremes] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, encoding: ColumnEncoding) -> None:
         self._parts = list(zip(encoding.columns, encoding.places, strict=True))
-        self.counts, self._extremes = CellCounts(), extremes
-        zeros = torch.zeros(4, *encoding.shape, dtype=torch.float64)
-        self._sum_F, self._squares_F, self._largest_F, self._outside_F = zeros
-        self._low_F = torch.full(encoding.shape, -math.inf, dtype=torch.float64)
-        self._high_F = -self._low_F
-        for column, own in self._parts:
-            if not isinstance(column, CategoricalColumn) and column.name in extremes:
-                low, high = (
-                    (end + side * _SIX_DIGITS * abs(end) - column.mean) / column.scale
-                    for side, end in zip((-1, 1), extremes[column.name], strict=True)
-                )
-                self._low_F[own] = low - _ROUNDING * max(1.0, abs(low))
-                self._high_F[own] = high + _ROUNDING * max(1.0, abs(high))
+        self.counts = CellCounts()
+        zeros = torch.zeros(3, *encoding.shape, dtype=torch.float64)
+        self._sum_F, self._squares_F, self._largest_F = zeros
 
     def add(self, features_NF: Tensor) -> None:
         values_NF = features_NF.double()
         self._sum_F += values_NF.sum(0)
         self._squares_F += values_NF.square().sum(0)
         self._largest_F = torch.maximum(self._largest_F, values_NF.abs().amax(0))
-        self._outside_F += ((values_NF < self._low_F) | (values_NF > self._high_F)).sum(0)
 
     def result(self) -> tuple[ColumnDrift, ...]:
         """Every column's, in the encoding's order; none of no rows."""
@@ -214,6 +173,4 @@ class DriftMeter:
             shift=mean,
             spread=math.sqrt(max(variance, 0.0)),
             farthest=float(self._largest_F[own]),
-            extremes=self._extremes.get(name),
-            outside=int(self._outside_F[own]),
         )

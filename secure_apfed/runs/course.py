@@ -9,7 +9,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from apfed_protocols.errors import RunStoppedError
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings
-from secure_apfed.data import ColumnEncoding, OwnData
-from secure_apfed.data.inputs import Extremes, extremes_of
+from secure_apfed.data import OwnData
 from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind, Links, Transcript
 from secure_apfed.files import own_subfolder, write_atomically
@@ -34,7 +33,6 @@ from secure_apfed.measures import (
     MEASURES,
     Measure,
     Scored,
-    ScoreRanges,
     best_threshold,
     cheapest_threshold,
     measure_all,
@@ -73,8 +71,7 @@ class Judged:
     """What a model is found to be worth, by inference variant: by the measure of the run, or by all
     where it is finished.
 
-    Without threshold it takes the likeliest class; how its scores of training rows are spread, and
-    between which numbers these lie, is there where it is finished and may tell of them.
+    Without threshold it takes the likeliest class.
     """
 
     measure: str
@@ -82,8 +79,6 @@ class Judged:
     accuracy: Mapping[str, float]
     measures: Mapping[str, Mapping[str, float]]
     threshold: float | None = None
-    ranges: ScoreRanges | None = None
-    extremes: Mapping[str, Extremes] = field(default_factory=dict)
     calibration: Calibration | None = None
     ranking: Ranking | None = None
 
@@ -107,16 +102,6 @@ def judge(
     threshold = _threshold(session, labels, trained, calibrated=calibration is not None)
     own, measure = session.headline, MEASURES[config.measure]
     said = {name: scored.at(threshold) if name == own else scored for name, scored in said.items()}
-    # What the card keeps is of rows, and private training must not tell of them without noise.
-    kept = None if config.dp_sgd else trained
-    ranges, extremes = None, dict[str, Extremes]()
-    if kept is not None:
-        if len(kept.truth) and kept.finite:  # else the training diverged
-            ranges = ScoreRanges.of(kept.scores)
-        data = labels.data()
-        if isinstance(data.table.encoding, ColumnEncoding):
-            rows = data.table.features[data.train_rows]
-            extremes = dict(extremes_of(data.table.encoding, rows))
     return Judged(
         measure=measure.name,
         said=said,
@@ -129,8 +114,6 @@ def judge(
             for name, scored in said.items()
         },
         threshold=threshold,
-        ranges=ranges,
-        extremes=extremes,
         calibration=calibration,
         ranking=_ranking(labels, said.get(own), measure) if final else None,
     )
@@ -335,9 +318,6 @@ class RunWriter:
             "accuracy": dict(outcome.accuracy),
             "measures": outcome.measures,
             "threshold": outcome.threshold,
-            "scores_in_training":
-                None if judged.ranges is None else judged.ranges.model_dump(mode="json"),
-            "columns_in_training": judged.extremes,
             "guarantee": outcome.guarantee,
             "epsilon": {"representations": privacy.epsilon_x, "labels": privacy.epsilon_y,
                         "model": privacy.epsilon_model, "delta": privacy.delta,

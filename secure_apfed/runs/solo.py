@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import pandas as pd
 import torch
 from pydantic import BaseModel, Field
@@ -25,10 +24,9 @@ from torch import Tensor, nn
 
 from secure_apfed.data import ColumnEncoding, FeatureEncoding, TargetScale, load_blocks
 from secure_apfed.data.encoding import CellCounts
-from secure_apfed.data.inputs import ColumnDrift, DriftMeter, Extremes
+from secure_apfed.data.inputs import ColumnDrift, DriftMeter
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.files import read_bytes, read_json, to_csv
-from secure_apfed.measures import ScoreRanges, rows_for_stability, stability_index
 from secure_apfed.models import encoder_and_head
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.seeds import undisturbed
@@ -45,8 +43,6 @@ class _Parts(BaseModel):
     classes: tuple[str, ...]
     targets: TargetScale | None = None
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
-    scores_in_training: ScoreRanges | None = None
-    columns_in_training: dict[str, Extremes] = Field({})
 
 
 @dataclass(frozen=True)
@@ -59,9 +55,7 @@ class SoloModel:
         card: everything that is known about the model, JSON-able.
         threshold: of two classes, the probability of the second from which on it is decided for;
             None: the likeliest class is.
-        ranges: how its scores of labelled training rows were spread; None: nobody kept it.
         task: what it learnt, and what it therefore tells.
-        extremes: by column of numbers, between which the training rows lay; none: nobody kept it.
     """
 
     network: nn.Module = field(repr=False)
@@ -69,9 +63,7 @@ class SoloModel:
     encoding: FeatureEncoding = field(repr=False)
     card: dict[str, Any] = field(repr=False)
     threshold: float | None = None
-    ranges: ScoreRanges | None = field(default=None, repr=False)
     task: Task = field(default_factory=Classification)
-    extremes: Mapping[str, Extremes] = field(default_factory=dict, repr=False)
 
     def decide(self, probabilities_NK: Tensor) -> Tensor:
         """The places (N,) in `classes` that these probabilities decide for."""
@@ -137,10 +129,7 @@ def load_model(path: Path) -> SoloModel:
             f"{folder.card} has a threshold between {len(parts.classes)} classes; it decides "
             "between two: restore the file from a copy"
         )
-    return SoloModel(
-        network, parts.classes, parts.encoding, card, parts.threshold, parts.scores_in_training,
-        task, parts.columns_in_training,
-    )  # fmt: skip
+    return SoloModel(network, parts.classes, parts.encoding, card, parts.threshold, task)
 
 
 def _task(parts: _Parts, card: Path) -> Task:
@@ -242,22 +231,15 @@ def row_writer(path: Path) -> Iterator[_Write]:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """How predicted rows differ from those of training.
-
-    There is no stability index of fewer rows than it needs (0: nobody kept the spread of scores in
-    training), and no drift of images, of which the encoding keeps no figures.
+    """How predicted rows differ from those of training; no drift of images, of which the encoding
+    keeps no figures.
     """
 
     rows: int
-    stability: float | None = None
-    stability_needs: int = 0
     drift: tuple[ColumnDrift, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        drift = [{**asdict(shift), "notable": shift.notable} for shift in self.drift]
-        return {
-            "stability": self.stability, "stability_needs": self.stability_needs, "columns": drift,
-        }  # fmt: skip
+        return {"columns": [{**asdict(one), "notable": one.notable} for one in self.drift]}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -328,10 +310,7 @@ class _Predictor:
     def __init__(self, model: SoloModel) -> None:
         self.model, self._rows = model, 0
         encoding = model.encoding
-        self._drift = (
-            DriftMeter(encoding, model.extremes) if isinstance(encoding, ColumnEncoding) else None
-        )
-        self._counts = np.zeros(len(model.ranges.shares) if model.ranges else 0, dtype=np.int64)
+        self._drift = DriftMeter(encoding) if isinstance(encoding, ColumnEncoding) else None
 
     def blocks(self, path: Path, named: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
         counts = None if self._drift is None else self._drift.counts
@@ -341,8 +320,6 @@ class _Predictor:
             self._rows += len(ids)
             if self._drift is not None:
                 self._drift.add(features)
-            if self.model.ranges is not None:
-                self._counts += self.model.ranges.counts(outputs.double().numpy())
             yield ids, outputs
 
     def predicted(self, ids: tuple[str, ...], outputs: Tensor) -> Predicted:
@@ -353,16 +330,8 @@ class _Predictor:
         return replace(whole, classes=self.model.classes, decided=self.model.decide(outputs))
 
     def compared(self) -> Compared:
-        ranges, drift = self.model.ranges, self._drift
-        needs = 0 if ranges is None else rows_for_stability(ranges)
-        return Compared(
-            rows=self._rows,
-            stability=None
-            if ranges is None or self._rows < needs
-            else stability_index(ranges, self._counts),
-            stability_needs=needs,
-            drift=() if drift is None else drift.result(),
-        )
+        drift = () if self._drift is None else self._drift.result()
+        return Compared(rows=self._rows, drift=drift)
 
 
 def _named(folder: Path, id_columns: Sequence[str] | None) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ from secure_apfed.data.encoding import (
     parse_encoding,
 )
 from secure_apfed.data.frames import as_pandas, texts_of, typed
-from secure_apfed.data.inputs import FEWEST_ROWS, ColumnDrift, DriftMeter, extremes_of
+from secure_apfed.data.inputs import FEWEST_ROWS, ColumnDrift, DriftMeter
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import DataError, SuspectColumnWarning, UnseenCellsWarning
 from secure_apfed.names import column_name
@@ -197,7 +197,7 @@ def test_each_change_is_told_of_its_column_alone() -> None:
 
     same = drift_of(aged(1))
     assert list(same) == ["age", "job", "height"]
-    assert not [one for one in same.values() if one.notable or one.extremes]
+    assert not [one for one in same.values() if one.notable]
     assert math.isnan(same["job"].shift)
     older = aged(1).assign(age=lambda frame: frame["age"] + 10)
     centimetres = aged(1).assign(height=lambda frame: 100 * frame["height"])
@@ -221,17 +221,12 @@ def test_cells_are_counted_of_any_number_of_rows(rows: int) -> None:
     trained = aged().assign(country="DE", year=2024, job=aged()["job"].mask(aged().index < 9))
     text = ["job", "country"]
     encoding = fit_columns(trained, categorical=text, missing="mean", source="bank")
-    extremes = extremes_of(encoding, encoding.encode(trained))
     new = pd.DataFrame({"age": 120.0, "job": "c", "height": 1.75, "country": "FR", "year": 2025.0},
                        index=range(rows))  # fmt: skip
-    found = {
-        one.name: one.notable
-        for one in metered(DriftMeter(encoding, extremes), encoding, new).result()
-    }
+    found = {one.name: one.notable for one in metered(DriftMeter(encoding), encoding, new).result()}
     of = f"{rows} of {rows} rows "
     for name in ("job", "country", "year"):
         assert found[name] == f"{of}hold what no training row held, which counts for nothing"
-    assert f"{of}lie outside of" in found["age"]
     assert ("its mean lies" in found["age"]) is (rows >= FEWEST_ROWS)
     empty = new.assign(age=np.nan, job=None)
     told = metered(DriftMeter(encoding), encoding, empty).result()
@@ -239,27 +234,6 @@ def test_cells_are_counted_of_any_number_of_rows(rows: int) -> None:
     assert f"{of}have an empty cell" in found["age"]
     assert found["job"] == f"{of}have an empty cell"
     assert DriftMeter(encoding).result() == ()
-
-
-def test_rows_outside_of_what_was_trained_on() -> None:
-    trained = pd.DataFrame({"age": [18.0, 30, 65], "job": ["a", "b", "a"], "same": [7.0] * 3})
-    encoding = fit_columns(trained, categorical=["job"], source="bank")
-    extremes = extremes_of(encoding, encoding.encode(trained))
-    assert extremes == {"age": (18.0, 65.0), "same": (7.0, 7.0)}
-    assert extremes_of(encoding, encoding.encode(trained[:0])) == {}
-    ages = [18.0, 65.0] * 15 + [17.0, 66.0]
-    new = pd.DataFrame({"age": ages, "job": "a", "same": 7.0})
-    age, job, same = metered(DriftMeter(encoding, extremes), encoding, new).result()
-    assert age.outside == 2
-    assert "2 of 32 rows lie outside of 18 to 65" in age.notable
-    assert (job.outside, same.outside, same.ignored) == (0, 0, 0)
-    rng = np.random.default_rng(0)  # training rows lie within their extremes
-    for size in (1e-3, 1.0, 1e7):
-        frame = pd.DataFrame({"year": 2_000_000.4 + size * rng.integers(0, 2, 500)})
-        encoding = fit_columns(frame, source="bank")
-        meter = DriftMeter(encoding, extremes_of(encoding, encoding.encode(frame)))
-        metered(meter, encoding, frame)
-        assert meter.result()[0].outside == 0
 
 
 Frame = pd.DataFrame

@@ -20,7 +20,6 @@ from secure_apfed.measures import (
     ACCURACY,
     MEASURES,
     Scored,
-    ScoreRanges,
     balanced_weights,
     best_threshold,
     calibration_curve,
@@ -31,7 +30,6 @@ from secure_apfed.measures import (
     names_of,
     probabilities_of,
     scored_by,
-    stability_index,
     task_of,
 )
 
@@ -99,8 +97,6 @@ def test_what_rows_do_not_define_is_left_out() -> None:
     diverged = Scored.of_network([0, 1], [[math.nan, math.nan], [0.0, 1.0]])
     assert set(measure_all(diverged)) == {"accuracy", "balanced_accuracy", "f1"}
     assert calibration_curve(diverged) == ()
-    with pytest.raises(DataError, match="all finite"):
-        ScoreRanges.of(np.array([0.5, math.nan]))
 
 
 def test_what_are_no_probabilities_is_refused() -> None:
@@ -262,58 +258,6 @@ def test_probabilities_are_straightened_by_labels_that_models_had_not_seen() -> 
     assert slope_of(np.zeros(3), np.zeros(3, np.int64)) == pytest.approx(0.3), "none of a class"
     same = Straight.of(np.ones(5), np.empty(0), truth[:0], np.zeros(5), rate=0.02)
     assert expit(same.slope + same.offset) == pytest.approx(0.02)
-
-
-def test_the_stability_index_tells_shifted_scores() -> None:
-    rng = np.random.default_rng(2)
-    old, same, other = rng.beta(2, 5, 5000), rng.beta(2, 5, 5000), rng.beta(4, 3, 5000)
-    pairs = [np.column_stack([1 - one, one]) for one in (old, same, other)]
-    ranges = ScoreRanges.of(pairs[0])
-    assert stability_index(ranges, ranges.counts(pairs[0])) == 0
-    assert stability_index(ranges, ranges.counts(pairs[1])) < 0.02
-    assert stability_index(ranges, ranges.counts(pairs[2])) > 0.25
-    by_hand = ScoreRanges(edges=(0.5,), shares=(0.75, 0.25))
-    half = np.array([[0.9, 0.1], [0.1, 0.9]])
-    expected = (0.5 - 0.75) * math.log(0.5 / 0.75) + (0.5 - 0.25) * math.log(2)
-    assert stability_index(by_hand, by_hand.counts(half)) == pytest.approx(expected)
-    with pytest.raises(ValueError, match="one share more than edges"):
-        ScoreRanges(edges=(0.5, 0.4), shares=(0.2, 0.3, 0.5))
-
-    # Of few rows there are few ranges.
-    for rows, most in ((20, 2), (60, 2), (100, 4), (250, 10), (5000, 10)):
-        found = [ScoreRanges.of(rng.uniform(size=rows)) for _ in range(40)]
-        assert {len(one.shares) for one in found} == {most}
-        new = [stability_index(one, one.counts(rng.uniform(size=1000))) for one in found]
-        assert np.median(new) < 0.1
-
-
-@pytest.mark.parametrize("values", [2, 11, 5000])
-def test_rows_whose_scores_rounding_moves_are_as_stable(values: int) -> None:
-    rng = np.random.default_rng(values)
-    said = np.sort(rng.beta(2, 5, values))[rng.integers(0, values, 5001)]
-    ranges = ScoreRanges.of(said)
-    for kind in (np.float32, np.float64):
-        moved = (said * (1 + 1e-6 * rng.uniform(-1, 1, len(said)))).astype(kind)
-        assert stability_index(ranges, ranges.counts(moved.astype(np.float64))) < 1e-4
-    if values > 20:
-        assert len(ranges.edges) == 9
-        assert ScoreRanges.of(50 + said).shares == pytest.approx(ranges.shares, abs=0.02)
-
-
-def test_scores_beside_a_crowd_are_others() -> None:
-    uniform = np.random.default_rng(0).uniform(0, 4e-6, 500)
-    near_0 = 1e-11 * np.random.default_rng(2).normal(size=1000)
-    for trained, later in (
-        (np.full(100, 0.9), np.full(100, 0.1)),
-        (np.full(100, 0.9), np.full(100, 0.95)),
-        (1 - uniform, np.full(500, 1 / 3)),
-        (np.repeat([1e-8, 1 - 1e-8], 250), np.repeat([0.4, 0.6], 250)),
-        (near_0, np.full(1000, 3e-11)),
-        (np.repeat([0.2, 0.8], [299, 201]), np.repeat([0.2, 0.5, 0.8], [249, 50, 201])),
-    ):
-        ranges = ScoreRanges.of(trained)
-        assert stability_index(ranges, ranges.counts(trained)) == 0
-        assert stability_index(ranges, ranges.counts(later)) > 0.25
 
 
 def test_scores_of_a_table_are_asked_in_parts() -> None:
