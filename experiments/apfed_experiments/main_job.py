@@ -87,6 +87,9 @@ COLUMNS = (
 _NO_GUARD = {"guard": {"mechanism": "none"}}
 _PLAIN = {**_NO_GUARD, "secure_sum": {"scheme": "plain", "masks": "none"}}
 _STUDENT = {**_NO_GUARD, **MASKED, **STUDENT}
+_CODED = {
+    **_STUDENT, "model": {"network": "cross_view", "representation": 64, "random_features": 1000},
+}
 _ENDLESS = 100.0
 _JOINTLY = {"epochs": 20, "batch_size": 64, "learning_rate": 0.1, "evaluate_every": 20}
 
@@ -112,6 +115,7 @@ VARIANTS: tuple[Line, ...] = (
     _variant("votes-moment", "Votes", "votes_moment", "noised moment", changes=_STUDENT,
              epsilon=4.0),
     _variant("votes-encrypted", "Votes", "votes_encrypted", "labels encrypted", changes=_STUDENT),
+    _variant("apfed_code", "APFed by code", "apfed_code", "secure sum", changes=_CODED),
     _variant("joint-teacher", "Joint teacher", "joint_teacher", "none", protected=False,
              changes={**_STUDENT, "train": _JOINTLY}, labels="spreading"),
     _variant("tvfl", "TVFL", "tvfl", "none", protected=False,
