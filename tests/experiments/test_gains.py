@@ -122,11 +122,23 @@ def test_every_case_is_a_run_and_its_control_the_same_without_help() -> None:
         ours, control = case.config, case.control.config
         assert case.control.alone == case.alone
         assert control.data == ours.data
-        if case.method.startswith("apfed"):
+        if case.method == "apfed_code":  # its control has rows of other people, and all else
+            assert control == ours.model_copy(update={"name": control.name})
+        elif case.method.startswith("apfed"):
             assert {passive.weight for passive in control.passives.values()} == {0.0}
             assert (control.model, control.train) == (ours.model, ours.train)
         else:
             assert (control.model, control.train) == (case.alone.model, case.alone.train)
+
+
+def test_the_control_of_a_code_has_the_same_rows_of_other_people() -> None:
+    case = GainCase(method="apfed_code", data="wine", labelled=9)
+    mine, mixed = (one.point(Path()).data(0) for one in (case, case.control))
+    assert torch.equal(mine.active.features, mixed.active.features)
+    for own, other in zip(mine.passives, mixed.passives, strict=True):
+        assert own.ids == other.ids
+        assert torch.equal(own.features.sort(0).values, other.features.sort(0).values)
+        assert (own.features == other.features).all(1).double().mean() < 0.1
 
 
 def test_a_student_without_help_reads_nothing_of_passives() -> None:
