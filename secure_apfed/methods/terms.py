@@ -23,7 +23,6 @@ from secure_apfed.tasks import TASKS, Task
 
 ROWS_AT_ONCE = 4096
 _PROJECTION = 64
-_PROJECTED_NORM = 1e-3
 _UNGUARDED_NORM = 1e4
 _SPREAD, _SPREAD_NUMBERS = 5e-4, 8
 
@@ -126,7 +125,7 @@ def representation_terms(
     return RepresentationTerms(
         shape=shape,
         dtype="float64" if config.train.precision == "float64" else "float32",
-        minimum_norm=_PROJECTED_NORM if projected else 0.0,
+        minimum_norm=guard.smallest_norm() if projected else 0.0,
         maximum_norm=most if math.isfinite(most) else _UNGUARDED_NORM,
         minimum_spread=spread,
     )

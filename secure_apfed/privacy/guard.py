@@ -41,6 +41,7 @@ __all__ = [
 
 NoiseKind: TypeAlias = Literal["secret", "reproducible_insecure"]
 _RARE_DEVIATIONS = 8.0
+_SMALLEST_NORM = 1e-3
 _ROW_STATEMENT = "row-release guarantee, encoder held fixed"
 _SEED_STATEMENT = (
     f"{_ROW_STATEMENT}; and only against somebody who does not know the run's seed, "
@@ -87,6 +88,10 @@ class RepresentationGuard(ABC):
     @abstractmethod
     def largest_norm(self, dimension: int) -> float:
         """A norm that a released row of `dimension` numbers exceeds with probability < 1e-14."""
+
+    def smallest_norm(self) -> float:
+        """A norm below which receivers refuse rows, since such rows read single answers."""
+        return _SMALLEST_NORM
 
     @abstractmethod
     def statement(self) -> str:
@@ -290,6 +295,9 @@ class FrozenGaussianGuard(GaussianGuard):
 
     def largest_norm(self, dimension: int) -> float:
         return self.scale(dimension) * super().largest_norm(dimension)
+
+    def smallest_norm(self) -> float:
+        return super().smallest_norm() * min(1.0, self.clip)  # rows are about as long as the clip
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
         _check(h_BD, step, rows)

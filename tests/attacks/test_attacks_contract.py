@@ -57,7 +57,10 @@ from tests.attacks.recordings import (
 from tests.attacks.test_attacks_live import UNPROTECTED, isolation_error
 from tests.secure_apfed.small_runs import small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
+    pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
+]
 
 Make = Callable[[Any], Any]
 

@@ -150,7 +150,8 @@ def test_a_plan_forecasts_the_run(config_file: Path, finished: Path, capsys: Cap
     assert answer["train_rows"] == result["train_rows"]
     assert answer["numbers_per_row"] == 8
     assert answer["seconds"] > 0
-    assert answer["warnings"] == []
+    (warned,) = answer["warnings"]
+    assert "take frozen_gaussian, or the method apfed_code" in warned
 
 
 def test_doctor_names_what_is_lacking(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

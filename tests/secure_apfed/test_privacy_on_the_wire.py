@@ -83,10 +83,13 @@ def test_every_message_carries_the_noise_that_is_charged(method: str, mechanism:
         noises = [torch.stack([*first.values()])]
         if mechanism == "gaussian":
             noises += [z_BD for _, _, z_BD in messages]
+        drawn = SIGMA
+        if mechanism == "frozen_gaussian":
+            drawn /= math.sqrt(1 + D * (SIGMA / CLIP) ** 2)
         for noise_BD in noises:
-            assert scale_fits(noise_BD.double().numpy(), SIGMA)
+            assert scale_fits(noise_BD.double().numpy(), drawn)
         every = torch.cat(noises).double().numpy()
-        assert not any(scale_fits(every, SIGMA * factor) for factor in (2 / 3, 1.5))
+        assert not any(scale_fits(every, drawn * factor) for factor in (2 / 3, 1.5))
 
 
 @each_run
