@@ -118,7 +118,7 @@ _SETS: Mapping[str, _Set] = {
 }
 _JOINTLY = {"epochs": 60, "batch_size": 128, "learning_rate": 0.1, "evaluate_every": 60}
 _NETWORKS = ("apfed_c", "apfed_r", "tvfl")
-_GUARDED = {"apfed_r-fresh": "gaussian", "apfed_r-frozen": "frozen_gaussian"}
+_FROZEN = "apfed_r-frozen"
 _CODE, _MIXED = "apfed_code", "mixed-rows"
 _CODED = {"network": "cross_view", "representation": 64, "random_features": 1000}
 _NUMBERS_UNDER_NOISE = 32
@@ -143,7 +143,7 @@ _METHODS: Mapping[str, dict[str, Any]] = {
         "model": {"network": "selu", "hidden": [256], "representation": 256},
     },
     **{name: {"method": {"name": name}} for name in _NETWORKS},
-    **{name: {"method": {"name": "apfed_r"}} for name in _GUARDED},
+    _FROZEN: {"method": {"name": "apfed_r"}},
     _LAMBDA_0: {"method": {"name": "apfed_c"}},
     **{name: {"method": {"name": _CODE}, "model": _CODED, "train": {"epochs": 1}}
        for name in (_CODE, _MIXED)},
@@ -248,7 +248,7 @@ class GainCase:
         settings |= {**of.said, "data": {**of.data, "labelled": self.labelled}}
         if self.method in _VOTES:
             settings["method"] = {**settings["method"], **of.votes}
-        elif self.method in (*_NETWORKS, *_GUARDED, _LAMBDA_0):
+        elif self.method in (*_NETWORKS, _FROZEN, _LAMBDA_0):
             settings |= of.network
         if self.method == _LAMBDA_0:
             settings["passives"] = {"default": {"weight": 0.0}}
@@ -257,8 +257,8 @@ class GainCase:
             settings["secure_sum"] = {
                 **settings["secure_sum"], "noise": {"epsilon": self.epsilon},
             }  # fmt: skip
-        elif self.method in _GUARDED:
-            guard = {"mechanism": _GUARDED[self.method], "epsilon": self.epsilon}
+        elif self.method == _FROZEN:
+            guard = {"mechanism": "frozen_gaussian", "epsilon": self.epsilon}
             settings["guard"] = {**usual["guard"], **guard}
         elif self.epsilon is not None:
             settings["method"] = {**settings["method"], "epsilon": self.epsilon}
@@ -293,8 +293,7 @@ def _cases() -> dict[str, GainCase]:
         ),
         *((method, "handwritten-zer", n, None)
           for method in ("apfed_c", "apfed_r") for n in (50, None)),
-        *((method, f"handwritten-{view}", 50, 1.0)
-          for method in _GUARDED for view in ("fou", "zer")),
+        *((_FROZEN, f"handwritten-{view}", 50, 1.0) for view in ("fou", "zer")),
         *((_CODE, data, n, None)
           for data in ("digits", "handwritten-zer") for n in (20, 50, 200)),
         *((_CODE, f"handwritten-{view}", 50, None) for view in ("fou", "kar", "mor")),
