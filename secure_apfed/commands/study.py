@@ -15,7 +15,7 @@ import typer
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed import progress, terminal
 from secure_apfed.commands import AsJson, Jobs
-from secure_apfed.errors import NarrowBatchWarning, NoHelpWarning
+from secure_apfed.errors import NarrowBatchWarning
 
 if TYPE_CHECKING:
     from apfed_experiments.columns import Table
@@ -93,7 +93,6 @@ def gains(
         from apfed_experiments import gains as help_by_case
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)
-    warnings.simplefilter("ignore", NoHelpWarning)  # what few common people come to is asked
     cases = help_by_case.cases_like(only or (help_by_case.QUICK if quick else ("*",)))
     usual = help_by_case.QUICK_SEEDS if quick else help_by_case.SEEDS
     with progress.counting("runs", quiet=as_json) as on_done:
