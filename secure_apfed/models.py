@@ -186,7 +186,28 @@ class Identity(Perceptron):
         return nn.Linear(size, classes, bias=False)
 
 
-class RandomFeatures(nn.Module):
+class Standardised(nn.Module):
+    """Base of networks that read z, the standardised x; `_standardise` by a party's own rows."""
+
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, features: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(features, dtype=dtype))
+        self.register_buffer("scale", torch.ones(features, dtype=dtype))
+
+    def _standardise(self, rows_NF: Tensor) -> None:
+        self.centre = rows_NF.mean(0)
+        scale = rows_NF.std(0, correction=0)
+        # What never differed says nothing of a row, and z stays 0 where it does one day.
+        self.scale = torch.where(scale < _LEAST_SCALE, math.inf, scale)
+
+    def standardised(self, features_B: Tensor) -> Tensor:
+        return (features_B.flatten(1) - self.centre) / self.scale
+
+
+class RandomFeatures(Standardised):
     """x -> (1, z / sqrt F, sqrt(2 / D) cos(z W / width + b)), with z the standardised x.
 
     Rahimi and Recht 2007 (Random Features for Large-Scale Kernel Machines), Section 3, of a
@@ -199,16 +220,12 @@ class RandomFeatures(nn.Module):
         features: F, flattened; size: D. W and b come from torch's generator.
     """
 
-    centre: Tensor
-    scale: Tensor
     width: Tensor
     directions: Tensor
     phases: Tensor
 
     def __init__(self, features: int, size: int) -> None:
-        super().__init__()
-        self.register_buffer("centre", torch.zeros(features))
-        self.register_buffer("scale", torch.ones(features))
+        super().__init__(features)
         self.register_buffer("width", torch.tensor(math.sqrt(2 * features)))
         self.register_buffer("directions", torch.randn(features, size))
         self.register_buffer("phases", 2 * math.pi * torch.rand(size))
@@ -223,15 +240,6 @@ class RandomFeatures(nn.Module):
         distances = distances[distances > 0]
         if len(distances):
             self.width = distances.median()
-
-    def _standardise(self, rows_NF: Tensor) -> None:
-        self.centre = rows_NF.mean(0)
-        scale = rows_NF.std(0, correction=0)
-        # What never differed says nothing of a row, and z stays 0 where it does one day.
-        self.scale = torch.where(scale < _LEAST_SCALE, math.inf, scale)
-
-    def standardised(self, features_B: Tensor) -> Tensor:
-        return (features_B.flatten(1) - self.centre) / self.scale
 
     def forward(self, features_B: Tensor) -> Tensor:
         z_BF = self.standardised(features_B)
@@ -252,7 +260,7 @@ class RandomFeatureFamily(Perceptron):
         return nn.Sequential(nn.Flatten(), nn.Linear(size, classes, bias=False))
 
 
-class Projection(nn.Module):
+class Projection(Standardised):
     """x -> z W / sqrt(F D), float64, with z the standardised x: rows are about 1 long.
 
     Johnson and Lindenstrauss 1984 (Extensions of Lipschitz mappings into a Hilbert space). Nothing
@@ -262,26 +270,19 @@ class Projection(nn.Module):
         features: F, flattened; numbers: D.
     """
 
-    centre: Tensor
-    scale: Tensor
     directions: Tensor
 
     def __init__(self, features: int, numbers: int) -> None:
-        super().__init__()
-        self.register_buffer("centre", torch.zeros(features, dtype=torch.float64))
-        self.register_buffer("scale", torch.ones(features, dtype=torch.float64))
+        super().__init__(features, torch.float64)
         directions = torch.randn(features, numbers, dtype=torch.float64)
         self.register_buffer("directions", directions / math.sqrt(features * numbers))
 
     def fit(self, features_NF: Tensor) -> None:
-        """Standardise by these rows; a column that never differs says nothing."""
-        rows_NF = features_NF.flatten(1).to(self.centre)
-        self.centre, scale = rows_NF.mean(0), rows_NF.std(0, correction=0)
-        self.scale = torch.where(scale < _LEAST_SCALE, math.inf, scale)
+        """Standardise by these rows."""
+        self._standardise(features_NF.flatten(1).to(self.centre))
 
     def forward(self, features_B: Tensor) -> Tensor:
-        z_BF = (features_B.flatten(1).to(self.centre) - self.centre) / self.scale
-        projected_BD: Tensor = z_BF @ self.directions
+        projected_BD: Tensor = self.standardised(features_B.to(self.centre)) @ self.directions
         return projected_BD
 
 

@@ -37,7 +37,7 @@ from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Envelope, Kind, Links, pack
 from secure_apfed.labellers import Spreading
 from secure_apfed.learning.votes import fit_linear
-from secure_apfed.measures import ACCURACY, MEASURES, Measure, Scored, probabilities_of
+from secure_apfed.measures import MEASURES, Measure, Scored, probabilities_of
 from secure_apfed.methods.accounts import agreed_sum
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.method import Agreed, Helper, Learner, Own, Steps
@@ -131,11 +131,12 @@ class CodeStudent(Student):
         task = self.task_alone(seed)
         with one_thread(), fits_kept_meanwhile():
             alone = scored_held_out(chosen(task, measure=measure), task)
-            told = {source: self._held_out(sum_UD, source, seed) for source in _SOURCES}
-            best = max(_SOURCES, key=lambda source: _rank(told[source], measure))
-            if _surely_better(told[best], alone, measure, seed=seed):
-                self.helped = best
-                self.teach(self._spread(sum_UD, best, np.arange(len(sum_UD))))
+            told = self._held_out(sum_UD, seed)
+            best = max(_SOURCES, key=lambda source: _rank(told.get(source), measure))
+            if _surely_better(told.get(best), alone, measure, seed=seed):
+                self.helped, everybody = best, np.arange(len(sum_UD))
+                self._foretell(everybody, sum_UD)
+                self.teach(self._spread(everybody, sum_UD, best))
             else:
                 self.encoder.read(self._rows, told=False)
                 self.teach(with_prior(None, self, by_best_baseline(measure), seed=seed))
@@ -144,29 +145,35 @@ class CodeStudent(Student):
     def _rows(self) -> Tensor:
         return self.trainer.features_N[self.rows_U]
 
-    def _held_out(self, sum_UD: Floats, source: Source, seed: int) -> Scored | None:
-        """What is said of labelled rows, of each by what was learnt without it."""
+    def _held_out(self, sum_UD: Floats, seed: int) -> Mapping[Source, Scored]:
+        """What is said of labelled rows, of each by what was learnt without it; empty where none
+        can be held out.
+        """
         parts = held_out(self.labels, FOLDS, seed)
-        if not parts:
-            return None
-        said = []
+        said: dict[Source, list[Floats]] = {source: [] for source in _SOURCES}
         for part in parts:
             kept_V = np.setdiff1d(np.arange(len(sum_UD)), self.labelled[part])
-            likely_VK = self._spread(sum_UD, source, kept_V)
-            taught_V = np.flatnonzero(likely_VK.any(axis=1))
+            self._foretell(kept_V, sum_UD[kept_V])
             with torch.no_grad():
                 phi_UD = self.encoder(self._rows).double().cpu().numpy()
-            linear = nn.Linear(phi_UD.shape[1], self.classes, bias=False, dtype=torch.float64)
-            own_n = np.flatnonzero(np.isin(kept_V[taught_V], self.labelled))
-            fit_linear(linear, phi_UD[kept_V[taught_V]], likely_VK[taught_V], labelled_n=own_n)
-            said.append(phi_UD[self.labelled[part]] @ linear.weight.detach().numpy().T)
-        scores_nK = probabilities_of(np.concatenate(said))
-        return Scored(truth=self.labels[np.concatenate(parts)], scores=scores_nK)
+            for source in _SOURCES:
+                likely_VK = self._spread(kept_V, sum_UD[kept_V], source)
+                taught_V = np.flatnonzero(likely_VK.any(axis=1))
+                linear = nn.Linear(phi_UD.shape[1], self.classes, bias=False, dtype=torch.float64)
+                own_n = np.flatnonzero(np.isin(kept_V[taught_V], self.labelled))
+                fit_linear(linear, phi_UD[kept_V[taught_V]], likely_VK[taught_V], labelled_n=own_n)
+                said[source].append(phi_UD[self.labelled[part]] @ linear.weight.detach().numpy().T)
+        if not parts:
+            return {}
+        truth_n = self.labels[np.concatenate(parts)]
+        return {
+            source: Scored(truth=truth_n, scores=probabilities_of(np.concatenate(scores)))
+            for source, scores in said.items()
+        }
 
-    def _spread(self, sum_UD: Floats, source: Source, kept_V: Integers) -> Floats:
-        """Foretell by these of its rows, and spread their labels over them, (V, K)."""
-        told_VD, rows_VF = sum_UD[kept_V], self._rows[kept_V]
-        self._foretell(kept_V, told_VD)
+    def _spread(self, kept_V: Integers, told_VD: Floats, source: Source) -> Floats:
+        """Spread the labels of these of its rows, whose forecast is fitted, over them, (V, K)."""
+        rows_VF = self._rows[kept_V]
         with torch.no_grad():
             own_VF, beside_VD = self.encoder.own.standardised(rows_VF), torch.from_numpy(told_VD)
             if source == "foretold":
@@ -231,9 +238,7 @@ class CodeActive(StudentActive):
         self.contract, self.sum = contract, summed.active()
         self.left, self.rounding = self.sum.left, self.sum.rounding
         self._positions_U, self._people = positions_in(rows, student.rows_U), len(rows)
-        measure = MEASURES[config.measure]
-        self._measure = measure if "classification" in measure.tasks else ACCURACY
-        self._seed = config.seed
+        self._measure, self._seed = MEASURES[config.measure], config.seed
         self._told_ND: Tensor | None = None
 
     @property

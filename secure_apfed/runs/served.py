@@ -3,9 +3,8 @@
 Run by: each passive and the aggregator, which serve session after session (`serve_party`), and the
 active, which asks about the people of a file (`predict_jointly`), and falls back to its solo model
 where a passive does not know a person or answers no more about it, has left, or has a limit for
-all people that is reached. Protects a passive
-from: an active that asks too much. Its book counts in all sessions, on the disk, before an answer
-leaves.
+all people that is reached. Protects a passive from: an active that asks too much. Its book counts
+in all sessions, on the disk, before an answer leaves.
 """
 
 import datetime as dt

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from apfed_experiments.gains import with_others_rows
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
@@ -28,16 +29,6 @@ def config_of(**changes: Any) -> Config:
         "model": {"network": "cross_view", "representation": 32, "random_features": 300},
     }  # fmt: skip
     return small_config("apfed_code", **{**usual, **changes})
-
-
-def with_tables(data: VerticalData, *, mixed: bool) -> VerticalData:
-    """The same people at passives whose rows are other people's where `mixed`."""
-    passives = tuple(
-        replace(table, features=table.features[torch.randperm(
-            len(table.ids), generator=torch.Generator().manual_seed(at))])
-        for at, table in enumerate(data.passives)
-    )  # fmt: skip
-    return replace(data, passives=passives) if mixed else data
 
 
 def sent_by_the_active(data: VerticalData, config: Config) -> list[tuple[str, Kind, int, bytes]]:
@@ -79,9 +70,9 @@ def test_it_helps_by_what_the_passives_know_and_says_where_it_does_not() -> None
     data = load_data(config.data, seed=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", NoHelpWarning)
-        helped = run(config, None, data=with_tables(data, mixed=False))
+        helped = run(config, None, data=data)
     with pytest.warns(NoHelpWarning, match="help is not used"):
-        alone = run(config, None, data=with_tables(data, mixed=True))
+        alone = run(config, None, data=with_others_rows(data, seed=0))
     assert alone.accuracy["apfed_code"] < helped.accuracy["apfed_code"] - 0.05
     assert (helped.privacy.epsilon_x, helped.privacy.releases) == (0.0, 0)
 
