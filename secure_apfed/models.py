@@ -303,41 +303,43 @@ class CrossView(RandomFeatures):
         super().__init__(features + numbers, size)
         self.own = RandomFeatures(features, size)
         self.foretold = nn.Linear(1 + features + size, numbers, bias=False)
-        self._told = False
 
     def fit(self, features_NF: Tensor) -> None:
         """Take centre, scale and width from these rows, with nothing foretold yet."""
         self.own.fit(features_NF)
-        self.read(features_NF, told=False)
+        self.forget(features_NF)
 
-    def read(self, features_NF: Tensor, *, told: bool) -> None:
-        """Fit to these rows: x as long as h, so that neither decides alone which rows are near; h
-        is left out where not `told`.
-        """
-        self._told = told
+    def forget(self, features_NF: Tensor) -> None:
+        """Foretell nothing: then these rows, and others, are their x alone."""
+        nn.init.zeros_(self.foretold.weight)
+        self.read(features_NF, self.foretell(features_NF))
+
+    def read(self, features_NF: Tensor, forecast_ND: Tensor) -> None:
+        """Fit to these rows and their h, x as long as h: neither decides alone which are near."""
         with torch.no_grad():
-            super().fit(self._beside(features_NF))
+            super().fit(self._beside(features_NF, forecast_ND))
 
     def _standardise(self, rows_NF: Tensor) -> None:
         super()._standardise(rows_NF)
         numbers, columns = self.foretold.out_features, len(self.scale)
-        own, forecast = self.scale.split((columns - numbers, numbers))
-        if not self._told:
-            forecast = torch.full_like(forecast, math.inf)
-        known = (part.isfinite().sum().clamp(min=1) for part in (own, forecast))
-        parts = zip((own, forecast), known, strict=True)
-        self.scale = torch.cat([part * (count / columns).sqrt() for part, count in parts])
+        parts = self.scale.split((columns - numbers, numbers))
+        known = (part.isfinite().sum().clamp(min=1) for part in parts)
+        pairs = zip(parts, known, strict=True)
+        self.scale = torch.cat([part * (count / columns).sqrt() for part, count in pairs])
 
-    def _beside(self, features_B: Tensor) -> Tensor:
-        return torch.cat([features_B.flatten(1), self.foretell(features_B)], dim=1)
+    def _beside(self, features_B: Tensor, forecast_BD: Tensor) -> Tensor:
+        return torch.cat([features_B.flatten(1), forecast_BD.to(features_B)], dim=1)
 
     def foretell(self, features_B: Tensor) -> Tensor:
         """h, (B, D)."""
         forecast_BD: Tensor = self.foretold(self.own(features_B))
         return forecast_BD
 
-    def standardised(self, features_B: Tensor) -> Tensor:
-        return super().standardised(self._beside(features_B))
+    def forward(self, features_B: Tensor, forecast_BD: Tensor | None = None) -> Tensor:
+        """Of rows and h; None: h as it is foretold."""
+        if forecast_BD is None:
+            forecast_BD = self.foretell(features_B)
+        return super().forward(self._beside(features_B, forecast_BD))
 
 
 class CrossViewFamily(RandomFeatureFamily):

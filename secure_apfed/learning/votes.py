@@ -16,7 +16,6 @@ from scipy.special import softmax
 from torch import Tensor
 
 from secure_apfed.learning.descent import ActiveNetworks, Trainer
-from secure_apfed.models import RandomFeatures
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import FOLDS, SoloTask
 from secure_apfed.solo.interface import held_out
@@ -121,17 +120,6 @@ def _prior(own_U: Integers, reliability: float, frequency_K: Floats) -> Floats:
     prior_VK = of_class_VK * frequency_K
     prior_UK[named] = prior_VK / prior_VK.sum(1, keepdims=True)
     return prior_UK
-
-
-def fit_ridge(
-    networks: ActiveNetworks, features_U: Tensor, targets_UK: Floats, *, labelled_n: Integers,
-) -> None:  # fmt: skip
-    """Fit a linear head on fixed `RandomFeatures`; see `fit_linear`."""
-    encoder = networks.encoder
-    assert isinstance(encoder, RandomFeatures)
-    with torch.no_grad():
-        phi_UD = encoder(features_U).double().cpu().numpy()
-    fit_linear(last_layer(networks), phi_UD, targets_UK, labelled_n=labelled_n)
 
 
 def last_layer(networks: ActiveNetworks) -> torch.nn.Linear:

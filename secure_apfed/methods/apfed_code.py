@@ -11,9 +11,9 @@ others'.
 
 Each passive adds its projections to the secure sum (`CodePassive`), once a row, with noise under
 the sum if the run says so. The active learns to foretell the sum from its own features over all
-common training rows, labelled or not (`CrossView`); spreads its labels over rows that are near in
-its features and in the sum, or its forecast; and learns these labels from features and forecast,
-unless its labelled rows say that it does better alone (`CodeStudent`).
+common training rows, labelled or not (`CrossView`); lets the learner that its labelled rows choose
+label all rows by the sum, or its forecast, beside its features; and learns these labels from
+features and forecast, unless its labelled rows say that it does better alone (`CodeStudent`).
 
 The active emits a request that is the same whatever it holds; a passive its contribution.
 
@@ -24,7 +24,7 @@ projection.
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Envelope, Kind, Links, pack
-from secure_apfed.labellers import Spreading
+from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import fit_linear
 from secure_apfed.measures import MEASURES, Measure, Scored, probabilities_of
 from secure_apfed.methods.accounts import agreed_sum
@@ -55,7 +55,15 @@ from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.seeds import derive_seed, one_thread, seeded
 from secure_apfed.settings.method import MethodSettings, Side
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.solo import FOLDS, chosen, scored_held_out
+from secure_apfed.solo import (
+    BASELINES,
+    FOLDS,
+    Baseline,
+    Predictor,
+    SoloTask,
+    chosen,
+    scored_held_out,
+)
 from secure_apfed.solo.interface import fits_kept_meanwhile, held_out
 
 ASK = 0
@@ -65,9 +73,10 @@ _REQUEST = pack({})
 _UNBOUNDED = 1e9
 _RESAMPLES = 200
 Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Source: TypeAlias = Literal["told", "foretold"]
-_SOURCES: tuple[Source, ...] = ("told", "foretold")
+_TEACHERS = tuple(baseline for name, baseline in BASELINES.items() if name != "network")
+"""Who may label rows; the run's own network takes no rows of others' numbers."""
+_PARTS = 5
+"""Of the rows, whose forecasts are fitted to the others."""
 
 
 class ApfedCodeSettings(MethodSettings):
@@ -106,14 +115,18 @@ class ApfedCodeSettings(MethodSettings):
 
 class CodeStudent(Student):
     """The active's model: what it foretells of the passives' sum beside its own features, taught
-    labels that the labelled rows spread over all rows to learn from.
+    labels that a teacher gives all rows to learn from, the strongest that its labelled rows find.
 
     Attributes:
-        helped: by what labels were spread, beside its own features: the sum itself ("told") or its
-            forecast; None: help is not used, and it is taught as the active would do alone.
+        helped: what the teacher read beside its own features: the sum itself ("told") or what was
+            foretold of it; None: help is not used, and it is taught as the active would do alone.
     """
 
-    helped: Source | None = None
+    helped: str | None = None
+
+    def __init__(self, own: Own, aligned: Tensor) -> None:
+        super().__init__(own, aligned)
+        self._forecast_UD = torch.zeros(len(self.rows_U), self.encoder.foretold.out_features)
 
     @property
     def encoder(self) -> CrossView:
@@ -131,73 +144,100 @@ class CodeStudent(Student):
         task = self.task_alone(seed)
         with one_thread(), fits_kept_meanwhile():
             alone = scored_held_out(chosen(task, measure=measure), task)
-            told = self._held_out(sum_UD, seed)
-            best = max(_SOURCES, key=lambda source: _rank(told.get(source), measure))
-            if _surely_better(told.get(best), alone, measure, seed=seed):
-                self.helped, everybody = best, np.arange(len(sum_UD))
-                self._foretell(everybody, sum_UD)
-                self.teach(self._spread(everybody, sum_UD, best))
+            self._foretell(sum_UD)
+            others = {"told": torch.from_numpy(sum_UD), "foretold": self._forecast_UD}
+            said, teachers = {}, {}
+            for source, of_others_UD in others.items():
+                beside = self._task_beside(of_others_UD, seed)
+                teacher = chosen(beside, measure=measure, among=_TEACHERS)
+                said[source] = self._held_out(beside, teacher, seed)
+                teachers[source] = beside, teacher
+            best = max(said, key=lambda source: _rank(said[source], measure))
+            if _surely_better(said[best], alone, measure, seed=seed):
+                self.helped, (beside, teacher) = best, teachers[best]
+                self.teach(_likely(teacher.fit(beside), beside))
             else:
-                self.encoder.read(self._rows, told=False)
+                self.encoder.forget(self._rows)
+                self._forecast_UD.zero_()
                 self.teach(with_prior(None, self, by_best_baseline(measure), seed=seed))
 
     @property
     def _rows(self) -> Tensor:
         return self.trainer.features_N[self.rows_U]
 
-    def _held_out(self, sum_UD: Floats, seed: int) -> Mapping[Source, Scored]:
-        """What is said of labelled rows, of each by what was learnt without it; empty where none
+    def _task_beside(self, of_others_UD: Tensor, seed: int) -> SoloTask:
+        """Its rows and labels, with these numbers of each beside its own."""
+        with torch.no_grad():
+            own_UF = self.encoder.own.standardised(self._rows)
+        return SoloTask.of(
+            side_by_side([own_UF, of_others_UD]), self.labelled, self.labels,
+            classes=self.classes, seed=seed,
+        )  # fmt: skip
+
+    def _held_out(self, beside: SoloTask, teacher: Baseline, seed: int) -> Scored | None:
+        """What its model says of labelled rows, taught by this teacher without them; None where none
         can be held out.
         """
         parts = held_out(self.labels, FOLDS, seed)
-        said: dict[Source, list[Floats]] = {source: [] for source in _SOURCES}
-        for part in parts:
-            kept_V = np.setdiff1d(np.arange(len(sum_UD)), self.labelled[part])
-            self._foretell(kept_V, sum_UD[kept_V])
-            with torch.no_grad():
-                phi_UD = self.encoder(self._rows).double().cpu().numpy()
-            for source in _SOURCES:
-                likely_VK = self._spread(kept_V, sum_UD[kept_V], source)
-                taught_V = np.flatnonzero(likely_VK.any(axis=1))
-                linear = nn.Linear(phi_UD.shape[1], self.classes, bias=False, dtype=torch.float64)
-                own_n = np.flatnonzero(np.isin(kept_V[taught_V], self.labelled))
-                fit_linear(linear, phi_UD[kept_V[taught_V]], likely_VK[taught_V], labelled_n=own_n)
-                said[source].append(phi_UD[self.labelled[part]] @ linear.weight.detach().numpy().T)
         if not parts:
-            return {}
+            return None
+        phi_UD, said = self.encoded(self.networks), []
+        fitted = teacher.fit_together([beside.without(part) for part in parts])
+        for part, predictor in zip(parts, fitted, strict=True):
+            likely_UK = _likely(predictor, beside)
+            likely_UK[self.labelled] = np.eye(self.classes)[self.labels]
+            likely_UK[self.labelled[part]] = 0
+            taught_V = np.flatnonzero(likely_UK.any(axis=1))
+            linear = nn.Linear(phi_UD.shape[1], self.classes, bias=False, dtype=torch.float64)
+            own_n = np.flatnonzero(np.isin(taught_V, self.labelled))
+            fit_linear(linear, phi_UD[taught_V], likely_UK[taught_V], labelled_n=own_n)
+            said.append(phi_UD[self.labelled[part]] @ linear.weight.detach().numpy().T)
         truth_n = self.labels[np.concatenate(parts)]
-        return {
-            source: Scored(truth=truth_n, scores=probabilities_of(np.concatenate(scores)))
-            for source, scores in said.items()
-        }
+        return Scored(truth=truth_n, scores=probabilities_of(np.concatenate(said)))
 
-    def _spread(self, kept_V: Integers, told_VD: Floats, source: Source) -> Floats:
-        """Spread the labels of these of its rows, whose forecast is fitted, over them, (V, K)."""
-        rows_VF = self._rows[kept_V]
-        with torch.no_grad():
-            own_VF, beside_VD = self.encoder.own.standardised(rows_VF), torch.from_numpy(told_VD)
-            if source == "foretold":
-                beside_VD = self.encoder.foretell(rows_VF)
-        return Spreading().label(
-            side_by_side([own_VF, beside_VD]), *self._labelled_among(kept_V), self.classes
-        )
+    def _foretell(self, sum_UD: Floats) -> None:
+        """Fit the forecast of the sum, each number about its mean and of deviation 1, to all rows.
 
-    def _labelled_among(self, kept_V: Integers) -> tuple[Integers, Integers]:
-        """Places of labelled rows among these, and their labels."""
-        here_n = np.isin(self.labelled, kept_V)
-        return np.searchsorted(kept_V, self.labelled[here_n]), self.labels[here_n]
-
-    def _foretell(self, kept_V: Integers, told_VD: Floats) -> None:
-        """Fit the forecast to these rows, each number about its mean and of deviation 1.
-
-        Of every fourth row the sum is held out to choose the strength of the ridge.
+        What is foretold of a row is kept as it is where its own sum is not known (cross-fitting):
+        else it would be nearer to the truth than that of new people.
         """
-        deviation_D = told_VD.std(axis=0)
-        told_VD = (told_VD - told_VD.mean(axis=0)) / np.where(deviation_D > 0, deviation_D, 1.0)
+        encoder, deviation_D = self.encoder, sum_UD.std(axis=0)
+        sum_UD = (sum_UD - sum_UD.mean(axis=0)) / np.where(deviation_D > 0, deviation_D, 1.0)
         with torch.no_grad():
-            phi_VD = self.encoder.own(self._rows[kept_V]).double().cpu().numpy()
-        fit_linear(self.encoder.foretold, phi_VD, told_VD, labelled_n=np.arange(0, len(phi_VD), 4))
-        self.encoder.read(self._rows[kept_V], told=True)
+            phi_UD = encoder.own(self._rows).double().cpu().numpy()
+        rows_U = np.arange(len(sum_UD))
+        for part in (rows_U[first::_PARTS] for first in range(_PARTS)):
+            kept_V = np.setdiff1d(rows_U, part)
+            _fit_forecast(encoder, phi_UD[kept_V], sum_UD[kept_V])
+            with torch.no_grad():
+                self._forecast_UD[part] = encoder.foretell(self._rows[part]).cpu()
+        _fit_forecast(encoder, phi_UD, sum_UD)
+        encoder.read(self._rows, self._forecast_UD)
+
+    def encoded(self, networks: ActiveNetworks) -> Floats:
+        encoder = networks.encoder
+        assert isinstance(encoder, CrossView)
+        with torch.no_grad():
+            phi_UD: Tensor = encoder(self._rows, self._forecast_UD)
+        return phi_UD.double().cpu().numpy()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"forecast": self._forecast_UD, **super().tensors()}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        super().load_tensors(tensors)
+        self._forecast_UD = tensors["forecast"].clone()
+
+
+def _fit_forecast(encoder: CrossView, phi_VD: Floats, told_VD: Floats) -> None:
+    """Of every fourth row the sum is held out to choose the strength of the ridge."""
+    fit_linear(encoder.foretold, phi_VD, told_VD, labelled_n=np.arange(0, len(phi_VD), 4))
+
+
+def _likely(predictor: Predictor, task: SoloTask) -> Floats:
+    """The probability of each class for each row, (U, K); 0 of rows of which it says nothing."""
+    scores_UK = predictor.scores(task.features)
+    return np.where(scores_UK.any(axis=1, keepdims=True), probabilities_of(scores_UK), 0.0)
 
 
 def _rank(scored: Scored | None, measure: Measure) -> float:

@@ -21,7 +21,14 @@ from torch import Tensor
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import Labeller
 from secure_apfed.learning.descent import ActiveNetworks
-from secure_apfed.learning.votes import SoftTrainer, Votes, fit_ridge, likely_labels, reliability_of
+from secure_apfed.learning.votes import (
+    SoftTrainer,
+    Votes,
+    fit_linear,
+    last_layer,
+    likely_labels,
+    reliability_of,
+)
 from secure_apfed.measures import Measure, Scored
 from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.method import Learner, Own, Steps
@@ -153,11 +160,7 @@ class Student:
         targets_UT[self.labelled] = self._truth_nT
         self._targets_NT[self.rows_U] = torch.from_numpy(targets_UT)
         if self.in_one_go:
-            said_V = np.flatnonzero(said_U)
-            fit_ridge(
-                self.networks, self.trainer.features_N[self.rows_U[said_V]], targets_UT[said_V],
-                labelled_n=np.searchsorted(said_V, self.labelled),
-            )  # fmt: skip
+            self._fit(self.networks, np.flatnonzero(said_U), targets_UT)
 
     def without(self, rows: Tensor) -> ActiveNetworks | None:
         """Its networks as they are fitted without these rows; None: they descend."""
@@ -165,12 +168,23 @@ class Student:
             return None
         targets_UT = self._targets_NT[self.rows_U].numpy()
         here_U = targets_UT.any(axis=1) & ~torch.isin(self.rows_U, rows).numpy()
-        taught_V, networks = np.flatnonzero(here_U), copy.deepcopy(self.networks)
-        fit_ridge(
-            networks, self.trainer.features_N[self.rows_U[taught_V]], targets_UT[taught_V],
-            labelled_n=np.searchsorted(taught_V, self.labelled[here_U[self.labelled]]),
-        )  # fmt: skip
+        networks = copy.deepcopy(self.networks)
+        self._fit(networks, np.flatnonzero(here_U), targets_UT)
         return networks
+
+    def _fit(self, networks: ActiveNetworks, taught_V: Integers, targets_UT: Floats) -> None:
+        """Fit the head to what is said of these of its rows."""
+        labelled_n = np.flatnonzero(np.isin(taught_V, self.labelled))
+        fit_linear(
+            last_layer(networks), self.encoded(networks)[taught_V], targets_UT[taught_V],
+            labelled_n=labelled_n,
+        )  # fmt: skip
+
+    def encoded(self, networks: ActiveNetworks) -> Floats:
+        """What the head reads of its rows, (U, D)."""
+        with torch.no_grad():
+            encoded_UD: Tensor = networks.encoder(self.trainer.features_N[self.rows_U])
+        return encoded_UD.double().cpu().numpy()
 
     def learn(self, step: int, rows_B: Tensor) -> float:
         """Descend once on what is said of these rows of the table; return the loss."""

@@ -9,7 +9,7 @@ gain over that one. A new baseline is one class and one line here.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 
@@ -65,17 +65,20 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType({baseline.name: baseline fo
 """In the order in which equals are preferred."""
 
 
-def chosen(task: SoloTask, *, measure: Measure = ACCURACY) -> Baseline:
-    """Return the baseline with the best validation, as a study would find it best.
+def chosen(
+    task: SoloTask, *, measure: Measure = ACCURACY, among: Iterable[Baseline] | None = None
+) -> Baseline:
+    """Return the baseline with the best validation, as a study would find it best; of all unless
+    given.
 
     One that cannot be fitted with the settings of the run is passed over.
     """
     found = {}
     with fits_kept_meanwhile():
-        for name, baseline in BASELINES.items():
+        for baseline in BASELINES.values() if among is None else among:
             with suppress(ModelError):
-                found[name] = measure.rank(validation_of(baseline, task, measure))
-    return BASELINES[max(found, key=found.__getitem__)]
+                found[baseline] = measure.rank(validation_of(baseline, task, measure))
+    return max(found, key=found.__getitem__)
 
 
 def validation_of(baseline: Baseline, task: SoloTask, measure: Measure) -> float | None:

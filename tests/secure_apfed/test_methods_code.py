@@ -110,15 +110,19 @@ def test_a_projection_keeps_distances_and_its_rows_are_about_one_long() -> None:
     assert ratios.std() < 0.06
 
 
-def test_a_forecast_that_is_left_out_moves_nothing() -> None:
-    rows_NF = torch.randn(60, 5, generator=torch.Generator().manual_seed(2))
+def test_a_forecast_that_is_forgotten_moves_nothing() -> None:
+    draw = torch.Generator().manual_seed(2)
+    rows_NF, forecast_ND = torch.randn(60, 5, generator=draw), torch.randn(60, 3, generator=draw)
     encoder = CrossView(5, 3, 20)
     encoder.fit(rows_NF)
     before = encoder(rows_NF)
+    assert torch.equal(encoder(rows_NF, forecast_ND), before)
     with torch.no_grad():
         encoder.foretold.weight.add_(1.0)
-        assert torch.equal(encoder(rows_NF), before)
-        encoder.read(rows_NF, told=True)
-        inputs_NF = encoder.standardised(rows_NF)
-    assert inputs_NF[:, :5].square().sum(1).mean() == pytest.approx(8, rel=0.05)
-    assert inputs_NF[:, 5:].square().sum(1).mean() == pytest.approx(8, rel=0.05)
+    encoder.read(rows_NF, forecast_ND)
+    both_NF = encoder.standardised(torch.cat([rows_NF, forecast_ND], dim=1))
+    for part_NF in both_NF.split([5, 3], dim=1):
+        assert part_NF.square().sum(1).mean() == pytest.approx(8, rel=0.05)
+    assert not torch.equal(encoder(rows_NF), before)
+    encoder.forget(rows_NF)
+    assert torch.equal(encoder(rows_NF), before)
