@@ -21,6 +21,7 @@ import torch
 
 from apfed_experiments.columns import EPSILON, P_HOLM, Column, Table, adjust, within, write_text
 from apfed_experiments.drawing import COLOURS, OTHER, draw_line, drawing
+from apfed_experiments.own_tables import sets_in
 from apfed_experiments.solo import taught_alone
 from apfed_experiments.study import MASKED, STUDENT, OnDone, Point, Study, absent, rows_of
 from apfed_experiments.summary import Gain, Row, Summary
@@ -202,13 +203,19 @@ class _NoHelpPoint(_GainPoint):
 @dataclass(frozen=True, kw_only=True)
 class GainCase:
     """One line of the table: keys of the methods and data sets here, rows with a label (None: all),
-    and epsilon of a person's vote, or projection, at one passive (None: no noise).
+    and epsilon of a person's vote, or projection, at one passive (None: no noise). `own`: what
+    `data` is, where it is no key.
     """
 
     method: str
     data: str
     labelled: int | None
     epsilon: float | None = None
+    own: _Set | None = None
+
+    @property
+    def of(self) -> _Set:
+        return self.own or _SETS[self.data]
 
     @property
     def name(self) -> str:
@@ -233,7 +240,7 @@ class GainCase:
         kind = _NoHelpPoint if self.method == _NO_HELP else _GainPoint
         return kind(
             config=self.config, folder=folder, figures_only=True, alone=self.alone,
-            known=_SETS[self.data].known, mixed=self.method == _MIXED,
+            known=self.of.known, mixed=self.method == _MIXED,
         )  # fmt: skip
 
     @property
@@ -244,7 +251,7 @@ class GainCase:
             "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
             "transcript": {"keep": "none"},
         }
-        of, settings = _SETS[self.data], {**usual, **_METHODS[self.method]}
+        of, settings = self.of, {**usual, **_METHODS[self.method]}
         settings |= {**of.said, "data": {**of.data, "labelled": self.labelled}}
         if self.method in _VOTES:
             settings["method"] = {**settings["method"], **of.votes}
@@ -319,14 +326,26 @@ def _cases() -> dict[str, GainCase]:
 CASES: Mapping[str, GainCase] = _cases()
 
 
-def cases_like(patterns: Sequence[str]) -> list[GainCase]:
+def cases_on(folder: Path) -> Mapping[str, GainCase]:
+    """The same for tables of one's own; see `own_tables`."""
+    cases = [
+        GainCase(method=method, data=name, labelled=labelled, epsilon=epsilon,
+                 own=_Set(data=of["data"], said={"measure": of["measure"]}))
+        for name, of in sets_in(folder).items()
+        for labelled in (20, 50, 200, None)
+        for method, epsilon in (("votes", None), ("votes-randomised", 1.0), (_CODE, None))
+    ]  # fmt: skip
+    return {case.name: case for case in cases}
+
+
+def cases_like(patterns: Sequence[str], cases: Mapping[str, GainCase] = CASES) -> list[GainCase]:
     """The cases whose names match one of these globs; ConfigError: one matches none."""
     found: dict[str, GainCase] = {}
     for pattern in patterns:
-        names = fnmatch.filter(CASES, pattern)
+        names = fnmatch.filter(cases, pattern)
         if not names:
-            raise ConfigError(f"no case is like {pattern!r}; there are {', '.join(CASES)}")
-        found |= {name: CASES[name] for name in names}
+            raise ConfigError(f"no case is like {pattern!r}; there are {', '.join(cases)}")
+        found |= {name: cases[name] for name in names}
     return list(found.values())
 
 

@@ -85,6 +85,9 @@ def gains(
     only: Annotated[
         list[str] | None, typer.Option(help="Cases, as globs such as 'votes/*'; all unless given.")
     ] = None,
+    tables: Annotated[
+        Path | None, typer.Option(help="Folder of one's own tables, which its splits.yaml cuts.")
+    ] = None,
     as_json: AsJson = False,
     quick: Annotated[bool, typer.Option("--quick", help="Three cases, three seeds.")] = False,
 ) -> None:
@@ -93,7 +96,9 @@ def gains(
         from apfed_experiments import gains as help_by_case
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)
-    cases = help_by_case.cases_like(only or (help_by_case.QUICK if quick else ("*",)))
+    there = help_by_case.CASES if tables is None else help_by_case.cases_on(tables)
+    usual_ones = help_by_case.QUICK if quick and tables is None else ("*",)
+    cases = help_by_case.cases_like(only or usual_ones, there)
     usual = help_by_case.QUICK_SEEDS if quick else help_by_case.SEEDS
     with progress.counting("runs", quiet=as_json) as on_done:
         table = help_by_case.run_gains(

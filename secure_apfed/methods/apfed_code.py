@@ -175,8 +175,8 @@ class CodeStudent(Student):
         )  # fmt: skip
 
     def _held_out(self, beside: SoloTask, teacher: Baseline, seed: int) -> Scored | None:
-        """What its model says of labelled rows, taught by this teacher without them; None where none
-        can be held out.
+        """What its model says of labelled rows, taught by this teacher without them; None where
+        none can be held out.
         """
         parts = held_out(self.labels, FOLDS, seed)
         if not parts:

@@ -1,0 +1,59 @@
+"""Tables of one's own in studies: a folder of CSV files, and `splits.yaml` that cuts them.
+
+`splits.yaml` says of each NAME (NAME.csv or NAME.csv.gz, with columns `id` and `label`) who holds
+which columns, the party called `active` and at least one other, and by which measure it is judged:
+
+    vowel: {measure: accuracy, active: [V2, V3, V4], passive-1: [V5, V6, V7]}
+
+Columns that nobody holds are left out. Empty cells take their column's mean, or no category.
+"""
+
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from secure_apfed.errors import ConfigError
+
+_SPLITS = "splits.yaml"
+_ALIKE = {"macro_f1": "f1"}
+
+
+def sets_in(folder: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Return of each table the sections `data` and `measure` of its runs.
+
+    Raises ConfigError: no such file, a table without a file or the columns that are named.
+    """
+    path = folder / _SPLITS
+    try:
+        splits = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); it cuts the tables there") from error
+    if not isinstance(splits, dict) or not all(isinstance(of, dict) for of in splits.values()):
+        raise ConfigError(f"{path}: expected of each table its measure and each party's columns")
+    return {str(name): _set_of(path, str(name), of) for name, of in splits.items()}
+
+
+def _set_of(path: Path, name: str, split: Mapping[str, Any]) -> Mapping[str, Any]:
+    held = {of: [*map(str, columns)] for of, columns in split.items() if isinstance(columns, list)}
+    if "active" not in held or len(held) < 2:
+        raise ConfigError(f"{path}: {name} needs columns of the party active and of another")
+    there = [at for at in (f"{name}.csv", f"{name}.csv.gz") if (path.parent / at).is_file()]
+    if not there:
+        raise ConfigError(f"{path}: there is no {name}.csv or {name}.csv.gz beside it")
+    frame = pd.read_csv(path.parent / there[0], dtype=str)
+    if missing := {"id", "label", *chain(*held.values())} - set(frame):
+        raise ConfigError(f"{path}: {there[0]} lacks the columns {', '.join(sorted(missing))}")
+    parties = {}
+    for party, columns in held.items():
+        read = {*columns, "id", *(["label"] if party == "active" else [])}
+        parties[party] = {
+            "file": there[0], "missing": "mean", "ignore": [of for of in frame if of not in read],
+        }  # fmt: skip
+    classes = sorted(frame["label"].dropna().unique())
+    data = {"dataset": "tables", "folder": str(path.parent), "parties": parties, "classes": classes}
+    measure = str(split.get("measure", "accuracy"))
+    return {"data": data, "measure": _ALIKE.get(measure, measure)}
