@@ -46,7 +46,7 @@ READING = (
 )
 SEEDS, QUICK_SEEDS = 10, 3
 _EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
-_ALONE, _NO_HELP, _LAMBDA_0 = "votes", "no-help", "lambda-0"
+_ALONE, _NO_HELP, _LAMBDA_0, _BOUNDED = "votes", "no-help", "lambda-0", "lambda-0-bounded"
 QUICK = ("votes/digits/n50", "votes-randomised/digits/n50/eps4", "votes/wine/n9")
 _NETWORK: Mapping[str, Any] = {
     "model": {"hidden": [128], "representation": 64, "projection": 64, "dropout": 0.0},
@@ -119,7 +119,7 @@ _SETS: Mapping[str, _Set] = {
 }
 _JOINTLY = {"epochs": 60, "batch_size": 128, "learning_rate": 0.1, "evaluate_every": 60}
 _NETWORKS = ("apfed_c", "apfed_r", "tvfl")
-_FROZEN = "apfed_r-frozen"
+_GUARDS = {"apfed_r-frozen": "frozen_gaussian", "apfed_r-fresh": "gaussian"}
 _CODE, _MIXED = "apfed_code", "mixed-rows"
 _CODED = {"network": "cross_view", "representation": 64, "random_features": 1000}
 _NUMBERS_UNDER_NOISE = 32
@@ -144,8 +144,8 @@ _METHODS: Mapping[str, dict[str, Any]] = {
         "model": {"network": "selu", "hidden": [256], "representation": 256},
     },
     **{name: {"method": {"name": name}} for name in _NETWORKS},
-    _FROZEN: {"method": {"name": "apfed_r"}},
-    _LAMBDA_0: {"method": {"name": "apfed_c"}},
+    **{name: {"method": {"name": "apfed_r"}} for name in _GUARDS},
+    **{name: {"method": {"name": "apfed_c"}} for name in (_LAMBDA_0, _BOUNDED)},
     **{name: {"method": {"name": _CODE}, "model": _CODED, "train": {"epochs": 1}}
        for name in (_CODE, _MIXED)},
 }  # fmt: skip
@@ -233,7 +233,9 @@ class GainCase:
     def control(self) -> "GainCase":
         if self.method == _CODE:
             return replace(self, method=_MIXED)
-        method = _LAMBDA_0 if self.config.method.sums_gradients else _NO_HELP
+        bounded = self.config.train.max_gradient_norm is not None
+        without = _BOUNDED if bounded else _LAMBDA_0
+        method = without if self.config.method.sums_gradients else _NO_HELP
         return replace(self, method=method, epsilon=None)
 
     def point(self, folder: Path) -> Point:
@@ -255,17 +257,19 @@ class GainCase:
         settings |= {**of.said, "data": {**of.data, "labelled": self.labelled}}
         if self.method in _VOTES:
             settings["method"] = {**settings["method"], **of.votes}
-        elif self.method in (*_NETWORKS, _FROZEN, _LAMBDA_0):
+        elif self.method in (*_NETWORKS, *_GUARDS, _LAMBDA_0, _BOUNDED):
             settings |= of.network
-        if self.method == _LAMBDA_0:
+        if self.method in (_LAMBDA_0, _BOUNDED):
             settings["passives"] = {"default": {"weight": 0.0}}
+        if self.method in (*_GUARDS, _BOUNDED):  # decoders of fresh noise diverge without
+            settings["train"] = {**settings["train"], "max_gradient_norm": 1.0}
         if self.epsilon is not None and self.method in (_CODE, _MIXED):
             settings["model"] = {**_CODED, "representation": _NUMBERS_UNDER_NOISE}
             settings["secure_sum"] = {
                 **settings["secure_sum"], "noise": {"epsilon": self.epsilon},
             }  # fmt: skip
-        elif self.method == _FROZEN:
-            guard = {"mechanism": "frozen_gaussian", "epsilon": self.epsilon}
+        elif self.method in _GUARDS:
+            guard = {"mechanism": _GUARDS[self.method], "epsilon": self.epsilon}
             settings["guard"] = {**usual["guard"], **guard}
         elif self.epsilon is not None:
             settings["method"] = {**settings["method"], "epsilon": self.epsilon}
@@ -300,7 +304,9 @@ def _cases() -> dict[str, GainCase]:
         ),
         *((method, "handwritten-zer", n, None)
           for method in ("apfed_c", "apfed_r") for n in (50, None)),
-        *((_FROZEN, f"handwritten-{view}", 50, 1.0) for view in ("fou", "zer")),
+        ("apfed_r", "handwritten-fou", 50, None),
+        *((guarded, f"handwritten-{view}", 50, epsilon) for guarded in _GUARDS
+          for view in ("fou", "zer") for epsilon in (0.1, 1.0, 8.0)),
         *((_CODE, data, n, None)
           for data in ("digits", "handwritten-zer") for n in (20, 50, 200)),
         *((_CODE, f"handwritten-{view}", 50, None) for view in ("fou", "kar", "mor")),

@@ -2,7 +2,7 @@
 
 `Study.run` runs what its folder does not show to be done, in several processes, and reads every
 finished run into a table with a row for each figure. A study that was stopped, or to which points
-or seeds were added, goes on where it was. Main job, sweep and trade-off say which
+or seeds were added, goes on where it was. Main job and trade-off say which
 points they have, which figures they read, and what they write of them.
 """
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from apfed_experiments.columns import Table
 
 # Names for the help, which loads none of the tables that they are the keys of; a test compares.
-SWEEPS = ("sweep-digits", "sweep-breast-cancer")
 LEAKS = (
     "inversion", "chosen", "decoder", "noise", "isolation", "labels",
     "joint_inversion", "hijacking", "reversed_hijacking", "stuffing",
@@ -56,25 +55,6 @@ def main_job(output: Output = Path("runs/main"), seeds: Seeds = 5, jobs: Jobs = 
     with progress.counting("runs", quiet=False) as on_done:
         tables = run_main_job(output, seeds=range(seeds), jobs=jobs, on_done=on_done)
     _show(tables, READING, output / "index.html")
-
-
-@app.command()
-def sweep(
-    output: Output = Path("runs/sweep"),
-    seeds: Seeds = 5,
-    jobs: Jobs = 2,
-    config: Annotated[list[str] | None, typer.Option(help=_some(SWEEPS))] = None,
-) -> None:
-    """Accuracy against epsilon: fresh and frozen noise and label DP."""
-    _known(config, SWEEPS)
-    with _workers():
-        from apfed_experiments.sweep import READING, run_sweep
-
-    with progress.counting("points", quiet=False) as on_done:
-        tables = run_sweep(
-            output, seeds=range(seeds), jobs=jobs, configs=config or SWEEPS, on_done=on_done
-        )
-    _show(tables, READING, output / "summary.json")
 
 
 @app.command()

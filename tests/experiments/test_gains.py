@@ -6,17 +6,25 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from scipy.stats import ttest_1samp
 
 from apfed_experiments.columns import P_HOLM
-from apfed_experiments.gains import CASES, GainCase, run_gains, with_own_people
+from apfed_experiments.gains import (
+    CASES,
+    GainCase,
+    cases_like,
+    cases_on,
+    run_gains,
+    with_own_people,
+)
 from apfed_experiments.solo import compare, fits_beside, keep_solo, read_solo, taught_alone
 from apfed_experiments.summary import Gain, Interval, Summary, holm, shared_share
 from secure_apfed.data import load_data
-from secure_apfed.errors import CheckpointError
+from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.methods import METHODS
 from secure_apfed.settings.data import DataSettings
 from tests.experiments.run_folder import APFED, on_few_labels, own_tables
@@ -159,6 +167,31 @@ def test_a_case_is_measured_and_written(tmp_path: Path) -> None:
     assert plain["control"] == "no-help/wine/n9"
     assert len(cells) == len(table.header)
     assert row["baseline"] in ("ridge", "logistic")
+
+
+def test_tables_of_ones_own_are_cut_as_their_folder_says(tmp_path: Path) -> None:
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(90, 4)), columns=list("abcd"))
+    frame.loc[3, "c"] = math.nan
+    frame.insert(0, "id", [f"p{row}" for row in range(90)])
+    frame["label"] = np.where(frame["a"] > 0, "Hid", "hId")
+    frame.to_csv(tmp_path / "vowels.csv.gz", index=False)
+    splits = tmp_path / "splits.yaml"
+    splits.write_text("vowels: {measure: macro_f1, rows: 90, active: [a], other: [b, c]}")
+    (case,) = cases_like(["votes/vowels/n20"], cases_on(tmp_path))
+    data = case.point(tmp_path).data(0)
+    assert (case.config.measure, data.classes) == ("f1", ("Hid", "hId"))
+    assert [table.features.shape[1] for table in data.tables] == [1, 2]
+    assert data.active.labels is not None
+    assert len(data.labelled_rows) == 20
+    for text, said in (
+        ("[", "cannot be read"), ("[1]", "expected of each table"),
+        ("vowels: {active: [a]}", "needs columns of the party active and of another"),
+        ("vowels: {active: [a], other: [z]}", "lacks the columns z"),
+        ("consonants: {active: [a], other: [b]}", "there is no consonants.csv"),
+    ):  # fmt: skip
+        splits.write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            cases_on(tmp_path)
 
 
 def test_each_passive_knows_its_own_share() -> None:

@@ -13,7 +13,6 @@ import pytest
 from apfed_bench.table import BENCHES
 from apfed_experiments import leaks as parts
 from apfed_experiments import workers
-from apfed_experiments.sweep import CONFIGS
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.cli import execute
 from secure_apfed.commands import bench, study
@@ -54,7 +53,6 @@ if __name__ == "__main__":
 def test_names_in_helps_are_those_of_the_tables() -> None:
     assert tuple(BENCHES) == bench.NAMES
     assert tuple(parts.PARTS) == study.LEAKS
-    assert CONFIGS == study.SWEEPS
 
 
 def test_helps_import_nothing_large() -> None:
@@ -65,7 +63,6 @@ def test_helps_import_nothing_large() -> None:
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (["sweep", "--config", "sweep-digts"], "did you mean 'sweep-digits'?"),
     (["gains", "--only", "votes/nothing"], "no case is like 'votes/nothing'"),
     (["leaks", "--only", "noise", "--only", "nothing"], "'nothing' is unknown"),
 ])  # fmt: skip

@@ -1,23 +1,23 @@
 """Studies: points that are run once, what is made of them, and what they write."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
-from apfed_experiments import main_job, sweep
+from apfed_experiments import main_job
 from apfed_experiments.columns import Table
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.report.page import Part, write_comparison
-from apfed_experiments.study import Line, Trial, base_config, centralise, finish, results_of
+from apfed_experiments.study import Line, Point, base_config, centralise, finish, results_of
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, DataError
+from secure_apfed.methods import method_settings
+from secure_apfed.settings.privacy import GuardSettings, LabelSettings
 from tests.experiments.run_folder import attacked, finished
 
 pytestmark = [
@@ -29,24 +29,25 @@ SINGLE, TVFL = BY_KEY["alone"], BY_KEY["tvfl"]
 PLAIN, GUARDED, NOISY = BY_KEY["apfed_c"], BY_KEY["apfed_c-protected"], BY_KEY["votes-randomised"]
 
 
-def small(name: str = "sweep-breast-cancer") -> Config:
-    base = base_config(name)
+def small() -> Config:
+    base = base_config("main-breast-cancer")
     train = base.train.model_copy(update={"epochs": 2, "evaluate_every": 2})
-    return base.model_copy(update={"train": train})
+    said = {"train": train, "method": method_settings("apfed_c"), "attacks": ()}
+    return base.model_copy(update={**said, "guard": GuardSettings(mechanism="none")})
 
 
 def stamps(folder: Path, pattern: str) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob(pattern)}
 
 
-@pytest.mark.parametrize("name", sweep.CONFIGS)
+@pytest.mark.parametrize("name", ["main-digits", "main-breast-cancer"])
 def test_a_centralised_table_holds_everybodys_features_of_the_same_people(name: str) -> None:
     data = load_data(base_config(name).data, seed=3)
     whole = centralise(data)
     assert whole.passives == ()
     assert whole.active.ids == data.active.ids
     assert whole.active.labels is data.active.labels
-    cut = 2 if name == "sweep-digits" else 1
+    cut = 2 if name == "main-digits" else 1
     assert whole.active.features.shape[cut] == sum(of.features.shape[cut] for of in data.tables)
     # One person's row, put together by hand.
     person = data.active.ids[7]
@@ -55,7 +56,7 @@ def test_a_centralised_table_holds_everybodys_features_of_the_same_people(name: 
 
 
 def test_strips_stand_in_the_order_of_the_image_whichever_the_active_holds() -> None:
-    settings = base_config("sweep-digits").data
+    settings = base_config("main-digits").data
     first = centralise(load_data(settings, seed=0)).active
     third = centralise(load_data(settings.model_copy(update={"active_view": 3}), seed=0)).active
     place = {person: row for row, person in enumerate(third.ids)}
@@ -65,18 +66,7 @@ def test_strips_stand_in_the_order_of_the_image_whichever_the_active_holds() -> 
         centralise(load_data(settings, seed=0))
 
 
-def test_lines_differ_in_what_they_say_alone(tmp_path: Path) -> None:
-    base = small()
-    points = sweep.points_of(base, tmp_path, epsilons=[1.0, 4.0])
-    trials = [point.trial(seed) for point in points for seed in (0, 1)]
-    assert len(trials) == len({trial.path for trial in trials}) == 2 * (3 + 5 * 2)
-    for point in points:
-        settings, plain = point.config.model_dump(), base.model_dump()
-        changed = {key for key, value in settings.items() if value != plain[key]}
-        assert changed <= {"name", "method", "guard", "labels"}
-        protected = (point.config.guard.epsilon, point.config.labels.epsilon)
-        assert sum(of is not None for of in protected) == len(point.line.settings) - 1
-    assert {line.key for line in sweep.LINES} == {point.line.key for point in points}
+def test_lines_share_data_attacks_and_what_the_active_does_alone(tmp_path: Path) -> None:
     base = base_config(main_job.CONFIGS[0])
     for point in main_job.points_of(base, tmp_path):
         config = point.trial(3).config
@@ -84,18 +74,16 @@ def test_lines_differ_in_what_they_say_alone(tmp_path: Path) -> None:
         assert config.seed == point.trial(3).alone.seed == 3
     assert main_job.config_of(GUARDED, base).guard == base.guard
     assert main_job.config_of(PLAIN, base).guard.mechanism == "none"
-    for reading, names in (
-        (main_job.READING, main_job.CONFIGS), (sweep.READING, sweep.CONFIGS),
-    ):  # fmt: skip
-        assert "at delta 1e-5" in reading
-        assert {base_config(name).delta for name in names} == {1e-5}
+    assert "at delta 1e-5" in main_job.READING
+    assert {base_config(name).delta for name in main_job.CONFIGS} == {1e-5}
 
 
 def test_a_point_is_run_once_and_read_and_other_settings_and_damage_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    points = sweep.points_of(small(), tmp_path, epsilons=[4.0])
-    trial = next(point for point in points if point.line.key == "response").trial(0)
+    answers = LabelSettings(mechanism="randomised_response", epsilon=4.0)
+    config = small().model_copy(update={"labels": answers})
+    trial = Point(config=config, folder=tmp_path, figures_only=True).trial(0)
     first = finish(trial).outcome
     privacy = first.privacy
     assert (privacy.epsilon_x, privacy.epsilon_y, privacy.releases) == (math.inf, 4.0, 2)
@@ -141,45 +129,6 @@ def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
                 point, config=point.config.model_copy(update={"attacks": ()})
             ).trial(0)
         )
-
-
-def test_losses_are_paired_by_seed_and_intervals_hold_the_mean(tmp_path: Path) -> None:
-    reached = {"single": (0.5, 0.5, 0.5), "plain": (0.9, 0.8, 0.7), "fresh": (0.8, 0.7, 0.6)}
-    points = [
-        point for point in sweep.points_of(small(), tmp_path, epsilons=[4.0])
-        if point.line.key in reached
-    ]  # fmt: skip
-    found = [
-        (point.trial(seed), finished(reached[point.line.key][seed]))
-        for seed, point in product(range(3), points)
-    ]
-    rows = {row["line"].key: row for row in sweep.summarise(points, results_of(found))}
-    fresh = rows["fresh"]
-    assert list(rows) == list(reached)
-    assert fresh["loss"].mean == pytest.approx(0.1)
-    assert fresh["loss"].high - fresh["loss"].low < 1e-9  # the same in every seed
-    assert fresh["accuracy"].low < fresh["accuracy"].mean < fresh["accuracy"].high
-    assert Table(sweep.COLUMNS, [fresh]).cells[0][1:3] == ("released rows (epsilon_x)", "4")
-
-
-def test_a_sweep_writes_tables_and_a_summary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def made_up(trial: Trial) -> FinishedRun:
-        releases = 2 if trial.config.method.has_passives else 0
-        return finished(0.8 + trial.config.seed / 100, releases=releases)
-
-    monkeypatch.setattr("apfed_experiments.sweep.base_config", small)
-    monkeypatch.setattr("apfed_experiments.study.finish", made_up)
-    (table,) = sweep.run_sweep(
-        tmp_path / "out", seeds=[0, 1], jobs=1, configs=["sweep-breast-cancer"]
-    )
-    assert len(table.rows) == 3 + 5 * 3
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    (swept,) = summary["sweeps"]
-    assert (summary["format"], swept["dataset"], swept["seeds"]) == (1, "breast_cancer", [0, 1])
-    assert swept["settings"]["train"]["epochs"] == 2
-    assert len(swept["points"]) == len(table.rows) - 1  # nobody holds the centralised table
 
 
 def lines_of(runs: Mapping[Line, Sequence[FinishedRun]]) -> Table:

@@ -1,5 +1,6 @@
 """What is a party's own is nowhere else: not in another's folder, memory at start, or messages."""
 
+import io
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from safetensors.torch import load
 
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
-from secure_apfed.exchange import Kind, Links
+from secure_apfed.exchange import Kind, Links, Transport
 from secure_apfed.runs.folder import PartyFolder, read_sealed
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.run import run
@@ -141,6 +142,46 @@ def test_no_party_begins_with_what_is_anothers_in_memory(tmp_path: Path) -> None
             process.join(LONG_S)
             said = json.loads((parties.run.party(name) / "said.json").read_bytes())
             assert said["kind"] is None, said
+
+
+class Overheard(Harm):
+    """What befalls this party is that all that it says is written down, too."""
+
+    def strike(self, folder: Path, transport: Transport | None = None) -> None:
+        genuine = Links.send
+
+        def told(self: Links, to: str, kind: Kind, step: int, payload: bytes = b"") -> None:
+            with (folder / "told").open("ab") as file:
+                file.write(msgpack.packb((to, kind, step, payload)))
+            genuine(self, to, kind, step, payload)
+
+        Links.send = told  # type: ignore[assignment,method-assign]  # own process
+
+
+@pytest.mark.slow
+def test_between_machines_too_an_active_by_code_says_the_same_whatever_it_holds(
+    tmp_path: Path,
+) -> None:
+    """But for what is random by itself: blinded IDs, and fresh keys and names of the session."""
+    config = small_config("apfed_code", data={"dataset": "breast_cancer", "labelled": 40})
+    data, said = load_data(config.data, seed=0), []
+    assert data.active.labels is not None
+    other = replace(
+        data.active, features=data.active.features.flip(0) * 3 + 1, labels=1 - data.active.labels
+    )
+    for name, of in {"one": data, "other": replace(data, table=other)}.items():
+        parties = Parties(config, tmp_path / name, data=of, over="grpc")
+        with parties.started({"active": Overheard(None)}):
+            ended = parties.watch(list(parties.processes))
+        assert {one["kind"] for one in ended.values()} == {None}, ended
+        written = io.BytesIO((parties.run.party("active") / "told").read_bytes())
+        told = [(to, Kind(kind), *more) for to, kind, *more in msgpack.Unpacker(written)]
+        said.append([
+            (to, kind, step, b"" if kind.phase in ("agreement", "alignment", "set-up") else payload)
+            for to, kind, step, payload in told
+        ])  # fmt: skip
+    assert said[0] == said[1]
+    assert Kind.REQUEST in {kind for _, kind, _, payload in said[0] if payload}
 
 
 @pytest.mark.parametrize("method", ["apfed_c", "tvfl"])
