@@ -173,7 +173,7 @@ def test_tables_of_ones_own_are_cut_as_their_folder_says(tmp_path: Path) -> None
     frame = pd.DataFrame(np.random.default_rng(0).normal(size=(90, 4)), columns=list("abcd"))
     frame.loc[3, "c"] = math.nan
     frame.insert(0, "id", [f"p{row}" for row in range(90)])
-    frame["label"] = np.where(frame["a"] > 0, "Hid", "hId")
+    frame["label"] = np.where(frame["a"] + frame["d"] > 0, "Hid", "hId")
     frame.to_csv(tmp_path / "vowels.csv.gz", index=False)
     splits = tmp_path / "splits.yaml"
     splits.write_text("vowels: {measure: macro_f1, rows: 90, active: [a], other: [b, c]}")
