@@ -445,9 +445,11 @@ def _draw(path: Path, rows: Sequence[Row]) -> None:
             )  # fmt: skip
         axes.axhline(0, color=OTHER, linestyle=":", linewidth=1.2)
         axes.set(
-            xscale="log", xlabel="epsilon of one person's vote at one passive, labeller held fixed",
+            xscale="log",
+            xlabel="epsilon of a person's vote at one passive, or of a row's releases",
             ylabel="hundredths over the best solo baseline",
         )  # fmt: skip
-        axes.set_xticks(_EPSILONS, [f"{epsilon:g}" for epsilon in _EPSILONS])
+        ticks = sorted({row["of"].epsilon for of_line in lines.values() for row in of_line})
+        axes.set_xticks(ticks, [f"{epsilon:g}" for epsilon in ticks])
         axes.minorticks_off()
         axes.legend(fontsize=8)
