@@ -121,6 +121,10 @@ _JOINTLY = {"epochs": 60, "batch_size": 128, "learning_rate": 0.1, "evaluate_eve
 _NETWORKS = ("apfed_c", "apfed_r", "tvfl")
 _GUARDS = {"apfed_r-frozen": "frozen_gaussian", "apfed_r-fresh": "gaussian"}
 _CODE, _MIXED = "apfed_code", "mixed-rows"
+_CONTROLS = {
+    _CODE: _MIXED, "apfed_c": _LAMBDA_0, "apfed_r": _LAMBDA_0, **dict.fromkeys(_GUARDS, _BOUNDED),
+}  # fmt: skip
+"""Of other methods it is no help."""
 _CODED = {"network": "cross_view", "representation": 64, "random_features": 1000}
 _NUMBERS_UNDER_NOISE = 32
 _LOGISTIC = {"labeller": "logistic"}
@@ -231,12 +235,8 @@ class GainCase:
 
     @property
     def control(self) -> "GainCase":
-        if self.method == _CODE:
-            return replace(self, method=_MIXED)
-        bounded = self.config.train.max_gradient_norm is not None
-        without = _BOUNDED if bounded else _LAMBDA_0
-        method = without if self.config.method.sums_gradients else _NO_HELP
-        return replace(self, method=method, epsilon=None)
+        method = _CONTROLS.get(self.method, _NO_HELP)
+        return replace(self, method=method, epsilon=self.epsilon if method == _MIXED else None)
 
     def point(self, folder: Path) -> Point:
         kind = _NoHelpPoint if self.method == _NO_HELP else _GainPoint

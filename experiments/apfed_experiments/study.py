@@ -77,14 +77,13 @@ class Line:
     Attributes:
         key: for names of files; label: for people.
         settings: whole sections in place of the usual ones.
-        said: what the table says of it; centralised: whether all features are in one table.
+        said: what the table says of it.
     """
 
     key: str
     label: str
     settings: Mapping[str, Any]
     said: Mapping[str, Any] = field(default_factory=dict)
-    centralised: bool = False
 
     @property
     def method(self) -> str:

@@ -69,7 +69,9 @@ def gains(
         Path | None, typer.Option(help="Folder of one's own tables, which its splits.yaml cuts.")
     ] = None,
     as_json: AsJson = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Three cases, three seeds.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Three seeds; shipped cases: three.")
+    ] = False,
 ) -> None:
     """What help adds to the best that the active does alone, case by case."""
     with _workers():
@@ -77,8 +79,8 @@ def gains(
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)
     there = help_by_case.CASES if tables is None else help_by_case.cases_on(tables)
-    usual_ones = help_by_case.QUICK if quick and tables is None else ("*",)
-    cases = help_by_case.cases_like(only or usual_ones, there)
+    few = help_by_case.QUICK if quick and tables is None else ("*",)
+    cases = help_by_case.cases_like(only or few, there)
     usual = help_by_case.QUICK_SEEDS if quick else help_by_case.SEEDS
     with progress.counting("runs", quiet=as_json) as on_done:
         table = help_by_case.run_gains(

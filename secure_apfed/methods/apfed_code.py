@@ -130,9 +130,7 @@ class CodeStudent(Student):
 
     @property
     def encoder(self) -> CrossView:
-        encoder = self.networks.encoder
-        assert isinstance(encoder, CrossView)
-        return encoder
+        return _encoder_of(self.networks)
 
     def learn_from(self, sum_UD: Floats, measure: Measure, *, seed: int) -> None:
         """Learn from what all passives told of its rows, or alone, as held-out labels say.
@@ -185,12 +183,10 @@ class CodeStudent(Student):
         fitted = teacher.fit_together([beside.without(part) for part in parts])
         for part, predictor in zip(parts, fitted, strict=True):
             likely_UK = _likely(predictor, beside)
-            likely_UK[self.labelled] = np.eye(self.classes)[self.labels]
+            likely_UK[self.labelled] = self._truth_nT
             likely_UK[self.labelled[part]] = 0
-            taught_V = np.flatnonzero(likely_UK.any(axis=1))
             linear = nn.Linear(phi_UD.shape[1], self.classes, bias=False, dtype=torch.float64)
-            own_n = np.flatnonzero(np.isin(taught_V, self.labelled))
-            fit_linear(linear, phi_UD[taught_V], likely_UK[taught_V], labelled_n=own_n)
+            self._fit(linear, phi_UD, likely_UK, np.asarray(likely_UK.any(axis=1)))
             said.append(phi_UD[self.labelled[part]] @ linear.weight.detach().numpy().T)
         truth_n = self.labels[np.concatenate(parts)]
         return Scored(truth=truth_n, scores=probabilities_of(np.concatenate(said)))
@@ -215,10 +211,8 @@ class CodeStudent(Student):
         encoder.read(self._rows, self._forecast_UD)
 
     def encoded(self, networks: ActiveNetworks) -> Floats:
-        encoder = networks.encoder
-        assert isinstance(encoder, CrossView)
         with torch.no_grad():
-            phi_UD: Tensor = encoder(self._rows, self._forecast_UD)
+            phi_UD: Tensor = _encoder_of(networks)(self._rows, self._forecast_UD)
         return phi_UD.double().cpu().numpy()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -227,6 +221,12 @@ class CodeStudent(Student):
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         super().load_tensors(tensors)
         self._forecast_UD = tensors["forecast"].clone()
+
+
+def _encoder_of(networks: ActiveNetworks) -> CrossView:
+    encoder = networks.encoder
+    assert isinstance(encoder, CrossView)
+    return encoder
 
 
 def _fit_forecast(encoder: CrossView, phi_VD: Floats, told_VD: Floats) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import Labeller
@@ -160,7 +160,7 @@ class Student:
         targets_UT[self.labelled] = self._truth_nT
         self._targets_NT[self.rows_U] = torch.from_numpy(targets_UT)
         if self.in_one_go:
-            self._fit(self.networks, np.flatnonzero(said_U), targets_UT)
+            self._fit(last_layer(self.networks), self.encoded(self.networks), targets_UT, said_U)
 
     def without(self, rows: Tensor) -> ActiveNetworks | None:
         """Its networks as they are fitted without these rows; None: they descend."""
@@ -169,16 +169,16 @@ class Student:
         targets_UT = self._targets_NT[self.rows_U].numpy()
         here_U = targets_UT.any(axis=1) & ~torch.isin(self.rows_U, rows).numpy()
         networks = copy.deepcopy(self.networks)
-        self._fit(networks, np.flatnonzero(here_U), targets_UT)
+        self._fit(last_layer(networks), self.encoded(networks), targets_UT, here_U)
         return networks
 
-    def _fit(self, networks: ActiveNetworks, taught_V: Integers, targets_UT: Floats) -> None:
-        """Fit the head to what is said of these of its rows."""
+    def _fit(
+        self, linear: nn.Linear, encoded_UD: Floats, targets_UT: Floats, taught_U: NDArray[np.bool_]
+    ) -> None:
+        """Fit a linear layer to what is said of the rows that it is taught."""
+        taught_V = np.flatnonzero(taught_U)
         labelled_n = np.flatnonzero(np.isin(taught_V, self.labelled))
-        fit_linear(
-            last_layer(networks), self.encoded(networks)[taught_V], targets_UT[taught_V],
-            labelled_n=labelled_n,
-        )  # fmt: skip
+        fit_linear(linear, encoded_UD[taught_V], targets_UT[taught_V], labelled_n=labelled_n)
 
     def encoded(self, networks: ActiveNetworks) -> Floats:
         """What the head reads of its rows, (U, D)."""
