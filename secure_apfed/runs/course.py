@@ -280,6 +280,7 @@ class RunWriter:
             "test_rows": len(data.test_rows),
             "sum": session.secure_sum,
             "agreement": learner.agreement,
+            "help": learner.help,
             "attendance": session.attendance(),
             "guarantee": guarantee,
             "apart": self._heard is not None,

@@ -25,6 +25,7 @@ from secure_apfed.exchange import Transcript
 from secure_apfed.files import read_bytes, read_json
 from secure_apfed.intervals import Estimate, estimates, proportion_interval
 from secure_apfed.learning.descent import without_prefix
+from secure_apfed.learning.votes import Help
 from secure_apfed.measures import (
     ACCURACY,
     LiftRow,
@@ -203,6 +204,7 @@ class Outcome(Written):
     contributions: Mapping[str, Contributions] = {}
     stated: Mapping[str, Stated] = {}
     agreement: Mapping[str, Agreement] = {}
+    help: Help | None = None
     measure: str = ACCURACY.name
     measures: Mapping[str, Mapping[str, float]] = {}
     threshold: float | None = None
