@@ -339,7 +339,11 @@ def cases_on(folder: Path) -> Mapping[str, GainCase]:
                  own=_Set(data=of["data"], said={"measure": of["measure"]}))
         for name, of in sets_in(folder).items()
         for labelled in (20, 50, 200, None)
-        for method, epsilon in (("votes", None), ("votes-randomised", 1.0), (_CODE, None))
+        for method, epsilon in (
+            ("votes", None), ("votes-encrypted", None), (_CODE, None),
+            *((of, epsilon) for of in ("votes-randomised", "votes-moment", "votes")
+              for epsilon in (1.0, 2.0, 4.0, 8.0)),
+        )
     ]  # fmt: skip
     return {case.name: case for case in cases}
 
