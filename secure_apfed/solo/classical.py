@@ -345,13 +345,14 @@ def _spread(task: SoloTask) -> FloatArray:
     near, alpha = _NEIGHBOURS, _ALPHA
     if len(task.labels) < ENOUGH_LABELS:
 
-        def told(setting: tuple[int, float]) -> float:
-            """The likelihood of labels by the others'."""
+        def told(setting: tuple[int, float]) -> tuple[int, float]:
+            """How many labels the others tell, and how likely: a large alpha makes shares flat."""
             said_nK = LabelSpreading(alpha=setting[1]).left_out(
                 graphs[setting[0]], task.labelled, known_nK
             )
+            right = int((said_nK.argmax(axis=1) == task.labels)[said_nK.any(axis=1)].sum())
             said_nK = (1 - _BLIND) * said_nK + _BLIND / task.classes
-            return float(np.log(said_nK[known_nK > 0]).sum())
+            return right, float(np.log(said_nK[known_nK > 0]).sum())
 
         near, alpha = max(_SETTINGS, key=told)
     placed_NK = np.zeros((len(features_NF), task.classes))
