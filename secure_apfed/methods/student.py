@@ -336,7 +336,13 @@ def by_best_baseline(measure: Measure) -> Prior:
     return lambda task: by_baseline(chosen(task, measure=measure))(task)
 
 
-def judges_of(belief: Belief, task: SoloTask) -> Judges:
+def _shares(scores_BK: Floats, frequencies: Floats) -> Floats:
+    """Probabilities (B, K); how frequent classes are (K,), of a row of which nothing is said."""
+    says_B1 = scores_BK.any(axis=1, keepdims=True)
+    return np.where(says_B1, probabilities_of(scores_BK), frequencies)
+
+
+def judges_of(belief: Belief, task: SoloTask, frequencies: Floats) -> Judges:
     """The labelled rows that can be held out, and what is believed of each without its label."""
     parts = held_out(task.labels, FOLDS, task.seed)
     if not parts:
@@ -344,7 +350,7 @@ def judges_of(belief: Belief, task: SoloTask) -> Judges:
         return Judges(places=nobody, labels=nobody, own_JK=np.zeros((0, task.classes)))
     if belief.baseline is None:
         said = [belief.of(task.without(part))[task.labelled[part]] for part in parts]
-        own_JK = probabilities_of(np.concatenate(said))
+        own_JK = _shares(np.concatenate(said), frequencies)
     else:
         scored = scored_held_out(belief.baseline, task)
         assert scored is not None
@@ -365,14 +371,13 @@ def with_votes(
     """
     task = student.task_alone(seed)
     with one_thread(), fits_kept_meanwhile():
-        belief = prior(task)
-        own_UK = probabilities_of(belief.of(task))
+        belief, counted_K = prior(task), np.bincount(task.labels, minlength=task.classes) + 1.0
+        frequencies = counted_K / counted_K.sum()
+        own_UK = _shares(belief.of(task), frequencies)
         if votes is None:
             return own_UK, None, belief
-        counted_K = np.bincount(task.labels, minlength=task.classes) + 1.0
-        likely_UK, help_ = pooled(
-            votes, own_UK, judges_of(belief, task), counted_K / counted_K.sum(), seed=seed
-        )
+        judges = judges_of(belief, task, frequencies)
+        likely_UK, help_ = pooled(votes, own_UK, judges, frequencies, seed=seed)
     return (likely_UK if help_.used else own_UK), help_, belief
 
 

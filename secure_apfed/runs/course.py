@@ -444,6 +444,7 @@ class Course:
             stated=self.session.stated,
             trained=self._labels.data(),
             recorded=self._watch.recording(),
+            help=self.session.learner.help,
             folder=self._writer.folder.path if self._writer else None,
         )
 

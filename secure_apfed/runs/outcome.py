@@ -186,6 +186,7 @@ class Outcome(Written):
 
     Attributes:
         stated: by passive that ran apart, what it signed; `statements.json` holds the signatures.
+        help: what the active's labelled rows say of votes; None: nobody voted.
     """
 
     method: str
@@ -366,6 +367,7 @@ class RunResult:
         stated: by passive that ran apart, what it signed that it charged, likewise.
         trained: the active's rows as it trained on them, with what its label mechanism answered;
             None where another process played it.
+        help: what labelled rows say of votes that were asked for; None: nobody voted.
         recorded: what the experimenter holds, where one process played all parties.
     """
 
@@ -378,6 +380,7 @@ class RunResult:
     stated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trained: OwnData | None = field(default=None, repr=False)
     recorded: Recording | None = None
+    help: Help | None = None
     measure: str = ACCURACY.name
     measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     threshold: float | None = None
