@@ -339,7 +339,11 @@ def cases_on(folder: Path) -> Mapping[str, GainCase]:
                  own=_Set(data=of["data"], said={"measure": of["measure"]}))
         for name, of in sets_in(folder).items()
         for labelled in (20, 50, 200, None)
-        for method, epsilon in (("votes", None), ("votes-randomised", 1.0), (_CODE, None))
+        for method, epsilon in (
+            ("votes", None), ("votes-encrypted", None), (_CODE, None),
+            *((of, epsilon) for of in ("votes-randomised", "votes-moment", "votes")
+              for epsilon in (1.0, 2.0, 4.0, 8.0)),
+        )
     ]  # fmt: skip
     return {case.name: case for case in cases}
 
@@ -378,6 +382,7 @@ COLUMNS = (
            note=lambda row: f"{100 * row['no_help']:.1f}",
            keys=("gain_no_help", "low_no_help", "high_no_help")),
     replace(EPSILON, title="epsilon of a vote"),
+    Column(name="help_used", title="help used in"),
     Column(name="wire_bytes"),
     Column(name="missing"),
     Column(name="paid", title="", keys=()),
@@ -393,9 +398,16 @@ def _row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataFrame)
         "baseline": gain.baseline, "hindsight": gain.hindsight,
         "gain_hindsight": gain.over_hindsight, "control": case.control.name,
         "no_help": gain.control, "gain_no_help": gain.over_control,
-        "wire_bytes": summary.wire_bytes, "paid": gain.sentence.partition(":")[0],
+        "help_used": _used(found), "wire_bytes": summary.wire_bytes,
+        "paid": gain.sentence.partition(":")[0],
         "shared": gain.shared, "of": case,
     }  # fmt: skip
+
+
+def _used(runs: pd.DataFrame) -> str | None:
+    """In how many runs the active's labelled rows let votes in."""
+    told = runs.drop_duplicates("seed")["help_used"].dropna()
+    return f"{int(told.sum())} of {len(told)}" if len(told) else None
 
 
 def run_gains(

@@ -39,7 +39,7 @@ from secure_apfed.measures import (
     probabilities_of,
 )  # fmt: skip
 from secure_apfed.methods import Start, fresh_secrets
-from secure_apfed.methods.student import Student, train_student, with_prior
+from secure_apfed.methods.student import Student, train_student, with_votes
 from secure_apfed.methods.votes import prior_of
 from secure_apfed.runs.folder import (
     RunFolder,
@@ -353,7 +353,7 @@ def taught_alone(config: Config, data: VerticalData) -> Student:
     name = data.active.name
     own = Start(config=config, data=data).own(name, fresh_secrets(config, name), {})
     student = Student(own, torch.arange(len(data.active.ids)))
-    student.teach(with_prior(None, student, prior_of(config), seed=config.seed))
+    student.teach(with_votes(None, student, prior_of(config), seed=config.seed)[0])
     train_student(student, config)
     return student
 

@@ -141,6 +141,7 @@ class Point:
             aligned_rows=len(aligned), train_rows=len(data.train_rows),
             labelled_rows=len(data.labelled_rows), test_rows=len(data.test_rows),
             contributions={name: Contributions.model_validate(told) for name, told in spent},
+            help=result.help,
         )  # fmt: skip
 
 
@@ -391,6 +392,7 @@ def results_of(
             "point": trial.point.name, "seed": trial.seed, "epsilon_x": outcome.privacy.epsilon_x,
             "epsilon_y": outcome.privacy.epsilon_y, "releases": outcome.privacy.releases or 0,
             "wire_bytes": outcome.wire_bytes,
+            "help_used": None if outcome.help is None else outcome.help.used,
             # What a person costs the passive that spent most; inf where no passive adds noise.
             "epsilon_passives": max((of.epsilon for of in passives), default=math.inf),
             "shared": shared_share(trial.config.data, **told) if train else 0.0,

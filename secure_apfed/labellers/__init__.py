@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers.kinds import (
+    MOST_JUDGES,
     Labeller,
     LinearLabeller,
     Logistic,
@@ -20,6 +21,7 @@ from secure_apfed.settings import unknown_name
 
 __all__ = [
     "LABELLERS",
+    "MOST_JUDGES",
     "Labeller",
     "LinearLabeller",
     "Logistic",

@@ -77,6 +77,16 @@ class Labeller(ABC):
         """
 
     @abstractmethod
+    def vote(
+        self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
+    ) -> Floats:
+        """The same, but on each labelled row as if its own label were not known.
+
+        So whoever knows the labels can tell what votes are worth on rows that have none. Of more
+        than `MOST_JUDGES` labelled rows the others have no vote.
+        """
+
+    @abstractmethod
     def statement(self) -> str:
         """What it does and whom a row moves, in words for the report."""
 
@@ -93,9 +103,29 @@ class LinearLabeller(Labeller):
         labels_n = checked_labels(labels_n, matrix_Un.shape[1], classes)
         return np.asarray(matrix_Un @ np.eye(classes)[labels_n], dtype=np.float64)
 
+    def vote(
+        self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
+    ) -> Floats:
+        matrix_Un = self.matrix_without_own(features_UF, labelled_n)
+        labels_n = checked_labels(labels_n, matrix_Un.shape[1], classes)
+        return np.asarray(matrix_Un @ np.eye(classes)[labels_n], dtype=np.float64)
+
     @abstractmethod
     def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
         """Return A_Un, whose rows have L1 norm 1, or 0 for no vote."""
+
+    def matrix_without_own(self, features_UF: Features, labelled_n: Integers) -> Floats:
+        """The same without each labelled row's own label: of it the column is dropped from the row,
+        which is divided by its norm anew.
+
+        Of label spreading these are the votes without that label; of ridge regression, too, but for
+        the scale of the features: the fit without a row is, at this row, (A Y - a y) / (1 - a) with
+        a its own entry of A.
+        """
+        matrix_Un = self.matrix(features_UF, labelled_n)
+        matrix_Un[labelled_n, np.arange(len(labelled_n))] = 0.0
+        matrix_Un[labelled_n[MOST_JUDGES:]] = 0.0
+        return rows_of_norm_one(matrix_Un)
 
 
 def rows_of_norm_one(matrix_Un: Floats, order: int = 1) -> Floats:
@@ -160,6 +190,10 @@ def checked_labels(labels_n: Integers, count: int, classes: int) -> Integers:
     return found
 
 
+MOST_JUDGES = 2_000
+"""Labelled rows, the first ones, that are voted on without their own label."""
+_AT_ONCE = 256
+_PARTS = 10
 _ALPHA = 0.2  # how much a row takes from its neighbours
 _HOPS = 50  # beyond, what a label sends is below alpha^50
 _CONVERGED = 1e-12
@@ -196,6 +230,7 @@ class Spreading(LinearLabeller):
     inductive: ClassVar[bool] = False
 
     neighbours: int = 10
+    alpha: float = _ALPHA
 
     def __post_init__(self) -> None:
         if self.neighbours < 1:
@@ -204,7 +239,7 @@ class Spreading(LinearLabeller):
     def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
         features_UF = checked_features(features_UF)
         labelled_n = checked_positions(labelled_n, len(features_UF))
-        return self._spread(features_UF, labelled_n, np.eye(len(labelled_n)))
+        return rows_of_norm_one(self._spread(features_UF, labelled_n, np.eye(len(labelled_n))))
 
     def label(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
@@ -214,47 +249,102 @@ class Spreading(LinearLabeller):
         Nothing of A is negative, so the L1 norm of its rows is that of A Y's.
         """
         features_UF, labelled_n, labels_n = _checked(features_UF, labelled_n, labels_n, classes)
-        return self._spread(features_UF, labelled_n, np.eye(classes)[labels_n])
+        return rows_of_norm_one(self._spread(features_UF, labelled_n, np.eye(classes)[labels_n]))
+
+    def vote(
+        self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
+    ) -> Floats:
+        """Of labelled rows by the others' columns of A alone: what is left of a sum after its
+        largest term is taken off is rounding. (I - alpha S)^-1 is symmetric, so that the columns of
+        the rows that judge are enough.
+        """
+        features_UF, labelled_n, labels_n = _checked(features_UF, labelled_n, labels_n, classes)
+        graph_UU, known_nK = self._normalised_graph(features_UF), np.eye(classes)[labels_n]
+        votes_UK = rows_of_norm_one(
+            self.along(graph_UU, _columns(len(features_UF), labelled_n, known_nK))
+        )
+        votes_UK[labelled_n] = self.left_out(graph_UU, labelled_n, known_nK)
+        return votes_UK
+
+    def left_out(
+        self, graph_UU: sparse.csr_array, labelled_n: Integers, known_nK: Floats
+    ) -> Floats:
+        """What labels that stand for `known_nK` are at labelled rows without their own, (n, K)."""
+        said_nK = np.zeros_like(known_nK)
+        for part in np.split(
+            np.arange(len(labelled_n)), range(_AT_ONCE, len(labelled_n), _AT_ONCE)
+        ):
+            if part[0] >= MOST_JUDGES:
+                break
+            one_each = _columns(graph_UU.shape[0], labelled_n[part], np.eye(len(part)))
+            reached_Cn = self.along(graph_UU, one_each)[labelled_n].T
+            reached_Cn[np.arange(len(part)), part] = 0.0
+            said_nK[part] = rows_of_norm_one(reached_Cn @ known_nK)
+        said_nK[MOST_JUDGES:] = 0.0
+        return said_nK
 
     def _spread(self, features_UF: Floats, labelled_n: Integers, columns_nC: Floats) -> Floats:
-        """What the labelled rows' columns are at all rows, (U, C), each divided by its sum.
+        """What the labelled rows' columns are at all rows, (U, C)."""
+        term_UC = _columns(len(features_UF), labelled_n, columns_nC)
+        return self.along(self._normalised_graph(features_UF), term_UC)
+
+    def along(self, graph_UU: sparse.csr_array, term_UC: Floats) -> Floats:
+        """(I - alpha S)^-1 times columns.
 
         (I - alpha S)^-1 is the sum of (alpha S)^t over paths of length t. No term is negative, so
         a row far from all labels is as exact as the others once its paths are in; those longer than
         50 edges are left out.
         """
-        step_UU = _ALPHA * self._normalised_graph(features_UF)
-        term_UC = np.zeros((len(features_UF), columns_nC.shape[1]))
-        term_UC[labelled_n] = columns_nC
-        sum_UC = term_UC.copy()
+        step_UU, sum_UC = self.alpha * graph_UU, term_UC.copy()
         for _ in range(_HOPS):
             term_UC = step_UU @ term_UC
             sum_UC += term_UC
             if (term_UC.sum(axis=1) <= _CONVERGED * sum_UC.sum(axis=1)).all():
                 break
-        return rows_of_norm_one(sum_UC)
+        return sum_UC
 
     def _normalised_graph(self, features_UF: Floats) -> sparse.csr_array:
         """S_UU."""
-        from sklearn.neighbors import NearestNeighbors
-
-        rows = len(features_UF)
-        if rows == 1:
-            return sparse.csr_array((1, 1))
-        found = NearestNeighbors(
-            n_neighbors=min(self.neighbours, rows - 1),
-            algorithm="kd_tree" if features_UF.shape[1] <= _FEW_COLUMNS else "brute",
-        ).fit(features_UF - features_UF.mean(axis=0))
-        near_UU = sparse.csr_array(found.kneighbors_graph(mode="connectivity"))
-        weight_UU = near_UU.maximum(near_UU.T)
-        root_U = 1 / np.sqrt(np.asarray(weight_UU.sum(axis=1)).ravel())  # every row has an edge
-        return sparse.csr_array(sparse.diags_array(root_U) @ weight_UU @ sparse.diags_array(root_U))
+        return graph_of(nearest_of(features_UF, self.neighbours))
 
     def statement(self) -> str:
         return (
-            f"{self.title}, {self.neighbours} neighbours, alpha {_ALPHA:g}: linear in the "
+            f"{self.title}, {self.neighbours} neighbours, alpha {self.alpha:g}: linear in the "
             "labels; a person's features move other people's votes without a bound"
         )
+
+
+def nearest_of(features_UF: Floats, neighbours: int) -> Integers:
+    """The nearest other rows of each, the nearest first, (U, neighbours) or all others."""
+    from sklearn.neighbors import NearestNeighbors
+
+    rows = len(features_UF)
+    if rows == 1:
+        return np.zeros((1, 0), dtype=np.int64)
+    found = NearestNeighbors(
+        n_neighbors=min(neighbours, rows - 1),
+        algorithm="kd_tree" if features_UF.shape[1] <= _FEW_COLUMNS else "brute",
+    ).fit(features_UF - features_UF.mean(axis=0))
+    nearest_UN: Integers = found.kneighbors(return_distance=False)
+    return nearest_UN
+
+
+def graph_of(nearest_UN: Integers) -> sparse.csr_array:
+    """S_UU of rows and their nearest."""
+    rows, near = nearest_UN.shape
+    if not near:
+        return sparse.csr_array((rows, rows))
+    ends = np.arange(0, rows * near + 1, near)
+    near_UU = sparse.csr_array((np.ones(rows * near), nearest_UN.ravel(), ends), (rows, rows))
+    weight_UU = near_UU.maximum(near_UU.T)
+    root_U = 1 / np.sqrt(np.asarray(weight_UU.sum(axis=1)).ravel())  # every row has an edge
+    return sparse.csr_array(sparse.diags_array(root_U) @ weight_UU @ sparse.diags_array(root_U))
+
+
+def _columns(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
+    placed_UC = np.zeros((rows, columns_nC.shape[1]))
+    placed_UC[labelled_n] = columns_nC
+    return placed_UC
 
 
 class Ridge(LinearLabeller):
@@ -316,6 +406,20 @@ class Logistic(Labeller):
             x_UF[labelled_n], labels_n, classes, strength=strength, tolerance=_TOLERANCE
         )
         return probabilities(x_UF, theta_FK)
+
+    def vote(
+        self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
+    ) -> Floats:
+        """Of labelled rows by regressions on nine tenths of the labels, each without its own."""
+        votes_UK = self.label(features_UF, labelled_n, labels_n, classes)
+        votes_UK[labelled_n] = 0.0
+        for first in range(min(_PARTS, len(labelled_n)) if len(labelled_n) > 1 else 0):
+            out = np.zeros(len(labelled_n), dtype=bool)
+            out[first::_PARTS] = True
+            said_UK = self.label(features_UF, labelled_n[~out], labels_n[~out], classes)
+            votes_UK[labelled_n[out]] = said_UK[labelled_n[out]]
+        votes_UK[labelled_n[MOST_JUDGES:]] = 0.0
+        return votes_UK
 
     def statement(self) -> str:
         return (
@@ -417,6 +521,16 @@ class PrivateLogistic(Labeller):
         sigma = self.sigma(labelled=len(labelled_n), classes=classes)
         weights_FK = self._noise.add(fitted_FK, sigma, step=0, rows=torch.from_numpy(labelled_n))
         return probabilities(x_UF, weights_FK / sigma)
+
+    def vote(
+        self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
+    ) -> Floats:
+        """Of labelled rows, too, by the one noisy regression: others would be further releases. A
+        row's own label moves its weights by no more than their noise covers.
+        """
+        votes_UK = self.label(features_UF, labelled_n, labels_n, classes)
+        votes_UK[labelled_n[MOST_JUDGES:]] = 0.0
+        return votes_UK
 
     def directions(self, features_UF: Floats) -> Floats:
         return rows_of_norm_one(features_UF, order=2)

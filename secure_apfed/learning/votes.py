@@ -1,8 +1,10 @@
-"""From votes to the active's model: whose label is likely, and a student of those labels.
+"""From votes to labels that the active's model learns: how far they are believed, if at all.
 
-Run by: the active, on what it opened of the passives' votes and on what it believes without them,
-the prior: where noise drowns the votes, or nobody voted, the student learns what the active would
-have taught it alone. Letters: U rows, n labelled rows, K classes, D features.
+Run by: the active, on what it opened of the passives' votes, on what its own model says of the
+rows, and on its labels. Votes on labelled rows were cast without the row's own label
+(`Labeller.vote`), and what its own model says of them was learnt without it, so that labelled rows
+tell what either is worth for rows without a label. Letters: U rows, n labelled rows, J of them that
+judge, K classes, D features.
 """
 
 from collections.abc import Callable
@@ -12,21 +14,24 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from scipy.special import softmax
+from scipy.optimize import minimize
+from scipy.special import log_softmax
 from torch import Tensor
 
 from secure_apfed.learning.descent import ActiveNetworks, Trainer
+from secure_apfed.seeds import derive_seed
 from secure_apfed.settings.training import TrainSettings
-from secure_apfed.solo import FOLDS, SoloTask
-from secure_apfed.solo.interface import held_out
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0)
-_USUAL, _SPREAD = 0.5, 0.2
-"""mu of one voter where nothing tells it, and how far that is from the truth (mean, deviation)."""
-_LEAST_MISFIT = 0.02
+_PARTS = 5
+"""Of the rows that judge; fewer rows than these judge nothing."""
+_OF_ONESELF, _OF_VOTES = 0.5, 1.0
+"""Deviations of a about 1, and of b about 0, before a labelled row is looked at."""
+_MOST = (2.0, 20.0)
+_START = (1.0, 0.3)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -44,82 +49,140 @@ class Votes:
     voters: int
 
 
-def reliability_of(believed: Callable[[SoloTask], Floats], task: SoloTask) -> float:
-    """How often a prior is right, by cross-validation over the labelled rows alone.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Judges:
+    """Labelled rows that tell what votes are worth.
 
-    Each row is judged by what is believed without its label; a row of zeros says nothing, and is
-    not judged. (right + 1) / (judged + 2), Laplace's rule of succession, since few rows tell it
-    roughly: .5 where no label can be held out, below 1 where all were right; and 1 / K at least, as
-    often as a guess is.
+    Attributes:
+        places: (J,), among the U rows, of rows on which votes were cast without their own label.
+        labels: (J,).
+        own_JK: the probabilities that the active's own model gives them, learnt without them.
     """
-    judged, right = 0, 0
-    for part in held_out(task.labels, FOLDS, task.seed):
-        said_BK = believed(task.without(part))[task.labelled[part]]
-        says_B = said_BK.any(axis=1)
-        judged += int(says_B.sum())
-        right += int((said_BK.argmax(axis=1) == task.labels[part])[says_B].sum())
-    return max((right + 1) / (judged + 2), 1 / task.classes)
+
+    places: Integers
+    labels: Integers
+    own_JK: Floats  # noqa: N815
 
 
-def likely_labels(
-    votes: Votes, own_U: Integers, reliability: float, *,
-    frequencies: Floats | None = None, labelled: Integers | None = None,
-) -> Floats:  # fmt: skip
-    """Return the probability of each class for each row, (U, K).
+@dataclass(frozen=True)
+class Help:
+    """What labelled rows say of help, each judged without its own label.
 
-    The prior knows the class of a row with the chance kappa, and otherwise names one blindly, each
-    as often as it does over all rows: a rater with one coin (Dawid and Skene 1979), whose kappa is
-    what its agreement with the truth is above chance (Cohen 1960). One that tosses a coin, or names
-    the same class always, says no more than how frequent classes are.
+    Attributes:
+        rows: that judge, J.
+        gain: log-likelihood of their labels that votes add, nats a row; deviation: of that mean.
+            Both are found on rows that took no part in weighing; 0 where too few rows judge.
+        right, alone: share of these rows on which the votes, and the active's own model, are right.
+    """
 
-    A row of class c is modelled with votes around mu for c and around 0 for the others, after the
-    row's mean is taken off, with the variance of the noise and of the voters' own errors. mu comes
-    from how votes vary with the prior's probabilities, which have not seen their noise; of a voter
-    it lies in 0 to 1, and near 1/2 where the prior tells nothing.
+    rows: int
+    gain: float
+    deviation: float
+    right: float
+    alone: float
+
+    @property
+    def used(self) -> bool:
+        """Whether the gain is larger than its own uncertainty."""
+        return self.gain > self.deviation
+
+    def __str__(self) -> str:
+        said = "used" if self.used else "not used"
+        return (
+            f"help is {said}: of {self.rows} labelled rows, each judged without its own label, the "
+            f"others are right on {self.right:.2f} and the active's own model on {self.alone:.2f}; "
+            f"together they add {self.gain:+.3f} nats a row (deviation {self.deviation:.3f})"
+        )
+
+
+def pooled(
+    votes: Votes, own_UK: Floats, judges: Judges, frequencies: Floats, *, seed: int
+) -> tuple[Floats, Help]:
+    """Return the probability of each class for each row, (U, K), and whether help was used for it.
+
+    A logarithmic opinion pool (Genest and Zidek 1986, Combining Probability Distributions) of the
+    active's own model p and the votes v, about how frequent classes are:
+
+        q(c) proportional to f(c) (p(c) / f(c))^a exp(b v(c)),    0 <= a <= 2, 0 <= b.
+
+    v are the votes about the mean of all rows and of the row, of mean square 1 with what noise
+    there is in them; a and b are the most likely, by the labels of the rows that judge, with normal
+    priors about 1 and 0 (no help). Noise lowers b by itself: it is in the votes that judge, too.
 
     Args:
-        own_U: class that the prior names, -1: none.
-        frequencies: of the classes, (K,), above 0, adding up to 1; all alike unless given.
-        labelled: places of rows whose labels voters were told: their votes show no reliability.
+        own_UK: probabilities that the active's own model gives all rows.
+        frequencies: (K,), above 0, adding up to 1; seed: of the parts by which the gain is told.
     """
-    rows, classes = votes.totals.shape
-    frequency_K = np.full(classes, 1 / classes) if frequencies is None else frequencies
-    prior_UK = _prior(own_U, reliability, frequency_K)
-    spread_UK = votes.totals - votes.totals.mean(1, keepdims=True)
-    shown = np.zeros(rows, dtype=bool)
-    shown[[] if labelled is None else labelled] = True
-    if shown.all():
-        shown[:] = False
-    spread_VK, centred_VK = spread_UK[~shown], prior_UK[~shown] - prior_UK[~shown].mean(0)
-    power = float((spread_VK**2).mean())
-    # The regression of votes on the prior, drawn to what is usual by the precision of that.
-    usual, precision = _USUAL * votes.voters, power / (_SPREAD * votes.voters) ** 2
-    mu = ((centred_VK * spread_VK).sum() + precision * usual) / max(
-        (centred_VK**2).sum() + precision, np.finfo(float).tiny
-    )
-    mu = float(np.clip(mu, 0.0, votes.voters))
-    # A row about its mean has (1 - 1/K) of the variance of its numbers.
-    explained = mu**2 / classes * (1 - 1 / classes)
-    misfit = (power - explained) / (1 - 1 / classes) - float(votes.variance[~shown].mean())
-    variance_U = votes.variance + max(misfit, _LEAST_MISFIT * votes.voters)
-    return np.asarray(softmax(np.log(prior_UK) + mu * spread_UK / variance_U[:, None], axis=1))
+    votes_UK = votes.totals - votes.totals.mean(axis=0)
+    votes_UK -= votes_UK.mean(axis=1, keepdims=True)
+    size = float(np.sqrt((votes_UK**2).mean()))
+    votes_UK /= size if size > 0 else 1.0
+    log_f_K, labels_n = np.log(frequencies), len(judges.labels)
+
+    def evidence(own_BK: Floats) -> Floats:
+        """Log p / f; a model that is sure of everything is only so sure as its labels allow."""
+        floored_BK = (labels_n * own_BK + frequencies) / (labels_n + 1)
+        return np.asarray(np.log(floored_BK) - log_f_K)
+
+    pool = _Pool(log_f_K, evidence(judges.own_JK), votes_UK[judges.places], judges.labels)
+    found = pool.judged(seed, right=votes.totals[judges.places].argmax(1))
+    a, b = pool.fitted(pool.every) if found.used else (1.0, 0.0)
+    return np.exp(pool.log_q(evidence(own_UK), votes_UK, a, b)), found
 
 
-def _prior(own_U: Integers, reliability: float, frequency_K: Floats) -> Floats:
-    """How likely each class of a row is by what the prior names, and how frequent classes are."""
-    prior_UK = np.tile(frequency_K, (len(own_U), 1))
-    named = np.flatnonzero(own_U >= 0)
-    own_V = own_U[named]
-    named_K = np.bincount(own_V, minlength=len(frequency_K)) / max(len(own_V), 1)
-    chance = float(named_K @ frequency_K)
-    kappa = float(np.clip((reliability - chance) / max(1 - chance, 1e-12), 0.0, 1 - 1e-6))
-    # It knows no class in more rows than it names it.
-    kappa_K = np.minimum(kappa, named_K / frequency_K)
-    of_class_VK = (1 - kappa_K) * named_K[own_V][:, None]
-    of_class_VK[np.arange(len(own_V)), own_V] += kappa_K[own_V]
-    prior_VK = of_class_VK * frequency_K
-    prior_UK[named] = prior_VK / prior_VK.sum(1, keepdims=True)
-    return prior_UK
+@dataclass(frozen=True, eq=False)
+class _Pool:
+    """log f (K,); log p / f, the votes (J, K each) and the labels (J,) of the rows that judge."""
+
+    log_f_K: Floats  # noqa: N815
+    own_JK: Floats  # noqa: N815
+    votes_JK: Floats  # noqa: N815
+    labels_J: Integers  # noqa: N815
+
+    @property
+    def every(self) -> Integers:
+        return np.arange(len(self.labels_J))
+
+    def log_q(self, own_BK: Floats, votes_BK: Floats, a: float, b: float) -> Floats:
+        return np.asarray(log_softmax(self.log_f_K + a * own_BK + b * votes_BK, axis=1))
+
+    def likelihood(self, rows_B: Integers, a: float, b: float) -> Floats:
+        """Log q of these rows' own labels, (B,)."""
+        log_q_BK = self.log_q(self.own_JK[rows_B], self.votes_JK[rows_B], a, b)
+        return np.asarray(log_q_BK[np.arange(len(rows_B)), self.labels_J[rows_B]])
+
+    def fitted(self, rows_B: Integers, *, alone: bool = False) -> tuple[float, float]:
+        """The most likely a and b by these rows; alone: b is 0."""
+
+        def loss(ab: Floats) -> float:
+            a, b = map(float, ab)
+            prior = ((a - 1) / _OF_ONESELF) ** 2 + (b / _OF_VOTES) ** 2
+            return prior / 2 - float(self.likelihood(rows_B, a, b).sum())
+
+        most_a, most_b = _MOST
+        start, most = (1.0, 0.0) if alone else _START, 0.0 if alone else most_b
+        found = minimize(loss, start, method="L-BFGS-B", bounds=[(0.0, most_a), (0.0, most)])
+        a, b = map(float, found.x)
+        return a, b
+
+    def judged(self, seed: int, *, right: Integers) -> Help:
+        """What votes add on rows that took no part in weighing them; `right`: what votes name."""
+        rows = len(self.labels_J)
+        order = np.random.default_rng(derive_seed(seed, "weighing votes")).permutation(rows)
+        gain_J = np.zeros(rows)
+        for part in (order[first::_PARTS] for first in range(_PARTS if rows >= _PARTS else 0)):
+            rest = np.setdiff1d(order, part)
+            both, alone = self.fitted(rest), self.fitted(rest, alone=True)
+            gain_J[part] = self.likelihood(part, *both) - self.likelihood(part, *alone)
+        judge = rows >= _PARTS
+        named = (self.log_f_K + self.own_JK).argmax(1)
+        return Help(
+            rows=rows,
+            gain=float(gain_J.mean()) if judge else 0.0,
+            deviation=float(gain_J.std(ddof=1) / rows**0.5) if judge else 0.0,
+            right=float((right == self.labels_J).mean()) if rows else 0.0,
+            alone=float((named == self.labels_J).mean()) if rows else 0.0,
+        )
 
 
 def last_layer(networks: ActiveNetworks) -> torch.nn.Linear:

@@ -44,9 +44,7 @@ from secure_apfed.methods.method import Agreed, Helper, Learner, Own, Steps
 from secure_apfed.methods.student import (
     Student,
     StudentActive,
-    by_best_baseline,
     side_by_side,
-    with_prior,
 )
 from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumMethod
 from secure_apfed.methods.terms import check_passives, clip_of
@@ -155,9 +153,7 @@ class CodeStudent(Student):
                 self.helped, (beside, teacher) = best, teachers[best]
                 self.teach(_likely(teacher.fit(beside), beside))
             else:
-                self.encoder.forget(self._rows)
-                self._forecast_UD.zero_()
-                self.teach(with_prior(None, self, by_best_baseline(measure), seed=seed))
+                self.keep(chosen(task, measure=measure))
 
     @property
     def _rows(self) -> Tensor:

@@ -19,6 +19,7 @@ from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, Representa
 from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.learning.descent import ActiveNetworks, prefixed, without_prefix
+from secure_apfed.learning.votes import Help
 from secure_apfed.measures import Scored
 from secure_apfed.methods.charged import Statement, read_statement
 from secure_apfed.models import Shape
@@ -271,6 +272,7 @@ class Learner(Role, ABC):
         left: who fell silent in this session, and in which step.
         agreement: by passive, how far its votes agree with others', where each one's are read in
             this session.
+        help: what its labelled rows say of votes that it asked for.
     """
 
     training_rows: Tensor
@@ -282,6 +284,7 @@ class Learner(Role, ABC):
     def __init__(self) -> None:
         self.left: dict[str, int] = {}
         self.agreement: Mapping[str, Agreement] = {}
+        self.help: Help | None = None
 
     @abstractmethod
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:

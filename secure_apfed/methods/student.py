@@ -7,6 +7,7 @@ of the active's table, U rows to learn from, n labelled rows, K classes, T numbe
 """
 
 import copy
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,32 +20,36 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from secure_apfed.exchange import Links
-from secure_apfed.labellers import Labeller
-from secure_apfed.learning.descent import ActiveNetworks
+from secure_apfed.labellers import MOST_JUDGES, Labeller
+from secure_apfed.learning.descent import ActiveNetworks, prefixed, without_prefix
 from secure_apfed.learning.votes import (
+    Help,
+    Judges,
     SoftTrainer,
     Votes,
     fit_linear,
     last_layer,
-    likely_labels,
-    reliability_of,
+    pooled,
 )
-from secure_apfed.measures import Measure, Scored
+from secure_apfed.measures import Measure, Scored, probabilities_of
 from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.method import Learner, Own, Steps
 from secure_apfed.methods.terms import outputs_of, task_of
 from secure_apfed.models import RandomFeatures, encoder_and_head
-from secure_apfed.seeds import one_thread, seeded, shuffled
+from secure_apfed.seeds import derive_seed, one_thread, seeded, shuffled
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.solo import Baseline, SoloTask, chosen
-from secure_apfed.solo.interface import fits_kept_meanwhile
+from secure_apfed.solo import BASELINES, FOLDS, Baseline, SoloTask, chosen, scored_held_out
+from secure_apfed.solo.fitted import Fitted, of_forest
+from secure_apfed.solo.interface import fits_kept_meanwhile, held_out
 from secure_apfed.tasks import LOSSES, Regression, scored_rows
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+_TREES, _GROWN, _LEAF = "trees", 60, 5
+_COMPARED, _LEARNT, _PARTS = 3_000, 10_000, 3
+"""Rows at most, by which trees are compared, and from which they learn."""
 RANGES = 8
 """K. More tell a target finer, and each of them from fewer labelled rows."""
-_NO_CLASS = -1
 
 
 # Targets of a regression as classes that can be voted for: ranges of about as many labelled rows.
@@ -130,7 +135,9 @@ class Student:
         self._bins = Bins.of(known_n.astype(np.float64)) if loss else None
         self.labels = known_n if self._bins is None else self._bins.classes_of(known_n)
         self._truth_nT = known_n[:, None] if self._bins else np.eye(self.classes)[known_n]
-        self._labels_N = self.trainer.compute.place(data.table.labels)
+        self._labels_N, self._seed = self.trainer.compute.place(data.table.labels), seed
+        self._kept: ActiveNetworks | None = None
+        self._kept_by = ""
         numbers = self._truth_nT.shape[1]
         self._targets_NT = torch.zeros(len(data.table.ids), numbers, dtype=torch.float64)
 
@@ -143,11 +150,36 @@ class Student:
 
     @property
     def networks(self) -> ActiveNetworks:
-        return self.trainer.networks
+        """What predicts: a model that it keeps, or else its own networks."""
+        return self._kept or self.trainer.networks
 
     @property
     def in_one_go(self) -> bool:
-        return isinstance(self.networks.encoder, RandomFeatures)
+        return bool(self._kept) or isinstance(self.trainer.networks.encoder, RandomFeatures)
+
+    def keep(self, baseline: Baseline) -> None:
+        """Be the model of this baseline: help is not used, and none of its own is as good."""
+        self._kept_by = baseline.name
+        everybody_U = np.ones(len(self.rows_U), dtype=bool)
+        self._kept = self._model_by(baseline.name, everybody_U)
+
+    def _model_by(self, name: str, here_U: NDArray[np.bool_]) -> ActiveNetworks:
+        """A baseline's model, or the trees' of what rows were taught, of these of the rows."""
+        task = self.task_alone(self._seed)
+        with one_thread():
+            if name == _TREES:
+                taught_UK = self._targets_NT[self.rows_U].numpy()
+                here = np.flatnonzero(here_U & taught_UK.any(axis=1))
+                found: nn.Module = _grown(task, here, taught_UK)
+            else:
+                part = np.flatnonzero(~here_U[self.labelled])
+                kept = BASELINES[name].fit(task.without(part)).kept
+                assert kept is not None  # every baseline has a model
+                found = kept()
+        if isinstance(found, Fitted):
+            return _behind(found)
+        encoder, head = found.cpu().children()  # the run's own network
+        return ActiveNetworks(encoder, head).requires_grad_(False).eval()
 
     def teach(self, likely_UK: Floats) -> None:
         """Take how likely each class is of all rows, and fit it where it has a best fit.
@@ -160,14 +192,45 @@ class Student:
         targets_UT[self.labelled] = self._truth_nT
         self._targets_NT[self.rows_U] = torch.from_numpy(targets_UT)
         if self.in_one_go:
-            self._fit(last_layer(self.networks), self.encoded(self.networks), targets_UT, said_U)
+            networks = self.trainer.networks
+            self._fit(last_layer(networks), self.encoded(networks), targets_UT, said_U)
+            if self._bins is None and self._trees_learn_better(targets_UT, np.flatnonzero(said_U)):
+                self._kept_by, self._kept = _TREES, self._model_by(_TREES, said_U)
+
+    def _trees_learn_better(self, targets_UT: Floats, taught_V: Integers) -> bool:
+        """Whether trees foretell what rows are taught (squared error) better than the ridge
+        regression, of rows that are held out; no label of the active's is asked.
+        """
+        networks, task = copy.deepcopy(self.trainer.networks), self.task_alone(self._seed)
+        draw = np.random.default_rng(derive_seed(self._seed, "ridge or trees"))
+        order = draw.permutation(taught_V)[:_COMPARED]
+        if len(order) < _PARTS or type(networks.encoder) is not RandomFeatures:
+            return False
+        encoded_UD, errors = self.encoded(networks), np.zeros(2)
+        with one_thread():
+            for part in (order[first::_PARTS] for first in range(_PARTS)):
+                rest = np.setdiff1d(order, part)
+                rest_U = np.isin(np.arange(len(targets_UT)), rest)
+                linear = last_layer(networks)
+                self._fit(linear, encoded_UD, targets_UT, rest_U)
+                ridge_VK = encoded_UD[part] @ linear.weight.detach().double().cpu().numpy().T
+                with torch.no_grad():
+                    rows_VF = torch.from_numpy(task.features[part])
+                    trees_VK = _grown(task, rest, targets_UT)(rows_VF).exp().numpy()
+                errors += [
+                    ((said_VK - targets_UT[part]) ** 2).sum() for said_VK in (ridge_VK, trees_VK)
+                ]
+        return bool(errors[1] < errors[0])
 
     def without(self, rows: Tensor) -> ActiveNetworks | None:
         """Its networks as they are fitted without these rows; None: they descend."""
         if not self.in_one_go:
             return None
+        kept_U = ~torch.isin(self.rows_U, rows).numpy()
+        if self._kept is not None:
+            return self._model_by(self._kept_by, kept_U)
         targets_UT = self._targets_NT[self.rows_U].numpy()
-        here_U = targets_UT.any(axis=1) & ~torch.isin(self.rows_U, rows).numpy()
+        here_U = targets_UT.any(axis=1) & kept_U
         networks = copy.deepcopy(self.networks)
         self._fit(last_layer(networks), self.encoded(networks), targets_UT, here_U)
         return networks
@@ -191,19 +254,67 @@ class Student:
         return self.trainer.learn(step, rows_B, self._targets_NT[rows_B])
 
     def scored(self, rows: Tensor) -> Scored:
+        predict, kept = self.trainer.predict, self._kept
+        if kept is not None:
+            features_N = self.trainer.features_N
+
+            @torch.no_grad()
+            def predict(rows_B: Tensor) -> Tensor:
+                scores_BK: Tensor = kept(features_N[rows_B].cpu(), None)[0]
+                return scores_BK.to(features_N.device)
+
         with self.trainer.evaluating():
-            return scored_rows(self._task, self.trainer.predict, rows, self._labels_N)
+            return scored_rows(self._task, predict, rows, self._labels_N)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"targets": self._targets_NT} | self.trainer.tensors()
+        kept = {} if self._kept is None else self._kept.state_dict()
+        said = torch.tensor(list(self._kept_by.encode()), dtype=torch.uint8)
+        own = {"targets": self._targets_NT, "kept by": said, **prefixed("kept", kept)}
+        return own | self.trainer.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self.trainer.load_tensors(tensors)
         self._targets_NT = tensors["targets"].clone()
+        self._kept_by = bytes(tensors["kept by"].tolist()).decode()
+        self._kept = None
+        if self._kept_by:
+            state = without_prefix("kept", tensors)
+            found = Fitted.in_tensors(without_prefix("encoder", state))
+            kept = copy.deepcopy(self.trainer.networks).cpu() if found is None else _behind(found)
+            kept.load_state_dict(state)
+            self._kept = kept
 
 
-Belief: TypeAlias = Callable[[SoloTask], Floats]
-"""What the active believes of the rows of a task before it reads anything of others, (U, K)."""
+def _behind(fitted: Fitted) -> ActiveNetworks:
+    """A model and a layer behind it, which does nothing until it is straightened."""
+    head = fitted.plain_head()
+    return ActiveNetworks(fitted, head).requires_grad_(False).eval()
+
+
+def _grown(task: SoloTask, taught: Integers, targets_UK: Floats) -> Fitted:
+    """Extra trees that learn shares of classes from some of a task's rows."""
+    from sklearn.ensemble import ExtraTreesRegressor
+
+    forest = ExtraTreesRegressor(
+        _GROWN, min_samples_leaf=_LEAF, random_state=task.state("trees of a student")
+    )
+    taught = taught[:: max(1, math.ceil(len(taught) / _LEARNT))]
+    forest.fit(task.features[taught], targets_UK[taught])
+    shares = [of.tree_.value[:, :, 0] for of in forest.estimators_]
+    return Fitted(of_forest(forest, shares, task.classes))
+
+
+@dataclass(frozen=True)
+class Belief:
+    """What the active believes of the rows of a task before it reads anything of others.
+
+    Attributes:
+        of: scores (U, K) of a task's rows; a row of zeros says nothing.
+        baseline: whose model that is; None: it has no model of other rows.
+    """
+
+    of: Callable[[SoloTask], Floats]
+    baseline: Baseline | None = None
 
 
 Prior: TypeAlias = Callable[[SoloTask], Belief]
@@ -211,40 +322,63 @@ Prior: TypeAlias = Callable[[SoloTask], Belief]
 
 
 def by_labeller(labeller: Labeller) -> Prior:
-    return lambda _: (
+    return lambda _: Belief(
         lambda task: labeller.label(task.features, task.labelled, task.labels, task.classes)
     )
 
 
 def by_baseline(baseline: Baseline) -> Prior:
-    return lambda _: _alone(baseline)
+    return lambda _: Belief(lambda task: baseline.fit(task).scores(task.features), baseline)
 
 
 def by_best_baseline(measure: Measure) -> Prior:
     """What the active would do alone by the baseline that its own held-out labels choose."""
-    return lambda task: _alone(chosen(task, measure=measure))
+    return lambda task: by_baseline(chosen(task, measure=measure))(task)
 
 
-def _alone(baseline: Baseline) -> Belief:
-    return lambda task: baseline.fit(task).scores(task.features)
+def _shares(scores_BK: Floats, frequencies: Floats) -> Floats:
+    """Probabilities (B, K); how frequent classes are (K,), of a row of which nothing is said."""
+    says_B1 = scores_BK.any(axis=1, keepdims=True)
+    return np.where(says_B1, probabilities_of(scores_BK), frequencies)
 
 
-def with_prior(votes: Votes | None, student: Student, prior: Prior, *, seed: int) -> Floats:
-    """Return the probability of each class for each row, with what is believed as the prior.
+def judges_of(belief: Belief, task: SoloTask, frequencies: Floats) -> Judges:
+    """The labelled rows that can be held out, and what is believed of each without its label."""
+    parts = held_out(task.labels, FOLDS, task.seed)
+    if not parts:
+        nobody = np.zeros(0, dtype=np.int64)
+        return Judges(places=nobody, labels=nobody, own_JK=np.zeros((0, task.classes)))
+    if belief.baseline is None:
+        said = [belief.of(task.without(part))[task.labelled[part]] for part in parts]
+        own_JK = _shares(np.concatenate(said), frequencies)
+    else:
+        scored = scored_held_out(belief.baseline, task)
+        assert scored is not None
+        own_JK = scored.scores
+    at = np.concatenate(parts)
+    judges = at < MOST_JUDGES
+    at, own_JK = at[judges], own_JK[judges]
+    return Judges(places=task.labelled[at], labels=task.labels[at], own_JK=own_JK)
+
+
+def with_votes(
+    votes: Votes | None, student: Student, prior: Prior, *, seed: int
+) -> tuple[Floats, Help | None, Belief]:
+    """Return the probability of each class for each row, and whether votes were used for it.
+
     `votes`: on the rows that the student learns from; None: nobody voted. `seed`: of the folds that
-    tell how often it is right.
+    tell how often the prior is right.
     """
-    task, rows = student.task_alone(seed), len(student.rows_U)
+    task = student.task_alone(seed)
     with one_thread(), fits_kept_meanwhile():
-        believed = prior(task)
-        own_UK, reliability = believed(task), reliability_of(believed, task)
-    own_U = np.where(own_UK.any(axis=1), own_UK.argmax(axis=1), _NO_CLASS)
-    counted_K = np.bincount(task.labels, minlength=task.classes) + 1.0
-    silence = Votes(totals=np.zeros((rows, task.classes)), variance=np.zeros(rows), voters=1)
-    return likely_labels(
-        votes or silence, own_U, reliability,
-        frequencies=counted_K / counted_K.sum(), labelled=student.labelled,
-    )  # fmt: skip
+        belief, counted_K = prior(task), np.bincount(task.labels, minlength=task.classes) + 1.0
+        frequencies = counted_K / counted_K.sum()
+        own_UK = _shares(belief.of(task), frequencies)
+        if votes is None:
+            return own_UK, None, belief
+        judges = judges_of(belief, task, frequencies)
+        likely_UK, help_ = pooled(votes, own_UK, judges, frequencies, seed=seed)
+    return (likely_UK if help_.used else own_UK), help_, belief
 
 
 def side_by_side(parts: Iterable[Tensor]) -> Floats:

@@ -15,9 +15,10 @@ passives, K classes.
 
 import hashlib
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Annotated, Literal, Self
 
 import msgpack
@@ -30,7 +31,7 @@ from torch import Tensor
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import derive_key
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
-from secure_apfed.errors import ConfigError
+from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.labellers import (
     LABELLERS,
@@ -43,7 +44,7 @@ from secure_apfed.labellers import (
 from secure_apfed.labellers.guarantee import Opening, calibrate_votes, table_guarantee
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import ContributionNoise, check_rows
-from secure_apfed.learning.votes import Floats, Integers, Votes
+from secure_apfed.learning.votes import Floats, Help, Integers, Votes
 from secure_apfed.measures import ACCURACY, MEASURES
 from secure_apfed.methods.accounts import agreed_sum, open_ledger, summed_release
 from secure_apfed.methods.alignment import positions_in
@@ -66,7 +67,7 @@ from secure_apfed.methods.student import (
     by_best_baseline,
     by_labeller,
     classes_voted,
-    with_prior,
+    with_votes,
 )
 from secure_apfed.methods.sum_end import (
     Aggregator,
@@ -312,9 +313,19 @@ class VotesActive(StudentActive):
         return self.student.without(rows)
 
     def take(self, votes: Votes) -> None:
-        """Turn what was opened into labels to learn; fit a student that has a best fit."""
+        """Turn what was opened into labels to learn; fit a student that has a best fit.
+
+        Where labelled rows say that votes are no help, the active's own best model stays.
+        """
         self.votes = votes
-        self.student.teach(with_prior(votes, self.student, self._prior, seed=self._seed))
+        likely_UK, self.help, alone = with_votes(votes, self.student, self._prior, seed=self._seed)
+        assert self.help is not None
+        if not self.help.used:
+            warnings.warn(f"{self.name}: {self.help}", NoHelpWarning, stacklevel=2)
+        if self.help.used or alone.baseline is None:
+            self.student.teach(likely_UK)
+        else:
+            self.student.keep(alone.baseline)
 
     @property
     def opened(self) -> Tensor | None:
@@ -325,10 +336,15 @@ class VotesActive(StudentActive):
         if self.votes is not None:
             kept["votes.sum"] = torch.from_numpy(self.votes.totals)
             kept["votes.variance"] = torch.from_numpy(self.votes.variance)
+        if self.help is not None:
+            kept["help"] = torch.tensor(astuple(self.help), dtype=torch.float64)
         return kept
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         super().load_tensors(tensors, next_step=next_step)
+        if "help" in tensors:
+            rows, *shares = tensors["help"].tolist()
+            self.help = Help(int(rows), *shares)
         if "votes.sum" in tensors:
             self.votes = Votes(
                 totals=tensors["votes.sum"].numpy(),
@@ -379,7 +395,7 @@ class VotesPassive(Helper):
         votes_UK = np.zeros((len(known_U), self.classes))
         if known_n.any():
             place_U = np.cumsum(known_U) - 1
-            votes_UK[known_U] = self.labeller.about(ballot.payload).label(
+            votes_UK[known_U] = self.labeller.about(ballot.payload).vote(
                 self.features(ballot)[known_U],
                 place_U[ballot.labelled.numpy()[known_n]],
                 ballot.labels.numpy()[known_n],

@@ -199,7 +199,7 @@ class EncryptedVotesPassive(CountingPassive):
     def matrix(self, ballot: Ballot) -> Floats:
         """Its labeller's matrix in whole steps, rounded towards zero, (U, n)."""
         assert isinstance(self.labeller, LinearLabeller)
-        matrix_Un = self.labeller.matrix(self.features(ballot), ballot.labelled.numpy())
+        matrix_Un = self.labeller.matrix_without_own(self.features(ballot), ballot.labelled.numpy())
         levels = self._terms.levels
         return np.trunc(matrix_Un * levels) / levels
 

@@ -280,6 +280,7 @@ class RunWriter:
             "test_rows": len(data.test_rows),
             "sum": session.secure_sum,
             "agreement": learner.agreement,
+            "help": learner.help,
             "attendance": session.attendance(),
             "guarantee": guarantee,
             "apart": self._heard is not None,
@@ -443,6 +444,7 @@ class Course:
             stated=self.session.stated,
             trained=self._labels.data(),
             recorded=self._watch.recording(),
+            help=self.session.learner.help,
             folder=self._writer.folder.path if self._writer else None,
         )
 

@@ -25,6 +25,7 @@ from secure_apfed.exchange import Transcript
 from secure_apfed.files import read_bytes, read_json
 from secure_apfed.intervals import Estimate, estimates, proportion_interval
 from secure_apfed.learning.descent import without_prefix
+from secure_apfed.learning.votes import Help
 from secure_apfed.measures import (
     ACCURACY,
     LiftRow,
@@ -185,6 +186,7 @@ class Outcome(Written):
 
     Attributes:
         stated: by passive that ran apart, what it signed; `statements.json` holds the signatures.
+        help: what the active's labelled rows say of votes; None: nobody voted.
     """
 
     method: str
@@ -203,6 +205,7 @@ class Outcome(Written):
     contributions: Mapping[str, Contributions] = {}
     stated: Mapping[str, Stated] = {}
     agreement: Mapping[str, Agreement] = {}
+    help: Help | None = None
     measure: str = ACCURACY.name
     measures: Mapping[str, Mapping[str, float]] = {}
     threshold: float | None = None
@@ -364,6 +367,7 @@ class RunResult:
         stated: by passive that ran apart, what it signed that it charged, likewise.
         trained: the active's rows as it trained on them, with what its label mechanism answered;
             None where another process played it.
+        help: what labelled rows say of votes that were asked for; None: nobody voted.
         recorded: what the experimenter holds, where one process played all parties.
     """
 
@@ -376,6 +380,7 @@ class RunResult:
     stated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trained: OwnData | None = field(default=None, repr=False)
     recorded: Recording | None = None
+    help: Help | None = None
     measure: str = ACCURACY.name
     measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     threshold: float | None = None

@@ -27,10 +27,12 @@ from secure_apfed.data.encoding import CellCounts
 from secure_apfed.data.inputs import ColumnDrift, DriftMeter
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.files import read_bytes, read_json, to_csv
+from secure_apfed.learning.descent import without_prefix
 from secure_apfed.models import encoder_and_head
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.training import ModelSettings
+from secure_apfed.solo.fitted import Fitted
 from secure_apfed.tasks import TASKS, Classification, Task
 
 
@@ -152,8 +154,15 @@ def _network(parts: _Parts, tensors: Mapping[str, Tensor], outputs: int) -> nn.M
         raise ModelError(
             f"parameters are all float32 or all float64, got {sorted(map(str, dtypes))}"
         )
-    with torch.device("meta"):
-        encoder, head = encoder_and_head(parts.model, parts.encoding.shape, outputs)
+    fitted = Fitted.in_tensors(without_prefix("encoder", tensors))
+    encoder: nn.Module
+    head: nn.Module
+    if fitted is not None:
+        fitted.require(math.prod(parts.encoding.shape), outputs)
+        encoder, head = fitted, fitted.plain_head()
+    else:
+        with torch.device("meta"):
+            encoder, head = encoder_and_head(parts.model, parts.encoding.shape, outputs)
     nn.ModuleDict({"encoder": encoder, "head": head}).load_state_dict(tensors, assign=True)
     return nn.Sequential(encoder, head).eval()
 

@@ -18,6 +18,7 @@ import numpy as np
 from secure_apfed.errors import ModelError
 from secure_apfed.measures import ACCURACY, Measure, Scored, probabilities_of
 from secure_apfed.solo.classical import (
+    ExtraTrees,
     GradientBoosting,
     Logistic,
     Ridge,
@@ -57,6 +58,7 @@ _ALL: tuple[Baseline, ...] = (
     Logistic(),
     SelfTraining(),
     Autoencoder(),
+    ExtraTrees(),
     GradientBoosting(),
     Network(),
 )

@@ -7,18 +7,34 @@ Letters: N training rows, n of them with labels, R of them that teach, B rows to
 of a row, C of its expansion, K classes.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
 
+from secure_apfed.labellers import Spreading as LabelSpreading
+from secure_apfed.labellers.kinds import graph_of, nearest_of, rows_of_norm_one
+from secure_apfed.solo.fitted import (
+    Cosines,
+    Fitted,
+    Kind,
+    Nearest,
+    grown,
+    layered,
+    of_forest,
+    unscaled,
+)
 from secure_apfed.solo.interface import (
+    ENOUGH_LABELS,
     Baseline,
     FloatArray,
     IntArray,
     Predictor,
     SoloTask,
     held_out,
+    scored_once,
 )
 
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
@@ -35,11 +51,29 @@ _COSINES = 300
 _LAMBDAS = tuple(10.0**power for power in range(-3, 4))
 _NEIGHBOURS = 10
 _ALPHA = 0.2
-_SPREADING_ROUNDS = 1_000
+_NEAR, _ALPHAS = (5, 10, 20), (0.2, 0.5, 0.8)
+_SETTINGS = [(_NEIGHBOURS, _ALPHA), *product(_NEAR, _ALPHAS)]
+_BLIND = 0.1
+"""How far a row's labels may be wrong at random, so that one that is sure does not decide."""
+_TREES = 200
+_BOOSTING_PARTS = 2
+_LEAST = 1e-12
+_UNSEEN = -40.0
 
 
-def classifier(scale: Any, model: Any, classes: int) -> Predictor:
-    return Predictor(lambda x_BF: table_of(model, scale.transform(x_BF), classes))
+def classifier(scale: Any, model: Any, classes: int, kind: Callable[[], Kind]) -> Predictor:
+    return Predictor(
+        lambda x_BF: table_of(model, scale.transform(x_BF), classes), lambda: Fitted(kind())
+    )
+
+
+def regression(scale: Any, model: Any, classes: int) -> Predictor:
+    """Logistic regression on standardised rows."""
+
+    def kind() -> Kind:
+        return layered(scale, model.coef_, model.intercept_, model.classes_, classes)
+
+    return classifier(scale, model, classes, kind)
 
 
 def table_of(model: Any, scaled_BF: FloatArray, classes: int) -> FloatArray:
@@ -99,7 +133,7 @@ class Logistic(Baseline):
         scale = scale_of(task)
         scaled_nF = scale.transform(task.labelled_rows)
         strength = best_strength(scaled_nF, task.labels, task.seed)
-        return classifier(scale, logistic(strength).fit(scaled_nF, task.labels), task.classes)
+        return regression(scale, logistic(strength).fit(scaled_nF, task.labels), task.classes)
 
 
 class SelfTraining(Baseline):
@@ -118,33 +152,95 @@ class SelfTraining(Baseline):
         strength = best_strength(scaled_NF[task.labelled], task.labels, task.seed)
         model = logistic(min(strength, _MOST_STRENGTH))
         if len(task.labelled) == len(scaled_NF):
-            model.fit(scaled_NF[task.labelled], task.labels)
-            return classifier(scale, model, task.classes)
+            return regression(scale, model.fit(scaled_NF[task.labelled], task.labels), task.classes)
         labels_N = np.full(len(scaled_NF), -1)
         labels_N[task.labelled] = task.labels
         taught = SelfTrainingClassifier(model, threshold=_SURE, max_iter=_TEACHING_ROUNDS)
-        return classifier(scale, taught.fit(scaled_NF, labels_N), task.classes)
+        return regression(scale, taught.fit(scaled_NF, labels_N).estimator_, task.classes)
+
+
+class ExtraTrees(Baseline):
+    """Trees that are cut at random.
+
+    Source: P. Geurts, D. Ernst, L. Wehenkel, Machine Learning 63, 2006, as in scikit-learn.
+    """
+
+    name, title = "extra_trees", "Extra trees"
+
+    def fit(self, task: SoloTask) -> Predictor:
+        from sklearn.ensemble import ExtraTreesClassifier
+
+        scale = scale_of(task)
+        forest = ExtraTreesClassifier(_TREES, random_state=task.state(self.name))
+        forest.fit(scale.transform(task.labelled_rows), task.labels)
+
+        def kind() -> Kind:
+            said = [np.zeros((of.tree_.node_count, task.classes)) for of in forest.estimators_]
+            for said_VK, of in zip(said, forest.estimators_, strict=True):
+                said_VK[:, forest.classes_] = of.tree_.value[:, 0]
+            return of_forest(forest, said, task.classes, scale)
+
+        return classifier(scale, forest, task.classes, kind)
 
 
 class GradientBoosting(Baseline):
-    """Trees whose leaves hold n / (4 K) rows or more, up to 20: few would never be cut else."""
+    """Trees whose leaves hold n / (4 K) rows or more, up to 20: few would never be cut else.
+
+    It stops after as many rounds as are the most likely to tell held-out labels.
+    """
 
     name, title = "gradient_boosting", "Gradient boosting"
 
     def fit(self, task: SoloTask) -> Predictor:
+        scale = scale_of(task)
+        scaled_nF, labels_n = scale.transform(task.labelled_rows), task.labels
+        loss_R = np.zeros(_BOOSTING_ROUNDS)
+        for part in held_out(labels_n, _BOOSTING_PARTS, task.seed):
+            kept = np.setdiff1d(np.arange(len(labels_n)), part)
+            model = self._fitted(task, scaled_nF[kept], labels_n[kept], _BOOSTING_ROUNDS)
+            place = np.searchsorted(model.classes_, labels_n[part])
+            told = model.staged_predict_proba(scaled_nF[part])
+            loss_R -= [np.log(of[np.arange(len(part)), place] + _LEAST).sum() for of in told]
+        rounds = int(loss_R.argmin()) + 1 if loss_R.any() else _BOOSTING_ROUNDS
+        model = self._fitted(task, scaled_nF, labels_n, rounds)
+        return classifier(scale, model, task.classes, lambda: self._kind(model, scale, task))
+
+    def _fitted(
+        self, task: SoloTask, scaled_nF: FloatArray, labels_n: IntArray, rounds: int
+    ) -> Any:
         from sklearn.ensemble import HistGradientBoostingClassifier
 
-        scale = scale_of(task)
         least = min(max(len(task.labels) // (4 * task.classes), 1), _MOST_IN_A_LEAF)
         model = HistGradientBoostingClassifier(
-            max_iter=_BOOSTING_ROUNDS,
+            max_iter=rounds,
             max_leaf_nodes=_LEAVES,
             min_samples_leaf=least,
             early_stopping=False,
             random_state=task.state(self.name),
         )
-        return classifier(
-            scale, model.fit(scale.transform(task.labelled_rows), task.labels), task.classes
+        return model.fit(scaled_nF, labels_n)
+
+    @staticmethod
+    def _kind(model: Any, scale: Any, task: SoloTask) -> Kind:
+        """Of two classes there is one tree a round, of the second."""
+        seen, trees = model.classes_, []
+        bias = np.full(task.classes, _UNSEEN)
+        bias[seen] = np.append(0.0, model._baseline_prediction) if len(seen) == 2 else (
+            model._baseline_prediction.ravel()
+        )  # fmt: skip
+        for of_round in model._predictors:
+            for at, tree in enumerate(of_round):
+                nodes, values_VK = tree.nodes, np.zeros((len(tree.nodes), task.classes))
+                values_VK[:, seen[1] if len(of_round) == 1 else seen[at]] = nodes["value"]
+                leaf = nodes["is_leaf"].astype(bool)
+                left, right = (nodes[side].astype(np.int64) for side in ("left", "right"))
+                trees.append({
+                    "feature": nodes["feature_idx"], "threshold": nodes["num_threshold"],
+                    "left": np.where(leaf, -1, left), "right": np.where(leaf, -1, right),
+                    "values": values_VK,
+                })  # fmt: skip
+        return grown(
+            trees, bias=bias, raw=True, single=False, features=len(scale.mean_), scale=scale
         )
 
 
@@ -164,7 +260,19 @@ def _ridge(task: SoloTask, rows: IntArray, targets_RK: FloatArray) -> Predictor:
         columns_BC = _columns(scale.transform(features_BF), cosines)
         return np.asarray(ridge.predict(columns_BC), dtype=np.float64)
 
-    return Predictor(scores)
+    def kept() -> Fitted:
+        features, weights_KC = len(scale.mean_), np.atleast_2d(ridge.coef_)
+        directions_CF, phases_C = unscaled(scale, cosines.random_weights_.T, cosines.random_offset_)
+        linear_KF, bias_K = unscaled(
+            scale, weights_KC[:, :features] / np.sqrt(features), np.asarray(ridge.intercept_)
+        )
+        waves_CK = np.sqrt(2 / _COSINES) * weights_KC[:, features:].T
+        return Fitted(Cosines({
+            "directions": directions_CF.T, "phases": phases_C, "linear": linear_KF.T,
+            "waves": waves_CK, "bias": bias_K,
+        }))  # fmt: skip
+
+    return Predictor(scores, kept)
 
 
 def _columns(scaled_BF: FloatArray, cosines: Any) -> FloatArray:
@@ -186,8 +294,9 @@ class Ridge(Baseline):
 class Spreading(Baseline):
     """Label spreading over a graph of the nearest of all training rows.
 
-    Source: D. Zhou et al., NeurIPS 2004, as in scikit-learn. It labels the rows of its graph; rows
-    to predict, which are not among them, take the mean label of their nearest training rows.
+    Source: D. Zhou et al., NeurIPS 2004. It labels the rows of its graph; rows to predict, which
+    are not among them, take the mean label of their nearest training rows. Alpha and how many rows
+    are near are those whose labels tell each other best, each left out.
     """
 
     name, title = "label_spreading", "Label spreading"
@@ -195,16 +304,21 @@ class Spreading(Baseline):
     def fit(self, task: SoloTask) -> Predictor:
         from sklearn.neighbors import NearestNeighbors
 
-        labels_NK = _spread(task)
+        labels_NK = scored_once("spread", task, lambda: _spread(task))
         reached_RK = labels_NK[labels_NK.any(axis=1)]
+        rows_RF = task.features[labels_NK.any(axis=1)]
         nearest = NearestNeighbors(n_neighbors=min(_NEIGHBOURS, len(reached_RK)))
-        nearest.fit(task.features[labels_NK.any(axis=1)])
+        nearest.fit(rows_RF)
 
         def scores(features_BF: FloatArray) -> FloatArray:
             found = nearest.kneighbors(features_BF, return_distance=False)
             return np.asarray(reached_RK[found].mean(axis=1), dtype=np.float64)
 
-        return Predictor(scores)
+        def kept() -> Fitted:
+            near = [nearest.n_neighbors]
+            return Fitted(Nearest({"rows": rows_RF, "shares": reached_RK, "neighbours": near}))
+
+        return Predictor(scores, kept)
 
 
 class SpreadingStudent(Baseline):
@@ -213,23 +327,34 @@ class SpreadingStudent(Baseline):
     name, title = "label_spreading_ridge", "Label spreading, ridge student"
 
     def fit(self, task: SoloTask) -> Predictor:
-        labels_NK = _spread(task)
+        labels_NK = scored_once("spread", task, lambda: _spread(task))
         reached = np.flatnonzero(labels_NK.any(axis=1))
         return _ridge(task, reached, labels_NK[reached])
 
 
 def _spread(task: SoloTask) -> FloatArray:
     """Return labels (N, K) of all training rows; 0 in rows that no label reached."""
-    from sklearn.semi_supervised import LabelSpreading
+    features_NF, known_nK = task.features, task.indicators
+    nearest_NN = scored_once(
+        "nearest",
+        task,
+        lambda: nearest_of(features_NF, max(_NEAR)).astype(np.float64),
+        labels=False,
+    ).astype(np.int64)
+    graphs = {near: graph_of(nearest_NN[:, :near]) for near in _NEAR}
+    near, alpha = _NEIGHBOURS, _ALPHA
+    if len(task.labels) < ENOUGH_LABELS:
 
-    labels_N = np.full(len(task.features), -1)
-    labels_N[task.labelled] = task.labels
-    model = LabelSpreading(
-        kernel="knn",
-        n_neighbors=min(_NEIGHBOURS, len(labels_N) - 1),
-        alpha=_ALPHA,
-        max_iter=_SPREADING_ROUNDS,
-    ).fit(task.features, labels_N)
-    labels_NK = np.zeros((len(labels_N), task.classes))
-    labels_NK[:, model.classes_] = model.label_distributions_
-    return labels_NK
+        def told(setting: tuple[int, float]) -> tuple[int, float]:
+            """How many labels the others tell, and how likely: a large alpha makes shares flat."""
+            said_nK = LabelSpreading(alpha=setting[1]).left_out(
+                graphs[setting[0]], task.labelled, known_nK
+            )
+            right = int((said_nK.argmax(axis=1) == task.labels)[said_nK.any(axis=1)].sum())
+            said_nK = (1 - _BLIND) * said_nK + _BLIND / task.classes
+            return right, float(np.log(said_nK[known_nK > 0]).sum())
+
+        near, alpha = max(_SETTINGS, key=told)
+    placed_NK = np.zeros((len(features_NF), task.classes))
+    placed_NK[task.labelled] = known_nK
+    return rows_of_norm_one(LabelSpreading(alpha=alpha).along(graphs[near], placed_NK))

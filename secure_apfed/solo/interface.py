@@ -127,9 +127,16 @@ class SoloTask:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model of the active's own features, from rows (B, F) to scores (B, K)."""
+    """A model of the active's own features.
+
+    Attributes:
+        scores: from rows (B, F) to scores (B, K), probabilities but for a regression's.
+        kept: makes the same as a network, whose softmax are these probabilities; None: it is no
+            model that can be kept.
+    """
 
     scores: Callable[[FloatArray], FloatArray] = field(repr=False)
+    kept: Callable[[], nn.Module] | None = field(default=None, repr=False)
 
 
 class Baseline(ABC):
@@ -238,10 +245,12 @@ def fitted_once(
     return network.eval()
 
 
-def scored_once(name: str, task: SoloTask, score: Callable[[], FloatArray]) -> FloatArray:
+def scored_once(
+    name: str, task: SoloTask, score: Callable[[], FloatArray], *, labels: bool = True
+) -> FloatArray:
     """Return these scores, or those that were kept by this name for an equal task.
 
-    They may depend on the settings of the run's own network, too.
+    They may depend on the settings of the run's own network, too, and on labels where it says so.
     """
     store = _STORE.get()
     if store is None:
@@ -249,8 +258,8 @@ def scored_once(name: str, task: SoloTask, score: Callable[[], FloatArray]) -> F
     settings = task.model.model_dump_json() + task.train.model_dump_json()
     of_run = hashlib.sha256(settings.encode()).hexdigest()[:16]
     make = lambda: save({"scores": torch.from_numpy(score())})  # noqa: E731
-    kept: FloatArray = load(store(f"{name}-{of_run}-{_digest(task, True)}", make))["scores"].numpy()
-    return kept
+    kept = load(store(f"{name}-{of_run}-{_digest(task, labels)}", make))["scores"]
+    return np.asarray(kept.numpy())
 
 
 def _digest(task: SoloTask, labels: bool) -> str:

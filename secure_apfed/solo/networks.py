@@ -21,6 +21,7 @@ from secure_apfed.learning.descent import Compute, Trainer
 from secure_apfed.models import Shape, encoder_and_head
 from secure_apfed.seeds import Draws, seeded, shuffled
 from secure_apfed.solo.classical import best_strength, logistic, scale_of, table_of
+from secure_apfed.solo.fitted import Fitted, Layers, layered, layers_of
 from secure_apfed.solo.interface import Baseline, FloatArray, Predictor, SoloTask, fitted_once
 
 _MOST_STEPS = 1_000
@@ -67,7 +68,7 @@ class Network(Baseline):
             scores_BK: Tensor = network(_rows(features_BF, task.shape, attempt.compute))
             return scores_BK.double().softmax(1).cpu().numpy()
 
-        return Predictor(scores)
+        return Predictor(scores, lambda: network)
 
 
 def _attempt_that_learns(task: SoloTask) -> "_Attempt":
@@ -168,7 +169,13 @@ class Autoencoder(Baseline):
             codes_BD = code_scale.transform(_codes(encoder, scale.transform(features_BF)))
             return table_of(model, codes_BD, task.classes)
 
-        return Predictor(scores)
+        def kept() -> Fitted:
+            below = layers_of(encoder, scale)
+            return Fitted(layered(
+                code_scale, model.coef_, model.intercept_, model.classes_, task.classes, below
+            ))  # fmt: skip
+
+        return Predictor(scores, kept)
 
 
 def _fresh_coder(features: int) -> nn.Module:
@@ -250,7 +257,7 @@ class MixMatch(Baseline):
                 logits_BK: Tensor = network(scaled_BF)
                 return logits_BK.double().softmax(1).numpy()
 
-            return Predictor(scores)
+            return Predictor(scores, lambda: Fitted(Layers.of(layers_of(network, scale))))
 
         return [predictor(place) for place in range(len(tasks))]
 

@@ -22,7 +22,7 @@ from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.labellers import Spreading, make_labeller
 from secure_apfed.labellers.guarantee import summed_votes
-from secure_apfed.learning.votes import Votes, likely_labels, reliability_of
+from secure_apfed.learning.votes import Help, Judges, Votes, pooled
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.votes import Ballot, VotesPassive, agreements
 from secure_apfed.methods.votes_encrypted import EncryptedVotesActive
@@ -67,7 +67,7 @@ def clear_votes(config: Config, data: VerticalData) -> np.ndarray:
         place = {one: row for row, one in enumerate(table.ids)}
         here = [place[data.active.ids[row]] for row in rows.tolist()]
         features = table.features[here].flatten(1).double().numpy()
-        total += Spreading().label(features, labelled, labels, len(data.classes))
+        total += Spreading().vote(features, labelled, labels, len(data.classes))
     return total
 
 
@@ -119,113 +119,82 @@ def test_a_ridge_student_is_kept_and_its_cost_is_told(method: str, tmp_path: Pat
     assert result.accuracy.keys() == {method}
 
 
-def test_clear_votes_beat_a_wrong_prior_and_noise_that_drowns_them_leaves_it() -> None:
-    rng = np.random.default_rng(0)
-    truth = rng.integers(0, 4, 500)
-    own = np.where(rng.random(500) < 0.5, truth, rng.integers(0, 4, 500))
-    votes = Votes(totals=3 * np.eye(4)[truth], variance=np.zeros(500), voters=3)
-    assert (likely_labels(votes, own, 0.6).argmax(1) == truth).all()
-    noise = Votes(totals=30 * rng.normal(size=(500, 4)), variance=np.full(500, 900.0), voters=3)
-    drowned = likely_labels(noise, own, 0.8)
-    assert (drowned.argmax(1) == own).mean() > 0.99
-    assert drowned.max(1).mean() == pytest.approx(0.8, abs=0.03)
-    silent = Votes(totals=np.zeros((500, 4)), variance=np.zeros(500), voters=3)
-    assert (likely_labels(silent, own, 0.6).argmax(1) == own).all()
-    nothing = likely_labels(silent, np.full(500, -1), 0.6)
-    assert nothing == pytest.approx(0.25)
+def said(truth: np.ndarray, classes: int, right: float, seed: int = 1) -> np.ndarray:
+    """Probabilities of who is right so often, knows it, and names any other class else."""
+    rng = np.random.default_rng(seed)
+    other = (truth + rng.integers(1, classes, len(truth))) % classes
+    named = np.where(rng.random(len(truth)) < right, truth, other)
+    return right * np.eye(classes)[named] + (1 - right) / (classes - 1) * (
+        1 - np.eye(classes)[named]
+    )
 
 
-def spread(task: SoloTask) -> np.ndarray:
-    return Spreading().label(task.features, task.labelled, task.labels, task.classes)
+def voted(truth: np.ndarray, classes: int, rights: list[float], noise: float = 0.0) -> Votes:
+    rng = np.random.default_rng(7)
+    totals = sum(said(truth, classes, right, 10 + at).round() for at, right in enumerate(rights))
+    noisy = np.asarray(totals) + noise * rng.normal(size=(len(truth), classes))
+    return Votes(totals=noisy, variance=np.full(len(truth), noise**2), voters=len(rights))
 
 
-def test_reliability_is_of_rows_that_were_not_shown() -> None:
-    rng = np.random.default_rng(0)
-    labels, every = np.arange(40) % 2, np.arange(40)
-    apart = rng.normal(size=(40, 3)) + 9 * labels[:, None]
-    # Laplace's rule of succession: all 40 are right.
-    assert reliability_of(spread, SoloTask.of(apart, every, labels, classes=2)) == 41 / 42
-    one_each = SoloTask.of(apart, every[:2], labels[:2], classes=2)
-    assert reliability_of(spread, one_each) == 0.5, "no label can be held out"
+def weighed(
+    truth: np.ndarray, own: np.ndarray, votes: Votes, judges: int, seed: int = 0
+) -> tuple[np.ndarray, Help]:
+    places = np.random.default_rng(seed).permutation(len(truth))[:judges]
+    classes = own.shape[1]
+    frequencies = np.bincount(truth, minlength=classes) / len(truth)
+    return pooled(
+        votes, own, Judges(places=places, labels=truth[places], own_JK=own[places]),
+        frequencies, seed=seed,
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize(("classes", "right"), [(2, 0.0), (3, 0.55), (10, 0.9)])
-def test_reliability_is_told_as_it_is(classes: int, right: float) -> None:
-    rng = np.random.default_rng(0)
-    labels = np.arange(3000) % classes
-
-    def believed(task: SoloTask) -> np.ndarray:
-        """Right so often, else any class: with 0 a coin."""
-        named = np.where(rng.random(3000) < right, labels, rng.integers(0, classes, 3000))
-        return np.eye(classes)[named]
-
-    task = SoloTask.of(rng.normal(size=(3000, 2)), np.arange(390), labels[:390], classes=classes)
-    expected = right + (1 - right) / classes
-    assert reliability_of(believed, task) == pytest.approx(expected, abs=0.07)
-    assert reliability_of(believed, task) >= 1 / classes
+@pytest.mark.parametrize("classes", [2, 4, 10])
+def test_votes_are_believed_as_far_as_labelled_rows_say(classes: int) -> None:
+    truth = np.random.default_rng(0).integers(0, classes, 4000)
+    own = said(truth, classes, 0.5 + 0.3 / classes)
+    likely, found = weighed(truth, own, voted(truth, classes, [0.75] * 3), 100)
+    assert found.used
+    assert found.rows == 100
+    assert found.right > found.alone
+    right = (likely.argmax(1) == truth).mean()
+    assert right > (own.argmax(1) == truth).mean() + 0.1
+    assert likely.max(1).mean() == pytest.approx(right, abs=0.1), "it knows how often it is right"
+    assert "help is used: of 100 labelled rows" in str(found)
 
 
-def voted(truth: np.ndarray, classes: int, rights: list[float], seed: int = 1) -> Votes:
-    """Hard votes of voters that are right so often, and name any other class else."""
-    rng, rows = np.random.default_rng(seed), len(truth)
-    totals = np.zeros((rows, classes))
-    for right in rights:
-        other = (truth + rng.integers(1, classes, rows)) % classes
-        totals += np.eye(classes)[np.where(rng.random(rows) < right, truth, other)]
-    return Votes(totals=totals, variance=np.zeros(rows), voters=len(rights))
+@pytest.mark.parametrize("judges", [20, 50, 200])
+def test_votes_that_tell_nothing_are_hardly_ever_used(judges: int) -> None:
+    truth = np.random.default_rng(0).integers(0, 4, 4000)
+    own, used = said(truth, 4, 0.7), 0
+    for seed in range(60):
+        blind = np.random.default_rng(seed).integers(0, 4, 4000)
+        votes = voted(blind, 4, [0.75] * 3)
+        likely, found = weighed(truth, own, votes, judges, seed)
+        used += found.used
+        if not found.used:
+            assert (likely.argmax(1) == own.argmax(1)).all()
+            assert "help is not used" in str(found)
+    assert used <= 12
 
 
-@pytest.mark.parametrize(("classes", "right"), [(2, 0.75), (10, 0.5)])
-@pytest.mark.parametrize("prior", ["weak", "coin", "one class", "says nothing"])
-def test_a_prior_that_tells_little_takes_no_votes(classes: int, right: float, prior: str) -> None:
-    rng = np.random.default_rng(0)
-    truth = rng.integers(0, classes, 4000)
-    votes = voted(truth, classes, [right] * 3)
-    alone = (votes.totals + 0.01 * rng.random(votes.totals.shape)).argmax(1)
-    named, reliability = {
-        "weak": (np.where(rng.random(4000) < 0.1, truth, rng.integers(0, classes, 4000)),
-                 0.1 + 0.9 / classes),
-        "coin": (rng.integers(0, classes, 4000), 1 / classes),
-        "one class": (np.zeros(4000, np.int64), 0.9),
-        "says nothing": (np.full(4000, -1), 0.5),
-    }[prior]  # fmt: skip
-    likely = likely_labels(votes, named, reliability)
-    assert (likely.argmax(1) == truth).mean() > (alone == truth).mean() - 0.015
-    assert likely.max(1).mean() == pytest.approx((likely.argmax(1) == truth).mean(), abs=0.17)
+def test_noise_takes_weight_from_votes_by_itself() -> None:
+    truth = np.random.default_rng(0).integers(0, 4, 4000)
+    own, told = said(truth, 4, 0.6), []
+    for noise in (0.0, 1.0, 30.0):
+        likely, found = weighed(truth, own, voted(truth, 4, [0.9] * 3, noise), 200)
+        assert (likely.argmax(1) == truth).mean() > (own.argmax(1) == truth).mean() - 0.02
+        told.append(found)
+    assert told[0].gain > told[1].gain > max(told[2].gain, 0.0)
+    assert not told[2].used
 
 
-def test_how_frequent_classes_are_enters_once() -> None:
-    rng = np.random.default_rng(0)
-    frequencies = np.array([0.9, 0.1])
-    truth = (rng.random(6000) < 0.1).astype(np.int64)
-    silent = Votes(totals=np.zeros((6000, 2)), variance=np.zeros(6000), voters=3)
-    for named in (np.zeros(6000, np.int64), np.full(6000, -1)):
-        likely = likely_labels(silent, named, 0.9, frequencies=frequencies)
-        assert likely == pytest.approx(np.tile(frequencies, (6000, 1)))
-    # Three voters of 75 %: two of them are no reason to believe in the rare class, all three are.
-    votes = voted(truth, 2, [0.75] * 3)
-    prior = np.where(rng.random(6000) < 0.8, truth, (rng.random(6000) < 0.1).astype(np.int64))
-    likely = likely_labels(votes, prior, (prior == truth).mean(), frequencies=frequencies)
-    assert (likely.argmax(1) == truth).mean() > max(0.9, (prior == truth).mean())
-    even = likely_labels(votes, prior, (prior == truth).mean())
-    assert (likely.argmax(1) == truth).mean() > (even.argmax(1) == truth).mean() + 0.003
-    said = likely_labels(silent, prior, (prior == truth).mean(), frequencies=frequencies)
-    assert said[prior == 1, 1].mean() == pytest.approx((truth[prior == 1] == 1).mean(), abs=0.06)
-
-
-def test_voters_who_were_told_labels_are_not_judged_by_them() -> None:
-    rng = np.random.default_rng(0)
-    truth = rng.integers(0, 4, 600)
-    prior = np.where(rng.random(600) < 0.6, truth, rng.integers(0, 4, 600))
-    labelled = np.arange(300)
-    prior[labelled] = truth[labelled]
-    votes = voted(truth, 4, [0.3] * 3)
-    votes.totals[labelled] = 3 * np.eye(4)[truth[labelled]]
-    likely = likely_labels(votes, prior, 0.7, labelled=labelled)[300:]
-    apart = replace(votes, totals=votes.totals[300:], variance=votes.variance[300:])
-    expected = likely_labels(apart, prior[300:], 0.7)
-    assert (likely.argmax(1) == expected.argmax(1)).mean() > 0.99
-    assert (likely.argmax(1) == truth[300:]).mean() > 0.65
+@pytest.mark.parametrize("judges", [0, 1, 4])
+def test_who_can_judge_no_rows_uses_no_help(judges: int) -> None:
+    truth = np.random.default_rng(0).integers(0, 3, 300)
+    own = said(truth, 3, 0.5)
+    _, found = weighed(truth, own, voted(truth, 3, [1.0] * 3), judges)
+    assert not found.used
+    assert found.rows == judges
 
 
 @pytest.mark.parametrize("method", ["votes", "votes_encrypted"])

@@ -457,7 +457,12 @@ class PoisonedVotes(Labeller):
     def label(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        honest_UK = hard(self.honest.label(features_UF, labelled_n, labels_n, classes))
+        return self.vote(features_UF, labelled_n, labels_n, classes)
+
+    def vote(
+        self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
+    ) -> Floats:
+        honest_UK = hard(self.honest.vote(features_UF, labelled_n, labels_n, classes))
         of_U = honest_UK.argmax(axis=1)
         draw = np.random.default_rng(derive_seed(self.seed, "poisoned votes"))
         votes_U = {

@@ -1,0 +1,340 @@
+"""Fitted models as networks: what the active keeps where its own best model is not one already.
+
+Run by: the active, alone. Every model is float64, reads rows (B, F) and gives log-probabilities
+(B, K); all that it knows are buffers, named by its kind, so that a file of tensors says what it
+holds. A new kind is one class and one line in `KINDS`.
+
+Letters: B rows, F features, K classes, R rows that are remembered, V nodes of all trees, T trees,
+C cosines.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from secure_apfed.errors import ModelError
+from secure_apfed.learning.descent import without_prefix
+
+_LEAST = 1e-12
+"""Probability of a class that a model never saw."""
+_UNSEEN = -40.0
+"""Of its score before a softmax."""
+_DEEPEST = 4096
+
+
+class Kind(nn.Module, ABC):
+    """Base of the kinds; `tensors`: what it knows, by name."""
+
+    names: tuple[str, ...]
+
+    def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
+        super().__init__()
+        if set(tensors) != set(self.names):
+            raise ModelError(f"a model of {type(self).__name__} holds {', '.join(self.names)}")
+        for name in self.names:
+            self.register_buffer(name, torch.as_tensor(tensors[name], dtype=torch.float64))
+        if not all(bool(of.isfinite().all()) for of in self.buffers()):
+            raise ModelError(f"a model of {type(self).__name__} holds what is not finite")
+        self._check()
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Raise ModelError on tensors that do not fit together."""
+
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """F and K."""
+
+    @abstractmethod
+    def forward(self, x_BF: Tensor) -> Tensor:
+        """Return shares (B, K), which are at least 0; a row of zeros says nothing."""
+
+
+class Layers(Kind):
+    """Linear layers with ReLU between them, and a softmax: regressions and small networks."""
+
+    def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
+        self.names = tuple(f"{of}{at}" for at in range(len(tensors) // 2) for of in ("w", "b"))
+        super().__init__(tensors)
+
+    @classmethod
+    def of(cls, layers: Sequence[tuple[ArrayLike, ArrayLike]]) -> "Layers":
+        """Of weights (out, in) and biases (out,)."""
+        return cls({f"{name}{at}": of for at, layer in enumerate(layers)
+                    for name, of in zip("wb", layer, strict=True)})  # fmt: skip
+
+    def _check(self) -> None:
+        shapes = [tuple(of.shape) for of in self.buffers()]
+        widths = [shape[0] for shape in shapes[1::2]]
+        pairs = list(zip(shapes[::2], shapes[1::2], strict=True))
+        before = [0, *widths]
+        if not pairs or any(
+            len(w) != 2 or b != w[:1] or (at and w[1] != before[at])
+            for at, (w, b) in enumerate(pairs)
+        ):  # fmt: skip
+            raise ModelError(f"layers of shapes {shapes} do not follow each other")
+
+    def shape(self) -> tuple[int, int]:
+        parts = list(self.buffers())
+        return parts[0].shape[1], len(parts[-1])
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        parts = list(self.buffers())
+        for at in range(0, len(parts), 2):
+            x_BF = nn.functional.linear(x_BF.relu() if at else x_BF, parts[at], parts[at + 1])
+        return x_BF.softmax(1)
+
+
+class Cosines(Kind):
+    """A linear layer on x and cosines of x, whose scores below 0 count as 0."""
+
+    names = ("directions", "phases", "linear", "waves", "bias")
+    directions: Tensor
+    phases: Tensor
+    linear: Tensor
+    waves: Tensor
+    bias: Tensor
+
+    def _check(self) -> None:
+        (features, cosines), (classes,) = self.directions.shape, self.bias.shape
+        if (self.phases.shape, self.linear.shape, self.waves.shape) != (
+            (cosines,), (features, classes), (cosines, classes),
+        ):  # fmt: skip
+            raise ModelError("cosines and their weights are of different shapes")
+
+    def shape(self) -> tuple[int, int]:
+        return len(self.directions), len(self.bias)
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        waves_BC = torch.cos(x_BF @ self.directions + self.phases)
+        return (x_BF @ self.linear + waves_BC @ self.waves + self.bias).relu()
+
+
+class Nearest(Kind):
+    """The mean shares of the nearest of remembered rows: the model holds rows of people."""
+
+    names = ("rows", "shares", "neighbours")
+    rows: Tensor
+    shares: Tensor
+    neighbours: Tensor
+
+    def _check(self) -> None:
+        held = len(self.rows)
+        fits = self.rows.ndim == self.shares.ndim == 2 and len(self.shares) == held
+        if not fits or self.neighbours.numel() != 1 or not 1 <= float(self.neighbours) <= held:
+            raise ModelError("remembered rows and their shares do not belong together")
+        self._number = int(self.neighbours)
+
+    def shape(self) -> tuple[int, int]:
+        return self.rows.shape[1], self.shares.shape[1]
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        apart_BR = torch.cdist(x_BF, self.rows, compute_mode="donot_use_mm_for_euclid_dist")
+        near_BN = apart_BR.topk(self._number, dim=1, largest=False).indices
+        return self.shares[near_BN].mean(1)
+
+
+class Trees(Kind):
+    """The sum of what trees say: shares, or scores before a softmax.
+
+    Attributes:
+        feature, threshold, left, right: (V,), of each node; a leaf is its own child.
+        values: (V, K); roots: (T,); bias: (K,), added to the sum.
+        levels: how many nodes a row passes at most.
+        raw: 1 where scores go through a softmax, 0 where they are shares.
+        single: 1 where rows are compared in float32, as the trees were grown, 0 else.
+        centre, scale: (F,), of the rows before.
+    """
+
+    names = ("feature", "threshold", "left", "right", "values", "roots", "bias", "levels", "raw",
+             "single", "centre", "scale")  # fmt: skip
+    feature: Tensor
+    threshold: Tensor
+    left: Tensor
+    right: Tensor
+    values: Tensor
+    roots: Tensor
+    bias: Tensor
+    levels: Tensor
+    raw: Tensor
+    single: Tensor
+    centre: Tensor
+    scale: Tensor
+
+    def _check(self) -> None:
+        nodes, features = len(self.feature), len(self.centre)
+        inside = all(
+            bool(((of >= 0) & (of < below)).all())
+            for of, below in ((self.feature, features), (self.left, nodes), (self.right, nodes),
+                              (self.roots, nodes))
+        )  # fmt: skip
+        shapes = {of.shape for of in (self.threshold, self.left, self.right)}
+        fits = shapes == {(nodes,)} and self.values.shape == (nodes, *self.bias.shape)
+        flags = (self.levels, self.raw, self.single)
+        fits = fits and self.scale.shape == (features,) and {of.numel() for of in flags} == {1}
+        if not fits or not inside or not 0 <= float(self.levels) <= _DEEPEST:
+            raise ModelError("these tensors make no trees")
+        self._number, self._raw, self._single = (int(of) for of in flags)
+
+    def shape(self) -> tuple[int, int]:
+        return len(self.centre), len(self.bias)
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        x_BF = (x_BF - self.centre) / self.scale
+        if self._single:
+            x_BF = x_BF.float().double()
+        feature_V, left_V, right_V = self.feature.long(), self.left.long(), self.right.long()
+        at_BT = self.roots.long()[None] + torch.zeros_like(x_BF[:, :1], dtype=torch.int64)
+        for _ in range(self._number):
+            is_left_BT = x_BF.gather(1, feature_V[at_BT]) <= self.threshold[at_BT]
+            at_BT = torch.where(is_left_BT, left_V[at_BT], right_V[at_BT])
+        said_BK = self.values[at_BT].sum(1) + self.bias
+        return said_BK.softmax(1) if self._raw else said_BK
+
+
+KINDS: Mapping[str, type[Kind]] = {
+    "layers": Layers, "cosines": Cosines, "nearest": Nearest, "trees": Trees,
+}  # fmt: skip
+
+
+class Fitted(nn.Module):
+    """A fitted model: rows (B, *shape) of any float dtype -> log-probabilities (B, K), float64."""
+
+    def __init__(self, kind: Kind) -> None:
+        super().__init__()
+        self.kind = next(name for name, of in KINDS.items() if type(kind) is of)
+        self.add_module(self.kind, kind)
+
+    @classmethod
+    def in_tensors(cls, tensors: Mapping[str, Tensor]) -> "Fitted | None":
+        """The model in a state; None: there is none. Raises ModelError: a damaged one."""
+        kinds = {name.partition(".")[0] for name in tensors} & set(KINDS)
+        if not kinds:
+            return None
+        name = kinds.pop()
+        if kinds or any(not key.startswith(f"{name}.") for key in tensors):
+            raise ModelError("the tensors of a fitted model are of several models")
+        try:
+            return cls(KINDS[name](without_prefix(name, tensors)))
+        except (ValueError, TypeError, IndexError, RuntimeError) as error:
+            raise ModelError(
+                f"the tensors of a fitted model do not fit together: {error}"
+            ) from error
+
+    @property
+    def classes(self) -> int:
+        return self._shape[1]
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        """F and K."""
+        return self.get_submodule(self.kind).shape()  # type: ignore[operator, no-any-return]  # torch types submodules as tensors
+
+    def require(self, features: int, classes: int) -> None:
+        """Raise ModelError: it reads other rows, or tells other classes."""
+        if self._shape != (features, classes):
+            raise ModelError(
+                f"a model of {self._shape[0]} numbers a row and {self._shape[1]} classes; expected "
+                f"{features} and {classes}"
+            )
+
+    def plain_head(self) -> nn.Linear:
+        """A layer for scores (B, K) that leaves them as they are."""
+        head = nn.Linear(self.classes, self.classes, dtype=torch.float64)
+        with torch.no_grad():
+            head.weight.copy_(torch.eye(self.classes))
+            head.bias.zero_()
+        return head
+
+    def forward(self, features_B: Tensor) -> Tensor:
+        buffer = next(self.buffers())
+        shares_BK = self.get_submodule(self.kind)(features_B.flatten(1).to(buffer))
+        total_B1 = shares_BK.sum(1, keepdim=True)
+        even_BK = torch.full_like(shares_BK, 1 / shares_BK.shape[1])
+        said_BK = torch.where(total_B1 > 0, shares_BK / total_B1.clamp(min=_LEAST), even_BK)
+        return said_BK.clamp(min=_LEAST).log()
+
+
+def layered(
+    scale: Any, coefficients: ArrayLike, offsets: ArrayLike, seen: ArrayLike, classes: int,
+    below: Sequence[tuple[np.ndarray, np.ndarray]] = (),
+) -> Layers:  # fmt: skip
+    """A softmax regression of scikit-learn (K', F) on standardised rows, behind layers `below`.
+
+    Of two classes that were seen there is one row, of the second.
+    """
+    weight, bias = np.atleast_2d(np.asarray(coefficients)), np.atleast_1d(np.asarray(offsets))
+    if len(weight) == 1:
+        weight, bias = np.vstack([np.zeros_like(weight), weight]), np.append(0.0, bias)
+    weight, bias = unscaled(scale, weight, bias)
+    w_KF, b_K = np.zeros((classes, weight.shape[1])), np.full(classes, _UNSEEN)
+    w_KF[np.asarray(seen)], b_K[np.asarray(seen)] = weight, bias
+    return Layers.of([*below, (w_KF, b_K)])
+
+
+def layers_of(network: nn.Module, scale: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The linear layers of a network that reads standardised rows."""
+    layers = [
+        (of.weight.detach().double().numpy(), of.bias.detach().double().numpy())
+        for of in network.modules() if isinstance(of, nn.Linear)
+    ]  # fmt: skip
+    return [unscaled(scale, *layers[0]), *layers[1:]]
+
+
+def unscaled(scale: Any, weight: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A layer on standardised rows as one on rows."""
+    weight = weight / scale.scale_
+    return weight, bias - weight @ scale.mean_
+
+
+def grown(
+    trees: Sequence[Mapping[str, np.ndarray]], *, bias: np.ndarray, raw: bool, single: bool,
+    features: int, scale: Any = None,
+) -> Trees:  # fmt: skip
+    """Trees with `feature`, `threshold`, `left`, `right` (V,) and `values` (V, K) each.
+
+    The children of a leaf are -1; no other node stands before its parent.
+    """
+    starts = np.cumsum([0, *(len(tree["feature"]) for tree in trees)])
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in Trees.names[:5]}
+    for start, tree in zip(starts, trees, strict=False):
+        own = np.arange(len(tree["feature"]))
+        leaf = tree["left"] < 0
+        parts["feature"].append(np.where(leaf, 0, tree["feature"]))
+        parts["threshold"].append(np.where(leaf, 0.0, tree["threshold"]))
+        parts["left"].append(np.where(leaf, own, tree["left"]) + start)
+        parts["right"].append(np.where(leaf, own, tree["right"]) + start)
+        parts["values"].append(tree["values"])
+    return Trees({
+        **{name: np.concatenate(of).astype(np.float64) for name, of in parts.items()},
+        "roots": starts[:-1].astype(np.float64), "bias": bias,
+        "levels": [max(_depth(tree) for tree in trees)], "raw": [raw], "single": [single],
+        "centre": np.zeros(features) if scale is None else scale.mean_,
+        "scale": np.ones(features) if scale is None else scale.scale_,
+    })  # fmt: skip
+
+
+def _depth(tree: Mapping[str, np.ndarray]) -> int:
+    depth = np.zeros(len(tree["left"]), dtype=np.int64)
+    for node in np.flatnonzero(tree["left"] >= 0):  # parents stand before their children
+        depth[[tree["left"][node], tree["right"][node]]] = depth[node] + 1
+    return int(depth.max(initial=0))
+
+
+def of_forest(forest: Any, values: Sequence[np.ndarray], classes: int, scale: Any = None) -> Trees:
+    """A forest of scikit-learn, whose nodes hold these shares (V, K) of each tree."""
+    trees = [
+        {"feature": of.tree_.feature, "threshold": of.tree_.threshold,
+         "left": of.tree_.children_left, "right": of.tree_.children_right,
+         "values": shares / len(forest.estimators_)}
+        for of, shares in zip(forest.estimators_, values, strict=True)
+    ]  # fmt: skip
+    return grown(
+        trees, bias=np.zeros(classes), raw=False, single=True, features=forest.n_features_in_,
+        scale=scale,
+    )  # fmt: skip
