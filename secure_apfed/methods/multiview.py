@@ -25,7 +25,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from torch.nn import functional as F
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import UNLABELLED
-from secure_apfed.errors import ModelError
+from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.learning.descent import ActiveNetworks, Compute
 from secure_apfed.learning.release import check_norms, check_rows
@@ -63,12 +63,14 @@ from secure_apfed.methods.terms import (
     settings_of,
 )
 from secure_apfed.models import encoder_and_head
+from secure_apfed.names import PartyName
 from secure_apfed.seeds import derive_seed, seeded
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
 Floats = NDArray[np.float64]
 
+_Weight: TypeAlias = Literal["beta", "zeta", "eta"]
 _LEAST_NORM = 1e-10
 """Epsilon of Eq. (7): of the norm of a feature's row, so that its weight stays finite."""
 _TOLERANCE = 1e-12
@@ -99,6 +101,10 @@ class MultiviewSettings(MethodSettings):
     most_rounds: ClassVar[int] = 100
     draws_own: ClassVar[bool] = False
 
+    def of_party(self, name: str) -> Self:
+        """The same with the beta_k, zeta_k and eta of this party (MMVFL, Eq. 4)."""
+        return self
+
     def check(self, config: RunSettings) -> None:
         if config.guard.mechanism != "none":
             raise ValueError(
@@ -113,8 +119,37 @@ class MultiviewSettings(MethodSettings):
             )
 
 
-class MmvflSettings(MultiviewSettings):
-    """MMVFL: the labels draw the active's own pseudo-labels; see `MultiviewSettings`."""
+class OneViewSettings(MultiviewSettings):
+    """Every party has one view; see `MultiviewSettings`.
+
+    Attributes:
+        parties: of single parties, by name, the active's too, what differs: beta, zeta or, of who
+            holds labels, eta, above 0. All parties sign it, since Z is weighted by every zeta.
+    """
+
+    parties: dict[PartyName, dict[_Weight, Annotated[float, Field(gt=0)]]] = {}
+
+    averages = "pseudo-labels"
+
+    def of_party(self, name: str) -> Self:
+        return self.model_copy(update=self.parties.get(name, {}))
+
+    def check_parties(self, config: RunSettings, names: Sequence[str]) -> None:
+        """Refuse weights that nothing reads. Raises ConfigError: names the key."""
+        for name, own in self.parties.items():
+            if name not in names:
+                raise ConfigError(
+                    f"method.parties.{name}: no party has that name; there are {', '.join(names)}"
+                )
+            if "eta" in own and not config.data.holds_labels(name):
+                raise ConfigError(
+                    f"method.parties.{name}.eta: {name} holds no labels to be drawn to; leave it "
+                    "out, or name the party in data.labels_at where the method takes that"
+                )
+
+
+class MmvflSettings(OneViewSettings):
+    """MMVFL: the labels draw the active's own pseudo-labels; see `OneViewSettings`."""
 
     name: Literal["mmvfl"]
     beta: float = Field(1.0, ge=0)
@@ -122,7 +157,6 @@ class MmvflSettings(MultiviewSettings):
     eta: float = Field(1000.0, gt=0)
 
     title = "MMVFL"
-    averages = "pseudo-labels"
     takes_labels_of_passives = True
     draws_own = True
 
@@ -135,13 +169,12 @@ class FedMvSettings(MultiviewSettings):
     eta: float = Field(8.0, gt=0)
 
 
-class VFedMvSettings(FedMvSettings):
-    """V-FedMV; see `MultiviewSettings`."""
+class VFedMvSettings(FedMvSettings, OneViewSettings):
+    """V-FedMV; see `OneViewSettings`."""
 
     name: Literal["v_fedmv"]
 
     title = "V-FedMV"
-    averages = "pseudo-labels"
 
 
 class ViewsActive(SumLearner):
@@ -235,6 +268,9 @@ class MultiviewActive(ViewsActive):
     def head(self) -> Tensor:
         return torch.from_numpy(self.trainer.view.weights_FC.T)
 
+    def feature_scores(self) -> Tensor:
+        return torch.from_numpy(row_norms(self.trainer.view.weights_FC))
+
 
 class MultiviewPassive(SumHelper):
     """A passive: has a view, and may have labels of its own; see `Helper`. `sum_end`: its end of
@@ -256,6 +292,9 @@ class MultiviewPassive(SumHelper):
         values_BC = self.trainer.answer(admitted.rows, common_BC)
         check_clip(values_BC, self._clip, me=self.name)
         await self.sum.send(links, admitted, values_BC)
+
+    def feature_scores(self) -> Tensor:
+        return torch.from_numpy(row_norms(self.trainer.view.weights_FC))
 
     def read(self, message: Envelope) -> tuple[Admitted, Floats | None]:
         """Admit positions, with Z of them where a step is to be learnt from. Raises
@@ -574,6 +613,8 @@ class Multiview(SumMethod):
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         offered = offers[own.active]
         require_own_terms(own.name, own.active, offered, label_terms(own, math.prod(offered.shape)))
+        settings = OneViewSettings.of(own.config)
+        settings.check_parties(own.config, (own.active, *own.passives))
         weights = {name: settings_of(own.config, name).weight for name in own.passives}
         return agreed_on(own, session, dict.fromkeys(own.passives, offered), weights)
 
@@ -597,7 +638,7 @@ class Multiview(SumMethod):
 
 def _view(own: Own, contract: Contract, rows: Tensor, classes: int) -> ViewModel:
     """One party's view of the aligned people at its start, with the zeta_k that was agreed."""
-    settings = MultiviewSettings.of(own.config)
+    settings = MultiviewSettings.of(own.config).of_party(own.name)
     weight = 1.0 if own.name == own.active else contract.passives[own.name].weight
     view = ViewModel.begin(
         own.data.table.features[rows].flatten(1).double().numpy(),
@@ -616,13 +657,15 @@ def _view(own: Own, contract: Contract, rows: Tensor, classes: int) -> ViewModel
 
 def _zetas(own: Own, contract: Contract) -> list[float]:
     """zeta_k of every party, in its own update (MMVFL, Eq. 12; FedMV, Eqs. 8, 13) as in Z."""
-    weights = [1.0, *(terms.weight for terms in contract.passives.values())]
-    return [MultiviewSettings.of(own.config).zeta * weight for weight in weights]
+    settings = MultiviewSettings.of(own.config)
+    weights = {own.active: 1.0} | {name: of.weight for name, of in contract.passives.items()}
+    return [settings.of_party(name).zeta * weight for name, weight in weights.items()]
 
 
 def pull_of(own: Own, rows: Tensor) -> Pull:
     """Of the labels that a party may learn from, on these rows of its table; see `Pull`."""
-    labels_N, settings = own.data.table.labels, MultiviewSettings.of(own.config)
+    settings, labels_N = MultiviewSettings.of(own.config), own.data.table.labels
+    settings = settings.of_party(own.name)
     assert labels_N is not None
     labels_B = labels_N[rows]
     learnt_B = torch.isin(rows, own.data.labelled_rows) & (labels_B != UNLABELLED)
