@@ -132,7 +132,9 @@ class OneViewSettings(MultiviewSettings):
     averages = "pseudo-labels"
 
     def of_party(self, name: str) -> Self:
-        return self.model_copy(update={**self.parties.get(name, {})})
+        return self.model_copy(
+            update={str(of): by for of, by in self.parties.get(name, {}).items()}
+        )
 
     def check_parties(self, config: RunSettings, names: Sequence[str]) -> None:
         """Refuse weights that nothing reads. Raises ConfigError: names the key."""

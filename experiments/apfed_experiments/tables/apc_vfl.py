@@ -263,21 +263,23 @@ def _by_lambda(full: bool) -> Size:
     scenario, part, lines = SCENARIOS[_QUICK], SCENARIOS[_QUICK].full, list[Line]()
     (score, title), rows = next(iter(scenario.scores.items())), part.aligned[0]
     gains: dict[str, list[tuple[float, Line]]] = {}
-    for features, weight in product(part.features, _LAMBDAS):
-        cells = {"features": str(features), "lambda": f"{weight:g}", "score": title}
-        job = _job(scenario, features, _USUAL, rows, weight) if weight else _job(scenario, features)
-        line = Line(
-            cells=cells, job=job, figure=f"code {score}", panels=(f"{rows} aligned rows, {title}",),
-            series=f"{features} features", at=weight,
+    share = 1 / len(part.features)
+    for features in part.features:
+        jobs = [_job(scenario, features)]
+        jobs += [_job(scenario, features, _USUAL, rows, weight) for weight in _LAMBDAS[1:]]
+        own, *drawn = (
+            Line(
+                cells={"features": str(features), "lambda": f"{weight:g}", "score": title},
+                job=job, figure=f"code {score}", panels=(f"{rows} aligned rows, {title}",),
+                series=f"{features} features", at=weight,
+            )
+            for weight, job in zip(_LAMBDAS, jobs, strict=True)
         )  # fmt: skip
-        if not weight:
-            alone = line
-        else:
-            gain, share = ((1.0, line), (-1.0, alone)), 1 / len(part.features)
-            gains.setdefault(f"{weight:g}", []).extend((share * of, one) for of, one in gain)
-        lines.append(line)
-    mean = {"features": "mean", "score": f"{title}, minus lambda 0"}
-    lines += [Line(cells=mean | {"lambda": by}, combines=of) for by, of in gains.items()]
+        lines += [own, *drawn]
+        for line in drawn:
+            gains.setdefault(line.cells["lambda"], []).extend(((share, line), (-share, own)))
+    said = {by: {"features": "mean", "lambda": by, "score": f"{title}, minus 0"} for by in gains}
+    lines += [Line(cells=said[by], combines=of) for by, of in gains.items()]
     return Size(lines, part.seeds)
 
 
