@@ -11,7 +11,9 @@ MMVFL's Algorithm 1 or FedMV's Algorithm 2 in three scripts. `MultiviewActive.st
 sends the common pseudo-labels Z, updates its own weights W_1 and pseudo-labels Z_1 meanwhile, and
 makes Z the mean of all Z_k, weighted by zeta_k. `MultiviewPassive.answer`: a passive updates its
 own, and contributes zeta_k Z_k. There is no server as in the papers: the aggregator adds what it
-cannot read (`secure_apfed.methods.sum_end`), and the active averages.
+cannot read (`secure_apfed.methods.sum_end`), and the active averages. Ours: under
+`rules.silent_passive: recover` the mean is of those who answered, where MMVFL's rounds wait for the
+slowest (section 5.2).
 
 The active emits Z, which tends to the labels; a passive its part of a secure sum without noise, and
 of test rows, of which nobody learns, its part of what all predict together (FedMV, Eqs. 12 and 13).
@@ -240,13 +242,19 @@ class MultiviewActive(ViewsActive):
         """
         payload = self.ask(links, step, rows_B, self.trainer.common_NC[rows_B.numpy()])
         self.trainer.learn(rows_B)
-        return self.trainer.average(rows_B, await self._read(links, step, rows_B, payload))
+        opened_BC = await self._read(links, step, rows_B, payload)
+        return self.trainer.average(rows_B, opened_BC, self._absent())
 
     def ask(self, links: Links, step: int, rows_B: Tensor, common_BC: Floats) -> bytes:
         """Send every passive these positions, and Z to learn from; without Z it predicts."""
         payload = pack({"rows": rows_B, "z": torch.from_numpy(common_BC)}, {})
         self.sum.ask(links, Kind.REQUEST, step, payload)
         return payload
+
+    def _absent(self) -> list[int]:
+        """The places in `zetas` of passives that the last sum lacks; the active's own is 0."""
+        named, counted = enumerate(self.contract.passives, 1), self.sum.receiver.counted
+        return [at for at, name in named if name not in counted]
 
     async def _read(self, links: Links, step: int, rows_B: Tensor, payload: bytes) -> Floats:
         classes = self.trainer.common_NC.shape[1]
@@ -264,7 +272,8 @@ class MultiviewActive(ViewsActive):
         if len(rows_B) < self.smallest_batch:
             return Scored.of_network(truth_B[:0], none_BC)
         opened_BC = await self._read(links, step, rows_B, self.ask(links, step, rows_B, none_BC))
-        return Scored.of_network(truth_B, self.trainer.joint(rows_B, opened_BC))
+        joint_BC = self.trainer.joint(rows_B, opened_BC, self._absent())
+        return Scored.of_network(truth_B, joint_BC)
 
     @property
     def head(self) -> Tensor:
@@ -372,19 +381,24 @@ class ActiveTrainer(ViewTrainer):
     def learn(self, rows_B: Tensor) -> None:
         self.answer(rows_B, self.common_NC[rows_B.numpy()])
 
-    def average(self, rows_B: Tensor, opened_BC: Floats) -> float:
+    def average(self, rows_B: Tensor, opened_BC: Floats, absent: Sequence[int] = ()) -> float:
         """Make Z of the passives' weighted sum and its own; return its own part of the objective.
-        `opened_BC`: sum over the passives of zeta_k Z_k / sum of all zetas.
+        `opened_BC`: sum over the passives of zeta_k Z_k / sum of all zetas. `absent`: whose are not
+        in it, by place in `zetas`; Z is the mean of the others then (Eq. 14 over these).
         """
         rows, zetas = rows_B.numpy(), sum(self.zetas)
         summed_BC = zetas * opened_BC + self.view.zeta * self.view.labels_NC[rows]
-        common_BC = common_labels(summed_BC, zetas, self.pull.of(rows, own=False))
+        present = sum(zeta for at, zeta in enumerate(self.zetas) if at not in absent)
+        common_BC = common_labels(summed_BC, present, self.pull.of(rows, own=False))
         self.common_NC[rows] = common_BC
         return self.view.loss(rows, common_BC)
 
-    def joint(self, rows_B: Tensor, opened_BC: Floats) -> Floats:
-        """Z of rows that nobody learns from, where Eqs. (12) and (13) of FedMV end."""
-        return opened_BC + self.answer(rows_B, None)
+    def joint(self, rows_B: Tensor, opened_BC: Floats, absent: Sequence[int] = ()) -> Floats:
+        """Z of rows that nobody learns from, where Eqs. (12) and (13) of FedMV end, of the parties
+        that are not absent.
+        """
+        lacking = sum(joint_share(self.zetas[at], self.zetas) for at in absent)
+        return np.asarray((opened_BC + self.answer(rows_B, None)) / (1 - lacking))
 
     def tensors(self) -> dict[str, Tensor]:
         return super().tensors() | {"pseudo_labels.common": torch.from_numpy(self.common_NC)}
