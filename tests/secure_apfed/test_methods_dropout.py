@@ -214,6 +214,7 @@ def test_pseudo_labels_are_the_mean_of_those_who_answered(
     assert [len({view.zeta for view in views.values()}), views["passive-4"].zeta] == [3, 20.0]
     deaths["passive-2"] = (2, kind)
     last, rows = (1 if kind is BEFORE_CONTRIBUTING else 2), active.training_rows.numpy()
+    counted: list[Any] = []
     for step in range(4):
         assert np.isfinite(session.step(step, active.training_rows))
         counted = [view for name, view in views.items() if name != "passive-2" or step <= last]
