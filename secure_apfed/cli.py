@@ -303,8 +303,9 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 _EVERYDAY: tuple[Callable[..., None], ...] = (
-    run, before.plan, report, finished.runs, finished.attack, finished.predict, finished.export,
-    before.check_encoder, project.join, check.check, apart.party, apart.serve, apart.relay, doctor,
+    run, before.plan, report, finished.runs, finished.attack, finished.predict,
+    finished.columns, finished.export, before.check_encoder, project.join, check.check,
+    apart.party, apart.serve, apart.relay, doctor,
 )  # fmt: skip
 _RESEARCH: tuple[Callable[..., None], ...] = (
     finished.tradeoff, study.table,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from secure_apfed.errors import ModelError
 from secure_apfed.models import Shape, family_for, output_shape, projection_to
 from secure_apfed.settings.training import (
+    ClusteringSettings,
     ContrastiveSettings,
     ModelSettings,
     ReconstructionSettings,
@@ -49,7 +50,24 @@ def contrastive_loss(
     return F.cross_entropy(scores, (own + rows) % (2 * rows))
 
 
-class Contrastive(nn.Module):
+class Objective(nn.Module):
+    """A module whose call is (z, own features), of the same rows, -> scalar loss, their mean. It
+    raises a `ModelError` where its networks do not fit the shapes.
+
+    Attributes:
+        row_wise: whether the gradient of a row depends on that row's features alone, what is
+            fitted held fixed.
+    """
+
+    row_wise: ClassVar[bool]
+
+    def fit(self, features_N: Tensor) -> None:
+        """Compute once, before the first step, what it needs of all of the passive's own rows of
+        people whom it shares; nothing, unless an objective says more.
+        """
+
+
+class Contrastive(Objective):
     """APFed-C: the passive's encoder, its linear projection to the size of z, and the loss.
 
     Eq. (13) has the encoder alone; the projection is that of the release.
@@ -81,7 +99,7 @@ class Contrastive(nn.Module):
         )
 
 
-class Reconstruction(nn.Module):
+class Reconstruction(Objective):
     """APFed-R: mean squared error of the passive's own view, mean over batch and features.
 
     Eq. (12) leaves the norm L_q open and names the L2 norm; its square is what the release takes.
@@ -111,7 +129,72 @@ class Reconstruction(nn.Module):
         return F.mse_loss(self.decoder(z_BD), features_B)
 
 
-# A module whose call is (z, own features) -> scalar loss, and which says by `row_wise` whether the
-# gradient of a row depends on that row's features alone. Any: each takes its own settings, and
-# raises a `ModelError` where its networks do not fit the shapes.
-OBJECTIVES: Mapping[str, Any] = {"reconstruction": Reconstruction, "contrastive": Contrastive}
+class Clustering(Objective):
+    """Ours: z is to say in which cluster of the passive's own features a person lies. APFed leaves
+    a passive's loss open beside its two examples (Section 4), and no equation of it is followed.
+
+    The loss is the cross-entropy of a linear read-out of z against soft targets p, which is
+    KL(p || read-out) of Deep Embedded Clustering but for a constant (Xie, Girshick and Farhadi,
+    ICML 2016, Eq. 2), with its target distribution (Eq. 3): p_ij as q_ij^2 / f_j, where f_j is the
+    sum of q_ij over all rows. Deviations: centres are those of k-means on the features as they are,
+    computed once and not learnt, since targets that moved with z could all become one; and q_ij is
+    as exp(-d_ij^2 / s^2), s^2 being the mean of the squared distance d to the nearest centre, where
+    DEC's Student kernel (Eq. 1), made for ten embedded dimensions, is nearly flat in many.
+
+    A contribution tells of a person's cluster; the centres themselves do not leave the passive.
+    """
+
+    row_wise: ClassVar[bool] = True
+    centres_KF: Tensor  # noqa: N815
+    spread: Tensor
+    sizes_K: Tensor  # noqa: N815
+
+    def __init__(
+        self,
+        settings: ClusteringSettings,
+        *,
+        representation: Shape,
+        features: Shape,
+        model: ModelSettings,
+    ) -> None:
+        super().__init__()
+        clusters = settings.clusters
+        self.readout = nn.Linear(math.prod(representation), clusters)
+        self.register_buffer("centres_KF", torch.zeros(clusters, math.prod(features)))
+        self.register_buffer("spread", torch.ones(()))
+        self.register_buffer("sizes_K", torch.ones(clusters))
+
+    def fit(self, features_N: Tensor) -> None:
+        """Find the centres. Raises ModelError: fewer different rows than clusters."""
+        from sklearn.cluster import KMeans
+
+        x_NF, clusters = features_N.flatten(1).double().cpu(), len(self.centres_KF)
+        if (different := len(x_NF.unique(dim=0))) < clusters:
+            raise ModelError(
+                f"{clusters} clusters need as many different rows of people whom this passive "
+                f"shares, got {different}; lower objective.clusters of it under passives"
+            )
+        seed = int(torch.randint(2**31 - 1, ()))
+        found = KMeans(clusters, n_init=10, random_state=seed).fit(x_NF.numpy())
+        centres_KF = torch.from_numpy(found.cluster_centers_)
+        self.centres_KF, self.spread = centres_KF, torch.tensor(found.inertia_ / len(x_NF))
+        self.spread.clamp_(min=torch.finfo(torch.float32).tiny)
+        self.sizes_K = self._assigned(x_NF).sum(0)
+
+    def _assigned(self, features_B: Tensor) -> Tensor:
+        apart_BK = torch.cdist(features_B.flatten(1), self.centres_KF).square()
+        return F.softmax(-apart_BK / self.spread, dim=1)
+
+    def targets(self, features_B: Tensor) -> Tensor:
+        """The soft targets p of these rows, (B, K'), each of which sums to 1."""
+        weighed_BK = self._assigned(features_B).square() / self.sizes_K
+        return weighed_BK / weighed_BK.sum(1, keepdim=True)
+
+    def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
+        return F.cross_entropy(self.readout(z_BD.flatten(1)), self.targets(features_B))
+
+
+# Of `Objective`. Any: each takes its own settings.
+OBJECTIVES: Mapping[str, Any] = {
+    "reconstruction": Reconstruction, "contrastive": Contrastive, "clustering": Clustering,
+}  # fmt: skip

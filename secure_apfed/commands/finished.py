@@ -1,4 +1,5 @@
-"""Commands on finished runs, `runs`, `attack`, `tradeoff`, `predict`, `export`; what follows one.
+"""Commands on finished runs, `runs`, `attack`, `tradeoff`, `predict`, `columns`, `export`; what
+follows one.
 
 Part of the composition root: baselines, attacks, report and result follow `run`, and `party` at the
 active.
@@ -485,6 +486,42 @@ def _predict_jointly(
         )  # fmt: skip
     if said.failed:
         raise typer.Exit(4)  # as where a party left or something was refused; all rows are written
+
+
+def columns(
+    folder: RunFolder,
+    keep: Annotated[
+        float | None,
+        typer.Option(help="Columns of each party that stay: so many, or below 1 this share."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE.yaml", help="Write the run on these columns alone.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank the columns of a run of mmvfl or v_fedmv, each party's own, and cut it to the first."""
+    from secure_apfed.config.file import dump_settings
+    from secure_apfed.errors import ConfigError
+    from secure_apfed.files import write_atomically
+    from secure_apfed.runs.columns import kept_columns, read_scores, reduced
+
+    scores = read_scores(folder)
+    kept = {} if keep is None else kept_columns(scores, keep)
+    if output is not None:
+        if keep is None:
+            raise ConfigError("--output: say how many columns stay, as --keep 10 or --keep 0.3")
+        config = reduced(_files(folder).load_config(), scores, kept)
+        write_atomically(output, dump_settings(config).encode())
+    if as_json:
+        terminal.print_json({"scores": scores, "kept": kept, "config": output})
+        return
+    rows = [
+        (party, str(at), name, f"{score:.4g}", "yes" if name in kept.get(party, own) else "")
+        for party, own in scores.items() for at, (name, score) in enumerate(own.items(), 1)
+    ]  # fmt: skip
+    terminal.show_rows("Columns by score", ("party", "rank", "column", "score", "stays"), rows)
+    if output is not None:
+        terminal.show_note(f"{output} trains on what stays: secure-apfed run {output}")
 
 
 def export(

@@ -608,6 +608,7 @@ class Apfed(SumMethod, SingleView):
                 features=table.shape,
                 model=model_of(own.config, own.name),
             )
+            objective.fit(table.features[rows[held_N]])
         trainer = PassiveTrainer(
             own.name, objective, features_N=table.features[rows.clamp(min=0)],
             train=train, seed=own.secrets.seed,

@@ -192,6 +192,12 @@ class Role:
     async def set_up(self, links: Links) -> None:
         """What comes between alignment and training; nothing, unless a method says more."""
 
+    def feature_scores(self) -> Tensor | None:
+        """How much each of its own features counts, (F,), no unit; None: the method does not say.
+        They follow from what it learnt, and are its own.
+        """
+        return None
+
     def tensors(self) -> dict[str, Tensor]:
         """Its state, for its own checkpoint."""
         return {

@@ -11,7 +11,9 @@ MMVFL's Algorithm 1 or FedMV's Algorithm 2 in three scripts. `MultiviewActive.st
 sends the common pseudo-labels Z, updates its own weights W_1 and pseudo-labels Z_1 meanwhile, and
 makes Z the mean of all Z_k, weighted by zeta_k. `MultiviewPassive.answer`: a passive updates its
 own, and contributes zeta_k Z_k. There is no server as in the papers: the aggregator adds what it
-cannot read (`secure_apfed.methods.sum_end`), and the active averages.
+cannot read (`secure_apfed.methods.sum_end`), and the active averages. Ours: under
+`rules.silent_passive: recover` the mean is of those who answered, where MMVFL's rounds wait for the
+slowest (section 5.2).
 
 The active emits Z, which tends to the labels; a passive its part of a secure sum without noise, and
 of test rows, of which nobody learns, its part of what all predict together (FedMV, Eqs. 12 and 13).
@@ -25,7 +27,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -38,7 +40,7 @@ from torch.nn import functional as F
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import UNLABELLED
-from secure_apfed.errors import ModelError
+from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.learning.descent import ActiveNetworks, Compute
 from secure_apfed.learning.release import check_norms, check_rows
@@ -63,12 +65,14 @@ from secure_apfed.methods.terms import (
     settings_of,
 )
 from secure_apfed.models import encoder_and_head
+from secure_apfed.names import PartyName
 from secure_apfed.seeds import derive_seed, seeded
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 
 Floats = NDArray[np.float64]
 
+_Weight: TypeAlias = Literal["beta", "zeta", "eta"]
 _LEAST_NORM = 1e-10
 """Epsilon of Eq. (7): of the norm of a feature's row, so that its weight stays finite."""
 _TOLERANCE = 1e-12
@@ -99,6 +103,10 @@ class MultiviewSettings(MethodSettings):
     most_rounds: ClassVar[int] = 100
     draws_own: ClassVar[bool] = False
 
+    def of_party(self, name: str) -> Self:
+        """The same with the beta_k, zeta_k and eta of this party (MMVFL, Eq. 4)."""
+        return self
+
     def check(self, config: RunSettings) -> None:
         if config.guard.mechanism != "none":
             raise ValueError(
@@ -113,8 +121,39 @@ class MultiviewSettings(MethodSettings):
             )
 
 
-class MmvflSettings(MultiviewSettings):
-    """MMVFL: the labels draw the active's own pseudo-labels; see `MultiviewSettings`."""
+class OneViewSettings(MultiviewSettings):
+    """Every party has one view; see `MultiviewSettings`.
+
+    Attributes:
+        parties: of single parties, by name, the active's too, what differs: beta, zeta or, of who
+            holds labels, eta, above 0. All parties sign it, since Z is weighted by every zeta.
+    """
+
+    parties: dict[PartyName, dict[_Weight, Annotated[float, Field(gt=0)]]] = {}
+
+    averages = "pseudo-labels"
+
+    def of_party(self, name: str) -> Self:
+        return self.model_copy(
+            update={str(of): by for of, by in self.parties.get(name, {}).items()}
+        )
+
+    def check_parties(self, config: RunSettings, names: Sequence[str]) -> None:
+        """Refuse weights that nothing reads. Raises ConfigError: names the key."""
+        for name, own in self.parties.items():
+            if name not in names:
+                raise ConfigError(
+                    f"method.parties.{name}: no party has that name; there are {', '.join(names)}"
+                )
+            if "eta" in own and not config.data.holds_labels(name):
+                raise ConfigError(
+                    f"method.parties.{name}.eta: {name} holds no labels to be drawn to; leave it "
+                    "out, or name the party in data.labels_at where the method takes that"
+                )
+
+
+class MmvflSettings(OneViewSettings):
+    """MMVFL: the labels draw the active's own pseudo-labels; see `OneViewSettings`."""
 
     name: Literal["mmvfl"]
     beta: float = Field(1.0, ge=0)
@@ -122,7 +161,6 @@ class MmvflSettings(MultiviewSettings):
     eta: float = Field(1000.0, gt=0)
 
     title = "MMVFL"
-    averages = "pseudo-labels"
     takes_labels_of_passives = True
     draws_own = True
 
@@ -135,13 +173,12 @@ class FedMvSettings(MultiviewSettings):
     eta: float = Field(8.0, gt=0)
 
 
-class VFedMvSettings(FedMvSettings):
-    """V-FedMV; see `MultiviewSettings`."""
+class VFedMvSettings(FedMvSettings, OneViewSettings):
+    """V-FedMV; see `OneViewSettings`."""
 
     name: Literal["v_fedmv"]
 
     title = "V-FedMV"
-    averages = "pseudo-labels"
 
 
 class ViewsActive(SumLearner):
@@ -205,13 +242,19 @@ class MultiviewActive(ViewsActive):
         """
         payload = self.ask(links, step, rows_B, self.trainer.common_NC[rows_B.numpy()])
         self.trainer.learn(rows_B)
-        return self.trainer.average(rows_B, await self._read(links, step, rows_B, payload))
+        opened_BC = await self._read(links, step, rows_B, payload)
+        return self.trainer.average(rows_B, opened_BC, self._absent())
 
     def ask(self, links: Links, step: int, rows_B: Tensor, common_BC: Floats) -> bytes:
         """Send every passive these positions, and Z to learn from; without Z it predicts."""
         payload = pack({"rows": rows_B, "z": torch.from_numpy(common_BC)}, {})
         self.sum.ask(links, Kind.REQUEST, step, payload)
         return payload
+
+    def _absent(self) -> list[int]:
+        """The places in `zetas` of passives that the last sum lacks; the active's own is 0."""
+        named, counted = enumerate(self.contract.passives, 1), self.sum.receiver.counted
+        return [at for at, name in named if name not in counted]
 
     async def _read(self, links: Links, step: int, rows_B: Tensor, payload: bytes) -> Floats:
         classes = self.trainer.common_NC.shape[1]
@@ -229,11 +272,15 @@ class MultiviewActive(ViewsActive):
         if len(rows_B) < self.smallest_batch:
             return Scored.of_network(truth_B[:0], none_BC)
         opened_BC = await self._read(links, step, rows_B, self.ask(links, step, rows_B, none_BC))
-        return Scored.of_network(truth_B, self.trainer.joint(rows_B, opened_BC))
+        joint_BC = self.trainer.joint(rows_B, opened_BC, self._absent())
+        return Scored.of_network(truth_B, joint_BC)
 
     @property
     def head(self) -> Tensor:
         return torch.from_numpy(self.trainer.view.weights_FC.T)
+
+    def feature_scores(self) -> Tensor:
+        return torch.from_numpy(row_norms(self.trainer.view.weights_FC))
 
 
 class MultiviewPassive(SumHelper):
@@ -256,6 +303,9 @@ class MultiviewPassive(SumHelper):
         values_BC = self.trainer.answer(admitted.rows, common_BC)
         check_clip(values_BC, self._clip, me=self.name)
         await self.sum.send(links, admitted, values_BC)
+
+    def feature_scores(self) -> Tensor:
+        return torch.from_numpy(row_norms(self.trainer.view.weights_FC))
 
     def read(self, message: Envelope) -> tuple[Admitted, Floats | None]:
         """Admit positions, with Z of them where a step is to be learnt from. Raises
@@ -331,19 +381,24 @@ class ActiveTrainer(ViewTrainer):
     def learn(self, rows_B: Tensor) -> None:
         self.answer(rows_B, self.common_NC[rows_B.numpy()])
 
-    def average(self, rows_B: Tensor, opened_BC: Floats) -> float:
+    def average(self, rows_B: Tensor, opened_BC: Floats, absent: Sequence[int] = ()) -> float:
         """Make Z of the passives' weighted sum and its own; return its own part of the objective.
-        `opened_BC`: sum over the passives of zeta_k Z_k / sum of all zetas.
+        `opened_BC`: sum over the passives of zeta_k Z_k / sum of all zetas. `absent`: whose are not
+        in it, by place in `zetas`; Z is the mean of the others then (Eq. 14 over these).
         """
         rows, zetas = rows_B.numpy(), sum(self.zetas)
         summed_BC = zetas * opened_BC + self.view.zeta * self.view.labels_NC[rows]
-        common_BC = common_labels(summed_BC, zetas, self.pull.of(rows, own=False))
+        present = sum(zeta for at, zeta in enumerate(self.zetas) if at not in absent)
+        common_BC = common_labels(summed_BC, present, self.pull.of(rows, own=False))
         self.common_NC[rows] = common_BC
         return self.view.loss(rows, common_BC)
 
-    def joint(self, rows_B: Tensor, opened_BC: Floats) -> Floats:
-        """Z of rows that nobody learns from, where Eqs. (12) and (13) of FedMV end."""
-        return opened_BC + self.answer(rows_B, None)
+    def joint(self, rows_B: Tensor, opened_BC: Floats, absent: Sequence[int] = ()) -> Floats:
+        """Z of rows that nobody learns from, where Eqs. (12) and (13) of FedMV end, of the parties
+        that are not absent.
+        """
+        lacking = sum(joint_share(self.zetas[at], self.zetas) for at in absent)
+        return np.asarray((opened_BC + self.answer(rows_B, None)) / (1 - lacking))
 
     def tensors(self) -> dict[str, Tensor]:
         return super().tensors() | {"pseudo_labels.common": torch.from_numpy(self.common_NC)}
@@ -574,6 +629,8 @@ class Multiview(SumMethod):
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         offered = offers[own.active]
         require_own_terms(own.name, own.active, offered, label_terms(own, math.prod(offered.shape)))
+        settings = OneViewSettings.of(own.config)
+        settings.check_parties(own.config, (own.active, *own.passives))
         weights = {name: settings_of(own.config, name).weight for name in own.passives}
         return agreed_on(own, session, dict.fromkeys(own.passives, offered), weights)
 
@@ -597,7 +654,7 @@ class Multiview(SumMethod):
 
 def _view(own: Own, contract: Contract, rows: Tensor, classes: int) -> ViewModel:
     """One party's view of the aligned people at its start, with the zeta_k that was agreed."""
-    settings = MultiviewSettings.of(own.config)
+    settings = MultiviewSettings.of(own.config).of_party(own.name)
     weight = 1.0 if own.name == own.active else contract.passives[own.name].weight
     view = ViewModel.begin(
         own.data.table.features[rows].flatten(1).double().numpy(),
@@ -616,13 +673,15 @@ def _view(own: Own, contract: Contract, rows: Tensor, classes: int) -> ViewModel
 
 def _zetas(own: Own, contract: Contract) -> list[float]:
     """zeta_k of every party, in its own update (MMVFL, Eq. 12; FedMV, Eqs. 8, 13) as in Z."""
-    weights = [1.0, *(terms.weight for terms in contract.passives.values())]
-    return [MultiviewSettings.of(own.config).zeta * weight for weight in weights]
+    settings = MultiviewSettings.of(own.config)
+    weights = {own.active: 1.0} | {name: of.weight for name, of in contract.passives.items()}
+    return [settings.of_party(name).zeta * weight for name, weight in weights.items()]
 
 
 def pull_of(own: Own, rows: Tensor) -> Pull:
     """Of the labels that a party may learn from, on these rows of its table; see `Pull`."""
-    labels_N, settings = own.data.table.labels, MultiviewSettings.of(own.config)
+    settings, labels_N = MultiviewSettings.of(own.config), own.data.table.labels
+    settings = settings.of_party(own.name)
     assert labels_N is not None
     labels_B = labels_N[rows]
     learnt_B = torch.isin(rows, own.data.labelled_rows) & (labels_B != UNLABELLED)

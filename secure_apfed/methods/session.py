@@ -56,7 +56,7 @@ from secure_apfed.methods.method import (
     meet,
     meet_all,
 )
-from secure_apfed.methods.terms import ROWS_AT_ONCE, asked_of
+from secure_apfed.methods.terms import ROWS_AT_ONCE, asked_of, may_lack
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.settings import SilentPassive
 from secure_apfed.settings.run import RunSettings
@@ -226,7 +226,7 @@ def _when_silent(own: Own, agreed: Agreed) -> SilentPassive:
     """
     asked, passives = own.config.rules.silent_passive, len(agreed.passives)
     threshold = agreed.secure_sum.get("threshold", passives)
-    recovers = own.config.method.goes_on_without and threshold < passives
+    recovers = may_lack(own.config) and threshold < passives
     if asked != "recover" or recovers:
         silent = asked or ("recover" if recovers else "stop")
         if silent == "stop" and own.config.rules.restarts:

@@ -458,8 +458,8 @@ class Aggregator(Helper):
             raise PartyLeftError(
                 f"{unasked}; the contract says to {self.contract.silent_passive} when a passive "
                 f"falls silent: go on in a new session once {' and '.join(gone)} is back, or agree "
-                "on rules.silent_passive: recover, where gradients are summed, with recoverable "
-                "masks (secure_sum.masks)",
+                "on rules.silent_passive: recover, where the method can, with recoverable masks "
+                "(secure_sum.masks)",
                 left=tuple(gone),
             ) from error
         self.present = [name for name in self.present if name not in gone]

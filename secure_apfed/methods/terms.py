@@ -202,12 +202,20 @@ def clip_of(config: RunSettings) -> float | None:
     return 1.0 if config.method.opens_votes else config.secure_sum.clip
 
 
+def may_lack(config: RunSettings) -> bool:
+    """Whether a step may go on without a passive: as the settings say, or unless they say otherwise
+    where the method averages nothing. An average of fewer is another one, so somebody asks for it.
+    """
+    silent, method = config.rules.silent_passive, config.method
+    unasked = silent is None and method.averages is None
+    return method.goes_on_without and (silent == "recover" or unasked)
+
+
 def _threshold(config: RunSettings, passives: int) -> int | None:
     settings, silent = config.secure_sum, config.rules.silent_passive
-    kind = sum_kind(settings)
-    least, without_all = settings.threshold, silent not in ("stop", "wait")
+    kind, least = sum_kind(settings), settings.threshold
     if least is None and not kind.needs_all:
-        least = None if without_all and config.method.goes_on_without else passives
+        least = None if may_lack(config) else passives
     if least is None or least == passives:
         return least
     if least > passives or kind.needs_all:
@@ -216,7 +224,7 @@ def _threshold(config: RunSettings, passives: int) -> int | None:
             f"{kind.name}; only recoverable masks (scheme plain) have a sum without all "
             "passives, and a threshold is at most their number"
         )
-    if not (without_all and config.method.goes_on_without):
+    if not may_lack(config):
         said = f"rules.silent_passive {silent}" if silent else f"method {config.method.name}"
         raise ConfigError(
             f"secure_sum.threshold: under {said} no step goes on without a passive, and {least} of "

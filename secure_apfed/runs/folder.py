@@ -233,6 +233,7 @@ class PartyFolder(RunFolder):
         super().__init__(path)
         self.ended = path / "ended.json"
         self.joint = path / "joint.safetensors"
+        self.scores = path / "feature-scores.json"
         self.steps = Steps(path, "checkpoint")
         self._key = path / "identity.pem"
 

@@ -24,6 +24,7 @@ from secure_apfed.methods import PartyState, Role, Secrets, fresh_secrets
 from secure_apfed.methods.alignment import forget_alignment
 from secure_apfed.methods.serving import kept_of
 from secure_apfed.privacy.ledger import PrivacyLedger
+from secure_apfed.runs.columns import keep_scores
 from secure_apfed.runs.folder import PartyFolder, read_sealed, save_tensors, signed
 from secure_apfed.runs.outcome import Contributions, Privacy, Written
 from secure_apfed.runs.spending import ReleaseMeter, worst_of
@@ -164,6 +165,7 @@ class PartyKeeper:
         noisy = role.contributions
         if self._data:
             keep_for_serving(self._folder, self._name, self._data, role)
+            keep_scores(self._folder, self._name, self._data, role)
         end = PartyEnd(
             party=self._name,
             contract=contract.digest.hex(),

@@ -134,8 +134,11 @@ class MethodSettings(Settings, ABC):
 
     @property
     def goes_on_without(self) -> bool:
-        """Whether a step has a meaning without some passive: none is averaged, or predicts."""
-        return self.sums_gradients or self.opens_votes == "sum"
+        """Whether a step has a meaning without some passive: none predicts, and of pseudo-labels
+        there is an average of the others, where the settings ask for it.
+        """
+        summed = self.sums_gradients or self.opens_votes == "sum"
+        return summed or self.averages == "pseudo-labels"
 
     @property
     def passives_figure(self) -> ReleaseFigure:

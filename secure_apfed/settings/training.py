@@ -8,8 +8,9 @@ from pydantic import Field, field_validator, model_validator
 from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings, SilentPassive
 
 __all__ = [
-    "DEVICE", "ContrastiveSettings", "ModelSettings", "NoiseSettings", "ObjectiveSettings",
-    "PassiveSettings", "ReconstructionSettings", "RuleSettings", "SumSettings", "TrainSettings",
+    "DEVICE", "ClusteringSettings", "ContrastiveSettings", "ModelSettings", "NoiseSettings",
+    "ObjectiveSettings", "PassiveSettings", "ReconstructionSettings", "RuleSettings", "SumSettings",
+    "TrainSettings",
 ]  # fmt: skip
 
 Width = Annotated[int, Field(ge=1, le=65536)]
@@ -70,8 +71,19 @@ class ContrastiveSettings(Settings):
     temperature: float = Field(1.0, gt=0)
 
 
+class ClusteringSettings(Settings):
+    """Ours, a third beside the paper's two examples; see `secure_apfed.objectives.Clustering`.
+
+    Attributes:
+        clusters: K', centres of the passive's own features; it needs as many different rows.
+    """
+
+    name: Literal["clustering"] = "clustering"
+    clusters: int = Field(10, ge=2, le=4096)
+
+
 ObjectiveSettings = Annotated[
-    ReconstructionSettings | ContrastiveSettings, Field(discriminator="name")
+    ReconstructionSettings | ContrastiveSettings | ClusteringSettings, Field(discriminator="name")
 ]
 
 

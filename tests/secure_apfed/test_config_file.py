@@ -50,7 +50,7 @@ def test_what_is_dumped_is_complete_and_loads_back() -> None:
 PATIENT = "  epochs: 2\n  patience: 3\ndp_sgd: {epsilon: 1}"
 NAMED = "bank: {file: b.csv}, x/../../victim: {file: c.csv}"
 NON = "one of 'auto', 'none', got 'non'; did you mean 'none'?"
-OTHER = "expected one of 'reconstruction', 'contrastive', got 'contrastve'; did you mean 'contra"
+OTHER = "expected one of 'reconstruction', 'contrastive', 'clustering', got 'contrastve'; did you m"
 REFUSED: tuple[tuple[str, str], ...] = (
     (GOOD + "trian: {}", "10: trian: is an unknown key; did you mean 'train'?"),
     (GOOD + "  epoch: 3", "10: train.epoch: is an unknown key; did you mean 'epochs'?"),

@@ -32,9 +32,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeCh
 RECONSTRUCTION = {"name": "reconstruction"}
 CONTRASTIVE = {"name": "contrastive", "temperature": 0.5}
 ONE_SIDED = {"name": "contrastive", "anchors": "active"}
+CLUSTERING = {"name": "clustering", "clusters": 3}
 OBJECTIVES: Mapping[str, list[dict[str, Any]]] = {
     "R": [RECONSTRUCTION], "C": [CONTRASTIVE], "C one-sided": [ONE_SIDED],
-    "mixed": [RECONSTRUCTION, CONTRASTIVE, ONE_SIDED],
+    "clusters": [CLUSTERING], "mixed": [RECONSTRUCTION, CONTRASTIVE, ONE_SIDED, CLUSTERING],
 }  # fmt: skip
 # Of the first batch of 16 the second passive knows one person: it neither learns nor helps.
 OVERLAPS = {"passive-1": range(20), "passive-2": range(15, 30)}
@@ -149,6 +150,12 @@ def test_without_weight_it_is_single_view_bit_for_bit(protocol: str, guard: dict
     for mine, other in ((ours.encoder, theirs.encoder), (ours.head, theirs.head)):
         pairs = zip(mine.parameters(), other.parameters(), strict=True)
         assert all(torch.equal(here, there) for here, there in pairs)
+
+
+def test_more_clusters_than_people_are_refused() -> None:
+    passives = {"default": {"objective": {**CLUSTERING, "clusters": 21}}}
+    with pytest.raises(ModelError, match=r"21 clusters need .*, got 20; lower objective.clusters"):
+        open_session(step_config("apfed", passives=passives), vertical_data(2, aligned=20))
 
 
 def test_rows_outside_the_intersection_train_the_active_only_if_asked() -> None:

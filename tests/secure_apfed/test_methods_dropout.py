@@ -16,7 +16,14 @@ from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, InMemory, Kind
-from secure_apfed.methods import METHODS, Simulation, Start, fresh_secrets, open_session
+from secure_apfed.methods import (
+    METHODS,
+    Simulation,
+    Start,
+    fresh_secrets,
+    multiview,
+    open_session,
+)
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.sum_end import unless_unasked
 from secure_apfed.runs.run import run
@@ -187,6 +194,49 @@ def test_an_average_never_lacks_a_party(method: str) -> None:
     sums = config.secure_sum.model_copy(update={"threshold": 3})
     with pytest.raises(ConfigError, match=f"threshold: under method {method} no step goes on"):
         open_session(config.model_copy(update={"secure_sum": sums}), load_data(data, seed=0))
+
+
+@pytest.mark.parametrize("kind", [BEFORE_CONTRIBUTING, BEFORE_ANSWERING])
+@pytest.mark.parametrize("method", ["mmvfl", "v_fedmv"])
+def test_pseudo_labels_are_the_mean_of_those_who_answered(
+    method: str, kind: Kind, deaths: dict[str, tuple[int, Kind]]
+) -> None:
+    config = small_config(
+        {"name": method, "parties": {"passive-4": {"zeta": 20.0}}},
+        data={"dataset": "digits", "views": 5, "limit": 240, "labelled": 100},
+        secure_sum=pair_of("plain + recoverable masks") | {"clip": 4.0, "bits": 24, "threshold": 3},
+        passives={"passive-2": {"weight": 3.0}}, rules={"silent_passive": "recover"},
+    )  # fmt: skip
+    session = open_session(config, load_data(config.data, seed=0))
+    assert session.contract.silent_passive == "recover"
+    active: Any = session.learner
+    views = {name: session.helpers[name].trainer.view for name in session.contract.passives}  # type: ignore[attr-defined]
+    assert [len({view.zeta for view in views.values()}), views["passive-4"].zeta] == [3, 20.0]
+    deaths["passive-2"] = (2, kind)
+    last, rows = (1 if kind is BEFORE_CONTRIBUTING else 2), active.training_rows.numpy()
+    counted: list[Any] = []
+    for step in range(4):
+        assert np.isfinite(session.step(step, active.training_rows))
+        counted = [view for name, view in views.items() if name != "passive-2" or step <= last]
+        counted.append(active.trainer.view)
+        total = sum(view.zeta * view.labels_NC[rows] for view in counted)
+        zeta, pull = sum(view.zeta for view in counted), active.trainer.pull
+        drawn = pull.eta_N1[rows] * (method == "v_fedmv")
+        mean = (total + drawn * pull.truth_NC[rows]) / (zeta + drawn)
+        np.testing.assert_allclose(active.trainer.common_NC[rows], mean, atol=1e-4)
+    assert session.attendance() == {"left": {"passive-2": 2}, "steps_without_all": 2}
+    said = session.evaluate(next_step=4, final=True)[f"{method}_together"]
+    truth = active._own.data.table.labels[active._rows[active.tested]].numpy()
+    guessed = multiview.joint_scores(counted, active.tested.numpy()).argmax(1)
+    assert float(said) == pytest.approx((guessed == truth).mean(), abs=0.01)
+    part = sum(
+        multiview.joint_share(view.zeta, active.trainer.zetas) * view.scores(active.tested.numpy())
+        for view in counted[:-1]
+    )
+    joint = active.trainer.joint(active.tested, part, [2])
+    np.testing.assert_allclose(
+        joint, multiview.joint_scores(counted, active.tested.numpy()), atol=1e-9
+    )
 
 
 EPOCH = 4

@@ -2,23 +2,27 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from secure_apfed.config.file import load_config
 from secure_apfed.data import PartyTable, load_data
-from secure_apfed.errors import ModelError
+from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Kind, Links, pack
 from secure_apfed.methods import METHODS, Simulation, multiview, open_session
 from secure_apfed.methods.averaging import LinearViews
 from secure_apfed.models import SequenceEncoder, encoder_and_head
 from secure_apfed.planning.forecast import forecast
+from secure_apfed.runs.columns import kept_columns, reduced
 from secure_apfed.runs.run import run
 from secure_apfed.settings.training import ModelSettings
-from tests.secure_apfed.small_runs import Said, small_config
+from tests.secure_apfed.small_runs import Said, small_config, told
 from tests.with_crypten import pair_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -138,12 +142,12 @@ class Paper:
     """
 
     def __init__(
-        self, session: Simulation, *, zetas: list[float], eta: float, beta: float, own: bool
+        self, session: Simulation, *, zetas: list[float], eta: float, betas: list[float], own: bool
     ) -> None:
         active: Any = session.learner
         trainers = trainers_of(session)
         self.rows, self.asked = active.training_rows.numpy(), active.tested.numpy()
-        self.beta, self.zeta, self.own = beta, np.array(zetas), own
+        self.betas, self.zeta, self.own = betas, np.array(zetas), own
         self.views = [one.view.x_NF.copy() for one in trainers]
         self.w = [one.view.weights_FC.copy() for one in trainers]
         self.z_k = [one.view.labels_NC[self.rows].copy() for one in trainers]
@@ -159,7 +163,7 @@ class Paper:
             x = self.views[k][self.rows]
             for _ in range(ROUNDS):  # Eqs. 7 and 8 of MMVFL
                 a = np.diag(1 / (2 * (np.sqrt((self.w[k] ** 2).sum(1)) + 1e-10)))
-                self.w[k] = np.linalg.solve(x.T @ x + self.beta * a, x.T @ self.z_k[k])
+                self.w[k] = np.linalg.solve(x.T @ x + self.betas[k] * a, x.T @ self.z_k[k])
             drawn = self.pull if self.own and k == 0 else 0.0  # Eq. 11, or 12; FedMV's 8
             said = x @ self.w[k] + zeta * self.z + drawn * self.y
             self.z_k[k] = said / (1 + zeta + drawn)
@@ -178,11 +182,15 @@ class Paper:
 
 
 @pytest.mark.parametrize(
-    ("name", "labelled"), [("plain + pairwise masks", 20), ("plain, any length", None)]
-)
+    ("name", "labelled", "apart"),
+    [
+        ("plain + pairwise masks", 20, {}), ("plain, any length", None, {}),
+        ("plain, any length", 20, {"active": {"eta": 3.0}, "passive-2": {"beta": 0.5, "zeta": 8}}),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("method", METHODS_OF_VIEWS)
 def test_parties_compute_what_the_papers_say(
-    method: str, name: str, labelled: int | None, monkeypatch: pytest.MonkeyPatch
+    method: str, name: str, labelled: int | None, apart: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(multiview.MultiviewSettings, "tolerance", 1e-300)
     monkeypatch.setattr(multiview.MultiviewSettings, "most_rounds", ROUNDS)
@@ -190,7 +198,7 @@ def test_parties_compute_what_the_papers_say(
         CLEAR if name == "plain, any length" else {**pair_of(name), "clip": 4.0, "bits": 24}
     )
     session = session_of(
-        {"name": method, "beta": 2.0, "zeta": 4.0, "eta": 6.0},
+        {"name": method, "beta": 2.0, "zeta": 4.0, "eta": 6.0, "parties": apart},
         data={"dataset": "digits", "views": 3, "limit": 160, "labelled": labelled},
         secure_sum=secure_sum,
         passives={"default": {"weight": 3.0}, "passive-2": {"weight": 0.25}},
@@ -198,8 +206,9 @@ def test_parties_compute_what_the_papers_say(
     active = session.learner
     assert isinstance(active, multiview.MultiviewActive)
     assert list(session.contract.passives) == ["passive-1", "passive-2"]
-    own = method == "mmvfl"
-    paper = Paper(session, zetas=[4.0, 12.0, 1.0], eta=6.0, beta=2.0, own=own)
+    own, two = method == "mmvfl", 2.0 if apart else 1.0  # whose zeta is 8, and weight a quarter
+    eta, betas = (3.0, [2.0, 2.0, 0.5]) if apart else (6.0, [2.0] * 3)
+    paper = Paper(session, zetas=[4.0, 12.0, two], eta=eta, betas=betas, own=own)
     assert (paper.pull > 0).sum() < len(paper.rows) or labelled is None
     for step in range(3):
         session.step(step, active.training_rows)
@@ -217,6 +226,64 @@ def test_parties_compute_what_the_papers_say(
     accuracy = session.evaluate(next_step=3, final=True)[f"{method}_together"]
     truth = active._own.data.table.labels[active._rows[active.tested]].numpy()  # type: ignore[index]
     assert float(accuracy) == pytest.approx((paper.together().argmax(1) == truth).mean())
+
+
+@pytest.mark.parametrize(
+    ("method", "parties", "said"),
+    [
+        ("mmvfl", {"passive-7": {"beta": 2}}, "parties.passive-7: no party has .* are active"),
+        ("mmvfl", {"passive-1": {"eta": 2}}, "parties.passive-1.eta: passive-1 holds no labels"),
+        ("v_fedmv", {"passive-1": {"eta": 2}}, "parties.passive-1.eta: passive-1 holds no labels"),
+    ],
+)  # fmt: skip
+def test_weights_that_nobody_reads_are_refused(method: str, parties: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"method.{said}"):
+        session_of({"name": method, "parties": parties})
+
+
+def test_columns_are_ranked_and_a_run_is_cut_to_the_first(tmp_path: Path, capsys: Any) -> None:
+    run(config_of("mmvfl"), tmp_path / "r")
+    found = told(capsys, "columns", tmp_path / "r", "--keep", 0.25, "--output", tmp_path / "c.yaml")
+    assert [*found["scores"]] == ["active", "passive-1", "passive-2"]
+    model = load_file(tmp_path / "r" / "model.safetensors")["head.weight"]
+    ranked = found["scores"]["active"]
+    assert [*ranked.values()] == sorted(model.norm(dim=0).tolist(), reverse=True)
+    kept = {name: [*own][:2] for name, own in found["scores"].items()}
+    assert found["kept"] == kept
+    cut = load_config(tmp_path / "c.yaml")
+    assert {name: [*own] for name, own in cut.data.columns.items()} == kept  # type: ignore[union-attr]
+    assert run(cut, None).accuracy["mmvfl"] > 0.8
+    own = tmp_path / "r" / "parties" / "passive-1"
+    alone = told(capsys, "columns", own, "--keep", 3)
+    assert {name: len(of) for name, of in alone["kept"].items()} == {"passive-1": 3}
+    assert (own / "feature-scores.json").stat().st_mode & 0o077 == 0
+    for arguments, code, said in (
+        ((tmp_path, "--keep", 3), 3, "none; methods mmvfl and v_fedmv"),
+        ((own, "--keep", 2.5), 2, "--keep 2.5: expected a number"),
+        ((own, "--output", "c.yaml"), 2, "--output: say how many"),
+    ):
+        answer = told(capsys, "columns", *arguments, code=code)
+        assert said in answer["error"]["message"]
+
+
+def test_own_tables_leave_the_other_columns_out() -> None:
+    parties = {
+        "bank": {"ignore": ["note"]}, "shop": {"numeric": ["x", "y"], "categorical": ["z"]},
+        "gym": {},
+    }  # fmt: skip
+    data = {"dataset": "tables", "active": "bank", "parties": parties}
+    scores = {"bank": {"a": 2.0, "b": 1.0}, "shop": {"z": 3.0, "x": 2.0, "y": 0.0}}
+    config = config_of("mmvfl", data=data)
+    cut = reduced(config, scores, kept_columns(scores, 1))
+    now: Any = cut.data.parties
+    assert now["bank"].ignore == ("note", "b")
+    assert (now["shop"].numeric, now["shop"].categorical, now["shop"].ignore) == ((), ("z",), ())
+    assert now["gym"] == config.data.parties["gym"]  # type: ignore[index]
+    given = config_of("mmvfl", data={**data, "parties": parties | {"shop": {"encoding": "e.json"}}})
+    with pytest.raises(ConfigError, match=r"parties\.shop\.encoding lists .* cut it there to z"):
+        reduced(given, scores, kept_columns(scores, 1))
+    with pytest.raises(ConfigError, match="no scores of active, passive-1, passive-2 here"):
+        reduced(config_of("mmvfl"), scores, kept_columns(scores, 1))
 
 
 def test_the_active_reads_labels_of_passives_out_of_the_sum() -> None:

@@ -24,6 +24,7 @@ from secure_apfed.models import (
 )
 from secure_apfed.objectives import OBJECTIVES, contrastive_loss
 from secure_apfed.settings.training import (
+    ClusteringSettings,
     ContrastiveSettings,
     ModelSettings,
     ObjectiveSettings,
@@ -254,7 +255,36 @@ def test_contrastive_encodes_projects_and_compares(sent: Shape, anchors: Any) ->
     assert objective(z, x).item() == pytest.approx(naive(z.flatten(1), p, 0.5, anchors), rel=1e-12)
 
 
-@pytest.mark.parametrize("settings", [ReconstructionSettings(), ContrastiveSettings()])
+def test_clustering_tells_the_clusters_of_its_own_rows() -> None:
+    """Against the equations, one number at a time; and its gradient against differences."""
+    objective = make(ClusteringSettings(clusters=3), (2, 2), (7,)).double()
+    centres, spread = rows(3, 7, 1) * 8, 0.3
+    x = centres.repeat_interleave(10, 0) + spread * rows(30, 7, 2)
+    torch.manual_seed(5)
+    objective.fit(x)
+    place = torch.cdist(centres, objective.centres_KF).argmin(1)
+    assert sorted(place.tolist()) == [0, 1, 2]
+    assert (objective.targets(x).argmax(1) == place.repeat_interleave(10)).all()
+    objective.fit(rows(20, 7, 4))  # of no clusters, so that all count for every row
+    x = rows(6, 7, 6)
+    apart = [[float(((a - b) ** 2).sum()) for b in objective.centres_KF] for a in x]
+    kernel = [[math.exp(-d / float(objective.spread)) for d in row] for row in apart]
+    q = [[value / sum(row) for value in row] for row in kernel]
+    weighed = [[v**2 / float(f) for v, f in zip(r, objective.sizes_K, strict=True)] for r in q]
+    p = [[value / sum(row) for value in row] for row in weighed]
+    z = rows(6, 4, 3).reshape(6, 2, 2)
+    said = torch.log_softmax(z.flatten(1) @ objective.readout.weight.T + objective.readout.bias, 1)
+    by_hand = -float((torch.tensor(p, dtype=torch.float64) * said.detach()).sum()) / 6
+    assert objective(z, x).item() == pytest.approx(by_hand, rel=1e-9)
+    assert torch.autograd.gradcheck(lambda z: objective(z, x), z.requires_grad_())
+    kept = make(ClusteringSettings(clusters=3), (2, 2), (7,)).double()
+    kept.load_state_dict(objective.state_dict())  # centres go on from a checkpoint
+    assert torch.equal(kept.targets(x), objective.targets(x))
+
+
+@pytest.mark.parametrize(
+    "settings", [ReconstructionSettings(), ContrastiveSettings(), ClusteringSettings()]
+)
 def test_every_parameter_and_the_representation_get_a_gradient(settings: ObjectiveSettings) -> None:
     objective = make(settings, (4,), (7,)).double()
     z = rows(5, 4, 1)

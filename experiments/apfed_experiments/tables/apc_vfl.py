@@ -46,6 +46,7 @@ _TABLE2_HEADER = ("data", "aligned rows", "method", "measure")
 _ANY = "any"
 _LOCAL, _ABLATION = "Local", "Ablation"
 _TABLE2_SEEDS, _QUICK = 5, "breast_cancer"
+_LAMBDAS = (0.0, 1.0, 10.0, 100.0)
 # Of the passive's representation, and of the layer that ends in it (Table 3).
 _WIDTH, _BEFORE, _BYTES = 256, 128, 4
 _METHODS = {"SplitNN": "split_nn", "APC-VFL": "apc_vfl"}
@@ -198,10 +199,11 @@ def _size_of(scenario: Scenario, full: bool) -> Size:
 
 
 def _job(
-    scenario: Scenario, features: int, method: str = _ABLATION, rows: int | None = None
-) -> Job:
-    """Of the active alone, or with so many aligned rows."""
-    changes: dict[str, Any] = {}
+    scenario: Scenario, features: int, method: str = _ABLATION, rows: int | None = None,
+    weight: float = 1.0,
+) -> Job:  # fmt: skip
+    """Of the active alone, or with so many aligned rows; `weight`: lambda of Eq. (5)."""
+    changes: dict[str, Any] = {} if weight == 1 else {"method": {"weight": weight}}
     if method == _VECTORS:  # as many singular vectors as all parties have columns (section 6.1)
         columns = scenario.data(scenario.full.features[0], None)["columns"]
         width = sum(map(len, columns.values()))
@@ -209,6 +211,7 @@ def _job(
     name = _HELPED.get(method, _HELPED[_USUAL])
     config = scenario.config(scenario.data(features, rows), name, changes)
     label, measure = f"{method.lower()}-f{features}-n{rows}", helped
+    label += "" if weight == 1 else f"-lambda{weight:g}"
     if rows is None:
         label, measure = f"alone-f{features}", alone
     return Job.of(label, measure, config, scores=list(scenario.scores))
@@ -253,6 +256,31 @@ def _lines(scenario: Scenario, part: Part) -> Iterator[Line]:
             mean = [(weight, ours) for ours, _ in pairs.values()]
             mean += [(-weight, other) for _, other in pairs.values()]
             yield Line(cells=cells("mean", rows, minus), combines=mean)
+
+
+def _by_lambda(full: bool) -> Size:
+    """Where the passive knows half of the active's rows; lambda 0 is Ablation."""
+    scenario, part, lines = SCENARIOS[_QUICK], SCENARIOS[_QUICK].full, list[Line]()
+    (score, title), rows = next(iter(scenario.scores.items())), part.aligned[0]
+    gains: dict[str, list[tuple[float, Line]]] = {}
+    share = 1 / len(part.features)
+    for features in part.features:
+        jobs = [_job(scenario, features)]
+        jobs += [_job(scenario, features, _USUAL, rows, weight) for weight in _LAMBDAS[1:]]
+        own, *drawn = (
+            Line(
+                cells={"features": str(features), "lambda": f"{weight:g}", "score": title},
+                job=job, figure=f"code {score}", panels=(f"{rows} aligned rows, {title}",),
+                series=f"{features} features", at=weight,
+            )
+            for weight, job in zip(_LAMBDAS, jobs, strict=True)
+        )  # fmt: skip
+        lines += [own, *drawn]
+        for line in drawn:
+            gains.setdefault(line.cells["lambda"], []).extend(((share, line), (-share, own)))
+    said = {by: {"features": "mean", "lambda": by, "score": f"{title}, minus 0"} for by in gains}
+    lines += [Line(cells=said[by], combines=of) for by, of in gains.items()]
+    return Size(lines, part.seeds)
 
 
 # APC-VFL's Table 2: what all parties predict together, against SplitNN's rounds and bytes.
@@ -362,6 +390,11 @@ TABLES: tuple[PaperTable, ...] = (
             ("credit_card", "defaults of credit card clients", "5, 11 and 16", 5.0, _SMALLER),
             ("mimic_iii", "lengths of stay in MIMIC-III", "5, 7 to 9 and 12 to 15", 5.0, _SMALLER),
         )
+    ),
+    PaperTable(
+        name="apc-vfl-lambda", source="APC-VFL, Eq. (5)", unit="per cent", hours=0.15,
+        title="APC-VFL on breast cancer by lambda", leaves_out="", size=_by_lambda,
+        reading=f"250 aligned rows of 500. {_READING}", axis="lambda",
     ),
     PaperTable(
         name="apc-vfl-splitnn", source="APC-VFL, Table 2", unit="", hours=6.0, size=_table2_size,

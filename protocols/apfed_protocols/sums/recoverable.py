@@ -583,8 +583,6 @@ class RecoverableCombiner(SumCombiner):
 class RecoverableReceiver(MaskedReceiver):
     """Takes off the masks that it shares with those whom the last sum counts: `counted`."""
 
-    counted: Sequence[str] = ()
-
     def _counted(self, frame: Frame) -> Sequence[str]:
         agreement = self._sum.agreement
         frame.require_blobs(agreement.combiner, 2)

@@ -339,6 +339,10 @@ class SumReceiver(Role, ABC):
     refusal, for whatever reason, an interruption included, what opens sums is thrown away: all that
     reactions ever tell is which step was the first to be refused, log2(S + 1) bits of a session of
     S steps.
+
+    Attributes:
+        counted: whose contributions are in the sum that was opened last; all, unless it may lack
+            some (`recoverable`).
     """
 
     _refused_step: int | None = None
@@ -346,6 +350,7 @@ class SumReceiver(Role, ABC):
     def __init__(self, described: DescribedSum, frames: AgreedFrames, setup: Setup) -> None:
         self._opening = threading.RLock()
         self._sum = self.described = described
+        self.counted: Sequence[str] = described.agreement.contributors
         super().__init__(frames, setup)
 
     def start(self) -> Iterable[Outgoing]:
