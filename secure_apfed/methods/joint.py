@@ -331,7 +331,7 @@ class TvflActive(SumLearner):
             own_BD = trainer.encoder(trainer.features_N[own_B])
             parts = read()
             scores_BK = trainer.scores(own_BD, parts)
-        return Joint(scores=scores_BK, representations=(own_BD, *parts.values()))
+        return Joint(scores=scores_BK, representations=trainer.merged(own_BD, parts))
 
 
 class SplitNnActive(TvflActive):
@@ -554,9 +554,13 @@ class HeadTrainer(Trainer):
         return loss, {name: h_B.grad for name, h_B in parts.items() if h_B.grad is not None}
 
     def scores(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
-        every = [own_B, *(parts[name] for name in self._passives)]
-        scores_BK: Tensor = self.head(torch.cat([h_B.flatten(1) for h_B in every], dim=1))
+        read = [h_B.flatten(1) for h_B in self.merged(own_B, parts)]
+        scores_BK: Tensor = self.head(torch.cat(read, dim=1))
         return scores_BK
+
+    def merged(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """What the head reads, side by side."""
+        return (own_B, *(parts[name] for name in self._passives))
 
 
 class SumTrainer(HeadTrainer):
@@ -565,10 +569,9 @@ class SumTrainer(HeadTrainer):
     With linear encoders and no clip that is one network on the concatenated table.
     """
 
-    def scores(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+    def merged(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         (others_BD,) = (parts[name] for name in self._passives)
-        scores_BK: Tensor = self.head(own_B.flatten(1) + others_BD)
-        return scores_BK
+        return (own_B.flatten(1) + others_BD,)
 
 
 class EncoderTrainer(Trainer):
@@ -841,8 +844,8 @@ class TeacherSettings(FormSettings, JointSettings):
     Attributes:
         model: networks of the active and of passives that have none of their own; the run's
             `model` is the student.
-        labels: "head" is the joint model's own head; a key of `LABELLERS` labels the rows from all
-            parties' representations, which takes one more of each labelled row.
+        labels: "head" is the joint model's own head; a key of `LABELLERS` labels the rows from what
+            the head reads, which takes one more representation of each labelled row.
         epsilon: of the randomised response under which the student learns each label that is not
             the active's own; null: none. Labels are hard then. It holds against whoever has the
             finished student alone.

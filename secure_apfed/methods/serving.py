@@ -1,8 +1,8 @@
 """Joint prediction as a service: the model of all parties, asked about people by their IDs.
 
 Run by: the active that asks, each passive and the aggregator that serve, in sessions of their own
-after a training that returned gradients (`tvfl`, `split_nn`, `split_nn_sum`, the teacher of
-`joint_teacher` or `joint_teacher_sum`), under a contract with the settings of that run and the digest of it (`predicts`). Each
+after a training that returned gradients (`tvfl`, `split_nn`, `split_nn_sum`, a joint teacher's
+model), under a contract with the settings of that run and the digest of it (`predicts`). Each
 brings the network that it kept. A session: agree, set the sum up, then
 
 1. passive -> active: its IDs blinded, in a random order (see `apfed_protocols.psi.lookup`);
