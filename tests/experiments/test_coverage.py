@@ -1,0 +1,115 @@
+"""How often intervals over re-splits hold the true gain, in tables drawn from a known population.
+
+Two classes, normal columns of unit covariance, which the whole of a party's help adds to those of
+the active: linear discriminants of all eight and of the active's. Their accuracy is a formula, so
+that the true gain, of training at this size, is a mean over thousands of other samples.
+Letters: N people, T of them to train on, n of these labelled, F columns, J re-splits.
+"""
+
+from statistics import fmean
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from apfed_experiments.summary import Interval, shared_share
+from secure_apfed.intervals import gain_between
+from secure_apfed.measures import ACCURACY, Scored
+
+F, SHIFT, SEEDS, TABLES = 8, 0.45, 10, 500
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def people(rng: np.random.Generator, count: int) -> tuple[Floats, Floats]:
+    y_N = rng.permutation(np.arange(count) % 2)
+    return rng.normal(size=(count, F)) + SHIFT * (2 * y_N[:, None] - 1), y_N
+
+
+def discriminant(x_nF: Floats, y_n: Floats) -> tuple[Floats, float]:
+    means = [x_nF[y_n == label].mean(axis=0) for label in (0, 1)]
+    rest_nF = x_nF - np.where(y_n[:, None] == 1, means[1], means[0])
+    ridge = rest_nF.T @ rest_nF + np.eye(x_nF.shape[1])
+    w_F = np.linalg.solve(ridge / len(x_nF), means[1] - means[0])
+    return w_F, float(-w_F @ (means[0] + means[1]) / 2)
+
+
+def accuracy(w_F: Floats, offset: float) -> float:
+    far = SHIFT * w_F.sum() + np.array([offset, -offset])
+    return float(norm.cdf(far / np.linalg.norm(w_F)).mean())
+
+
+def true_gain(rng: np.random.Generator, rows: int, own: int) -> float:
+    drawn = (people(rng, rows) for _ in range(3000))
+    return fmean(
+        accuracy(*discriminant(x, y)) - accuracy(*discriminant(x[:, :own], y)) for x, y in drawn
+    )
+
+
+def of_a_split(
+    rng: np.random.Generator, x: Floats, y: Floats, labelled: int, own: int
+) -> tuple[Scored, Scored]:
+    """What both say of the test rows of one split: as many of each class have a label."""
+    order = rng.permutation(len(y))
+    train, test = np.split(order, [round(0.75 * len(y))])
+    rows = train
+    if labelled < len(train):
+        rows = np.concatenate([train[y[train] == label][: labelled // 2] for label in (0, 1)])
+
+    def told(columns: int) -> Scored:
+        w, offset = discriminant(x[rows, :columns], y[rows])
+        share = norm.cdf(x[test, :columns] @ w + offset)
+        return Scored(truth=y[test], scores=np.column_stack([1 - share, share]))
+
+    return told(F), told(own)
+
+
+def coverage(people_N: int, labelled: int | None, own: int) -> float:
+    rng, train = np.random.default_rng(0), round(0.75 * people_N)
+    n = labelled or train
+    truth, held = true_gain(rng, n, own), 0
+    shared = shared_share(None, train=train, labelled=n, test=people_N - train)
+    for _ in range(TABLES):
+        x, y = people(rng, people_N)
+        splits = [of_a_split(rng, x, y, n, own) for _ in range(SEEDS)]
+        gains = [ACCURACY.of(one) - ACCURACY.of(other) for one, other in splits]
+        interval = Interval.of(gains, shared=shared)
+        held += interval.low <= truth <= interval.high
+    return held / TABLES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("people_N", "labelled", "own"), [
+    (2000, 20, 5), (2000, 20, 2), (200, 10, 5), (200, None, 5), (200, None, 2), (1000, None, 5),
+])  # fmt: skip
+def test_intervals_of_few_and_of_all_labels_hold_the_true_gain(
+    people_N: int, labelled: int | None, own: int
+) -> None:
+    """In 92 to 97 of 100 tables, within what so many tables tell of a share (two deviations)."""
+    room = 2 * (0.95 * 0.05 / TABLES) ** 0.5
+    assert 0.92 - room <= coverage(people_N, labelled, own) <= 0.97 + room
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="test rows of re-splits are alike however few have a label")
+@pytest.mark.parametrize(("labelled", "own"), [(50, 2), (200, 5), (200, 2)])
+def test_intervals_of_50_and_200_labels_hold_the_true_gain(labelled: int, own: int) -> None:
+    """They hold it in 78 to 84 of 100: `shared_share` shrinks with the labels, and the part of the
+    spread that is of test rows does not. Whoever mends that finds this test failing.
+    """
+    assert coverage(2000, labelled, own) >= 0.92
+
+
+@pytest.mark.slow
+def test_an_interval_over_the_rows_of_one_run_holds_what_its_two_models_differ_by() -> None:
+    rng, held = np.random.default_rng(0), 0
+    x, y = people(rng, 40)
+    fits = [(own, *discriminant(x[:, :own], y)) for own in (F, 5)]
+    truth = accuracy(*fits[0][1:]) - accuracy(*fits[1][1:])
+    for table in range(TABLES):
+        x_B, y_B = people(rng, 200)
+        shares = [norm.cdf(x_B[:, :own] @ w + offset) for own, w, offset in fits]
+        one, other = (Scored(truth=y_B, scores=np.column_stack([1 - p, p])) for p in shares)
+        gain = gain_between(one, other, ACCURACY, seed=table)
+        assert gain is not None
+        held += gain.low <= truth <= gain.high
+    assert 0.92 <= held / TABLES <= 0.97
