@@ -26,9 +26,10 @@ def shared_share(data: DataSettings | None, *, train: int, labelled: int, test: 
     The correlation that Nadeau and Bengio (2003, Inference for the generalization error, section 3)
     give re-splits is the share of test rows. It is of training on all others; here it is multiplied
     by the share of these that has a label, since small labelled samples of two seeds have few
-    people in common. Where test rows are most of the spread that is too little, since these two
-    seeds share as before; how much of the spread that is, figures of runs do not tell. Where a set has its own test rows, seeds draw no others, and the interval
-    speaks of these rows alone: 0; without `data` test rows were drawn again.
+    people in common. Where test rows make most of the spread that is too little, since these two
+    seeds share as before; how much they make, figures of runs do not tell. Where a set has its own
+    test rows, seeds draw no others, and the interval speaks of these rows alone: 0; without `data`
+    test rows were drawn again.
     """
     if data and data.dataset in DATASETS and DATASETS[data.dataset].split:
         return 0.0
@@ -49,9 +50,10 @@ class Interval:
 
         The variance of a mean of J figures that correlate by rho is 1 / J + rho / (1 - rho) times
         that which they show. Of ten splits of one table (tests/experiments/test_coverage.py) they
-        hold the true gain in 95 to 97 of 100 where all rows have a label (Student's: 70 to 74), and
-        in 92 to 94 where ten or twenty have. In between `shared_share` is too low: with 200 of 1500
-        labelled in 78 to 83. Values are paired differences, where runs are compared.
+        hold the true gain in 95 to 98 of 100 where all rows have a label (Student's: 70 to 74), and
+        in 89 to 96 where ten of 150 or twenty of 1500 have. In between `shared_share` is too low:
+        with 50 and 200 of 1500 labelled 79 to 89. Values are paired differences, where runs are
+        compared.
         """
         mean = float(np.mean(values))
         if len(values) < 2:

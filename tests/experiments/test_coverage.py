@@ -77,26 +77,20 @@ def coverage(people_N: int, labelled: int | None, own: int) -> float:
     return held / TABLES
 
 
+TOO_LOW = pytest.mark.xfail(strict=True, reason="`shared_share` shrinks with the labels")
+"""They hold it in 79 to 89 of 100: the part of the spread that is of test rows does not shrink."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("people_N", "labelled", "own"), [
     (2000, 20, 5), (2000, 20, 2), (200, 10, 5), (200, None, 5), (200, None, 2), (1000, None, 5),
+    *(pytest.param(*case, marks=TOO_LOW)
+      for case in ((200, 10, 2), (2000, 50, 5), (2000, 50, 2), (2000, 200, 5), (2000, 200, 2))),
 ])  # fmt: skip
-def test_intervals_of_few_and_of_all_labels_hold_the_true_gain(
-    people_N: int, labelled: int | None, own: int
-) -> None:
-    """In 92 to 97 of 100 tables, within what so many tables tell of a share (two deviations)."""
+def test_intervals_hold_the_true_gain(people_N: int, labelled: int | None, own: int) -> None:
+    """In 92 to 97 of 100 tables; room: two deviations of a share of so many tables, upwards."""
     room = 2 * (0.95 * 0.05 / TABLES) ** 0.5
-    assert 0.92 - room <= coverage(people_N, labelled, own) <= 0.97 + room
-
-
-@pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="test rows of re-splits are alike however few have a label")
-@pytest.mark.parametrize(("labelled", "own"), [(50, 2), (200, 5), (200, 2)])
-def test_intervals_of_50_and_200_labels_hold_the_true_gain(labelled: int, own: int) -> None:
-    """They hold it in 78 to 84 of 100: `shared_share` shrinks with the labels, and the part of the
-    spread that is of test rows does not. Whoever mends that finds this test failing.
-    """
-    assert coverage(2000, labelled, own) >= 0.92
+    assert 0.92 <= coverage(people_N, labelled, own) <= 0.97 + room
 
 
 @pytest.mark.slow

@@ -150,22 +150,14 @@ def test_a_teacher_of_sums_labels_by_what_its_head_reads() -> None:
 def test_a_teacher_of_sums_shows_no_representation_and_is_charged_its_noise() -> None:
     sums = {"masks": "pairwise", "scheme": "plain", "clip": 1.0, "noise": {"epsilon": 8.0}}
     said = {"name": "joint_teacher_sum", "labels": "logistic"}
-    train = {"epochs": 3, "batch_size": 64, "device": "cpu"}
-    guard = {"mechanism": "none"}
-    result = run(
-        config_of(said, secure_sum=sums, train=train, guard=guard), None, data=planted()
-    )  # fmt: skip
+    config = config_of(said, secure_sum=sums, guard={"mechanism": "none"})
+    result = run(config, None, data=planted())
     kinds = {flow.kind for flow in result.recording.transcript.flows}
     assert Kind.REPRESENTATIONS not in kinds
     assert kinds >= {Kind.CONTRIBUTION, Kind.SUM}
     spent = {one["epsilon"] for one in result.contributions.values()}
     assert all(7.0 < epsilon <= 8.0 for epsilon in spent)
     assert {"joint_teacher_sum", "joint_teacher_sum_together"} == set(result.accuracy)
-    student = result.accuracy["joint_teacher_sum"]
-    quiet = run(
-        config_of(said, secure_sum={**sums, "noise": None}, guard=guard), None, data=planted()
-    )  # fmt: skip
-    assert quiet.accuracy["joint_teacher_sum"] > max(student, 0.5)
 
 
 @pytest.mark.parametrize(
