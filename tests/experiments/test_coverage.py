@@ -45,22 +45,23 @@ def true_gain(rng: np.random.Generator, rows: int, own: int) -> float:
     )
 
 
-def of_a_split(
+def told(x_BF: Floats, y_B: Floats, w_F: Floats, offset: float) -> Scored:
+    share_B = norm.cdf(x_BF[:, : len(w_F)] @ w_F + offset)
+    return Scored(truth=y_B, scores=np.column_stack([1 - share_B, share_B]))
+
+
+def gain_of_a_split(
     rng: np.random.Generator, x: Floats, y: Floats, labelled: int, own: int
-) -> tuple[Scored, Scored]:
-    """What both say of the test rows of one split: as many of each class have a label."""
+) -> float:  # fmt: skip
+    """On the test rows of one split; as many of each class have a label."""
     order = rng.permutation(len(y))
     train, test = np.split(order, [round(0.75 * len(y))])
     rows = train
     if labelled < len(train):
         rows = np.concatenate([train[y[train] == label][: labelled // 2] for label in (0, 1)])
-
-    def told(columns: int) -> Scored:
-        w, offset = discriminant(x[rows, :columns], y[rows])
-        share = norm.cdf(x[test, :columns] @ w + offset)
-        return Scored(truth=y[test], scores=np.column_stack([1 - share, share]))
-
-    return told(F), told(own)
+    fits = (discriminant(x[rows, :columns], y[rows]) for columns in (F, own))
+    one, other = (ACCURACY.of(told(x[test], y[test], *fit)) for fit in fits)
+    return one - other
 
 
 def coverage(people_N: int, labelled: int | None, own: int) -> float:
@@ -70,8 +71,7 @@ def coverage(people_N: int, labelled: int | None, own: int) -> float:
     shared = shared_share(None, train=train, labelled=n, test=people_N - train)
     for _ in range(TABLES):
         x, y = people(rng, people_N)
-        splits = [of_a_split(rng, x, y, n, own) for _ in range(SEEDS)]
-        gains = [ACCURACY.of(one) - ACCURACY.of(other) for one, other in splits]
+        gains = [gain_of_a_split(rng, x, y, n, own) for _ in range(SEEDS)]
         interval = Interval.of(gains, shared=shared)
         held += interval.low <= truth <= interval.high
     return held / TABLES
@@ -97,12 +97,11 @@ def test_intervals_hold_the_true_gain(people_N: int, labelled: int | None, own: 
 def test_an_interval_over_the_rows_of_one_run_holds_what_its_two_models_differ_by() -> None:
     rng, held = np.random.default_rng(0), 0
     x, y = people(rng, 40)
-    fits = [(own, *discriminant(x[:, :own], y)) for own in (F, 5)]
-    truth = accuracy(*fits[0][1:]) - accuracy(*fits[1][1:])
+    fits = [discriminant(x[:, :own], y) for own in (F, 5)]
+    truth = accuracy(*fits[0]) - accuracy(*fits[1])
     for table in range(TABLES):
         x_B, y_B = people(rng, 200)
-        shares = [norm.cdf(x_B[:, :own] @ w + offset) for own, w, offset in fits]
-        one, other = (Scored(truth=y_B, scores=np.column_stack([1 - p, p])) for p in shares)
+        one, other = (told(x_B, y_B, *fit) for fit in fits)
         gain = gain_between(one, other, ACCURACY, seed=table)
         assert gain is not None
         held += gain.low <= truth <= gain.high
