@@ -56,9 +56,8 @@ def gain_of_a_split(
     """On the test rows of one split; as many of each class have a label."""
     order = rng.permutation(len(y))
     train, test = np.split(order, [round(0.75 * len(y))])
-    rows = train
-    if labelled < len(train):
-        rows = np.concatenate([train[y[train] == label][: labelled // 2] for label in (0, 1)])
+    halves = [train[y[train] == label][: labelled // 2] for label in (0, 1)]
+    rows = np.concatenate(halves) if labelled < len(train) else train
     fits = (discriminant(x[rows, :columns], y[rows]) for columns in (F, own))
     one, other = (ACCURACY.of(told(x[test], y[test], *fit)) for fit in fits)
     return one - other
