@@ -23,7 +23,10 @@ Joint teacher: all parties train one model on the labelled rows, which labels th
 Training is that of `tvfl`, on the aligned rows that have a label. Then the active asks the passives
 once more, for the aligned training rows without one; the joint model labels these, and the active's
 student learns the labels from the active's own features. It predicts alone. Help is worth most
-where few rows have a label and many more are aligned.
+where few rows have a label and many more are aligned. Of a labelled row the student learns the true
+label, never the teacher's, who was fitted to it. `joint_teacher_sum` trains as `split_nn_sum` does:
+the active opens sums alone, once of each row without a label, and `secure_sum.noise` goes under
+them. A sum is no more hidden than it has numbers fewer than the passives have features: docs/leaks.
 
 `epsilon` puts k-ary randomised response between the teacher and the student. It covers, at
 delta 0, what the finished student says of the passives' features of one person without a label:
@@ -38,7 +41,7 @@ rows.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -91,7 +94,7 @@ from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.seeds import seeded
-from secure_apfed.settings.method import FormSettings, MethodSettings
+from secure_apfed.settings.method import FormSettings, MethodSettings, Side
 from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings, TrainSettings
@@ -109,7 +112,7 @@ class JointSettings(MethodSettings):
     """Joint training, whoever predicts in the end; see `MethodSettings`."""
 
     predicts_alone = False
-    representations_from = "passives"
+    representations_from: ClassVar[Side | None] = "passives"
     returns_gradients = True
     stops_early = True
 
@@ -328,7 +331,7 @@ class TvflActive(SumLearner):
             own_BD = trainer.encoder(trainer.features_N[own_B])
             parts = read()
             scores_BK = trainer.scores(own_BD, parts)
-        return Joint(scores=scores_BK, representations=(own_BD, *parts.values()))
+        return Joint(scores=scores_BK, representations=trainer.merged(own_BD, parts))
 
 
 class SplitNnActive(TvflActive):
@@ -551,9 +554,13 @@ class HeadTrainer(Trainer):
         return loss, {name: h_B.grad for name, h_B in parts.items() if h_B.grad is not None}
 
     def scores(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
-        every = [own_B, *(parts[name] for name in self._passives)]
-        scores_BK: Tensor = self.head(torch.cat([h_B.flatten(1) for h_B in every], dim=1))
+        read = [h_B.flatten(1) for h_B in self.merged(own_B, parts)]
+        scores_BK: Tensor = self.head(torch.cat(read, dim=1))
         return scores_BK
+
+    def merged(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """What the head reads, side by side."""
+        return (own_B, *(parts[name] for name in self._passives))
 
 
 class SumTrainer(HeadTrainer):
@@ -562,10 +569,9 @@ class SumTrainer(HeadTrainer):
     With linear encoders and no clip that is one network on the concatenated table.
     """
 
-    def scores(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+    def merged(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         (others_BD,) = (parts[name] for name in self._passives)
-        scores_BK: Tensor = self.head(own_B.flatten(1) + others_BD)
-        return scores_BK
+        return (own_B.flatten(1) + others_BD,)
 
 
 class EncoderTrainer(Trainer):
@@ -705,7 +711,8 @@ class SplitNn(Tvfl):
 class SummedSplitNn(SumMethod, Tvfl):
     """Vertical SplitNN that merges by a secure sum; see `Method`."""
 
-    settings = SummedSplitNnSettings
+    settings: type[MethodSettings] = SummedSplitNnSettings
+    kind: type[SummedSplitNnActive] = SummedSplitNnActive
     lockstep = Method.lockstep
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
@@ -727,7 +734,7 @@ class SummedSplitNn(SumMethod, Tvfl):
         guarantee = "no guarantee: sums of representations are opened without noise"
         if agreed.noise is not None:
             guarantee = "representations are read as their noised sum alone"
-        return SummedSplitNnActive(
+        return self.kind(
             own, contract, rows, self.head_trainer(own, contract),
             guarantee=guarantee, sum_end=agreed.active(),
         )  # fmt: skip
@@ -745,10 +752,11 @@ class JointTeacherActive(TvflActive):
     """The active, whose student learns from the joint model in the end; see `TvflActive`."""
 
     def __init__(
-        self, own: Own, contract: Contract, aligned: Tensor, trainer: HeadTrainer, *, guarantee: str
-    ) -> None:
+        self, own: Own, contract: Contract, aligned: Tensor, trainer: HeadTrainer, *,
+        guarantee: str, sum_end: ActiveSum | None = None,
+    ) -> None:  # fmt: skip
         guarantee += _response_statement(own)
-        super().__init__(own, contract, aligned, trainer, guarantee=guarantee)
+        super().__init__(own, contract, aligned, trainer, guarantee=guarantee, sum_end=sum_end)
         self.student, self._config = Student(own, aligned), own.config
         self.kept = {"": trainer, "student": self.student}
         self._train_rows = positions_in(aligned, self.student.rows_U)
@@ -756,7 +764,7 @@ class JointTeacherActive(TvflActive):
 
     async def conclude(self, links: Links, steps: Steps) -> None:
         """Ask for the rows that the teacher is to label, label them, and train the student."""
-        settings = JointTeacherSettings.of(self._config)
+        settings = TeacherSettings.of(self._config)
         labelled = torch.zeros(len(self._train_rows), dtype=torch.bool)
         labelled[torch.from_numpy(self.student.labelled)] = True
         places = torch.arange(len(labelled))
@@ -783,7 +791,7 @@ class JointTeacherActive(TvflActive):
 
     def _label(self, places_V: NDArray[np.int64], joints: list[Joint]) -> Floats:
         """What the teacher says of these places of the training rows, (V, K)."""
-        settings = JointTeacherSettings.of(self._config)
+        settings = TeacherSettings.of(self._config)
         if settings.labels == HEAD:
             scores_VK = torch.cat([joint.scores for joint in joints]).double()
             labels_VK = scores_VK.softmax(1).cpu().numpy()
@@ -826,25 +834,27 @@ class JointTeacherActive(TvflActive):
         return self.student.without(rows)
 
 
-class JointTeacherSettings(FormSettings, JointSettings):
+class SummedTeacherActive(JointTeacherActive, SummedSplitNnActive):
+    """The same, whose joint model reads the sum of the passives' representations."""
+
+
+class TeacherSettings(FormSettings, JointSettings):
     """The joint model and how it labels rows.
 
     Attributes:
         model: networks of the active and of passives that have none of their own; the run's
             `model` is the student.
-        labels: "head" is the joint model's own head; a key of `LABELLERS` labels the rows from all
-            parties' representations, which takes one more of each labelled row.
+        labels: "head" is the joint model's own head; a key of `LABELLERS` labels the rows from what
+            the head reads, which takes one more representation of each labelled row.
         epsilon: of the randomised response under which the student learns each label that is not
             the active's own; null: none. Labels are hard then. It holds against whoever has the
             finished student alone.
     """
 
-    name: Literal["joint_teacher"]
     model: ModelSettings = ModelSettings(network="linear", representation=16)
     labels: str = HEAD
     epsilon: float | None = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
 
-    title = "joint teacher"
     predicts_alone = True
     teacher = "joint model"
 
@@ -869,11 +879,29 @@ class JointTeacherSettings(FormSettings, JointSettings):
         return self.labels != HEAD
 
 
+class JointTeacherSettings(TeacherSettings):
+    """A joint teacher that reads each passive's representations; see `TeacherSettings`."""
+
+    name: Literal["joint_teacher"]
+
+    title = "joint teacher"
+
+
+class SummedTeacherSettings(TeacherSettings):
+    """A joint teacher that reads the sum of them; see `TeacherSettings`."""
+
+    name: Literal["joint_teacher_sum"]
+
+    title = "joint teacher, summed"
+    representations_from = None
+    sums_representations = True
+
+
 class JointTeacher(Tvfl):
     settings = JointTeacherSettings
 
     def model(self, config: RunSettings) -> ModelSettings:
-        return JointTeacherSettings.of(config).model
+        return TeacherSettings.of(config).model
 
     lockstep = Method.lockstep  # the student learns after the last step
 
@@ -881,9 +909,17 @@ class JointTeacher(Tvfl):
         return self.active(JointTeacherActive, own, contract, rows)
 
 
+class SummedTeacher(SummedSplitNn):
+    """A joint teacher under a secure sum; see `Method`."""
+
+    settings = SummedTeacherSettings
+    kind = SummedTeacherActive
+    model = JointTeacher.model
+
+
 def _response_statement(own: Own) -> str:
     """What randomised response between teacher and student gives, in words; may be empty."""
-    epsilon = JointTeacherSettings.of(own.config).epsilon
+    epsilon = TeacherSettings.of(own.config).epsilon
     if epsilon is None:
         return ""
     seeded, classes = own.config.guard.noise != "secret", len(own.data.classes)

@@ -1,8 +1,8 @@
 """Joint prediction as a service: the model of all parties, asked about people by their IDs.
 
 Run by: the active that asks, each passive and the aggregator that serve, in sessions of their own
-after a training that returned gradients (`tvfl`, `split_nn`, `split_nn_sum`, `joint_teacher`'s
-teacher), under a contract with the settings of that run and the digest of it (`predicts`). Each
+after a training that returned gradients (`tvfl`, `split_nn`, `split_nn_sum`, a joint teacher's
+model), under a contract with the settings of that run and the digest of it (`predicts`). Each
 brings the network that it kept. A session: agree, set the sum up, then
 
 1. passive -> active: its IDs blinded, in a random order (see `apfed_protocols.psi.lookup`);
@@ -94,7 +94,7 @@ def joint_method(method: Method) -> Tvfl:
     if not isinstance(method, Tvfl):
         raise ModelError(
             f"{method.declared.title} trains no model that parties predict with together; "
-            "tvfl, split_nn, split_nn_sum and joint_teacher do"
+            "tvfl, split_nn, split_nn_sum, joint_teacher and joint_teacher_sum do"
         )
     return method
 

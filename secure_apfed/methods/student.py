@@ -157,6 +157,11 @@ class Student:
     def in_one_go(self) -> bool:
         return bool(self._kept) or isinstance(self.trainer.networks.encoder, RandomFeatures)
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether it tells classes, as baselines do, and no numbers."""
+        return self._bins is None
+
     def keep(self, baseline: Baseline) -> None:
         """Be the model of this baseline: help is not used, and none of its own is as good."""
         self._kept_by = baseline.name

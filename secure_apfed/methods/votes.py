@@ -322,7 +322,7 @@ class VotesActive(StudentActive):
         assert self.help is not None
         if not self.help.used:
             warnings.warn(f"{self.name}: {self.help}", NoHelpWarning, stacklevel=2)
-        if self.help.used or alone.baseline is None:
+        if self.help.used or alone.baseline is None or not self.student.has_classes:
             self.student.teach(likely_UK)
         else:
             self.student.keep(alone.baseline)

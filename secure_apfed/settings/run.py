@@ -85,9 +85,10 @@ class RunSettings(Settings, ABC):
             figure for figure, and whoever knows it knows everybody's initial weights.
         method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, as
             {name: votes, epsilon: 8}: single_view (the active alone); apfed (every passive says its
-            objective), apfed_r, apfed_c; for few labels votes and its kin, joint_teacher; apc_vfl,
-            vfedtrans (distil once); tvfl, split_nn, split_nn_sum (predict together); mmvfl, v_fedmv
-            (agree on pseudo-labels); h_fedmv, s_fedmv (average weights).
+            objective), apfed_r, apfed_c; for few labels votes and its kin, joint_teacher,
+            joint_teacher_sum; apc_vfl, vfedtrans (distil once); tvfl, split_nn, split_nn_sum
+            (predict together); mmvfl, v_fedmv (agree on pseudo-labels); h_fedmv, s_fedmv (average
+            weights).
         task: what the active's model learns, of `secure_apfed.tasks.TASKS`.
         measure: what the run is judged by, of `secure_apfed.measures.MEASURES`; the task's own
             unless given. The display, the report, the choice of the best baseline and studies go by

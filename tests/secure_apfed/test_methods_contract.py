@@ -223,6 +223,7 @@ REFUSED: tuple[tuple[Said, Mapping[str, Any], str], ...] = (
     ("mmvfl", _LP_MST, "lp_mst"), ("mmvfl", _SPREAD, "spread_labels"),
     ("mmvfl", {"defences": [{"kind": "marvell"}]}, "marvell"),
     ("split_nn_sum", _GUARDED, "nobody reads a representation"),
+    ("joint_teacher_sum", _GUARDED, "nobody reads a representation"),
     ({**_TEACHER, "epsilon": 1}, {}, "no epsilon of one"),
     ({**_TEACHER, "labels": "spredding"}, {}, "did you mean 'spreading'"),
     ({**_TEACHER, "labels": "private_logistic"}, {}, "is unknown"),

@@ -26,6 +26,7 @@ from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.alignment import DEALER
 from secure_apfed.methods.distilled import ApcVflActive, ApcVflPassive, fit_classifier
 from secure_apfed.methods.joint import JointTeacherActive, JointTeacherSettings, TvflPassive
+from secure_apfed.methods.student import side_by_side
 from secure_apfed.models import family_for
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
@@ -111,6 +112,44 @@ def test_the_teacher_is_the_joint_model_and_its_labels_are_its_probabilities() -
     targets = learner.student.tensors()["targets"]
     torch.testing.assert_close(targets[:TRAIN], expected, rtol=0, atol=1e-12)
     assert not targets[TRAIN:].any()
+
+
+def test_a_teacher_of_sums_labels_by_what_its_head_reads() -> None:
+    data, head = planted(), {"masks": "pairwise", "scheme": "plain", "clip": 64.0, "bits": 24}
+    for labels in ("head", "spreading"):
+        said = {"name": "joint_teacher_sum", "labels": labels}
+        session = open_session(config_of(said, secure_sum=head, guard={"mechanism": "none"}), data)
+        for step in range(5):
+            session.step(step, session.learner.training_rows)
+        learner = session.learner
+        assert isinstance(learner, JointTeacherActive)
+        session.play(learner.conclude(session.links, Counted()))
+        read = learner.trainer.encoder(learner.trainer.features_N[:TRAIN])
+        for name, table in zip(session.contract.passives, data.passives, strict=True):
+            encoder = session.helpers[name].predicts_with["encoder"]
+            read = read + encoder(table.features[:TRAIN].double())
+        expected = learner.trainer.head(read).softmax(1).detach()
+        if labels == "spreading":
+            known = np.arange(LABELLED)
+            expected = torch.from_numpy(
+                Spreading().label(side_by_side([read]), known, known % K, K)
+            )
+        expected[:LABELLED] = torch.eye(K, dtype=torch.float64)[torch.arange(LABELLED) % K]
+        targets = learner.student.tensors()["targets"]
+        torch.testing.assert_close(targets[:TRAIN], expected, rtol=0, atol=2e-3)
+
+
+def test_a_teacher_of_sums_shows_no_representation_and_is_charged_its_noise() -> None:
+    sums = {"masks": "pairwise", "scheme": "plain", "noise": {"epsilon": 8.0}}
+    said = {"name": "joint_teacher_sum", "labels": "logistic"}
+    config = config_of(said, secure_sum=sums, guard={"mechanism": "none"})
+    result = run(config, None, data=planted())
+    kinds = {flow.kind for flow in result.recording.transcript.flows}
+    assert Kind.REPRESENTATIONS not in kinds
+    assert kinds >= {Kind.CONTRIBUTION, Kind.SUM}
+    spent = {one["epsilon"] for one in result.contributions.values()}
+    assert all(7.0 < epsilon <= 8.0 for epsilon in spent)
+    assert {"joint_teacher_sum", "joint_teacher_sum_together"} == set(result.accuracy)
 
 
 @pytest.mark.parametrize(

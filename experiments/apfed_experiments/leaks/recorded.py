@@ -40,6 +40,10 @@ _METHODS: Mapping[str, Mapping[str, Any]] = {
     "votes": NETWORKS, "votes_randomised": {"epsilon": 4.0, **NETWORKS},
     "apfed_c": {"passives": {"default": {"weight": 10.0}}, **NETWORKS}, "tvfl": NETWORKS,
     "joint_teacher": {"method": {"name": "joint_teacher", "labels": "spreading"}, **NETWORKS},
+    "joint_teacher_sum": {
+        "method": {"name": "joint_teacher_sum", "labels": "spreading"}, **NETWORKS,
+        "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 8.0},
+    },
 }  # fmt: skip
 _PAIRS = {"shadow_rows": 100}
 _ONE_LABEL = {"labels_per_class": 1}
@@ -47,6 +51,7 @@ _MORE_LABELS = {"labels_per_class": 20}  # joint training observes the few label
 _ATTACKS: Mapping[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
     "features": (
         ("vote_regression", _PAIRS), ("contrastive_inversion", _PAIRS), ("inverse_network", _PAIRS),
+        ("sum_regression", _PAIRS),
     ),
     "labels": (("shown_labels", _ONE_LABEL), ("model_completion", _ONE_LABEL),
         ("gradient_direction", _MORE_LABELS),
@@ -57,6 +62,7 @@ _NEEDED: Mapping[str, AbstractSet[str]] = {
     "vote_regression": {"passives vote"}, "shown_labels": {"labels are shown"},
     "contrastive_inversion": {"gradients are summed"},
     "inverse_network": {"passives send representations"},
+    "sum_regression": {"representations are summed"},
     "model_completion": {"the active sends representations", "gradients are returned"},
     "gradient_direction": {"gradients are returned"}, "membership": {"the active predicts alone"},
 }  # fmt: skip

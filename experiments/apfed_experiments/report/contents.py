@@ -303,8 +303,6 @@ def agreement_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
             others = f"as another passive on {of.others:.2f} of the rows, +- {of.others_noise:.2f}"
             told = f"{others}; {told}"
         rows.append((passive, told))
-    if run.outcome.help is not None:
-        rows.append(("all together", str(run.outcome.help)))
     return tuple(rows)
 
 

@@ -1,0 +1,107 @@
+"""How often intervals over re-splits hold the true gain, in tables drawn from a known population.
+
+Two classes, normal columns of unit covariance, which the whole of a party's help adds to those of
+the active: linear discriminants of all eight and of the active's. Their accuracy is a formula, so
+that the true gain, of training at this size, is a mean over thousands of other samples.
+Letters: N people, T of them to train on, n of these labelled, F columns, J re-splits.
+"""
+
+from statistics import fmean
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from apfed_experiments.summary import Interval, shared_share
+from secure_apfed.intervals import gain_between
+from secure_apfed.measures import ACCURACY, Scored
+
+F, SHIFT, SEEDS, TABLES = 8, 0.45, 10, 500
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def people(rng: np.random.Generator, count: int) -> tuple[Floats, Floats]:
+    y_N = rng.permutation(np.arange(count) % 2)
+    return rng.normal(size=(count, F)) + SHIFT * (2 * y_N[:, None] - 1), y_N
+
+
+def discriminant(x_nF: Floats, y_n: Floats) -> tuple[Floats, float]:
+    means = [x_nF[y_n == label].mean(axis=0) for label in (0, 1)]
+    rest_nF = x_nF - np.where(y_n[:, None] == 1, means[1], means[0])
+    ridge = rest_nF.T @ rest_nF + np.eye(x_nF.shape[1])
+    w_F = np.linalg.solve(ridge / len(x_nF), means[1] - means[0])
+    return w_F, float(-w_F @ (means[0] + means[1]) / 2)
+
+
+def accuracy(w_F: Floats, offset: float) -> float:
+    far = SHIFT * w_F.sum() + np.array([offset, -offset])
+    return float(norm.cdf(far / np.linalg.norm(w_F)).mean())
+
+
+def true_gain(rng: np.random.Generator, rows: int, own: int) -> float:
+    drawn = (people(rng, rows) for _ in range(3000))
+    return fmean(
+        accuracy(*discriminant(x, y)) - accuracy(*discriminant(x[:, :own], y)) for x, y in drawn
+    )
+
+
+def told(x_BF: Floats, y_B: Floats, w_F: Floats, offset: float) -> Scored:
+    share_B = norm.cdf(x_BF[:, : len(w_F)] @ w_F + offset)
+    return Scored(truth=y_B, scores=np.column_stack([1 - share_B, share_B]))
+
+
+def gain_of_a_split(
+    rng: np.random.Generator, x: Floats, y: Floats, labelled: int, own: int
+) -> float:  # fmt: skip
+    """On the test rows of one split; as many of each class have a label."""
+    order = rng.permutation(len(y))
+    train, test = np.split(order, [round(0.75 * len(y))])
+    halves = [train[y[train] == label][: labelled // 2] for label in (0, 1)]
+    rows = np.concatenate(halves) if labelled < len(train) else train
+    fits = (discriminant(x[rows, :columns], y[rows]) for columns in (F, own))
+    one, other = (ACCURACY.of(told(x[test], y[test], *fit)) for fit in fits)
+    return one - other
+
+
+def coverage(people_N: int, labelled: int | None, own: int) -> float:
+    rng, train = np.random.default_rng(0), round(0.75 * people_N)
+    n = labelled or train
+    truth, held = true_gain(rng, n, own), 0
+    shared = shared_share(None, train=train, labelled=n, test=people_N - train)
+    for _ in range(TABLES):
+        x, y = people(rng, people_N)
+        gains = [gain_of_a_split(rng, x, y, n, own) for _ in range(SEEDS)]
+        interval = Interval.of(gains, shared=shared)
+        held += interval.low <= truth <= interval.high
+    return held / TABLES
+
+
+TOO_LOW = pytest.mark.xfail(strict=True, reason="`shared_share` shrinks with the labels")
+"""They hold it in 79 to 89 of 100: the part of the spread that is of test rows does not shrink."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("people_N", "labelled", "own"), [
+    (2000, 20, 5), (2000, 20, 2), (200, 10, 5), (200, None, 5), (200, None, 2), (1000, None, 5),
+    *(pytest.param(*case, marks=TOO_LOW)
+      for case in ((200, 10, 2), (2000, 50, 5), (2000, 50, 2), (2000, 200, 5), (2000, 200, 2))),
+])  # fmt: skip
+def test_intervals_hold_the_true_gain(people_N: int, labelled: int | None, own: int) -> None:
+    """In 92 to 97 of 100 tables; room: two deviations of a share of so many tables, upwards."""
+    room = 2 * (0.95 * 0.05 / TABLES) ** 0.5
+    assert 0.92 <= coverage(people_N, labelled, own) <= 0.97 + room
+
+
+@pytest.mark.slow
+def test_an_interval_over_the_rows_of_one_run_holds_what_its_two_models_differ_by() -> None:
+    rng, held = np.random.default_rng(0), 0
+    x, y = people(rng, 40)
+    fits = [discriminant(x[:, :own], y) for own in (F, 5)]
+    truth = accuracy(*fits[0]) - accuracy(*fits[1])
+    for table in range(TABLES):
+        x_B, y_B = people(rng, 200)
+        one, other = (told(x_B, y_B, *fit) for fit in fits)
+        gain = gain_between(one, other, ACCURACY, seed=table)
+        assert gain is not None
+        held += gain.low <= truth <= gain.high
+    assert 0.92 <= held / TABLES <= 0.97
