@@ -176,6 +176,7 @@ class Trees(Kind):
         shapes = {of.shape for of in (self.threshold, self.left, self.right)}
         fits = shapes == {(nodes,)} and self.values.shape == (nodes, *self.bias.shape)
         flags = (self.levels, self.raw, self.single)
+        fits = fits and self.roots.ndim == 1 and len(self.roots) > 0
         fits = fits and self.scale.shape == (features,) and {of.numel() for of in flags} == {1}
         if not fits or not inside or not 0 <= float(self.levels) <= _DEEPEST:
             raise ModelError("these tensors make no trees")

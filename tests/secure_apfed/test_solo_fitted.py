@@ -1,0 +1,102 @@
+"""Fitted models as networks: they say what was measured, are rebuilt from a file, and refuse it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from secure_apfed.contrib.onnx_file import write_onnx
+from secure_apfed.errors import ModelError
+from secure_apfed.learning.votes import Help
+from secure_apfed.measures import probabilities_of
+from secure_apfed.methods import student
+from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.outcome import read_outcome
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import load_model
+from secure_apfed.solo import BASELINES, SoloTask
+from secure_apfed.solo.fitted import KINDS, Fitted
+from secure_apfed.solo.interface import fits_kept_meanwhile
+from tests.secure_apfed.test_methods_votes import config_of
+
+ALL = [name for name in BASELINES if name != "network"]
+
+
+def task_of(classes: int, seen: int) -> tuple[SoloTask, np.ndarray]:
+    """Of so many classes the first ones have labels; and rows of nobody."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, seen, 160)
+    x = rng.normal(size=(160, 5)) + 2 * np.eye(seen, 5)[truth]
+    x[:, 4] = 3.0  # a column that never differs
+    return SoloTask.of(x[:120], np.arange(30), truth[:30], classes=classes), x[120:]
+
+
+@pytest.mark.parametrize(("classes", "seen"), [(2, 2), (4, 4), (7, 3)])
+@pytest.mark.parametrize("name", ALL)
+def test_a_kept_model_says_what_its_baseline_says(name: str, classes: int, seen: int) -> None:
+    task, others = task_of(classes, seen)
+    with fits_kept_meanwhile():
+        fitted = BASELINES[name].fit(task)
+    assert fitted.kept is not None
+    kept = fitted.kept()
+    assert isinstance(kept, Fitted)
+    said = kept(torch.from_numpy(others)).softmax(1).numpy()
+    np.testing.assert_allclose(said, probabilities_of(fitted.scores(others)), atol=2e-6)
+    again = Fitted.in_tensors(dict(reversed(kept.state_dict().items())))
+    assert again is not None
+    assert (again(torch.from_numpy(others)).softmax(1).numpy() == said).all()
+    again.require(5, classes)
+    with pytest.raises(ModelError, match="expected 6 and"):
+        again.require(6, classes)
+
+
+def test_every_kind_is_some_baseline_s_and_damaged_ones_are_refused() -> None:
+    task, others = task_of(4, 4)
+    kinds = set[str]()
+    for name in ALL:
+        kept = BASELINES[name].fit(task).kept
+        assert kept is not None
+        state = kept().state_dict()
+        kinds |= {key.partition(".")[0] for key in state}
+        for key, tensor in state.items():
+            for damaged in (tensor[..., :0], tensor.reshape(-1)[:1], tensor * np.nan, tensor + 1e9):
+                try:
+                    found = Fitted.in_tensors({**state, key: damaged})
+                    assert found is not None
+                    found.require(5, 4)
+                    found(torch.from_numpy(others))  # other numbers are another model
+                except ModelError:
+                    continue
+                assert damaged.shape == tensor.shape, (name, key)
+        with pytest.raises(ModelError):
+            Fitted.in_tensors(dict(list(state.items())[1:]))
+    assert kinds == set(KINDS)
+    assert Fitted.in_tensors({"0.weight": torch.zeros(1)}) is None
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_where_votes_are_no_help_the_best_solo_model_is_kept(
+    used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file, its ONNX file and what the run measured say the same, whoever taught it."""
+    found, pooled = Help(30, 1.0 if used else -1.0, 0.1, 0.9, 0.5), student.pooled
+
+    def judged(*of: object, **more: object) -> object:
+        return pooled(*of, **more)[0], found  # type: ignore[arg-type]  # as it was asked
+
+    monkeypatch.setattr(student, "pooled", judged)
+    config = config_of(data={"dataset": "breast_cancer", "active_view": 2, "labelled": 30})
+    result = run(config, tmp_path / "run")
+    assert result.help == found
+    assert read_outcome(RunFolder(tmp_path / "run")).help == found
+    model = load_model(tmp_path / "run")
+    data = result.recording.data
+    rows = data.active.features[data.test_rows]
+    assert data.active.labels is not None
+    told = model.decide(model.predict(rows)) == data.active.labels[data.test_rows]
+    assert told.double().mean().item() == pytest.approx(result.accuracy["votes"])
+    if not used:
+        assert isinstance(model.network[0], Fitted)  # type: ignore[index]  # encoder and head
+    write_onnx(model, tmp_path / "model.onnx")
+    assert (tmp_path / "model.onnx").stat().st_size > 1000
