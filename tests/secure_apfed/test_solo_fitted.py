@@ -8,7 +8,7 @@ import torch
 
 from secure_apfed.contrib.onnx_file import write_onnx
 from secure_apfed.errors import ModelError
-from secure_apfed.learning.votes import Help
+from secure_apfed.learning.votes import Help, pooled
 from secure_apfed.measures import probabilities_of
 from secure_apfed.methods import student
 from secure_apfed.runs.folder import RunFolder
@@ -68,7 +68,8 @@ def test_every_kind_is_some_baseline_s_and_damaged_ones_are_refused() -> None:
                     found(torch.from_numpy(others))  # other numbers are another model
                 except ModelError:
                     continue
-                assert damaged.shape == tensor.shape, (name, key)
+                # One tree of a forest is a forest.
+                assert damaged.shape == tensor.shape or key == "trees.roots", (name, key)
         with pytest.raises(ModelError):
             Fitted.in_tensors(dict(list(state.items())[1:]))
     assert kinds == set(KINDS)
@@ -80,7 +81,7 @@ def test_where_votes_are_no_help_the_best_solo_model_is_kept(
     used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file, its ONNX file and what the run measured say the same, whoever taught it."""
-    found, pooled = Help(30, 1.0 if used else -1.0, 0.1, 0.9, 0.5), student.pooled
+    found = Help(30, 1.0 if used else -1.0, 0.1, 0.9, 0.5)
 
     def judged(*of: object, **more: object) -> object:
         return pooled(*of, **more)[0], found  # type: ignore[arg-type]  # as it was asked
