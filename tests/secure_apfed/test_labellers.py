@@ -159,6 +159,36 @@ def test_what_is_unfit_is_refused(name: str) -> None:
             make(name).label(**(fit | {"classes": CLASSES} | bad))
 
 
+@each
+def test_no_label_moves_the_vote_on_its_own_row(name: str) -> None:
+    x, labelled, labels = people()
+    votes, other = make(name).vote(x, labelled, labels, CLASSES), labels.copy()
+    other[3] = (labels[3] + 1) % CLASSES
+    moved = make(name).vote(x, labelled, other, CLASSES)
+    assert (votes != moved).any()
+    still = np.array_equal(votes[labelled[3]], moved[labelled[3]])
+    assert still is (name != PrivateLogistic.name), "but by less than its noise hides"
+
+
+def test_spreading_votes_as_it_labels_without_the_row_s_own_label(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, labelled, labels = people()
+    votes, unlabelled = Spreading().vote(x, labelled, labels, CLASSES), np.ones(len(x), dtype=bool)
+    for at, row in enumerate(labelled):
+        rest = np.delete(np.arange(len(labelled)), at)
+        said = Spreading().label(x, labelled[rest], labels[rest], CLASSES)
+        np.testing.assert_allclose(votes[row], said[row], rtol=0, atol=1e-12)
+    unlabelled[labelled] = False
+    as_ever = Spreading().label(x, labelled, labels, CLASSES)
+    np.testing.assert_allclose(votes[unlabelled], as_ever[unlabelled], rtol=0, atol=1e-12)
+    matrix = Spreading().matrix_without_own(x, labelled)
+    np.testing.assert_allclose(matrix @ np.eye(CLASSES)[labels], votes, rtol=0, atol=1e-12)
+    monkeypatch.setattr("secure_apfed.labellers.kinds.MOST_JUDGES", 5)
+    for labeller in (Spreading(), Ridge(), Logistic()):
+        assert not labeller.vote(x, labelled, labels, CLASSES)[labelled[5:]].any()
+
+
 def test_the_private_one_reads_nothing_but_directions() -> None:
     x, labelled, labels = people()
     lengths = 2.0 ** np.random.default_rng(0).integers(-9, 9, (len(x), 1))
