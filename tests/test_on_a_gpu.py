@@ -38,7 +38,6 @@ from tests.with_crypten import pair_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
-    pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
     # The machine is a pretence; its libraries are not there.
     pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN"),
 ]

@@ -342,7 +342,7 @@ def cases_on(folder: Path) -> Mapping[str, GainCase]:
         for labelled in (20, 50, 200, None)
         for method, epsilon in (
             ("votes", None), ("votes-encrypted", None), (_CODE, None),
-            *((of, epsilon) for of in ("votes-randomised", "votes-moment", "votes")
+            *((opening, epsilon) for opening in ("votes-randomised", "votes-moment", "votes")
               for epsilon in (1.0, 2.0, 4.0, 8.0)),
         )
     ]  # fmt: skip

@@ -99,16 +99,12 @@ class LinearLabeller(Labeller):
     def label(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        matrix_Un = self.matrix(features_UF, labelled_n)
-        labels_n = checked_labels(labels_n, matrix_Un.shape[1], classes)
-        return np.asarray(matrix_Un @ np.eye(classes)[labels_n], dtype=np.float64)
+        return _times_labels(self.matrix(features_UF, labelled_n), labels_n, classes)
 
     def vote(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        matrix_Un = self.matrix_without_own(features_UF, labelled_n)
-        labels_n = checked_labels(labels_n, matrix_Un.shape[1], classes)
-        return np.asarray(matrix_Un @ np.eye(classes)[labels_n], dtype=np.float64)
+        return _times_labels(self.matrix_without_own(features_UF, labelled_n), labels_n, classes)
 
     @abstractmethod
     def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
@@ -126,6 +122,11 @@ class LinearLabeller(Labeller):
         matrix_Un[labelled_n, np.arange(len(labelled_n))] = 0.0
         matrix_Un[labelled_n[MOST_JUDGES:]] = 0.0
         return rows_of_norm_one(matrix_Un)
+
+
+def _times_labels(matrix_Un: Floats, labels_n: Integers, classes: int) -> Floats:
+    labels_n = checked_labels(labels_n, matrix_Un.shape[1], classes)
+    return np.asarray(matrix_Un @ np.eye(classes)[labels_n], dtype=np.float64)
 
 
 def rows_of_norm_one(matrix_Un: Floats, order: int = 1) -> Floats:
@@ -261,7 +262,7 @@ class Spreading(LinearLabeller):
         features_UF, labelled_n, labels_n = _checked(features_UF, labelled_n, labels_n, classes)
         graph_UU, known_nK = self._normalised_graph(features_UF), np.eye(classes)[labels_n]
         votes_UK = rows_of_norm_one(
-            self.along(graph_UU, _columns(len(features_UF), labelled_n, known_nK))
+            self.along(graph_UU, placed(len(features_UF), labelled_n, known_nK))
         )
         votes_UK[labelled_n] = self.left_out(graph_UU, labelled_n, known_nK)
         return votes_UK
@@ -276,7 +277,7 @@ class Spreading(LinearLabeller):
         ):
             if part[0] >= MOST_JUDGES:
                 break
-            one_each = _columns(graph_UU.shape[0], labelled_n[part], np.eye(len(part)))
+            one_each = placed(graph_UU.shape[0], labelled_n[part], np.eye(len(part)))
             reached_Cn = self.along(graph_UU, one_each)[labelled_n].T
             reached_Cn[np.arange(len(part)), part] = 0.0
             said_nK[part] = rows_of_norm_one(reached_Cn @ known_nK)
@@ -285,7 +286,7 @@ class Spreading(LinearLabeller):
 
     def _spread(self, features_UF: Floats, labelled_n: Integers, columns_nC: Floats) -> Floats:
         """What the labelled rows' columns are at all rows, (U, C)."""
-        term_UC = _columns(len(features_UF), labelled_n, columns_nC)
+        term_UC = placed(len(features_UF), labelled_n, columns_nC)
         return self.along(self._normalised_graph(features_UF), term_UC)
 
     def along(self, graph_UU: sparse.csr_array, term_UC: Floats) -> Floats:
@@ -341,7 +342,8 @@ def graph_of(nearest_UN: Integers) -> sparse.csr_array:
     return sparse.csr_array(sparse.diags_array(root_U) @ weight_UU @ sparse.diags_array(root_U))
 
 
-def _columns(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
+def placed(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
+    """These columns at the labelled of so many rows, (rows, C); 0 at the others."""
     placed_UC = np.zeros((rows, columns_nC.shape[1]))
     placed_UC[labelled_n] = columns_nC
     return placed_UC

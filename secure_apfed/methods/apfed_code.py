@@ -139,7 +139,8 @@ class CodeStudent(Student):
         """
         task = self.task_alone(seed)
         with one_thread(), fits_kept_meanwhile():
-            alone = scored_held_out(chosen(task, measure=measure), task)
+            best_alone = chosen(task, measure=measure)
+            alone = scored_held_out(best_alone, task)
             self._foretell(sum_UD)
             others = {"told": torch.from_numpy(sum_UD), "foretold": self._forecast_UD}
             said, teachers = {}, {}
@@ -153,7 +154,7 @@ class CodeStudent(Student):
                 self.helped, (beside, teacher) = best, teachers[best]
                 self.teach(_likely(teacher.fit(beside), beside))
             else:
-                self.keep(chosen(task, measure=measure))
+                self.keep(best_alone)
 
     @property
     def _rows(self) -> Tensor:

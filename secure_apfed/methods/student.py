@@ -198,25 +198,28 @@ class Student:
         self._targets_NT[self.rows_U] = torch.from_numpy(targets_UT)
         if self.in_one_go:
             networks = self.trainer.networks
-            self._fit(last_layer(networks), self.encoded(networks), targets_UT, said_U)
-            if self._bins is None and self._trees_learn_better(targets_UT, np.flatnonzero(said_U)):
+            encoded_UD = self.encoded(networks)
+            self._fit(last_layer(networks), encoded_UD, targets_UT, said_U)
+            taught_V = np.flatnonzero(said_U)
+            if self.has_classes and self._trees_learn_better(encoded_UD, targets_UT, taught_V):
                 self._kept_by, self._kept = _TREES, self._model_by(_TREES, said_U)
 
-    def _trees_learn_better(self, targets_UT: Floats, taught_V: Integers) -> bool:
+    def _trees_learn_better(
+        self, encoded_UD: Floats, targets_UT: Floats, taught_V: Integers
+    ) -> bool:
         """Whether trees foretell what rows are taught (squared error) better than the ridge
         regression, of rows that are held out; no label of the active's is asked.
         """
-        networks, task = copy.deepcopy(self.trainer.networks), self.task_alone(self._seed)
+        networks, task = self.trainer.networks, self.task_alone(self._seed)
         draw = np.random.default_rng(derive_seed(self._seed, "ridge or trees"))
         order = draw.permutation(taught_V)[:_COMPARED]
         if len(order) < _PARTS or type(networks.encoder) is not RandomFeatures:
             return False
-        encoded_UD, errors = self.encoded(networks), np.zeros(2)
+        linear, errors = copy.deepcopy(last_layer(networks)), np.zeros(2)
         with one_thread():
             for part in (order[first::_PARTS] for first in range(_PARTS)):
                 rest = np.setdiff1d(order, part)
                 rest_U = np.isin(np.arange(len(targets_UT)), rest)
-                linear = last_layer(networks)
                 self._fit(linear, encoded_UD, targets_UT, rest_U)
                 ridge_VK = encoded_UD[part] @ linear.weight.detach().double().cpu().numpy().T
                 with torch.no_grad():

@@ -86,6 +86,7 @@ from secure_apfed.settings.method import FormSettings, MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import NoiseSettings
 from secure_apfed.solo import BASELINES
+from secure_apfed.solo.interface import fits_kept_meanwhile
 
 ASK = 0
 """The step in which the active asks."""
@@ -317,15 +318,16 @@ class VotesActive(StudentActive):
 
         Where labelled rows say that votes are no help, the active's own best model stays.
         """
-        self.votes = votes
-        likely_UK, self.help, alone = with_votes(votes, self.student, self._prior, seed=self._seed)
-        assert self.help is not None
+        self.votes, student = votes, self.student
+        with fits_kept_meanwhile():
+            likely_UK, self.help, alone = with_votes(votes, student, self._prior, seed=self._seed)
+            assert self.help is not None
+            if self.help.used or alone.baseline is None or not student.has_classes:
+                student.teach(likely_UK)
+            else:
+                student.keep(alone.baseline)
         if not self.help.used:
             warnings.warn(f"{self.name}: {self.help}", NoHelpWarning, stacklevel=2)
-        if self.help.used or alone.baseline is None or not self.student.has_classes:
-            self.student.teach(likely_UK)
-        else:
-            self.student.keep(alone.baseline)
 
     @property
     def opened(self) -> Tensor | None:

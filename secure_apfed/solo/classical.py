@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from secure_apfed.labellers import Spreading as LabelSpreading
-from secure_apfed.labellers.kinds import graph_of, nearest_of, rows_of_norm_one
+from secure_apfed.labellers.kinds import graph_of, nearest_of, placed, rows_of_norm_one
 from secure_apfed.solo.fitted import (
+    LEAST,
+    UNSEEN,
     Cosines,
     Fitted,
     Kind,
@@ -57,8 +59,6 @@ _BLIND = 0.1
 """How far a row's labels may be wrong at random, so that one that is sure does not decide."""
 _TREES = 200
 _BOOSTING_PARTS = 2
-_LEAST = 1e-12
-_UNSEEN = -40.0
 
 
 def classifier(scale: Any, model: Any, classes: int, kind: Callable[[], Kind]) -> Predictor:
@@ -200,7 +200,7 @@ class GradientBoosting(Baseline):
             model = self._fitted(task, scaled_nF[kept], labels_n[kept], _BOOSTING_ROUNDS)
             place = np.searchsorted(model.classes_, labels_n[part])
             told = model.staged_predict_proba(scaled_nF[part])
-            loss_R -= [np.log(of[np.arange(len(part)), place] + _LEAST).sum() for of in told]
+            loss_R -= [np.log(of[np.arange(len(part)), place] + LEAST).sum() for of in told]
         rounds = int(loss_R.argmin()) + 1 if loss_R.any() else _BOOSTING_ROUNDS
         model = self._fitted(task, scaled_nF, labels_n, rounds)
         return classifier(scale, model, task.classes, lambda: self._kind(model, scale, task))
@@ -224,7 +224,7 @@ class GradientBoosting(Baseline):
     def _kind(model: Any, scale: Any, task: SoloTask) -> Kind:
         """Of two classes there is one tree a round, of the second."""
         seen, trees = model.classes_, []
-        bias = np.full(task.classes, _UNSEEN)
+        bias = np.full(task.classes, UNSEEN)
         bias[seen] = np.append(0.0, model._baseline_prediction) if len(seen) == 2 else (
             model._baseline_prediction.ravel()
         )  # fmt: skip
@@ -355,6 +355,5 @@ def _spread(task: SoloTask) -> FloatArray:
             return right, float(np.log(said_nK[known_nK > 0]).sum())
 
         near, alpha = max(_SETTINGS, key=told)
-    placed_NK = np.zeros((len(features_NF), task.classes))
-    placed_NK[task.labelled] = known_nK
+    placed_NK = placed(len(features_NF), task.labelled, known_nK)
     return rows_of_norm_one(LabelSpreading(alpha=alpha).along(graphs[near], placed_NK))

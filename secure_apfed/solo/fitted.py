@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from secure_apfed.errors import ModelError
 from secure_apfed.learning.descent import without_prefix
 
-_LEAST = 1e-12
+LEAST = 1e-12
 """Probability of a class that a model never saw."""
-_UNSEEN = -40.0
+UNSEEN = -40.0
 """Of its score before a softmax."""
 _DEEPEST = 4096
 
@@ -257,8 +257,8 @@ class Fitted(nn.Module):
         shares_BK = self.get_submodule(self.kind)(features_B.flatten(1).to(buffer))
         total_B1 = shares_BK.sum(1, keepdim=True)
         even_BK = torch.full_like(shares_BK, 1 / shares_BK.shape[1])
-        said_BK = torch.where(total_B1 > 0, shares_BK / total_B1.clamp(min=_LEAST), even_BK)
-        return said_BK.clamp(min=_LEAST).log()
+        said_BK = torch.where(total_B1 > 0, shares_BK / total_B1.clamp(min=LEAST), even_BK)
+        return said_BK.clamp(min=LEAST).log()
 
 
 def layered(
@@ -273,7 +273,7 @@ def layered(
     if len(weight) == 1:
         weight, bias = np.vstack([np.zeros_like(weight), weight]), np.append(0.0, bias)
     weight, bias = unscaled(scale, weight, bias)
-    w_KF, b_K = np.zeros((classes, weight.shape[1])), np.full(classes, _UNSEEN)
+    w_KF, b_K = np.zeros((classes, weight.shape[1])), np.full(classes, UNSEEN)
     w_KF[np.asarray(seen)], b_K[np.asarray(seen)] = weight, bias
     return Layers.of([*below, (w_KF, b_K)])
 

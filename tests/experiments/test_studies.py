@@ -22,7 +22,6 @@ from tests.experiments.run_folder import attacked, finished
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
-    pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
 ]
 BY_KEY = {variant.key: variant for variant in main_job.VARIANTS}
 SINGLE, TVFL = BY_KEY["alone"], BY_KEY["tvfl"]

@@ -22,7 +22,6 @@ from tests.with_crypten import pair_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
-    pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
 ]
 
 SHORT = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}

@@ -33,7 +33,6 @@ from tests.secure_apfed.small_runs import said_to_people, small_config, told
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
-    pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
 ]
 
 ROWS = 24

@@ -47,7 +47,6 @@ def sent_by_the_active(data: VerticalData, config: Config) -> list[tuple[str, Ki
     return sent
 
 
-@pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning")
 def test_what_leaves_the_active_is_the_same_whatever_it_holds() -> None:
     config = config_of(alignment={"protocol": "circuit"})
     data = load_data(config.data, seed=0)
@@ -77,7 +76,6 @@ def test_it_helps_by_what_the_passives_know_and_says_where_it_does_not() -> None
     assert (helped.privacy.epsilon_x, helped.privacy.releases) == (0.0, 0)
 
 
-@pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning")
 def test_noise_under_the_sum_is_charged_once_a_person() -> None:
     sums = {"scheme": "plain", "masks": "pairwise", "clip": 1.0, "noise": {"epsilon": 8.0}}
     result = run(config_of(secure_sum=sums), None)

@@ -27,7 +27,6 @@ from tests.secure_apfed.small_runs import Said, interrupted, small_config
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
-    pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
 ]
 
 

@@ -289,7 +289,6 @@ def test_the_accuracy_told_with_an_epoch_is_its_own(tmp_path: Path) -> None:
     assert len(kept) > 1
 
 
-@pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.sampled(every=3)
 def test_whatever_step_the_active_saves_all_others_saved_before(
