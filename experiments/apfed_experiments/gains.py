@@ -22,21 +22,22 @@ import torch
 from apfed_experiments.columns import EPSILON, P_HOLM, Column, Table, adjust, within, write_text
 from apfed_experiments.drawing import COLOURS, OTHER, draw_line, drawing
 from apfed_experiments.own_tables import sets_in
-from apfed_experiments.solo import taught_alone
-from apfed_experiments.study import MASKED, STUDENT, OnDone, Point, Study, absent, rows_of
+from apfed_experiments.solo import influence_kept, taught_alone
+from apfed_experiments.study import MASKED, STUDENT, OnDone, Played, Point, Study, absent, rows_of
 from apfed_experiments.summary import Gain, Row, Summary
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError
 from secure_apfed.files import to_json
 from secure_apfed.measures import MEASURES
-from secure_apfed.runs.outcome import Outcome, Privacy
+from secure_apfed.runs.outcome import Privacy
 from secure_apfed.seeds import derive_seed
 
 READING = (
     "In hundredths of the measure, such as points of accuracy. Gain: over the best solo baseline "
-    "on the same seeds; mean and 95 % interval over the re-splits of one table (corrected "
-    "resampled t; of test rows that a set brings along, Student's). p: adjusted for the number of "
+    "on the same seeds; mean and 95 % interval over the re-splits of one table, with the "
+    "covariance by the people who test several seeds (of test rows that a set brings along: "
+    "Student's). p: adjusted for the number of "
     "cases (Holm). The baseline is chosen by cross-validation over the active's labelled rows, so "
     "test rows only measure. Beside it: the gain over the baseline that the test rows would have "
     "chosen; and over no help, which is the student of votes taught by its prior alone, or APFed's "
@@ -191,11 +192,12 @@ def with_own_people(data: VerticalData, known: float, *, seed: int) -> VerticalD
 class _NoHelpPoint(_GainPoint):
     """The student of votes, which nobody casts: taught by its prior alone."""
 
-    def played(self, config: Config) -> Outcome:
+    def played(self, config: Config) -> Played:
         began, data = time.monotonic(), self.data(config.seed)
         scored = taught_alone(config, data).scored(data.test_rows)
         reached = {config.measure: MEASURES[config.measure].of(scored)}
-        return Outcome(
+        return Played(
+            influence=influence_kept(config.data, scored, MEASURES[config.measure]),
             method=config.method.name, accuracy={_NO_HELP: reached[config.measure]},
             measure=config.measure, measures={_NO_HELP: reached}, wire_bytes=0,
             seconds=time.monotonic() - began,

@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,10 +26,10 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from secure_apfed.config import Config
-from secure_apfed.data import OwnData, VerticalData, files_digest, load_data
+from secure_apfed.data import DATASETS, OwnData, VerticalData, files_digest, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
-from secure_apfed.intervals import gain_between
+from secure_apfed.intervals import gain_between, influence
 from secure_apfed.measures import (
     ACCURACY,
     MEASURES,
@@ -51,6 +51,7 @@ from secure_apfed.runs.folder import (
 )
 from secure_apfed.runs.outcome import Outcome, Written
 from secure_apfed.seeds import derive_seed, one_thread, undisturbed
+from secure_apfed.settings.data import DataSettings
 from secure_apfed.solo import BASELINES, Baseline, SoloTask, validation_of
 from secure_apfed.solo.interface import FitStore, FloatArray, IntArray, fits_kept_meanwhile
 
@@ -81,7 +82,8 @@ class BaselineResult:
     """How one baseline did, by the measure on held-out labels and on test rows.
 
     The first is None where none could be held out, since every class has one, or where they do not
-    define it. `ranked`: of two classes AUC and average precision on test rows.
+    define it. `ranked`: of two classes AUC and average precision on test rows. `influence`: of each
+    test row on `test`, where a study keeps it.
     """
 
     name: str
@@ -89,6 +91,7 @@ class BaselineResult:
     validation: float | None
     test: float
     ranked: Mapping[str, float] = field(default_factory=dict, compare=False)
+    influence: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
 
 def best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> BaselineResult:
@@ -99,7 +102,7 @@ def best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> B
 class SoloRecord(Written):
     """The file: digests of the settings and of the active's own table, the measure, each
     baseline's, and whether labels are true or what a run's label mechanism answered for training
-    rows.
+    rows. `people`: who tests, where influences are kept.
     """
 
     settings: str
@@ -107,6 +110,7 @@ class SoloRecord(Written):
     files: str = ""
     labels: Literal["true", "answered"] = "true"
     measure: Annotated[str, AfterValidator(lambda name: find_measure(name).name)] = ACCURACY.name
+    people: tuple[str, ...] = ()
 
     @property
     def judged_by(self) -> Measure:
@@ -198,19 +202,37 @@ def beside_run(config: Config, folder: Path, trained: OwnData | None) -> SoloRec
 def _measured(
     config: Config, path: Path, own: OwnData, *, files: str = "", scored: Path | None = None
 ) -> SoloRecord:
-    """Measure and write the baselines; `scored`: where what the best says of test rows is, too."""
+    """Measure and write the baselines; `scored`: where what the best says of test rows is, too;
+    else what each test row moves is kept of all.
+    """
     said: dict[str, Scored] = {}
     with one_thread():
         found = _compared(config, own, said)
+    people: tuple[str, ...] = ()
+    if scored is None:
+        people = tuple(own.table.ids[row] for row in own.test_rows.tolist())
+        measure = MEASURES[config.measure]
+        found = [
+            replace(of, influence=influence_kept(config.data, said[of.name], measure))
+            for of in found
+        ]
     record = SoloRecord(
         settings=settings_digest(config), baselines=tuple(found), measure=config.measure,
-        files=files, labels="answered" if config.labels_are_private else "true",
+        files=files, labels="answered" if config.labels_are_private else "true", people=people,
     )  # fmt: skip
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, to_json(record.model_dump(mode="json")).encode())
     if scored is not None:
         keep_scored(scored, {record.best.name: said[record.best.name]})
     return record
+
+
+def influence_kept(data: DataSettings, scored: Scored, measure: Measure) -> tuple[float, ...]:
+    """Of each test row, to four digits; empty where all seeds have the same test rows."""
+    if data.dataset in DATASETS and DATASETS[data.dataset].split:
+        return ()
+    found = influence(scored, measure)
+    return tuple(map(float, np.char.mod("%.4g", found))) if np.isfinite(found).all() else ()
 
 
 def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[BaselineResult]:

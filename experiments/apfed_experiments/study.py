@@ -25,7 +25,14 @@ from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
 
 from apfed_experiments.finished import FinishedRun, mount_attacks, read_finished_run
-from apfed_experiments.solo import SoloRecord, fits_beside, keep_solo, read_solo, solo_file
+from apfed_experiments.solo import (
+    SoloRecord,
+    fits_beside,
+    influence_kept,
+    keep_solo,
+    read_solo,
+    solo_file,
+)
 from apfed_experiments.summary import shared_share
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed.config import Config
@@ -34,6 +41,7 @@ from secure_apfed.data import PartyTable, VerticalData, files_digest, load_data
 from secure_apfed.data.encoding import ColumnEncoding, FeatureEncoding, ImageEncoding
 from secure_apfed.errors import ApfedError, CheckpointError, DataError, NoHelpWarning
 from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
+from secure_apfed.measures import MEASURES
 from secure_apfed.runs.folder import RunFolder, resumable
 from secure_apfed.runs.outcome import Contributions, Outcome, Privacy, Written
 from secure_apfed.runs.run import PastAlignment, aligned_once, run
@@ -128,13 +136,14 @@ class Point:
         data = _loaded(self.config.data.model_dump_json(), seed)
         return centralise(data) if self.centralised else data
 
-    def played(self, config: Config) -> Outcome:
+    def played(self, config: Config) -> "Played":
         """Run it, and tell the figures that are kept of it."""
         began, data = time.monotonic(), self.data(config.seed)
         result = run(config, None, data=data)
         aligned = result.recording.alignment.get(data.active.name, ())
         spent = result.contributions.items()
-        return Outcome(
+        own = next(iter(result.said.values()))
+        return Played(
             method=result.method, accuracy=result.accuracy, measure=result.measure,
             measures=result.measures, wire_bytes=result.wire_bytes,
             privacy=Privacy.of(result.privacy), seconds=time.monotonic() - began,
@@ -142,7 +151,14 @@ class Point:
             labelled_rows=len(data.labelled_rows), test_rows=len(data.test_rows),
             contributions={name: Contributions.model_validate(told) for name, told in spent},
             help=result.help,
+            influence=influence_kept(config.data, own, MEASURES[result.measure]),
         )  # fmt: skip
+
+
+class Played(Outcome):
+    """What is kept of a run whose folder is not; influence: of each test row on its figure."""
+
+    influence: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -245,7 +261,7 @@ def _alone_on_a_thread(folder: Path) -> Iterator[None]:
 
 
 class _KeptOutcome(Kept):
-    outcome: Outcome
+    outcome: Played
 
 
 def finish(trial: Trial) -> FinishedRun:
@@ -338,13 +354,23 @@ def figures_of(run: FinishedRun) -> Figures:
 
     target: "task", "solo" or that of the attack; name: the way of inference, the method's own
     first, the baseline or the attack's setting; metric, score; baseline: of a solo baseline the
-    measure on held-out labels, of an attack what it gains `advantage` over.
+    measure on held-out labels, of an attack what it gains `advantage` over; influence: of the
+    first and of baselines, by person, where it was kept.
     """
+    people = () if run.solo is None else run.solo.people
+    told = getattr(run.outcome, "influence", ())
     for name, reached in run.outcome.scores.items():
-        yield {"target": "task", "name": name, "metric": run.outcome.measure, "score": reached}
+        found = {"name": name, "metric": run.outcome.measure, "score": reached}
+        yield {"target": "task", **found, "influence": _by_person(told, people)}
+        told = ()
     if run.solo is not None:
         for of in run.solo.baselines:
-            found = {"name": of.name, "metric": run.solo.measure, "score": of.test}
+            found = {
+                "name": of.name,
+                "metric": run.solo.measure,
+                "score": of.test,
+                "influence": _by_person(of.influence, people),
+            }
             yield {"target": "solo", **found, "baseline": of.validation}
     for attack in run.attacks or ():
         if attack.advantage is None or not math.isfinite(attack.advantage):
@@ -355,6 +381,12 @@ def figures_of(run: FinishedRun) -> Figures:
             "score": attack.score[metric] or 0.0,
             "baseline": attack.baselines[baseline][metric] or 0.0, "advantage": attack.advantage,
         }  # fmt: skip
+
+
+def _by_person(influence: Sequence[float], people: Sequence[str]) -> "pd.Series[float] | None":
+    if not influence or len(influence) != len(people):
+        return None
+    return pd.Series(influence, index=list(people))
 
 
 @dataclass(frozen=True)
@@ -387,7 +419,7 @@ def results_of(
         labelled, test = outcome.labelled_rows or 0, outcome.test_rows or 0
         # An older version's figures tell the aligned rows alone.
         train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
-        told = {"train": train, "labelled": labelled, "test": test}
+        told = {"train": train, "test": test}
         of_run = {
             "point": trial.point.name, "seed": trial.seed, "epsilon_x": outcome.privacy.epsilon_x,
             "epsilon_y": outcome.privacy.epsilon_y, "releases": outcome.privacy.releases or 0,

@@ -20,20 +20,31 @@ Row: TypeAlias = dict[str, Any]
 _CONFIDENCE = 0.95
 
 
-def shared_share(data: DataSettings | None, *, train: int, labelled: int, test: int) -> float:
-    """How alike two seeds' figures are, at least, since one table of people is split again: 0 to 1.
+def shared_share(data: DataSettings | None, *, train: int, test: int) -> float:
+    """How alike two seeds' figures are taken to be, since one table of people is split again.
 
-    The correlation that Nadeau and Bengio (2003, Inference for the generalization error, section 3)
-    give re-splits is the share of test rows. It is of training on all others; here it is multiplied
-    by the share of these that has a label, since small labelled samples of two seeds have few
-    people in common. Where test rows make most of the spread that is too little, since these two
-    seeds share as before; how much they make, figures of runs do not tell. Where a set has its own
-    test rows, seeds draw no others, and the interval speaks of these rows alone: 0; without `data`
-    test rows were drawn again.
+    The correlation, 0 to 1, that Nadeau and Bengio (2003, Inference for the generalization error,
+    section 3) give re-splits: the share of test rows. Where a set has its own test rows, seeds draw
+    no others, and the interval speaks of these rows alone: 0; without `data` test rows were drawn
+    again.
     """
     if data and data.dataset in DATASETS and DATASETS[data.dataset].split:
         return 0.0
-    return test / (test + train) * labelled / train
+    return test / (test + train)
+
+
+def covariance(influences: "Sequence[pd.Series[float]]") -> float:
+    """How far two seeds' figures vary together by the people who test both of them.
+
+    Each series tells by person how much the figure of one seed is moved by that test row
+    (`secure_apfed.intervals.influence`). A figure varies by their mean; so two covary by the
+    products of whom they share, summed, over both numbers of rows. The mean over all pairs of
+    seeds, not below 0.
+    """
+    seeds = len(influences)
+    told_PJ = pd.concat([of / len(of) for of in influences], axis=1).fillna(0.0).to_numpy()
+    of_pairs = (told_PJ.sum(axis=1) ** 2).sum() - (told_PJ**2).sum()
+    return max(0.0, float(of_pairs) / (seeds * (seeds - 1)))
 
 
 @dataclass(frozen=True)
@@ -45,22 +56,26 @@ class Interval:
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float], *, shared: float = 0.0) -> "Interval":
-        """The corrected resampled t interval (Nadeau and Bengio 2003); Student's at `shared` 0.
+    def of(
+        cls, values: Sequence[float], *, shared: float = 0.0, common: float | None = None
+    ) -> "Interval":  # fmt: skip
+        """Of figures of seeds whose covariance is `common`, or that correlate by `shared`.
 
-        The variance of a mean of J figures that correlate by rho is 1 / J + rho / (1 - rho) times
-        that which they show. Of ten splits of one table (tests/experiments/test_coverage.py) they
-        hold the true gain in 95 to 98 of 100 where all rows have a label (Student's: 70 to 74), and
-        in 89 to 96 where ten of 150 or twenty of 1500 have. In between `shared_share` is too low:
-        with 50 and 200 of 1500 labelled 79 to 89. Values are paired differences, where runs are
-        compared.
+        The variance of a mean of J figures is 1 / J of that which they show, and their covariance
+        (`covariance`). Where nobody told how rows move them: 1 / J + rho / (1 - rho) of it, the
+        corrected resampled t interval (Nadeau and Bengio 2003), which is wide where most of the
+        spread comes of few labelled rows; Student's at 0. Values are paired differences, where runs
+        are compared. tests/experiments/test_coverage.py counts how often each holds the true gain.
         """
         mean = float(np.mean(values))
         if len(values) < 2:
             return cls(mean, math.nan, math.nan)
         if len(set(values)) == 1:
             return cls(mean, mean, mean)
-        spread = float(np.std(values, ddof=1)) * math.sqrt(1 / len(values) + shared / (1 - shared))
+        shown = float(np.var(values, ddof=1))
+        if common is None:
+            common = shown * shared / (1 - shared)
+        spread = math.sqrt(shown / len(values) + common)
         arm = float(t.ppf((1 + _CONFIDENCE) / 2, len(values) - 1)) * spread
         return cls(mean, mean - arm, mean + arm)
 
@@ -162,22 +177,22 @@ class Gain:
             return None
         measure = MEASURES[str(alone["metric"].iloc[0])]
         sign = 1.0 if measure.higher_is_better else -1.0
-        tests = alone.pivot_table(index="seed", columns="name", values="score", sort=False)
-        held_out = sign * alone.groupby("name", sort=False)["baseline"].mean()
-        chosen = str(held_out.fillna(-math.inf).idxmax())
-        best = str((sign * tests.mean()).idxmax())
-        reached, shared = accuracy_of(rows), _shared(rows)
-        without = None if control is None else accuracy_of(control)
+        by_name = alone.groupby("name", sort=False)
+        chosen = str((sign * by_name["baseline"].mean()).fillna(-math.inf).idxmax())
+        best = str((sign * by_name["score"].mean()).idxmax())
+        own, shared = _headline(rows), _shared(rows)
+        without = None if control is None else _headline(control)
 
-        def over(other: "pd.Series[float]") -> Interval:
-            return Interval.of((sign * (reached - other)).tolist(), shared=shared)
+        def over(other: pd.DataFrame) -> Interval:
+            return _paired(own, other.set_index("seed"), sign, shared)
 
         return cls(
-            baseline=chosen, shared=shared, solo=float(tests[chosen].mean()),
-            reached=float(reached.mean()), measure=measure.name, over_chosen=over(tests[chosen]),
-            hindsight=best, over_hindsight=over(tests[best]),
-            control=None if without is None else float(without.mean()),
-            over_control=None if without is None else over(without),
+            baseline=chosen, shared=shared, solo=float(by_name["score"].mean()[chosen]),
+            reached=float(own["score"].mean()), measure=measure.name,
+            over_chosen=over(by_name.get_group(chosen)),
+            hindsight=best, over_hindsight=over(by_name.get_group(best)),
+            control=None if without is None else float(without["score"].mean()),
+            over_control=None if without is None else _paired(own, without, sign, shared),
         )  # fmt: skip
 
     def text(self, gain: Interval) -> str:
@@ -256,7 +271,26 @@ class Summary:
 
 def accuracy_of(rows: pd.DataFrame) -> "pd.Series[float]":
     """The measure of the method's own inference in each run of a point, by seed."""
-    return rows[rows["target"] == "task"].groupby("seed", sort=False)["score"].first()
+    return _headline(rows)["score"]
+
+
+def _headline(rows: pd.DataFrame) -> pd.DataFrame:
+    """The figure of the method's own inference in each run, by seed."""
+    return rows[rows["target"] == "task"].drop_duplicates("seed").set_index("seed")
+
+
+def _paired(one: pd.DataFrame, other: pd.DataFrame, sign: float, shared: float) -> Interval:
+    """How much better one is than the other on the same seeds, both by seed; by the people who test
+    several seeds where all tell how these move them.
+    """
+    other = other.loc[one.index]
+    gains = (sign * (one["score"] - other["score"])).tolist()
+    common = None
+    if len(gains) > 1 and "influence" in one and "influence" in other:
+        pairs = list(zip(one["influence"], other["influence"], strict=True))
+        if all(isinstance(of, pd.Series) for pair in pairs for of in pair):
+            common = covariance([of - over for of, over in pairs])
+    return Interval.of(gains, shared=shared, common=common)
 
 
 def _shared(rows: pd.DataFrame) -> float:

@@ -445,6 +445,7 @@ class Course:
             trained=self._labels.data(),
             recorded=self._watch.recording(),
             help=self.session.learner.help,
+            said=self.judged.said,
             folder=self._writer.folder.path if self._writer else None,
         )
 

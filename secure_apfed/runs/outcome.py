@@ -368,6 +368,7 @@ class RunResult:
         trained: the active's rows as it trained on them, with what its label mechanism answered;
             None where another process played it.
         help: what labelled rows say of votes that were asked for; None: nobody voted.
+        said: of the test rows, by variant; empty where another process played the active.
         recorded: what the experimenter holds, where one process played all parties.
     """
 
@@ -381,6 +382,7 @@ class RunResult:
     trained: OwnData | None = field(default=None, repr=False)
     recorded: Recording | None = None
     help: Help | None = None
+    said: Mapping[str, Scored] = field(default_factory=dict, repr=False)
     measure: str = ACCURACY.name
     measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     threshold: float | None = None

@@ -14,7 +14,14 @@ from sklearn import metrics
 from sklearn.preprocessing import label_binarize
 
 from secure_apfed.errors import DataError
-from secure_apfed.intervals import FEWEST_ROWS, REDRAWN, Redrawn, _draws, estimates
+from secure_apfed.intervals import (
+    FEWEST_ROWS,
+    REDRAWN,
+    Redrawn,
+    _draws,
+    estimates,
+    influence,
+)
 from secure_apfed.learning.calibration import Straight, in_deviations, slope_of
 from secure_apfed.measures import (
     ACCURACY,
@@ -184,6 +191,20 @@ def test_measures_of_resamples_are_those_of_their_rows(monkeypatch: pytest.Monke
     monkeypatch.setattr("secure_apfed.intervals._CELLS", 333)  # blocks of resamples are the same
     for name, one in estimates(scored(50, 3)).items():
         assert (one.low, one.high) == pytest.approx((whole[name].low, whole[name].high))
+
+
+def test_influence_is_what_a_row_that_is_left_out_was_worth() -> None:
+    rng = np.random.default_rng(5)
+    numbers = Scored(truth=rng.normal(size=90), scores=rng.normal(size=90))
+    told = {"classes": scored(400, 3), "numbers": numbers}
+    for said in told.values():
+        rest, rows = said.rows(np.arange(1, len(said.truth))), len(said.truth) - 1
+        for name, value in measure_all(said).items():
+            found = influence(said, MEASURES[name])
+            assert found.shape == (rows + 1,)
+            assert found[0] == pytest.approx(rows * (value - MEASURES[name].of(rest)), abs=1e-6)
+    hits = told["classes"].decided == told["classes"].truth
+    assert influence(told["classes"], MEASURES["accuracy"]) == pytest.approx(hits - hits.mean())
 
 
 def test_intervals_of_few_rows_hold_what_all_people_have() -> None:

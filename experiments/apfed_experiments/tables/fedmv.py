@@ -55,7 +55,7 @@ _PRINTED: Mapping[str, tuple[float, ...]] = {
     "Local sequential LocalMV": (82.27, 0.91, 84.87, 1.50, 80.34, 0.44, 82.44, 0.77),
 }
 _PANELS = {"Table 1": 7, "Table 2": 8, "Table 3": 3}
-_SHARED = 0.25  # a quarter tests, all others have a label: `apfed_experiments.summary.shared_share`
+_SHARED = 0.25  # a quarter tests: `apfed_experiments.summary.shared_share`
 _SIZE = {"rows": 1200, "units": 12, "epochs": 30}
 _READING = (
     "SYNTHETIC sessions of typing (`synthetic_keystrokes`), 1,200 of them, a quarter to test: the "
