@@ -6,6 +6,7 @@ Part of the composition root: `secure_apfed.cli` registers them, nothing else im
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,6 +46,13 @@ def plan(
             help="In place of CONFIG: plan by one's own table and what the others declared.",
         ),
     ] = None,
+    peers: Annotated[
+        float | None,
+        typer.Option(
+            "--with-peers", metavar="EPSILON",
+            help="Rehearse votes: each passive tells one number of this epsilon.",
+        ),
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -54,7 +62,7 @@ def plan(
         raise typer.BadParameter("give CONFIG, or --config, not both")
     declared, config_file = (None, config_file) if party is None else _declared(party)
     if config_file is None:
-        if epsilon is None or overrides:
+        if epsilon is None or overrides or peers is not None:
             raise typer.BadParameter("give CONFIG, or --epsilon without --set, or both")
         calibrations = [
             _calibrated(
@@ -67,6 +75,8 @@ def plan(
             config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta
         )
         planned = _forecast(config, declared, quiet=as_json, links=links)
+        if peers is not None:
+            planned["rehearsal"] = _rehearsed(config, peers, quiet=as_json)
         guard, calibrations = config.guard, []
         if guard.epsilon is not None and "representations are sent" in config.method.happens:
             calibrations.append(_calibrated(
@@ -137,6 +147,34 @@ def _forecast(
         for warning in planned.warnings:
             terminal.show_note(f"note: {warning}")
     return asdict(planned)
+
+
+def _rehearsed(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, Any]:
+    """On which share of the labelled rows each party's votes would be right, without the row's own
+    label; who holds one table alone plays method votes_rehearsal with the others in place of this.
+    """
+    from secure_apfed.errors import ConfigError
+    from secure_apfed.methods.votes import VoteSettings
+    from secure_apfed.runs.folder import RunFolder
+    from secure_apfed.runs.outcome import read_outcome
+    from secure_apfed.runs.run import run
+
+    if not isinstance(config.method, VoteSettings):
+        raise ConfigError(f"--with-peers: nobody votes in method {config.method.name}")
+    said = config.method.model_dump(include=set(VoteSettings.model_fields) - {"name"})
+    changed = {
+        "method": {**said, "name": "votes_rehearsal", "epsilon": epsilon}, "attacks": [],
+        "colluders": 0, "secure_sum": {**config.secure_sum.model_dump(), "noise": None},
+    }  # fmt: skip
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "rehearsal"
+        run(type(config).model_validate({**config.model_dump(), **changed}), path)
+        told = read_outcome(RunFolder(path)).agreement
+    if not quiet:
+        rows = [(name, f"{of.labels:.2f}", f"{of.labels_noise:.2f}") for name, of in told.items()]
+        title = f"\nVotes on labelled rows, one number of epsilon {epsilon:g} a passive"
+        terminal.show_rows(title, ("party", "share that is right", "deviation of its noise"), rows)
+    return {name: asdict(of) for name, of in told.items()}
 
 
 def _calibrated(

@@ -34,6 +34,7 @@ class Kind(StrEnum):
     REQUEST = "request"
     LABELS = "labels"
     VOTES = "cast-votes"
+    RIGHT_VOTES = "right-votes"
     BALLOT_SIZE = "ballot-size"
     COMMITMENT = "commitment"
     COIN = "coin"

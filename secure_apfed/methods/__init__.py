@@ -50,6 +50,7 @@ from secure_apfed.methods.session import (
 from secure_apfed.methods.votes import RandomisedVotes, SummedVotes
 from secure_apfed.methods.votes_encrypted import EncryptedVotes
 from secure_apfed.methods.votes_moment import MomentVotes
+from secure_apfed.methods.votes_rehearsal import Rehearsal
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
@@ -90,6 +91,7 @@ METHODS: Mapping[str, Method] = {
     "votes_randomised": RandomisedVotes(),
     "votes_encrypted": EncryptedVotes(),
     "votes_moment": MomentVotes(),
+    "votes_rehearsal": Rehearsal(),
     "joint_teacher": JointTeacher(),
     "joint_teacher_sum": SummedTeacher(),
     "apc_vfl": ApcVfl(),

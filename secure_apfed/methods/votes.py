@@ -568,18 +568,21 @@ class CountingPassive(VotesPassive):
         return digests
 
     def draw(
-        self, ballot: Ballot, values_U: Floats, shape: tuple[int, int]
+        self, ballot: Ballot, values_U: Floats, shape: tuple[int, int], *, repeatable: bool = False
     ) -> NDArray[np.int64] | None:
         """Count the answer to a whole ballot, charge it, return its noise; None: none is agreed.
 
-        Each session counts anew: its request, or its noise, is another one. Raises
+        Each session counts anew, since its request, or its noise, is another one, unless what is
+        answered is `repeatable`. Raises
         RemoteProtocolError: see `count`; BudgetExhaustedError: answering would exceed its budget;
         nothing may be sent.
         """
-        digest = hashlib.sha256(b"".join(self.count(ballot, values_U))).digest()
+        digests = self.count(ballot, values_U, repeatable=repeatable)
+        digest = hashlib.sha256(b"".join(digests)).digest()
         if self._noise is None:
             return None
-        return self._noise.draw(shape, step=ASK, known_B=ballot.rows, digest=digest)
+        known_B = ballot.rows[self.held_N[ballot.rows]]
+        return self._noise.draw(shape, step=ASK, known_B=known_B, digest=digest)
 
 
 class RandomisedVotesActive(VotesActive):

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from secure_apfed.settings.run import RunSettings
 
 Side: TypeAlias = Literal["active", "passives"]
-VoteOpening: TypeAlias = Literal["sum", "randomised", "moment", "encrypted"]
+VoteOpening: TypeAlias = Literal["sum", "randomised", "moment", "encrypted", "count"]
 """How the active reads passives' votes on rows: their secure sum; each passive's under randomised
 response; a noised linear map of the sum and nothing of a row; the sum, of labels that no passive
-sees."""
+sees; or of each passive on how many labelled rows it is right, and no vote."""
 
 Teacher: TypeAlias = Literal["joint model", "joint representations", "shared singular vectors"]
 """What the active's student learns from: labels that a model on all parties' representations gives;
@@ -168,6 +168,7 @@ class MethodSettings(Settings, ABC):
             "contributions are summed": self.sums,
             "passives vote": votes is not None,
             "votes are answered singly": votes == "randomised",
+            "right votes are counted": votes == "count",
             "the sum of votes is opened": votes == "sum",
             "votes are opened as a moment": votes == "moment",
             "votes of encrypted labels are summed": votes == "encrypted",
@@ -212,7 +213,7 @@ class MethodSettings(Settings, ABC):
     @property
     def sends_labels(self) -> bool:
         """Whether passives read the labels that the active trains on."""
-        return self.opens_votes in ("sum", "randomised", "moment")
+        return self.opens_votes in ("sum", "randomised", "moment", "count")
 
     @property
     def asks_once(self) -> bool:

@@ -141,8 +141,11 @@ THE_ACTIVE = {
     "dp_sgd": "clip noise_multiplier epsilon",
     "labels": "mechanism epsilon",
     "train": "use_unaligned spread_labels evaluate_every patience keep_best class_weights loss",
-    **dict.fromkeys(("votes", "votes_randomised", "votes_encrypted", "votes_moment"), "prior"),
-    "apc_vfl": "joint loss weight", "apc_vfl.own": NETWORK, "vfedtrans": "loss weight",
+    **dict.fromkeys(
+        ("votes", "votes_randomised", "votes_encrypted", "votes_moment", "votes_rehearsal"), "prior"
+    ),
+    "apc_vfl": "joint loss weight classifier", "apc_vfl.own": NETWORK,
+    "vfedtrans": "loss weight classifier",
     "rules": "refused_sums",
 }  # fmt: skip
 EACH_FOR_ITSELF = {

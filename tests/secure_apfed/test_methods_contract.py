@@ -198,7 +198,7 @@ _PATIENT = {"train": {"patience": 3}}
 _PRIVATE = {"dp_sgd": {"noise_multiplier": 1.0}}
 _TEACHER = {"name": "joint_teacher", "labels": "spreading"}
 REFUSED: tuple[tuple[Said, Mapping[str, Any], str], ...] = (
-    ("tvfl", _PAIRWISE, "use all, or apfed, apfed_r, apfed_c, votes or votes_randomised"),
+    ("tvfl", _PAIRWISE, "use all, or apfed, apfed_r, apfed_c, votes, votes_randomised or votes_re"),
     ("apfed_c", {**_PAIRWISE, "secure_sum": {"scheme": "ckks"}}, "the gradient of every row"),
     ("apfed_c", {"alignment": {"mode": "some"}}, "'all' or 'pairwise'"),
     ("apfed_c", {**_SPREAD, **_PRIVATE}, r"without the noise of\s+dp_sgd"),

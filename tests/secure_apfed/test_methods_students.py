@@ -617,5 +617,5 @@ def test_the_strongest_solo_model_reads_the_code_beside_the_features_or_none(
     assert isinstance(learner, StudentActive)
     assert isinstance(restored, StudentActive)
     restored.student.load_tensors(learner.student.tensors())
-    told = [of.student.scored(data.test_rows).scores for of in (learner, restored)]
-    assert np.array_equal(*told)
+    one, again = (of.student.scored(data.test_rows).scores for of in (learner, restored))
+    assert np.array_equal(one, again)

@@ -16,6 +16,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.moments import MomentAgreement
 from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import Config
+from secure_apfed.config.file import dump_settings
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -27,6 +28,7 @@ from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.votes import Ballot, VotesPassive, agreements
 from secure_apfed.methods.votes_encrypted import EncryptedVotesActive
 from secure_apfed.methods.votes_moment import hyperplane_signs, smoothed_votes
+from secure_apfed.methods.votes_rehearsal import RehearsalPassive
 from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import read_outcome
@@ -35,6 +37,7 @@ from secure_apfed.runs.solo import load_model
 from secure_apfed.solo import BASELINES, Baseline, Predictor, SoloTask
 from tests.secure_apfed.seats import altered, contract, envelope
 from tests.secure_apfed.small_runs import Said, small_config
+from tests.secure_apfed.small_runs import told as said_by
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 OPENINGS = ["votes", "votes_randomised", "votes_encrypted", "votes_moment"]
@@ -102,6 +105,45 @@ def test_a_student_beats_the_active_alone_where_passives_tell_the_class(method: 
         "epochs": 30, "learning_rate": 0.1, "batch_size": 64,
     }), None).accuracy["single_view"]  # fmt: skip
     assert helped > alone + 0.05
+
+
+def test_a_rehearsal_tells_of_each_passive_how_often_it_is_right_and_charges_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {"name": "votes_rehearsal", "epsilon": 50.0}
+    config = config_of(said)
+    result = run(config, tmp_path / "run")
+    told = read_outcome(RunFolder(tmp_path / "run")).agreement
+    data = load_data(config.data, seed=config.seed)
+    labels = data.active.labels
+    assert labels is not None
+    labelled = data.labelled_rows
+    places = torch.isin(data.train_rows, labelled).nonzero().flatten().numpy()
+    names_n = labels[data.train_rows[places]].numpy()
+    for table in data.passives:
+        alone = replace(data, passives=(table,))
+        votes_nK = clear_votes(config, alone)[places]
+        right = float((votes_nK.argmax(1) == names_n).mean())
+        of = told[table.name]
+        assert abs(of.labels - right) <= 6 * of.labels_noise < 0.1
+        assert 49 < result.contributions[table.name]["epsilon"] <= 50
+    assert told["active"].labels_noise == 0
+    path = tmp_path / "run.yaml"
+    path.write_text(dump_settings(config_of()))
+    planned = said_by(capsys, "plan", path, "--with-peers", 50)
+    shares = {name: of["labels"] for name, of in planned["rehearsal"].items()}
+    assert shares == pytest.approx({name: of.labels for name, of in told.items()}, abs=0.05)
+
+
+def test_a_rehearsal_takes_no_number_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(self: RehearsalPassive, links: Links, message: Envelope) -> None:
+        self.read(message)
+        payload = pack({"right": torch.zeros(2, dtype=torch.int64)})
+        links.send(message.sender, Kind.RIGHT_VOTES, message.step, payload)
+
+    monkeypatch.setattr(RehearsalPassive, "answer", answer)
+    with pytest.raises(RemoteProtocolError, match="passive-1"):
+        run(config_of({"name": "votes_rehearsal", "epsilon": 1.0}), None)
 
 
 @pytest.mark.parametrize("method", OPENINGS)

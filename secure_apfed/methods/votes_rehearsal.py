@@ -1,0 +1,160 @@
+"""A rehearsal of votes: how often each passive's would be right, before any vote is opened.
+
+The active says which rows to label, and which of them have which label, as for votes. A passive
+votes by itself, on each labelled row without its own label (`Labeller.vote`), and emits one number:
+on how many of these it is right, with discrete Gaussian noise. Nobody learns a vote; the number is
+worth the passive's word. The active's model is the best that it makes alone: what the numbers
+decide is a person's choice, who reads them beside what that model is right on, in the report or by
+`secure-apfed plan RUN.yaml --with-peers EPSILON`.
+
+Letters: U rows to vote on, n of them labelled, K classes.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from secure_apfed.contract import Contract
+from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
+from secure_apfed.learning.release import ContributionNoise
+from secure_apfed.learning.votes import Votes
+from secure_apfed.methods.method import FOR_AN_ANSWER, Agreement, Helper, Learner, Own, Steps
+from secure_apfed.methods.student import with_votes
+from secure_apfed.methods.votes import (
+    ASK,
+    CountingPassive,
+    VotesActive,
+    VoteSettings,
+    VotesMethod,
+    VoteTerms,
+    passive_labeller,
+)
+from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.solo.interface import fits_kept_meanwhile
+
+_STEPS = 1024
+"""Of fixed point, of one row."""
+
+
+class RehearsalSettings(VoteSettings):
+    """Which votes are rehearsed; epsilon: what the number may cost a person at a passive, the
+    labeller held fixed. See `VoteSettings`.
+    """
+
+    name: Literal["votes_rehearsal"]
+
+    title = "rehearsal of votes"
+    opens_votes = "count"
+    takes_pairwise = True
+
+    @model_validator(mode="after")
+    def _is_noised(self) -> Self:
+        self._needs_epsilon()
+        return self
+
+    @property
+    def answers(self) -> Literal["soft", "hard"]:
+        return "hard"
+
+
+class _Terms(VoteTerms):
+    """The noise of one passive's number; see `VoteTerms`."""
+
+    @property
+    def honest(self) -> int:
+        return 1
+
+    @cached_property
+    def release(self) -> SummedRelease:
+        """One person is right or not: replaced, a row moves the count by 1 at most."""
+
+        def release(deviation: int) -> SummedRelease:
+            return SummedRelease(deviation=deviation, honest=1, sensitivity=_STEPS, numbers=1)
+
+        return self.calibrated(passive_labeller(self.own), release)
+
+
+class RehearsalActive(VotesActive):
+    """Asks each passive how many labelled rows it is right on; see `VotesActive`."""
+
+    def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
+        release = _Terms.of(own, contract).release
+        super().__init__(own, contract, rows, release)
+        self._deviation, self._told = release.deviation / _STEPS, torch.zeros(0)
+
+    async def gather(self, links: Links) -> Votes:
+        raise AssertionError(f"{self.name}: a rehearsal opens no votes")
+
+    async def teach(self, links: Links, steps: Steps) -> None:
+        for name in self.contract.passives:
+            links.send(name, Kind.LABELS, ASK, self.ballot.payload)
+        told = [await self._share(links, name) for name in self.contract.passives]
+        student, shape = self.student, (len(self.ballot.rows), self.classes)
+        silent = Votes(totals=np.zeros(shape), variance=np.zeros(len(self.ballot.rows)), voters=0)
+        with fits_kept_meanwhile():
+            likely_UK, help_, alone = with_votes(silent, student, self._prior, seed=self._seed)
+            if alone.baseline is None:
+                student.teach(likely_UK)
+            else:
+                student.keep(alone.baseline)
+        assert help_ is not None
+        self._keep(torch.stack([*told, torch.tensor(help_.alone).double()]))
+        if student.in_one_go:
+            steps.stepped(0.0)
+
+    async def _share(self, links: Links, name: str) -> Tensor:
+        message = await links.receive(name, Kind.RIGHT_VOTES, step=ASK, patience=FOR_AN_ANSWER)
+        expected = {"right": TensorSpec(torch.int64, ())}
+        right = unpack(message.payload, expected, sender=name)[0]["right"].double() / _STEPS
+        return right / len(self.ballot.labelled)
+
+    def _keep(self, told: Tensor) -> None:
+        """Note on which share of the labelled rows each passive is right, and itself at last; also
+        after a resumption.
+        """
+        self._told = told
+        noise = self._deviation / len(self.ballot.labelled)
+        noises = {**dict.fromkeys(self.contract.passives, noise), self.name: 0.0}
+        self.agreement = {
+            name: Agreement(others=None, labels=share, others_noise=0.0, labels_noise=noises[name])
+            for name, share in zip(noises, told.tolist(), strict=True)
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"told": self._told, **super().tensors()}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        super().load_tensors(tensors, next_step=next_step)
+        if len(tensors["told"]):
+            self._keep(tensors["told"])
+
+
+class RehearsalPassive(CountingPassive):
+    """Tells on how many of the labelled rows its votes are right; see `VotesPassive`."""
+
+    async def answer(self, links: Links, message: Envelope) -> None:
+        ballot = self.read(message)
+        votes_UK = self.vote(ballot)
+        right = votes_UK[ballot.labelled.numpy(), ballot.labels.numpy()].sum()
+        noise = self.draw(ballot, votes_UK, (1, 1), repeatable=True)
+        assert noise is not None
+        told = torch.tensor(round(right) * _STEPS + int(noise[0, 0]))
+        links.send(self.contract.active, Kind.RIGHT_VOTES, message.step, pack({"right": told}))
+
+
+class Rehearsal(VotesMethod):
+    """A rehearsal of votes; see `Method`."""
+
+    settings = RehearsalSettings
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        return RehearsalActive(own, contract, rows)
+
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        noise: ContributionNoise | None = _Terms.of(own, contract).noise(len(rows))
+        return RehearsalPassive(own, contract, rows, noise)
