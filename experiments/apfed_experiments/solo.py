@@ -375,7 +375,7 @@ def taught_alone(config: Config, data: VerticalData) -> Student:
     name = data.active.name
     own = Start(config=config, data=data).own(name, fresh_secrets(config, name), {})
     student = Student(own, torch.arange(len(data.active.ids)))
-    student.teach(with_votes(None, student, prior_of(config), seed=config.seed)[0])
+    student.teach(with_votes(None, student, prior_of(config), seed=config.seed).likely)
     train_student(student, config)
     return student
 

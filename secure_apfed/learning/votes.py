@@ -73,6 +73,9 @@ class Help:
         gain: log-likelihood of their labels that votes add, nats a row; deviation: of that mean.
             Both are found on rows that took no part in weighing; 0 where too few rows judge.
         right, alone: share of these rows on which the votes, and the active's own model, are right.
+        learnt: by what is believed with votes, how much oftener a student that learns it from the
+            active's own columns is right than the active's own model, on rows that it was not
+            taught; 0: not asked.
     """
 
     rows: int
@@ -80,19 +83,23 @@ class Help:
     deviation: float
     right: float
     alone: float
+    learnt: float = 0.0
 
     @property
     def used(self) -> bool:
-        """Whether the gain is larger than its own uncertainty."""
-        return self.gain > self.deviation
+        """Whether the gain is larger than its own uncertainty, and own columns can tell it."""
+        return self.gain > self.deviation and self.learnt >= 0
 
     def __str__(self) -> str:
         said = "used" if self.used else "not used"
-        return (
+        told = (
             f"help is {said}: of {self.rows} labelled rows, each judged without its own label, the "
             f"others are right on {self.right:.2f} and the active's own model on {self.alone:.2f}; "
             f"together they add {self.gain:+.3f} nats a row (deviation {self.deviation:.3f})"
         )
+        if self.learnt < 0:
+            told += f", but own columns learn it less well than they do alone ({self.learnt:+.3f})"
+        return told
 
 
 def pooled(

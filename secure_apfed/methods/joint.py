@@ -815,7 +815,7 @@ class JointTeacherActive(TvflActive):
         estimate_UK = response.estimate(answers_U[None])
         variance_U = response.variance(estimate_UK, parties=1).mean(axis=1).clip(min=0.0)
         votes = Votes(totals=estimate_UK, variance=variance_U, voters=1)
-        return with_votes(votes, self.student, by_labeller(Spreading()), seed=self._seed)[0]
+        return with_votes(votes, self.student, by_labeller(Spreading()), seed=self._seed).likely
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         """At the end what the student says alone, and the teacher with all parties present."""

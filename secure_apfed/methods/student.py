@@ -47,7 +47,9 @@ from secure_apfed.tasks import LOSSES, Regression, scored_rows
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-_TREES, _GROWN, _LEAF = "trees", 60, 5
+_GROWN, _RIDGE = 60, "ridge"
+_LEAVES = {"trees": 5, "fine trees": 1}
+"""Rows of a leaf at least, by what else than ridge regression may learn what rows are taught."""
 _COMPARED, _LEARNT, _PARTS = 3_000, 10_000, 3
 """Rows at most, by which trees are compared, and from which they learn."""
 RANGES = 8
@@ -174,10 +176,10 @@ class Student:
         """A baseline's model, or the trees' of what rows were taught, of these of the rows."""
         task = self.task_alone(self._seed)
         with one_thread():
-            if name == _TREES:
+            if name in _LEAVES:
                 taught_UK = self._targets_NT[self.rows_U].numpy()
                 here = np.flatnonzero(here_U & taught_UK.any(axis=1))
-                found: nn.Module = _grown(task, here, taught_UK)
+                found: nn.Module = _grown(task, here, taught_UK, _LEAVES[name])
             else:
                 part = np.flatnonzero(~here_U[self.labelled])
                 kept = BASELINES[name].fit(task.without(part)).kept
@@ -185,49 +187,57 @@ class Student:
                 found = kept()
         return networks_of(found)
 
-    def teach(self, likely_UK: Floats) -> None:
+    def teach(self, likely_UK: Floats) -> Floats | None:
         """Take how likely each class is of all rows, and fit it where it has a best fit.
 
         A row of zeros says nothing, and has no part in a fit; labelled rows keep their labels.
+        Returns what some of the rows were told by a student that was not taught them, (U, K), and
+        zeros of the others; None: it descends, or learns numbers.
         """
         said_U = np.asarray(likely_UK.any(axis=1))
         said_U[self.labelled] = True
         targets_UT = likely_UK.copy() if self._bins is None else self._bins.expected(likely_UK)
         targets_UT[self.labelled] = self._truth_nT
         self._targets_NT[self.rows_U] = torch.from_numpy(targets_UT)
-        if self.in_one_go:
-            networks = self.trainer.networks
-            encoded_UD = self.encoded(networks)
-            self._fit(last_layer(networks), encoded_UD, targets_UT, said_U)
-            taught_V = np.flatnonzero(said_U)
-            if self.has_classes and self._trees_learn_better(encoded_UD, targets_UT, taught_V):
-                self._kept_by, self._kept = _TREES, self._model_by(_TREES, said_U)
+        if not self.in_one_go:
+            return None
+        networks = self.trainer.networks
+        encoded_UD = self.encoded(networks)
+        self._fit(last_layer(networks), encoded_UD, targets_UT, said_U)
+        if not self.has_classes or type(networks.encoder) is not RandomFeatures:
+            return None
+        told = self._told_apart(encoded_UD, targets_UT, np.flatnonzero(said_U))
+        errors = {name: ((of - targets_UT)[of.any(axis=1)] ** 2).sum() for name, of in told.items()}
+        best = min(errors, key=errors.__getitem__)
+        if best != _RIDGE:
+            self._kept_by, self._kept = best, self._model_by(best, said_U)
+        return told[best]
 
-    def _trees_learn_better(
+    def _told_apart(
         self, encoded_UD: Floats, targets_UT: Floats, taught_V: Integers
-    ) -> bool:
-        """Whether trees foretell what rows are taught (squared error) better than the ridge
-        regression, of rows that are held out; no label of the active's is asked.
+    ) -> Mapping[str, Floats]:
+        """What ridge regression and trees say of some rows that they were not taught, (U, K) each;
+        no label of the active's is asked.
         """
-        networks, task = self.trainer.networks, self.task_alone(self._seed)
+        task, linear = self.task_alone(self._seed), copy.deepcopy(self.trainer.networks.head)
         draw = np.random.default_rng(derive_seed(self._seed, "ridge or trees"))
         order = draw.permutation(taught_V)[:_COMPARED]
-        if len(order) < _PARTS or type(networks.encoder) is not RandomFeatures:
-            return False
-        linear, errors = copy.deepcopy(last_layer(networks)), np.zeros(2)
-        with one_thread():
+        told = {name: np.zeros_like(targets_UT) for name in (_RIDGE, *_LEAVES)}
+        if len(order) < _PARTS:
+            return told
+        layer = list(linear.modules())[-1]
+        assert isinstance(layer, nn.Linear)
+        with one_thread(), torch.no_grad():
             for part in (order[first::_PARTS] for first in range(_PARTS)):
                 rest = np.setdiff1d(order, part)
                 rest_U = np.isin(np.arange(len(targets_UT)), rest)
-                self._fit(linear, encoded_UD, targets_UT, rest_U)
-                ridge_VK = encoded_UD[part] @ linear.weight.detach().double().cpu().numpy().T
-                with torch.no_grad():
-                    rows_VF = torch.from_numpy(task.features[part])
-                    trees_VK = _grown(task, rest, targets_UT)(rows_VF).exp().numpy()
-                errors += [
-                    ((said_VK - targets_UT[part]) ** 2).sum() for said_VK in (ridge_VK, trees_VK)
-                ]
-        return bool(errors[1] < errors[0])
+                self._fit(layer, encoded_UD, targets_UT, rest_U)
+                told[_RIDGE][part] = encoded_UD[part] @ layer.weight.double().cpu().numpy().T
+                rows_VF = torch.from_numpy(task.features[part])
+                for name, leaf in _LEAVES.items():
+                    grown = _grown(task, rest, targets_UT, leaf)
+                    told[name][part] = grown(rows_VF).exp().numpy()
+        return told
 
     def without(self, rows: Tensor) -> ActiveNetworks | None:
         """Its networks as they are fitted without these rows; None: they descend."""
@@ -307,12 +317,12 @@ def restored(state: Mapping[str, Tensor], like: ActiveNetworks) -> ActiveNetwork
     return kept.requires_grad_(False).eval()
 
 
-def _grown(task: SoloTask, taught: Integers, targets_UK: Floats) -> Fitted:
+def _grown(task: SoloTask, taught: Integers, targets_UK: Floats, leaf: int) -> Fitted:
     """Extra trees that learn shares of classes from some of a task's rows."""
     from sklearn.ensemble import ExtraTreesRegressor
 
     forest = ExtraTreesRegressor(
-        _GROWN, min_samples_leaf=_LEAF, random_state=task.state("trees of a student")
+        _GROWN, min_samples_leaf=leaf, random_state=task.state("trees of a student")
     )
     taught = taught[:: max(1, math.ceil(len(taught) / _LEARNT))]
     forest.fit(task.features[taught], targets_UK[taught])
@@ -377,10 +387,22 @@ def judges_of(belief: Belief, task: SoloTask, frequencies: Floats) -> Judges:
     return Judges(places=task.labelled[at], labels=task.labels[at], own_JK=own_JK)
 
 
-def with_votes(
-    votes: Votes | None, student: Student, prior: Prior, *, seed: int
-) -> tuple[Floats, Help | None, Belief]:
-    """Return the probability of each class for each row, and whether votes were used for it.
+@dataclass(frozen=True, eq=False)
+class Weighed:
+    """Attributes:
+    likely: the probability of each class for each row, (U, K).
+    own: the same by the active's own model; belief: whose that is.
+    help: whether votes were used for the first; None: nobody voted.
+    """
+
+    likely: Floats
+    own: Floats
+    belief: Belief
+    help: Help | None = None
+
+
+def with_votes(votes: Votes | None, student: Student, prior: Prior, *, seed: int) -> Weighed:
+    """Weigh votes with what the active believes by itself.
 
     `votes`: on the rows that the student learns from; None: nobody voted. `seed`: of the folds that
     tell how often the prior is right.
@@ -391,10 +413,24 @@ def with_votes(
         frequencies = counted_K / counted_K.sum()
         own_UK = _shares(belief.of(task), frequencies)
         if votes is None:
-            return own_UK, None, belief
+            return Weighed(own_UK, own_UK, belief)
         judges = judges_of(belief, task, frequencies)
         likely_UK, help_ = pooled(votes, own_UK, judges, frequencies, seed=seed)
-    return (likely_UK if help_.used else own_UK), help_, belief
+    return Weighed(likely_UK if help_.used else own_UK, own_UK, belief, help_)
+
+
+def learnt_of(told_UK: Floats | None, weighed: Weighed, labelled_n: Integers) -> float:
+    """By what is believed, how much oftener a student is right than the active's own model, on rows
+    without a label that it was not taught (`told_UK`: what it said of them); 0: there are none.
+    """
+    if told_UK is None:
+        return 0.0
+    rows_V = np.setdiff1d(np.flatnonzero(told_UK.any(axis=1)), labelled_n)
+    student, own = (
+        weighed.likely[rows_V, of_UK[rows_V].argmax(axis=1)].sum()
+        for of_UK in (told_UK, weighed.own)
+    )
+    return float(student - own) / max(1, len(rows_V))
 
 
 def side_by_side(parts: Iterable[Tensor]) -> Floats:

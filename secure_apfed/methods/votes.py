@@ -18,7 +18,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Annotated, Literal, Self
 
 import msgpack
@@ -67,6 +67,7 @@ from secure_apfed.methods.student import (
     by_best_baseline,
     by_labeller,
     classes_voted,
+    learnt_of,
     with_votes,
 )
 from secure_apfed.methods.sum_end import (
@@ -320,12 +321,16 @@ class VotesActive(StudentActive):
         """
         self.votes, student = votes, self.student
         with fits_kept_meanwhile():
-            likely_UK, self.help, alone = with_votes(votes, student, self._prior, seed=self._seed)
+            weighed = with_votes(votes, student, self._prior, seed=self._seed)
+            own, self.help = weighed.belief.baseline, weighed.help
             assert self.help is not None
-            if self.help.used or alone.baseline is None or not student.has_classes:
-                student.teach(likely_UK)
-            else:
-                student.keep(alone.baseline)
+            keeps = own is not None and student.has_classes
+            if self.help.used or not keeps:
+                told_UK = student.teach(weighed.likely)
+                learnt = learnt_of(told_UK, weighed, student.labelled) if keeps else 0.0
+                self.help = replace(self.help, learnt=learnt)
+            if own is not None and keeps and not self.help.used:
+                student.keep(own)
         if not self.help.used:
             warnings.warn(f"{self.name}: {self.help}", NoHelpWarning, stacklevel=2)
 

@@ -97,13 +97,13 @@ class RehearsalActive(VotesActive):
         student, shape = self.student, (len(self.ballot.rows), self.classes)
         silent = Votes(totals=np.zeros(shape), variance=np.zeros(len(self.ballot.rows)), voters=0)
         with fits_kept_meanwhile():
-            likely_UK, help_, alone = with_votes(silent, student, self._prior, seed=self._seed)
-            if alone.baseline is None:
-                student.teach(likely_UK)
+            weighed = with_votes(silent, student, self._prior, seed=self._seed)
+            if weighed.belief.baseline is None:
+                student.teach(weighed.likely)
             else:
-                student.keep(alone.baseline)
-        assert help_ is not None
-        self._keep(torch.stack([*told, torch.tensor(help_.alone).double()]))
+                student.keep(weighed.belief.baseline)
+        assert weighed.help is not None
+        self._keep(torch.stack([*told, torch.tensor(weighed.help.alone).double()]))
         if student.in_one_go:
             steps.stepped(0.0)
 

@@ -25,6 +25,7 @@ from secure_apfed.labellers import Spreading, make_labeller
 from secure_apfed.labellers.guarantee import summed_votes
 from secure_apfed.learning.votes import Help, Judges, Votes, pooled
 from secure_apfed.methods import Simulation, open_session
+from secure_apfed.methods.student import Belief, Weighed, learnt_of
 from secure_apfed.methods.votes import Ballot, VotesPassive, agreements
 from secure_apfed.methods.votes_encrypted import EncryptedVotesActive
 from secure_apfed.methods.votes_moment import hyperplane_signs, smoothed_votes
@@ -228,6 +229,21 @@ def test_noise_takes_weight_from_votes_by_itself() -> None:
         told.append(found)
     assert told[0].gain > told[1].gain > max(told[2].gain, 0.0)
     assert not told[2].used
+
+
+def test_help_that_own_columns_cannot_tell_is_not_used() -> None:
+    """Rows 0 to 3 have no label; a student was asked about 0, 1 and 4."""
+    likely_UK = np.array([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5], [1.0, 0.0]])
+    own_UK = np.array([[0.6, 0.4], [0.4, 0.6], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    told_UK = np.array([[0.3, 0.7], [0.1, 0.9], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
+    weighed, labelled = Weighed(likely_UK, own_UK, Belief(lambda task: own_UK)), np.array([4])
+    assert learnt_of(told_UK, weighed, labelled) == pytest.approx((0.1 + 0.8 - 0.9 - 0.8) / 2)
+    assert learnt_of(None, weighed, labelled) == learnt_of(0 * told_UK, weighed, labelled) == 0
+    found = Help(rows=50, gain=0.1, deviation=0.01, right=0.7, alone=0.5)
+    assert found.used
+    worse = replace(found, learnt=-0.4)
+    assert not worse.used
+    assert "own columns learn it less well" in str(worse)
 
 
 @pytest.mark.parametrize("judges", [0, 1, 4])
