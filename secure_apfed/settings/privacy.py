@@ -24,8 +24,8 @@ class GuardSettings(Settings):
         sigma: noise on each number; give it or epsilon, not both.
         epsilon: what each row's releases may cost together over the planned run (replace-one,
             encoder held fixed); sigma is calibrated to it.
-        noise: "secret" draws a fresh key; "reproducible_insecure" derives it from the run's
-            seed, for experiments: whoever knows the seed can take the noise off.
+        noise: "secret" draws a fresh key; "reproducible_insecure" derives it from the seed: whoever
+            knows that can take the noise off. It is for experiments.
     """
 
     mechanism: Literal["none", "gaussian", "frozen_gaussian"]
@@ -116,8 +116,8 @@ class MarvellSettings(Settings):
     """Optimal perturbation.
 
     Attributes:
-        strength: s; the noise's expected squared norm is at most s |g1 - g0|^2 a row, with g1 and
-            g0 the classes' mean gradients in the batch.
+        strength: s; the noise's expected squared norm is at most s |g1 - g0|^2 a row. Here g1 and
+            g0 are the classes' mean gradients in the batch.
     """
 
     kind: Literal["marvell"] = "marvell"
