@@ -125,8 +125,8 @@ class OneViewSettings(MultiviewSettings):
     """Every party has one view; see `MultiviewSettings`.
 
     Attributes:
-        parties: of single parties, by name, the active's too, another beta, zeta or, of who holds
-            labels, eta. They are above 0. All parties sign it, since Z is weighted by every zeta.
+        parties: another beta, zeta or, of who holds labels, eta, of single parties, by name, the
+            active's too. They are above 0. All parties sign it, since Z is weighted by every zeta.
     """
 
     parties: dict[PartyName, dict[_Weight, Annotated[float, Field(gt=0)]]] = {}

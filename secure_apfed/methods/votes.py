@@ -101,9 +101,9 @@ class VoteSettings(MethodSettings):
 
     Attributes:
         labeller: a key of `LABELLERS`: how every party labels rows from its own features.
-        prior: what the active believes of its rows before it reads votes: "best_solo", by the
-            baseline that its held-out labels choose; a key of `BASELINES`; or "labeller", its own
-            of the passives' kind.
+        prior: what the active believes before it reads votes: "best_solo", by the baseline that its
+            held-out labels choose; a key of `BASELINES`; or "labeller", its own of the passives'
+            kind.
         epsilon: what the vote on one person may cost one passive, the labeller held fixed; null:
             votes are opened without noise.
         weights_epsilon: what the weights of `private_logistic`, which needs it, may cost a labelled

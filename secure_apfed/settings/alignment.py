@@ -29,9 +29,9 @@ class AlignmentSettings(Settings):
             `auto`, `shown` takes `vole` with a dealer and `ecdh` without one; `hidden` takes
             `opprf`, which needs a dealer. They are hidden from an active that follows the protocol:
             see `leaks` of `opprf` and `circuit` for what one that does not may open.
-        mode: whom passives help on: `all` on the people that all parties share, `pairwise` each on
-            those that it shares with the active. In `pairwise` the active learns these overlaps,
-            and the gradient of a row that one passive alone knows is in the sum as it is.
+        mode: passives help on people that all share, or (`pairwise`) each on those that it shares
+            with the active. In `pairwise` the active learns these overlaps, and the gradient of a
+            row that one passive alone knows is in the sum as it is.
         minimum_rows: fewer common rows are not opened; at least 1.
         maximum_ids: the largest set accepted from a peer. `most_guesses` says how many IDs one that
             deviates tries out by it.

@@ -58,8 +58,8 @@ class ViewColumns(Settings):
 
     Attributes:
         columns: their names, in order.
-        sequence: [steps, channels] of a view of sequences: its columns are the number of steps in
-            use, then step after step. They are 1 + steps * channels; null: plain columns.
+        sequence: [steps, channels] of a view of sequences. It has 1 + steps * channels columns: the
+            number of steps in use, then step after step; null: plain columns.
     """
 
     columns: tuple[ColumnName, ...] = Field(min_length=1)
@@ -143,14 +143,14 @@ class PartySettings(Settings):
         database: in place of a file, a query.
         id_column: one or several columns that name a row; null takes `data.id_column`.
         numeric: columns to standardise.
-        categorical: columns to one-hot encode; where both are null, every other column is used, by
-            its type. Naming one list uses it alone.
+        categorical: columns to one-hot encode; where both are null, every other column, by its
+            type. Naming one list uses it alone.
         ignore: columns to leave out.
-        missing: at empty cells "error" names them, "mean" takes a numeric column's mean and no
-            category, "drop" leaves the row out.
+        missing: "error" names empty cells, "mean" takes a numeric column's mean and no category,
+            "drop" leaves the row out.
         rare_categories: what becomes of columns with many categories.
         encoding: JSON file with the encoding to use, or a model card that holds one; null fits it
-            to the party's own rows, of which it then tells. It is means, scales and categories.
+            to own rows, of which it then tells. It is means, scales and categories.
     """
 
     file: Path | None = None
@@ -201,22 +201,22 @@ class DataSettings(Settings):
             are the active's. Own tables are as they are.
         clients: parties under a horizontal partition of a built-in set; null takes 4.
         labels_at: passives that hold the labels of their own people, too, but for test rows.
-        views: of images m, the strips that one is cut into; of tables the names of natural views,
-            in this order. Null takes the catalogue's number, or all.
+        views: strips into which an image is cut; of tables the names of natural views, in order.
+            Null takes the catalogue's number, or all.
         active_view: i, the view that the active holds, from 1.
         rows: at most this many people of a built-in set; rows_per_class draws so many of each
             class. They are drawn before anything else. Null takes all.
-        overlap: the share of each passive's training people that the active knows too, and the
-            other way round. Own tables overlap as they do.
+        overlap: the share of each passive's training people that the active knows too, and vice
+            versa. Own tables overlap as they do.
         aligned: in place of overlap, how many of the active's training people all passives hold.
             Beside them and the test rows passives hold nobody.
         test_fraction: of the active's rows, where the set has no official split.
-        split: how test rows, and those with a label, are drawn: "by_class", so that a label moves
-            the split, or "at_random", which reads no label. The first takes of each class by its
-            share, one labelled row at least.
+        split: how test rows, and those with a label, are drawn: "by_class" (a label moves it) or
+            "at_random" (reads no label). The first takes of each class by its share, one labelled
+            row at least.
         limit: at most this many training rows at the active, after a seeded shuffle.
-        labelled: how many of the active's training rows have a label to learn from, a number or,
-            below 1, a share; null: all that have one. The labels of the others reach nothing that
+        labelled: how many of the active's training rows have a label to learn from, or, below 1,
+            which share. Null: all that have one. The labels of the others reach nothing that
             trains. In own tables a row without a label is one with an empty cell. Passives that
             hold labels hold as many, drawn of their own rows.
         folder: where to look for files; null takes SECURE_APFED_DATA, else ~/.cache/secure-apfed.

@@ -21,7 +21,7 @@ class GuardSettings(Settings):
     Attributes:
         mechanism: a key of `GUARDS`; has no default, since no protection is a choice, too.
         clip: C, the L2 bound of a row.
-        sigma: noise on each number; give it or epsilon, not both.
+        sigma: noise on each number; or epsilon. Give one of both.
         epsilon: what each row's releases may cost together over the planned run (replace-one,
             encoder held fixed); sigma is calibrated to it.
         noise: "secret" draws a fresh key; "reproducible_insecure" derives it from the seed: whoever
@@ -55,8 +55,8 @@ class DpSgdSettings(Settings):
 
     Attributes:
         clip: C, the L2 bound of one example's gradient, the passives' row included.
-        noise_multiplier: deviation of the noise on the sum, over C, as Opacus counts it; give it
-            or epsilon, not both.
+        noise_multiplier: deviation of the noise on the sum, over C, as Opacus counts it; or
+            epsilon. Give one of both.
         epsilon: what the whole training may cost one record, its label included (replace-one):
             the noise is calibrated to it, beside what the guard's releases cost.
     """

@@ -22,14 +22,14 @@ class ModelSettings(Settings):
     """Which family of networks a party uses, and its sizes.
 
     Attributes:
-        network: a key of `NETWORKS`, or "auto": the paper's convolutions for images, an MLP for
-            everything else. Images have at least 7 (grey) or 8 (colour) rows and columns.
+        network: a key of `NETWORKS`, or "auto": the paper's convolutions for images, else a
+            perceptron. Images have at least 7 (grey) or 8 (colour) rows and columns.
         hidden: widths of the hidden layers (mlp, selu and enriched only).
         representation: numbers of the encoder's output; of its part that is not the row itself
             (enriched), of what passives tell (cross_view), or of one direction of one view (gru).
         projection: numbers of the linear projection that is sent to the passives; "none" sends the
-            encoder's output as it is; "auto" is 64, but for a plain (unprotected) APFed-R, which
-            sends the whole output. So does the authors' release.
+            encoder's output as it is; "auto" is 64, but "none" for a plain (unprotected) APFed-R.
+            So does the authors' release.
         sequences: [steps, channels] of each view (gru only). A view has 1 + steps * channels
             columns, of which the first says how many steps are in use.
         random_features: beside the row itself (random_features and cross_view only).
@@ -104,11 +104,10 @@ class TrainSettings(Settings):
             the paper. Guarded representations are noisy and long: then a bound keeps a passive's
             training from diverging.
         use_unaligned: rows outside the intersection train the active with its own loss.
-        spread_labels: for few labels: after training they are spread over the active's
-            representations of all its training rows, and the last layer of its head is fitted to
-            them.
+        spread_labels: for few labels: after training they are spread over representations of all
+            training rows, and the last layer of the head is fitted to them. Both are the active's.
         evaluate_every: epochs between two test evaluations; the last is always evaluated.
-        patience: epochs without a lower loss on held-out rows after which training ends; null: it
+        patience: epochs without a lower loss on held-out rows after which training ends. Null: it
             ends with its last epoch. From a tenth of its labelled training rows the active learns
             nothing then, but when to end; a threshold that is chosen reads them, too.
         keep_best: whether the active keeps its networks of the epoch with the least loss on
@@ -168,7 +167,7 @@ class PassiveSettings(Settings):
 
     Attributes:
         objective: what it optimises; null takes the method's own (apfed_r, apfed_c).
-        weight: lambda_p >= 0 of Eq. (8); the passive applies it, the active cannot change it.
+        weight: lambda_p >= 0 of Eq. (8), which the passive applies. The active cannot change it.
         model: its networks; null takes the run's `model`.
     """
 
@@ -181,10 +180,10 @@ class NoiseSettings(Settings):
     """Discrete Gaussian noise that every passive adds to its contributions under the sum.
 
     Attributes:
-        sigma: deviation of each passive's noise on each number, in the unit of `clip`; give it or
-            epsilon, not both.
-        epsilon: what all contributions that involve one person may cost a passive together; the
-            noise is calibrated to it, and the run stops before it is exceeded.
+        sigma: deviation of each passive's noise on each number, in the unit of `clip`; or epsilon.
+            Give one of both.
+        epsilon: what all contributions that involve one person may cost a passive; the noise is
+            calibrated to it, and the run stops before it is exceeded.
     """
 
     sigma: float | None = Field(None, gt=0)
@@ -203,8 +202,8 @@ class SumSettings(Settings):
     Attributes:
         scheme: what encrypts or shares the gradients; with `masks` a pair of `SECURE_SUMS`.
         masks: what is added to them before.
-        clip: C, the L2 bound of one row of lambda_p dl_p/dz (gradient of the row's own loss,
-            before the mean over the batch); null: no clip (only where nothing is quantised).
+        clip: C, the L2 bound of one row of lambda_p dl_p/dz (of the row's own loss); null: no clip
+            (only where nothing is quantised). It is taken before the mean over the batch.
         bits: fixed-point bits of one value.
         allow_single_passive: with one passive the "sum" is its gradient; refused otherwise.
         threshold: under recoverable masks, passives without whom a step has no sum. Training goes
@@ -231,7 +230,7 @@ class RuleSettings(Settings):
     """What a passive checks before it answers, and the active before it goes on.
 
     Attributes:
-        minimum_batch: aligned rows in a batch below which it refuses; the active then trains on
+        minimum_batch: aligned rows in a batch below which it refuses. The active then trains on
             that batch alone.
         minimum_spread: how much the directions of a batch's rows must differ, 0 to 1; null is
             0.0005, and 0 (no rule) below 8 numbers a row. There honest rows may lie as close. See
@@ -242,9 +241,9 @@ class RuleSettings(Settings):
             answer again is free, and on a CPU it is the same; it counts on a GPU, under noise,
             under recoverable masks with a threshold below all passives, and at a passive that does
             not know everybody.
-        refused_sums: after how many sums that the active refused the run may be resumed; it may be
-            raised when it is. Whoever altered them learnt something of the passives' numbers,
-            which a resumed run computes again (see docs/threat-model.md).
+        refused_sums: after how many sums that the active refused the run may be resumed. It may be
+            raised when it is. Whoever altered them learnt something of the passives' numbers, which
+            a resumed run computes again (see docs/threat-model.md).
         silent_passive: what happens when one falls silent, see docs/when-a-party-dies.md; null:
             recover where the sum can, else stop. See `secure_apfed.contract.Contract`, too.
         patience_s: seconds, one unit of patience with whoever is silent; null: each party's own
