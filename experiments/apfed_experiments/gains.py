@@ -143,10 +143,13 @@ _METHODS: Mapping[str, dict[str, Any]] = {
     **{name: {"method": method, **STUDENT} for name, method in _VOTES.items()},
     **{name: {"method": {"name": name, "labels": "spreading"}, **STUDENT, "train": _JOINTLY}
        for name in ("joint_teacher", _TEACHER_SUM)},
-    "apc_vfl": {
-        "method": {"name": "apc_vfl"},
-        "model": {"network": "selu", "hidden": [256], "representation": 256},
-    },
+    **{f"{name}{suffix}": {"method": {"name": name, **classified},
+                           "model": {"network": network, "hidden": [256], "representation": size}}
+       for name, size in (("apc_vfl", 256), ("vfedtrans", 16))
+       for suffix, classified, network in (
+           ("", {}, "enriched" if name == "vfedtrans" else "selu"),
+           ("-strongest", {"classifier": "strongest"}, "enriched"),
+       )},
     **{name: {"method": {"name": name}} for name in _NETWORKS},
     **{name: {"method": {"name": "apfed_r"}} for name in _GUARDS},
     **{name: {"method": {"name": "apfed_c"}} for name in (_LAMBDA_0, _BOUNDED)},
@@ -305,6 +308,9 @@ def _cases() -> dict[str, GainCase]:
             for data in ("digits", "handwritten-zer")
             for n in (20, 50)
         ),
+        *((f"{method}{suffix}", data, 50, None)
+          for data in ("digits", "handwritten-zer", "handwritten-fou")
+          for method in ("apc_vfl", "vfedtrans") for suffix in ("", "-strongest")),
         *((method, "handwritten-zer", n, None)
           for method in ("apfed_c", "apfed_r") for n in (50, None)),
         ("apfed_r", "handwritten-fou", 50, None),

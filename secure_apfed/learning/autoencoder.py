@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.learning.descent import Compute
-from secure_apfed.models import Shape, family_for, output_shape
+from secure_apfed.models import Enriched, Shape, family_for, output_shape
 from secure_apfed.seeds import seeded
 from secure_apfed.settings import THE_ACTIVE, Settings
 from secure_apfed.settings.training import ModelSettings
@@ -38,6 +38,9 @@ class DistillationSettings(Settings):
 
     Attributes:
         loss: between the two codes of an aligned row; weight: lambda of Eq. (5), 0: none.
+        classifier: of the student's code: logistic regression as in the papers, or the strongest
+            solo model, chosen by held-out labels; if it is not better there than the best on the
+            active's own columns, by more than chance may do, that one predicts.
         epochs: at most, with an early end. Training ends after 10 without a better loss on a tenth
             of the rows, which are held out, and the best weights are taken.
         learning_rate: of Adam; batch_size: rows of a step.
@@ -45,6 +48,7 @@ class DistillationSettings(Settings):
 
     loss: Annotated[Literal["mse", "mae"], THE_ACTIVE] = "mse"
     weight: Annotated[float, Field(ge=0), THE_ACTIVE] = 1.0
+    classifier: Annotated[Literal["logistic", "strongest"], THE_ACTIVE] = "logistic"
     epochs: int = Field(200, ge=1)
     learning_rate: float = Field(1e-3, gt=0)
     batch_size: int = Field(128, ge=1)
@@ -87,10 +91,14 @@ class Autoencoder(nn.Module):
 def new_autoencoder(
     owner: str, name: str, model: ModelSettings, features: Shape, *, seed: int, compute: Compute
 ) -> Autoencoder:
-    """An autoencoder at its reproducible start, which follows from owner, name and seed."""
+    """An autoencoder at its reproducible start, which follows from owner, name and seed.
+
+    Of a network that gives the row beside its code, the code's.
+    """
     family = family_for(model, features)
     with seeded(seed, owner, name):
         encoder = family.encoder(features, model)
+        encoder = encoder.code if isinstance(encoder, Enriched) else encoder
         decoder = family.decoder(output_shape(encoder, features), features, model)
     network = Autoencoder(encoder, decoder)
     network.to(compute.device, compute.dtype)

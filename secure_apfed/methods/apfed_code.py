@@ -22,7 +22,6 @@ projection.
 """
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Literal
 
@@ -33,7 +32,6 @@ from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
-from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Envelope, Kind, Links, pack
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import fit_linear
@@ -45,22 +43,25 @@ from secure_apfed.methods.student import (
     Student,
     StudentActive,
     side_by_side,
+    warn_of_no_help,
 )
 from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumMethod
 from secure_apfed.methods.terms import check_passives, clip_of
 from secure_apfed.models import CrossView, Projection, Shape
 from secure_apfed.privacy.noise import clip_rows
-from secure_apfed.seeds import derive_seed, one_thread, seeded
+from secure_apfed.seeds import one_thread, seeded
 from secure_apfed.settings.method import MethodSettings, Side
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import (
-    BASELINES,
     FOLDS,
+    TEACHERS,
     Baseline,
     Predictor,
     SoloTask,
     chosen,
+    rank_of,
     scored_held_out,
+    surely_better,
 )
 from secure_apfed.solo.interface import fits_kept_meanwhile, held_out
 
@@ -69,10 +70,7 @@ ASK = 0
 
 _REQUEST = pack({})
 _UNBOUNDED = 1e9
-_RESAMPLES = 200
 Floats = NDArray[np.float64]
-_TEACHERS = tuple(baseline for name, baseline in BASELINES.items() if name != "network")
-"""Who may label rows; the run's own network takes no rows of others' numbers."""
 _PARTS = 5
 """Of the rows, whose forecasts are fitted to the others."""
 
@@ -146,11 +144,11 @@ class CodeStudent(Student):
             said, teachers = {}, {}
             for source, of_others_UD in others.items():
                 beside = self._task_beside(of_others_UD, seed)
-                teacher = chosen(beside, measure=measure, among=_TEACHERS)
+                teacher = chosen(beside, measure=measure, among=TEACHERS)
                 said[source] = self._held_out(beside, teacher, seed)
                 teachers[source] = beside, teacher
-            best = max(said, key=lambda source: _rank(said[source], measure))
-            if _surely_better(said[best], alone, measure, seed=seed):
+            best = max(said, key=lambda source: rank_of(said[source], measure))
+            if surely_better(said[best], alone, measure, seed=seed):
                 self.helped, (beside, teacher) = best, teachers[best]
                 self.teach(_likely(teacher.fit(beside), beside))
             else:
@@ -237,32 +235,6 @@ def _likely(predictor: Predictor, task: SoloTask) -> Floats:
     return np.where(scores_UK.any(axis=1, keepdims=True), probabilities_of(scores_UK), 0.0)
 
 
-def _rank(scored: Scored | None, measure: Measure) -> float:
-    return measure.rank(None if scored is None else measure.of(scored))
-
-
-def _surely_better(
-    one: Scored | None, other: Scored | None, measure: Measure, *, seed: int
-) -> bool:
-    """Whether `one` is better than `other`, of the same rows, by more than the deviation of that.
-
-    The deviation is over bootstrap resamples of the rows; those that do not define the measure are
-    left out.
-    """
-    if one is None or other is None:
-        return False
-    draw = np.random.default_rng(derive_seed(seed, "help or none"))
-    gains = []
-    for _ in range(_RESAMPLES):
-        rows_n = draw.integers(len(one.truth), size=len(one.truth))
-        both = (Scored(truth=of.truth[rows_n], scores=of.scores[rows_n]) for of in (one, other))
-        better, worse = (_rank(of, measure) for of in both)
-        if math.isfinite(better) and math.isfinite(worse):
-            gains.append(better - worse)
-    gain = _rank(one, measure) - _rank(other, measure)
-    return len(gains) > 1 and math.isfinite(gain) and gain > float(np.std(gains))
-
-
 class CodeActive(StudentActive):
     """The active: asks once, reads the sum, and learns alone; see `StudentActive`."""
 
@@ -301,12 +273,7 @@ class CodeActive(StudentActive):
         student = self.student
         student.learn_from(sum_ND[self._positions_U.numpy()], self._measure, seed=self._seed)
         if student.helped is None:
-            warnings.warn(
-                f"{self.name}: help is not used: on labelled rows that are held out it is not "
-                "better than the best that its own columns give, by more than chance may do",
-                NoHelpWarning,
-                stacklevel=2,
-            )
+            warn_of_no_help(self.name)
 
 
 class CodePassive(SumHelper):

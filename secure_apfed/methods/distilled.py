@@ -25,9 +25,11 @@ Letters: N rows of a table or positions of the alignment, T training rows, U tho
 aligned, n labelled rows, B rows of one question, F features, D numbers of a code, K classes.
 """
 
+import copy
 import hashlib
 import math
 from collections.abc import Mapping
+from itertools import chain
 from typing import Annotated, Literal
 
 import numpy as np
@@ -60,7 +62,7 @@ from secure_apfed.learning.autoencoder import (
 from secure_apfed.learning.descent import ActiveNetworks, Compute, prefixed, without_prefix
 from secure_apfed.learning.release import Releases, check_rows, read_representations
 from secure_apfed.learning.votes import last_layer
-from secure_apfed.measures import Scored, scored_by
+from secure_apfed.measures import MEASURES, Scored, scored_by
 from secure_apfed.methods.accounts import guard_for, ledger_for
 from secure_apfed.methods.alignment import DEALER, next_dealt, positions_in, positions_of
 from secure_apfed.methods.joint import EncoderTrainer, Tvfl, TvflPassive
@@ -76,16 +78,26 @@ from secure_apfed.methods.method import (
     Steps,
     keep_or_end,
 )
-from secure_apfed.methods.student import StudentActive
+from secure_apfed.methods.student import StudentActive, networks_of, restored, warn_of_no_help
 from secure_apfed.methods.sum_end import Allowance, unless_unasked
 from secure_apfed.methods.terms import check_passives, require_own_terms, settings_of
 from secure_apfed.models import Enriched, Shape, family_for, output_shape
 from secure_apfed.privacy.guard import joint_releases_statement
-from secure_apfed.seeds import seeded
+from secure_apfed.seeds import one_thread, seeded
 from secure_apfed.settings import THE_ACTIVE
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
+from secure_apfed.solo import (
+    TEACHERS,
+    Baseline,
+    SoloTask,
+    chosen,
+    scored_held_out,
+    surely_better,
+)
+from secure_apfed.solo.fitted import Fitted
+from secure_apfed.solo.interface import fits_kept_meanwhile
 
 _LARGEST = 1e100  # as `apfed_protocols.svd` takes
 _TOLERANCE = 1e-6
@@ -114,12 +126,12 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
     teacher = "joint representations"
 
     def check(self, config: RunSettings) -> None:
-        linear = ("selu", "linear")
-        if config.model.network not in linear:
+        fitting = ("selu", "linear", "enriched")
+        if config.model.network not in fitting:
             raise ValueError(
-                f"model.network: method {self.name} classifies the student's code by logistic "
-                f"regression, and {config.model.network} has another head; use "
-                f"{' or '.join(linear)}"
+                f"model.network: method {self.name} classifies the student's code, or the own "
+                f"features beside it (enriched), and {config.model.network} has another head; use "
+                f"one of {', '.join(fitting)}"
             )
         if config.model.head:
             raise ValueError(
@@ -372,7 +384,8 @@ class DistilledTrainer:
 
     Logistic regression reads the codes (APC-VFL, section 4.4); two things are ours: each code's
     numbers are brought to mean 0 and variance 1 before it does, which its layer's weights hold
-    then, and it is held as C = 1 of scikit-learn holds it. See `methods.student.StudentModel`.
+    then, and it is held as C = 1 of scikit-learn holds it. Or the strongest solo model does
+    (`classifier`). See `methods.student.StudentModel`.
 
     Args:
         rows: of its table by position of the alignment, (N,).
@@ -384,6 +397,7 @@ class DistilledTrainer:
     """
 
     in_one_go = True
+    _strongest: ActiveNetworks | None = None
 
     def __init__(
         self, own: Own, rows: Tensor, parts: Mapping[str, Autoencoder],
@@ -391,7 +405,7 @@ class DistilledTrainer:
     ) -> None:  # fmt: skip
         held, table, compute = own.data, own.data.table, Compute.of(own.config.train)
         assert table.labels is not None
-        self.parts, self.heads, self.networks = parts, heads, heads["alone"]
+        self.parts, self.heads = parts, heads
         for module in (*parts.values(), *heads.values()):
             module.to(compute.device, compute.dtype)
         self.features_N, self.labels_N = compute.place(table.features), compute.place(table.labels)
@@ -399,6 +413,11 @@ class DistilledTrainer:
         self.labelled_n, self.compute = held.labelled_rows, compute
         self._rows_T, self._owner, self._seed = held.train_rows, own.name, own.secrets.seed
         self._settings = DistillationSettings.among(own.config.method)
+        self._config, self._classes = own.config, len(own.data.classes)
+
+    @property
+    def networks(self) -> ActiveNetworks:
+        return self._strongest or self.heads["alone"]
 
     def fit(self, name: str, rows_NF: Tensor, resembled: Resembled | None = None) -> None:
         fit_autoencoder(
@@ -417,27 +436,77 @@ class DistilledTrainer:
         if len(labels_n.unique()) > 1:
             fit_classifier(self.heads[name], codes_nD, labels_n)
 
+    def classify_alone(self) -> None:
+        """Fit what predicts alone to what the encoder makes of labelled rows."""
+        encoder, labelled_n = self.networks.encoder, self.labelled_n
+        with torch.no_grad():
+            read_nD = encoder(self.features_N[labelled_n])
+        self.classify("alone", read_nD, labelled_n)
+        if self._settings.classifier == "strongest":
+            with one_thread(), fits_kept_meanwhile():
+                self._strongest = self._found_strongest(encoder)
+
+    def _found_strongest(self, encoder: nn.Module) -> ActiveNetworks:
+        """Of all training rows: the best on what the encoder makes of them, if labelled rows that
+        are held out say that it helps, or else the best on the rows themselves.
+        """
+        measure, rows_TF = MEASURES[self._config.measure], self.features_N[self._rows_T].cpu()
+        encoder = copy.deepcopy(encoder).cpu().double().eval()
+        with torch.no_grad():
+            read_TD = encoder(rows_TF.double())
+        alone, beside = self._task(rows_TF), self._task(read_TD)
+        own, best = chosen(alone, measure=measure), chosen(beside, measure=measure, among=TEACHERS)
+        held_out = scored_held_out(best, beside), scored_held_out(own, alone)
+        if surely_better(*held_out, measure, seed=self._config.seed):
+            head = _kept(best, beside)
+            assert isinstance(head, Fitted)
+            return ActiveNetworks(encoder, head.as_head()).requires_grad_(False).eval()
+        warn_of_no_help(self._owner)
+        return networks_of(_kept(own, alone))
+
+    def _task(self, rows_TF: Tensor) -> SoloTask:
+        labelled = torch.isin(self._rows_T, self.labelled_n).nonzero().flatten()
+        return SoloTask.of(
+            rows_TF, labelled, self.labels_N[self._rows_T[labelled]].cpu(), classes=self._classes,
+            seed=self._config.seed, model=self._config.model, train=self._config.train,
+        )  # fmt: skip
+
     def learn(self, step: int, rows_B: Tensor) -> float:
         raise AssertionError(f"{self._owner}: step {step} of a student that is fitted in one go")
 
     def scored(self, rows: Tensor) -> Scored:
-        return scored_by(
-            lambda rows_B: self.networks(self.features_N[rows_B], None)[0], rows, self.labels_N
-        )
+        networks = self.networks
+        at = next(chain(networks.parameters(), networks.buffers()))
+
+        @torch.no_grad()
+        def said(rows_B: Tensor) -> Tensor:
+            scores_BK: Tensor = networks(self.features_N[rows_B].to(at), None)[0]
+            return scores_BK.to(self.labels_N.device)
+
+        return scored_by(said, rows, self.labels_N)
 
     def _modules(self) -> dict[str, nn.Module]:
         return {**self.parts, **{name: networks.head for name, networks in self.heads.items()}}
 
     def tensors(self) -> dict[str, Tensor]:
+        strongest = {} if self._strongest is None else {"strongest": self._strongest}
         return {
             key: value
-            for name, module in self._modules().items()
+            for name, module in {**self._modules(), **strongest}.items()
             for key, value in prefixed(name, module.state_dict()).items()
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         for name, module in self._modules().items():
             module.load_state_dict(without_prefix(name, tensors))
+        state = without_prefix("strongest", tensors)
+        self._strongest = restored(state, self.heads["alone"]) if state else None
+
+
+def _kept(baseline: Baseline, task: SoloTask) -> nn.Module:
+    made = baseline.fit(task).kept
+    assert made is not None  # every baseline has a model
+    return made()
 
 
 class ApcVflTrainer(DistilledTrainer):
@@ -454,33 +523,40 @@ class ApcVflTrainer(DistilledTrainer):
         )  # fmt: skip
         student = _autoencoder(own, "g3", model, features)
         local = _autoencoder(own, "g1", settings.own, features)
+        encoder = student.encoder
+        if model.network == "enriched":
+            encoder = Enriched(encoder)
         size = math.prod(output_shape(student.encoder, features))
         codes = [output_shape(local.encoder, features)]
         codes += [terms.representation.shape for terms in contract.passives.values()]
         joint_model = ModelSettings(network="selu", hidden=settings.joint, representation=size)
-        joint = _autoencoder(own, "g2", joint_model, (sum(map(math.prod, codes)),))
+        joined = sum(map(math.prod, codes))
+        joint = _autoencoder(own, "g2", joint_model, (joined,))
         family, classes = family_for(model, features), len(own.data.classes)
         with seeded(own.secrets.seed, own.name, "heads"):
-            alone, together = (family.head(size, classes, model) for _ in range(2))
+            alone, together = (
+                family.head(math.prod(output_shape(read, shape)), classes, model)
+                for read, shape in ((encoder, features), (joint.encoder, (joined,)))
+            )
         super().__init__(
             own,
             rows,
             parts={"own": local, "joint": joint, "student": student},
             heads={
-                "alone": ActiveNetworks(student.encoder, alone),
+                "alone": ActiveNetworks(encoder, alone),
                 "together": ActiveNetworks(joint.encoder, together),
             },
         )
 
     def teach(self, released_UD: Tensor) -> None:
         """Fit everything to the passives' codes of `rows_U`, beside each other."""
-        joint, student, labelled_n = self.parts["joint"], self.parts["student"], self.labelled_n
+        joint, labelled_n = self.parts["joint"], self.labelled_n
         self.fit("own", self.features_N[self.rows_U])
         codes_UD = self._beside_own(self.rows_U, released_UD)
         self.fit("joint", codes_UD)
         joint_UD = joint.codes(codes_UD)
         self.fit_student(joint_UD)
-        self.classify("alone", student.codes(self.features_N[labelled_n]), labelled_n)
+        self.classify_alone()
         known_U = torch.isin(self.rows_U, labelled_n)
         self.classify("together", joint_UD[known_U], self.rows_U[known_U])
 
@@ -518,9 +594,7 @@ class VFedTransTrainer(DistilledTrainer):
     def teach(self, vectors_UD: Tensor) -> None:
         """Fit the student to these vectors, and the classifier to what it makes of own rows."""
         self.fit_student((vectors_UD * math.sqrt(len(vectors_UD)) / _GRID).round() * _GRID)
-        with torch.no_grad():
-            enriched_nD = self.networks.encoder(self.features_N[self.labelled_n])
-        self.classify("alone", enriched_nD, self.labelled_n)
+        self.classify_alone()
 
 
 def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor) -> None:

@@ -8,6 +8,7 @@ of the active's table, U rows to learn from, n labelled rows, K classes, T numbe
 
 import copy
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import MOST_JUDGES, Labeller
 from secure_apfed.learning.descent import ActiveNetworks, prefixed, without_prefix
@@ -39,7 +41,7 @@ from secure_apfed.models import RandomFeatures, encoder_and_head
 from secure_apfed.seeds import derive_seed, one_thread, seeded, shuffled
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import BASELINES, FOLDS, Baseline, SoloTask, chosen, scored_held_out
-from secure_apfed.solo.fitted import Fitted, of_forest
+from secure_apfed.solo.fitted import Fitted, modules_in, of_forest
 from secure_apfed.solo.interface import fits_kept_meanwhile, held_out
 from secure_apfed.tasks import LOSSES, Regression, scored_rows
 
@@ -181,10 +183,7 @@ class Student:
                 kept = BASELINES[name].fit(task.without(part)).kept
                 assert kept is not None  # every baseline has a model
                 found = kept()
-        if isinstance(found, Fitted):
-            return _behind(found)
-        encoder, head = found.cpu().children()  # the run's own network
-        return ActiveNetworks(encoder, head).requires_grad_(False).eval()
+        return networks_of(found)
 
     def teach(self, likely_UK: Floats) -> None:
         """Take how likely each class is of all rows, and fit it where it has a best fit.
@@ -287,16 +286,25 @@ class Student:
         self._kept = None
         if self._kept_by:
             state = without_prefix("kept", tensors)
-            found = Fitted.in_tensors(without_prefix("encoder", state))
-            kept = copy.deepcopy(self.trainer.networks).cpu() if found is None else _behind(found)
-            kept.load_state_dict(state)
-            self._kept = kept
+            self._kept = restored(state, self.trainer.networks)
 
 
-def _behind(fitted: Fitted) -> ActiveNetworks:
-    """A model and a layer behind it, which does nothing until it is straightened."""
-    head = fitted.plain_head()
-    return ActiveNetworks(fitted, head).requires_grad_(False).eval()
+def networks_of(model: nn.Module) -> ActiveNetworks:
+    """What a baseline keeps, as networks: the run's own, or a fitted model before a layer that does
+    nothing until it is straightened.
+    """
+    encoder, head = (
+        (model, model.plain_head()) if isinstance(model, Fitted) else model.cpu().children()
+    )
+    return ActiveNetworks(encoder, head).requires_grad_(False).eval()
+
+
+def restored(state: Mapping[str, Tensor], like: ActiveNetworks) -> ActiveNetworks:
+    """Networks of this state, on the CPU; what is no fitted model has the form of these."""
+    own = copy.deepcopy(like).cpu().to(next(iter(state.values())).dtype)
+    kept = ActiveNetworks(*modules_in(state, lambda: (own.encoder, own.head)))
+    kept.load_state_dict(state)
+    return kept.requires_grad_(False).eval()
 
 
 def _grown(task: SoloTask, taught: Integers, targets_UK: Floats) -> Fitted:
@@ -464,6 +472,15 @@ class StudentActive(Learner):
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         super().load_tensors(tensors, next_step=next_step)
         self._taught = bool(tensors["taught"])
+
+
+def warn_of_no_help(active: str) -> None:
+    warnings.warn(
+        f"{active}: help is not used: on labelled rows that are held out it is not better than the "
+        "best that its own columns give, by more than chance may do",
+        NoHelpWarning,
+        stacklevel=3,
+    )
 
 
 def classes_voted(own: Own) -> int:

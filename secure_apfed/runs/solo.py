@@ -27,12 +27,11 @@ from secure_apfed.data.encoding import CellCounts
 from secure_apfed.data.inputs import ColumnDrift, DriftMeter
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.files import read_bytes, read_json, to_csv
-from secure_apfed.learning.descent import without_prefix
-from secure_apfed.models import encoder_and_head
+from secure_apfed.models import encoder_and_head, output_shape
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.training import ModelSettings
-from secure_apfed.solo.fitted import Fitted
+from secure_apfed.solo.fitted import Fitted, modules_in
 from secure_apfed.tasks import TASKS, Classification, Task
 
 
@@ -154,15 +153,17 @@ def _network(parts: _Parts, tensors: Mapping[str, Tensor], outputs: int) -> nn.M
         raise ModelError(
             f"parameters are all float32 or all float64, got {sorted(map(str, dtypes))}"
         )
-    fitted = Fitted.in_tensors(without_prefix("encoder", tensors))
-    encoder: nn.Module
-    head: nn.Module
-    if fitted is not None:
-        fitted.require(math.prod(parts.encoding.shape), outputs)
-        encoder, head = fitted, fitted.plain_head()
-    else:
+    shape = parts.encoding.shape
+
+    def fresh() -> tuple[nn.Module, nn.Module]:
         with torch.device("meta"):
-            encoder, head = encoder_and_head(parts.model, parts.encoding.shape, outputs)
+            return encoder_and_head(parts.model, shape, outputs)
+
+    encoder, head = modules_in(tensors, fresh)
+    if isinstance(encoder, Fitted):
+        encoder.require(math.prod(shape), outputs)
+    elif isinstance(head, nn.Sequential) and isinstance(head[0], Fitted):
+        head[0].require(math.prod(output_shape(encoder, shape)), outputs)
     nn.ModuleDict({"encoder": encoder, "head": head}).load_state_dict(tensors, assign=True)
     return nn.Sequential(encoder, head).eval()
 

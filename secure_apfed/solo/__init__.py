@@ -17,6 +17,7 @@ import numpy as np
 
 from secure_apfed.errors import ModelError
 from secure_apfed.measures import ACCURACY, Measure, Scored, probabilities_of
+from secure_apfed.seeds import derive_seed
 from secure_apfed.solo.classical import (
     ExtraTrees,
     GradientBoosting,
@@ -40,11 +41,14 @@ from secure_apfed.solo.networks import Autoencoder, MixMatch, Network
 __all__ = [
     "BASELINES",
     "FOLDS",
+    "TEACHERS",
     "Baseline",
     "Predictor",
     "SoloTask",
     "chosen",
+    "rank_of",
     "scored_held_out",
+    "surely_better",
     "validation_of",
 ]
 
@@ -65,6 +69,9 @@ _ALL: tuple[Baseline, ...] = (
 
 BASELINES: Mapping[str, Baseline] = MappingProxyType({baseline.name: baseline for baseline in _ALL})
 """In the order in which equals are preferred."""
+TEACHERS = tuple(baseline for name, baseline in BASELINES.items() if name != "network")
+"""Who may learn from others' numbers beside its own features: all but the run's own network."""
+_RESAMPLES = 200
 
 
 def chosen(
@@ -117,3 +124,27 @@ def scored_held_out(baseline: Baseline, task: SoloTask) -> Scored | None:
     scores_nK = scored_once(name, task, out_of_fold)
     truth_n = task.labels[np.concatenate(parts)]
     return Scored(truth=truth_n, scores=probabilities_of(scores_nK))
+
+
+def rank_of(scored: Scored | None, measure: Measure) -> float:
+    return measure.rank(None if scored is None else measure.of(scored))
+
+
+def surely_better(one: Scored | None, other: Scored | None, measure: Measure, *, seed: int) -> bool:
+    """Whether `one` is better than `other`, of the same rows, by more than the deviation of that.
+
+    The deviation is over bootstrap resamples of the rows; those that do not define the measure are
+    left out.
+    """
+    if one is None or other is None:
+        return False
+    draw = np.random.default_rng(derive_seed(seed, "help or none"))
+    gains = []
+    for _ in range(_RESAMPLES):
+        rows_n = draw.integers(len(one.truth), size=len(one.truth))
+        both = (Scored(truth=of.truth[rows_n], scores=of.scores[rows_n]) for of in (one, other))
+        better, worse = (rank_of(of, measure) for of in both)
+        if math.isfinite(better) and math.isfinite(worse):
+            gains.append(better - worse)
+    gain = rank_of(one, measure) - rank_of(other, measure)
+    return len(gains) > 1 and math.isfinite(gain) and gain > float(np.std(gains))

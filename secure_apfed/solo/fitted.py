@@ -9,7 +9,7 @@ C cosines.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -252,6 +252,10 @@ class Fitted(nn.Module):
             head.bias.zero_()
         return head
 
+    def as_head(self) -> nn.Sequential:
+        """This model and such a layer."""
+        return nn.Sequential(self, self.plain_head())
+
     def forward(self, features_B: Tensor) -> Tensor:
         buffer = next(self.buffers())
         shares_BK = self.get_submodule(self.kind)(features_B.flatten(1).to(buffer))
@@ -259,6 +263,20 @@ class Fitted(nn.Module):
         even_BK = torch.full_like(shares_BK, 1 / shares_BK.shape[1])
         said_BK = torch.where(total_B1 > 0, shares_BK / total_B1.clamp(min=LEAST), even_BK)
         return said_BK.clamp(min=LEAST).log()
+
+
+def modules_in(
+    tensors: Mapping[str, Tensor], fresh: Callable[[], tuple[nn.Module, nn.Module]]
+) -> tuple[nn.Module, nn.Module]:
+    """Encoder and head whose state this is: a fitted model in the place of both, or behind an
+    encoder; all else as `fresh` makes it. Raises ModelError: a damaged fitted model.
+    """
+    fitted = Fitted.in_tensors(without_prefix("encoder", tensors))
+    if fitted is not None:
+        return fitted, fitted.plain_head()
+    encoder, head = fresh()
+    fitted = Fitted.in_tensors(without_prefix("head.0", tensors))
+    return encoder, head if fitted is None else fitted.as_head()
 
 
 def layered(

@@ -241,7 +241,7 @@ REFUSED: tuple[tuple[Said, Mapping[str, Any], str], ...] = (
     ("vfedtrans", {"model": {"network": "enriched", "head": [4]}}, r"without model\.head"),
     ("vfedtrans", _PAIRWISE, "needs all passives for every row"),
     ({"name": "vfedtrans", "mask_rows": 1}, {}, "greater than or equal to 2"),
-    ("apc_vfl", {"model": {"network": "enriched"}}, "use selu or linear"),
+    ("apc_vfl", {"model": {"network": "mlp"}}, "use one of selu, linear, enriched"),
     ("apc_vfl", {"model": {"network": "selu", "head": [8]}}, "fits one linear layer on"),
 )  # fmt: skip
 

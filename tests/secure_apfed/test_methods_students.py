@@ -1,6 +1,7 @@
 """Students of a joint teacher, of shared vectors and of codes; autoencoders and their judges."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,19 +18,20 @@ from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import UNLABELLED, ColumnEncoding, PartyTable, VerticalData, load_data
-from secure_apfed.errors import ConfigError, ModelError
+from secure_apfed.errors import ConfigError, ModelError, NoHelpWarning
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
 from secure_apfed.labellers import Spreading
 from secure_apfed.learning import autoencoder
 from secure_apfed.learning.descent import ActiveNetworks, Compute
-from secure_apfed.methods import Simulation, open_session
+from secure_apfed.methods import Simulation, distilled, open_session
 from secure_apfed.methods.alignment import DEALER
 from secure_apfed.methods.distilled import ApcVflActive, ApcVflPassive, fit_classifier
 from secure_apfed.methods.joint import JointTeacherActive, JointTeacherSettings, TvflPassive
-from secure_apfed.methods.student import side_by_side
-from secure_apfed.models import family_for
+from secure_apfed.methods.student import StudentActive, side_by_side
+from secure_apfed.models import family_for, output_shape
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import load_model
 from secure_apfed.settings.training import ModelSettings
 from tests.secure_apfed.seats import active_of, envelope, step_config
 from tests.secure_apfed.small_runs import interrupted, said_to_people, small_config, told
@@ -586,3 +588,34 @@ def test_a_command_judges_the_encoder(tmp_path: Path, capsys: pytest.CaptureFixt
     private = "labels={mechanism: randomised_response, epsilon: 1}"
     assert execute(["check-encoder", str(path), "--set", private]) == 2
     assert "true training labels" in said_to_people(capsys)
+
+
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("method", ["apc_vfl", "vfedtrans"])
+def test_the_strongest_solo_model_reads_the_code_beside_the_features_or_none(
+    method: str, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distilled, "surely_better", lambda *of, **how: used)
+    config = step_config(
+        {"name": method, "epochs": 2, "classifier": "strongest"},
+        model={"network": "enriched", "hidden": [16], "representation": 8},
+    )
+    data, shape = planted(), (12,)
+    with nullcontext() if used else pytest.warns(NoHelpWarning, match="its own columns"):
+        result = run(config, tmp_path / "run", data=data)
+    model = load_model(tmp_path / "run")
+    encoder = next(iter(model.network.children()))
+    assert output_shape(encoder, shape) == ((12 + 8,) if used else (K,))
+    with torch.no_grad():
+        said = model.network(data.table.features[data.test_rows].double()).argmax(1)
+    assert data.table.labels is not None
+    right = (said == data.table.labels[data.test_rows]).double().mean().item()
+    assert right == pytest.approx(result.accuracy[method])
+    session, other = (open_session(config, data) for _ in range(2))
+    session.play(session.learner.begin_epoch(session.links, Counted()))
+    learner, restored = session.learner, other.learner
+    assert isinstance(learner, StudentActive)
+    assert isinstance(restored, StudentActive)
+    restored.student.load_tensors(learner.student.tensors())
+    told = [of.student.scored(data.test_rows).scores for of in (learner, restored)]
+    assert np.array_equal(*told)
