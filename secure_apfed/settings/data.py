@@ -230,9 +230,8 @@ class DataSettings(Settings):
         id_column: columns that name a row in every party's file, unless the party differs.
         label_column: the column of labels, at whoever holds any.
         classes: the labels in the order of the network's outputs; null infers them from the
-            active's, "numbers" are no classes. Other parties with labels cannot infer them. Own
-            tables are numbers under `task: regression`, which need not say it, and splits read no
-            label then.
+            active's. Other parties with labels cannot. "numbers" are no classes: so are own tables
+            under `task: regression`, which need not say it, and splits read no label then.
     """
 
     dataset: str = "digits"

@@ -94,8 +94,8 @@ class RunSettings(Settings, ABC):
             unless given. The display, the report, the choice of the best baseline and studies go by
             it. All measures are written.
         threshold: of two classes, the probability of the second from which on the model decides for
-            it; accuracy, balanced_accuracy or f1: chosen by that on labelled training rows; or
-            {cost: 10}, {rate: 0.05}; null: the likelier class. See `ThresholdChoice`.
+            it, or accuracy, balanced_accuracy, f1, {cost: 10} or {rate: 0.05}; null: the likelier
+            class. A measure's is chosen on labelled training rows; see `ThresholdChoice`, too.
         calibration: of two classes: "labels" straightens the model's log-odds by labelled training
             rows, a number is the share of the second class where it is known; "auto" is "labels"
             where the rarer class has fewer than a third of the labels, the active predicts alone
