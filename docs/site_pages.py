@@ -93,6 +93,8 @@ def _rows(settings: Any, path: str) -> Iterator[tuple[str, str, str]]:
         takes, default = _type(field.annotation), None if field.is_required() else _plain(field)
         evident = takes in _EVIDENT and default
         said = [default] if evident else [takes.removesuffix(" or null"), default]
+        if default == "`null`":
+            said = [f"{said[0]}?"]
         if told[key]:
             yield f"`{path}{key}`", ": ".join(filter(None, said)), told[key]
         inner = [one.settings for one in METHODS.values()] if key == "method" else []

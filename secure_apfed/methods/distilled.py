@@ -109,7 +109,8 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
 
     Attributes:
         own: g1 of the active; passive: g1 of passives that have no `model` of their own.
-        joint: hidden widths of g2, whose code is as wide as the student's (the run's `model`).
+        joint: hidden widths of g2, whose code is as wide as the student's. That is the run's
+            `model`.
     """
 
     name: Literal["apc_vfl"]

@@ -842,10 +842,10 @@ class TeacherSettings(FormSettings, JointSettings):
     """The joint model and how it labels rows.
 
     Attributes:
-        model: networks of the active and of passives that have none of their own; the run's
-            `model` is the student.
-        labels: "head" is the joint model's own head; a key of `LABELLERS` labels the rows from what
-            the head reads, which takes one more representation of each labelled row.
+        model: networks of the active and of passives that have none of their own. The run's `model`
+            is the student.
+        labels: "head" is the joint model's own; a key of `LABELLERS` labels from what it reads,
+            with one more representation of each labelled row.
         epsilon: of the randomised response under which the student learns each label that is not
             the active's own; null: none. Labels are hard then. It holds against whoever has the
             finished student alone.

@@ -85,7 +85,7 @@ class MultiviewSettings(MethodSettings):
     Attributes:
         beta: of the l2,1 norm of a view's weights.
         zeta: how much a view's pseudo-labels are drawn to the common ones; a passive's `weight`
-            multiplies its own.
+            multiplies it.
         eta: how much the labels draw those that they are tied to.
         tolerance: of the objective, relative, below which updates that repeat until they converge
             end; most_rounds: of them, at most. Neither is a setting.
@@ -125,8 +125,8 @@ class OneViewSettings(MultiviewSettings):
     """Every party has one view; see `MultiviewSettings`.
 
     Attributes:
-        parties: of single parties, by name, the active's too, what differs: beta, zeta or, of who
-            holds labels, eta, above 0. All parties sign it, since Z is weighted by every zeta.
+        parties: another beta, zeta or, of who holds labels, eta, of single parties, by name, the
+            active's too. They are above 0. All parties sign it, since Z is weighted by every zeta.
     """
 
     parties: dict[PartyName, dict[_Weight, Annotated[float, Field(gt=0)]]] = {}

@@ -101,15 +101,14 @@ class VoteSettings(MethodSettings):
     """How parties vote on the labels of the active's rows, and how the active reads that.
 
     Attributes:
-        labeller: a key of `LABELLERS`: how every party labels rows from its own features and the
-            labels that there are.
-        prior: what the active believes of its rows before it reads votes: "best_solo", what it
-            would do alone by the baseline that its held-out labels choose; a key of `BASELINES`,
-            by this one; or "labeller", what its own labeller of the passives' kind says.
+        labeller: a key of `LABELLERS`: how every party labels rows from its own features.
+        prior: what the active believes before it reads votes: "best_solo", by the baseline that its
+            held-out labels choose; a key of `BASELINES`; or "labeller", its own of the passives'
+            kind.
         epsilon: what the vote on one person may cost one passive, the labeller held fixed; null:
             votes are opened without noise.
-        weights_epsilon: what the weights of a labeller that noises them may cost a labelled
-            person; for `private_logistic`, which needs it.
+        weights_epsilon: what the weights of `private_logistic`, which needs it, may cost a labelled
+            person. So of any labeller that noises its weights.
     """
 
     labeller: str = "spreading"

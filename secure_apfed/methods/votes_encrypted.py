@@ -55,9 +55,9 @@ class EncryptedVotesSettings(VoteSettings):
     """Votes on labels that no passive sees, always soft; see `VoteSettings`.
 
     Attributes:
-        candidates: requests with encrypted labels that the active makes, of which the passives see
-            through all but one: an active that cheats is found out but for one time in so many;
-            null: it is trusted. Needed beside an epsilon.
+        candidates: requests of which the passives see through all but one, so that a cheating
+            active is found out but for one time in so many; null: it is trusted. They hold
+            encrypted labels. Needed beside an epsilon.
     """
 
     name: Literal["votes_encrypted"]

@@ -62,8 +62,8 @@ class Peer(Settings):
     Attributes:
         address: "host:port", "[::1]:port" for IPv6; null: it dials, or comes through a relay.
         identity: its Ed25519 public key, hex.
-        behind_proxy: a proxy ends TLS before it, so that a certificate there is not the party's;
-            its identity proves who it is.
+        behind_proxy: a proxy ends TLS before it; its identity proves who it is. A certificate there
+            is not the party's.
     """
 
     address: Place | None = None
@@ -93,14 +93,14 @@ class ServeSettings(Settings):
     """What a party answers of joint predictions, and how much at most, in all sessions together.
 
     Attributes:
-        table: of the people who may be asked about, with the columns of the training; null: its
-            table of the training.
+        table: of the people who may be asked about, with the columns of the training; null: that of
+            the training.
         a_person: answers about one person, ever; who had them is left out of what follows.
         a_day: answers a day (UTC), about all together; this and the next two end a session.
         in_all: answers ever, about all together.
         lookups_a_day: IDs that may be looked up, whether they are known or not.
         epsilon: what all answers about one person may cost, beside the training, where noise was
-            agreed, as `a_person`; null: as much as the training.
+            agreed; null: as much as the training. Who had so much is left out, as under `a_person`.
     """
 
     table: Path | None = None
@@ -125,11 +125,11 @@ class PartyFile(Settings):
         folder: its own, for keys, checkpoints and logs.
         listen: "host:port" where the others reach it; null: it dials out only.
         peers: the others, by name.
-        link: how it reaches them: "tcp", between processes of one machine; "grpc", across machines;
-            "nvflare", inside a job of NVFlare's, which needs no addresses.
+        link: how it reaches them: "tcp", within one machine; "grpc"; "nvflare", inside a job of
+            NVFlare's. The second is across machines; the last needs no addresses.
         tls: files that "grpc" takes.
-        insecure_plaintext_on_loopback: "grpc" without TLS, which no address but those of this
-            machine may have. Frames are sealed all the same.
+        insecure_plaintext_on_loopback: "grpc" without TLS, which only addresses of this machine may
+            have. Frames are sealed all the same.
         relay: "host:port" that all dial, where some cannot be reached.
         relay_name: the name in the relay's certificate; null: the host's own.
         proxy: "http://host:port" of a proxy that is asked to CONNECT; null: the environment's.

@@ -29,20 +29,20 @@ class AlignmentSettings(Settings):
             `auto`, `shown` takes `vole` with a dealer and `ecdh` without one; `hidden` takes
             `opprf`, which needs a dealer. They are hidden from an active that follows the protocol:
             see `leaks` of `opprf` and `circuit` for what one that does not may open.
-        mode: on whom passives help in training: `all` on the people that all parties share,
-            `pairwise` each on those that it shares with the active. In `pairwise` the active
-            learns these overlaps, and the gradient of a row that one passive alone knows is in
-            the sum as it is.
+        mode: passives help on people that all share, or (`pairwise`) each on those that it shares
+            with the active. In `pairwise` the active learns these overlaps, and the gradient of a
+            row that one passive alone knows is in the sum as it is.
         minimum_rows: fewer common rows are not opened; at least 1.
         maximum_ids: the largest set accepted from a peer. `most_guesses` says how many IDs one that
             deviates tries out by it.
-        normalisation: of `ID_RULES`, those that hold when IDs become bytes; in any order.
+        normalisation: of `ID_RULES`, those that hold, in any order. They hold when IDs become
+            bytes.
         date_formats: such as "%d.%m.%Y": dates in IDs that are written so count as 2026-01-31.
         threads: how many this party computes with; None lets the protocol choose. Where sets are
             dealt out to buckets they are processes, None for one for each core that this one may
             use.
-        history: folder that outlives runs, in which a party notes its intersections in a file
-            `NAME.jsonl` (see `secure_apfed.alignment.records`); None: it keeps none.
+        history: folder that outlives runs, in which a party notes its intersections; None: it keeps
+            none. The file is `NAME.jsonl` (see `secure_apfed.alignment.records`).
         runs_with_a_peer: how many intersections any one peer gets; goes with `history`.
     """
 

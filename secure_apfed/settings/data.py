@@ -58,8 +58,8 @@ class ViewColumns(Settings):
 
     Attributes:
         columns: their names, in order.
-        sequence: [steps, channels] of a view of sequences, which has 1 + steps * channels columns:
-            the number of steps in use, then step after step; null: plain columns.
+        sequence: [steps, channels] of a view of sequences. It has 1 + steps * channels columns: the
+            number of steps in use, then step after step; null: plain columns.
     """
 
     columns: tuple[ColumnName, ...] = Field(min_length=1)
@@ -84,11 +84,11 @@ class Database(Settings):
     """A party's rows as a query of its own database; needs the extra `sql`.
 
     Attributes:
-        url: as SQLAlchemy takes it, without a password: postgresql+psycopg://reader@host/name,
+        url: as SQLAlchemy takes it, without a password: postgresql+psycopg://reader@host/name. Or
             sqlite:///crm.db, duckdb:///crm.duckdb; relative paths of files start as `file` does.
-        query: one SELECT with an ORDER BY: rows without an order would be others in each session.
-        credentials: of the password: {env: NAME} of an environment variable, or {file: PATH} of a
-            file of mode 600. Null: the database asks for none.
+        query: one SELECT with an ORDER BY. Rows without an order would be others in each session.
+        credentials: of the password: {env: NAME}, an environment variable, or {file: PATH}, of mode
+            600. Null: the database asks for none.
     """
 
     url: str
@@ -137,20 +137,20 @@ class PartySettings(Settings):
     """One party's own table, for `dataset: tables`.
 
     Attributes:
-        file: CSV, Parquet or Arrow; a folder of such files, or a pattern, as sales/2026-*.csv. A
-            relative path starts at `data.folder`, or at the working directory where no folder is
+        file: CSV, Parquet or Arrow; a folder of such files, or a pattern. One is sales/2026-*.csv.
+            A relative path starts at `data.folder`, or at the working directory where no folder is
             given. null: a query, or the table lies at that party, and nowhere else.
         database: in place of a file, a query.
         id_column: one or several columns that name a row; null takes `data.id_column`.
         numeric: columns to standardise.
-        categorical: columns to one-hot encode; where both are null, every other column is used, by
-            its type. Naming one list uses it alone.
+        categorical: columns to one-hot encode; where both are null, every other column, by its
+            type. Naming one list uses it alone.
         ignore: columns to leave out.
-        missing: what to do about empty cells: "error" names them, "mean" takes a numeric
-            column's mean and no category, "drop" leaves the row out.
+        missing: "error" names empty cells, "mean" takes a numeric column's mean and no category,
+            "drop" leaves the row out.
         rare_categories: what becomes of columns with many categories.
-        encoding: JSON file with the encoding to use, or a model card that holds one; null fits
-            means, scales and categories to the party's own rows, which they then tell of.
+        encoding: JSON file with the encoding to use, or a model card that holds one; null fits it
+            to own rows, of which it then tells. It is means, scales and categories.
     """
 
     file: Path | None = None
@@ -196,42 +196,42 @@ class DataSettings(Settings):
 
     Attributes:
         dataset: a key of `DATASETS`, or "tables" for the parties' own files.
-        partition: "vertical" gives each party other features of the same people, "horizontal"
-            gives each party all features of other people, with their labels, equally many of each
-            class. The test rows are the active's. Own tables are as they are.
+        partition: "vertical" gives each party other features of the same people, "horizontal" all
+            features of other people, with their labels. Of each class equally many. The test rows
+            are the active's. Own tables are as they are.
         clients: parties under a horizontal partition of a built-in set; null takes 4.
         labels_at: passives that hold the labels of their own people, too, but for test rows.
-        views: of images m, the strips that one is cut into; of tables the names of those natural
-            views to use, in this order. Null takes the catalogue's number, or all.
+        views: strips into which an image is cut; of tables the names of natural views, in order.
+            Null takes the catalogue's number, or all.
         active_view: i, the view that the active holds, from 1.
-        rows: at most this many people of a built-in set, drawn before anything else; rows_per_class
-            draws so many of each class instead. Null takes all.
-        overlap: the share of each passive's training people that the active knows too, and
-            the other way round; 1 is all. Own tables overlap as they do.
-        aligned: in place of overlap, how many of the active's training people all passives hold;
-            beside them and the test rows passives hold nobody.
+        rows: at most this many people of a built-in set; rows_per_class draws so many of each
+            class. They are drawn before anything else. Null takes all.
+        overlap: the share of each passive's training people that the active knows too, and vice
+            versa. Own tables overlap as they do.
+        aligned: in place of overlap, how many of the active's training people all passives hold.
+            Beside them and the test rows passives hold nobody.
         test_fraction: of the active's rows, where the set has no official split.
-        split: how test rows, and those with a label, are drawn: "by_class" takes of each class by
-            its share, one labelled row at least, so that a label moves the split; "at_random" reads
-            no label.
+        split: how test rows, and those with a label, are drawn: "by_class" (a label moves it) or
+            "at_random" (reads no label). The first takes of each class by its share, one labelled
+            row at least.
         limit: at most this many training rows at the active, after a seeded shuffle.
-        labelled: how many of the active's training rows have a label to learn from, as a number
-            of rows or, below 1, as a share; null: all that have one. The labels of the others
-            reach nothing that trains. In own tables a row without a label is one with an empty
-            cell. Passives that hold labels hold as many, drawn of their own rows.
-        folder: where to look for files; null takes SECURE_APFED_DATA (a list with the
-            system's path separator), else ~/.cache/secure-apfed.
-        columns: party -> columns by name, or by position from 0, for sets of tables; the
-            party called "active" is required.
-        view_columns: view -> its columns, for own tables; a party's views are those whose columns
+        labelled: how many of the active's training rows have a label to learn from, or, below 1,
+            which share. Null: all that have one. The labels of the others reach nothing that
+            trains. In own tables a row without a label is one with an empty cell. Passives that
+            hold labels hold as many, drawn of their own rows.
+        folder: where to look for files; null takes SECURE_APFED_DATA, else ~/.cache/secure-apfed.
+            The first is a list with the system's path separator.
+        columns: party -> columns by name, or by position from 0, for sets of tables. The party
+            called "active" is required.
+        view_columns: view -> its columns, for own tables. A party's views are those whose columns
             it has, and they must be all of its columns. Null: one view a party.
         parties: party -> its table, for `dataset: tables`.
         active: which of `parties` is the active.
         id_column: columns that name a row in every party's file, unless the party differs.
         label_column: the column of labels, at whoever holds any.
         classes: the labels in the order of the network's outputs; null infers them from the
-            active's, which other parties with labels cannot. "numbers" are no classes: so are own
-            tables under `task: regression`, which need not say it, and splits read no label then.
+            active's. Other parties with labels cannot. "numbers" are no classes: so are own tables
+            under `task: regression`, which need not say it, and splits read no label then.
     """
 
     dataset: str = "digits"

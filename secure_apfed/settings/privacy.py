@@ -21,11 +21,11 @@ class GuardSettings(Settings):
     Attributes:
         mechanism: a key of `GUARDS`; has no default, since no protection is a choice, too.
         clip: C, the L2 bound of a row.
-        sigma: noise on each number; give it or epsilon, not both.
+        sigma: noise on each number; or epsilon. Give one of both.
         epsilon: what each row's releases may cost together over the planned run (replace-one,
             encoder held fixed); sigma is calibrated to it.
-        noise: "secret" draws a fresh key; "reproducible_insecure" derives it from the run's
-            seed, for experiments: whoever knows the seed can take the noise off.
+        noise: "secret" draws a fresh key; "reproducible_insecure" derives it from the seed: whoever
+            knows that can take the noise off. It is for experiments.
     """
 
     mechanism: Literal["none", "gaussian", "frozen_gaussian"]
@@ -55,8 +55,8 @@ class DpSgdSettings(Settings):
 
     Attributes:
         clip: C, the L2 bound of one example's gradient, the passives' row included.
-        noise_multiplier: deviation of the noise on the sum, over C, as Opacus counts it; give it
-            or epsilon, not both.
+        noise_multiplier: deviation of the noise on the sum, over C, as Opacus counts it; or
+            epsilon. Give one of both.
         epsilon: what the whole training may cost one record, its label included (replace-one):
             the noise is calibrated to it, beside what the guard's releases cost.
     """
@@ -116,8 +116,8 @@ class MarvellSettings(Settings):
     """Optimal perturbation.
 
     Attributes:
-        strength: s; the noise's expected squared norm is at most s |g1 - g0|^2 a row, with g1 and
-            g0 the classes' mean gradients in the batch.
+        strength: s; the noise's expected squared norm is at most s |g1 - g0|^2 a row. Here g1 and
+            g0 are the classes' mean gradients in the batch.
     """
 
     kind: Literal["marvell"] = "marvell"

@@ -60,8 +60,8 @@ class ThresholdChoice(Settings):
         cost: what it costs to miss a row of the second class, where a false alarm costs 1. Of
             calibrated probabilities the threshold is 1 / (1 + cost); of others the one that cost
             least on the labelled training rows.
-        rate: share of the training rows, those without a label too, that is decided for the second
-            class.
+        rate: share of the training rows that is decided for the second class. Those without a label
+            count, too.
     """
 
     cost: float | None = Field(None, gt=0)
@@ -80,11 +80,11 @@ class RunSettings(Settings, ABC):
     Attributes:
         name: of the run, of its folder and its report.
         seed: of everything reproducible and public (batches, partition), never of keys.
-        party_seeds: of initial weights and dropout: "secret" draws one for each party, which
-            it alone knows; "shared_for_comparison" takes `seed` for all, so that a run repeats
-            figure for figure, and whoever knows it knows everybody's initial weights.
-        method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, as
-            {name: votes, epsilon: 8}: single_view (the active alone); apfed (every passive says its
+        party_seeds: of initial weights and dropout: "secret" draws one for each party, which it
+            alone knows; "shared_for_comparison" takes `seed`: whoever knows it knows everybody's
+            initial weights. A run then repeats figure for figure.
+        method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, as {name:
+            votes, epsilon: 8}: single_view (the active alone); apfed (every passive says its
             objective), apfed_r, apfed_c; for few labels votes and its kin, joint_teacher,
             joint_teacher_sum; apc_vfl, vfedtrans (distil once); tvfl, split_nn, split_nn_sum
             (predict together); mmvfl, v_fedmv (agree on pseudo-labels); h_fedmv, s_fedmv (average
@@ -93,28 +93,28 @@ class RunSettings(Settings, ABC):
         measure: what the run is judged by, of `secure_apfed.measures.MEASURES`; the task's own
             unless given. The display, the report, the choice of the best baseline and studies go by
             it. All measures are written.
-        threshold: of two classes, the probability of the second from which on the active's model
-            decides for it; or accuracy, balanced_accuracy or f1: chosen by that on the labelled
-            training rows, after training; or {cost: 10} or {rate: 0.05}, see `ThresholdChoice`.
-            null: the likelier class is taken.
-        calibration: of two classes, whether the active's model tells probabilities that are met:
-            "labels" straightens its log-odds by labelled training rows, so that over those without
-            a label the mean is the share of labels that are of the second class; a number is that
-            share where it is known; "auto" is "labels" where the rarer class has fewer than a third
-            of the labels, the active predicts alone and no promise covers labels; else "none".
+        threshold: of two classes, the probability of the second from which on the model decides for
+            it, or accuracy, balanced_accuracy, f1, {cost: 10} or {rate: 0.05}; null: the likelier
+            class. A measure's is chosen on labelled training rows; see `ThresholdChoice`, too.
+        calibration: of two classes: "labels" straightens the model's log-odds by labelled training
+            rows, a number is the share of the second class where it is known; "auto" is "labels"
+            where the rarer class has fewer than a third of the labels, the active predicts alone
+            and no promise covers labels. Under "labels" the mean over rows without a label is the
+            share of labels that are of the second class.
         passives: settings by party name; "default" holds for those not named.
         checkpoint_every: epochs between two checkpoints of every party; the last is always saved.
             It changes no figure; a run that was broken off plays again what came after its newest,
             and where the same answer again counts, `rules.spare_answers` must allow for that.
-        delta: of every (epsilon, delta) of the run: of the guard, dp_sgd, votes and the noise under
-            the sum. Randomised answers and labels have none.
-        colluders: passives that may help the active, or add no noise where passives' noise adds up,
-            under the sum or under votes; theirs is not counted.
+        delta: of every (epsilon, delta) of the run. It holds for the guard, dp_sgd, votes and the
+            noise under the sum; randomised answers and labels have none.
+        colluders: passives whose noise is not counted: they may help the active, or add none. It
+            matters where passives' noise adds up, under the sum or under votes.
         dp_sgd: private training of the active; null: none.
         defences: without a guarantee, beside the guard, in the order in which they act.
         attacks: mounted on the finished run, where parties run apart by each on what it let out
-            itself; the text "all" mounts each with its usual options.
-        tradeoff: a study of this run, as `apfed_experiments.tradeoff` has them without name and
+            itself; "all" mounts each with its usual options.
+        tradeoff: a study of this run: `run` plays it at other strengths and draws accuracy against
+            leakage. Its keys are those of `apfed_experiments.tradeoff` without name and base.
         base:
             `run` plays it at other strengths and draws accuracy against leakage.
     """

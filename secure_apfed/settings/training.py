@@ -22,15 +22,14 @@ class ModelSettings(Settings):
     """Which family of networks a party uses, and its sizes.
 
     Attributes:
-        network: a key of `NETWORKS`, or "auto": the paper's convolutions for images of at
-            least 7 (grey) or 8 (colour) rows and columns, an MLP for everything else.
+        network: a key of `NETWORKS`, or "auto": the paper's convolutions for images, else a
+            perceptron. Images have at least 7 (grey) or 8 (colour) rows and columns.
         hidden: widths of the hidden layers (mlp, selu and enriched only).
-        representation: numbers of the encoder's output (mlp, selu and linear), of the part of it
-            that is not the row itself (enriched), of what passives tell (cross_view), or of one
-            direction of one view (gru).
-        projection: numbers of the linear projection that is sent to the passives; "none"
-            sends the encoder's output as it is; "auto" is 64, except for a plain
-            (unprotected) APFed-R, which sends the whole output as the authors' release does.
+        representation: numbers of the encoder's output; of its part that is not the row itself
+            (enriched), of what passives tell (cross_view), or of one direction of one view (gru).
+        projection: numbers of the linear projection that is sent to the passives; "none" sends the
+            encoder's output as it is; "auto" is 64, but "none" for a plain (unprotected) APFed-R.
+            So does the authors' release.
         sequences: [steps, channels] of each view (gru only). A view has 1 + steps * channels
             columns, of which the first says how many steps are in use.
         random_features: beside the row itself (random_features and cross_view only).
@@ -61,8 +60,8 @@ class ContrastiveSettings(Settings):
     """Eqs. (14) to (16).
 
     Attributes:
-        anchors: "active" is the paper's Eq. (14); "both" is symmetric over the two views
-            (2N anchors), as in the authors' release.
+        anchors: "active" is the paper's Eq. (14), "both" the authors' release, symmetric over the
+            two views. That is over 2N anchors.
         temperature: tau > 0, no unit.
     """
 
@@ -96,29 +95,29 @@ class TrainSettings(Settings):
         optimizer: of every module of every party; autoencoders of a method have their own.
         learning_rate: of each; momentum: of SGD alone. Adam's moments decay as its authors say.
         weight_decay: the L2 terms of Eqs. (6) and (7), on every module; under adamw each step
-            shrinks the weights by it instead (Loshchilov and Hutter 2019).
-        schedule_steps: over which a cosine lowers each party's learning rate from full to 0, of its
-            own steps, warm-up included. It stays there (Loshchilov and Hutter 2017, without
-            restarts). Null: it is constant.
+            shrinks the weights by it. See Loshchilov and Hutter 2019.
+        schedule_steps: over which a cosine lowers each party's learning rate to 0, of its own
+            steps, warm-up included. It stays there (Loshchilov and Hutter 2017, without restarts).
+            Null: it is constant.
         warmup_steps: over which the learning rate rises in equal parts before that.
-        max_gradient_norm: L2 bound of a party's parameter gradient in one step; null: none, as
-            in the paper. Guarded representations are noisy and long: then a bound keeps a
-            passive's training from diverging.
+        max_gradient_norm: L2 bound of a party's parameter gradient in one step; null: none. So in
+            the paper. Guarded representations are noisy and long: then a bound keeps a passive's
+            training from diverging.
         use_unaligned: rows outside the intersection train the active with its own loss.
-        spread_labels: after training the active's labels are spread over its representations of all
-            its training rows, and the last layer of its head is fitted to them; for few labels.
+        spread_labels: for few labels: after training they are spread over representations of all
+            training rows, and the last layer of the head is fitted to them. Both are the active's.
         evaluate_every: epochs between two test evaluations; the last is always evaluated.
-        patience: epochs without a lower loss on held-out rows after which training ends; null: it
+        patience: epochs without a lower loss on held-out rows after which training ends. Null: it
             ends with its last epoch. From a tenth of its labelled training rows the active learns
             nothing then, but when to end; a threshold that is chosen reads them, too.
         keep_best: whether the active keeps its networks of the epoch with the least loss on
-            held-out rows, in place of the last.
-        class_weights: "balanced" counts all classes alike in the task loss, by the labels that the
-            active trains on; "none": all rows.
-        loss: of `task: regression`, in standard deviations of the labels; huber is squared below
+            held-out rows.
+        class_weights: "balanced" counts all classes alike in the task loss. It goes by the labels
+            that the active trains on; "none": all rows.
+        loss: of `task: regression`, in standard deviations of the labels. Huber is squared below
             one of them and linear above. Classes take the cross-entropy.
-        device: "auto" takes the GPU where there is one; "cpu"; "cuda"; or one of several GPUs, as
-            "cuda:1". Attacks on the finished run compute there, too.
+        device: "auto" takes the GPU where there is one; "cpu"; "cuda"; "cuda:1". Attacks on the
+            finished run compute there, too.
         precision: arithmetic of the networks; what is sent is never narrower than float32.
     """
 
@@ -168,7 +167,7 @@ class PassiveSettings(Settings):
 
     Attributes:
         objective: what it optimises; null takes the method's own (apfed_r, apfed_c).
-        weight: lambda_p >= 0 of Eq. (8); the passive applies it, the active cannot change it.
+        weight: lambda_p >= 0 of Eq. (8), which the passive applies. The active cannot change it.
         model: its networks; null takes the run's `model`.
     """
 
@@ -181,10 +180,10 @@ class NoiseSettings(Settings):
     """Discrete Gaussian noise that every passive adds to its contributions under the sum.
 
     Attributes:
-        sigma: deviation of each passive's noise on each number, in the unit of `clip`; give it or
-            epsilon, not both.
-        epsilon: what all contributions that involve one person may cost a passive together; the
-            noise is calibrated to it, and the run stops before it is exceeded.
+        sigma: deviation of each passive's noise on each number, in the unit of `clip`; or epsilon.
+            Give one of both.
+        epsilon: what all contributions that involve one person may cost a passive; the noise is
+            calibrated to it, and the run stops before it is exceeded.
     """
 
     sigma: float | None = Field(None, gt=0)
@@ -203,8 +202,8 @@ class SumSettings(Settings):
     Attributes:
         scheme: what encrypts or shares the gradients; with `masks` a pair of `SECURE_SUMS`.
         masks: what is added to them before.
-        clip: C, the L2 bound of one row of lambda_p dl_p/dz (gradient of the row's own loss,
-            before the mean over the batch); null: no clip (only where nothing is quantised).
+        clip: C, the L2 bound of one row of lambda_p dl_p/dz (of the row's own loss); null: no clip
+            (only where nothing is quantised). It is taken before the mean over the batch.
         bits: fixed-point bits of one value.
         allow_single_passive: with one passive the "sum" is its gradient; refused otherwise.
         threshold: under recoverable masks, passives without whom a step has no sum. Training goes
@@ -231,27 +230,27 @@ class RuleSettings(Settings):
     """What a passive checks before it answers, and the active before it goes on.
 
     Attributes:
-        minimum_batch: aligned rows in a batch below which it refuses; the active then
-            trains on that batch alone.
-        minimum_spread: how much the directions of a batch's rows must differ, 0 to 1 (see
-            `learning/checks.py`); null is 0.0005, and 0 (no rule) below 8 numbers a
-            row, where honest rows may lie as close.
-            The active trains alone on a batch of its own that differs less, and warns.
+        minimum_batch: aligned rows in a batch below which it refuses. The active then trains on
+            that batch alone.
+        minimum_spread: how much the directions of a batch's rows must differ, 0 to 1; null is
+            0.0005, and 0 (no rule) below 8 numbers a row. There honest rows may lie as close. See
+            `learning/checks.py`. The active trains alone on a batch of its own that differs less,
+            and warns.
         spare_answers: how much more often than once an epoch a row may be answered, over all
-            sessions of the run: for epochs that break off and are played again. The same
+            sessions of the run. That is for epochs that break off and are played again. The same
             answer again is free, and on a CPU it is the same; it counts on a GPU, under noise,
-            under recoverable masks with a threshold below all passives, and at a passive that
-            does not know everybody.
-        refused_sums: after how many sums that the active refused the run may be resumed; it may be
-            raised when it is. Whoever altered them learnt something of the passives' numbers,
-            which a resumed run computes again (see docs/threat-model.md).
-        silent_passive: "stop", "wait" or "recover" (see `secure_apfed.contract.Contract` and
-            docs/when-a-party-dies.md); null: recover where the sum can, else stop.
+            under recoverable masks with a threshold below all passives, and at a passive that does
+            not know everybody.
+        refused_sums: after how many sums that the active refused the run may be resumed. It may be
+            raised when it is. Whoever altered them learnt something of the passives' numbers, which
+            a resumed run computes again (see docs/threat-model.md).
+        silent_passive: what happens when one falls silent, see docs/when-a-party-dies.md; null:
+            recover where the sum can, else stop. See `secure_apfed.contract.Contract`, too.
         patience_s: seconds, one unit of patience with whoever is silent; null: each party's own
             `timeout_s`. Where parties begin again by themselves, they wait so long for each other.
-        restarts: new sessions that each party begins by itself, at most, from the newest checkpoint
-            that all hold; 0: whoever runs it resumes. Steps that are played again may count again
-            (see `spare_answers`).
+        restarts: new sessions that each party begins by itself, at most; 0: whoever runs it
+            resumes. They go on from the newest checkpoint that all hold. Steps that are played
+            again may count again (see `spare_answers`).
     """
 
     minimum_batch: int = Field(2, ge=2)
