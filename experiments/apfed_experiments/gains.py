@@ -141,8 +141,9 @@ _VOTES: Mapping[str, dict[str, Any]] = {
 }
 _METHODS: Mapping[str, dict[str, Any]] = {
     **{name: {"method": method, **STUDENT} for name, method in _VOTES.items()},
-    **{name: {"method": {"name": name, "labels": "spreading"}, **STUDENT, "train": _JOINTLY}
-       for name in ("joint_teacher", _TEACHER_SUM)},
+    _TEACHER_SUM: {
+        "method": {"name": _TEACHER_SUM, "labels": "spreading"}, **STUDENT, "train": _JOINTLY,
+    },
     **{f"{name}{suffix}": {"method": {"name": name, **classified},
                            "model": {"network": network, "hidden": [256], "representation": size}}
        for name, size in (("apc_vfl", 256), ("vfedtrans", 16))
@@ -304,7 +305,7 @@ def _cases() -> dict[str, GainCase]:
         ("votes-randomised-logistic", "digits", 50, 4.0),
         *(
             (method, data, n, None)
-            for method in ("joint_teacher", _TEACHER_SUM, "apc_vfl")
+            for method in (_TEACHER_SUM, "apc_vfl")
             for data in ("digits", "handwritten-zer")
             for n in (20, 50)
         ),

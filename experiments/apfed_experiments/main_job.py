@@ -58,7 +58,7 @@ _INFERENCE: Mapping[str, str] = {
     "tvfl_0": "TVFL-0",
     "tvfl_a": "TVFL-A",
     "tvfl_r": "TVFL-R",
-    "joint_teacher_together": "Teacher, all parties",
+    "joint_teacher_sum_together": "Teacher, all parties",
 }
 _TARGETS: Mapping[str, str] = {"labels": "balanced accuracy", "features": "R2"}
 
@@ -93,6 +93,11 @@ _CODED = {
 }
 _ENDLESS = 100.0
 _JOINTLY = {"epochs": 20, "batch_size": 64, "learning_rate": 0.1, "evaluate_every": 20}
+_TAUGHT_JOINTLY = {
+    **_STUDENT,
+    "train": _JOINTLY,
+    "secure_sum": {**MASKED["secure_sum"], "clip": 8.0},
+}
 
 
 def _variant(
@@ -117,8 +122,8 @@ VARIANTS: tuple[Line, ...] = (
              epsilon=4.0),
     _variant("votes-encrypted", "Votes", "votes_encrypted", "labels encrypted", changes=_STUDENT),
     _variant("apfed_code", "APFed by code", "apfed_code", "secure sum", changes=_CODED),
-    _variant("joint-teacher", "Joint teacher", "joint_teacher", "none", protected=False,
-             changes={**_STUDENT, "train": _JOINTLY}, labels="spreading"),
+    _variant("joint-teacher", "Joint teacher", "joint_teacher_sum", "secure sum",
+             changes=_TAUGHT_JOINTLY, labels="spreading"),
     _variant("tvfl", "TVFL", "tvfl", "none", protected=False,
              changes={**_PLAIN, "train": {**_JOINTLY, "epochs": 100, "evaluate_every": 100}}),
     _variant("apfed_c", "APFed-C", "apfed_c", "none", protected=False, changes=_PLAIN),

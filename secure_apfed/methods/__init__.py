@@ -24,7 +24,7 @@ from secure_apfed.methods.apfed import (
 from secure_apfed.methods.apfed_code import ApfedCode
 from secure_apfed.methods.averaging import Averaging, HFedMvSettings, SFedMvSettings
 from secure_apfed.methods.distilled import ApcVfl, VFedTrans
-from secure_apfed.methods.joint import JointTeacher, SplitNn, SummedSplitNn, SummedTeacher, Tvfl
+from secure_apfed.methods.joint import JointTeacher, SplitNn, SummedSplitNn, Tvfl
 from secure_apfed.methods.method import (
     Helper,
     Learner,
@@ -92,8 +92,7 @@ METHODS: Mapping[str, Method] = {
     "votes_encrypted": EncryptedVotes(),
     "votes_moment": MomentVotes(),
     "votes_rehearsal": Rehearsal(),
-    "joint_teacher": JointTeacher(),
-    "joint_teacher_sum": SummedTeacher(),
+    "joint_teacher_sum": JointTeacher(),
     "apc_vfl": ApcVfl(),
     "vfedtrans": VFedTrans(),
     "split_nn": SplitNn(),

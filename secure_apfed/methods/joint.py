@@ -18,21 +18,20 @@ regression.
 A passive emits its representations behind its own guard, or under the sum; the active the gradients
 on them.
 
-Joint teacher: all parties train one model on the labelled rows, which labels the others once.
+`joint_teacher_sum`: all parties train one model on the labelled rows, which labels the others once.
 
-Training is that of `tvfl`, on the aligned rows that have a label. Then the active asks the passives
-once more, for the aligned training rows without one; the joint model labels these, and the active's
+Training is that of `split_nn_sum`, on the aligned rows that have a label. Then the active asks once
+more, for the aligned training rows without one; the joint model labels these, and the active's
 student learns the labels from the active's own features. It predicts alone. Help is worth most
 where few rows have a label and many more are aligned. Of a labelled row the student learns the true
-label, never the teacher's, who was fitted to it. `joint_teacher_sum` trains as `split_nn_sum` does:
-the active opens sums alone, once of each row without a label, and `secure_sum.noise` goes under
-them. A sum is no more hidden than it has numbers fewer than the passives have features: docs/leaks.
+label, never the teacher's, who was fitted to it. A sum is no more hidden than it has numbers fewer
+than the passives have features: docs/leaks.
 
 `epsilon` puts k-ary randomised response between the teacher and the student. It covers, at
 delta 0, what the finished student says of the passives' features of one person without a label:
 they reach the student by this one label alone, since the teacher was fitted without that person. It
-covers nothing that the active itself reads, which has the person's representation already; nor a
-person with a label, on whom the teacher was fitted; nor the teacher, or checkpoints, which hold it.
+covers nothing that the active itself reads, which has the person's sum already; nor a person with a
+label, on whom the teacher was fitted; nor the teacher, or checkpoints, which hold it.
 
 Letters: N rows of a table, B batch, D numbers of a representation, K classes, U aligned training
 rows.
@@ -41,7 +40,7 @@ rows.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -598,13 +597,11 @@ class EncoderTrainer(Trainer):
         self.step()
 
 
-ActiveT = TypeVar("ActiveT", bound=TvflActive)
-
-
 class Tvfl(Method):
     """TVFL; see `Method`."""
 
     settings: type[MethodSettings] = TvflSettings
+    kind: type[TvflActive] = TvflActive
 
     def model(self, config: RunSettings) -> ModelSettings:
         """Networks of the active, and of passives that have none of their own."""
@@ -633,13 +630,9 @@ class Tvfl(Method):
         )
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        return self.active(TvflActive, own, contract, rows)
-
-    def active(self, kind: type[ActiveT], own: Own, contract: Contract, rows: Tensor) -> ActiveT:
-        """An active of this kind, which reads each passive's representations."""
         trainer = self.head_trainer(own, contract)
         promised = joint_releases_statement(guard_for(own).statement(), len(contract.passives))
-        return kind(own, contract, rows, trainer, guarantee=promised)
+        return self.kind(own, contract, rows, trainer, guarantee=promised)
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         guard = guard_for(own)
@@ -703,16 +696,14 @@ class SplitNn(Tvfl):
     """Vertical SplitNN that concatenates; see `Method`."""
 
     settings = SplitNnSettings
-
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        return self.active(SplitNnActive, own, contract, rows)
+    kind = SplitNnActive
 
 
 class SummedSplitNn(SumMethod, Tvfl):
     """Vertical SplitNN that merges by a secure sum; see `Method`."""
 
     settings: type[MethodSettings] = SummedSplitNnSettings
-    kind: type[SummedSplitNnActive] = SummedSplitNnActive
+    kind = SummedSplitNnActive
     lockstep = Method.lockstep
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
@@ -748,8 +739,8 @@ class SummedSplitNn(SumMethod, Tvfl):
         return SummedPassive(sum_end, trainer, clip=clip_of(own.config))
 
 
-class JointTeacherActive(TvflActive):
-    """The active, whose student learns from the joint model in the end; see `TvflActive`."""
+class TeacherActive(SummedSplitNnActive):
+    """Its student learns from the joint model in the end; see `SummedSplitNnActive`."""
 
     def __init__(
         self, own: Own, contract: Contract, aligned: Tensor, trainer: HeadTrainer, *,
@@ -834,11 +825,7 @@ class JointTeacherActive(TvflActive):
         return self.student.without(rows)
 
 
-class SummedTeacherActive(JointTeacherActive, SummedSplitNnActive):
-    """The same, whose joint model reads the sum of the passives' representations."""
-
-
-class TeacherSettings(FormSettings, JointSettings):
+class TeacherSettings(FormSettings):
     """The joint model and how it labels rows.
 
     Attributes:
@@ -851,12 +838,17 @@ class TeacherSettings(FormSettings, JointSettings):
             finished student alone.
     """
 
+    name: Literal["joint_teacher_sum"]
     model: ModelSettings = ModelSettings(network="linear", representation=16)
     labels: str = HEAD
     epsilon: float | None = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
 
+    title = "joint teacher, summed"
     predicts_alone = True
+    sums_representations = True
     teacher = "joint model"
+    returns_gradients = True
+    stops_early = True
 
     @field_validator("labels")
     @classmethod
@@ -879,42 +871,14 @@ class TeacherSettings(FormSettings, JointSettings):
         return self.labels != HEAD
 
 
-class JointTeacherSettings(TeacherSettings):
-    """A joint teacher that reads each passive's representations; see `TeacherSettings`."""
+class JointTeacher(SummedSplitNn):
+    """A joint teacher under a secure sum; see `Method`."""
 
-    name: Literal["joint_teacher"]
-
-    title = "joint teacher"
-
-
-class SummedTeacherSettings(TeacherSettings):
-    """A joint teacher that reads the sum of them; see `TeacherSettings`."""
-
-    name: Literal["joint_teacher_sum"]
-
-    title = "joint teacher, summed"
-    representations_from = None
-    sums_representations = True
-
-
-class JointTeacher(Tvfl):
-    settings = JointTeacherSettings
+    settings = TeacherSettings
+    kind = TeacherActive
 
     def model(self, config: RunSettings) -> ModelSettings:
         return TeacherSettings.of(config).model
-
-    lockstep = Method.lockstep  # the student learns after the last step
-
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        return self.active(JointTeacherActive, own, contract, rows)
-
-
-class SummedTeacher(SummedSplitNn):
-    """A joint teacher under a secure sum; see `Method`."""
-
-    settings = SummedTeacherSettings
-    kind = SummedTeacherActive
-    model = JointTeacher.model
 
 
 def _response_statement(own: Own) -> str:
@@ -929,6 +893,6 @@ def _response_statement(own: Own) -> str:
     return (
         f"; the student learns each label of the teacher's under {classes}-ary randomised "
         f"response of epsilon {epsilon:g}, delta 0, against {against}, for one person without a "
-        "label, with the teacher held fixed; against the active, which read the representations, "
+        "label, with the teacher held fixed; against the active, which read their sums, "
         "and for people with a label it gives nothing"
     )

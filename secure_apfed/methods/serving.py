@@ -94,7 +94,7 @@ def joint_method(method: Method) -> Tvfl:
     if not isinstance(method, Tvfl):
         raise ModelError(
             f"{method.declared.title} trains no model that parties predict with together; "
-            "tvfl, split_nn, split_nn_sum, joint_teacher and joint_teacher_sum do"
+            "tvfl, split_nn, split_nn_sum and joint_teacher_sum do"
         )
     return method
 

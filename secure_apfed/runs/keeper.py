@@ -70,7 +70,7 @@ def read_kept(folder: PartyFolder, name: str) -> tuple[Kept, dict[str, Tensor]]:
     if not folder.joint.exists():
         raise ModelError(
             f"{folder.joint} is missing: {name} has finished no training whose model predicts "
-            "together (tvfl, split_nn, split_nn_sum, joint_teacher or joint_teacher_sum)"
+            "together (tvfl, split_nn, split_nn_sum or joint_teacher_sum)"
         )
     try:
         content = read_bytes(folder.joint, most=_MOST_BYTES)

@@ -85,7 +85,7 @@ class RunSettings(Settings, ABC):
             initial weights. A run then repeats figure for figure.
         method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, as {name:
             votes, epsilon: 8}: single_view (the active alone); apfed (every passive says its
-            objective), apfed_r, apfed_c; for few labels votes and its kin, joint_teacher,
+            objective), apfed_r, apfed_c; for few labels votes and its kin,
             joint_teacher_sum; apc_vfl, vfedtrans (distil once); tvfl, split_nn, split_nn_sum
             (predict together); mmvfl, v_fedmv (agree on pseudo-labels); h_fedmv, s_fedmv (average
             weights).

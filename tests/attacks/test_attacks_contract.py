@@ -668,7 +668,6 @@ APPLIES: Mapping[str, set[str]] = {
     "votes_encrypted": QUERIED,
     "votes_moment": {"shown_labels"} | QUERIED,
     "votes_rehearsal": {"shown_labels"} | QUERIED,
-    "joint_teacher": OF_JOINT | QUERIED,
     "joint_teacher_sum": {*GRADIENTS} | {"sum_regression"} | QUERIED,
     "apc_vfl": RELEASES_OF_PASSIVES | QUERIED,
     "vfedtrans": {"vector_regression"} | QUERIED,

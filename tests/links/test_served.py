@@ -110,9 +110,7 @@ def test_nobody_begins_again_where_a_party_stopped_for_its_data(tmp_path: Path) 
     assert again == []
 
 
-@pytest.fixture(
-    scope="module", params=["split_nn_sum", "tvfl", "joint_teacher", "joint_teacher_sum"]
-)
+@pytest.fixture(scope="module", params=["split_nn_sum", "tvfl", "joint_teacher_sum"])
 def trained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Mapping[str, Path]:

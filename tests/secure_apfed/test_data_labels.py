@@ -277,13 +277,13 @@ def test_where_passives_have_labels_too_the_active_may_know_one_class() -> None:
 
 
 def test_a_measure_that_no_row_defines_is_a_sentence(tmp_path: Path) -> None:
-    config = config_of("joint_teacher").model_copy(update={"measure": "auc"})
+    config = config_of("joint_teacher_sum").model_copy(update={"measure": "auc"})
     result = run(config, tmp_path / "run", data=data_of(config, malignant_tests_at_most(0)))
     told = "the 89 tested rows are all of one class"
-    assert result.undefined["joint_teacher_together"]["auc"] == told
-    assert "auc" in result.measures["joint_teacher"]
+    assert result.undefined["joint_teacher_sum_together"]["auc"] == told
+    assert "auc" in result.measures["joint_teacher_sum"]
     stored = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert stored["undefined"]["joint_teacher_together"]["auc"] == told
+    assert stored["undefined"]["joint_teacher_sum_together"]["auc"] == told
     tvfl = config_of("tvfl")
     with pytest.warns(FewRowsWarning, match="0 of its 142 test rows are among the 427 common"):
         result = run(tvfl, None, data=data_of(tvfl, lambda data: data.train_rows))

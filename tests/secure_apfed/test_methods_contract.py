@@ -196,7 +196,7 @@ _PAIRWISE = {"alignment": {"mode": "pairwise"}}
 _NOISED = {"secure_sum": {"scheme": "plain", "noise": {"sigma": 1.0}}}
 _PATIENT = {"train": {"patience": 3}}
 _PRIVATE = {"dp_sgd": {"noise_multiplier": 1.0}}
-_TEACHER = {"name": "joint_teacher", "labels": "spreading"}
+_TEACHER = {"name": "joint_teacher_sum", "labels": "spreading"}
 REFUSED: tuple[tuple[Said, Mapping[str, Any], str], ...] = (
     ("tvfl", _PAIRWISE, "use all, or apfed, apfed_r, apfed_c, votes, votes_randomised or votes_re"),
     ("apfed_c", {**_PAIRWISE, "secure_sum": {"scheme": "ckks"}}, "the gradient of every row"),
@@ -226,8 +226,9 @@ REFUSED: tuple[tuple[Said, Mapping[str, Any], str], ...] = (
     ({**_TEACHER, "epsilon": 1}, {}, "no epsilon of one"),
     ({**_TEACHER, "labels": "spredding"}, {}, "did you mean 'spreading'"),
     ({**_TEACHER, "labels": "private_logistic"}, {}, "is unknown"),
-    ("joint_teacher", _PAIRWISE, "needs all passives"), ("joint_teacher", _SPREAD, "use apfed"),
-    ("joint_teacher", _LP_MST, "none that predicts alone"),
+    ("joint_teacher_sum", _PAIRWISE, "needs all passives"),
+    ("joint_teacher_sum", _SPREAD, "use apfed"),
+    ("joint_teacher_sum", _LP_MST, "none that predicts alone"),
     ({"name": "votes_randomised", "epsilon": None}, {}, "method votes_randomised protects"),
     ({"name": "votes", "labeller": "spreding"}, {}, "did you mean 'spreading'"),
     ({"name": "votes", "labeller": "private_logistic"}, {}, "private_logistic, which needs it"),

@@ -106,7 +106,7 @@ def test_accuracy_is_that_of_a_run(method: str, labelled: int | None) -> None:
 
 @pytest.mark.parametrize(("method", "changes", "says"), [
     ("votes", {}, "method votes"),
-    ("joint_teacher", {}, "method joint_teacher"),
+    ("joint_teacher_sum", {}, "method joint_teacher_sum"),
     ("split_nn_sum", {}, "method split_nn_sum"),
     ("apfed_c", {"guard": {"mechanism": "gaussian", "epsilon": 8.0, "clip": 1.0}}, "guard"),
     ("apfed_c", {"secure_sum": {"masks": "pairwise"}}, "secure_sum"),

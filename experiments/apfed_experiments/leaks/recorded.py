@@ -39,7 +39,6 @@ NETWORKS: Mapping[str, Any] = {
 _METHODS: Mapping[str, Mapping[str, Any]] = {
     "votes": NETWORKS, "votes_randomised": {"epsilon": 4.0, **NETWORKS},
     "apfed_c": {"passives": {"default": {"weight": 10.0}}, **NETWORKS}, "tvfl": NETWORKS,
-    "joint_teacher": {"method": {"name": "joint_teacher", "labels": "spreading"}, **NETWORKS},
     "joint_teacher_sum": {
         "method": {"name": "joint_teacher_sum", "labels": "spreading"}, **NETWORKS,
         "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 8.0},
