@@ -65,11 +65,6 @@ tags_in_the_hubs_order: test_psi_contract.py
     Where only the size is to open, the hub reads which of its IDs are common.
 -tags = tags[random_permutation(len(tags))]
 +tags = tags[np.arange(len(tags))]
---- protocols/apfed_protocols/moments.py
-sensitivity_of_signed_votes: test_moments_views.py
-    The moment of votes that may be negative is noised by 0.7 of what it needs.
--factor = 2.0 if self.signed else math.sqrt(2)
-+factor = math.sqrt(2)
 --- protocols/apfed_protocols/noise.py
 zero_twice: test_noise.py
     Discrete noise is zero twice as often as the law says.

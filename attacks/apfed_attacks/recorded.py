@@ -193,7 +193,6 @@ _OPENS: Mapping[str, Opened] = {
     "weights are averaged": "weights",
     "the sum of votes is opened": "sum of votes",
     "votes of encrypted labels are summed": "sum of votes",
-    "votes are opened as a moment": "moment of votes",
 }
 
 

@@ -66,7 +66,7 @@ Side: TypeAlias = Literal["active", "passives"]
 Sent: TypeAlias = Literal["shown", "encrypted"]
 Opened: TypeAlias = Literal[
     "gradients", "representations", "projections", "pseudo-labels", "weights", "sum of votes",
-    "moment of votes", "singular vectors",
+    "singular vectors",
 ]  # fmt: skip
 _CPU = torch.device("cpu")
 # Vectors or convolution maps; what is sent is never narrower than float32.
@@ -189,7 +189,7 @@ class Exchange:
         opens: what the active reads of all passives together, and of none alone: a sum of
             "gradients" of their objectives or of "representations"; an average of
             "pseudo-labels", which the active sends and each answers by its own, or of "weights";
-            the "sum of votes", or a noised "moment of votes", which is of no row; the left
+            the "sum of votes"; the left
             "singular vectors" of all parties' tables. `AdversaryView.opened` holds it.
         labels: how the active's labels go to the passives with a request for votes.
         aligned: a position is the same person's at all parties that have a row there. False where

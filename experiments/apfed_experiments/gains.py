@@ -133,9 +133,7 @@ _LOGISTIC = {"labeller": "logistic"}
 _VOTES: Mapping[str, dict[str, Any]] = {
     "votes": {"name": "votes"},
     "votes-randomised": {"name": "votes_randomised"},
-    "votes-moment": {"name": "votes_moment"},
     "votes-encrypted": {"name": "votes_encrypted"},
-    "votes-moment-logistic": {"name": "votes_moment", **_LOGISTIC},
     "votes-randomised-logistic": {"name": "votes_randomised", **_LOGISTIC},
     _NO_HELP: {"name": "votes"},
 }
@@ -294,14 +292,12 @@ def _cases() -> dict[str, GainCase]:
         ("votes", "breast-cancer-errors", 20, None),
         ("votes", "wine", 9, None),
         *(
-            (method, data, 20, epsilon)
-            for method in ("votes-randomised", "votes-moment")
+            ("votes-randomised", data, 20, epsilon)
             for data in ("handwritten-zer", "digits")
             for epsilon in _EPSILONS
         ),
         ("votes-randomised", "digits", 50, 4.0),
         ("votes-encrypted", "digits", 50, None),
-        *(("votes-moment-logistic", "digits", 20, epsilon) for epsilon in (1.0, 4.0)),
         ("votes-randomised-logistic", "digits", 50, 4.0),
         *(
             (method, data, n, None)
@@ -351,7 +347,7 @@ def cases_on(folder: Path) -> Mapping[str, GainCase]:
         for labelled in (20, 50, 200, None)
         for method, epsilon in (
             ("votes", None), ("votes-encrypted", None), (_CODE, None),
-            *((opening, epsilon) for opening in ("votes-randomised", "votes-moment", "votes")
+            *((opening, epsilon) for opening in ("votes-randomised", "votes")
               for epsilon in (1.0, 2.0, 4.0, 8.0)),
         )
     ]  # fmt: skip

@@ -118,8 +118,6 @@ VARIANTS: tuple[Line, ...] = (
     _variant("votes-noise", "Votes", "votes", "secure sum + noise", changes=_STUDENT, epsilon=4.0),
     _variant("votes-randomised", "Votes", "votes_randomised", "randomised answers",
              changes=_STUDENT, epsilon=4.0),
-    _variant("votes-moment", "Votes", "votes_moment", "noised moment", changes=_STUDENT,
-             epsilon=4.0),
     _variant("votes-encrypted", "Votes", "votes_encrypted", "labels encrypted", changes=_STUDENT),
     _variant("apfed_code", "APFed by code", "apfed_code", "secure sum", changes=_CODED),
     _variant("joint-teacher", "Joint teacher", "joint_teacher_sum", "secure sum",

@@ -41,7 +41,6 @@ class Kind(StrEnum):
     CHALLENGE = "challenge"
     ENCRYPTED_LABELS = "encrypted-labels"
     DEALT = "dealt"
-    SIGNS = "signs"
     REPRESENTATIONS = "representations"
     CONTRIBUTION = "contribution"
     SINGULAR_VECTORS = "singular-vectors"
@@ -68,7 +67,7 @@ _PHASES = {
         "agreement": (Kind.GREETING, Kind.SESSION, Kind.SIGNATURE),
         "alignment": (Kind.ALIGNMENT, Kind.ALIVE),
         "set-up": (
-            Kind.SUM_SETUP, Kind.BALLOT_SIZE, Kind.DEALT, Kind.SIGNS, Kind.COMMITMENT, Kind.COIN,
+            Kind.SUM_SETUP, Kind.BALLOT_SIZE, Kind.DEALT, Kind.COMMITMENT, Kind.COIN,
             Kind.CHALLENGE, Kind.READY,
         ),
         "checkpoint": (Kind.SAVED,),

@@ -4,8 +4,7 @@ Run by: every passive, before it votes. Two questions are kept apart:
 
 *One vote*: how far one row of votes can move, the labeller held fixed. Rows have L1 norm 1 at
 most. Of two such rows a and b without negative numbers |a - b|^2 <= |a|^2 + |b|^2 <= 2; with
-negative ones |a - b| <= 2. A moment Phi^T V moves by phi_u (a - b)^T, as far in Frobenius norm if
-|phi_u| <= 1.
+negative ones |a - b| <= 2.
 
 *One record*: the person's features at that passive are replaced; who is labelled, the labels, the
 IDs and all settings stay.
@@ -16,7 +15,7 @@ IDs and all settings stay.
   vote is one vote: the two compose. Without noise on it nothing is claimed.
 The guarantee for the passive's table is the worse of both.
 
-Letters: U rows, K classes, P numbers of a row of Phi, L steps of fixed point for 1.
+Letters: U rows, K classes, L steps of fixed point for 1.
 """
 
 import math
@@ -41,13 +40,13 @@ def vote_distance(*, signed: bool) -> float:
 
 
 def distance_in_steps(*, steps: float, numbers: int, signed: bool, integers: bool = False) -> float:
-    """The same in steps of fixed point: of one row of votes, or of a moment of them.
+    """The same in steps of fixed point.
 
     Args:
         steps: L, what 1 becomes: `FixedPoint.levels / clip_norm`. The clip to a ball brings no two
             rows further apart.
-        numbers: of what is rounded: K of a row of votes, P K of a moment. Each moves by half
-            a step to the nearest in either world: sqrt(numbers) together.
+        numbers: of what is rounded, K. Each moves by half a step to the nearest in either world:
+            sqrt(numbers) together.
         signed: whether votes may be negative.
         integers: what is added are integers already, whose rows keep the bound L by themselves:
             votes of integer matrices that were rounded towards zero, for instance.
@@ -73,29 +72,9 @@ def summed_votes(
     first have no signs, and are not rounded where L is an integer.
     """
     exact = integers or (hard and float(steps).is_integer())
-    noise = {"deviation": deviation, "honest": honest, "numbers": classes}
-    return summed_moment(labeller, hard=hard, steps=steps, integers=exact, **noise)
-
-
-def summed_moment(
-    labeller: Labeller,
-    *,
-    hard: bool,
-    deviation: int,
-    honest: int,
-    steps: float,
-    numbers: int,
-    integers: bool = False,
-) -> SummedRelease:
-    """One release of Phi^T (sum of votes) under discrete noise, rows of Phi at norm 1 at most.
-
-    Phi must not depend on the passive's features. `numbers` are P K, all of which one row moves;
-    with `integers`, Phi in steps of its own and votes are multiplied as integers, with rows that
-    keep their bounds, and `steps` is the product of both L.
-    """
     signed = labeller.signed and not hard
-    far = distance_in_steps(steps=steps, numbers=numbers, signed=signed, integers=integers)
-    return SummedRelease(deviation=deviation, honest=honest, sensitivity=far, numbers=numbers)
+    far = distance_in_steps(steps=steps, numbers=classes, signed=signed, integers=exact)
+    return SummedRelease(deviation=deviation, honest=honest, sensitivity=far, numbers=classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +130,8 @@ def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> Ta
     """Return what a labeller's votes give under an opening, once.
 
     The labeller's facts decide whom a row moves. The opening is what is done to votes before
-    somebody reads them: `VoteResponse`, or a sum of votes or a moment under discrete noise
-    (`summed_votes`, `summed_moment`).
+    somebody reads them: `VoteResponse`, or a sum of votes under discrete noise
+    (`summed_votes`).
     """
     if not 0 < delta < 1:
         raise ConfigError(f"expected 0 < delta < 1, got {delta}")
@@ -174,7 +153,7 @@ def calibrate_votes(
     labeller: Labeller, release: Callable[[int], SummedRelease], *, epsilon: float, delta: float
 ) -> int:
     """The least deviation of each honest party, in steps, that keeps one vote within epsilon, the
-    labeller held fixed. `release` goes from a deviation to `summed_votes` or `summed_moment`.
+    labeller held fixed. `release` goes from a deviation to `summed_votes`.
     """
     return least_deviation(
         lambda deviation: release(deviation).epsilon_of(1, delta) <= epsilon,

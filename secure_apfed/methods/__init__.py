@@ -49,7 +49,6 @@ from secure_apfed.methods.session import (
 )
 from secure_apfed.methods.votes import RandomisedVotes, SummedVotes
 from secure_apfed.methods.votes_encrypted import EncryptedVotes
-from secure_apfed.methods.votes_moment import MomentVotes
 from secure_apfed.methods.votes_rehearsal import Rehearsal
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.method import MethodSettings
@@ -90,7 +89,6 @@ METHODS: Mapping[str, Method] = {
     "votes": SummedVotes(),
     "votes_randomised": RandomisedVotes(),
     "votes_encrypted": EncryptedVotes(),
-    "votes_moment": MomentVotes(),
     "votes_rehearsal": Rehearsal(),
     "joint_teacher_sum": JointTeacher(),
     "apc_vfl": ApcVfl(),

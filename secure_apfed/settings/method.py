@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from secure_apfed.settings.run import RunSettings
 
 Side: TypeAlias = Literal["active", "passives"]
-VoteOpening: TypeAlias = Literal["sum", "randomised", "moment", "encrypted", "count"]
+VoteOpening: TypeAlias = Literal["sum", "randomised", "encrypted", "count"]
 """How the active reads passives' votes on rows: their secure sum; each passive's under randomised
-response; a noised linear map of the sum and nothing of a row; the sum, of labels that no passive
+response; the sum, of labels that no passive
 sees; or of each passive on how many labelled rows it is right, and no vote."""
 
 Teacher: TypeAlias = Literal["joint model", "joint representations", "shared singular vectors"]
@@ -170,7 +170,6 @@ class MethodSettings(Settings, ABC):
             "votes are answered singly": votes == "randomised",
             "right votes are counted": votes == "count",
             "the sum of votes is opened": votes == "sum",
-            "votes are opened as a moment": votes == "moment",
             "votes of encrypted labels are summed": votes == "encrypted",
             "labels are shown": self.sends_labels,
             "a teacher labels rows": self.teacher is not None and not self.decomposes,
@@ -203,17 +202,17 @@ class MethodSettings(Settings, ABC):
     @property
     def aggregates(self) -> bool:
         """Whether there is an aggregator."""
-        return self.sums or self.decomposes or self.opens_votes in ("moment", "encrypted")
+        return self.sums or self.decomposes or self.opens_votes == "encrypted"
 
     @property
     def takes_dealer(self) -> bool:
         """Whether a party without data deals randomness to the others before the first step."""
-        return self.decomposes or self.opens_votes == "moment"
+        return self.decomposes
 
     @property
     def sends_labels(self) -> bool:
         """Whether passives read the labels that the active trains on."""
-        return self.opens_votes in ("sum", "randomised", "moment", "count")
+        return self.opens_votes in ("sum", "randomised", "count")
 
     @property
     def asks_once(self) -> bool:

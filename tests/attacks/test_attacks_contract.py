@@ -666,7 +666,6 @@ APPLIES: Mapping[str, set[str]] = {
     "votes": {"shown_labels", "vote_regression"} | QUERIED,
     "votes_randomised": {"shown_labels", "vote_regression"} | QUERIED,
     "votes_encrypted": QUERIED,
-    "votes_moment": {"shown_labels"} | QUERIED,
     "votes_rehearsal": {"shown_labels"} | QUERIED,
     "joint_teacher_sum": {*GRADIENTS} | {"sum_regression"} | QUERIED,
     "apc_vfl": RELEASES_OF_PASSIVES | QUERIED,

@@ -13,7 +13,6 @@ import pytest
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.moments import MomentContributor, MomentDealer, MomentReceiver
 from apfed_protocols.products import (
     Candidates,
     LabelValues,
@@ -96,7 +95,7 @@ def kinds_below(kind: type) -> set[type]:
 def test_no_role_of_any_protocol_is_copied() -> None:
     kinds = kinds_below(KeepsSecrets)
     roles = {ProductReceiver, ProductContributor, Candidates, PublicCoin, LabelValues}
-    assert kinds > roles | {MomentReceiver, MomentContributor, MomentDealer}
+    assert kinds > roles
     for kind in (kind for kind in kinds if not inspect.isabstract(kind)):
         with pytest.raises(LocalProtocolError, match="never serialised"):
             pickle.dumps(object.__new__(kind))

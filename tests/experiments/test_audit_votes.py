@@ -16,7 +16,6 @@ from apfed_experiments.audit.votes import (
     TwoTables,
     labelled_person,
     one_answer,
-    one_vote_in_a_moment,
     one_vote_in_a_sum,
     people_on_a_line,
     play_vote_case,
@@ -26,7 +25,7 @@ from apfed_experiments.audit.votes import (
 )
 from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed import labellers
-from secure_apfed.labellers.guarantee import table_guarantee, vote_distance
+from secure_apfed.labellers.guarantee import table_guarantee
 from secure_apfed.privacy.randomised_response import LabelResponse, VoteResponse
 
 Floats = NDArray[np.float64]
@@ -122,9 +121,6 @@ PLANTED: dict[str, tuple[str, Scores]] = {
         "one vote in a sum", in_a_sum(replace(added(90), honest=1)),
     ),
     "sqrt 2 for votes with signs": ("one vote in a sum", in_a_sum(added(127), -ONE)),
-    "half of the noise on the moment": (
-        "one vote in a moment", partial(one_vote_in_a_moment, vote_distance(signed=False) / 2),
-    ),
     "half of the noise on the weights": ("private weights", in_weights(HalfTheNoise, PERSON)),
     "rows that are not clipped": ("private weights", in_weights(Unclipped, long_person())),
     "the sensitivity of another n": (

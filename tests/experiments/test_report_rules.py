@@ -37,10 +37,6 @@ MESSAGES = {
     "votes_encrypted": messages(
         f"{ASKED}\nENCRYPTED_LABELS passive\nCOMMITMENT passive\nCOIN passive\nCHALLENGE active"
     ),
-    "votes_moment": messages(
-        f"{ASKED}\nSUM_SETUP active\nBALLOT_SIZE dealer\nLABELS passive\nDEALT active aggregator\n"
-        "SIGNS aggregator"
-    ),
     "vfedtrans": messages(
         "ALIGNMENT active dealer\nDEALT active passive\nREQUEST passive\nCONTRIBUTION aggregator\n"
         "SINGULAR_VECTORS active"
@@ -50,7 +46,6 @@ MESSAGES = {
 VOTES: dict[VoteOpening, list[tuple[Kind, Role]]] = {
     "sum": messages(f"{SUMMED}\nLABELS passive"),
     "randomised": messages(f"{ALIGNED}\nLABELS passive\nVOTES active"),
-    "moment": messages("LABELS passive\nSUM active"),
     "encrypted": messages("ENCRYPTED_LABELS passive\nSUM active"),
 }
 SECOND_ROUND = messages("SUM_REQUEST passive\nSUM_ANSWER aggregator")
@@ -178,9 +173,9 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
     (facts(secure_sum="bfv + pairwise masks", noisy=True), SUM, ("noise of each",),
      ("for which no epsilon is claimed",)),
     *((voting(of), LABELS, ("every passive is shown every label",), ())
-      for of in ("sum", "randomised", "moment")),
+      for of in ("sum", "randomised")),
     *((voting(of, label_dp=True), LABELS, ("as the label mechanism answers them",),
-       ("every passive is shown every label",)) for of in ("sum", "randomised", "moment")),
+       ("every passive is shown every label",)) for of in ("sum", "randomised")),
     (voting("encrypted"), "ENCRYPTED_LABELS passive", ("the labels as ciphertexts",),
      ("shown to every passive",)),
     (voting("randomised"), "", ("Votes carry no noise",), ()),
@@ -190,7 +185,6 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
      ("covered only where the guarantee of this run says so",), ("NOTHING is claimed",)),
     (voting("sum", 2), "", ("other passive's votes",), ()),
     (voting("sum", 3), "", (), ("other passive's votes",)),
-    (voting("moment"), "", ("in the clear",), ()),
     (SVD, "CONTRIBUTION aggregator\nSINGULAR_VECTORS active",
      ("no encryption", "singular values of each party's table", "epsilon is infinite",
       "up to one orthogonal transformation", "rests on no proof"),
@@ -207,7 +201,6 @@ def test_what_protects_and_what_does_not_is_told_of_each_run() -> None:
         assert [said for said in never if said in text] == [], run
     assert "exactly" in coalitions_in(SVD)["aggregator and dealer"]
     assert "dealer" not in " ".join(coalitions_in(voting("sum")))
-    assert "in the clear" in coalitions_in(voting("moment"))["active and aggregator"]
 
 
 @pytest.mark.parametrize("method", ["apfed", "tvfl", "single_view"])

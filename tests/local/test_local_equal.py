@@ -28,7 +28,6 @@ SHORT = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
 OPEN = {"mechanism": "none", "noise": "reproducible_insecure"}
 FEW = {"data": {"dataset": "breast_cancer", "labelled": 40}}
 NOISED: dict[str, Any] = {"epsilon": 4.0, "prior": "ridge"}
-MOMENT = NOISED | {"name": "votes_moment", "moment_features": 32}
 DEALT = {"alignment": {"protocol": "circuit"}}
 NOISE = {"scheme": "plain", "masks": "pairwise", "clip": 0.5, "noise": {"sigma": 0.1}}
 CASES: dict[str, tuple[Said, dict[str, Any]]] = {
@@ -53,8 +52,6 @@ CASES: dict[str, tuple[Said, dict[str, Any]]] = {
     "votes, randomised": (NOISED | {"name": "votes_randomised"}, FEW),
     "votes, encrypted": (NOISED | {"name": "votes_encrypted", "candidates": 3}, FEW),
     "votes, encrypted, dealt": ({"name": "votes_encrypted", "prior": "ridge"}, FEW | DEALT),
-    "votes, moment": (MOMENT, FEW),
-    "votes, moment, dealt": (MOMENT, FEW | DEALT),
     "decomposed": ("vfedtrans", {}),
     "decomposed, dealt": ("vfedtrans", DEALT),
     "label stages": ("apfed_c", {"labels": {"mechanism": "lp_mst", "epsilon": 1.0}}),
@@ -101,8 +98,6 @@ def test_secret_seeds_give_other_models_each_time(tmp_path: Path) -> None:
 
 AT_ONCE = ("split_nn_sum", "h_fedmv", "mmvfl")
 HELPED = [name for name, method in METHODS.items() if method.settings.has_passives]
-# Their answers have noise that a new session draws anew, and the budget is for one.
-ONCE_ONLY = ("votes_moment",)
 
 
 def config_for(method: str) -> Config:
@@ -130,9 +125,6 @@ def test_who_is_killed_at_a_checkpoint_resumes_the_same(
     kind, at = (Kind.CHECKPOINT, 1) if harmed == "active" else (Kind.SAVED, 0)
     processes.the_others_say_who_and_when(parties.play({harmed: processes.Harm(kind, at)}), harmed)
     said = parties.play(resume=True)
-    if method in ONCE_ONLY:
-        assert "BudgetExhaustedError" in {one["kind"] for one in said.values()}
-        return
     processes.nobody_failed(said)
     assert processes.model_digests(parties.run.path) == processes.model_digests(tmp_path / "memory")
 

@@ -13,7 +13,6 @@ from apfed_protocols.products import SumOfProducts
 from apfed_protocols.psi.interface import IntersectionAgreement, Output
 from apfed_protocols.sums import StepBinding
 from tests.contracts import product_parties
-from tests.contracts.moment_parties import moment_agreement
 from tests.contracts.sum_parties import agreement, binding
 
 Cases = list[dict[str, Any]]
@@ -27,7 +26,7 @@ def decomposition() -> Any:
 
 
 USUAL: dict[str, Callable[[], Any]] = {
-    "sum": agreement, "binding": partial(binding, 1), "moment": moment_agreement,
+    "sum": agreement, "binding": partial(binding, 1),
     "products": product_parties.agreement, "decomposition": decomposition,
     "intersection": partial(IntersectionAgreement, session="s", sizes={"p": 1, "q": 2}),
 }  # fmt: skip
@@ -39,11 +38,6 @@ OTHERS: dict[str, dict[str, Any]] = {
         "noise": 1,
     },
     "binding": {"session": "t", "step": 2, "rows": b"x" * 32, "message": b"x" * 32},
-    "moment": {
-        "session": "x", "receiver": "x", "combiner": "x", "dealer": "x",
-        "contributors": ("x", "y"), "people": 20, "features": 6, "columns": 4, "noise": None,
-        "bits": 11, "signed": True, "allow_single": True,
-    },
     "products": {
         "session": "x", "receiver": "x", "combiner": "x", "contributors": ("x", "y"),
         "people": 31, "columns": 4, "labelled": 5, "bits": 15, "row_bound": 2.0, "noise": 9,
@@ -129,20 +123,6 @@ REFUSED: dict[str, dict[str, Cases]] = {
         "message is a digest of 32 bytes, got 0": each("message", b""),
         "a sum needs a session name .*got b'test'": each("session", b"test"),
         "a sum needs a session name .*got ''": each("session", ""),
-    },
-    "moment": {
-        "{} is a number in 1..16777216, got": [
-            *each("people", 0, 2**24 + 1), *each("noise", 0, 2**24 + 1),
-        ],
-        "at most 1024 contributors": each("contributors", tuple(map(str, range(1025)))),
-        "{} is a number": [{"features": True}, {"columns": 2.0}],
-        "bits is a number in 1..18": each("bits", 19),
-        "more than 1048576 values": [{"features": 2**12, "columns": 2**9}],
-        "are all different": each("dealer", "active", "passive_1"),
-        "text of 1 to 255 bytes": [{"dealer": ""}, {"session": "\ud800"}],
-        "allow_single": each("contributors", ("a",)),
-        "tuple of names": each("contributors", ["a", "b"]),
-        "signed is True or False": each("signed", 1),
     },
     "products": {
         "{}": [

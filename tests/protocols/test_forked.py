@@ -16,10 +16,8 @@ from apfed_protocols.sums.homomorphic import HomomorphicSum, centred_binomial, t
 from apfed_protocols.sums.recoverable import split
 from tests.contracts import product_parties
 from tests.contracts.hostile import said_in_a_fork
-from tests.contracts.moment_parties import PEOPLE, MomentParties, moment_agreement, planted
 from tests.contracts.product_parties import ProductParties
 from tests.contracts.sum_parties import CHOICES, Parties, agreement, binding, make
-from tests.protocols.test_moments_hostile import Moment
 from tests.protocols.test_seal import ends, pair_of_links
 
 pytestmark = [
@@ -95,18 +93,6 @@ def test_a_copy_of_a_role_of_an_intersection_is_refused() -> None:
     ecdh.start()
     script.start()
     refused(receive=lambda: ecdh.receive("p", b""), script=lambda: script.receive("p", b""))
-
-
-def test_a_copy_of_a_role_of_a_moment_is_refused() -> None:
-    moment, unused = Moment(), MomentParties(moment_agreement())
-    moment.take_all()
-    held, passive = planted(unused.agreement), unused.contributors["passive_1"]
-    refused(
-        contribute=lambda: passive.contribute(held.votes[0], PEOPLE, held.noise[0]),
-        deal=unused.dealer.deal, ask=lambda: unused.receiver.ask(b"", held.signs, PEOPLE),
-        answer=moment.answer, open=lambda: moment.parties.receiver.open(b""),
-        take=lambda: moment.parties.receiver.take(b""),
-    )  # fmt: skip
 
 
 def test_a_copy_of_a_role_of_products_is_refused_and_opens_no_candidate() -> None:

@@ -33,7 +33,7 @@ def small_config(method: Said = "apfed_c", **changes: Any) -> Config:
         "secure_sum": {"scheme": "plain", "masks": "pairwise"},
         "guard": {"mechanism": "gaussian", "epsilon": 8.0, "noise": "reproducible_insecure"},
     }
-    if kind.opens_votes in ("randomised", "moment", "count"):
+    if kind.opens_votes in ("randomised", "count"):
         said.setdefault("epsilon", 4.0)
     if issubclass(METHODS[said["name"]].settings, DistillationSettings):
         network = "enriched" if kind.decomposes else "selu"

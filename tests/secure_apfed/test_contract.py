@@ -141,9 +141,7 @@ THE_ACTIVE = {
     "dp_sgd": "clip noise_multiplier epsilon",
     "labels": "mechanism epsilon",
     "train": "use_unaligned spread_labels evaluate_every patience keep_best class_weights loss",
-    **dict.fromkeys(
-        ("votes", "votes_randomised", "votes_encrypted", "votes_moment", "votes_rehearsal"), "prior"
-    ),
+    **dict.fromkeys(("votes", "votes_randomised", "votes_encrypted", "votes_rehearsal"), "prior"),
     "apc_vfl": "joint loss weight classifier", "apc_vfl.own": NETWORK,
     "vfedtrans": "loss weight classifier",
     "rules": "refused_sums",

@@ -1,4 +1,4 @@
-"""Votes, summed, randomised, on encrypted labels, as a moment: what opens, costs, and who asks."""
+"""Votes, summed, randomised, on encrypted labels: what opens, costs, and who asks."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.moments import MomentAgreement
 from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings
@@ -28,7 +27,6 @@ from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.student import Belief, Weighed, learnt_of
 from secure_apfed.methods.votes import Ballot, VotesPassive, agreements
 from secure_apfed.methods.votes_encrypted import EncryptedVotesActive
-from secure_apfed.methods.votes_moment import hyperplane_signs, smoothed_votes
 from secure_apfed.methods.votes_rehearsal import RehearsalPassive
 from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.runs.folder import RunFolder
@@ -41,8 +39,7 @@ from tests.secure_apfed.small_runs import Said, small_config
 from tests.secure_apfed.small_runs import told as said_by
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-OPENINGS = ["votes", "votes_randomised", "votes_encrypted", "votes_moment"]
-VOTES = {"name": "votes_moment", "epsilon": 4.0, "moment_features": 64}
+OPENINGS = ["votes", "votes_randomised", "votes_encrypted"]
 
 
 def noisy(method: str, **more: Any) -> dict[str, Any]:
@@ -475,16 +472,10 @@ def test_a_size_that_may_not_be_fails(
         encrypted()
 
 
-@pytest.mark.parametrize(
-    ("method", "end", "said"),
-    [("votes_encrypted", bytes(200), None), (VOTES, b"\x7f" * 64, "beyond the range")],
-)
-def test_a_sum_that_is_refused_is_noted(
-    method: Said, end: bytes, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    altered(monkeypatch, Kind.SUM, lambda body: body[: -len(end)] + end)
-    with pytest.raises(RemoteProtocolError, match=said):
-        run(config_of(method), tmp_path / "run")
+def test_a_sum_that_is_refused_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    altered(monkeypatch, Kind.SUM, lambda body: body[:-200] + bytes(200))
+    with pytest.raises(RemoteProtocolError):
+        run(config_of("votes_encrypted"), tmp_path / "run")
     (noted,) = (tmp_path / "run" / "parties").rglob("refused-*.jsonl")
     assert '"step": 0' in noted.read_text(encoding="utf-8")
 
@@ -528,73 +519,12 @@ def test_audits_broken_off_are_counted(tmp_path: Path, monkeypatch: pytest.Monke
         assert log.read_text().count("begun") == log.read_text().count("passed") == 1
 
 
-# Votes as a moment: what is opened, under which noise, and what is refused on the way.
-
-
-def moment(**changes: Any) -> tuple[Simulation, np.ndarray]:
-    return session_of(config_of(VOTES, **changes))
-
-
-@pytest.mark.parametrize("protocol", ["ecdh", "circuit"])
-def test_the_moment_of_the_votes_is_opened_under_the_noise_that_is_told(protocol: str) -> None:
-    session, clear_UK = moment(alignment={"protocol": protocol})
-    gathered(session)
-    learner: Any = session.learner
-    signs_Ud = hyperplane_signs(learner.student.features_UF, 64, seed=0)
-    noise_dK = learner.moment - signs_Ud.T @ clear_UK / np.sqrt(64)
-    steps = session.contract.secure_sum["noise"]["steps"]
-    told = np.sqrt(3) * steps / (2**12 * np.sqrt(64))
-    assert 0.9 < noise_dK.std() / told < 1.1
-    agreed: MomentAgreement = learner.agreed
-    release = next(iter(session.contributions.values())).spent()
-    assert 3.9 < release.epsilon_x <= 4.0
-    assert release.releases == 1
-    assert agreed.scale * agreed.sensitivity() == pytest.approx(np.sqrt(2))
-
-
 def test_colluders_make_the_others_add_more() -> None:
-    steps = [
-        moment(colluders=colluders)[0].contract.secure_sum["noise"]["steps"] for colluders in (0, 2)
-    ]
-    assert steps[1] == pytest.approx(np.sqrt(3) * steps[0], rel=0.01)
+    def steps(colluders: int) -> int:
+        config = config_of(noisy("votes_encrypted"), colluders=colluders)
+        session, _ = session_of(config)
+        return int(session.contract.secure_sum["noise"]["steps"])
+
+    assert steps(2) == pytest.approx(np.sqrt(3) * steps(0), rel=0.01)
     with pytest.raises(ConfigError, match="leave no honest one"):
-        moment(colluders=3)
-
-
-def test_the_dealer_is_never_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apfed_protocols.moments.BLOCK_BYTES", 2**15)
-    sent: list[tuple[Kind, int]] = []
-    send = Links.send
-
-    def noted(links: Links, to: str, kind: Kind, step: int, payload: bytes = b"") -> None:
-        if kind in (Kind.DEALT, Kind.REQUEST) and to != AGGREGATOR:
-            sent.append((kind, step))
-        send(links, to, kind, step, payload)
-
-    monkeypatch.setattr(Links, "send", noted)
-    session, _ = moment()
-    agreed: MomentAgreement = session.learner.agreed  # type: ignore[attr-defined]  # of a moment
-    asked = [step for kind, step in sent if kind is Kind.REQUEST]
-    assert agreed.blocks > 16
-    assert asked == list(range(8, agreed.blocks, 8))
-    for step in asked:
-        assert sent.index((Kind.REQUEST, step)) < sent.index((Kind.DEALT, step))
-    gathered(session)
-
-
-def test_smoothing_follows_the_noise() -> None:
-    rng = np.random.default_rng(0)
-    x_UF = rng.normal(size=(600, 4))
-    votes_UK = 3 * np.eye(3)[(x_UF[:, 0] > 0).astype(int) + (x_UF[:, 1] > 0)]
-    signs_Ud = hyperplane_signs(x_UF, 64, seed=1)
-    moment_dK = signs_Ud.T @ votes_UK / 8
-    errors = []
-    for deviation in (1e-3, 2.0, 1e3):
-        noisy_dK = moment_dK + rng.normal(size=moment_dK.shape) * deviation
-        found = smoothed_votes(signs_Ud, noisy_dK, variance=deviation**2, voters=3)
-        errors.append(float(((found.totals - votes_UK) ** 2).mean()))
-        assert found.variance.shape == (600,)
-        assert np.isfinite(found.variance).all()
-    nothing = float(((votes_UK - 1) ** 2).mean())
-    assert errors[0] < errors[1] < 0.7 * nothing
-    assert errors[2] < 1.2 * nothing
+        steps(3)

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 import secure_apfed
 from apfed_experiments.audit.release import epsilon_below
 from apfed_experiments.tradeoff import TradeOff
-from apfed_protocols.moments import MomentAgreement
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.products.ring import ProductAgreement
 from apfed_protocols.psi.interface import IntersectionAgreement
@@ -142,7 +141,6 @@ PARTIES: dict[str, Any] = {
 
 AGREEMENTS: tuple[Any, ...] = (
     secure_apfed.SumAgreement(**PARTIES, clip_norm=2, bits=16, threshold=2, noise=3),
-    MomentAgreement(**PARTIES, dealer="d", people=3, features=2, columns=2, noise=4, bits=10),
     ProductAgreement(
         **PARTIES, people=3, columns=2, labelled=2, bits=10, noise=2, security=40, candidates=2
     ),

@@ -122,8 +122,6 @@ class VoteRegression(FeatureAttack):
     def applicable(self, view: AdversaryView) -> str | None:
         if view.description.labels is None:
             return f"{view.description}: nobody votes"
-        if view.description.opens == "moment of votes":
-            return f"{view.description}: a moment of votes is opened, and nothing row by row"
         if view.description.labels == "encrypted":
             return (
                 f"{view.description}: whom a ballot of encrypted labels names is not read here yet"

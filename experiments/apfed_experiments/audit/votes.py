@@ -22,10 +22,9 @@ from apfed_experiments.audit.bounds import DELTA, Claim, Result, epsilon_from, e
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.sums.fixed_point import FixedPoint
 from secure_apfed.labellers import Labeller, Logistic, PrivateLogistic, Ridge, Spreading, hard
-from secure_apfed.labellers.guarantee import summed_votes, table_guarantee, vote_distance
+from secure_apfed.labellers.guarantee import summed_votes, table_guarantee
 from secure_apfed.labellers.kinds import Integers
-from secure_apfed.privacy.accountants import GaussianRelease, gdp_epsilon, gdp_mu
-from secure_apfed.privacy.noise import on_grid, standard_normals
+from secure_apfed.privacy.accountants import gdp_epsilon, gdp_mu
 from secure_apfed.privacy.randomised_response import VoteResponse
 
 Floats = NDArray[np.float64]
@@ -117,17 +116,6 @@ def one_vote_in_a_sum(
     """Noisy sums with one row of votes or another."""
     opened_RK = added.open(np.tile(votes[world], (runs, 1)), seed=seed, world=world)
     return np.asarray(opened_RK @ (votes[1] - votes[0]))
-
-
-def one_vote_in_a_moment(sigma: float, runs: int, seed: int, world: int) -> Floats:
-    """Phi^T V with Gaussian noise; one of six people votes for class 0 or class 1."""
-    phi_UP = standard_normals(_key(0, "phi"), shape=(6, 4))
-    phi_UP /= np.linalg.norm(phi_UP, axis=1, keepdims=True)
-    votes_UK = np.eye(3)[[world, 0, 1, 2, 0, 1]]
-    noise_RPK = standard_normals(_key(seed, "moment", world), shape=(runs, 4, 3))
-    opened_RPK = on_grid(phi_UP.T @ votes_UK + sigma * noise_RPK, sigma)
-    towards_PK = np.outer(phi_UP[0], np.array([-1.0, 1.0, 0.0]))
-    return np.asarray((opened_RPK * towards_PK).sum(axis=(1, 2)))
 
 
 def record_in_answers(
@@ -261,7 +249,6 @@ _SOFT = summed_votes(
 _HARD_VOTES = (np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.0]))
 _SIGNED_VOTES = (np.array([1.0, 0.0, 0.0]), np.array([-1.0, 0.0, 0.0]))
 _WEIGHTS = 6.0
-_OPENED = GaussianRelease(noise_multiplier=1.0)
 
 
 def _private(key: bytes) -> PrivateLogistic:
@@ -287,14 +274,6 @@ VOTE_CASES: Mapping[str, VoteCase] = {
         says="one vote, labeller held fixed",
         claim=_SOFT.epsilon_of(1, DELTA), gaussian=True,
         scores=partial(one_vote_in_a_sum, _ADDED, _SIGNED_VOTES),
-    ),
-    "one vote in a moment": VoteCase(
-        title="one hard vote in a moment under Gaussian noise: the moment",
-        says="one vote, labeller held fixed",
-        claim=gdp_epsilon(_OPENED.mu, DELTA), gaussian=True,
-        scores=partial(
-            one_vote_in_a_moment, _OPENED.noise_multiplier * vote_distance(signed=False)
-        ),
     ),
     "inductive, no label": VoteCase(
         title="logistic regression, a record without a label replaced: all answers",
