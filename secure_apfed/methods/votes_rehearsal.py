@@ -5,7 +5,7 @@ votes by itself, on each labelled row without its own label (`Labeller.vote`), a
 on how many of these it is right, with discrete Gaussian noise. Nobody learns a vote; the number is
 worth the passive's word. The active's model is the best that it makes alone: what the numbers
 decide is a person's choice, who reads them beside what that model is right on, in the report or by
-`secure-apfed plan RUN.yaml --with-peers EPSILON`.
+`secure-apfed plan RUN.yaml --with-peers 1`.
 
 Letters: U rows to vote on, n of them labelled, K classes.
 """
