@@ -3,6 +3,7 @@
 Part of the composition root: `secure_apfed.cli` registers them, nothing else imports this.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -161,6 +162,8 @@ def _rehearsed(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, An
 
     if not isinstance(config.method, VoteSettings):
         raise ConfigError(f"--with-peers: nobody votes in method {config.method.name}")
+    if not 0 < epsilon < math.inf:
+        raise ConfigError(f"--with-peers: an epsilon is above 0 and finite, got {epsilon:g}")
     said = config.method.model_dump(include=set(VoteSettings.model_fields) - {"name"})
     changed = {
         "method": {**said, "name": "votes_rehearsal", "epsilon": epsilon}, "attacks": [],

@@ -14,6 +14,7 @@ import torch
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.sums import SECURE_SUMS
+from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings
 from secure_apfed.contract import AGGREGATOR
@@ -131,6 +132,9 @@ def test_a_rehearsal_tells_of_each_passive_how_often_it_is_right_and_charges_tha
     planned = said_by(capsys, "plan", path, "--with-peers", 50)
     shares = {name: of["labels"] for name, of in planned["rehearsal"].items()}
     assert shares == pytest.approx({name: of.labels for name, of in told.items()}, abs=0.05)
+    for asked in ("0", "nan", "inf"):
+        assert execute(["plan", str(path), "--with-peers", asked]) == 2
+    assert execute(["plan", str(path), "--with-peers", "1", "--set", "method=single_view"]) == 2
 
 
 def test_a_rehearsal_takes_no_number_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
