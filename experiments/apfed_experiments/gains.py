@@ -144,10 +144,9 @@ _METHODS: Mapping[str, dict[str, Any]] = {
     },
     **{f"{name}{suffix}": {"method": {"name": name, **classified},
                            "model": {"network": network, "hidden": [256], "representation": size}}
-       for name, size in (("apc_vfl", 256), ("vfedtrans", 16))
+       for name, size, as_published in (("apc_vfl", 256, "selu"), ("vfedtrans", 16, "enriched"))
        for suffix, classified, network in (
-           ("", {}, "enriched" if name == "vfedtrans" else "selu"),
-           ("-strongest", {"classifier": "strongest"}, "enriched"),
+           ("", {}, as_published), ("-strongest", {"classifier": "strongest"}, "enriched"),
        )},
     **{name: {"method": {"name": name}} for name in _NETWORKS},
     **{name: {"method": {"name": "apfed_r"}} for name in _GUARDS},

@@ -155,6 +155,7 @@ def _rehearsed(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, An
     label; who holds one table alone plays method votes_rehearsal with the others in place of this.
     """
     from secure_apfed.errors import ConfigError
+    from secure_apfed.methods import METHODS
     from secure_apfed.methods.votes import VoteSettings
     from secure_apfed.runs.folder import RunFolder
     from secure_apfed.runs.outcome import read_outcome
@@ -164,9 +165,10 @@ def _rehearsed(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, An
         raise ConfigError(f"--with-peers: nobody votes in method {config.method.name}")
     if not 0 < epsilon < math.inf:
         raise ConfigError(f"--with-peers: an epsilon is above 0 and finite, got {epsilon:g}")
+    rehearsal = next(name for name, of in METHODS.items() if of.settings.opens_votes == "count")
     said = config.method.model_dump(include=set(VoteSettings.model_fields) - {"name"})
     changed = {
-        "method": {**said, "name": "votes_rehearsal", "epsilon": epsilon}, "attacks": [],
+        "method": {**said, "name": rehearsal, "epsilon": epsilon}, "attacks": [],
         "colluders": 0, "secure_sum": {**config.secure_sum.model_dump(), "noise": None},
     }  # fmt: skip
     with TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ from tests.docs.pages import ROOT, blocks, program_of, text_of
 
 # By page and place there.
 SAYS = {
-    ("docs/votes-protocols.md", 0): ["True"], ("docs/votes-protocols.md", 1): ["True"],
+    ("docs/votes-protocols.md", 0): ["True"],
     ("docs/papers.md", 0): ["True"], ("docs/secure-sum.md", 1): ["a True", "active True", "b True"],
 }  # fmt: skip
 
