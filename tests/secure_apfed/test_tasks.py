@@ -464,7 +464,7 @@ def test_a_rare_class_is_foretold_as_often_as_it_comes(method: str, rare: Path) 
     assert before is not None
     assert result.calibration is not None
     assert told.is_met
-    assert not (before.is_met and method == "votes")
+    assert abs(told.foretold - told.rate.value) < abs(before.foretold - before.rate.value)
     assert (told.class_name, told.rows, plain.calibration) == ("bad", 375, None)
     assert told.positives == sum(row.positives for row in told.table)
     assert result.measures[method]["auc"] == pytest.approx(plain.measures[method]["auc"], abs=0.02)
