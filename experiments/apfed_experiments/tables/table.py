@@ -160,7 +160,6 @@ class PaperTable:
         axis: what `Line.at` is; empty: the picture has one dot a line. ticks: what stands at a
             place of that axis, if not its number.
         shared: how alike two seeds' figures are; see `apfed_experiments.summary.shared_share`.
-        picture: draws it in place of the lines, to this path.
     """
 
     name: str
@@ -175,7 +174,6 @@ class PaperTable:
     ticks: Mapping[float, str] = field(default_factory=dict)
     form: str = ".2f"
     shared: float = 0.0
-    picture: Callable[[Path], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,10 +304,7 @@ def write(board: Board, folder: Path) -> Mapping[str, Path]:
     picture = f"![{table.title}]({files['png'].name})"
     notes += [f"{board.sentence}.", f"{board.lines.markdown()}\n{picture}\n"]
     write_text(files["md"], "\n\n".join(notes))
-    if board.table.picture is None:
-        _draw(files["png"], board)
-    else:
-        board.table.picture(files["png"])
+    _draw(files["png"], board)
     return files
 
 
