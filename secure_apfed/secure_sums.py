@@ -1,7 +1,6 @@
 """The secure sum that a run's settings name, looked up where a run is opened."""
 
 from apfed_protocols.sums import SECURE_SUMS, SecureSum, spelled
-from apfed_protocols.sums.homomorphic import HomomorphicSum
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import did_you_mean
 from secure_apfed.settings.training import SumSettings
@@ -24,16 +23,3 @@ def sum_kind(settings: SumSettings) -> type[SecureSum]:
             f"{f'{guess} ' if guess else ''}There are {pairs}"
         )
     return SECURE_SUMS[name]
-
-
-def check_sum(settings: SumSettings) -> None:
-    """Refuse a sum that there is not, and zeros ahead for one that encrypts nothing.
-
-    Raises:
-        ConfigError: says what to write instead.
-    """
-    kind = sum_kind(settings)
-    if settings.zero_pool and not issubclass(kind, HomomorphicSum):
-        raise ConfigError(
-            f"zero_pool is for sums that encrypt; {kind.name} does not, leave it at 0"
-        )

@@ -1,10 +1,8 @@
-"""Processes beside a party's own: one that encrypts while it trains, or several that blind IDs.
+"""Processes beside a party's own that blind IDs.
 
-Run by: passives of a homomorphic sum that ask for it (`secure_sum.zero_pool`), and parties that
-intersect more IDs than one bucket holds. SEAL holds Python's lock while it encrypts, so a thread
-would stop the training; it gets public numbers only. Processes that blind IDs get digests, points
-and scalars of their own party, and are gone when the intersection is over. All start when they are
-first needed, inherit nothing, and end with their party, also when that is killed.
+Run by: parties that intersect more IDs than one bucket holds. The processes get digests, points and
+scalars of their own party, start when they are first needed, inherit nothing, and are gone when the
+intersection is over; they end with their party, also when that is killed.
 """
 
 import itertools
@@ -16,8 +14,6 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import current_process, get_context, parent_process
 from typing import Any
-
-_open: set[ProcessPoolExecutor] = set()
 
 
 class _Worker(ProcessPoolExecutor):
@@ -54,11 +50,6 @@ def usable_cores() -> int:
     return cores or 1
 
 
-def pays() -> bool:
-    """Whether there is a second processor core for a worker."""
-    return usable_cores() > 1
-
-
 @contextmanager
 def worker_pool(count: int | None) -> Iterator[Executor | None]:
     """So many workers, or one for each usable core, which are gone when this is left.
@@ -75,23 +66,8 @@ def worker_pool(count: int | None) -> Iterator[Executor | None]:
             worker.shutdown(wait=True, cancel_futures=True)
 
 
-def open_worker() -> ProcessPoolExecutor:
-    """The worker of this process, which starts with the first task; its parties share it."""
-    if _open:
-        return next(iter(_open))
-    worker = _new_worker()
-    _open.add(worker)
-    return worker
-
-
 def _new_worker() -> _Worker:
     return _Worker(1, mp_context=get_context("spawn"), initializer=_end_with_the_parent)
-
-
-def close_workers() -> None:
-    """End every worker that this process opened, and wait until they are gone."""
-    while _open:
-        _open.pop().shutdown(wait=True, cancel_futures=True)
 
 
 def _end_with_the_parent() -> None:

@@ -24,7 +24,7 @@ from apfed_experiments.drawing import COLOURS, OTHER, draw_line, drawing
 from apfed_experiments.own_tables import sets_in
 from apfed_experiments.solo import influence_kept, taught_alone
 from apfed_experiments.study import MASKED, STUDENT, OnDone, Played, Point, Study, absent, rows_of
-from apfed_experiments.summary import Gain, Row, Summary
+from apfed_experiments.summary import Gain, Row, Summary, accuracy_of
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError
@@ -48,6 +48,8 @@ READING = (
 SEEDS, QUICK_SEEDS = 10, 3
 _EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
 _ALONE, _NO_HELP, _LAMBDA_0, _BOUNDED = "votes", "no-help", "lambda-0", "lambda-0-bounded"
+_UNJUDGED = "votes-always"
+"""Votes whether labelled rows let them in or not: what they would have brought, in hindsight."""
 QUICK = ("votes/digits/n50", "votes-randomised/digits/n50/eps4", "votes/wine/n9")
 _NETWORK: Mapping[str, Any] = {
     "model": {"hidden": [128], "representation": 64, "projection": 64, "dropout": 0.0},
@@ -135,6 +137,7 @@ _VOTES: Mapping[str, dict[str, Any]] = {
     "votes-randomised": {"name": "votes_randomised"},
     "votes-encrypted": {"name": "votes_encrypted"},
     "votes-randomised-logistic": {"name": "votes_randomised", **_LOGISTIC},
+    _UNJUDGED: {"name": "votes", "help": "always"},
     _NO_HELP: {"name": "votes"},
 }
 _METHODS: Mapping[str, dict[str, Any]] = {
@@ -284,6 +287,11 @@ def _cases() -> dict[str, GainCase]:
     wanted: list[tuple[str, str, int | None, float | None]] = [
         *(("votes", "digits", n, None) for n in (20, 50, 200, None)),
         *(("votes", "handwritten-zer", n, None) for n in (20, 50, 200, None)),
+        *((_UNJUDGED, data, n, None)
+          for data in ("digits", "handwritten-zer") for n in (20, 50, 200)),
+        *((_UNJUDGED, f"handwritten-{view}", 50, None) for view in ("mor", "fou", "kar")),
+        (_UNJUDGED, "breast-cancer-errors", 20, None),
+        (_UNJUDGED, "wine", 9, None),
         *(("votes", f"handwritten-{view}", 50, None) for view in ("mor", "fou", "kar")),
         ("votes", "handwritten-mor", None, None),
         ("votes", "mnist-3-1", 50, None),
@@ -345,7 +353,7 @@ def cases_on(folder: Path) -> Mapping[str, GainCase]:
         for name, of in sets_in(folder).items()
         for labelled in (20, 50, 200, None)
         for method, epsilon in (
-            ("votes", None), ("votes-encrypted", None), (_CODE, None),
+            ("votes", None), ("votes-encrypted", None), (_UNJUDGED, None), (_CODE, None),
             *((opening, epsilon) for opening in ("votes-randomised", "votes")
               for epsilon in (1.0, 2.0, 4.0, 8.0)),
         )
@@ -415,11 +423,42 @@ def _used(runs: pd.DataFrame) -> str | None:
     return f"{int(told.sum())} of {len(told)}" if len(told) else None
 
 
+def told_apart(judged: pd.DataFrame, always: pd.DataFrame) -> pd.DataFrame:
+    """By seed: whether labelled rows let help in (`used`), and what help would have brought over
+    the model that stays without it (`gain`), on the test rows.
+    """
+    alone = judged[judged["target"] == "solo"]
+    measure = MEASURES[str(alone["metric"].iloc[0])]
+    sign = 1.0 if measure.higher_is_better else -1.0
+    held_out = (sign * alone["baseline"]).fillna(-math.inf)
+    own = alone.loc[held_out.groupby(alone["seed"]).idxmax()].set_index("seed")["score"]
+    used = judged.drop_duplicates("seed").set_index("seed")["help_used"].astype(bool)
+    return pd.DataFrame({"used": used, "gain": sign * (accuracy_of(always) - own)})
+
+
+def calibration(told: pd.DataFrame) -> Table:
+    """Runs by what labelled rows said of help, and by what test rows say, in hindsight."""
+    rows: list[Row] = []
+    for used, said in ((True, "used"), (False, "not used")):
+        gains = told["gain"][told["used"] == used]
+        row: Row = {"help": said}
+        for name, sign in (("helps", 1), ("harms", -1), ("changes nothing", 0)):
+            of = gains[np.sign(gains) == sign]
+            row[name] = f"{len(of)} ({100 * of.mean():+.1f})" if sign and len(of) else f"{len(of)}"
+        rows.append(row)
+    columns = [Column(name=name, title=name) for name in rows[0]]
+    return Table(
+        columns, rows, "Runs by what labelled rows said of help, and test rows in hindsight"
+    )
+
+
 def run_gains(
     folder: Path, cases: Sequence[GainCase], *, seeds: int, jobs: int,
     on_done: OnDone = lambda done, total: None,
-) -> Table:  # fmt: skip
-    """Run what is missing; return and write a row for each case."""
+) -> list[Table]:  # fmt: skip
+    """Run what is missing; return and write a row for each case, and of cases that were run judged
+    and unjudged how well labelled rows judged.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     missing = {case.name: absent(case.config) for case in cases}
     there = [case for case in cases if not missing[case.name]]
@@ -437,11 +476,19 @@ def run_gains(
             own, control = (results.of(points[of.name]) for of in (case, case.control))
             rows.append(_row(case, seeds, own, control))
     adjust([row for row in rows if "gain" in row], seeds)
-    table = Table(COLUMNS, rows, "What help is worth")
-    write_text(folder / "gains.json", to_json({"rows": table.plain()}))
-    write_text(folder / "gains.md", table.markdown())
+    tables = [Table(COLUMNS, rows, "What help is worth")]
+    told = [
+        told_apart(results.of(points[case.name]), results.of(points[of.name]))
+        for case in there for of in there
+        if case.method == _ALONE and of == replace(case, method=_UNJUDGED)
+    ]  # fmt: skip
+    if told:
+        tables.append(calibration(pd.concat(told)))
+    stored = {of.title: of.plain() for of in tables[1:]}
+    write_text(folder / "gains.json", to_json({"rows": tables[0].plain(), **stored}))
+    write_text(folder / "gains.md", "\n".join(of.markdown() for of in tables))
     _draw(folder / "gains.png", rows)
-    return table
+    return tables
 
 
 def _draw(path: Path, rows: Sequence[Row]) -> None:

@@ -83,10 +83,10 @@ def gains(
     cases = help_by_case.cases_like(only or few, there)
     usual = help_by_case.QUICK_SEEDS if quick else help_by_case.SEEDS
     with progress.counting("runs", quiet=as_json) as on_done:
-        table = help_by_case.run_gains(
+        found = help_by_case.run_gains(
             output, cases, seeds=seeds or usual, jobs=jobs, on_done=on_done
         )  # fmt: skip
-    _show([table], help_by_case.READING, output / "gains.md", as_json=as_json)
+    _show(found, help_by_case.READING, output / "gains.md", as_json=as_json)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from secure_apfed.alignment import check_alignment
 from secure_apfed.data.catalogue import check_data, labels_are_numbers
 from secure_apfed.errors import ConfigError
 from secure_apfed.measures import MEASURES, names_of
-from secure_apfed.secure_sums import check_sum
+from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.data import TABLES, DataSettings
 from secure_apfed.settings.run import RunSettings
@@ -24,12 +24,12 @@ def _check_name(name: str, table: Mapping[str, Any]) -> None:
         raise ConfigError(unknown_name(name, table))
 
 
-CHECKS: Mapping[str, Callable[[Any], None]] = {
+CHECKS: Mapping[str, Callable[[Any], object]] = {
     "task": lambda name: _check_name(name, TASKS),
     "measure": lambda name: _check_name(name, MEASURES),
     "alignment": check_alignment,
     "data": check_data,
-    "secure_sum": check_sum,
+    "secure_sum": sum_kind,
 }
 """By section, what raises a `ConfigError` for a name that is in no table, with the nearest."""
 

@@ -8,7 +8,7 @@ judge, K classes, D features.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -41,12 +41,10 @@ class Votes:
     Attributes:
         totals: (U, K), estimate of the sum of the votes on each row, without bias.
         variance: (U,), of one number of a row, by the noise alone; 0 without noise.
-        voters: passives, at most.
     """
 
     totals: Floats
     variance: Floats
-    voters: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -76,6 +74,7 @@ class Help:
         learnt: by what is believed with votes, how much oftener a student that learns it from the
             active's own columns is right than the active's own model, on rows that it was not
             taught; 0: not asked.
+        always: help is used whatever these say.
     """
 
     rows: int
@@ -84,14 +83,15 @@ class Help:
     right: float
     alone: float
     learnt: float = 0.0
+    always: bool = False
 
     @property
     def used(self) -> bool:
         """Whether the gain is larger than its own uncertainty, and own columns can tell it."""
-        return self.gain > self.deviation and self.learnt >= 0
+        return self.always or (self.gain > self.deviation and self.learnt >= 0)
 
     def __str__(self) -> str:
-        said = "used" if self.used else "not used"
+        said = "always used" if self.always else "used" if self.used else "not used"
         told = (
             f"help is {said}: of {self.rows} labelled rows, each judged without its own label, the "
             f"others are right on {self.right:.2f} and the active's own model on {self.alone:.2f}; "
@@ -103,8 +103,9 @@ class Help:
 
 
 def pooled(
-    votes: Votes, own_UK: Floats, judges: Judges, frequencies: Floats, *, seed: int
-) -> tuple[Floats, Help]:
+    votes: Votes, own_UK: Floats, judges: Judges, frequencies: Floats, *, seed: int,
+    always: bool = False,
+) -> tuple[Floats, Help]:  # fmt: skip
     """Return the probability of each class for each row, (U, K), and whether help was used for it.
 
     A logarithmic opinion pool (Genest and Zidek 1986, Combining Probability Distributions) of the
@@ -118,7 +119,8 @@ def pooled(
 
     Args:
         own_UK: probabilities that the active's own model gives all rows.
-        frequencies: (K,), above 0, adding up to 1; seed: of the parts by which the gain is told.
+        frequencies: (K,), above 0, adding up to 1; seed: of the parts by which the gain is told;
+            always: whatever that is.
     """
     votes_UK = votes.totals - votes.totals.mean(axis=0)
     votes_UK -= votes_UK.mean(axis=1, keepdims=True)
@@ -132,7 +134,8 @@ def pooled(
         return np.asarray(np.log(floored_BK) - log_f_K)
 
     pool = _Pool(log_f_K, evidence(judges.own_JK), votes_UK[judges.places], judges.labels)
-    found = pool.judged(seed, right=votes.totals[judges.places].argmax(1))
+    judged = pool.judged(seed, right=votes.totals[judges.places].argmax(1))
+    found = replace(judged, always=always)
     a, b = pool.fitted(pool.every) if found.used else (1.0, 0.0)
     return np.exp(pool.log_q(evidence(own_UK), votes_UK, a, b)), found
 

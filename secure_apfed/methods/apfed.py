@@ -614,9 +614,8 @@ class Apfed(SumMethod, SingleView):
             train=train, seed=own.secrets.seed,
         )  # fmt: skip
         sum_end = SessionSum.of(own, contract).passive(
-            people=len(rows), held_N=held_N, repeatable=True,
-            batch=(train.batch_size, math.prod(shape)),
-        )  # fmt: skip
+            people=len(rows), held_N=held_N, repeatable=True
+        )
         defences = defences_of(own, "contributions")
         return ApfedPassive(sum_end, trainer, held_N=held_N, defences=defences)
 

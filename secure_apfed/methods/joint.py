@@ -805,7 +805,7 @@ class TeacherActive(SummedSplitNnActive):
         answers_U = response.answer(hard(labels_UK), key=self._key, about=_ALL_ROWS)
         estimate_UK = response.estimate(answers_U[None])
         variance_U = response.variance(estimate_UK, parties=1).mean(axis=1).clip(min=0.0)
-        votes = Votes(totals=estimate_UK, variance=variance_U, voters=1)
+        votes = Votes(totals=estimate_UK, variance=variance_U)
         return with_votes(votes, self.student, by_labeller(Spreading()), seed=self._seed).likely
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:

@@ -218,19 +218,15 @@ class Helper(Role, ABC):
     Attributes:
         contract: of the session.
         asks: kinds of messages of the active that it answers.
-        work_ahead: what it does before it waits for the next of them; sends nothing. None: nothing.
     """
 
     contract: Contract
     asks: tuple[Kind, ...] = ()
-    work_ahead: Callable[[], None] | None = None
 
     async def help(self, links: Links, save: Save) -> None:
         """Its script from the first step to the end of the session: answer what is asked."""
         active = self.contract.active
         while True:
-            if self.work_ahead is not None:
-                self.work_ahead()
             message = await links.receive(
                 active, *self.asks, Kind.CHECKPOINT, Kind.END, patience=FOR_THE_ACTIVE
             )

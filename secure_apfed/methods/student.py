@@ -401,11 +401,13 @@ class Weighed:
     help: Help | None = None
 
 
-def with_votes(votes: Votes | None, student: Student, prior: Prior, *, seed: int) -> Weighed:
+def with_votes(
+    votes: Votes | None, student: Student, prior: Prior, *, seed: int, always: bool = False
+) -> Weighed:
     """Weigh votes with what the active believes by itself.
 
     `votes`: on the rows that the student learns from; None: nobody voted. `seed`: of the folds that
-    tell how often the prior is right.
+    tell how often the prior is right; always: help is used, whatever labelled rows say.
     """
     task = student.task_alone(seed)
     with one_thread(), fits_kept_meanwhile():
@@ -415,7 +417,7 @@ def with_votes(votes: Votes | None, student: Student, prior: Prior, *, seed: int
         if votes is None:
             return Weighed(own_UK, own_UK, belief)
         judges = judges_of(belief, task, frequencies)
-        likely_UK, help_ = pooled(votes, own_UK, judges, frequencies, seed=seed)
+        likely_UK, help_ = pooled(votes, own_UK, judges, frequencies, seed=seed, always=always)
     return Weighed(likely_UK if help_.used else own_UK, own_UK, belief, help_)
 
 

@@ -19,7 +19,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -36,7 +35,6 @@ from apfed_protocols.errors import (
     RunStoppedError,
 )
 from apfed_protocols.sums import SecureSum, SumCombiner, SumContributor, SumReceiver
-from apfed_protocols.sums.homomorphic import Encrypter
 from apfed_protocols.sums.interface import StepBinding
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import CheckpointError
@@ -59,8 +57,6 @@ from secure_apfed.methods.method import (
 from secure_apfed.models import Shape
 from secure_apfed.names import log_file
 from secure_apfed.privacy.ledger import Release, ReleaseCounts
-from secure_apfed.settings.training import SumSettings
-from secure_apfed.workers import open_worker, pays
 
 Floats = NDArray[np.floating]
 
@@ -98,21 +94,18 @@ class SessionSum:
         beyond: int = 0,
         held_N: Tensor | None = None,
         repeatable: bool = False,
-        batch: tuple[int, int] | None = None,
     ) -> "PassiveSum":
         """This passive's end; see `PassiveSum`. `beyond`: answers for each above those for
-        training. `batch`: (rows, numbers) of a full contribution; None: they differ.
+        training.
         """
-        own, settings = self.own, self.own.config.secure_sum
-        contributor = self.protocol.contributor(own.name)
-        noise = None
+        own, noise = self.own, None
         if self.noise is not None:
             noise = contribution_noise(own, self.shape, plan=self.noise, aligned=people)
         return PassiveSum(
-            own.name, self.contract, contributor, noise=noise, held_N=held_N,
+            own.name, self.contract, self.protocol.contributor(own.name), noise=noise,
+            held_N=held_N,
             allowance=Allowance.of(own, self.contract, aligned=people, beyond=beyond),
             rounds=self.protocol.rounds, repeatable=repeatable,
-            work_ahead=encrypting_ahead(settings, contributor, batch) if batch else None,
             contributed=own.contributed,
         )  # fmt: skip
 
@@ -150,7 +143,6 @@ class PassiveSum:
         held_N: positions of people that it knows, (N,), bool; None: all.
         repeatable: whether the same answer in another session may count as the same, where that
             tells nothing new.
-        work_ahead: see `Helper`.
         contributed: see `Own`.
     """
 
@@ -165,13 +157,12 @@ class PassiveSum:
         noise: ContributionNoise | None = None,
         held_N: Tensor | None = None,
         repeatable: bool = False,
-        work_ahead: Callable[[], None] | None = None,
         contributed: Callable[[int, Tensor, Tensor], None] | None = None,
     ) -> None:
         self.name, self.contract, self.contributor = name, contract, contributor
         contributor.clipping.quiet = True  # gradients of a run are clipped by design
         self.allowance, self.rounds, self.noise = allowance, rounds, noise
-        self.work_ahead, self._contributed = work_ahead, contributed
+        self._contributed = contributed
         self._held_N, self._gate = held_N, StepGate(name)
         self._admitted: Admitted | None = None
         # The same answer tells nothing new only where all passives repeat theirs. They may not
@@ -266,7 +257,6 @@ class SumHelper(Helper):
 
     def __init__(self, sum_end: PassiveSum, kept: Mapping[str, Kept] = {}) -> None:
         self.name, self.contract, self.sum = sum_end.name, sum_end.contract, sum_end
-        self.work_ahead = sum_end.work_ahead
         self.kept = {**kept, "allowance": sum_end.allowance}
         if sum_end.noise is not None:
             self.contributions = sum_end.noise.ledger
@@ -724,16 +714,3 @@ class RefusedSums:
                 step=step,
             )
             raise
-
-
-def encrypting_ahead(
-    settings: SumSettings, contributor: SumContributor, shape: tuple[int, int]
-) -> Callable[[], None] | None:
-    """What one passive does while it waits: encrypt zeros for contributions of this shape, if the
-    run says so. Where it pays, a process does that, which starts with its first task and which the
-    simulated passives of one run share.
-    """
-    if not settings.zero_pool or not isinstance(contributor, Encrypter):
-        return None
-    worker = open_worker() if pays() else None
-    return partial(contributor.prepare, shape, settings.zero_pool, worker=worker)

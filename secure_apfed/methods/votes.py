@@ -105,6 +105,7 @@ class VoteSettings(MethodSettings):
         prior: what the active believes before it reads votes: "best_solo", by the baseline that its
             held-out labels choose; a key of `BASELINES`; or "labeller", its own of the passives'
             kind.
+        help: "judged": used where labelled rows say that it is one; "always": whatever they say.
         epsilon: what the vote on one person may cost one passive, the labeller held fixed; null:
             votes are opened without noise.
         weights_epsilon: what the weights of `private_logistic`, which needs it, may cost a labelled
@@ -113,6 +114,7 @@ class VoteSettings(MethodSettings):
 
     labeller: str = "spreading"
     prior: Annotated[str, THE_ACTIVE] = _BEST_SOLO
+    help: Annotated[Literal["judged", "always"], THE_ACTIVE] = "judged"
     epsilon: float | None = Field(None, gt=0)
     weights_epsilon: float | None = Field(None, gt=0)
 
@@ -292,6 +294,7 @@ class VotesActive(StudentActive):
         self.contract, self.classes = contract, student.classes
         # As the solo baselines beside the run, which are the same fits: none of them is sent.
         self._prior, self._seed = prior_of(config), config.seed
+        self._always = VoteSettings.of(config).help == "always"
         self.ballot = Ballot.of(
             positions_in(rows, student.rows_U),
             torch.from_numpy(student.labelled),
@@ -320,7 +323,7 @@ class VotesActive(StudentActive):
         """
         self.votes, student = votes, self.student
         with fits_kept_meanwhile():
-            weighed = with_votes(votes, student, self._prior, seed=self._seed)
+            weighed = with_votes(votes, student, self._prior, seed=self._seed, always=self._always)
             own, self.help = weighed.belief.baseline, weighed.help
             assert self.help is not None
             keeps = own is not None and student.has_classes
@@ -349,13 +352,12 @@ class VotesActive(StudentActive):
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         super().load_tensors(tensors, next_step=next_step)
         if "help" in tensors:
-            rows, *shares = tensors["help"].tolist()
-            self.help = Help(int(rows), *shares)
+            rows, gain, deviation, right, alone, learnt, always = tensors["help"].tolist()
+            self.help = Help(int(rows), gain, deviation, right, alone, learnt, bool(always))
         if "votes.sum" in tensors:
             self.votes = Votes(
                 totals=tensors["votes.sum"].numpy(),
                 variance=tensors["votes.variance"].numpy(),
-                voters=len(self.contract.passives),
             )
 
 
@@ -498,7 +500,7 @@ class SummedVotesActive(VotesActive):
             rows_B, payload = ballot.rows[block], ballot.payload
             sum_UK[block] = await self.sum.read(links, step, rows_B, payload, self.classes)
             variance_U[block] = self._variance * len(self.sum.present)
-        return Votes(totals=sum_UK, variance=variance_U, voters=len(self.contract.passives))
+        return Votes(totals=sum_UK, variance=variance_U)
 
 
 class SummedVotesPassive(VotesPassive, SumHelper):
@@ -605,7 +607,7 @@ class RandomisedVotesActive(VotesActive):
         self._keep(answers_MU)
         sum_UK = response.estimate(answers_MU)
         variance_U = response.variance(sum_UK, parties=len(passives)).mean(axis=1).clip(min=0.0)
-        return Votes(totals=sum_UK, variance=variance_U, voters=len(passives))
+        return Votes(totals=sum_UK, variance=variance_U)
 
     async def _answers(self, links: Links, name: str) -> Integers:
         expected = {"votes": TensorSpec(torch.int16, (len(self.ballot.rows),))}

@@ -147,7 +147,7 @@ class EncryptedVotesActive(VotesActive):
             with self._refused.noting(step=block, contract=contract.digest.hex()):
                 sum_UK[people.start : people.stop] = receiver.open(block, message.payload)
         variance_U = np.full(len(sum_UK), self._variance)
-        return Votes(totals=sum_UK, variance=variance_U, voters=len(contract.passives))
+        return Votes(totals=sum_UK, variance=variance_U)
 
 
 class EncryptedVotesPassive(CountingPassive):

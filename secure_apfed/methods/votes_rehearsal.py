@@ -95,7 +95,7 @@ class RehearsalActive(VotesActive):
             links.send(name, Kind.LABELS, ASK, self.ballot.payload)
         told = [await self._share(links, name) for name in self.contract.passives]
         student, shape = self.student, (len(self.ballot.rows), self.classes)
-        silent = Votes(totals=np.zeros(shape), variance=np.zeros(len(self.ballot.rows)), voters=0)
+        silent = Votes(totals=np.zeros(shape), variance=np.zeros(len(self.ballot.rows)))
         with fits_kept_meanwhile():
             weighed = with_votes(silent, student, self._prior, seed=self._seed)
             if weighed.belief.baseline is None:

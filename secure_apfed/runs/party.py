@@ -40,7 +40,6 @@ from secure_apfed.runs.training_labels import answered_labels
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TableShape
-from secure_apfed.workers import close_workers
 
 if TYPE_CHECKING:
     from secure_apfed.between.certificates import Credentials
@@ -456,7 +455,6 @@ def joined(
     rules, role = config.rules, role_of(file, config)
     resume = resume or (rules.restarts > 0 and PartyFolder(file.folder).holds_steps)
     with ExitStack() as stack:
-        stack.callback(close_workers)
         folder = PartyFolder(file.folder)
         stack.enter_context(folder.held(resume=resume))
         if resume and role == "active" and not folder.holds_steps:

@@ -42,7 +42,6 @@ from secure_apfed.runs.outcome import Progress, Recording, RunResult
 from secure_apfed.runs.training_labels import answered_labels
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import unknown_name
-from secure_apfed.workers import close_workers
 
 
 class PastAlignment(NamedTuple):
@@ -101,7 +100,6 @@ def run_in_memory(
     data.compare_ids(id_rules(config.alignment).text)
     writer, secrets = None, dict[str, Secrets]()
     with ExitStack() as stack:
-        stack.callback(close_workers)
         if folder is not None:
             writer = RunWriter(RunFolder(folder), config)
             stack.enter_context(writer.folder.opened(config, resume=resume))

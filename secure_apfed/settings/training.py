@@ -210,9 +210,6 @@ class SumSettings(Settings):
             on without those who fall silent until fewer are left. More than half of all; null:
             two thirds and one, or all where `rules.silent_passive` is stop or wait, or the method
             needs all. Other sums need every passive in every step.
-        zero_pool: under ckks and bfv, contributions for which each passive keeps zeros encrypted
-            ahead. It fills them up while it waits for the next batch, in another process of its
-            own where there is a second processor core.
         noise: differential privacy for the passives' features; null: none.
     """
 
@@ -222,7 +219,6 @@ class SumSettings(Settings):
     bits: int = Field(16, ge=2, le=24)
     allow_single_passive: bool = False
     threshold: int | None = Field(None, ge=1)
-    zero_pool: Annotated[int, Field(ge=0, le=100), EACH_ALONE] = 0
     noise: NoiseSettings | None = None
 
 

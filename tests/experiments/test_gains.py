@@ -16,9 +16,11 @@ from apfed_experiments.columns import P_HOLM
 from apfed_experiments.gains import (
     CASES,
     GainCase,
+    calibration,
     cases_like,
     cases_on,
     run_gains,
+    told_apart,
     with_own_people,
 )
 from apfed_experiments.solo import compare, fits_beside, keep_solo, read_solo, taught_alone
@@ -176,11 +178,37 @@ def test_a_student_without_help_reads_nothing_of_passives() -> None:
 
 def test_a_case_is_measured_and_written(tmp_path: Path) -> None:
     case = GainCase(method="votes", data="wine", labelled=9)
-    table = run_gains(tmp_path, [case], seeds=2, jobs=1)
+    (table,) = run_gains(tmp_path, [case], seeds=2, jobs=1)
     ((plain,), (cells,), (row,)) = table.plain(), table.cells, table.rows
     assert plain["control"] == "no-help/wine/n9"
     assert len(cells) == len(table.header)
     assert row["baseline"] in ("ridge", "logistic")
+
+
+def test_votes_are_told_apart_by_what_they_would_have_brought(tmp_path: Path) -> None:
+    cases = [CASES[name] for name in ("votes/wine/n9", "votes-always/wine/n9")]
+    gains, told = run_gains(tmp_path, cases, seeds=2, jobs=1)
+    assert [row["help_used"][-4:] for row in gains.rows] == ["of 2", "of 2"]
+    assert gains.rows[1]["help_used"] == "2 of 2"
+    counted = [int(row[name].split()[0]) for row in told.rows for name in row if name != "help"]
+    assert sum(counted) == 2
+    assert sum(counted[:3]) == int(gains.rows[0]["help_used"][0])
+
+
+def test_what_is_told_in_hindsight_is_over_the_model_that_stays() -> None:
+    scores = {0: (0.5, 0.6, 0.9), 1: (0.7, 0.6, 0.6)}  # held out a and b, votes
+    rows = [
+        {"target": "solo", "metric": "accuracy", "seed": seed, "name": name, "baseline": held_out,
+         "score": score, "help_used": seed == 0}
+        for seed, (a, b, _) in scores.items()
+        for name, held_out, score in (("a", a, 0.8), ("b", b, 0.4))
+    ]  # fmt: skip
+    always = [{"target": "task", "seed": seed, "score": of[2]} for seed, of in scores.items()]
+    told = told_apart(pd.DataFrame(rows), pd.DataFrame(always))
+    assert told["used"].tolist() == [True, False]
+    assert told["gain"].tolist() == pytest.approx([0.9 - 0.4, 0.6 - 0.8])
+    used, kept = calibration(told).rows
+    assert (used["helps"], used["harms"], kept["harms"]) == ("1 (+50.0)", "0", "1 (-20.0)")
 
 
 def test_tables_of_ones_own_are_cut_as_their_folder_says(tmp_path: Path) -> None:
@@ -225,7 +253,7 @@ def test_each_passive_knows_its_own_share() -> None:
 
 def test_numbers_and_people_apart_are_cases_too(tmp_path: Path) -> None:
     names = ("votes/diabetes/n60", "votes/breast-cancer-errors-known-50/n20")
-    table = run_gains(tmp_path, [CASES[name] for name in names], seeds=1, jobs=1)
+    (table,) = run_gains(tmp_path, [CASES[name] for name in names], seeds=1, jobs=1)
     numbers, apart = table.rows
     assert (numbers["measure"], apart["measure"]) == ("r2", "accuracy")
     assert numbers["gain"].mean == pytest.approx(numbers["reached"] - numbers["solo"])

@@ -141,7 +141,9 @@ THE_ACTIVE = {
     "dp_sgd": "clip noise_multiplier epsilon",
     "labels": "mechanism epsilon",
     "train": "use_unaligned spread_labels evaluate_every patience keep_best class_weights loss",
-    **dict.fromkeys(("votes", "votes_randomised", "votes_encrypted", "votes_rehearsal"), "prior"),
+    **dict.fromkeys(
+        ("votes", "votes_randomised", "votes_encrypted", "votes_rehearsal"), "prior help"
+    ),
     "apc_vfl": "joint loss weight classifier", "apc_vfl.own": NETWORK,
     "vfedtrans": "loss weight classifier",
     "rules": "refused_sums",
@@ -157,7 +159,6 @@ EACH_FOR_ITSELF = {
     "data.view_columns": "columns sequence",
     "train": "device",
     "alignment": "dealer pairwise_overlaps threads history runs_with_a_peer",
-    "secure_sum": "zero_pool",
     "transcript": "keep",
     "attacks": "name options",
 }

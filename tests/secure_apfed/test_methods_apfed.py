@@ -22,7 +22,7 @@ from secure_apfed.exchange import Kind, TensorSpec, pack, unpack
 from secure_apfed.methods import Session, open_session
 from secure_apfed.methods import alignment as aligned
 from secure_apfed.methods.alignment import place_rows
-from secure_apfed.secure_sums import check_sum, sum_kind
+from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.training import SumSettings
 from tests.secure_apfed.seats import ROWS, active_of, passives_of, random_data, step_config
 from tests.secure_apfed.seats import envelope as envelope_of
@@ -271,7 +271,7 @@ def test_two_rounds_train_like_one_with_4m_plus_1_envelopes_a_step() -> None:
 @pytest.mark.parametrize("pair", [{"masks": "pairwise"}, {"scheme": "bvf", "masks": "pairwise"}])
 def test_a_pair_that_there_is_not_is_refused_with_those_that_are(pair: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"no sum with scheme .* did you mean") as caught:
-        check_sum(SumSettings(**pair))
+        sum_kind(SumSettings(**pair))
     for kind in SECURE_SUMS.values():
         assert f"{{scheme: {kind.scheme}, masks: {kind.masks}}}" in str(caught.value)
         assert sum_kind(SumSettings(scheme=kind.scheme, masks=kind.masks)) is kind

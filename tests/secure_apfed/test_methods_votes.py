@@ -177,7 +177,7 @@ def voted(truth: np.ndarray, classes: int, rights: list[float], noise: float = 0
     rng = np.random.default_rng(7)
     totals = sum(said(truth, classes, right, 10 + at).round() for at, right in enumerate(rights))
     noisy = np.asarray(totals) + noise * rng.normal(size=(len(truth), classes))
-    return Votes(totals=noisy, variance=np.full(len(truth), noise**2), voters=len(rights))
+    return Votes(totals=noisy, variance=np.full(len(truth), noise**2))
 
 
 def weighed(
@@ -245,6 +245,7 @@ def test_help_that_own_columns_cannot_tell_is_not_used() -> None:
     worse = replace(found, learnt=-0.4)
     assert not worse.used
     assert "own columns learn it less well" in str(worse)
+    assert replace(worse, always=True).used
 
 
 @pytest.mark.parametrize("judges", [0, 1, 4])

@@ -77,6 +77,18 @@ def test_every_kind_is_some_baseline_s_and_damaged_ones_are_refused() -> None:
     assert Fitted.in_tensors({"0.weight": torch.zeros(1)}) is None
 
 
+def test_help_is_always_used_where_it_is_asked_for(tmp_path: Path) -> None:
+    method = {"name": "votes_randomised", "epsilon": 0.01, "help": "always"}
+    data = {"dataset": "breast_cancer", "active_view": 2, "labelled": 30}
+    result = run(config_of(method=method, data=data), tmp_path / "run")
+    assert result.help is not None
+    assert result.help.always
+    assert result.help.used
+    assert "help is always used" in str(result.help)
+    assert not replace(result.help, always=False).used
+    assert read_outcome(RunFolder(tmp_path / "run")).help == result.help
+
+
 @pytest.mark.parametrize("used", [True, False])
 def test_where_votes_are_no_help_the_best_solo_model_is_kept(
     used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
