@@ -26,13 +26,15 @@ from secure_apfed.runs.outcome import Outcome, Recording, load_recording, read_o
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
     """One finished run: what was asked and reached, results of attacks, None where none were
-    mounted, and what the active would do alone, None where nobody measured it.
+    mounted, what the active would do alone, None where nobody measured it, and how each test row
+    moves the figure, empty where that was not kept.
     """
 
     config: Config
     outcome: Outcome
     attacks: tuple[AttackResult, ...] | None
     solo: SoloRecord | None = None
+    influence: tuple[float, ...] = ()
 
     @property
     def figure(self) -> str:

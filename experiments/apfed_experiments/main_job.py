@@ -37,7 +37,8 @@ from secure_apfed.methods import METHODS
 
 READING = (
     "Few of the active's training rows have a label; the figures say how many. Accuracy: on the "
-    "active's test rows, mean and 95 % interval over the seeds (corrected resampled t); "
+    "active's test rows, mean and 95 % interval over the seeds, with their covariance by the "
+    "people who test several; "
     '"TVFL, all parties" needs every party to predict, every other row predicts with the '
     "active's features alone. Gain: accuracy minus that of the best solo baseline (of nine, chosen "
     "by cross-validation over the labelled rows), paired by seed; p of it, adjusted for the number "

@@ -42,7 +42,7 @@ from secure_apfed.data.encoding import ColumnEncoding, FeatureEncoding, ImageEnc
 from secure_apfed.errors import ApfedError, CheckpointError, DataError, NoHelpWarning
 from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
 from secure_apfed.measures import MEASURES
-from secure_apfed.runs.folder import RunFolder, resumable
+from secure_apfed.runs.folder import RunFolder, read_scored, resumable
 from secure_apfed.runs.outcome import Contributions, Outcome, Privacy, Written
 from secure_apfed.runs.run import PastAlignment, aligned_once, run
 from secure_apfed.seeds import one_thread
@@ -272,11 +272,14 @@ def finish(trial: Trial) -> FinishedRun:
     with aligned_once(_ALIGNED):
         if trial.keeps_figures:
             played = partial(trial.point.played, trial.config)
-            outcome = measured_once(
+            kept = measured_once(
                 trial.path, _KeptOutcome, trial.settings, lambda: {"outcome": played()}
             ).outcome
             solo = _solo(trial)
-            return FinishedRun(config=trial.config, outcome=outcome, attacks=None, solo=solo)
+            return FinishedRun(
+                config=trial.config, outcome=kept, attacks=None, solo=solo,
+                influence=kept.influence,
+            )  # fmt: skip
         own_subfolder(trial.path)
         trial.refuse_another_run()
         recording = None
@@ -287,7 +290,12 @@ def finish(trial: Trial) -> FinishedRun:
                 recording = run(trial.config, trial.path, data=data, resume=resume).recording
             if not (trial.path / "attacks.json").exists():
                 mount_attacks(trial.path, data=_data_of(trial.config), recording=recording)
-    return replace(read_finished_run(trial.path), solo=_solo(trial))
+    found = read_finished_run(trial.path)
+    outcome, folder = found.outcome, RunFolder(trial.path)
+    name, measure = next(iter(outcome.scores)), MEASURES[outcome.measure]
+    said = read_scored(folder, name, threshold=outcome.threshold)
+    moved = () if said is None else influence_kept(found.config.data, said, measure)
+    return replace(found, solo=_solo(trial), influence=moved)
 
 
 def _keep_alone(config: Config, path: Path) -> None:
@@ -358,7 +366,7 @@ def figures_of(run: FinishedRun) -> Figures:
     first and of baselines, by person, where it was kept.
     """
     people = () if run.solo is None else run.solo.people
-    told = getattr(run.outcome, "influence", ())
+    told = run.influence
     for name, reached in run.outcome.scores.items():
         found = {"name": name, "metric": run.outcome.measure, "score": reached}
         yield {"target": "task", **found, "influence": _by_person(told, people)}

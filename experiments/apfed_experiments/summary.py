@@ -257,6 +257,8 @@ class Summary:
         accuracies = {
             str(name): Interval.of(scores.tolist(), shared=_shared(rows)) for name, scores in tasks
         }
+        own = _headline(rows)
+        accuracies[str(own["name"].iloc[0])] = _over_seeds(own["score"], _shared(rows), _moved(own))
         leakage = {
             target: Leakage.of(attacks, target=target, seeds=len(runs))
             for target, attacks in by_target.items()
@@ -284,13 +286,22 @@ def _paired(one: pd.DataFrame, other: pd.DataFrame, sign: float, shared: float) 
     several seeds where all tell how these move them.
     """
     other = other.loc[one.index]
-    gains = (sign * (one["score"] - other["score"])).tolist()
-    common = None
-    if len(gains) > 1 and "influence" in one and "influence" in other:
-        pairs = list(zip(one["influence"], other["influence"], strict=True))
-        if all(isinstance(of, pd.Series) for pair in pairs for of in pair):
-            common = covariance([of - over for of, over in pairs])
-    return Interval.of(gains, shared=shared, common=common)
+    moved, others = _moved(one), _moved(other)
+    moved = [of - over for of, over in zip(moved, others, strict=False)] if others else []
+    return _over_seeds(sign * (one["score"] - other["score"]), shared, moved)
+
+
+def _moved(runs: pd.DataFrame) -> "list[pd.Series[float]]":
+    """How people move each seed's figure; empty where one seed's run does not tell."""
+    told = list(runs["influence"]) if "influence" in runs else []
+    return told if all(isinstance(of, pd.Series) for of in told) else []
+
+
+def _over_seeds(
+    values: "pd.Series[float]", shared: float, moved: "Sequence[pd.Series[float]]"
+) -> Interval:
+    common = covariance(moved) if len(values) > 1 and moved else None
+    return Interval.of(values.tolist(), shared=shared, common=common)
 
 
 def _shared(rows: pd.DataFrame) -> float:

@@ -117,6 +117,9 @@ def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
     assert finish(trial) == first
     assert stamps(trial.path, "result.json") == written
     assert set(first.outcome.accuracy) == {"tvfl", "tvfl_0", "tvfl_a", "tvfl_r", "tvfl_alone"}
+    figures = dataclasses.replace(point, figures_only=True, folder=tmp_path / "figures")
+    assert len(first.influence) == first.outcome.test_rows
+    assert finish(figures.trial(0)).influence == first.influence
     rows = results_of([(trial, first)]).of(point)
     assert set(rows["epsilon_x"]) == {math.inf}
     gains = [of.advantage for of in first.attacks or () if of.advantage is not None]
