@@ -128,7 +128,10 @@ _CONTROLS = {
     _CODE: _MIXED, "apfed_c": _LAMBDA_0, "apfed_r": _LAMBDA_0, **dict.fromkeys(_GUARDS, _BOUNDED),
 }  # fmt: skip
 """Of other methods it is no help."""
-_CODED = {"network": "cross_view", "representation": 64, "random_features": 1000}
+_CODED = {"network": "cross_view", "random_features": 1000}
+_NUMBERS: Mapping[str, int] = {
+    _CODE: 64, _MIXED: 64, f"{_CODE}-4": 4, f"{_CODE}-16": 16,
+}  # fmt: skip
 _NUMBERS_UNDER_NOISE = 32
 _LOGISTIC = {"labeller": "logistic"}
 """Whose votes a person without a label moves in no way but by the own one."""
@@ -154,8 +157,9 @@ _METHODS: Mapping[str, dict[str, Any]] = {
     **{name: {"method": {"name": name}} for name in _NETWORKS},
     **{name: {"method": {"name": "apfed_r"}} for name in _GUARDS},
     **{name: {"method": {"name": "apfed_c"}} for name in (_LAMBDA_0, _BOUNDED)},
-    **{name: {"method": {"name": _CODE}, "model": _CODED, "train": {"epochs": 1}}
-       for name in (_CODE, _MIXED)},
+    **{name: {"method": {"name": _CODE}, "model": {**_CODED, "representation": numbers},
+              "train": {"epochs": 1}}
+       for name, numbers in _NUMBERS.items()},
 }  # fmt: skip
 
 
@@ -323,6 +327,8 @@ def _cases() -> dict[str, GainCase]:
         *((_CODE, data, n, None)
           for data in ("digits", "handwritten-zer") for n in (20, 50, 200)),
         *((_CODE, f"handwritten-{view}", 50, None) for view in ("fou", "kar", "mor")),
+        *((f"{_CODE}-{numbers}", data, 50, None) for numbers in (4, 16)
+          for data in ("digits", "handwritten-zer", "handwritten-fou")),
         *((_CODE, data, 50, None) for data in ("mnist-3-1", "fashion-mnist-3-1")),
         (_CODE, "breast-cancer-errors", 20, None),
         (_CODE, "wine", 9, None),
