@@ -48,7 +48,8 @@ READING = (
 SEEDS, QUICK_SEEDS = 10, 3
 _EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
 _ALONE, _NO_HELP, _LAMBDA_0, _BOUNDED = "votes", "no-help", "lambda-0", "lambda-0-bounded"
-_UNJUDGED = "votes-always"
+_RANDOMISED = "votes-randomised"
+_UNJUDGED = {_ALONE: "votes-always", _RANDOMISED: "votes-randomised-always"}
 """Votes whether labelled rows let them in or not: what they would have brought, in hindsight."""
 QUICK = ("votes/digits/n50", "votes-randomised/digits/n50/eps4", "votes/wine/n9")
 _NETWORK: Mapping[str, Any] = {
@@ -137,10 +138,11 @@ _LOGISTIC = {"labeller": "logistic"}
 """Whose votes a person without a label moves in no way but by the own one."""
 _VOTES: Mapping[str, dict[str, Any]] = {
     "votes": {"name": "votes"},
-    "votes-randomised": {"name": "votes_randomised"},
+    _RANDOMISED: {"name": "votes_randomised"},
     "votes-encrypted": {"name": "votes_encrypted"},
     "votes-randomised-logistic": {"name": "votes_randomised", **_LOGISTIC},
-    _UNJUDGED: {"name": "votes", "help": "always"},
+    _UNJUDGED[_ALONE]: {"name": "votes", "help": "always"},
+    _UNJUDGED[_RANDOMISED]: {"name": "votes_randomised", "help": "always"},
     _NO_HELP: {"name": "votes"},
 }
 _METHODS: Mapping[str, dict[str, Any]] = {
@@ -291,11 +293,11 @@ def _cases() -> dict[str, GainCase]:
     wanted: list[tuple[str, str, int | None, float | None]] = [
         *(("votes", "digits", n, None) for n in (20, 50, 200, None)),
         *(("votes", "handwritten-zer", n, None) for n in (20, 50, 200, None)),
-        *((_UNJUDGED, data, n, None)
+        *((_UNJUDGED[_ALONE], data, n, None)
           for data in ("digits", "handwritten-zer") for n in (20, 50, 200)),
-        *((_UNJUDGED, f"handwritten-{view}", 50, None) for view in ("mor", "fou", "kar")),
-        (_UNJUDGED, "breast-cancer-errors", 20, None),
-        (_UNJUDGED, "wine", 9, None),
+        *((_UNJUDGED[_ALONE], f"handwritten-{view}", 50, None) for view in ("mor", "fou", "kar")),
+        (_UNJUDGED[_ALONE], "breast-cancer-errors", 20, None),
+        (_UNJUDGED[_ALONE], "wine", 9, None),
         *(("votes", f"handwritten-{view}", 50, None) for view in ("mor", "fou", "kar")),
         ("votes", "handwritten-mor", None, None),
         ("votes", "mnist-3-1", 50, None),
@@ -359,8 +361,8 @@ def cases_on(folder: Path) -> Mapping[str, GainCase]:
         for name, of in sets_in(folder).items()
         for labelled in (20, 50, 200, None)
         for method, epsilon in (
-            ("votes", None), ("votes-encrypted", None), (_UNJUDGED, None), (_CODE, None),
-            *((opening, epsilon) for opening in ("votes-randomised", "votes")
+            ("votes", None), ("votes-encrypted", None), (_UNJUDGED[_ALONE], None), (_CODE, None),
+            *((opening, epsilon) for opening in (_RANDOMISED, _UNJUDGED[_RANDOMISED], "votes")
               for epsilon in (1.0, 2.0, 4.0, 8.0)),
         )
     ]  # fmt: skip
@@ -486,7 +488,7 @@ def run_gains(
     told = [
         told_apart(results.of(points[case.name]), results.of(points[of.name]))
         for case in there for of in there
-        if case.method == _ALONE and of == replace(case, method=_UNJUDGED)
+        if of.method == _UNJUDGED.get(case.method) and case == replace(of, method=case.method)
     ]  # fmt: skip
     if told:
         tables.append(calibration(pd.concat(told)))
