@@ -148,7 +148,7 @@ def test_every_case_is_a_run_and_its_control_the_same_without_help() -> None:
         assert control.data == ours.data
         if case.method == "apfed_code":  # its control has rows of other people, and all else
             assert control == ours.model_copy(update={"name": control.name})
-        elif case.method.startswith("apfed"):
+        elif case.method.startswith("apfed") and "code" not in case.method:
             assert {passive.weight for passive in control.passives.values()} == {0.0}
             assert (control.model, control.train) == (ours.model, ours.train)
         else:
