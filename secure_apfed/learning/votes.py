@@ -35,19 +35,6 @@ _START = (1.0, 0.3)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Votes:
-    """What the active read of the passives' votes, without its own.
-
-    Attributes:
-        totals: (U, K), estimate of the sum of the votes on each row, without bias.
-        variance: (U,), of one number of a row, by the noise alone; 0 without noise.
-    """
-
-    totals: Floats
-    variance: Floats
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Judges:
     """Labelled rows that tell what votes are worth.
 
@@ -103,7 +90,7 @@ class Help:
 
 
 def pooled(
-    votes: Votes, own_UK: Floats, judges: Judges, frequencies: Floats, *, seed: int,
+    read_UK: Floats, own_UK: Floats, judges: Judges, frequencies: Floats, *, seed: int,
     always: bool = False,
 ) -> tuple[Floats, Help]:  # fmt: skip
     """Return the probability of each class for each row, (U, K), and whether help was used for it.
@@ -118,11 +105,12 @@ def pooled(
     priors about 1 and 0 (no help). Noise lowers b by itself: it is in the votes that judge, too.
 
     Args:
+        read_UK: estimate of the sum of the passives' votes on each row, without bias.
         own_UK: probabilities that the active's own model gives all rows.
         frequencies: (K,), above 0, adding up to 1; seed: of the parts by which the gain is told;
             always: whatever that is.
     """
-    votes_UK = votes.totals - votes.totals.mean(axis=0)
+    votes_UK = read_UK - read_UK.mean(axis=0)
     votes_UK -= votes_UK.mean(axis=1, keepdims=True)
     size = float(np.sqrt((votes_UK**2).mean()))
     votes_UK /= size if size > 0 else 1.0
@@ -134,7 +122,7 @@ def pooled(
         return np.asarray(np.log(floored_BK) - log_f_K)
 
     pool = _Pool(log_f_K, evidence(judges.own_JK), votes_UK[judges.places], judges.labels)
-    judged = pool.judged(seed, right=votes.totals[judges.places].argmax(1))
+    judged = pool.judged(seed, right=read_UK[judges.places].argmax(1))
     found = replace(judged, always=always)
     a, b = pool.fitted(pool.every) if found.used else (1.0, 0.0)
     return np.exp(pool.log_q(evidence(own_UK), votes_UK, a, b)), found

@@ -58,7 +58,6 @@ from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpac
 from secure_apfed.labellers import LABELLERS, Spreading, hard, labeller_for_oneself, make_labeller
 from secure_apfed.learning.descent import ActiveNetworks, Trainer, joint_loss
 from secure_apfed.learning.release import Releases, check_rows, read_representations
-from secure_apfed.learning.votes import Votes
 from secure_apfed.measures import Scored, scored_by
 from secure_apfed.methods.accounts import agreed_sum, defences_of, guard_for, ledger_for
 from secure_apfed.methods.alignment import positions_in, positions_of
@@ -804,9 +803,8 @@ class TeacherActive(SummedSplitNnActive):
         response = VoteResponse(epsilon=epsilon, classes=self.student.classes)
         answers_U = response.answer(hard(labels_UK), key=self._key, about=_ALL_ROWS)
         estimate_UK = response.estimate(answers_U[None])
-        variance_U = response.variance(estimate_UK, parties=1).mean(axis=1).clip(min=0.0)
-        votes = Votes(totals=estimate_UK, variance=variance_U)
-        return with_votes(votes, self.student, by_labeller(Spreading()), seed=self._seed).likely
+        prior = by_labeller(Spreading())
+        return with_votes(estimate_UK, self.student, prior, seed=self._seed).likely
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         """At the end what the student says alone, and the teacher with all parties present."""

@@ -28,7 +28,6 @@ from secure_apfed.learning.votes import (
     Help,
     Judges,
     SoftTrainer,
-    Votes,
     fit_linear,
     last_layer,
     pooled,
@@ -402,22 +401,22 @@ class Weighed:
 
 
 def with_votes(
-    votes: Votes | None, student: Student, prior: Prior, *, seed: int, always: bool = False
+    votes_UK: Floats | None, student: Student, prior: Prior, *, seed: int, always: bool = False
 ) -> Weighed:
     """Weigh votes with what the active believes by itself.
 
-    `votes`: on the rows that the student learns from; None: nobody voted. `seed`: of the folds that
-    tell how often the prior is right; always: help is used, whatever labelled rows say.
+    `votes_UK`: their sum on the rows that the student learns from; None: nobody voted. `seed`: of
+    the folds that tell how often the prior is right; always: whatever labelled rows say of help.
     """
     task = student.task_alone(seed)
     with one_thread(), fits_kept_meanwhile():
         belief, counted_K = prior(task), np.bincount(task.labels, minlength=task.classes) + 1.0
         frequencies = counted_K / counted_K.sum()
         own_UK = _shares(belief.of(task), frequencies)
-        if votes is None:
+        if votes_UK is None:
             return Weighed(own_UK, own_UK, belief)
         judges = judges_of(belief, task, frequencies)
-        likely_UK, help_ = pooled(votes, own_UK, judges, frequencies, seed=seed, always=always)
+        likely_UK, help_ = pooled(votes_UK, own_UK, judges, frequencies, seed=seed, always=always)
     return Weighed(likely_UK if help_.used else own_UK, own_UK, belief, help_)
 
 

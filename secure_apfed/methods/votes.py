@@ -44,7 +44,7 @@ from secure_apfed.labellers import (
 from secure_apfed.labellers.guarantee import Opening, calibrate_votes, table_guarantee
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import ContributionNoise, check_rows
-from secure_apfed.learning.votes import Floats, Help, Integers, Votes
+from secure_apfed.learning.votes import Floats, Help, Integers
 from secure_apfed.measures import ACCURACY, MEASURES
 from secure_apfed.methods.accounts import agreed_sum, open_ledger, summed_release
 from secure_apfed.methods.alignment import positions_in
@@ -302,11 +302,11 @@ class VotesActive(StudentActive):
             size=contract.batch_size,
             shown=config.method.sends_labels,
         )
-        self.votes: Votes | None = None
+        self.votes: Floats | None = None
 
     @abstractmethod
-    async def gather(self, links: Links) -> Votes:
-        """Ask for the votes, and open them."""
+    async def gather(self, links: Links) -> Floats:
+        """Ask for the votes, and open them: an estimate_UK of their sum, without bias."""
 
     async def teach(self, links: Links, steps: Steps) -> None:
         self.take(await self.gather(links))
@@ -316,14 +316,16 @@ class VotesActive(StudentActive):
     def without(self, rows: Tensor) -> ActiveNetworks | None:
         return self.student.without(rows)
 
-    def take(self, votes: Votes) -> None:
+    def take(self, votes_UK: Floats) -> None:
         """Turn what was opened into labels to learn; fit a student that has a best fit.
 
         Where labelled rows say that votes are no help, the active's own best model stays.
         """
-        self.votes, student = votes, self.student
+        self.votes, student = votes_UK, self.student
         with fits_kept_meanwhile():
-            weighed = with_votes(votes, student, self._prior, seed=self._seed, always=self._always)
+            weighed = with_votes(
+                votes_UK, student, self._prior, seed=self._seed, always=self._always
+            )
             own, self.help = weighed.belief.baseline, weighed.help
             assert self.help is not None
             keeps = own is not None and student.has_classes
@@ -338,13 +340,12 @@ class VotesActive(StudentActive):
 
     @property
     def opened(self) -> Tensor | None:
-        return None if self.votes is None else torch.from_numpy(self.votes.totals)
+        return None if self.votes is None else torch.from_numpy(self.votes)
 
     def tensors(self) -> dict[str, Tensor]:
         kept = super().tensors()
         if self.votes is not None:
-            kept["votes.sum"] = torch.from_numpy(self.votes.totals)
-            kept["votes.variance"] = torch.from_numpy(self.votes.variance)
+            kept["votes.sum"] = torch.from_numpy(self.votes)
         if self.help is not None:
             kept["help"] = torch.tensor(astuple(self.help), dtype=torch.float64)
         return kept
@@ -355,10 +356,7 @@ class VotesActive(StudentActive):
             rows, gain, deviation, right, alone, learnt, always = tensors["help"].tolist()
             self.help = Help(int(rows), gain, deviation, right, alone, learnt, bool(always))
         if "votes.sum" in tensors:
-            self.votes = Votes(
-                totals=tensors["votes.sum"].numpy(),
-                variance=tensors["votes.variance"].numpy(),
-            )
+            self.votes = tensors["votes.sum"].numpy()
 
 
 class VotesPassive(Helper):
@@ -476,13 +474,11 @@ class SummedVotesActive(VotesActive):
     """Opens the secure sum of the votes; see `VotesActive`."""
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor, summed: SessionSum) -> None:
-        noise, agreed = summed.noise, summed.protocol.agreement
+        noise = summed.noise
         parts = own.config, own.passives[0], summed.shape
         super().__init__(own, contract, rows, summed_release(*parts, noise) if noise else None)
         self.sum = summed.active()
         self.left, self.rounding = self.sum.left, self.sum.rounding
-        step = agreed.clip_norm / (2 ** (agreed.bits - 1) - 1)
-        self._variance = (noise.steps * step) ** 2 if noise else 0.0  # of one passive
 
     @property
     def steps_without_all(self) -> int:
@@ -491,16 +487,14 @@ class SummedVotesActive(VotesActive):
     async def set_up(self, links: Links) -> None:
         await self.sum.set_up(links)
 
-    async def gather(self, links: Links) -> Votes:
+    async def gather(self, links: Links) -> Floats:
         ballot = self.ballot
         self.sum.ask(links, Kind.LABELS, ASK, ballot.payload)
         sum_UK = np.zeros((len(ballot.rows), self.classes))
-        variance_U = np.zeros(len(ballot.rows))
         for step, block in enumerate(ballot.blocks):
             rows_B, payload = ballot.rows[block], ballot.payload
             sum_UK[block] = await self.sum.read(links, step, rows_B, payload, self.classes)
-            variance_U[block] = self._variance * len(self.sum.present)
-        return Votes(totals=sum_UK, variance=variance_U)
+        return sum_UK
 
 
 class SummedVotesPassive(VotesPassive, SumHelper):
@@ -599,15 +593,13 @@ class RandomisedVotesActive(VotesActive):
         super().__init__(own, contract, rows, self._response)
         self._answers_MU: Integers | None = None
 
-    async def gather(self, links: Links) -> Votes:
+    async def gather(self, links: Links) -> Floats:
         passives, response = tuple(self.contract.passives), self._response
         for name in passives:
             links.send(name, Kind.LABELS, ASK, self.ballot.payload)
         answers_MU = np.stack([await self._answers(links, name) for name in passives])
         self._keep(answers_MU)
-        sum_UK = response.estimate(answers_MU)
-        variance_U = response.variance(sum_UK, parties=len(passives)).mean(axis=1).clip(min=0.0)
-        return Votes(totals=sum_UK, variance=variance_U)
+        return response.estimate(answers_MU)
 
     async def _answers(self, links: Links, name: str) -> Integers:
         expected = {"votes": TensorSpec(torch.int16, (len(self.ballot.rows),))}

@@ -31,7 +31,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.labellers import LABELLERS, LinearLabeller, make_labeller
 from secure_apfed.labellers.guarantee import summed_votes
-from secure_apfed.learning.votes import Floats, Votes
+from secure_apfed.learning.votes import Floats
 from secure_apfed.methods.method import FOR_AN_ANSWER, Helper, Learner, Own, meet, meet_all
 from secure_apfed.methods.sum_end import Noted, RefusedSums, unless_unasked
 from secure_apfed.methods.votes import (
@@ -105,7 +105,6 @@ class EncryptedVotesActive(VotesActive):
             )
         # Towards zero a number moves by a step at most, to the nearest by half of one.
         self.rounding = 2 * self._sums.rounding()
-        self._variance = len(terms.contributors) * (noise / terms.levels) ** 2
         self._refused = RefusedSums(own)
         self._receiver: ProductReceiver | None = None
         self._challenges: dict[str, bytes] | None = None
@@ -133,7 +132,7 @@ class EncryptedVotesActive(VotesActive):
             )
             self._challenges[message.sender] = message.payload
 
-    async def gather(self, links: Links) -> Votes:
+    async def gather(self, links: Links) -> Floats:
         """Send the encrypted labels, and open one block of people after the other."""
         contract, receiver = self.contract, self._receiver
         assert receiver is not None
@@ -146,8 +145,7 @@ class EncryptedVotesActive(VotesActive):
             people = self._sums.people_of(block)
             with self._refused.noting(step=block, contract=contract.digest.hex()):
                 sum_UK[people.start : people.stop] = receiver.open(block, message.payload)
-        variance_U = np.full(len(sum_UK), self._variance)
-        return Votes(totals=sum_UK, variance=variance_U)
+        return sum_UK
 
 
 class EncryptedVotesPassive(CountingPassive):

@@ -22,7 +22,7 @@ from torch import Tensor
 from secure_apfed.contract import Contract
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.learning.release import ContributionNoise
-from secure_apfed.learning.votes import Votes
+from secure_apfed.learning.votes import Floats
 from secure_apfed.methods.method import FOR_AN_ANSWER, Agreement, Helper, Learner, Own, Steps
 from secure_apfed.methods.student import with_votes
 from secure_apfed.methods.votes import (
@@ -87,15 +87,14 @@ class RehearsalActive(VotesActive):
         super().__init__(own, contract, rows, release)
         self._deviation, self._told = release.deviation / _STEPS, torch.zeros(0)
 
-    async def gather(self, links: Links) -> Votes:
+    async def gather(self, links: Links) -> Floats:
         raise AssertionError(f"{self.name}: a rehearsal opens no votes")
 
     async def teach(self, links: Links, steps: Steps) -> None:
         for name in self.contract.passives:
             links.send(name, Kind.LABELS, ASK, self.ballot.payload)
         told = [await self._share(links, name) for name in self.contract.passives]
-        student, shape = self.student, (len(self.ballot.rows), self.classes)
-        silent = Votes(totals=np.zeros(shape), variance=np.zeros(len(self.ballot.rows)))
+        student, silent = self.student, np.zeros((len(self.ballot.rows), self.classes))
         with fits_kept_meanwhile():
             weighed = with_votes(silent, student, self._prior, seed=self._seed)
             if weighed.belief.baseline is None:

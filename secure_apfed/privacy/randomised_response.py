@@ -373,16 +373,6 @@ class VoteResponse:
         p, q = self.keep_probability, self.other_probability
         return np.asarray((counts_UK - len(answers_MU) * q) / (p - q), dtype=np.float64)
 
-    def variance(self, votes_UK: Floats, *, parties: int) -> Floats:
-        """Return the variance_UK of the estimate, given the sum of the votes of all parties.
-
-        It is linear in the sum: with an unbiased estimate in its place it is unbiased, too. Each
-        party without a vote adds (K - 1) / K^2 to what stands here.
-        """
-        p, q = self.keep_probability, self.other_probability
-        total_UK = votes_UK * p * (1 - p) + (parties - votes_UK) * q * (1 - q)
-        return np.asarray(total_UK / (p - q) ** 2, dtype=np.float64)
-
     def __str__(self) -> str:
         return f"{self.classes}-ary randomised response of epsilon {self.epsilon:.4g} a vote"
 

@@ -303,7 +303,7 @@ def test_one_label_against_all_reads_a_column_of_the_passives_matrices(
     for name in run.voters:
         columns_U += run.voter(name).vote(ballot)[:, 0]
     # To the rounding of the sum.
-    assert np.abs(votes.totals[:, 0] - columns_U).max() < 1e-3
+    assert np.abs(votes[:, 0] - columns_U).max() < 1e-3
     assert (columns_U > 0.01).sum() < 100  # of 300: it names neighbours
 
 

@@ -45,7 +45,6 @@ from secure_apfed.learning.release import (
     check_spread,
     representation_specs,
 )
-from secure_apfed.learning.votes import Votes
 from secure_apfed.methods import Learner, Simulation, open_session
 from secure_apfed.methods.alignment import positions_in, positions_of, rows_among
 from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
@@ -386,7 +385,7 @@ class VotesRun(LiveSession[VotesActive]):
 
     def ask(
         self, rows_U: Tensor | None = None, labels: Mapping[int, int] | None = None
-    ) -> tuple[Ballot, Votes]:
+    ) -> tuple[Ballot, Floats]:
         """Ask for votes on rows (U,), with labels by alignment position; None: the honest ones.
 
         Returns what was asked, and what was opened. RemoteProtocolError: a party refused.

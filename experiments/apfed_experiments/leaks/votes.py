@@ -131,7 +131,7 @@ def _columns_of(
     labels = dict.fromkeys(rows[others].tolist(), last)
     labels |= {int(rows[place]): number for number, place in enumerate(landmarks)}
     _, votes = run.ask(rows, labels)
-    return np.asarray(votes.totals[:, :last])
+    return np.asarray(votes[:, :last])
 
 
 def _nearest(rows_U: Tensor, landmarks: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -166,7 +166,7 @@ def _averaged(data: str, method: str, epsilon: float, runs: int, seed: int) -> R
     for number in range(runs):
         run = _open(data, method, epsilon, seed) if number else run
         _, votes = run.ask()
-        totals.append(votes.totals)
+        totals.append(votes)
     truth_UK = np.sum([run.voter(name).vote(run.ballot) for name in run.voters], axis=0)
     named_U1 = np.mean(totals, axis=0).argmax(axis=1)[:, None]
     # Hard votes tie often: any class of those with most votes will do.
@@ -208,7 +208,7 @@ def _moved(data: str, method: str, epsilon: float | None, seed: int) -> Row:
                 for name in run.voters:
                     run.voter(name).held_N[candidate] = False
             _, votes = run.ask(None, honest | {candidate: label})
-            found.append(votes.totals[run.ballot.rows.numpy() != candidate])
+            found.append(votes[run.ballot.rows.numpy() != candidate])
         distances.append(float(np.abs(found[0] - found[1]).sum()))
         inside.append(member)
     return {"auc": float(roc_auc_score(inside, distances))}
