@@ -3,7 +3,7 @@
 Where a paper leaves something open, its preset says what was chosen. Figures from these names are
 of the paper's partition, and of people drawn by the seed, which no paper lists.
 
-Sources: APC-VFL, section 5 and Appendix A; MMVFL, section 6.1 and Table 1; FedMV, section 8.2.
+Sources: APC-VFL, section 5 and Appendix A; MMVFL, section 6.1 and Table 1.
 """
 
 from collections.abc import Iterator, Mapping
@@ -120,21 +120,4 @@ def _mmvfl() -> Iterator[tuple[str, Preset]]:
         yield f"mmvfl/{dataset}", Preset(f"{len(views)} views, {each} people a class", settings)
 
 
-def _fedmv() -> Iterator[tuple[str, Preset]]:
-    """All views, and those of the baselines of sections 8.3 and 8.4; what share tests is open."""
-    views = tuple(find_dataset("biaffect").natural_views)
-    vertical = {"dataset": "biaffect"}
-    horizontal = {"dataset": "biaffect", "partition": "horizontal", "clients": 4}
-    yield "fedmv/vertical", Preset("a view a party: 3 parties", vertical)
-    yield "fedmv/horizontal", Preset("all views at 4 parties", horizontal)
-    for left_out in views:
-        pair = tuple(view for view in views if view != left_out)
-        for kind, settings in (("vertical", vertical), ("horizontal", horizontal)):
-            about = f"{' and '.join(pair)} alone, {kind}"
-            yield f"fedmv/{kind}/without-{left_out}", Preset(about, {**settings, "views": pair})
-    for view in views:
-        settings = {**horizontal, "views": (view,)}
-        yield f"fedmv/horizontal/{view}", Preset(f"{view} alone, horizontal", settings)
-
-
-PRESETS: Mapping[str, Preset] = MappingProxyType(dict([*_apc_vfl(), *_mmvfl(), *_fedmv()]))
+PRESETS: Mapping[str, Preset] = MappingProxyType(dict([*_apc_vfl(), *_mmvfl()]))

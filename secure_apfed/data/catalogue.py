@@ -30,7 +30,7 @@ from secure_apfed.data.files import (
     read_sklearn_table,
 )
 from secure_apfed.data.mimic import MIMIC_III, SYNTHETIC_MIMIC_III
-from secure_apfed.data.sessions import BIAFFECT, SYNTHETIC_KEYSTROKES
+from secure_apfed.data.sessions import SYNTHETIC_KEYSTROKES
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.data import BUILT_IN_ACTIVE, TABLES, DataSettings
@@ -301,7 +301,6 @@ _SETS = (
     ),
     CALTECH_7,
     MIMIC_III,
-    BIAFFECT,
     SYNTHETIC_CALTECH_7,
     SYNTHETIC_MIMIC_III,
     SYNTHETIC_KEYSTROKES,

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +41,7 @@ from secure_apfed.data.files import (
     read_file,
 )
 from secure_apfed.data.mimic import ADMISSION_COLUMNS
-from secure_apfed.data.sessions import session_pool, synthetic_sessions
+from secure_apfed.data.sessions import synthetic_sessions
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings.data import DataSettings
 from tests.memory import traced
@@ -356,10 +355,7 @@ def test_sets_that_need_or_allow_no_download() -> None:
 
 
 WIDTHS = (48, 40, 254, 1984, 512, 928)
-STAND_INS = {
-    "caltech_7": "synthetic_caltech_7", "mimic_iii": "synthetic_mimic_iii",
-    "biaffect": "synthetic_keystrokes",
-}  # fmt: skip
+STAND_INS = {"caltech_7": "synthetic_caltech_7", "mimic_iii": "synthetic_mimic_iii"}
 
 
 def pool(name: str, folder: Path | None = None) -> TablePool:
@@ -382,7 +378,7 @@ def test_a_stand_in_says_that_it_is_synthetic_and_has_the_same_shape() -> None:
 
 def test_synthetic_sessions_differ_in_the_order_of_their_steps() -> None:
     """Their means say nothing; how a step follows the last says most in alphanum."""
-    read = session_pool(synthetic_sessions(1200, seed=3), source="x")
+    read = synthetic_sessions(1200, seed=3)
     means, order = {}, {}
     for view, (steps, channels) in DATASETS["synthetic_keystrokes"].sequences.items():
         columns = list(DATASETS["synthetic_keystrokes"].natural_views[view])
@@ -403,68 +399,6 @@ def test_synthetic_sessions_differ_in_the_order_of_their_steps() -> None:
 def accuracy(features: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
     scaled = (features - features.mean(0)) / features.std(0)
     return float(cross_val_score(LogisticRegression(), scaled, labels, cv=5).mean())
-
-
-def sessions(*rows: tuple[float, int, int, int]) -> pd.DataFrame:
-    """Sessions of so many steps a view, whose first numbers count up."""
-    columns: dict[str, list[Any]] = {"hdrs": [], "alphanum": [], "special": [], "accel": []}
-    for hdrs, keys, special, readings in rows:
-        columns["hdrs"].append(hdrs)
-        columns["alphanum"].append(np.arange(4.0 * keys))
-        columns["special"].append(np.eye(6)[np.arange(special) % 6].ravel())
-        columns["accel"].append(np.arange(3.0 * readings))
-    return pd.DataFrame(columns)
-
-
-def test_sessions_are_kept_cut_and_filled(tmp_path: Path) -> None:
-    told = sessions((7, 9, 9, 50), (7, 10, 0, 250), (7.5, 120, 100, 2), (20, 120, 101, 2))
-    told.to_parquet(tmp_path / "biaffect.parquet")
-    read = pool("biaffect", tmp_path)
-    assert read.labels.tolist() == [0, 1]
-    assert read.frame.shape == (2, 401 + 601 + 301)
-    for view, lengths in {"alphanum": [10, 100], "special": [0, 100], "accel": [100, 2]}.items():
-        assert read.frame[f"{view}-steps"].tolist() == lengths
-    short = read.frame.iloc[0]
-    assert short[["alphanum-9-duration", "alphanum-9-distance_y"]].tolist() == [36, 39]
-    assert short["alphanum-10-duration":"alphanum-99-distance_y"].abs().sum() == 0
-    assert short[["accel-0-x", "accel-99-x"]].tolist() == [0, 249 * 3]  # thinned, ends kept
-    assert read.frame.iloc[1]["alphanum-99-duration"] == 99 * 4  # the first hundred
-
-
-def test_wrong_sessions_are_named() -> None:
-    changes: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"accel": None}, "lacks the columns accel; it has hdrs, alphanum, special"),
-        ({"hdrs": [-1.0]}, "session 0 has no HDRS of 0 or more"),
-        ({"hdrs": [np.nan]}, "session 0 has no HDRS"),
-        ({"alphanum": [np.zeros(41)]}, r"session 0: alphanum must be a list .* 4 a step"),
-        ({"alphanum": [np.full(40, np.inf)]}, "alphanum must be a list of finite numbers"),
-        ({"accel": [np.full(15, 1e39)]}, "accel must be a list of finite numbers of at most 1e"),
-        ({"alphanum": [["a"] * 40]}, "alphanum is no list of numbers"),
-        ({"alphanum": [3.0]}, r"got an array of shape \(\)"),
-        ({"special": [np.full(60, 0.5)]}, "each step of special is a one in one of auto_correct"),
-        ({"special": [None], "alphanum": [np.zeros(4)]}, "none of 1 sessions has 10 to 100"),
-    )
-    told = sessions((3, 20, 5, 5))
-    for change, message in changes:
-        lacking = told.drop(columns=list(change))
-        more = {name: pd.Series(column) for name, column in change.items() if column is not None}
-        with pytest.raises(DataError, match=message):
-            session_pool(lacking.assign(**more), source="biaffect.parquet")
-    with pytest.raises(DataError, match="several columns have one name"):
-        session_pool(pd.concat([told, told[["hdrs"]]], axis=1), source="biaffect.parquet")
-
-
-def test_damaged_and_swollen_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "biaffect.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match=r"biaffect.parquet: not a readable Parquet file"):
-        pool("biaffect", tmp_path)
-    monkeypatch.setattr("secure_apfed.data.sessions._VALUES_AT_MOST", 2**16)
-    told = sessions((3, 20, 5, 5))
-    told["accel"] = pd.Series([np.zeros(2**16 - 2)])
-    told.to_parquet(tmp_path / "biaffect.parquet")
-    assert (tmp_path / "biaffect.parquet").stat().st_size < 2**16
-    with pytest.raises(DataError, match="more than 65536: leave sessions out"):
-        pool("biaffect", tmp_path)
 
 
 ADMISSIONS = """ROW_ID,SUBJECT_ID,HADM_ID,ADMITTIME,DISCHTIME,ADMISSION_TYPE
