@@ -9,7 +9,8 @@ T steps and C channels of a sequence.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Protocol
@@ -19,12 +20,15 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from secure_apfed.errors import ModelError
+from secure_apfed.seeds import threads
 from secure_apfed.settings.training import ModelSettings
 
 Shape = tuple[int, ...]
 _PADDING = 1
 _SAMPLE = 300
 _LEAST_SCALE = 1e-6
+_A_THREAD = 200_000_000
+"""Multiplications of a step, about ten milliseconds."""
 _AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 8)}
 """By channels: the convolutions, and the least side of an image that they leave some map of
 (three rows for MNIST's two layers, one for CIFAR's three)."""
@@ -477,6 +481,23 @@ def encoder_and_head(
     encoder = family.encoder(features, settings)
     size = math.prod(output_shape(encoder, features))
     return encoder, family.head(size, classes, settings)
+
+
+@contextmanager
+def threads_for(settings: ModelSettings, batch: int, tables: Iterable[Shape]) -> Iterator[None]:
+    """Compute with as many threads, of those that torch has, as pay for a step on so many rows.
+
+    A thread for a small product is waited for longer than it computes, and on a busy machine much
+    longer; convolutions are never small.
+    """
+    most, worth = torch.get_num_threads(), 1
+    for shape in tables:
+        widths = (math.prod(shape), *settings.hidden, settings.representation)
+        work = batch * sum(one * other for one, other in pairwise(widths))
+        large = isinstance(family_for(settings, shape), Convolutional)
+        worth = max(worth, most if large else min(most, work // _A_THREAD))
+    with threads(worth):
+        yield
 
 
 NETWORKS: Mapping[str, NetworkFamily] = {

@@ -175,11 +175,18 @@ def undisturbed() -> Iterator[None]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """So that fits depend on no number of cores, and small tensors wait for none."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def threads(count: int) -> Iterator[None]:
+    """Let torch compute with so many within."""
+    callers = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(callers)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """So that fits depend on no number of cores, and small tensors wait for none."""
+    with threads(1):
+        yield

@@ -25,6 +25,7 @@ from secure_apfed.config import AttackChoice
 from secure_apfed.config.file import describe
 from secure_apfed.errors import ConfigError
 from secure_apfed.learning.descent import find_device
+from secure_apfed.models import threads_for
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.seeds import derive_seed, shuffled, undisturbed
 from secure_apfed.settings import unknown_name
@@ -101,11 +102,13 @@ def mount(
     """
     attacks = [prepare(choice) for choice in expand(choices)]
     how: Any = {"seed": seed, "device": device, "on_score": on_score}
-    return tuple(
-        Trial(attack, recording, parties, victim, **how).result()
-        for attack in attacks
-        for parties, victim in _pairs(attack, recording)
-    )
+    shapes, batch = [of.shape for of in recording.data.tables], recording.config.train.batch_size
+    with threads_for(recording.config.model, batch, shapes):
+        return tuple(
+            Trial(attack, recording, parties, victim, **how).result()
+            for attack in attacks
+            for parties, victim in _pairs(attack, recording)
+        )
 
 
 def headlines(results: Sequence[AttackResult]) -> tuple[AttackResult, ...]:

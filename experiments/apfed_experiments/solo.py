@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import ArrayLike
 from pydantic import AfterValidator, Field
@@ -53,7 +54,13 @@ from secure_apfed.runs.outcome import Outcome, Written
 from secure_apfed.seeds import derive_seed, one_thread, undisturbed
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.solo import BASELINES, Baseline, SoloTask, validation_of
-from secure_apfed.solo.interface import FitStore, FloatArray, IntArray, fits_kept_meanwhile
+from secure_apfed.solo.interface import (
+    MOST_ROWS,
+    FitStore,
+    FloatArray,
+    IntArray,
+    fits_kept_meanwhile,
+)
 
 LEFT_OUT = (
     "what the active does alone is left out: without the noise of dp_sgd it would tell of training "
@@ -102,7 +109,8 @@ def best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> B
 class SoloRecord(Written):
     """The file: digests of the settings and of the active's own table, the measure, each
     baseline's, and whether labels are true or what a run's label mechanism answered for training
-    rows. `people`: who tests, where influences are kept.
+    rows. `people`: who tests, where influences are kept. `sample`: of how many rows the baselines
+    learnt, where not of all.
     """
 
     settings: str
@@ -111,6 +119,7 @@ class SoloRecord(Written):
     labels: Literal["true", "answered"] = "true"
     measure: Annotated[str, AfterValidator(lambda name: find_measure(name).name)] = ACCURACY.name
     people: tuple[str, ...] = ()
+    sample: int | None = None
 
     @property
     def judged_by(self) -> Measure:
@@ -133,6 +142,7 @@ class SoloRecord(Written):
         """How a run of this value stands beside it; one run shows no more than that."""
         alone, measure = self.best, self.judged_by
         learnt = "" if self.labels == "true" else ", taught by the same answers,"
+        learnt += f" of a sample of {self.sample:,} rows" if self.sample else ""
         return (
             f"{measure.gain_text(reached, alone.test)} in {measure.title} against {alone.title}, "
             f"the best that the active does alone{learnt} {self.chosen} "
@@ -219,6 +229,7 @@ def _measured(
     record = SoloRecord(
         settings=settings_digest(config), baselines=tuple(found), measure=config.measure,
         files=files, labels="answered" if config.labels_are_private else "true", people=people,
+        sample=MOST_ROWS if len(own.train_rows) > MOST_ROWS else None,
     )  # fmt: skip
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, to_json(record.model_dump(mode="json")).encode())
@@ -243,18 +254,33 @@ def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[Bas
     def flat(rows: Tensor) -> FloatArray:
         return np.asarray(table.features[rows].flatten(1).double().numpy())
 
-    how: dict[str, Any] = {"measure": MEASURES[config.measure], "said": said}
+    kept, how = known, dict[str, Any](measure=MEASURES[config.measure], said=said)
+    if len(known) > MOST_ROWS:
+        kinds = torch.zeros_like(known) if own.targets is not None else table.labels[known]
+        kept = _drawn(known, kinds, seed)
     test_BF = flat(own.test_rows)
     labels_B = table.labels[own.test_rows]
     if own.targets is not None:
-        known_n, truth_B = map(own.targets.decode, (table.labels[known], labels_B))
-        return compare_numbers(flat(known), known_n, test_BF, truth_B, seed=seed, **how)
-    labelled = torch.isin(rows, known).nonzero().flatten()
+        known_n, truth_B = map(own.targets.decode, (table.labels[kept], labels_B))
+        return compare_numbers(flat(kept), known_n, test_BF, truth_B, seed=seed, **how)
+    rows = rows[~torch.isin(rows, known) | torch.isin(rows, kept)]
+    labelled = torch.isin(rows, kept).nonzero().flatten()
     task = SoloTask.of(
         table.features[rows], labelled, table.labels[rows[labelled]], classes=len(own.classes),
         seed=seed, model=config.model, train=config.train,
     )  # fmt: skip
     return compare(task, test_BF, labels_B.numpy(), BASELINES, **how)
+
+
+def _drawn(known_n: Tensor, labels_n: Tensor, seed: int) -> Tensor:
+    """`MOST_ROWS` of these rows, about; of each class its share, and one at least."""
+    draw = np.random.default_rng(derive_seed(seed, "solo", "sample"))
+    order_n = torch.from_numpy(draw.permutation(len(known_n)))
+    classes = pd.Series(labels_n[order_n].numpy())
+    of_class = classes.groupby(classes)
+    share = MOST_ROWS / len(known_n)
+    taken = of_class.cumcount() < np.ceil(share * of_class.transform("size"))
+    return known_n[order_n[torch.tensor(taken.to_numpy())]].sort().values
 
 
 def compare_numbers(
@@ -328,7 +354,7 @@ def compare(
     with fits_kept_meanwhile():
         for name, baseline in baselines.items():
             validation = validation_of(baseline, task, measure)
-            scores_BK = probabilities_of(baseline.fit(task).scores(test_BF))
+            scores_BK = probabilities_of(baseline.fit(task.few).scores(test_BF))
             scored = _keep(said, name, Scored(truth=labels_B, scores=scores_BK))
             ranked = {
                 ranking: value

@@ -43,7 +43,10 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
             "attacks are those of each party on what it let out itself; run it with --transport "
             "memory for those that read more"
         )  # fmt: skip
-    results = _of_each(folder) if result.recorded is None else mount_attacks(folder)
+    if (recording := result.recorded) is None:
+        results = _of_each(folder)
+    else:
+        results = mount_attacks(folder, recording=recording)
     page = report_if_possible(folder)
     if page is not None and result.recorded is None:
         for party in _files(folder).ended_parties():

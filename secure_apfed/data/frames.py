@@ -638,7 +638,7 @@ def typed(column: "pd.Series") -> "pd.Series":
     values = some.map(TRUTHS)
     if values.isna().any():
         values = pd.to_numeric(some, errors="coerce")
-        if values.isna().any() or are_padded_codes(some):
+        if values.isna().any() or some.str.match(_PADDED).any():  # what are numbers is ASCII
             return column
     elif not known.all():
         values = values.astype(object)

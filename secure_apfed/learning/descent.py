@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -142,11 +142,16 @@ class Descent:
                 "it by steps, choose another model.network, as mlp"
             )
         self._norm_bound = train.max_gradient_norm or math.inf
+        self._train, self._done = train, 0
+
+    @cached_property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """With the first step: torch's load a compiler, which takes a second of who never steps."""
+        train = self._train
         momentum = {"momentum": train.momentum} if train.optimizer == "sgd" else {}
-        self._optimizer = _OPTIMIZERS[train.optimizer](
+        return _OPTIMIZERS[train.optimizer](
             self._parameters, lr=train.learning_rate, weight_decay=train.weight_decay, **momentum
         )
-        self._train, self._done = train, 0
 
     def begin(self) -> None:
         for parameter in self._parameters:
@@ -171,9 +176,10 @@ class Descent:
     def tensors(self) -> dict[str, Tensor]:
         """Parameters, buffers and the optimizer's moments by name, and how many steps it took."""
         states = {name: module.state_dict() for name, module in self._modules.items()}
+        stepped = self._optimizer.state_dict()["state"] if self._done else {}
         moments = {
             f"{index}.{name}": value
-            for index, state in self._optimizer.state_dict()["state"].items()
+            for index, state in stepped.items()
             for name, value in state.items()
             if value is not None
         }
@@ -191,7 +197,10 @@ class Descent:
         for key, value in without_prefix(_MOMENTS, tensors).items():
             index, _, name = key.partition(".")
             moments.setdefault(int(index), {})[name] = value.clone()
-        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
+        if self._done:
+            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
+        else:
+            vars(self).pop("_optimizer", None)
 
 
 class Trainer(Descent):

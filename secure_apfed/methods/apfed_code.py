@@ -150,7 +150,7 @@ class CodeStudent(Student):
             best = max(said, key=lambda source: rank_of(said[source], measure))
             if surely_better(said[best], alone, measure, seed=seed):
                 self.helped, (beside, teacher) = best, teachers[best]
-                self.teach(_likely(teacher.fit(beside), beside))
+                self.teach(_likely(teacher.fit(beside.few), beside))
             else:
                 self.keep(best_alone)
 
@@ -175,7 +175,7 @@ class CodeStudent(Student):
         if not parts:
             return None
         phi_UD, said = self.encoded(self.networks), []
-        fitted = teacher.fit_together([beside.without(part) for part in parts])
+        fitted = teacher.fit_together([beside.few.without(part) for part in parts])
         for part, predictor in zip(parts, fitted, strict=True):
             likely_UK = _likely(predictor, beside)
             likely_UK[self.labelled] = self._truth_nT

@@ -504,7 +504,7 @@ class DistilledTrainer:
 
 
 def _kept(baseline: Baseline, task: SoloTask) -> nn.Module:
-    made = baseline.fit(task).kept
+    made = baseline.fit(task.few).kept
     assert made is not None  # every baseline has a model
     return made()
 

@@ -181,7 +181,7 @@ class Student:
                 found: nn.Module = _grown(task, here, taught_UK, _LEAVES[name])
             else:
                 part = np.flatnonzero(~here_U[self.labelled])
-                kept = BASELINES[name].fit(task.without(part)).kept
+                kept = BASELINES[name].fit(task.few.without(part)).kept
                 assert kept is not None  # every baseline has a model
                 found = kept()
         return networks_of(found)
@@ -353,7 +353,7 @@ def by_labeller(labeller: Labeller) -> Prior:
 
 
 def by_baseline(baseline: Baseline) -> Prior:
-    return lambda _: Belief(lambda task: baseline.fit(task).scores(task.features), baseline)
+    return lambda _: Belief(lambda task: baseline.fit(task.few).scores(task.features), baseline)
 
 
 def by_best_baseline(measure: Measure) -> Prior:

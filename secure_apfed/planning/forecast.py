@@ -39,6 +39,7 @@ from secure_apfed.methods.terms import (
     rows_trained,
     steps_of,
 )
+from secure_apfed.models import threads_for
 from secure_apfed.privacy.accountants import EXACT, GaussianRelease, compose, gdp_epsilon
 from secure_apfed.privacy.dp_sgd import calibrate_updates
 from secure_apfed.privacy.guard import make_guard
@@ -372,10 +373,11 @@ def _rehearse(
     rows = batch * STEPS
     labelled = min(rows, labelled) if config.method.asks_once else rows
     data = _random_data(like, rows, aligned, labelled=labelled)
-    session = Simulation(METHODS[config.method.name], Start(config=quiet, data=data))
-    setup = session.transcript.flows
-    course = _Course(session, batch)
-    session.play(train(session.learner, session.links, course))
+    with threads_for(config.model, batch, [of.shape for of in data.tables]):
+        session = Simulation(METHODS[config.method.name], Start(config=quiet, data=data))
+        setup = session.transcript.flows
+        course = _Course(session, batch)
+        session.play(train(session.learner, session.links, course))
     route = attrgetter("sender", "receiver", "kind")
     known = set(map(route, setup))
     training = tuple(flow for flow in session.transcript.flows if route(flow) not in known)

@@ -61,6 +61,7 @@ from secure_apfed.runs.outcome import (
 )
 from secure_apfed.runs.party import PartyFile, Peer, Tls
 from secure_apfed.settings.data import TABLES
+from secure_apfed.workers import usable_cores
 
 Way: TypeAlias = Literal["tcp", "grpc", "relay", "nvflare"]
 """How the parties of a trial reach each other."""
@@ -341,14 +342,16 @@ def _started(
 ) -> Iterator[Sequence[_Process]]:
     """One process a party; none outlives the block."""
     processes: list[_Process] = []
+    share = {"OMP_NUM_THREADS": str(max(1, usable_cores() // len(files)))}
     try:
         for name, file in files.items():
             command = [*_PROGRAM, "party", "--config", str(file), "--json-events"]
             command += ["--end-with-stdin", *asked]
             with os.fdopen(open_regular(file.parent / _LOG, create=True), "ab") as log:
                 started = subprocess.Popen(  # noqa: S603 - this very program
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
-                )
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                    env=share | os.environ,
+                )  # fmt: skip
             processes.append(_Process(name, started, hear))
         yield processes
     finally:

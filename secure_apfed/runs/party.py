@@ -30,6 +30,7 @@ from secure_apfed.exchange.sockets import Address, parse_address, spell_address
 from secure_apfed.exchange.status import Meter
 from secure_apfed.files import read_json, write_atomically
 from secure_apfed.methods import METHODS, Own, Session, assist, lead, new_session, roles_of
+from secure_apfed.models import threads_for
 from secure_apfed.names import Name, PartyName
 from secure_apfed.runs.course import Course, RunWriter, Watch
 from secure_apfed.runs.folder import PartyFolder, RunFolder, no_checkpoint
@@ -460,6 +461,8 @@ def joined(
         if resume and role == "active" and not folder.holds_steps:
             raise no_checkpoint(folder.path)
         keeper = PartyKeeper(folder, file.party, config, data := own_data(file, config, role))
+        shapes, batch = [data.table.shape] if data else [], config.train.batch_size
+        stack.enter_context(threads_for(config.model, batch, shapes))
         secrets = keeper.secrets
         # With as much patience as the run has with who is started again.
         meet_s = max(file.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)

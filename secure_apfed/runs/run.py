@@ -34,6 +34,7 @@ from secure_apfed.methods import (
     roles_of,
 )
 from secure_apfed.methods.alignment import needs_dealer
+from secure_apfed.models import threads_for
 from secure_apfed.runs.course import Course, RunWriter, Watch
 from secure_apfed.runs.folder import PartyFolder, RunFolder, Steps
 from secure_apfed.runs.keeper import PartyKeeper
@@ -99,7 +100,8 @@ def run_in_memory(
     data = data or load_data(config.data, seed=config.seed)
     data.compare_ids(id_rules(config.alignment).text)
     writer, secrets = None, dict[str, Secrets]()
-    with ExitStack() as stack:
+    shapes, batch = [table.shape for table in data.tables], config.train.batch_size
+    with ExitStack() as stack, threads_for(config.model, batch, shapes):
         if folder is not None:
             writer = RunWriter(RunFolder(folder), config)
             stack.enter_context(writer.folder.opened(config, resume=resume))

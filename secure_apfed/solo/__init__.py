@@ -104,7 +104,7 @@ def scored_held_out(baseline: Baseline, task: SoloTask) -> Scored | None:
     rows stay among the unlabelled ones. None where none could be held out, since every class has
     one.
     """
-    parts = held_out(task.labels, FOLDS, task.seed)
+    task, parts = task.few, held_out(task.labels, FOLDS, task.seed)
     if not parts:
         return None
 

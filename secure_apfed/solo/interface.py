@@ -34,6 +34,8 @@ from secure_apfed.settings.training import ModelSettings, TrainSettings
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
+MOST_ROWS = 20_000
+"""From which baselines learn: more cost more than they tell."""
 ENOUGH_LABELS = 400
 """From so many labels on, one part of them judges well enough and the others are not held out."""
 
@@ -114,6 +116,18 @@ class SoloTask:
     def indicators(self) -> FloatArray:
         """The labels as indicators (n, K)."""
         return np.asarray(np.eye(self.classes)[self.labels], dtype=np.float64)
+
+    @property
+    def few(self) -> Self:
+        """The same with its labelled rows and, of the others, so many that `MOST_ROWS` are left."""
+        rows, known = len(self.features), len(self.labelled)
+        if rows <= MOST_ROWS or known == rows:
+            return self
+        others = np.setdiff1d(np.arange(rows), self.labelled)
+        draw = np.random.default_rng(self.state("few rows"))
+        drawn = draw.permutation(others)[: max(0, MOST_ROWS - known)]
+        kept = np.concatenate([self.labelled, np.sort(drawn)])
+        return replace(self, features=self.features[kept], labelled=np.arange(known))
 
     def without(self, part: IntArray) -> Self:
         """The same without these of the labels, whose rows stay."""

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -11,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy.stats import ttest_1samp
+from sklearn.linear_model import RidgeCV
 
 from apfed_experiments.columns import P_HOLM
 from apfed_experiments.gains import (
@@ -302,6 +304,27 @@ def test_hidden_labels_do_not_reach_the_baselines(
     keep_solo(config, tmp_path / "solo.json")
     ((task, *_), _) = spy.call_args
     assert len(task.labels) == len(task.labelled) == 9
+
+
+@pytest.mark.parametrize("dataset", ["wine", "diabetes"])
+def test_baselines_of_many_labels_learn_from_a_sample_and_say_so(
+    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for where in ("apfed_experiments.solo", "secure_apfed.solo.interface"):
+        monkeypatch.setattr(f"{where}.MOST_ROWS", 60)
+    case = GainCase(method="votes", data=dataset, labelled=None)
+    learnt = list[int]()
+
+    def fit(of: Any, x_NF: Any, *rest: Any, **more: Any) -> Any:
+        learnt.append(len(x_NF))
+        return usual(of, x_NF, *rest, **more)
+
+    usual = RidgeCV.fit
+    monkeypatch.setattr(RidgeCV, "fit", fit)
+    record = keep_solo(case.config, tmp_path / "solo.json")
+    assert record.sample == 60
+    assert "of a sample of 60 rows" in record.sentence(0.5)
+    assert 40 <= max(learnt) <= 64  # each class at least once
 
 
 def test_a_gain_in_a_loss_is_what_it_fell_by() -> None:

@@ -30,7 +30,7 @@ from secure_apfed.labellers import (
     hard,
     make_labeller,
 )
-from secure_apfed.labellers.kinds import minimiser, rows_of_norm_one
+from secure_apfed.labellers.kinds import minimiser, nearest_of, rows_of_norm_one
 from secure_apfed.privacy.accountants import gdp_epsilon, gdp_mu
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
@@ -216,6 +216,19 @@ def test_spreading_is_the_inverse_of_the_paper() -> None:
     votes = Spreading(neighbours=2).label(line, np.array([0, 99]), np.array([0, 1]), 2)
     np.testing.assert_allclose(votes.sum(axis=1), 1, atol=1e-12)
     assert (votes.argmax(axis=1) == (np.arange(100) >= 50)).all()
+
+
+def test_of_many_rows_about_the_nearest_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows_UF = np.random.default_rng(1).normal(size=(900, 12))
+    rows_UF[:30] = rows_UF[30]  # alike
+    exact_UN = nearest_of(rows_UF, 10)
+    monkeypatch.setattr("secure_apfed.labellers.kinds._EXACT", 100)
+    found_UN = nearest_of(rows_UF, 10)
+    assert found_UN.shape == exact_UN.shape
+    assert (found_UN != np.arange(900)[:, None]).all()
+    shared = [len({*some} & {*others}) for some, others in zip(found_UN, exact_UN, strict=True)]
+    assert np.mean(shared[31:]) > 9.5
+    assert (nearest_of(rows_UF, 10) == found_UN).all()
 
 
 def test_ridge_is_least_squares_with_the_weights_of_the_normal_equations() -> None:

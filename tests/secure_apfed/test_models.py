@@ -21,8 +21,10 @@ from secure_apfed.models import (
     family_for,
     output_shape,
     projection_to,
+    threads_for,
 )
 from secure_apfed.objectives import OBJECTIVES, contrastive_loss
+from secure_apfed.seeds import threads
 from secure_apfed.settings.training import (
     ClusteringSettings,
     ContrastiveSettings,
@@ -160,6 +162,20 @@ def test_rows_that_do_not_fit_are_named() -> None:
             output_shape(encoder, features)
         with pytest.raises(ModelError, match="another partition"):
             NETWORKS[network].decoder((64,), features, USUAL)
+
+
+def test_threads_are_as_many_as_a_step_pays_for() -> None:
+    small, large = ModelSettings(), ModelSettings(network="mlp", hidden=(4_000,))
+    callers = torch.get_num_threads()
+    with threads(3):
+        for settings, batch, shapes, worth in (
+            (small, 128, [(20,)], 1), (small, 128, [], 1), (small, 128, [(20,), (1, 28, 28)], 3),
+            (large, 128, [(1_000,)], 2), (large, 4_096, [(1_000,)], 3),
+        ):  # fmt: skip
+            with threads_for(settings, batch, shapes):
+                assert torch.get_num_threads() == worth
+            assert torch.get_num_threads() == 3
+    assert torch.get_num_threads() == callers
 
 
 def test_asking_for_a_shape_changes_nothing() -> None:

@@ -284,6 +284,26 @@ def test_held_out_labels_are_not_in_the_task() -> None:
     assert result == BaselineResult(name="w", title="witness", validation=0.6, test=0.8)
 
 
+def test_baselines_learn_from_all_labels_and_some_of_many_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x_NF, y_N = clusters(0)
+    labelled = np.arange(0, len(y_N), 20)
+    task = SoloTask.of(x_NF, labelled, y_N[labelled], classes=4)
+    assert task.few is task
+    monkeypatch.setattr("secure_apfed.solo.interface.MOST_ROWS", 100)
+    few = task.few
+    assert (few.labelled_rows == task.labelled_rows).all()
+    assert (few.labels == task.labels).all()
+    others = few.features[len(labelled) :]
+    assert len({*map(bytes, others)} & {*map(bytes, np.delete(x_NF, labelled, axis=0))}) == 84
+    assert (few.features == task.few.features).all()
+    assert few.few is few
+    assert accuracy(chosen(task), few, (x_NF, y_N)) > 0.9
+    every = SoloTask.of(x_NF, np.arange(len(y_N)), y_N, classes=4)
+    assert every.few is every
+
+
 def test_labels_are_held_out_once_for_the_prior_and_the_report() -> None:
     witness = Witness(*[True] * 30)
     task = SoloTask.of(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
