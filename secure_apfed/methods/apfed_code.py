@@ -39,12 +39,7 @@ from secure_apfed.measures import MEASURES, Measure, Scored, probabilities_of
 from secure_apfed.methods.accounts import agreed_sum
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.method import Agreed, Helper, Learner, Own, Steps
-from secure_apfed.methods.student import (
-    Student,
-    StudentActive,
-    side_by_side,
-    warn_of_no_help,
-)
+from secure_apfed.methods.student import Student, StudentActive, side_by_side, warn_of_no_help
 from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumMethod
 from secure_apfed.methods.terms import check_passives, clip_of
 from secure_apfed.models import CrossView, Projection, Shape

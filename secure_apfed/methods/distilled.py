@@ -88,14 +88,7 @@ from secure_apfed.settings import THE_ACTIVE
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
-from secure_apfed.solo import (
-    TEACHERS,
-    Baseline,
-    SoloTask,
-    chosen,
-    scored_held_out,
-    surely_better,
-)
+from secure_apfed.solo import TEACHERS, Baseline, SoloTask, chosen, scored_held_out, surely_better
 from secure_apfed.solo.fitted import Fitted
 from secure_apfed.solo.interface import fits_kept_meanwhile
 

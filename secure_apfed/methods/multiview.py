@@ -601,13 +601,6 @@ def objective(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> floa
     return len(rows) * sum(view.loss(rows, common_NC) for view in views) + apart
 
 
-def joint_scores(views: Sequence[ViewModel], rows_B: NDArray[np.int64]) -> Floats:
-    """Z of rows that nobody learns from, where FedMV's Eqs. (12) and (13) end."""
-    zetas = [view.zeta for view in views]
-    parts = [joint_share(view.zeta, zetas) * view.scores(rows_B) for view in views]
-    return np.asarray(np.sum(parts, axis=0))
-
-
 def joint_share(zeta: float, zetas: Collection[float]) -> float:
     """Of X_k W_k in these: zeta_k / (1 + zeta_k), of 1 in all.
 

@@ -35,32 +35,11 @@ from apfed_protocols.randomness import KEY_BYTES, fresh_key
 from secure_apfed.alignment import canonical_ids
 from secure_apfed.contract import Contract
 from secure_apfed.errors import ModelError
-from secure_apfed.exchange import (
-    BEFORE_TRAINING,
-    Envelope,
-    Kind,
-    Links,
-    TensorSpec,
-    pack,
-    unpack,
-)
+from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.release import check_rows, read_representations
-from secure_apfed.methods.joint import (
-    SUM,
-    EncodingPassive,
-    HeadTrainer,
-    Tvfl,
-)
-from secure_apfed.methods.method import (
-    FOR_THE_ACTIVE,
-    Method,
-    Own,
-    Role,
-    end_all,
-    meet,
-    meet_all,
-)
+from secure_apfed.methods.joint import SUM, EncodingPassive, HeadTrainer, Tvfl
+from secure_apfed.methods.method import FOR_THE_ACTIVE, Method, Own, Role, end_all, meet, meet_all
 from secure_apfed.methods.session import enter, new_session
 from secure_apfed.methods.sum_end import SessionSum
 

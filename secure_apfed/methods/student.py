@@ -24,14 +24,7 @@ from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import MOST_JUDGES, Labeller
 from secure_apfed.learning.descent import ActiveNetworks, prefixed, without_prefix
-from secure_apfed.learning.votes import (
-    Help,
-    Judges,
-    SoftTrainer,
-    fit_linear,
-    last_layer,
-    pooled,
-)
+from secure_apfed.learning.votes import Help, Judges, SoftTrainer, fit_linear, last_layer, pooled
 from secure_apfed.measures import Measure, Scored, probabilities_of
 from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.method import Learner, Own, Steps

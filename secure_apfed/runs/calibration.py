@@ -21,12 +21,7 @@ from torch import nn
 
 from secure_apfed.data import OwnData
 from secure_apfed.errors import ModelError
-from secure_apfed.learning.calibration import (
-    SKEWED,
-    Straight,
-    in_deviations,
-    is_rare,
-)
+from secure_apfed.learning.calibration import SKEWED, Straight, in_deviations, is_rare
 from secure_apfed.learning.descent import ActiveNetworks, predictor_of
 from secure_apfed.learning.votes import last_layer
 from secure_apfed.measures import outputs_of

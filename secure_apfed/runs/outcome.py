@@ -26,14 +26,7 @@ from secure_apfed.files import read_bytes, read_json
 from secure_apfed.intervals import Estimate, estimates, proportion_interval
 from secure_apfed.learning.descent import without_prefix
 from secure_apfed.learning.votes import Help
-from secure_apfed.measures import (
-    ACCURACY,
-    LiftRow,
-    Measure,
-    Scored,
-    find_measure,
-    lift_table,
-)
+from secure_apfed.measures import ACCURACY, LiftRow, Measure, Scored, find_measure, lift_table
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.method import Agreement
 from secure_apfed.privacy.ledger import PrivacySpent

@@ -30,6 +30,7 @@ from secure_apfed.runs.run import run
 from tests.secure_apfed.seats import active_of, passives_of, step_config
 from tests.secure_apfed.small_runs import small_config
 from tests.secure_apfed.test_methods_apfed import vertical_data
+from tests.secure_apfed.test_methods_views import joint_scores
 from tests.with_crypten import pair_of
 
 ORDER = Kind.SAVED, Kind.CONTRIBUTION, Kind.SUM_ANSWER
@@ -227,16 +228,14 @@ def test_pseudo_labels_are_the_mean_of_those_who_answered(
     assert session.attendance() == {"left": {"passive-2": 2}, "steps_without_all": 2}
     said = session.evaluate(next_step=4, final=True)[f"{method}_together"]
     truth = active._own.data.table.labels[active._rows[active.tested]].numpy()
-    guessed = multiview.joint_scores(counted, active.tested.numpy()).argmax(1)
+    guessed = joint_scores(counted, active.tested.numpy()).argmax(1)
     assert float(said) == pytest.approx((guessed == truth).mean(), abs=0.01)
     part = sum(
         multiview.joint_share(view.zeta, active.trainer.zetas) * view.scores(active.tested.numpy())
         for view in counted[:-1]
     )
     joint = active.trainer.joint(active.tested, part, [2])
-    np.testing.assert_allclose(
-        joint, multiview.joint_scores(counted, active.tested.numpy()), atol=1e-9
-    )
+    np.testing.assert_allclose(joint, joint_scores(counted, active.tested.numpy()), atol=1e-9)
 
 
 EPOCH = 4
