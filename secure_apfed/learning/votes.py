@@ -79,6 +79,8 @@ class Help:
 
     def __str__(self) -> str:
         said = "always used" if self.always else "used" if self.used else "not used"
+        if not self.rows:
+            return f"help is {said}: no labelled row can judge it, or every row has a label"
         told = (
             f"help is {said}: of {self.rows} labelled rows, each judged without its own label, the "
             f"others are right on {self.right:.2f} and the active's own model on {self.alone:.2f}; "

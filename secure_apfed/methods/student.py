@@ -361,8 +361,11 @@ def _shares(scores_BK: Floats, frequencies: Floats) -> Floats:
 
 
 def judges_of(belief: Belief, task: SoloTask, frequencies: Floats) -> Judges:
-    """The labelled rows that can be held out, and what is believed of each without its label."""
-    parts = held_out(task.labels, FOLDS, task.seed)
+    """The labelled rows that can be held out, and what is believed of each without its label; none
+    where every row has one, and nothing is left to be told.
+    """
+    told = len(task.labels) < len(task.features)
+    parts = held_out(task.labels, FOLDS, task.seed) if told else []
     if not parts:
         nobody = np.zeros(0, dtype=np.int64)
         return Judges(places=nobody, labels=nobody, own_JK=np.zeros((0, task.classes)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from secure_apfed.contrib.onnx_file import write_onnx
-from secure_apfed.errors import ModelError
+from secure_apfed.errors import ModelError, NoHelpWarning
 from secure_apfed.learning.votes import Help, pooled
 from secure_apfed.measures import probabilities_of
 from secure_apfed.methods import student
@@ -87,6 +87,15 @@ def test_help_is_always_used_where_it_is_asked_for(tmp_path: Path) -> None:
     assert "help is always used" in str(result.help)
     assert not replace(result.help, always=False).used
     assert read_outcome(RunFolder(tmp_path / "run")).help == result.help
+
+
+def test_where_every_row_has_a_label_votes_tell_nothing(tmp_path: Path) -> None:
+    config = config_of(data={"dataset": "breast_cancer", "active_view": 2})
+    with pytest.warns(NoHelpWarning, match="help is not used: no labelled row can judge it, or ev"):
+        result = run(config, tmp_path / "run")
+    assert result.help is not None
+    assert not result.help.used
+    assert isinstance(load_model(tmp_path / "run").network[0], Fitted)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("used", [True, False])
