@@ -339,13 +339,14 @@ def nearest_of(features_UF: Floats, neighbours: int) -> Integers:
 
 
 def _about_nearest(features_UF: Floats, neighbours: int) -> Integers:
-    """On one thread, so that the same rows find the same."""
+    """On one thread, so that the same rows find the same; about 1 long, which float32 can square."""
     import faiss
 
+    rows_UF = (features_UF / (np.abs(features_UF).max() or 1.0)).astype("f4")
     callers = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:
-        index, rows_UF = faiss.IndexHNSWFlat(features_UF.shape[1], _LINKS), features_UF.astype("f4")
+        index = faiss.IndexHNSWFlat(rows_UF.shape[1], _LINKS)
         index.add(rows_UF)
         index.hnsw.efSearch = max(_BREADTH, 2 * neighbours)
         _, found_UN = index.search(rows_UF, neighbours + 1)

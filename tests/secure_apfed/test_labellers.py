@@ -228,7 +228,8 @@ def test_of_many_rows_about_the_nearest_are_found(monkeypatch: pytest.MonkeyPatc
     assert (found_UN != np.arange(900)[:, None]).all()
     shared = [len({*some} & {*others}) for some, others in zip(found_UN, exact_UN, strict=True)]
     assert np.mean(shared[31:]) > 9.5
-    assert (nearest_of(rows_UF, 10) == found_UN).all()
+    for scale in (1.0, 2.0**-90, 2.0**90):
+        assert (nearest_of(scale * rows_UF, 10) == found_UN).all()
 
 
 def test_ridge_is_least_squares_with_the_weights_of_the_normal_equations() -> None:
