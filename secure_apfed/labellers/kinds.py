@@ -339,7 +339,7 @@ def nearest_of(features_UF: Floats, neighbours: int) -> Integers:
 
 
 def _about_nearest(features_UF: Floats, neighbours: int) -> Integers:
-    """On one thread, so that the same rows find the same; about 1 long, which float32 can square."""
+    """On one thread, so that the same rows find the same; in a unit that float32 can square."""
     import faiss
 
     rows_UF = (features_UF / (np.abs(features_UF).max() or 1.0)).astype("f4")
