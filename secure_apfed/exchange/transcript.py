@@ -7,6 +7,7 @@ active decodes is in no message, so its record of the sums is kept beside them.
 """
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from apfed_protocols.errors import LocalProtocolError
+from secure_apfed.errors import DroppedTranscriptWarning
 from secure_apfed.exchange.envelope import Envelope, Kind
 from secure_apfed.settings.run import TranscriptSettings
 
@@ -105,27 +106,38 @@ class Transcript:
             ),
         ))  # fmt: skip
         if self._epoch is not None and envelope.kind in KEPT_KINDS:
-            kept = replace(envelope, payload=self._store(envelope.payload))
-            self._epochs[self._epoch].append(kept)
+            payload = self._store(envelope.payload)
+            if self._epoch is not None:
+                self._epochs[self._epoch].append(replace(envelope, payload=payload))
 
     def keep_opened(self, step: int, sum_BD: Tensor) -> None:
         """Keep what the active decoded in `step`; only the experimenter has this record."""
         if self._epoch is not None:
             body = safetensors.torch.save({_SUM: sum_BD.detach().cpu().contiguous()})
-            self._opened[self._epoch][step] = self._store(body)
+            body = self._store(body)
+            if self._epoch is not None:
+                self._opened[self._epoch][step] = body
 
     def _store(self, payload: bytes) -> bytes:
-        """Hold equal payloads (the same representations to each passive) once."""
+        """Hold equal payloads (the same representations to each passive) once; more than the limit
+        are no reason to stop a training: then nothing is held, from now on either.
+        """
         digest = hashlib.blake2b(payload, digest_size=16).digest()
         if digest not in self._payloads:
             self._payloads[digest] = payload
             self._held_bytes += len(payload)
         if self._held_bytes > MOST_MEGABYTES * 1e6:
-            raise LocalProtocolError(
+            warnings.warn(
                 f"the transcript would hold {self._held_bytes / 1e6:.0f} MB, over the limit of "
-                f"{MOST_MEGABYTES:g} MB; send a smaller representation (model.projection), or set "
-                "transcript.keep to none"
+                f"{MOST_MEGABYTES:g} MB, and is dropped: attacks have nothing to read; send a "
+                "smaller representation (model.projection), or set transcript.keep to none",
+                DroppedTranscriptWarning,
+                stacklevel=3,
             )
+            self._settings = TranscriptSettings(keep="none")
+            self._epochs, self._opened, self._payloads = {}, {}, {}
+            self._epoch, self._held_bytes = None, 0
+            return payload
         return self._payloads[digest]
 
     def resume(self, state: Mapping[str, Any]) -> None:

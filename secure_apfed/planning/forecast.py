@@ -334,10 +334,9 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
     megabytes = sum(once.values()) / config.train.epochs * epochs / 1e6
     if megabytes > transcript.MOST_MEGABYTES:
         yield (
-            f"the transcript would hold about {megabytes:,.0f} MB and stop the run at "
-            f"{transcript.MOST_MEGABYTES:,.0f} MB; send a smaller representation "
-            "(model.projection), or set transcript.keep to none, which leaves attacks nothing to "
-            "read"
+            f"the transcript would hold about {megabytes:,.0f} MB and is dropped at "
+            f"{transcript.MOST_MEGABYTES:,.0f} MB, which leaves attacks nothing to read; send a "
+            "smaller representation (model.projection), or set transcript.keep to none"
         )
 
 

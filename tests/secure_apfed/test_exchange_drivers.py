@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
+from secure_apfed.errors import DroppedTranscriptWarning
 from secure_apfed.exchange import Envelope, InMemory, Kind, Links, Transcript
 from secure_apfed.settings.run import TranscriptSettings
 from tests.secure_apfed.seats import network
@@ -272,13 +273,19 @@ def test_equal_payloads_are_held_once_and_forgotten_epochs_make_room() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_the_limit_names_the_ways_out() -> None:
+def test_beyond_the_limit_nothing_is_kept_and_the_run_goes_on() -> None:
     recorder = Recorder()
     recorder.transcript.begin_epoch(0)
     recorder.send(bytes([1]) * 600)
-    with pytest.raises(LocalProtocolError, match=r"smaller .*transcript\.keep to none"):
+    with pytest.warns(DroppedTranscriptWarning, match=r"smaller .*transcript\.keep to none"):
         recorder.send(bytes([2]) * 600)
-    with pytest.raises(LocalProtocolError, match=r"set transcript\.keep to none"):
+    recorder.send(bytes([3]) * 600)
+    recorder.transcript.begin_epoch(1)
+    recorder.send(bytes([4]) * 10)
+    assert not recorder.transcript.kept
+    assert not recorder.transcript.opened
+    assert sum(flow.messages for flow in recorder.transcript.flows) == 4
+    with pytest.warns(DroppedTranscriptWarning, match=r"set transcript\.keep to none"):
         Recorder().epochs(50)
     recorder = Recorder("none")
     recorder.transcript.begin_epoch(0)
