@@ -37,6 +37,7 @@ _REQUIRED: Mapping[str, tuple[str, str]] = {
     "safetensors": ("safetensors", "models and messages"),
     "msgpack": ("msgpack", "messages"),
     "scikit-learn": ("sklearn", "attacks and two data sets"),
+    "faiss-cpu": ("faiss", "the nearest of many rows"),
     "pandas": ("pandas", "tables"),
     "pyarrow": ("pyarrow", "Parquet"),
 }
