@@ -132,6 +132,7 @@ class Student:
         self.labels = known_n if self._bins is None else self._bins.classes_of(known_n)
         self._truth_nT = known_n[:, None] if self._bins else np.eye(self.classes)[known_n]
         self._labels_N, self._seed = self.trainer.compute.place(data.table.labels), seed
+        self._of_baselines = config.seed  # which are the same fits as beside the run
         self._kept: ActiveNetworks | None = None
         self._kept_by = ""
         numbers = self._truth_nT.shape[1]
@@ -166,7 +167,7 @@ class Student:
 
     def _model_by(self, name: str, here_U: NDArray[np.bool_]) -> ActiveNetworks:
         """A baseline's model, or the trees' of what rows were taught, of these of the rows."""
-        task = self.task_alone(self._seed)
+        task = self.task_alone(self._seed if name in _LEAVES else self._of_baselines)
         with one_thread():
             if name in _LEAVES:
                 taught_UK = self._targets_NT[self.rows_U].numpy()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from secure_apfed.contrib.onnx_file import write_onnx
+from secure_apfed.data import load_data
 from secure_apfed.errors import ModelError, NoHelpWarning
 from secure_apfed.learning.votes import Help, pooled
 from secure_apfed.measures import probabilities_of
@@ -96,6 +97,26 @@ def test_where_every_row_has_a_label_votes_tell_nothing(tmp_path: Path) -> None:
     assert result.help is not None
     assert not result.help.used
     assert isinstance(load_model(tmp_path / "run").network[0], Fitted)  # type: ignore[index]
+
+
+def test_the_model_that_stays_is_the_one_that_is_measured_beside_it(tmp_path: Path) -> None:
+    """Though its party's own seed is a secret, and other."""
+    method = {"name": "votes", "prior": "mixmatch"}
+    config = config_of(method=method, data={"dataset": "wine"}, party_seeds="secret")
+    with pytest.warns(NoHelpWarning):
+        result = run(config, tmp_path / "run")
+    data = load_data(config.data, seed=config.seed)
+    features, labels, train, test = (
+        data.active.features, data.active.labels, data.train_rows, data.test_rows
+    )  # fmt: skip
+    assert labels is not None
+    task = SoloTask.of(features[train], np.arange(len(train)), labels[train], classes=3,
+                       seed=config.seed)  # fmt: skip
+    scores_BK = BASELINES["mixmatch"].fit(task).scores(features[test].double().numpy())
+    said_BK = load_model(tmp_path / "run").predict(features[test]).double().numpy()
+    np.testing.assert_allclose(said_BK, scores_BK, atol=1e-4)
+    right = scores_BK.argmax(1) == labels[test].numpy()
+    assert result.accuracy["votes"] == pytest.approx(right.mean())
 
 
 @pytest.mark.parametrize("used", [True, False])
