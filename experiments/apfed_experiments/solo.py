@@ -219,6 +219,7 @@ def _measured(
     with one_thread():
         found = _compared(config, own, said)
     people: tuple[str, ...] = ()
+    learnt = own.train_rows if own.targets is None else own.labelled_rows
     if scored is None:
         people = tuple(own.table.ids[row] for row in own.test_rows.tolist())
         measure = MEASURES[config.measure]
@@ -229,7 +230,7 @@ def _measured(
     record = SoloRecord(
         settings=settings_digest(config), baselines=tuple(found), measure=config.measure,
         files=files, labels="answered" if config.labels_are_private else "true", people=people,
-        sample=MOST_ROWS if len(own.train_rows) > MOST_ROWS else None,
+        sample=MOST_ROWS if len(learnt) > MOST_ROWS else None,
     )  # fmt: skip
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, to_json(record.model_dump(mode="json")).encode())

@@ -127,16 +127,16 @@ class Transcript:
             self._payloads[digest] = payload
             self._held_bytes += len(payload)
         if self._held_bytes > MOST_MEGABYTES * 1e6:
+            told, self._held_bytes, self._epoch = self._held_bytes / 1e6, 0, None
+            self._epochs, self._opened, self._payloads = {}, {}, {}
+            self._settings = TranscriptSettings(keep="none")
             warnings.warn(
-                f"the transcript would hold {self._held_bytes / 1e6:.0f} MB, over the limit of "
-                f"{MOST_MEGABYTES:g} MB, and is dropped: attacks have nothing to read; send a "
-                "smaller representation (model.projection), or set transcript.keep to none",
+                f"the transcript would hold {told:.0f} MB, over the limit of {MOST_MEGABYTES:g} "
+                "MB, and is dropped: attacks have nothing to read; send a smaller representation "
+                "(model.projection), or set transcript.keep to none",
                 DroppedTranscriptWarning,
                 stacklevel=3,
             )
-            self._settings = TranscriptSettings(keep="none")
-            self._epochs, self._opened, self._payloads = {}, {}, {}
-            self._epoch, self._held_bytes = None, 0
             return payload
         return self._payloads[digest]
 
@@ -164,6 +164,7 @@ class Transcript:
         return {
             "flows": [{**vars(flow), "kind": flow.kind.value} for flow in self.flows],
             "payloads": dict(self._payloads),
+            "keep": self._settings.keep,
             "epochs": [
                 [epoch, [[_fields(item), digests[id(item.payload)]] for item in envelopes]]
                 for epoch, envelopes in self._epochs.items()
@@ -179,6 +180,8 @@ class Transcript:
         flows = [Flow(**{**flow, "kind": Kind(flow["kind"])}) for flow in state["flows"]]
         self._flows, self.wire_bytes = {}, 0
         self.add(flows)
+        if state.get("keep") == "none":  # also where it was dropped
+            self._settings = TranscriptSettings(keep="none")
         self._payloads = dict(state["payloads"])
         self._held_bytes = sum(map(len, self._payloads.values()))
         self._epochs = {

@@ -201,7 +201,7 @@ _CONVERGED = 1e-12
 # Above it a tree is slower than all distances (16 columns, 40,000 rows: 72 s against 10 s).
 _FEW_COLUMNS = 8
 _EXACT = 20_000
-_LINKS, _BREADTH = 16, 48
+_LINKS, _BREADTH, _MOVED = 16, 48, 1e-4
 _TOLERANCE = 1e-5
 _PRIVATE_TOLERANCE = 1e-9
 _COSINES, _LAMBDA = 300, 0.1
@@ -339,10 +339,15 @@ def nearest_of(features_UF: Floats, neighbours: int) -> Integers:
 
 
 def _about_nearest(features_UF: Floats, neighbours: int) -> Integers:
-    """On one thread, so that the same rows find the same; in a unit that float32 can square."""
+    """On one thread, so that the same rows find the same; in a unit that float32 can square.
+
+    Equal rows would be linked to each other alone, and be walls for all others: so each is moved a
+    little.
+    """
     import faiss
 
-    rows_UF = (features_UF / (np.abs(features_UF).max() or 1.0)).astype("f4")
+    moved_UF = _MOVED * np.random.default_rng(0).standard_normal(features_UF.shape)
+    rows_UF = (features_UF / (np.abs(features_UF).max() or 1.0) + moved_UF).astype("f4")
     callers = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:

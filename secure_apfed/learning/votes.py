@@ -120,13 +120,15 @@ def pooled(
 
     def evidence(own_BK: Floats) -> Floats:
         """Log p / f; a model that is sure of everything is only so sure as its labels allow."""
-        floored_BK = (labels_n * own_BK + frequencies) / (labels_n + 1)
+        weight = max(labels_n, 1)
+        floored_BK = (weight * own_BK + frequencies) / (weight + 1)
         return np.asarray(np.log(floored_BK) - log_f_K)
 
     pool = _Pool(log_f_K, evidence(judges.own_JK), votes_UK[judges.places], judges.labels)
     judged = pool.judged(seed, right=read_UK[judges.places].argmax(1))
     found = replace(judged, always=always)
-    a, b = pool.fitted(pool.every) if found.used else (1.0, 0.0)
+    told = pool.fitted(pool.every) if labels_n else _START
+    a, b = told if found.used else (1.0, 0.0)
     return np.exp(pool.log_q(evidence(own_UK), votes_UK, a, b)), found
 
 

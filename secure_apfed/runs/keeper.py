@@ -29,7 +29,7 @@ from secure_apfed.runs.folder import PartyFolder, read_sealed, save_tensors, sig
 from secure_apfed.runs.outcome import Contributions, Privacy, Written
 from secure_apfed.runs.spending import ReleaseMeter, worst_of
 
-_VERSION = 4
+_VERSION = 5
 _KEPT = "joint"
 _MOST_BYTES = 2**30
 _BY_POSITION = ("allowance.", "guard.", "pseudo_labels.")

@@ -119,7 +119,10 @@ class SoloTask:
 
     @property
     def few(self) -> Self:
-        """The same with its labelled rows and, of the others, so many that `MOST_ROWS` are left."""
+        """The same with all labelled rows and, of the others, so many that `MOST_ROWS` are left.
+
+        Of more labels than that the table beside a run draws some, and a run's own model none.
+        """
         rows, known = len(self.features), len(self.labelled)
         if rows <= MOST_ROWS or known == rows:
             return self

@@ -285,6 +285,11 @@ def test_beyond_the_limit_nothing_is_kept_and_the_run_goes_on() -> None:
     assert not recorder.transcript.kept
     assert not recorder.transcript.opened
     assert sum(flow.messages for flow in recorder.transcript.flows) == 4
+    later = Recorder()
+    later.transcript.resume(recorder.transcript.state_dict())
+    later.transcript.begin_epoch(2)
+    later.send(b"x")
+    assert not later.transcript.kept
     with pytest.warns(DroppedTranscriptWarning, match=r"set transcript\.keep to none"):
         Recorder().epochs(50)
     recorder = Recorder("none")

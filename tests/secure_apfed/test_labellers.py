@@ -232,6 +232,20 @@ def test_of_many_rows_about_the_nearest_are_found(monkeypatch: pytest.MonkeyPatc
         assert (nearest_of(scale * rows_UF, 10) == found_UN).all()
 
 
+def test_equal_rows_are_no_walls_where_about_the_nearest_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows_UF = np.random.default_rng(2).normal(size=(4000, 3))
+    rows_UF[:2000] = 0.5
+    exact_UN = nearest_of(rows_UF, 5)
+    monkeypatch.setattr("secure_apfed.labellers.kinds._EXACT", 100)
+    far, near = (
+        np.linalg.norm(rows_UF[of_UN] - rows_UF[:, None], axis=2)[2000:].mean()
+        for of_UN in (nearest_of(rows_UF, 5), exact_UN)
+    )
+    assert far < 1.02 * near
+
+
 def test_ridge_is_least_squares_with_the_weights_of_the_normal_equations() -> None:
     x, labelled, labels = people()
     ridge = Ridge()

@@ -179,14 +179,19 @@ def voted(truth: np.ndarray, classes: int, rights: list[float], noise: float = 0
 
 
 def weighed(
-    truth: np.ndarray, own: np.ndarray, votes: np.ndarray, judges: int, seed: int = 0
+    truth: np.ndarray,
+    own: np.ndarray,
+    votes: np.ndarray,
+    judges: int,
+    seed: int = 0,
+    always: bool = False,
 ) -> tuple[np.ndarray, Help]:
     places = np.random.default_rng(seed).permutation(len(truth))[:judges]
     classes = own.shape[1]
     frequencies = np.bincount(truth, minlength=classes) / len(truth)
     return pooled(
         votes, own, Judges(places=places, labels=truth[places], own_JK=own[places]),
-        frequencies, seed=seed,
+        frequencies, seed=seed, always=always,
     )  # fmt: skip
 
 
@@ -253,6 +258,9 @@ def test_who_can_judge_no_rows_uses_no_help(judges: int) -> None:
     _, found = weighed(truth, own, voted(truth, 3, [1.0] * 3), judges)
     assert not found.used
     assert found.rows == judges
+    likely, always = weighed(truth, own, voted(truth, 3, [1.0] * 3), judges, always=True)
+    assert always.used
+    assert (likely.argmax(1) == truth).mean() > 0.9
 
 
 @pytest.mark.parametrize("method", ["votes", "votes_encrypted"])
