@@ -300,7 +300,7 @@ def _result(
 
     variant = next(iter(found.accuracy))
     scored = read_scored(RunFolder(folder), variant, threshold=found.threshold)
-    attacks = mount_attacks(folder) if config.attacks else ()
+    attacks = mount_attacks(folder, recording=found.recorded) if config.attacks else ()
     alone = beside_run(config, folder, found.trained) if baselines else None
     who_learns, page = _reported(folder, draws=keeps)
     model = None

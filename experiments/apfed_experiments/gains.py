@@ -490,10 +490,11 @@ def run_gains(
         for case in there for of in there
         if of.method == _UNJUDGED.get(case.method) and case == replace(of, method=case.method)
     ]  # fmt: skip
+    stored = {"rows": tables[0].plain()}
     if told:
         tables.append(calibration(pd.concat(told)))
-    stored = {of.title: of.plain() for of in tables[1:]}
-    write_text(folder / "gains.json", to_json({"rows": tables[0].plain(), **stored}))
+        stored["calibration"] = tables[1].plain()
+    write_text(folder / "gains.json", to_json(stored))
     write_text(folder / "gains.md", "\n".join(of.markdown() for of in tables))
     _draw(folder / "gains.png", rows)
     return tables

@@ -351,11 +351,11 @@ def compare(
 
     Raises ModelError where the run's own network diverged or cannot take such rows.
     """
-    found = []
+    found, task = [], task.few
     with fits_kept_meanwhile():
         for name, baseline in baselines.items():
             validation = validation_of(baseline, task, measure)
-            scores_BK = probabilities_of(baseline.fit(task.few).scores(test_BF))
+            scores_BK = probabilities_of(baseline.fit(task).scores(test_BF))
             scored = _keep(said, name, Scored(truth=labels_B, scores=scores_BK))
             ranked = {
                 ranking: value

@@ -252,13 +252,11 @@ class Summary:
     def of(cls, rows: pd.DataFrame) -> "Summary":
         runs = rows.drop_duplicates("seed")
         by_target = {str(target): found for target, found in rows.groupby("target", sort=False)}
-        tasks = by_target.pop("task").groupby("name", sort=False)["score"]
+        tasks = by_target.pop("task").groupby("name", sort=False)
         by_target.pop("solo", None)
         accuracies = {
-            str(name): Interval.of(scores.tolist(), shared=_shared(rows)) for name, scores in tasks
+            str(name): _over_seeds(of["score"], _shared(rows), _moved(of)) for name, of in tasks
         }
-        own = _headline(rows)
-        accuracies[str(own["name"].iloc[0])] = _over_seeds(own["score"], _shared(rows), _moved(own))
         leakage = {
             target: Leakage.of(attacks, target=target, seeds=len(runs))
             for target, attacks in by_target.items()

@@ -274,6 +274,13 @@ def numbered(name: str, count: int) -> tuple[str, ...]:
     return tuple(f"{name}-{at}" for at in range(count))
 
 
+MADE_HERE: Mapping[str, Any] = {
+    "files": (), "source": "this library", "licence": "Apache-2.0", "citation": "none",
+    "how": "synthetic: made by this library from a fixed seed",
+}  # fmt: skip
+"""What is said of every synthetic set."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
     """One entry of `DATASETS`.
@@ -316,10 +323,8 @@ class DataSet:
     def stand_in(self, name: str, title: str, *, shape: str, read: "Reader") -> "DataSet":
         """A synthetic set with the columns, views and classes of this one, which is not public."""
         return replace(
-            self, name=name, title=f"Synthetic: {title}", shape=shape, read=read, files=(),
-            source="this library", licence="Apache-2.0", citation="none",
-            how="synthetic: made by this library from a fixed seed",
-        )  # fmt: skip
+            self, name=name, title=f"Synthetic: {title}", shape=shape, read=read, **MADE_HERE
+        )
 
 
 Reader: TypeAlias = Callable[[DataSet, Path | None], Pool]

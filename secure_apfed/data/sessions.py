@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from secure_apfed.data.files import DataSet, TablePool
+from secure_apfed.data.files import MADE_HERE, DataSet, TablePool
 from secure_apfed.seeds import derive_seed
 
 _Floats: TypeAlias = NDArray[np.float64]
@@ -112,15 +112,11 @@ _MADE: dict[str, tuple[Callable[[float, np.random.Generator], _Floats], float]] 
 SYNTHETIC_KEYSTROKES = DataSet(
     name="synthetic_keystrokes",
     title="Synthetic: sequences as in BiAffect's sessions of typing, which nobody typed",
-    source="this library",
-    licence="Apache-2.0",
-    citation="none",
-    how="synthetic: made by this library from a fixed seed",
     shape="1200 sessions of 1303 columns: 100 steps of 4, 6 and 3 channels",
     classes=("negative", "positive"),
     views=3,
     natural_views=_VIEWS,
     sequences={view: (_STEPS, len(channels)) for view, channels in _CHANNELS.items()},
-    files=(),
     read=lambda dataset, folder: synthetic_sessions(1200, seed=0),
+    **MADE_HERE,
 )

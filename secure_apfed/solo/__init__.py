@@ -82,7 +82,7 @@ def chosen(
 
     One that cannot be fitted with the settings of the run is passed over.
     """
-    found = {}
+    found, task = {}, task.few
     with fits_kept_meanwhile():
         for baseline in BASELINES.values() if among is None else among:
             with suppress(ModelError):

@@ -376,6 +376,13 @@ def test_a_stand_in_says_that_it_is_synthetic_and_has_the_same_shape() -> None:
         assert pool(entry.name).frame.equals(pool(entry.name).frame)
 
 
+def test_synthetic_sessions_say_so_and_are_made_alike() -> None:
+    entry = DATASETS["synthetic_keystrokes"]
+    assert entry.title.startswith("Synthetic: ")
+    assert entry.how.startswith("synthetic: ")
+    assert pool(entry.name).frame.equals(pool(entry.name).frame)
+
+
 def test_synthetic_sessions_differ_in_the_order_of_their_steps() -> None:
     """Their means say nothing; how a step follows the last says most in alphanum."""
     read = synthetic_sessions(1200, seed=3)

@@ -371,7 +371,7 @@ class ZeroPool(KeepsSecrets):
 def _worker_died() -> LocalProtocolError:
     return LocalProtocolError(
         "the worker process that encrypts zeros ahead ended on its own (killed, or out of "
-        "memory), or was shut down; start again, or encrypt nothing ahead (secure_sum.zero_pool: 0)"
+        "memory), or was shut down; start again, or encrypt ahead without a worker"
     )
 
 
