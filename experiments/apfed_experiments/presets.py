@@ -46,10 +46,6 @@ _APC_VFL = {
         500, ("worst compactness", "concave points error", "smoothness error", "mean texture",
               "worst fractal dimension"), (250, 200, 150, 100), tested=50,
     ),
-    "mimic_iii": _ApcVfl(
-        20_000, ("NumCPTevents", "NumProcs", "Age", "NumCallouts", "NumDiagnosis"),
-        (10_000, 7500, 5000, 2500), fewer=(750, 500, 250, 100),
-    ),
     "credit_card": _ApcVfl(
         20_000, ("EDUCATION", "AGE", "PAY_2", "PAY_4", "PAY_6"), (10_000, 7500, 5000, 2500),
         fewer=(100,),

@@ -29,7 +29,6 @@ from secure_apfed.data.files import (
     read_idx,
     read_sklearn_table,
 )
-from secure_apfed.data.mimic import MIMIC_III, SYNTHETIC_MIMIC_III
 from secure_apfed.data.sessions import SYNTHETIC_KEYSTROKES
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings import unknown_name
@@ -300,9 +299,7 @@ _SETS = (
         read=read_sklearn_table,
     ),
     CALTECH_7,
-    MIMIC_III,
     SYNTHETIC_CALTECH_7,
-    SYNTHETIC_MIMIC_III,
     SYNTHETIC_KEYSTROKES,
 )
 

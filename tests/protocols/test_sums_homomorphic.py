@@ -2,10 +2,7 @@
 
 import os
 import pickle
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
-from threading import Event
 
 import numpy as np
 import pytest
@@ -188,42 +185,8 @@ def test_prepared_zeros_give_the_same_sum_and_are_used_once(played: Parties) -> 
     assert len(set(blobs)) == 9 * vectors
     # The second half of a ciphertext does not depend on the values: equal randomness shows.
     assert len({blob[-4096:] for blob in blobs}) == len(blobs)
-
-
-def test_a_worker_process_encrypts_zeros_meanwhile() -> None:
-    played = parties("bfv")
-    values = random_values(3, (10, 10), seed=4)
-    usual = played.add(values)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as worker:
-        for contributor in played.contributors.values():
-            assert isinstance(contributor, Encrypter)
-            contributor.prepare((10, 10), worker=worker)
-        assert np.array_equal(played.add(values), usual)  # the zeros are not there yet
-    pools = [vars(contributor)["_key"][1] for contributor in played.contributors.values()]
-    assert [len(pool) for pool in pools] == [1, 1, 1]
-    assert np.array_equal(played.add(values), usual)
-    assert [len(pool) for pool in pools] == [0, 0, 0]
     with pytest.raises(LocalProtocolError, match="never serialised"):
         pickle.dumps(pools[0])
-
-
-def test_a_worker_that_is_shut_down_takes_its_zeros_with_it() -> None:
-    played = parties("bfv")
-    values = random_values(3, (10, 10), seed=4)
-    usual = played.add(values)
-    contributor = played.contributors["passive_1"]
-    assert isinstance(contributor, Encrypter)
-    worker = ThreadPoolExecutor(1)
-    hold, begun = Event(), Event()
-    worker.submit(begun.set)
-    worker.submit(hold.wait, 60)
-    begun.wait(60)
-    contributor.prepare((10, 10), worker=worker)
-    worker.shutdown(wait=False, cancel_futures=True)
-    hold.set()
-    assert np.array_equal(played.add(values), usual)
-    with pytest.raises(LocalProtocolError, match=r"worker process .* was shut down"):
-        contributor.prepare((10, 10), worker=worker)
 
 
 def test_damaged_ciphertexts_are_refused(played: Parties, cipher: SealCipher) -> None:

@@ -40,7 +40,6 @@ from secure_apfed.data.files import (
     parse_idx,
     read_file,
 )
-from secure_apfed.data.mimic import ADMISSION_COLUMNS
 from secure_apfed.data.sessions import synthetic_sessions
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings.data import DataSettings
@@ -355,7 +354,6 @@ def test_sets_that_need_or_allow_no_download() -> None:
 
 
 WIDTHS = (48, 40, 254, 1984, 512, 928)
-STAND_INS = {"caltech_7": "synthetic_caltech_7", "mimic_iii": "synthetic_mimic_iii"}
 
 
 def pool(name: str, folder: Path | None = None) -> TablePool:
@@ -366,14 +364,12 @@ def pool(name: str, folder: Path | None = None) -> TablePool:
 
 
 def test_a_stand_in_says_that_it_is_synthetic_and_has_the_same_shape() -> None:
-    for name, other in STAND_INS.items():
-        real, entry = DATASETS[name], DATASETS[other]
-        assert "synthetic" in entry.name
-        assert entry.title.startswith("Synthetic: ")
-        assert entry.how.startswith("synthetic: ")
-        assert entry.classes == real.classes
-        assert (entry.natural_views, entry.sequences) == (real.natural_views, real.sequences)
-        assert pool(entry.name).frame.equals(pool(entry.name).frame)
+    real, entry = DATASETS["caltech_7"], DATASETS["synthetic_caltech_7"]
+    assert entry.title.startswith("Synthetic: ")
+    assert entry.how.startswith("synthetic: ")
+    assert entry.classes == real.classes
+    assert (entry.natural_views, entry.sequences) == (real.natural_views, real.sequences)
+    assert pool(entry.name).frame.equals(pool(entry.name).frame)
 
 
 def test_synthetic_sessions_say_so_and_are_made_alike() -> None:
@@ -406,83 +402,6 @@ def test_synthetic_sessions_differ_in_the_order_of_their_steps() -> None:
 def accuracy(features: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
     scaled = (features - features.mean(0)) / features.std(0)
     return float(cross_val_score(LogisticRegression(), scaled, labels, cv=5).mean())
-
-
-ADMISSIONS = """ROW_ID,SUBJECT_ID,HADM_ID,ADMITTIME,DISCHTIME,ADMISSION_TYPE
-1,10,100,2101-10-20 12:00:00,2101-10-22 12:00:00,EMERGENCY
-2,11,101,2150-01-01 00:00:00,2150-01-09 00:00:00,ELECTIVE
-3,11,102,2151-01-01 00:00:00,2151-02-01 00:00:00,URGENT
-4,12,103,2120-05-05 10:00:00,2120-05-05 09:00:00,EMERGENCY
-"""
-# Subject 11 is above 89: the date of birth is shifted, and lies 300 years before.
-PATIENTS = """ROW_ID,SUBJECT_ID,GENDER,DOB
-1,12,M,2060-05-05 00:00:00
-2,10,F,2101-10-20 00:00:00
-3,11,F,1850-01-01 00:00:00
-"""
-
-
-@pytest.fixture
-def mimic(tmp_path: Path) -> Path:
-    (tmp_path / "ADMISSIONS.csv").write_text(ADMISSIONS)
-    (tmp_path / "PATIENTS.csv").write_text(PATIENTS)
-    rows = {"INPUTEVENTS_CV": [100, 100], "INPUTEVENTS_MV": [100, 103], "CHARTEVENTS": [102] * 62}
-    for file in DATASETS["mimic_iii"].files[2:]:
-        name = file.name.removesuffix(".csv")
-        lines = [f'{at},"a note\nof two lines",{one}' for at, one in enumerate(rows.get(name, []))]
-        # Rows outside the hospital have no admission; others are of one that is not listed.
-        text = "\n".join(["ROW_ID,TEXT,HADM_ID", *lines, "9,x,", "10,x,555"])
-        (tmp_path / f"{file.name}.gz").write_bytes(gzip.compress(text.encode()))
-    return tmp_path
-
-
-def test_mimic_counts_once_what_was_done_a_day(mimic: Path) -> None:
-    for _ in range(2):
-        read = pool("mimic_iii", mimic)
-        assert tuple(read.frame.columns) == ADMISSION_COLUMNS
-        assert read.labels.tolist() == [0, 1, 3, 0]
-        assert read.frame["Age"].round(1).tolist() == [0.0, 90.0, 90.0, 60.0]
-        # Two days; the last stay ends before it begins and counts as one day.
-        assert read.frame["NumInput"].tolist() == [1.5, 0, 0, 1]
-        assert read.frame["NumChartEvents"].tolist() == [0, 0, 2, 0]
-        assert read.frame["TotalNumInteract"].tolist() == [1.5, 0, 2, 1]
-    kept = mimic / "mimic_iii-admissions.csv"
-    assert kept.stat().st_mode & 0o077 == 0
-    whole = kept.read_text()
-    for cell, message in (("soon", "are not numbers"), ("", "has cells without a number")):
-        kept.write_text(whole.replace("1.5", cell))
-        with pytest.raises(DataError, match=message):
-            pool("mimic_iii", mimic)
-    kept.write_text(whole.replace("1.5", "7.5"))
-    assert pool("mimic_iii", mimic).frame["NumInput"][0] == 7.5  # it is what is read
-    (mimic / "PATIENTS.csv").touch()
-    assert pool("mimic_iii", mimic).frame["NumInput"][0] == 1.5
-
-
-def test_damaged_mimic_tables_are_named(mimic: Path) -> None:
-    damaged: tuple[tuple[str, str | None, str], ...] = (
-        ("CALLOUT.csv", None, "neither CALLOUT.csv nor CALLOUT.csv.gz"),
-        ("CALLOUT.csv", "ROW_ID,TEXT\n1,x\n", "lacks the column HADM_ID"),
-        ("CALLOUT.csv", "", "not a readable CSV file"),
-        ("CALLOUT.csv", 'HADM_ID\n"', "not a readable CSV file"),
-        ("ADMISSIONS.csv", "HADM_ID\n1\n", "lacks SUBJECT_ID, ADMITTIME, DISCHTIME"),
-        ("ADMISSIONS.csv", ADMISSIONS.replace(",101,", ",100,"), "HADM_ID occurs twice"),
-        ("ADMISSIONS.csv", ADMISSIONS.replace(",101,", ",x,"), "or is no number"),
-        ("ADMISSIONS.csv", ADMISSIONS.replace("ROW_ID", "hadm_id"), "HADM_ID several"),
-        ("ADMISSIONS.csv", ADMISSIONS.replace("2101-10-22", "soon"), "not a readable"),
-        ("PATIENTS.csv", PATIENTS.replace("1,12", "1,13"), "DOB is empty or unknown"),
-    )
-    whole = {path.name: path.read_bytes() for path in mimic.iterdir()}
-    for name, content, message in damaged:
-        for path in mimic.iterdir():
-            path.unlink()
-        for other, bytes_ in whole.items():
-            (mimic / other).write_bytes(bytes_)
-        (mimic / f"{name}.gz").unlink(missing_ok=True)
-        if content is not None:
-            (mimic / name).write_text(content)
-        with pytest.raises(DataError, match=message):
-            pool("mimic_iii", mimic)
 
 
 def write_caltech(folder: Path, **change: Any) -> None:

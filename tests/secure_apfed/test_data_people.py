@@ -496,7 +496,6 @@ def test_every_preset_is_a_setting_with_columns_that_the_set_has() -> None:
     numbered = dict(enumerate((*views["client"], *views["repayment"]), start=1))  # from X1
     for name, moved in (  # in the paper's order
         ("apc-vfl/breast_cancer/2/100", ("mean texture", "worst fractal dimension")),
-        ("apc-vfl/mimic_iii/3/750", ("Age", "NumCallouts", "NumDiagnosis")),
         ("apc-vfl/credit_card/4/2500", ("AGE", "PAY_2", "PAY_4", "PAY_6")),
         ("apc-vfl/credit_card/5/100", tuple(numbered[at] for at in (3, 5, 7, 9, 11))),
     ):

@@ -11,9 +11,8 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -259,9 +258,7 @@ class Encrypter(SumContributor):
     def finished(self) -> bool:
         return self._key is not None and self._setup.finished
 
-    def prepare(
-        self, shape: tuple[int, int], contributions: int = 1, *, worker: Executor | None = None
-    ) -> None:
+    def prepare(self, shape: tuple[int, int], contributions: int = 1) -> None:
         """Encrypt zeros ahead for contributions of `shape`, while this party waits.
 
         To encrypt is then to add to a zero. Each zero is used once; where they run out, values
@@ -269,12 +266,10 @@ class Encrypter(SumContributor):
 
         Args:
             shape: (rows, columns) of the contributions to come.
-            contributions: for how many zeros are kept; those that are there or on their way count.
-            worker: with one (a `ProcessPoolExecutor`), this returns at once, and the zeros
-                serve from when they have come.
+            contributions: for how many zeros are kept; those that are there count.
         """
         _, zeros = self._ready()
-        zeros.top_up(contributions * self._sum.packing.vectors(shape[0] * shape[1]), worker)
+        zeros.top_up(contributions * self._sum.packing.vectors(shape[0] * shape[1]))
 
     def _require_setup(self) -> None:
         self._ready()
@@ -322,71 +317,24 @@ class CiphertextAdder(OneRoundCombiner):
 class ZeroPool(KeepsSecrets):
     """Zeros of one party, encrypted ahead: to encrypt is then to add to one, many times faster.
 
-    In this process or in a worker beside it (SEAL holds Python's lock while it encrypts, so a
-    thread would stop the training). A zero is a secret of its party until it is used and after:
-    whoever knows it reads what was added to it. So each is used once and none leaves the party.
+    A zero is a secret of its party until it is used and after: whoever knows it reads what was
+    added to it. So each is used once and none leaves the party.
     """
 
     def __init__(self, cipher: SealCipher, context: SealContext) -> None:
         self._cipher, self._context = cipher, context
         self._ready: list[Any] = []
-        self._coming: list[tuple[int, Future[list[bytes]]]] = []
 
     def __len__(self) -> int:
-        self._collect()
         return len(self._ready)
 
-    def top_up(self, level: int, worker: Executor | None) -> None:
-        """Encrypt as many as `level` needs beyond those that are there or on their way."""
-        missing = level - len(self) - sum(count for count, _ in self._coming)
-        if missing <= 0:
-            return
-        if worker is None:
-            self._ready += (self._cipher.zero(self._context) for _ in range(missing))
-            return
-        cipher, key = self._cipher, self._cipher.public_key(self._context)
-        try:
-            future = worker.submit(_encrypt_zeros, type(cipher), *cipher.recipe, key, missing)
-        except RuntimeError as error:  # of a pool that is closed, or broken (a subclass)
-            raise _worker_died() from error
-        self._coming.append((missing, future))
+    def top_up(self, level: int) -> None:
+        """Encrypt as many as `level` needs beyond those that are there."""
+        self._ready += (self._cipher.zero(self._context) for _ in range(level - len(self)))
 
     def take(self, most: int) -> Sequence[Any]:
-        self._collect()
         taken, self._ready = self._ready[:most], self._ready[most:]
         return taken
-
-    def _collect(self) -> None:
-        while self._coming and self._coming[0][1].done():
-            _, future = self._coming.pop(0)
-            if future.cancelled():
-                continue
-            try:
-                blobs = future.result()
-            except BrokenExecutor as error:
-                raise _worker_died() from error
-            self._ready += self._cipher.zeros_in(blobs)
-
-
-def _worker_died() -> LocalProtocolError:
-    return LocalProtocolError(
-        "the worker process that encrypts zeros ahead ended on its own (killed, or out of "
-        "memory), or was shut down; start again, or encrypt ahead without a worker"
-    )
-
-
-@lru_cache(maxsize=8)
-def _cipher(kind: type[SealCipher], primes: tuple[int, ...], bits: int) -> SealCipher:
-    return kind(primes, bits)
-
-
-def _encrypt_zeros(
-    kind: type[SealCipher], primes: tuple[int, ...], bits: int, key: bytes, count: int
-) -> list[bytes]:
-    """In the worker: knows public numbers only."""
-    cipher = _cipher(kind, primes, bits)
-    context = cipher.public_context(key, sender="the party")
-    return cipher.encrypt(context, np.zeros((count, cipher.slots), dtype=np.int64))
 
 
 def fresh_noise(contributors: int) -> float:
@@ -593,9 +541,6 @@ class BfvCipher(SealCipher):
     def zero(self, context: SealContext) -> Numbers:
         zero: Numbers = self._zeros(context, 1)[0]
         return zero
-
-    def zeros_in(self, blobs: Sequence[bytes]) -> list[Numbers]:
-        return [self.residues.parse(blob, sender="the worker") for blob in blobs]
 
     def encrypt(
         self, context: SealContext, slots_VS: NDArray[np.int64], zeros: Sequence[Any] = ()

@@ -224,7 +224,6 @@ class SealCipher(ABC):
         bits: log2 of what a subclass scales or reduces by.
 
     Attributes:
-        recipe: the arguments, from which another process makes the same cipher.
         moduli: the primes; the first is q, that of the data.
         residues: how a ciphertext travels.
         slots: S.
@@ -234,7 +233,7 @@ class SealCipher(ABC):
     slots: int
 
     def __init__(self, primes: tuple[int, ...], bits: int) -> None:
-        self.recipe, self._bits = (primes, bits), bits
+        self._bits = bits
         parameters = seal.EncryptionParameters(self.seal_type)
         self._set_more(parameters)
         parameters.set_poly_modulus_degree(DEGREE)
@@ -315,9 +314,6 @@ class SealCipher(ABC):
             self.encode(np.zeros(self.slots, dtype=np.int64), plain, scratch)
         context.encryptor.encrypt(plain, zero)
         return zero
-
-    def zeros_in(self, blobs: Sequence[bytes]) -> Sequence[Any]:
-        return self.load(blobs, len(blobs), sender="the worker")
 
     def encrypt(
         self, context: SealContext, slots_VS: NDArray[np.int64], zeros: Sequence[Any] = ()
