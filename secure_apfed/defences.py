@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor
 
 from apfed_protocols.errors import LocalProtocolError
@@ -129,6 +128,8 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
     }
     order = np.array([[1.0, 0, -1, 0], [0, 1, 0, -1]])
     longer = {"type": "ineq", "fun": lambda logs: order @ logs, "jac": lambda logs: order}
+    from scipy.optimize import minimize  # slow to import
+
     found = minimize(
         objective,
         np.log(floor + power / dimension),

@@ -22,6 +22,7 @@ from secure_apfed.files import to_json
 from secure_apfed.privacy_rows import epsilon_text, figure_title, privacy_rows
 
 if TYPE_CHECKING:
+    from secure_apfed.phases import Phases
     from secure_apfed.planning.forecast import Forecast
 
 INTERRUPTED = 130
@@ -186,6 +187,19 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
                 for way in told.intersections
             ],
         )  # fmt: skip
+
+
+def show_phases(phases: "Phases") -> None:
+    """Print what each phase of a run took, and all together."""
+    rows = [
+        (name, _duration(one.seconds), _duration(one.processor_seconds), size(one.peak_bytes))
+        for name, one in phases.items()
+    ]
+    whole = [sum(each) for each in zip(*((one.seconds, one.processor_seconds)
+             for one in phases.values()), strict=True)]  # fmt: skip
+    peak = size(max(one.peak_bytes for one in phases.values()))
+    columns = ("phase", "by the clock", "of processors", "peak memory until then")
+    show_rows("Phases", columns, [*rows, ("together", *map(_duration, whole), peak)])
 
 
 def size(count: float) -> str:

@@ -214,3 +214,17 @@ class AttackResult:
     def as_json(self) -> dict[str, Any]:
         """Return what `json.dumps` takes and `AttackResult` restores."""
         return asdict(self)
+
+
+def headlines(results: Sequence[AttackResult]) -> tuple[AttackResult, ...]:
+    """Return the worst result of each attack: the highest advantage of any adversary and options.
+
+    Advantages of different attacks compare only where their `metric` is the same. Where an
+    attack applied to nobody, its first result stands for it.
+    """
+    worst: dict[str, AttackResult] = {}
+    for result in results:
+        before = worst.setdefault(result.attack, result).advantage
+        if result.advantage is not None and (before is None or result.advantage > before):
+            worst[result.attack] = result
+    return tuple(worst.values())

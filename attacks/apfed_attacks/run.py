@@ -3,7 +3,7 @@
 Run by: the experimenter, who holds the recording of all parties.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
 from typing import Any
@@ -38,7 +38,6 @@ __all__ = [
     "expand",
     "full_suite",
     "guesses",
-    "headlines",
     "mount",
     "prepare",
     "with_decoys",
@@ -109,20 +108,6 @@ def mount(
             for attack in attacks
             for parties, victim in _pairs(attack, recording)
         )
-
-
-def headlines(results: Sequence[AttackResult]) -> tuple[AttackResult, ...]:
-    """Return the worst result of each attack: the highest advantage of any adversary and options.
-
-    Advantages of different attacks compare only where their `metric` is the same. Where an
-    attack applied to nobody, its first result stands for it.
-    """
-    worst: dict[str, AttackResult] = {}
-    for result in results:
-        before = worst.setdefault(result.attack, result).advantage
-        if result.advantage is not None and (before is None or result.advantage > before):
-            worst[result.attack] = result
-    return tuple(worst.values())
 
 
 def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.run import expand, mount
 from apfed_experiments.solo import SoloRecord, read_solo
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData
@@ -88,9 +87,13 @@ def mount_attacks(
     recording = recording or load_recording(folder, data=data)
     make_private(folder)
     config = recording.config
-    chosen = expand(config.attacks if choices is None else choices)
-    seed = config.seed if seed is None else seed
-    results = mount(recording, chosen, seed=seed, device=device)
+    chosen = tuple(config.attacks if choices is None else choices)
+    results: tuple[AttackResult, ...] = ()
+    if chosen:  # slow to import
+        from apfed_attacks.run import expand, mount
+
+        chosen, seed = expand(chosen), config.seed if seed is None else seed
+        results = mount(recording, chosen, seed=seed, device=device)
     path, mounted = folder / "attacks.json", {choice.name for choice in chosen}
     try:
         past_results = read_json(path, tuple[AttackResult, ...]) if path.is_file() else ()

@@ -15,6 +15,7 @@ import typer
 
 from secure_apfed import progress, terminal
 from secure_apfed.commands import AsJson, Jobs, RunFolder
+from secure_apfed.phases import Phases, begins
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,13 +29,20 @@ if TYPE_CHECKING:
     from secure_apfed.runs.own_record import OwnRecord
 
 
-def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool) -> None:
-    """Measure and write what belongs beside a finished run, and print all of it."""
+def tell(
+    config: "Config", result: "RunResult", *, baselines: bool, quiet: bool,
+    phases: Phases | None = None,
+) -> None:  # fmt: skip
+    """Measure and write what belongs beside a finished run, and print all of it; what its phases
+    took where they are given.
+    """
     from apfed_experiments.finished import mount_attacks
 
     folder = result.folder
     assert folder is not None
+    begins("baselines")
     solo = alone(config, result, quiet=quiet) if baselines else None
+    begins("attacks")
     if config.attacks and not quiet:
         names = ", ".join(dict.fromkeys(choice.name for choice in config.attacks))
         terminal.show_note(
@@ -47,6 +55,7 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
         results = _of_each(folder)
     else:
         results = mount_attacks(folder, recording=recording)
+    begins("report")
     page = report_if_possible(folder)
     if page is not None and result.recorded is None:
         for party in _files(folder).ended_parties():
@@ -54,6 +63,8 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
     if not quiet:
         _show_result(config, result, results, solo, page)
     board = study_of_run(config, folder / "tradeoff", quiet=quiet)
+    if phases is not None:
+        phases.end()
     if quiet:
         terminal.print_json({
             "method": result.method, "accuracy": result.accuracy, "measure": result.measure,
@@ -66,7 +77,10 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
             "solo": None if solo is None else solo.model_dump(mode="json"),
             "folder": folder, "report": page,
             "tradeoff": None if board is None else board.table.plain(),
+            "phases": phases and {name: asdict(phase) for name, phase in phases.items()},
         })  # fmt: skip
+    elif phases is not None:
+        terminal.show_phases(phases)
 
 
 def _plain(written: "Written | None") -> "dict[str, Any] | None":
@@ -134,7 +148,7 @@ def _show_result(
     config: "Config", result: "RunResult", results: "Sequence[AttackResult]",
     solo: "SoloRecord | None", page: Path | None,
 ) -> None:  # fmt: skip
-    from apfed_attacks.run import headlines
+    from apfed_attacks.interface import headlines
     from apfed_experiments.solo import gain_text
     from secure_apfed.measures import ACCURACY, MEASURES
     from secure_apfed.privacy_rows import epsilon_text, figure_title, privacy_rows
@@ -260,7 +274,7 @@ def report_if_possible(folder: Path) -> Path | None:
 
 
 def _show_attacks(results: "Sequence[AttackResult]") -> None:
-    from apfed_attacks.run import headlines
+    from apfed_attacks.interface import headlines
 
     worst = headlines(results)
     rows: list[tuple[str, ...]] = [

@@ -57,6 +57,7 @@ from secure_apfed.methods.method import (
     meet_all,
 )
 from secure_apfed.methods.terms import ROWS_AT_ONCE, asked_of, may_lack
+from secure_apfed.phases import begins
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.settings import SilentPassive
 from secure_apfed.settings.run import RunSettings
@@ -305,6 +306,7 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
     common people whose labels are all of one class; CheckpointError: the active refused more sums
     of this run than it may go on after; IntersectionTooSmallError: fewer common IDs than agreed.
     """
+    begins("agree")
     agreement = await enter(own, links, method, session=session)
     contract = agreement.contract
     helpers = [*contract.passives, *contract.names("aggregator")]
@@ -312,7 +314,9 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
     if contract.passives and rows is None:
         rows = torch.arange(len(own.data.table.ids))  # where nothing is aligned
         if method.declared.aligns:
+            begins("align")
             rows = await align_as_active(own, links, contract.session)
+            begins("agree")
     if contract.passives and contract.resumes is None:
         await meet_all(links, helpers)
     rows = torch.empty(0, dtype=torch.int64) if rows is None else rows

@@ -35,6 +35,7 @@ from secure_apfed.methods import (
 )
 from secure_apfed.methods.alignment import needs_dealer
 from secure_apfed.models import threads_for
+from secure_apfed.phases import begins
 from secure_apfed.runs.course import Course, RunWriter, Watch
 from secure_apfed.runs.folder import PartyFolder, RunFolder, Steps
 from secure_apfed.runs.keeper import PartyKeeper
@@ -96,6 +97,7 @@ def run_in_memory(
     record of what they sent, with the sums that were opened and the passives' networks, is the
     experimenter's. `timeout_s` means nothing: silence needs no clock where one process plays all.
     """
+    begins("read")
     given = data
     data = data or load_data(config.data, seed=config.seed)
     data.compare_ids(id_rules(config.alignment).text)
@@ -117,6 +119,7 @@ def run_in_memory(
         session = _simulation(start, tables=given, shares=not resume)
         experimenter = _Experimenter(config, data, session, writer, on_progress)
         course = Course(session, labels, experimenter, state)
+        begins("train")
         session.play(course.play())
         if experimenter.files:  # only a resumed run would need them
             experimenter.files.clear()

@@ -17,11 +17,11 @@ from sklearn.metrics import r2_score, recall_score, roc_auc_score
 import apfed_attacks
 import apfed_attacks.run
 from apfed_attacks import ATTACKS
-from apfed_attacks.interface import AttackResult, Guess, Prediction
+from apfed_attacks.interface import AttackResult, Guess, Prediction, headlines
 from apfed_attacks.labels.completion import named
 from apfed_attacks.labels.representations import ModelCompletion
 from apfed_attacks.recorded import reveal_labels, truth_of, view_of
-from apfed_attacks.run import expand, full_suite, headlines, mount, prepare
+from apfed_attacks.run import expand, full_suite, mount, prepare
 from apfed_attacks.scoring import DECOY, SCALES, explained, score
 from apfed_attacks.view import AttackError, Knowledge
 from secure_apfed.config import AttackChoice

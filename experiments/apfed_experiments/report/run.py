@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ class ReportedRun(FinishedRun):
         passives = list(self.roles.values()).count(Role.PASSIVE)
         return RunFacts.of(self.config, passives=passives, apart=self.outcome.apart)
 
-    @property
+    @cached_property
     def gained(self) -> str | None:
         """What help added with its interval; see `gain_text`."""
         files = RunFolder(self.path)

@@ -1,0 +1,85 @@
+"""What a run spends on each of its phases: seconds, processor time and memory.
+
+Run by: who plays all parties in one process, for itself. Code says which phase begins; outside
+`profiled` that does nothing. A phase lasts until the next one begins, and one that comes again goes
+on. Peak memory is the most that the process ever held up to the end of the phase.
+"""
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+PhaseName: TypeAlias = Literal[
+    "start", "read", "align", "agree", "train", "baselines", "attacks", "report"
+]
+_STARTED = time.perf_counter()  # what the interpreter itself takes before is not seen
+
+
+@dataclass
+class Phase:
+    """Seconds by the clock, of all processors, and bytes."""
+
+    seconds: float = 0.0
+    processor_seconds: float = 0.0
+    peak_bytes: int = 0
+
+
+class Phases(dict[PhaseName, Phase]):
+    """Phases in the order in which they began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now: PhaseName = "start"
+        self._since = (_STARTED, 0.0)
+
+    def end(self) -> None:
+        """Add what passed since the last call to the phase that is on."""
+        now, phase = (
+            (time.perf_counter(), _processor_seconds()),
+            self.setdefault(self._now, Phase()),
+        )
+        phase.seconds += now[0] - self._since[0]
+        phase.processor_seconds += now[1] - self._since[1]
+        phase.peak_bytes, self._since = _peak_bytes(), now
+
+    def begin(self, name: PhaseName) -> None:
+        self.end()
+        self._now = name
+
+
+_PHASES: ContextVar[Phases | None] = ContextVar("phases", default=None)
+
+
+@contextmanager
+def profiled() -> Iterator[Phases]:
+    """What begins in this block is measured; from the start of the process on."""
+    phases = Phases()
+    before = _PHASES.set(phases)
+    try:
+        yield phases
+    finally:
+        phases.end()
+        _PHASES.reset(before)
+
+
+def begins(name: PhaseName) -> None:
+    """Say that this phase begins here."""
+    if (phases := _PHASES.get()) is not None:
+        phases.begin(name)
+
+
+def _processor_seconds() -> float:
+    """Of this process and those that it waited for."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+def _peak_bytes() -> int:
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
