@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import linalg, sparse
-from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
 from secure_apfed.errors import ConfigError, DataError
@@ -629,6 +628,8 @@ def minimiser(
         residual_nK = softmax(logits_nK, axis=1) - target_nK
         gradient_FK = x_nF.T @ residual_nK / len(x_nF) + strength * theta_FK
         return loss + strength / 2 * float((flat**2).sum()), gradient_FK.ravel()
+
+    from scipy.optimize import minimize  # slow to import
 
     found = minimize(
         value_and_gradient, np.zeros(shape[0] * classes), jac=True, method="L-BFGS-B",

@@ -31,7 +31,6 @@ from types import ModuleType
 from typing import ClassVar
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr, ndtri
 
 from secure_apfed.errors import ConfigError
@@ -148,6 +147,8 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     high = float(mu * mu / 2 + mu * np.sqrt(2 * np.log(1 / delta)))
     if mu > _HUGE_MU:
         return high
+    from scipy.optimize import brentq  # slow to import
+
     target = np.log(delta) - _DELTA_MARGIN
     root = brentq(
         lambda epsilon: _log_delta(epsilon, mu) - target, 0, high, xtol=1e-15 * high,
@@ -162,6 +163,8 @@ def gdp_mu(epsilon: float, delta: float) -> float:
     _check_delta(delta)
     if not (np.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(f"a target epsilon is positive and finite, got {epsilon}")
+
+    from scipy.optimize import brentq  # slow to import
 
     target = float(np.log(delta) - _DELTA_MARGIN)
 

@@ -27,7 +27,8 @@ from secure_apfed.data.encoding import CellCounts
 from secure_apfed.data.inputs import ColumnDrift, DriftMeter
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.files import read_bytes, read_json, to_csv
-from secure_apfed.models import encoder_and_head, output_shape
+from secure_apfed.learning.descent import without_prefix
+from secure_apfed.models import family_for, output_shape
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.training import ModelSettings
@@ -156,8 +157,14 @@ def _network(parts: _Parts, tensors: Mapping[str, Tensor], outputs: int) -> nn.M
     shape = parts.encoding.shape
 
     def fresh() -> tuple[nn.Module, nn.Module]:
+        family = family_for(parts.model, shape)
         with torch.device("meta"):
-            return encoder_and_head(parts.model, shape, outputs)
+            encoder = family.encoder(shape, parts.model)
+        # real rows go through it: to ask a network without numbers loads torch's compiler
+        encoder.load_state_dict(without_prefix("encoder", tensors), assign=True)
+        with torch.device("meta"):
+            size = math.prod(output_shape(encoder, shape))
+            return encoder, family.head(size, outputs, parts.model)
 
     encoder, head = modules_in(tensors, fresh)
     if isinstance(encoder, Fitted):
