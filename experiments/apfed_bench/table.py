@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from apfed_bench import apart, parties, secure_sum
+from apfed_bench import apart, parties, secure_sum, user
 from apfed_bench.rows import Bench, Group, Row, clock_step, row
 from apfed_experiments.columns import Column, Table, write_text
 from apfed_experiments.machine import machine
@@ -26,9 +26,12 @@ from secure_apfed.files import to_json
 
 BENCHES: Mapping[str, Bench] = {
     "exchange": parties.EXCHANGE,
+    "ids": user.IDS,
     "psi": apart.PSI,
     "secure-sum": secure_sum.BENCH,
+    "startup": user.STARTUP,
     "transport": parties.TRANSPORT,
+    "user": user.USER,
 }
 Measured: TypeAlias = dict[str, Any]
 """Rows of a bench and what they were measured on: one JSON object."""

@@ -17,7 +17,7 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.files import to_json
 
 # Of benches, for the help, which loads none of them; a test compares.
-NAMES = ("exchange", "psi", "secure-sum", "transport")
+NAMES = ("exchange", "ids", "psi", "secure-sum", "startup", "transport", "user")
 _ALL = "all"
 
 

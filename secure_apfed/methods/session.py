@@ -586,7 +586,7 @@ class Simulation(Session):
         data, config = start.data, start.config
         active, passives = data.active.name, tuple(table.name for table in data.passives)
         roles = roles_of(method, config, active, passives)
-        transcript = Transcript(config.transcript)
+        transcript = Transcript(config.kept)
         self.network = InMemory(roles, transcript.record)
         secrets = {name: start.secrets.get(name) or fresh_secrets(config, name) for name in roles}
         known = {name: secret.identity.public for name, secret in secrets.items()}

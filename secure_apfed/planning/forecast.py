@@ -317,7 +317,7 @@ def _warnings(
 
 def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
     """Warn where the transcript would refuse to hold what it is to keep."""
-    kept = {"none": 0, "first_and_last": 2, "all": config.train.epochs}[config.transcript.keep]
+    kept = {"none": 0, "first_and_last": 2, "all": config.train.epochs}[config.kept.keep]
     happens = config.method.happens
     # The same representations go to every passive, and are held once.
     once: dict[tuple[str, str], int] = {}

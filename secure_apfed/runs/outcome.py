@@ -270,7 +270,7 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
     config = folder.load_config()
     if not folder.transcript.exists():
         raise no_recording(path)
-    transcript = Transcript(config.transcript)
+    transcript = Transcript(config.kept)
     try:
         transcript.load_state_dict(
             msgpack.unpackb(read_bytes(folder.transcript), strict_map_key=False)

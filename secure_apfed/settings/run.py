@@ -35,10 +35,11 @@ class TranscriptSettings(Settings):
     """Which payloads are kept for attacks; flows are always counted.
 
     Attributes:
-        keep: payloads of no epoch, of the first and the last one, or of all.
+        keep: payloads of no epoch, of the first and the last one, or of all; "auto": of the first
+            and the last one where the run names attacks, else of none.
     """
 
-    keep: Literal["none", "first_and_last", "all"] = "first_and_last"
+    keep: Literal["auto", "none", "first_and_last", "all"] = "auto"
 
 
 class AttackChoice(Settings):
@@ -150,6 +151,14 @@ class RunSettings(Settings, ABC):
     def _a_name_is_a_choice(cls, attacks: Any) -> Any:
         named = [{"name": attacks}] if isinstance(attacks, str) else attacks
         return tuple(named) if isinstance(named, list) else named  # strict once it was looked at
+
+    @property
+    def kept(self) -> TranscriptSettings:
+        """What the transcript keeps, where it is "auto", too."""
+        if self.transcript.keep != "auto":
+            return self.transcript
+        read = self.attacks or self.tradeoff
+        return TranscriptSettings(keep="first_and_last" if read else "none")
 
     @property
     def labels_are_private(self) -> bool:

@@ -1,0 +1,204 @@
+"""What a user waits for: whole runs by phase, the start of commands, and the encoding of IDs.
+
+`USER`, cases `METHOD/FORMAT/ROWS`: `secure-apfed run` of three parties with 20 columns each, all
+protection but the sum's cipher, baselines and report included, in a process of its own that may use
+every core. `seconds` are by the clock; `peak_memory` in bytes; `growth` is the largest exponent by
+which a phase of a second or more grew from the case of a tenth of the rows. `floor_seconds` is what
+pandas takes to read the same files. One run each.
+
+`STARTUP`, cases `help`, `plan`, `predict` (of four rows) and `run` (APFed-C on 178 rows, without
+baselines): seconds of the whole process; the peer is one that only imports torch.
+
+`IDS`, cases `encode/ROWS`: plain texts as bytes that are checked to differ; the peer is a list
+comprehension that encodes them, and checks nothing.
+"""
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from apfed_bench.rows import Bench, Group, Row, compared, interleave, median_ratio, row, single
+from apfed_protocols.ids import IdNormalisation, encode_ids
+from secure_apfed.config.plain_yaml import as_yaml
+from secure_apfed.phases import PhaseName
+
+_SIZES, _QUICK = (10_000, 100_000, 1_000_000), (1_000,)
+_METHODS, _FORMATS = ("apfed_c", "votes"), ("csv", "parquet")
+_PARTIES, _COLUMNS = ("active", "bank", "shop"), 20
+_PATIENCE_S, _NOTABLE_S = 3600, 1.0
+_PHASES: tuple[PhaseName, ...] = (
+    "start", "read", "align", "agree", "train", "baselines", "report",
+)  # fmt: skip
+_OPEN: Mapping[str, Any] = {
+    "secure_sum": {"scheme": "plain", "masks": "pairwise"}, "guard": {"mechanism": "none"},
+}  # fmt: skip
+_METHOD_S: Mapping[str, Mapping[str, Any]] = {
+    "apfed_c": {}, "votes": {"model": {"network": "random_features"}},
+}  # fmt: skip
+
+
+def _write_tables(folder: Path, rows: int, form: str) -> float:
+    """The parties' files, in an order of their own each; seconds that pandas takes to read them."""
+    rng, spent = np.random.default_rng(0), 0.0
+    hidden = rng.normal(size=(rows, 4))
+    label = (hidden[:, 0] + 0.5 * hidden[:, 1] * hidden[:, 2] + rng.normal(size=rows) > 0).astype(
+        int
+    )
+    ids = np.array([f"person-{at:07d}" for at in range(rows)])
+    for party in _PARTIES:
+        values = hidden @ rng.normal(size=(4, _COLUMNS)) + rng.normal(size=(rows, _COLUMNS))
+        names = [f"{party}_{at}" for at in range(_COLUMNS)]
+        frame = pd.DataFrame(values.round(4), columns=names)
+        frame.insert(0, "id", ids)
+        if party == _PARTIES[0]:
+            frame["label"] = label
+        shuffled, path = frame.iloc[rng.permutation(rows)], folder / f"{party}.{form}"
+        write = shuffled.to_csv if form == "csv" else shuffled.to_parquet
+        write(path, index=False)
+        began = time.perf_counter()
+        (pd.read_csv if form == "csv" else pd.read_parquet)(path)
+        spent += time.perf_counter() - began
+    return spent
+
+
+def _played(method: str, form: str, rows: int) -> Row:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        floor = _write_tables(folder, rows, form)
+        parties = {party: {"file": f"{party}.{form}"} for party in _PARTIES}
+        run = {
+            "name": f"{method}-{rows}", "method": method, **_OPEN, **_METHOD_S[method],
+            "data": {"dataset": "tables", "folder": name, "parties": parties,
+                     "classes": ["0", "1"], **({"labelled": 200} if method == "votes" else {})},
+            "train": {"epochs": 1},
+        }  # fmt: skip
+        (folder / "run.yaml").write_text(as_yaml(run))
+        told = _command("run", "run.yaml", "--profile", "--json", "--output", "out", at=folder)
+    phases = json.loads(told)["phases"]
+    return row(
+        f"{method}/{form}/{rows}", sum(phase["seconds"] for phase in phases.values()),
+        processor_seconds=sum(phase["processor_seconds"] for phase in phases.values()),
+        peak_memory=max(phase["peak_bytes"] for phase in phases.values()), floor_seconds=floor,
+        **{f"{name}_seconds": phases[name]["seconds"] for name in _PHASES},
+    )  # fmt: skip
+
+
+def _runs(method: str, form: str, sizes: tuple[int, ...], wanted: Collection[str]) -> Iterator[Row]:
+    before: Row | None = None
+    for rows in sizes:
+        if f"{method}/{form}/{rows}" not in wanted:
+            before = None
+            continue
+        found = _played(method, form, rows)
+        if before is not None:
+            found["growth"] = max(
+                math.log10(found[field] / before[field])
+                for field in (f"{name}_seconds" for name in _PHASES)
+                if found[field] >= _NOTABLE_S
+            )
+        yield found
+        before = found
+
+
+USER = Bench(
+    groups=lambda quick: [
+        Group(
+            [f"{method}/{form}/{rows}" for rows in (_QUICK if quick else _SIZES)],
+            partial(_runs, method, form, _QUICK if quick else _SIZES),
+        )
+        for method in _METHODS
+        for form in _FORMATS
+    ],
+    fields=("processor_seconds", "peak_memory", "growth",
+            *(f"{name}_seconds" for name in _PHASES), "floor_seconds"),
+)  # fmt: skip
+
+
+def _command(*arguments: str, at: Path) -> str:
+    return _printed("-m", "secure_apfed.cli", *arguments, at=at)
+
+
+def _printed(*arguments: str, at: Path) -> str:
+    """What a process of its own prints; RuntimeError: the end of what it complained of."""
+    done = subprocess.run(  # noqa: S603 - this very interpreter
+        [sys.executable, "-W", "ignore", *arguments], cwd=at, capture_output=True, text=True,
+        timeout=_PATIENCE_S, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments)} failed: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+def _started(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run = {"name": "small", "method": "apfed_c", "data": {"dataset": "wine"}, **_OPEN,
+               "train": {"epochs": 1}}  # fmt: skip
+        (folder / "run.yaml").write_text(as_yaml(run))
+        _command("run", "run.yaml", "--no-baselines", "--output", "model", at=folder)
+        columns = json.loads((folder / "model" / "model.json").read_text())["encoding"]["columns"]
+        named = [column["name"] for column in columns]
+        pd.DataFrame(np.ones((4, len(named))), columns=named).to_csv(
+            folder / "four.csv", index=False
+        )
+        calls: dict[str, tuple[str, ...]] = {
+            "help": ("--help",),
+            "plan": ("plan", "run.yaml"),
+            "predict": ("predict", "--model", "model", "--data", "four.csv"),
+            "run": ("run", "run.yaml", "--no-baselines", "--output"),
+        }
+        turns = iter(range(10**6))
+
+        def call(case: str) -> Callable[[], object]:
+            def play() -> str:
+                fresh = (f"out-{next(turns)}",) if case == "run" else ()
+                return _command(*calls[case], *fresh, at=folder)
+
+            return play
+
+        shown = [case for case in calls if case in wanted]
+        peer = {"import torch": partial(_printed, "-c", "import torch", at=folder)}
+        seconds = interleave(peer | {case: call(case) for case in shown}, repetitions=repetitions)
+        for case in shown:
+            floor = seconds["import torch"]
+            yield row(
+                case, statistics.median(seconds[case]), peer="import torch",
+                ratio=median_ratio(seconds[case], floor), peer_seconds=statistics.median(floor),
+            )  # fmt: skip
+
+
+STARTUP = Bench(
+    groups=lambda quick: [
+        Group(("help", "plan", "predict", "run"), partial(_started, 1 if quick else 5))
+    ],
+    fields=("peer_seconds",),
+)
+
+
+def _encoded(case: str, rows: int, repetitions: int) -> Row:
+    texts, rules = [f"person-{at:07d}" for at in range(rows)], IdNormalisation()
+    found = compared(
+        case, lambda: encode_ids("active", texts, rules), lambda: [each.encode() for each in texts],
+        peer="str.encode", repetitions=repetitions,
+    )  # fmt: skip
+    return {**found, "per_id_seconds": found["seconds"] / rows}
+
+
+IDS = Bench(
+    groups=lambda quick: [
+        single(f"encode/{rows}", _encoded, rows, 3 if quick else 11)
+        for rows in ((100_000,) if quick else (100_000, 1_000_000))
+    ],
+    fields=("peer_seconds", "per_id_seconds"),
+)
