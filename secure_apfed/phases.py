@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 PhaseName: TypeAlias = Literal[
-    "start", "read", "align", "agree", "train", "baselines", "attacks", "report"
+    "start", "read", "agree", "align", "train", "baselines", "attacks", "report"
 ]
 _STARTED = time.perf_counter()  # what the interpreter itself takes before is not seen
 

@@ -1,8 +1,9 @@
 """What parties cost beside one process: a step of training with messages, and apart.
 
-`EXCHANGE`, case `apfed_c/fmnist/2-1/b256`: one step of APFed-C through sealed envelopes, recorded,
-with the plain sum, one thread; the peer is a plain torch loop: the same networks, losses and
-optimisers in one autograd graph and no parties.
+`EXCHANGE`: one step of APFed-C through sealed envelopes, recorded, with the plain sum, one thread;
+the peer is a plain torch loop: the same networks, losses and optimisers in one autograd graph and
+no parties. Cases `apfed_c/fmnist/2-1/b256`, convolutions on two strips of images, and
+`mlp/3-10/b64` and `/b256`, perceptrons on a small table of three parties with ten columns each.
 
 `TRANSPORT`, cases `local`, `grpc` and `relay` of `/m3/b256`: the same step with three passives and
 every party in a process of its own, one thread each, by how they reach each other: over loopback,
@@ -32,7 +33,7 @@ from apfed_bench.rows import Bench, Row, compared, single
 from apfed_experiments.study import absent
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
-from secure_apfed.data import VerticalData, load_data
+from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.exchange import drive
 from secure_apfed.files import make_private
 from secure_apfed.learning.descent import ActiveNetworks, Descent
@@ -66,6 +67,16 @@ def _image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config,
     return config, load_data(config.data, seed=0)
 
 
+def _table_run(batch: int) -> tuple[Config, VerticalData]:
+    settings: dict[str, Any] = {
+        "name": "bench-exchange-table", "method": "apfed_c",
+        "train": {"batch_size": batch, "device": "cpu"}, "data": {"dataset": "breast_cancer"},
+        "secure_sum": {"scheme": "plain", "clip": None}, "guard": {"mechanism": "none"},
+    }  # fmt: skip
+    config = Config.model_validate(settings)
+    return config, load_data(config.data, seed=0)
+
+
 def _opened(config: Config, data: VerticalData) -> Simulation:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
@@ -74,12 +85,12 @@ def _opened(config: Config, data: VerticalData) -> Simulation:
     return session
 
 
-def _batches(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
+def _batches(rows: Tensor, size: int = _BATCH) -> Iterator[tuple[int, Tensor]]:
     """Whole batches without end, each with its step."""
     steps = itertools.count()
     for epoch in itertools.count():
         order = shuffled(rows, 0, "bench", epoch)
-        for rows_B in order[: len(rows) // _BATCH * _BATCH].split(_BATCH):
+        for rows_B in order[: len(rows) // size * size].split(size):
             yield next(steps), rows_B
 
 
@@ -88,46 +99,65 @@ def _turns(quick: bool) -> int:
 
 
 @one_thread()
-def _exchanged(case: str, repetitions: int) -> Row:
-    """Seconds of one training step, and the ratio to the plain loop's (target: at most 1.10)."""
-    config, data = _image_run("bench-exchange", clip=None)
+def _exchanged(case: str, repetitions: int, config: Config, data: VerticalData) -> Row:
+    """Seconds of one training step, and the ratio to the plain loop's (targets: at most 1.10 of
+    convolutions, 2.5 of small perceptrons).
+    """
     session, warm_up = _opened(config, data), 2
-    batches = _batches(session.learner.training_rows)
+    batches = _batches(session.learner.training_rows, config.train.batch_size)
     before = session.transcript.wire_bytes
     found = compared(
         case, lambda: session.step(*next(batches)), _plain_step(config, data),
         peer="plain torch loop", repetitions=repetitions, warm_up=warm_up,
-        images=config.data.dataset,
     )  # fmt: skip
     sent = (session.transcript.wire_bytes - before) // (repetitions + warm_up)
     return {**found, "bytes": sent}
 
 
 EXCHANGE = Bench(
-    groups=lambda quick: [single("apfed_c/fmnist/2-1/b256", _exchanged, _turns(quick))],
-    fields=("peer_seconds", "images"),
+    groups=lambda quick: [
+        single(
+            "apfed_c/fmnist/2-1/b256",
+            lambda case: _exchanged(case, _turns(quick), *_image_run("bench-exchange", clip=None)),
+        ),
+        *(
+            single(
+                f"mlp/3-10/b{batch}",
+                lambda case, batch=batch: _exchanged(case, 10 * _turns(quick), *_table_run(batch)),
+            )
+            for batch in (64, 256)
+        ),
+    ],
+    fields=("peer_seconds",),
 )
 
 
 def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
     """The same arithmetic as one graph, Eq. (8): no parties, no messages."""
-    active, passive, model = data.active, data.passives[0], config.model
+    active, model = data.active, config.model
     shape = tuple(active.features.shape[1:])
     family = family_for(model, shape)
     encoder = family.encoder(shape, model)
     encoded = output_shape(encoder, shape)
     head = family.head(math.prod(encoded), len(data.classes), model)
     networks = ActiveNetworks(encoder, head, projection_to(_SENT, encoded))
-    objective = Contrastive(
-        ContrastiveSettings(), representation=(_SENT,), features=shape, model=model
-    )
-    parties = (networks, objective)
+    objectives = [
+        Contrastive(
+            ContrastiveSettings(), representation=(_SENT,), features=passive.shape, model=model
+        )
+        for passive in data.passives
+    ]
+    parties = (networks, *objectives)
     descents = [Descent("plain", {"networks": module}, config.train) for module in parties]
-    row_of = {identity: row for row, identity in enumerate(passive.ids)}
-    partner_N = torch.tensor([row_of.get(identity, 0) for identity in active.ids])
+
+    def in_order(passive: PartyTable) -> Tensor:
+        row_of = {identity: row for row, identity in enumerate(passive.ids)}
+        return passive.features[[row_of.get(identity, 0) for identity in active.ids]]
+
+    beside = list(zip(objectives, map(in_order, data.passives), strict=True))
     assert active.labels is not None
     labels_N = active.labels
-    batches = _batches(data.train_rows)
+    batches = _batches(data.train_rows, config.train.batch_size)
 
     def step() -> float:
         _, rows_B = next(batches)
@@ -135,7 +165,8 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
             descent.begin()
         scores_BK, z_BD = networks(active.features[rows_B])
         task = F.cross_entropy(scores_BK, labels_N[rows_B])
-        (task + objective(z_BD, passive.features[partner_N[rows_B]])).backward()
+        helped = [objective(z_BD, features_N[rows_B]) for objective, features_N in beside]
+        torch.stack([task, *helped]).sum().backward()
         for descent in descents:
             descent.step()
         return task.item()

@@ -1,6 +1,7 @@
 """One intersection, run as a script in an interpreter of its own by `apfed_bench.apart`.
 
-Takes a case and a size, and prints one JSON object: `seconds` from the IDs to the result, `bytes`
+Takes a case and a size, and prints one JSON object: `seconds` from a CSV file of IDs to the rows
+that both have, reading, encoding and the dealer's part included, as the peer's are; `bytes`
 where they can be seen, `peak_memory` in bytes, `common` (IDs found); for `ecdh` also
 `floor_seconds`, what its library's multiplications alone take, for `vole` and `opprf`
 `dealt_bytes`, what the dealer sends beside `bytes`. Peak memory is the sum over the parties'
@@ -108,10 +109,16 @@ def _meet(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]
 
 
 def _party(
-    me: str, protocol: str, size: int, ends: Mapping[str, Connection], report: Connection
-) -> None:
-    """Play one party to its result, once all are up, and report what it took and sent."""
+    me: str, protocol: str, folder: str, size: int, ends: Mapping[str, Connection],
+    report: Connection,
+) -> None:  # fmt: skip
+    """Play one party from its file to its result, once all are up, and report what it took and
+    sent.
+    """
+    from pyarrow import csv
+
     from apfed_protocols.conversation import take_part
+    from apfed_protocols.ids import IdNormalisation, encode_ids
     from apfed_protocols.psi import SET_INTERSECTIONS
     from apfed_protocols.psi.interface import IntersectionAgreement
 
@@ -122,8 +129,10 @@ def _party(
         load_crypten()
     agreement = IntersectionAgreement(session="bench", dealer="dealer")
     backend: Any = SET_INTERSECTIONS[protocol](agreement, threads=1)
-    ids = _own_ids(me, size)
     receive, began, sent = _meet(ends), time.perf_counter(), list[int]()
+    path = Path(folder) / f"{me}.csv"
+    table = csv.read_csv(path) if path.exists() else None
+    ids = [] if table is None else encode_ids(me, table.column("id"), IdNormalisation())
 
     def send(peer: str, body: bytes) -> None:
         sent.append(len(body))
@@ -151,7 +160,14 @@ def _ours(protocol: str, size: int) -> Measured:
     ends: dict[str, dict[str, Connection]] = {name: {} for name in parties}
     for first, second in itertools.combinations(parties, 2):
         ends[first][second], ends[second][first] = multiprocessing.Pipe()
-    return _play(_party, {name: (name, protocol, size, ends[name]) for name in parties})
+    with tempfile.TemporaryDirectory() as folder:
+        for name in _PARTIES[:2]:
+            _write_csv(Path(folder) / f"{name}.csv", name, size)
+        return _play(_party, {name: (name, protocol, folder, size, ends[name]) for name in parties})
+
+
+def _write_csv(path: Path, party: str, size: int) -> None:
+    path.write_bytes(b"\n".join((b"id", *_own_ids(party, size), b"")))
 
 
 def _write_ids(path: Path, first: int, size: int) -> None:
@@ -267,8 +283,7 @@ def _spu(protocol: str, size: int) -> Measured:
         free.close()
     with tempfile.TemporaryDirectory() as folder:
         for rank, party in enumerate(("hub", "member")):
-            lines = (b"id", *_own_ids(party, size), b"")
-            (Path(folder) / f"in{rank}.csv").write_bytes(b"\n".join(lines))
+            _write_csv(Path(folder) / f"in{rank}.csv", party, size)
         jobs = {f"party {rank}": (rank, folder, protocol, addresses) for rank in range(2)}
         return _play(_spu_party, jobs)
 

@@ -1,11 +1,12 @@
 """What every secure sum costs, against the way that TenSEAL's tutorials show.
 
-A case `NAME/m4` is the whole path of one sum of four contributions of 128 x 256 float32 in one
-thread: clip, quantise, encrypt, serialise, check, combine, decode. `ratio` is the tutorial's time
-over the case's, each the fastest of several taken in turns (what else a machine does only adds to
-short times, and more to some than to others); the tutorial is CKKS with N = 8192, primes [60, 40,
-40, 60] and `tolist()`. `bytes_per_value` is of what one passive sends. With the pool, zeros were
-encrypted before the clock starts; with recovery, nobody falls silent.
+A case `NAME/m4` is the whole path of one sum of four contributions of 128 x 256 float32, one of
+`NAME/m50` of fifty of 256 x 64, all parties in one thread: clip, quantise, encrypt, serialise,
+check, combine, decode. `ratio` is the tutorial's time over the case's, each the fastest of several taken in turns
+(what else a machine does only adds to short times, and more to some than to others); the tutorial
+is CKKS with N = 8192, primes [60, 40, 40, 60] and `tolist()`. `bytes_per_value` is of what one
+passive sends. With the pool, zeros were encrypted before the clock starts; with recovery, nobody
+falls silent.
 """
 
 import itertools
@@ -44,8 +45,8 @@ CASES: Mapping[str, str] = {
     _ON_CRYPTEN: "crypten",
     "plain": "plain",
 }
-_SHAPE = (128, 256)
-_PASSIVES = 4
+_SHAPES: Mapping[int, Shape] = {4: (128, 256), 50: (256, 64)}  # by how many contribute
+_FEW_TURNS = 3
 _TURN = 0.01
 _FINE, _STEPS = 1e-4, 50
 _TUTORIAL = "tutorial"
@@ -130,29 +131,35 @@ class TutorialPath:
             return seconds
 
 
-_CASE_OF = {name: f"{name}/m4" for name in (*CASES, _TUTORIAL)}
+_NAMES = (*CASES, _TUTORIAL)
 
 
-def _measured(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
+def _measured(passives: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
     """Rows of what is wanted; without CrypTen the sum that needs it is a row with the reason."""
-    named = {name: case for name, case in _CASE_OF.items() if case in wanted}
+    every = {name: f"{name}/m{passives}" for name in _NAMES}
+    named = {name: case for name, case in every.items() if case in wanted}
     if _ON_CRYPTEN in named and (reason := why_no_crypten()):
         yield row(named.pop(_ON_CRYPTEN), reason=reason)
     if named:
         with one_thread():
-            yield from _against_tutorial(repetitions, named)
+            yield from _against_tutorial(passives, repetitions, named)
 
 
 BENCH = Bench(
     groups=lambda quick: [
-        Group(tuple(_CASE_OF.values()), partial(_measured, 9 if quick else 31)),
+        Group(
+            tuple(f"{name}/m{passives}" for name in _NAMES),
+            partial(_measured, passives, _FEW_TURNS if passives > 4 else 9 if quick else 31),
+        )
+        for passives in ((4,) if quick else _SHAPES)
     ],
     ratio="times faster than the peer", fields=("bytes_per_value",),
 )  # fmt: skip
 
 
-def _against_tutorial(repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
-    values = _values(_SHAPE)
+def _against_tutorial(passives: int, repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
+    shape = _SHAPES[passives]
+    values = _values(shape, passives)
     ours = {name: OurPath(name, values) for name in case_of if name != _TUTORIAL}
     paths: dict[str, OurPath | TutorialPath] = {**ours, _TUTORIAL: TutorialPath(values)}
     seconds: dict[str, list[float]] = {name: [] for name in paths}
@@ -164,9 +171,9 @@ def _against_tutorial(repetitions: int, case_of: Mapping[str, str]) -> Iterator[
     for name, case in case_of.items():
         sent = paths[name].contribution_bytes
         yield row(
-            case, min(seconds[name]), peer="tutorial/m4", sent=sent,
+            case, min(seconds[name]), peer=f"{_TUTORIAL}/m{passives}", sent=sent,
             ratio=quotient(min(seconds[_TUTORIAL]), min(seconds[name])),
-            bytes_per_value=sent / math.prod(_SHAPE),
+            bytes_per_value=sent / math.prod(shape),
         )  # fmt: skip
 
 
@@ -185,10 +192,10 @@ def _turn(path: OurPath | TutorialPath) -> float:
     return min(runs) if enough == _TURN else sum(runs) / len(runs)
 
 
-def _values(shape: Shape) -> Values:
+def _values(shape: Shape, passives: int) -> Values:
     """Gradients of about a tenth of the clip bound."""
     rng = np.random.default_rng(0)
     scale = 0.1 / shape[1] ** 0.5
     return [
-        rng.normal(scale=scale, size=shape).astype(np.float32, copy=False) for _ in range(_PASSIVES)
+        rng.normal(scale=scale, size=shape).astype(np.float32, copy=False) for _ in range(passives)
     ]

@@ -38,7 +38,7 @@ _METHODS, _FORMATS = ("apfed_c", "votes"), ("csv", "parquet")
 _PARTIES, _COLUMNS = ("active", "bank", "shop"), 20
 _PATIENCE_S, _NOTABLE_S = 3600, 1.0
 _PHASES: tuple[PhaseName, ...] = (
-    "start", "read", "align", "agree", "train", "baselines", "report",
+    "start", "read", "agree", "align", "train", "baselines", "report",
 )  # fmt: skip
 _OPEN: Mapping[str, Any] = {
     "secure_sum": {"scheme": "plain", "masks": "pairwise"}, "guard": {"mechanism": "none"},

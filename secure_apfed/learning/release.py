@@ -103,12 +103,14 @@ def spread_of(z_BD: Tensor) -> float:
             direction and counts as equal to every other.
     """
     flat_BD = z_BD.detach().flatten(1)
-    norm_B1 = torch.linalg.vector_norm(flat_BD.double(), dim=1, keepdim=True)
+    wide_BD = flat_BD.double()
+    norm_B1 = torch.linalg.vector_norm(wide_BD, dim=1, keepdim=True)
     tiny = torch.finfo(torch.float64).tiny
-    unit_BD = (flat_BD.double() / norm_B1.clamp(min=tiny)).to(flat_BD.dtype)
-    sine_BB = 1 - (unit_BD @ unit_BD.T).double().square().clamp(max=1)
-    zero_B = norm_B1.flatten() == 0
-    sine_BB[zero_B] = sine_BB[:, zero_B] = 0
+    unit_BD = (wide_BD / norm_B1.clamp(min=tiny)).to(flat_BD.dtype)
+    sine_BB = 1 - (unit_BD @ unit_BD.T).double().square_().clamp_(max=1)
+    if bool((norm_B1 == 0).any()):
+        zero_B = norm_B1.flatten() == 0
+        sine_BB[zero_B] = sine_BB[:, zero_B] = 0
     rows = len(flat_BD)
     spread = float(sine_BB.fill_diagonal_(0).sum()) / (rows * (rows - 1))
     if flat_BD.shape[1] >= _NEIGHBOUR_NUMBERS:

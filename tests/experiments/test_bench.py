@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from apfed_bench import apart, parties, psi_case, rows, secure_sum
+from apfed_bench import apart, parties, psi_case, rows, secure_sum, user
 from apfed_bench.rows import Bench, Group, Row, interleave, median_ratio, row
 from apfed_bench.table import BENCHES, block, read_measured, run_benches
 from apfed_protocols.errors import LocalProtocolError
@@ -27,10 +27,13 @@ from tests.waiting import LONG_S
 STORED = Path(__file__).resolve().parents[2] / "docs" / "performance"
 # glob, where something is measured, and what of its arguments is seen there
 WANTED: dict[str, tuple[str, ModuleType, str, list[Any]]] = {
-    "exchange": ("*", parties, "_exchanged", ["apfed_c/fmnist/2-1/b256"]),
+    "exchange": ("apfed_c/*", parties, "_exchanged", ["apfed_c/fmnist/2-1/b256"]),
+    "ids": ("encode/100000", user, "_encoded", ["encode/100000"]),
     "psi": ("circuit-crypten/1000", apart, "_intersected", ["circuit"]),
     "secure-sum": ("masked/m4", secure_sum, "OurPath", ["masked"]),
+    "startup": ("predict", user, "_started", [1]),
     "transport": ("grpc/*", parties, "_apart_row", ["grpc/m3/b256"]),
+    "user": ("votes/csv/*", user, "_played", ["votes"]),
 }
 
 

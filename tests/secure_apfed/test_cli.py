@@ -6,10 +6,11 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import Mock
 
 import pandas as pd
@@ -24,6 +25,7 @@ from secure_apfed.commands import Finding
 from secure_apfed.commands.doctor import healthy
 from secure_apfed.data import find_dataset
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
+from secure_apfed.phases import PhaseName
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.outcome import Progress
 from tests.secure_apfed.small_runs import said_to_people, told
@@ -88,6 +90,25 @@ def test_json_is_what_the_folder_holds(config_file: Path, tmp_path: Path, capsys
     assert answer["privacy"]["epsilon_y"] == "inf"
     assert {one["adversary"] for one in answer["attacks"]} == {"passive-1", "passive-2"}
     assert Path(answer["report"]).is_file()
+
+
+def test_a_profile_tells_phases_that_add_up(
+    config_file: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    call = ["run", config_file, "--set", "train.epochs=1", "--set", "attacks=[]", "--profile"]
+    began = time.perf_counter()
+    phases = told(capsys, *call, "--output", tmp_path / "r")["phases"]
+    passed = time.perf_counter() - began
+    assert list(phases) == [*get_args(PhaseName)]
+    measured = [phase["seconds"] for name, phase in phases.items() if name != "start"]
+    assert all(seconds > 0 for seconds in measured)
+    assert 0.5 * passed < sum(measured) <= passed
+    peaks = [phase["peak_bytes"] for phase in phases.values()]
+    assert peaks[-1] == max(peaks) > 10**7
+    assert execute([*map(str, call), "--output", str(tmp_path / "s"), "--no-baselines"]) == 0
+    assert re.search(r"baselines +\d+ ms +\d+ ms", capsys.readouterr().out)
+    assert execute([*map(str, call), "--transport", "local"]) == 2
+    assert "--profile measures one run in memory" in capsys.readouterr().err
 
 
 def test_an_interrupted_run_says_how_to_resume(
@@ -236,7 +257,7 @@ def test_seeds_refuse_other_ways(config_file: Path, tmp_path: Path, capsys: Capt
     assert "seed 0" in out
     assert "help" not in out, "nothing was measured to compare with"
     assert re.search(r"each party\s+drew a\s+secret seed", err)
-    for other in (["--transport", "local"], ["--resume"]):
+    for other in (["--transport", "local"], ["--resume"], ["--profile"]):
         assert execute([*several, *other]) == 2
     assert "--seeds runs in memory" in capsys.readouterr().err
     assert execute(["run", str(config_file), "--json-events"]) == 2

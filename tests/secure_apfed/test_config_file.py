@@ -47,6 +47,15 @@ def test_what_is_dumped_is_complete_and_loads_back() -> None:
         assert load_config_text(dumped).data.label_column == text
 
 
+def test_payloads_are_kept_where_attacks_will_read_them() -> None:
+    for more, keeps in (
+        ("", "none"), ("attacks: all\n", "first_and_last"),
+        ("tradeoff: {set: {seed: 1}, seeds: 2}\n", "first_and_last"),
+        ("transcript: {keep: all}\n", "all"), ("attacks: all\ntranscript: {keep: none}\n", "none"),
+    ):  # fmt: skip
+        assert load_config_text(GOOD + more).kept.keep == keeps
+
+
 PATIENT = "  epochs: 2\n  patience: 3\ndp_sgd: {epsilon: 1}"
 NAMED = "bank: {file: b.csv}, x/../../victim: {file: c.csv}"
 NON = "one of 'auto', 'none', got 'non'; did you mean 'none'?"

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from secure_apfed.alignment.ids import IdFile
-from secure_apfed.data import ColumnEncoding, ImageEncoding, files_digest, load_data
+from secure_apfed.data import ColumnEncoding, ImageEncoding, files_digest, frames, load_data
 from secure_apfed.data.tables import load_own_tables, warn_of_labels
 from secure_apfed.errors import ApfedError, DataError, SuspectColumnWarning
 from secure_apfed.settings.data import DataSettings, Missing, PartySettings
@@ -320,6 +320,35 @@ def test_the_digest_of_files_is_of_all_that_is_read(tmp_path: Path) -> None:
     (tmp_path / "shop.csv").unlink()
     with pytest.raises(DataError, match=r"shop: .* cannot be read"):
         files_digest(settings)
+
+
+TRICKY = (
+    b"a,b,c\n1,2.50,x\n-3,1e-3,\n", b"\xef\xbb\xbfa,b\r\n007,1\r\n7,2\r\n", b"a,b\n1,2\n\n3,NA\n",
+    b'a,"b ""c"""\n"1,5","x\ny"\n', b'a,b\n5" pipe,1\n', b'a,b\n1,"open\n', b"a,b\n1\n2,3\n",
+    b"a,b\n1,2,3\n", b"a,\n1,2\n", b"a\n1\n \n2\n", b"a,b\n1,2", b"a,b\n1,\xff\n", b"a,b\n",
+    b"a,b\n99999999999999999999,1\n1,-0\n", b"a,b\n+1, 2\n.5,1_0\n", b"a,b\n1,x\0y\n",
+    b"a,b\n123456789012345678,inf\n1,1e400\n", b"a,b\nTrue,0x1\nfalse,nan\n", b"a,a\n1,2\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("content", TRICKY)
+def test_plain_files_are_read_at_once_as_pandas_reads_them(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.csv").write_bytes(content)
+
+    def read() -> tuple[Any, ...]:
+        try:
+            frame = frames.read_frame(tmp_path / "x.csv", source="bank")
+        except DataError as error:
+            return (str(error),)
+        cells = [[repr(cell) for cell in frame[name]] for name in frame]
+        return list(frame.columns), list(map(str, frame.dtypes)), cells, frame.attrs
+
+    at_once = read()
+    monkeypatch.setattr(frames, "_plain_csv", lambda *_: None)
+    monkeypatch.setattr(frames, "_plain_numbers", lambda _: None)
+    assert at_once == read()
 
 
 def test_a_cell_may_hold_lines(tmp_path: Path) -> None:

@@ -56,9 +56,11 @@ from secure_apfed.objectives import Contrastive
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.seeds import derive_seed, shuffled
+from secure_apfed.settings.run import TranscriptSettings
 
 OfMethod = TypeVar("OfMethod", bound=Learner)
 _UNBOUNDED = 1e30
+_READ = TranscriptSettings(keep="first_and_last")
 Poison = Literal["random", "constant", "flip", "rotate"]
 
 
@@ -83,6 +85,8 @@ class LiveSession(Generic[OfMethod]):
     ) -> None:
         self.config = config
         self.data = data or load_data(config.data, seed=config.seed)
+        if config.transcript.keep == "auto":  # it is attacked, whatever the run meant to be
+            config = config.model_copy(update={"transcript": _READ})
         self.session: Simulation = open_session(config, self.data, alignment=alignment, logs=logs)
         if not isinstance(self.session.learner, self.role) or not self.session.contract.passives:
             raise AttackError(

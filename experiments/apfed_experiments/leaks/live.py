@@ -128,6 +128,7 @@ def live_config(
     return Config.model_validate(
         {
             "name": f"leaks-{data}",
+            "transcript": {"keep": "first_and_last"},
             "seed": seed,
             "party_seeds": "shared_for_comparison",
             "method": method,
