@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -187,6 +188,8 @@ def threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """So that fits depend on no number of cores, and small tensors wait for none."""
-    with threads(1):
+    """So that fits depend on no number of cores, and small tensors wait for none: torch's, those of
+    linear algebra and of scikit-learn.
+    """
+    with threads(1), threadpool_limits(1):
         yield

@@ -3,10 +3,10 @@
 Cases `circuit/N`, `circuit-crypten/N` (its gates on CrypTen), `ecdh/N`, `ecdh-buckets/N` (as in a
 session, over sealed links), `vole/N`, `opprf/N` and `spu-rr22/N` for N IDs on each of two sides;
 each runs in interpreters of its own, and those of a size take turns. Medians over the repetitions:
-seconds from a CSV file to the common rows, bytes and peak memory in bytes; `ratio` is seconds by those of `peer`. `floor_seconds`, of
-`ecdh`, is what the multiplications alone take: the same library on the same processors, and nothing
-else. The peer, spu 0.9.5, needs numpy 1 and jax up to 0.4.34: SECURE_APFED_SPU_PYTHON names the
-interpreter of an environment of its own.
+seconds from a CSV file of IDs to the common rows, bytes and peak memory in bytes; `ratio` is
+seconds by those of `peer`. `floor_seconds`, of `ecdh`, is what the multiplications alone take: the
+same library on the same processors, and nothing else. The peer, spu 0.9.5, needs numpy 1 and jax up
+to 0.4.34: SECURE_APFED_SPU_PYTHON names the interpreter of an environment of its own.
 """
 
 import os

@@ -2,11 +2,11 @@
 
 A case `NAME/m4` is the whole path of one sum of four contributions of 128 x 256 float32, one of
 `NAME/m50` of fifty of 256 x 64, all parties in one thread: clip, quantise, encrypt, serialise,
-check, combine, decode. `ratio` is the tutorial's time over the case's, each the fastest of several taken in turns
-(what else a machine does only adds to short times, and more to some than to others); the tutorial
-is CKKS with N = 8192, primes [60, 40, 40, 60] and `tolist()`. `bytes_per_value` is of what one
-passive sends. With the pool, zeros were encrypted before the clock starts; with recovery, nobody
-falls silent.
+check, combine, decode. `ratio` is the tutorial's time over the case's, each the fastest of several
+taken in turns (what else a machine does only adds to short times, and more to some than to others);
+the tutorial is CKKS with N = 8192, primes [60, 40, 40, 60] and `tolist()`. `bytes_per_value` is of
+what one passive sends. With the pool, zeros were encrypted before the clock starts; with recovery,
+nobody falls silent.
 """
 
 import itertools
