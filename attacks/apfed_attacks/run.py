@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 from sklearn import config_context
-from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # no annotations
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from apfed_attacks import ATTACKS, recorded

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import pandas as pd
 import torch
 from joblib import Parallel, delayed
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
+from threadpoolctl import threadpool_limits
 
 from apfed_experiments.finished import FinishedRun, mount_attacks, read_finished_run
 from apfed_experiments.solo import (

@@ -30,7 +30,6 @@ _REQUIRED: Mapping[str, tuple[str, str]] = {
     "cryptography": ("cryptography", "keys, masks and sealed links"),
     "pynacl": ("nacl", "set intersection by Diffie-Hellman"),
     "gmpy2": ("gmpy2", "set intersection by Diffie-Hellman"),
-    "pycryptodome": ("Crypto", "shares in the sum with recovery"),
     "opacus": ("opacus", "a second opinion on epsilon"),
     "pydantic": ("pydantic", "settings"),
     "PyYAML": ("yaml", "config files"),

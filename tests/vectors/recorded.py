@@ -91,7 +91,6 @@ def fixed_randomness() -> Iterator[None]:
             stack.enter_context(patch(f"apfed_protocols.{module}.fresh_key", block))
         for module in ("masked", "recoverable"):
             stack.enter_context(patch(f"apfed_protocols.sums.{module}.fresh_run_key", run_key))
-        stack.enter_context(patch("Crypto.Protocol.SecretSharing.rng", block))
         yield
 
 
