@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
 from secure_apfed.models import Shape, family_for, output_shape, projection_to
+from secure_apfed.seeds import draws_nothing
 from secure_apfed.settings.training import (
     ClusteringSettings,
     ContrastiveSettings,
@@ -67,6 +68,7 @@ class Objective(nn.Module):
         """
 
 
+@draws_nothing
 class Contrastive(Objective):
     """APFed-C: the passive's encoder, its linear projection to the size of z, and the loss.
 
@@ -99,6 +101,7 @@ class Contrastive(Objective):
         )
 
 
+@draws_nothing
 class Reconstruction(Objective):
     """APFed-R: mean squared error of the passive's own view, mean over batch and features.
 

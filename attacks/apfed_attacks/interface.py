@@ -19,7 +19,7 @@ from torch import Tensor
 from apfed_attacks.view import AdversaryView, AttackError, Behaviour, Role
 from secure_apfed.settings import Settings
 
-__all__ = ["Attack", "AttackResult", "FloatArray", "Guess", "Prediction", "Target"]
+__all__ = ["Attack", "AttackResult", "FloatArray", "Guess", "Prediction", "Target", "headlines"]
 
 Target: TypeAlias = Literal["labels", "features", "membership"]
 FloatArray: TypeAlias = NDArray[np.float64]

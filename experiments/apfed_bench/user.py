@@ -34,7 +34,7 @@ from secure_apfed.config.plain_yaml import as_yaml
 from secure_apfed.phases import PhaseName
 
 _SIZES, _QUICK = (10_000, 100_000, 1_000_000), (1_000,)
-_METHODS, _FORMATS = ("apfed_c", "votes"), ("csv", "parquet")
+_FORMATS = ("csv", "parquet")
 _PARTIES, _COLUMNS = ("active", "bank", "shop"), 20
 _PATIENCE_S, _NOTABLE_S = 3600, 1.0
 _PHASES: tuple[PhaseName, ...] = (
@@ -43,8 +43,9 @@ _PHASES: tuple[PhaseName, ...] = (
 _OPEN: Mapping[str, Any] = {
     "secure_sum": {"scheme": "plain", "masks": "pairwise"}, "guard": {"mechanism": "none"},
 }  # fmt: skip
-_METHOD_S: Mapping[str, Mapping[str, Any]] = {
-    "apfed_c": {}, "votes": {"model": {"network": "random_features"}},
+# What a run of each says besides, and of its data.
+_METHODS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "apfed_c": ({}, {}), "votes": ({"model": {"network": "random_features"}}, {"labelled": 200}),
 }  # fmt: skip
 
 
@@ -77,11 +78,11 @@ def _played(method: str, form: str, rows: int) -> Row:
         folder = Path(name)
         floor = _write_tables(folder, rows, form)
         parties = {party: {"file": f"{party}.{form}"} for party in _PARTIES}
+        more, of_data = _METHODS[method]
         run = {
-            "name": f"{method}-{rows}", "method": method, **_OPEN, **_METHOD_S[method],
+            "name": f"{method}-{rows}", "method": method, **_OPEN, **more, "train": {"epochs": 1},
             "data": {"dataset": "tables", "folder": name, "parties": parties,
-                     "classes": ["0", "1"], **({"labelled": 200} if method == "votes" else {})},
-            "train": {"epochs": 1},
+                     "classes": ["0", "1"], **of_data},
         }  # fmt: skip
         (folder / "run.yaml").write_text(as_yaml(run))
         told = _command("run", "run.yaml", "--profile", "--json", "--output", "out", at=folder)

@@ -8,7 +8,7 @@ its checkpoint. Letters: B batch, A of its rows that are sent, K classes, D numb
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.seeds import seeded
+from secure_apfed.seeds import draws_nothing, may_draw, seeded
 from secure_apfed.settings.training import DEVICE, TrainSettings
 
 EVERY = slice(None)
@@ -65,13 +65,16 @@ class Compute:
         return values.to(self.device, self.dtype if values.is_floating_point() else None)
 
     @contextmanager
-    def forward(self, seed: int, *purpose: str | int) -> Iterator[None]:
-        """Run a step's networks with their precision and reproducible dropout."""
+    def forward(self, seed: int | None, *purpose: str | int) -> Iterator[None]:
+        """Run a step's networks with their precision and reproducible dropout; None: they draw
+        nothing.
+        """
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
-        with seeded(seed, *purpose), autocast:
+        with nullcontext() if seed is None else seeded(seed, *purpose), autocast:
             yield
 
 
+@draws_nothing
 class ActiveNetworks(nn.Module):
     """f (encoder), g (head), and the projection that is sent (None: the encoder's output)."""
 
@@ -218,7 +221,8 @@ class Trainer(Descent):
             module.to(compute.device, compute.dtype)
         super().__init__(owner, modules, train)
         self.compute, self._seed = compute, seed
-        self.forward_pass = partial(compute.forward, seed, owner)
+        draws = any(map(may_draw, modules.values()))
+        self.forward_pass = partial(compute.forward, seed if draws else None, owner)
 
     def set_training(self, training: bool) -> None:
         for module in self._modules.values():

@@ -47,11 +47,12 @@ def check_rows(rows_B: Tensor, *, aligned: int, minimum: int, sender: str) -> No
         raise RemoteProtocolError(
             f"{sender} sent a batch of {len(rows_B)} rows; the contract says at least {minimum}"
         )
-    if not 0 <= int(rows_B.min()) <= int(rows_B.max()) < aligned:
+    rows = rows_B.tolist()
+    if not 0 <= min(rows) <= max(rows) < aligned:
         raise RemoteProtocolError(
             f"{sender} named row positions outside the alignment of {aligned} rows"
         )
-    if len(torch.unique(rows_B)) != len(rows_B):
+    if len(set(rows)) != len(rows):
         raise RemoteProtocolError(f"{sender} repeated a row within one batch")
 
 
