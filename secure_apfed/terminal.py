@@ -145,7 +145,12 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
         ("active trains on", f"{told.train_rows:,}, tests on {told.test_rows:,}"),
         ("learns from labels of", f"{told.labelled_rows:,} of {told.teaching_rows:,} rows"),
         ("steps", f"{told.steps:,}, each about {_duration(told.seconds_per_step)}"),
-        ("time on this machine", f"about {_duration(told.seconds)}"),
+        (
+            "time on this machine",
+            f"about {_duration(sum(told.seconds.values()))}: "
+            + ", ".join(f"{phase} {_duration(seconds)}" for phase, seconds in told.seconds.items()),
+        ),
+        ("not counted", "start, baselines (run --no-baselines leaves them out), attacks, report"),
     ]
     if told.links:
         rows += [

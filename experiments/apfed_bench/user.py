@@ -3,8 +3,9 @@
 `USER`, cases `METHOD/FORMAT/ROWS`: `secure-apfed run` of three parties with 20 columns each, all
 protection but the sum's cipher, baselines and report included, in a process of its own that may use
 every core. `seconds` are by the clock; `peak_memory` in bytes; `growth` is the largest exponent by
-which a phase of a second or more grew from the case of a tenth of the rows. `floor_seconds` is what
-pandas takes to read the same files. One run each.
+which a phase of a second or more grew from the case of a tenth of the rows; `forecast` is what
+`plan` says of the phases that it forecasts, by what they took; `floor_seconds` what pandas takes to
+read the same files. One run each.
 
 `STARTUP`, cases `help`, `plan`, `predict` (of four rows) and `run` (APFed-C on 178 rows, without
 baselines): seconds of the whole process; the peer is one that only imports torch.
@@ -85,12 +86,14 @@ def _played(method: str, form: str, rows: int) -> Row:
                      "classes": ["0", "1"], **of_data},
         }  # fmt: skip
         (folder / "run.yaml").write_text(as_yaml(run))
+        planned = json.loads(_command("plan", "run.yaml", "--json", at=folder))["seconds"]
         told = _command("run", "run.yaml", "--profile", "--json", "--output", "out", at=folder)
     phases = json.loads(told)["phases"]
     return row(
         f"{method}/{form}/{rows}", sum(phase["seconds"] for phase in phases.values()),
         processor_seconds=sum(phase["processor_seconds"] for phase in phases.values()),
         peak_memory=max(phase["peak_bytes"] for phase in phases.values()), floor_seconds=floor,
+        forecast=sum(planned.values()) / sum(phases[name]["seconds"] for name in planned),
         **{f"{name}_seconds": phases[name]["seconds"] for name in _PHASES},
     )  # fmt: skip
 
@@ -121,7 +124,7 @@ USER = Bench(
         for method in _METHODS
         for form in _FORMATS
     ],
-    fields=("processor_seconds", "peak_memory", "growth",
+    fields=("processor_seconds", "peak_memory", "growth", "forecast",
             *(f"{name}_seconds" for name in _PHASES), "floor_seconds"),
 )  # fmt: skip
 

@@ -40,6 +40,7 @@ from secure_apfed.methods.terms import (
     steps_of,
 )
 from secure_apfed.models import threads_for
+from secure_apfed.phases import PhaseName
 from secure_apfed.privacy.accountants import EXACT, GaussianRelease, compose, gdp_epsilon
 from secure_apfed.privacy.dp_sgd import calibrate_updates
 from secure_apfed.privacy.guard import make_guard
@@ -66,7 +67,7 @@ STEPS = 5
 _TEST_ROWS = 200
 _FEWEST = 4
 _GOLDEN = 0.618
-_SAMPLE = 1000
+_SAMPLE = 2000  # in as many pieces as two threads take
 _DEALER = "dealer"
 _TWINS = {"circuit_crypten": "circuit"}  # sends what the other sends, and takes an extra
 
@@ -90,7 +91,8 @@ class Forecast:
         labelled_rows: whose labels the active learns from, of `teaching_rows` that it would learn
             from if they had one.
         numbers_per_row: sent of each row in each step.
-        seconds: on this machine with all parties in one process.
+        seconds: by phase, on this machine with all parties in one process; of start, agreement,
+            baselines, attacks and report nothing is forecast.
         figure, figure_passives: which epsilon, of `privacy_rows.FIGURES`, speaks of what leaves the
             active, and of what passives add noise to.
         epsilon_x: at the end; infinite without a guard, 0 where nothing is sent.
@@ -110,7 +112,7 @@ class Forecast:
     numbers_per_row: int
     wire_bytes: int
     links: tuple[Link, ...]
-    seconds: float
+    seconds: Mapping[PhaseName, float]
     seconds_per_step: float
     figure: str
     epsilon_x: float
@@ -172,10 +174,12 @@ def forecast(config: Config, shapes: Mapping[str, TableShape] | None = None) -> 
     """Forecast a run; what would stop the run itself is raised here. `shapes`: of the parties' own
     tables, the active's first; None: all of them are read. Those of a built-in set are always.
     """
+    began = time.perf_counter()
     if shapes is not None and config.data.dataset == TABLES:
         data = _declared_data(config, shapes)
     else:
         data = load_data(config.data, seed=config.seed)
+    read_seconds = time.perf_counter() - began
     data.compare_ids(id_rules(config.alignment).text)
     # All tables are at hand in a simulation.
     method, own = METHODS[config.method.name], data.own(data.active.name)
@@ -212,9 +216,11 @@ def forecast(config: Config, shapes: Mapping[str, TableShape] | None = None) -> 
         numbers_per_row=played.numbers_per_row,
         wire_bytes=sum(link.wire_bytes for link in links),
         links=links,
-        seconds=sum(way.seconds for way in intersections if way.protocol == aligned_by)
-        + steps * played.step_seconds
-        + evaluations * played.evaluation_seconds * tested,
+        seconds={
+            "read": read_seconds,
+            "align": sum(way.seconds for way in intersections if way.protocol == aligned_by),
+            "train": steps * played.step_seconds + evaluations * played.evaluation_seconds * tested,
+        },
         seconds_per_step=played.step_seconds,
         figure=config.method.figure,
         epsilon_x=privacy.epsilon_x,
@@ -491,7 +497,7 @@ class IntersectionCost:
 
 
 def _intersection_costs(config: Config, data: VerticalData) -> tuple[IntersectionCost, ...]:
-    """Play every protocol with at most 1,000 IDs a party, and scale by the number of real ones."""
+    """Play every protocol with at most 2,000 IDs a party, and scale by the number of real ones."""
     if not config.method.aligns:
         return ()
     settings, real = config.alignment.for_a_trial(), sum(len(table.ids) for table in data.tables)

@@ -155,31 +155,36 @@ class VoleIntersection(DealtIntersection):
         size = agreement.announced_by(desk.me, len(ids))
         hello = desk.turn(Kind.HELLO, dict.fromkeys(members, HELLO.pack(key, size)), members)
         order = _DEALING.ordered(desk, size)
-        inbox = yield Turn([*hello.outgoing, *order.outgoing], [*members, *order.awaited])
+        yield Turn([*hello.outgoing, *order.outgoing], ())
+        rows, store = _encoded(desk.me, ids, key, cells_for(size))  # while the dealer works
+        inbox = yield Turn((), [*members, *order.awaited])
         commits = {m: COMMIT.unpack(desk.read(inbox, m, Kind.COMMIT, COMMIT.size)) for m in members}
         for member, (_, announced) in commits.items():
             agreement.check_announced(member, [announced], [member])
         shares = yield from _DEALING.hub_shares(desk, size, members, inbox)
-        rows, store = _encoded(desk.me, ids, key, cells_for(size))
         parts = {member: fresh_key() for member in members}
         sending = desk.turn(
             Kind.VECTOR, {m: shares[m].masked(store, head=parts[m]) for m in members}, members
         )
         del store
-        inbox = yield sending
+        yield Turn(sending.outgoing, ())
         del sending
+        # while the members work; from here on C serves for nothing else
+        known = {member: evaluated(shares.pop(member).c, rows) for member in members}
+        del shares, rows
+        inbox = yield Turn((), members)
         places = {}
         for member, (commitment, announced) in commits.items():
             length = tag_bytes(size, announced)
             body = desk.read(inbox, member, Kind.TAGS, KEY_BYTES + length * announced)
             part = _shown(member, body, commitment)
             output = _output_key(agreement, member, parts[member], part)
-            own = hub_tags(shares[member].c, rows, output, length)
+            own = hash_values(known.pop(member), output, length)
             theirs = np.frombuffer(body, np.uint8, offset=KEY_BYTES).reshape(-1, length)
             places[member] = match(own, theirs, sender=member)
             desk.report(len(places), len(members))
             del body, theirs, own
-        del shares, rows, inbox
+        del inbox
         return (yield from open_rows(desk, places))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
@@ -364,12 +369,13 @@ def hash_elements(values: Elements, key: bytes) -> Elements:
     return hashed
 
 
-def hub_tags(store: Elements, rows: Rows, key: bytes, length: int) -> Tags:
-    tags = np.empty((len(rows), length), np.uint8)
+def evaluated(store: Elements, rows: Rows) -> Elements:
+    """What the store holds for each of these rows, shape (n, 2)."""
+    values = np.empty((len(rows), 2), "<u8")
     for start in range(0, len(rows), _EVALUATED):
         chunk = slice(start, start + _EVALUATED)
-        tags[chunk] = hash_values(decode(store, rows[chunk]), key, length)
-    return tags
+        values[chunk] = decode(store, rows[chunk])
+    return values
 
 
 def _member_tags(
