@@ -121,7 +121,7 @@ def scored_held_out(baseline: Baseline, task: SoloTask) -> Scored | None:
         return np.concatenate(scores)
 
     name = f"without-{len(parts)}-of-{FOLDS}-{baseline.name}"
-    scores_nK = scored_once(name, task, out_of_fold)
+    scores_nK = scored_once(name, task, out_of_fold, of_run=baseline.of_run)
     truth_n = task.labels[np.concatenate(parts)]
     return Scored(truth=truth_n, scores=probabilities_of(scores_nK))
 

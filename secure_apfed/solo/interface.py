@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -157,10 +157,13 @@ class Predictor:
 
 
 class Baseline(ABC):
-    """One way to learn alone: its `name` is its key in the table, its `title` for people."""
+    """One way to learn alone: its `name` is its key in the table, its `title` for people; whether
+    it is the run's own network, learning as the run's settings say (`of_run`).
+    """
 
     name: str
     title: str
+    of_run: ClassVar[bool] = False
 
     @abstractmethod
     def fit(self, task: SoloTask) -> Predictor:
@@ -263,19 +266,21 @@ def fitted_once(
 
 
 def scored_once(
-    name: str, task: SoloTask, score: Callable[[], FloatArray], *, labels: bool = True
-) -> FloatArray:
+    name: str, task: SoloTask, score: Callable[[], FloatArray], *, labels: bool = True,
+    of_run: bool = False,
+) -> FloatArray:  # fmt: skip
     """Return these scores, or those that were kept by this name for an equal task.
 
-    They may depend on the settings of the run's own network, too, and on labels where it says so.
+    They depend on the settings of the run's own network (`of_run`), and on labels, where it says
+    so.
     """
     store = _STORE.get()
     if store is None:
         return score()
-    settings = task.model.model_dump_json() + task.train.model_dump_json()
-    of_run = hashlib.sha256(settings.encode()).hexdigest()[:16]
+    settings = task.model.model_dump_json() + task.train.model_dump_json() if of_run else ""
+    about = hashlib.sha256(settings.encode()).hexdigest()[:16]
     make = lambda: save({"scores": torch.from_numpy(score())})  # noqa: E731
-    kept = load(store(f"{name}-{of_run}-{_digest(task, labels)}", make))["scores"]
+    kept = load(store(f"{name}-{about}-{_digest(task, labels)}", make))["scores"]
     return np.asarray(kept.numpy())
 
 

@@ -55,7 +55,7 @@ class Network(Baseline):
     random numbers, batches included, follow from the task's seed.
     """
 
-    name, title = "network", "Own network"
+    name, title, of_run = "network", "Own network", True
 
     def fit(self, task: SoloTask) -> Predictor:
         """ModelError: the loss is not finite at the run's rate, or the network cannot take rows."""
