@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _PERIOD_S = 1.0
 _AGAIN_S = 30.0  # a line although nothing changed
 _DRAWN_PER_S = 4
+_LINE_S = 60.0
 
 
 @contextmanager
@@ -84,12 +85,36 @@ def downloading(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], Non
 
 @contextmanager
 def counting(name: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a count on stderr; yields what is called with (done, in all)."""
-    from rich.progress import MofNCompleteColumn, TimeElapsedColumn
+    """Show a count on stderr, and how long the rest takes if each takes as long as those of the
+    later half of what is done (the first may have been there before): a bar, or in a log a line a
+    minute; yields what is called with (done, in all).
+    """
+    from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-    with _bars(MofNCompleteColumn(), TimeElapsedColumn(), quiet=quiet) as bars:
-        task = bars.add_task(name, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
+    console, times, told = Console(stderr=True), [time.monotonic()], 0.0
+
+    def left(done: int, total: int) -> str:
+        times.append(time.monotonic())
+        half = (len(times) - 1) // 2
+        each = (times[-1] - times[half]) / (len(times) - 1 - half)
+        return f"about {math.ceil(each * (total - done) / 60)} min left" if done < total else ""
+
+    def line(done: int, total: int) -> None:
+        nonlocal told
+        said = f"{name}: {done} of {total}  {left(done, total)}"
+        if times[-1] - told >= _LINE_S or done == total:
+            told = times[-1]
+            console.print(said.strip(), highlight=False)
+
+    if not quiet and not console.is_terminal:
+        yield line
+        return
+    columns = MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}")
+    with _bars(*columns, quiet=quiet) as bars:
+        task = bars.add_task(name, total=None, left="")
+        yield lambda done, total: bars.update(
+            task, completed=done, total=total, left=left(done, total)
+        )
 
 
 def _bars(*columns: "ProgressColumn", quiet: bool = False) -> "Bars":

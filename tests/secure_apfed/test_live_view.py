@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -313,3 +314,19 @@ def test_what_a_real_run_says_is_as_its_schema(
     line.validate(error)
     for wrong in ({}, {**error, "more": 1}, {"status": {**last, "secret": 1}}):
         assert not line.is_valid(wrong)
+
+
+def test_a_study_tells_how_long_the_rest_takes_whatever_was_there_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter([0.0, 1.0, 2.0, 3.0, 4.0, 604.0, 1204.0, 1804.0, 2404.0])
+    monkeypatch.setattr(shown_progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    with shown_progress.counting("runs", quiet=False) as on_done:
+        for done in range(1, 9):  # the first four take a second each
+            on_done(done, 12 if done < 8 else 8)
+    assert capsys.readouterr().err.splitlines() == [
+        "runs: 5 of 12  about 24 min left",
+        "runs: 6 of 12  about 41 min left",
+        "runs: 7 of 12  about 38 min left",
+        "runs: 8 of 8",
+    ]
