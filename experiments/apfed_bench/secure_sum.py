@@ -5,8 +5,7 @@ A case `NAME/m4` is the whole path of one sum of four contributions of 128 x 256
 check, combine, decode. `ratio` is the tutorial's time over the case's, each the fastest of several
 taken in turns (what else a machine does only adds to short times, and more to some than to others);
 the tutorial is CKKS with N = 8192, primes [60, 40, 40, 60] and `tolist()`. `bytes_per_value` is of
-what one passive sends. With the pool, zeros were encrypted before the clock starts; with recovery,
-nobody falls silent.
+what one passive sends. With recovery nobody falls silent.
 """
 
 import itertools
@@ -26,7 +25,6 @@ from apfed_bench.rows import Bench, Group, Row, clock_step, quotient, row, why_n
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import UnsafeChoiceWarning
 from apfed_protocols.sums import SECURE_SUMS, StepBinding, SumAgreement
-from apfed_protocols.sums.homomorphic import Encrypter
 from secure_apfed.seeds import one_thread
 
 Shape = tuple[int, int]
@@ -35,11 +33,8 @@ _ON_CRYPTEN = "crypten"
 # case -> sum of the table
 CASES: Mapping[str, str] = {
     "ckks": "ckks",
-    "ckks+pool": "ckks",
     "ckks-fast": "bfv",
-    "ckks-fast+pool": "bfv",
     "bfv+masks": "bfv + pairwise masks",
-    "bfv+masks+pool": "bfv + pairwise masks",
     "masked": "plain + pairwise masks",
     "masked-recovery": "plain + recoverable masks",
     _ON_CRYPTEN: "crypten",
@@ -58,7 +53,7 @@ class OurPath:
     contribution_bytes: int
 
     def __init__(self, name: str, values: Values) -> None:
-        self._values, self._pool = values, name.endswith("+pool")
+        self._values = values
         agreement = SumAgreement(
             session="bench", receiver="active", combiner="aggregator", clip_norm=1.0,
             contributors=tuple(f"passive_{k}" for k in range(len(values))),
@@ -73,12 +68,6 @@ class OurPath:
         converse({**roles, **self._contributors})
         self._shape = (values[0].shape[0], values[0].shape[1])
         self._steps = itertools.count()
-
-    def prepare(self) -> None:
-        """What parties do while they wait."""
-        for contributor in self._contributors.values() if self._pool else ():
-            assert isinstance(contributor, Encrypter)
-            contributor.prepare(self._shape)
 
     def run(self) -> float:
         binding = StepBinding(
@@ -110,9 +99,6 @@ class TutorialPath:
             ts.SCHEME_TYPE.CKKS, 8192, coeff_mod_bit_sizes=[60, 40, 40, 60], n_threads=1
         )
         self._context.global_scale = 2.0**40
-
-    def prepare(self) -> None:
-        pass
 
     def run(self) -> float:
         with redirect_stdout(StringIO()):
@@ -187,7 +173,6 @@ def _turn(path: OurPath | TutorialPath) -> float:
     runs: list[float] = []
     began = time.perf_counter()
     while not runs or time.perf_counter() - began < enough:
-        path.prepare()
         runs.append(path.run())
     return min(runs) if enough == _TURN else sum(runs) / len(runs)
 

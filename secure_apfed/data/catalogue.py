@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from secure_apfed.data.caltech import CALTECH_7, SYNTHETIC_CALTECH_7
 from secure_apfed.data.files import (
     DataFile,
     DataSet,
@@ -298,8 +297,6 @@ _SETS = (
         },
         read=read_sklearn_table,
     ),
-    CALTECH_7,
-    SYNTHETIC_CALTECH_7,
     SYNTHETIC_KEYSTROKES,
 )
 

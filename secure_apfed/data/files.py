@@ -320,12 +320,6 @@ class DataSet:
     def numeric_labels(self) -> bool:
         return not self.classes
 
-    def stand_in(self, name: str, title: str, *, shape: str, read: "Reader") -> "DataSet":
-        """A synthetic set with the columns, views and classes of this one, which is not public."""
-        return replace(
-            self, name=name, title=f"Synthetic: {title}", shape=shape, read=read, **MADE_HERE
-        )
-
 
 Reader: TypeAlias = Callable[[DataSet, Path | None], Pool]
 

@@ -4,7 +4,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -172,13 +172,8 @@ RECIPE = (60,), 46
 class SealsErrors(BfvCipher):
     """The same cipher, with the errors that SEAL draws."""
 
-    def zero(self, context: SealContext) -> Any:
-        return SealCipher.zero(self, context)
-
-    def encrypt(
-        self, context: SealContext, slots_VS: NDArray[np.int64], zeros: Sequence[Any] = ()
-    ) -> list[bytes]:
-        return SealCipher.encrypt(self, context, slots_VS, zeros)
+    def encrypt(self, context: SealContext, slots_VS: NDArray[np.int64]) -> list[bytes]:
+        return SealCipher.encrypt(self, context, slots_VS)
 
 
 def fits_binomial(numbers: NDArray[np.int64], pairs: int) -> bool:
@@ -253,9 +248,8 @@ def times_ternary(a_N: NDArray[np.int64], u_N: NDArray[np.int64], q: int) -> NDA
     return product_N
 
 
-@pytest.mark.parametrize("pooled", [False, True])
 def test_ciphertexts_are_the_public_key_times_u_and_two_errors(
-    monkeypatch: pytest.MonkeyPatch, pooled: bool
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """c0 = b u + e0 and c1 = a u + e1: no draw is left out, halved or used for two ciphertexts."""
     drawn: dict[str, list[NDArray[np.int64]]] = {"ternary": [], "centred_binomial": []}
@@ -271,8 +265,7 @@ def test_ciphertexts_are_the_public_key_times_u_and_two_errors(
     assert cipher.ciphertext_form.count == 8192
     for numbers in drawn.values():
         numbers.clear()
-    zeros = [cipher.zero(keys) for _ in range(3)] if pooled else []
-    blobs = cipher.encrypt(keys, np.zeros((3, 4096), dtype=np.int64), zeros)
+    blobs = cipher.encrypt(keys, np.zeros((3, 4096), dtype=np.int64))
     u_VN = np.concatenate(drawn["ternary"]).reshape(3, 4096)
     e_V2N = np.concatenate(drawn["centred_binomial"]).reshape(3, 2, 4096)
     assert len(np.unique(u_VN, axis=0)) == 3

@@ -228,7 +228,7 @@ def test_what_seal_refuses_when_it_encrypts_shows_at_the_setup(
     described: HomomorphicSum, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, fails = genuine_key(described), RuntimeError("result ciphertext is transparent")
-    monkeypatch.setattr(type(described.cipher), "zero", Mock(side_effect=fails))
+    monkeypatch.setattr(type(described.cipher), "encrypt", Mock(side_effect=fails))
     with pytest.raises(RemoteProtocolError, match="SEAL refuses the public key from active"):
         taken(described, key)
 

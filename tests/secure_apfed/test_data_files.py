@@ -7,23 +7,19 @@ import gzip
 import hashlib
 import io
 import os
-import struct
 import tarfile
 import threading
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.io import savemat
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
@@ -353,23 +349,11 @@ def test_sets_that_need_or_allow_no_download() -> None:
         fetch("mnits")
 
 
-WIDTHS = (48, 40, 254, 1984, 512, 928)
-
-
 def pool(name: str, folder: Path | None = None) -> TablePool:
     entry = DATASETS[name]
     read = entry.read(entry, folder)
     assert isinstance(read, TablePool)
     return read
-
-
-def test_a_stand_in_says_that_it_is_synthetic_and_has_the_same_shape() -> None:
-    real, entry = DATASETS["caltech_7"], DATASETS["synthetic_caltech_7"]
-    assert entry.title.startswith("Synthetic: ")
-    assert entry.how.startswith("synthetic: ")
-    assert entry.classes == real.classes
-    assert (entry.natural_views, entry.sequences) == (real.natural_views, real.sequences)
-    assert pool(entry.name).frame.equals(pool(entry.name).frame)
 
 
 def test_synthetic_sessions_say_so_and_are_made_alike() -> None:
@@ -402,80 +386,3 @@ def test_synthetic_sessions_differ_in_the_order_of_their_steps() -> None:
 def accuracy(features: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
     scaled = (features - features.mean(0)) / features.std(0)
     return float(cross_val_score(LogisticRegression(), scaled, labels, cv=5).mean())
-
-
-def write_caltech(folder: Path, **change: Any) -> None:
-    """A synthetic file of Caltech101-7's form; view v holds v in all places but the first row."""
-    cell = np.empty((1, 6), dtype=object)
-    for at, width in enumerate(WIDTHS):
-        cell[0, at] = np.full((1474, width), at, dtype=np.uint8)
-        cell[0, at][0] = np.arange(width) % 250
-    labels = 1 + np.arange(1474)[:, None] % 7
-    savemat(
-        folder / "Caltech101-7.mat", {"X": cell, "Y": labels, "lenSmp": 1} | change,
-        do_compression=True,
-    )  # fmt: skip
-
-
-def test_caltech_is_read_view_by_view(tmp_path: Path) -> None:
-    write_caltech(tmp_path)
-    read = pool("caltech_7", tmp_path)
-    assert read.frame.shape == (1474, sum(WIDTHS))
-    assert read.labels.tolist() == [at % 7 for at in range(1474)]
-    assert read.frame["hog-1983"].tolist() == [1983 % 250] + [3] * 1473
-    assert read.frame["gist-0"].tolist() == [0] + [4] * 1473
-
-
-CELL_OF_FIVE = np.empty((1, 5), dtype=object)
-CELL_OF_FIVE[0] = [np.zeros((2, 2))] * 5
-BAD_LABELS = np.full((1474, 1), 8)
-
-
-def test_another_or_a_hostile_matlab_file_is_refused(tmp_path: Path) -> None:
-    changes: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"X": np.zeros((1474, 5))}, r"X holds matrices of shapes \[\], expected \[\(1474, 48\)"),
-        ({"X": CELL_OF_FIVE}, r"shapes \[\(2, 2\), .*expected \[\(1474, 48\)"),
-        ({"Y": BAD_LABELS}, "row 0 has label 7, expected 0 to 6; 1474 such rows"),
-        ({"Y": np.ones((3, 1))}, "Y holds 3 numbers, expected 1474 labels"),
-        ({"Y": "none"}, "must hold finite numbers, got <U4"),
-        ({"Y": np.full((1474, 1), np.nan)}, "must hold finite numbers, got float64"),
-    )
-    for change, message in changes:
-        write_caltech(tmp_path, **change)
-        with pytest.raises(DataError, match=message):
-            pool("caltech_7", tmp_path)
-    path = tmp_path / "Caltech101-7.mat"
-    whole = path.read_bytes()
-    for content, message in (
-        (b"", "not a MATLAB file"),
-        (whole[:5000], "not a MATLAB file"),
-        (whole[:128] + bytes(200), "not a MATLAB file"),
-        (b"\x89HDF\r\n\x1a\n" + bytes(600), "save it with the option -v7"),
-        (whole[:128] + compressed(bytes(2**28 + 1)), "268435456 uncompressed bytes"),
-        *(
-            (whole[:128] + matrix, message)
-            for matrix, message in (
-                (array(1, 2**30, b""), "X claims a shape of"),
-                (array(4, 2**30, element(16, b"")), "X claims a shape of"),
-                (array(1, -1, b""), "not a MATLAB file|claims"),
-            )
-        ),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=message):
-            pool("caltech_7", tmp_path)
-
-
-def compressed(plain: bytes) -> bytes:
-    packed = zlib.compress(plain)
-    return struct.pack("<II", 15, len(packed)) + packed
-
-
-def element(kind: int, body: bytes) -> bytes:
-    return struct.pack("<II", kind, len(body)) + body + bytes(-len(body) % 8)
-
-
-def array(kind: int, rows: int, body: bytes, *, name: bytes = b"X") -> bytes:
-    """A MATLAB array of this class that claims so many rows."""
-    flags, dimensions = struct.pack("<II", kind, 0), struct.pack("<ii", rows, 1)
-    return element(14, element(6, flags) + element(5, dimensions) + element(1, name) + body)

@@ -27,7 +27,6 @@ from apfed_protocols.sums.frames import AgreedFrames, Frame
 from apfed_protocols.sums.interface import FloatArray, Reading, StepBinding, SumLeaks, spelled
 from apfed_protocols.sums.masked import PairwiseSeeds
 from apfed_protocols.sums.roles import (
-    KeepsSecrets,
     NoSetup,
     OneRoundCombiner,
     SecureSum,
@@ -218,7 +217,7 @@ class Encrypter(SumContributor):
         others = [name for name in described.agreement.contributors if name != me]
         masked = described.masks == "pairwise"
         self._seeds = PairwiseSeeds(me, others, frames) if masked else None
-        self._key: tuple[SealContext, ZeroPool] | None = None
+        self._key: SealContext | None = None
         super().__init__(described, me, frames, self._seeds or NoSetup())
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
@@ -240,10 +239,10 @@ class Encrypter(SumContributor):
 
     def _take_key(self, frames: AgreedFrames, public_key: bytes, sender: str) -> None:
         context = self._sum.cipher.public_context(public_key, sender=sender)
-        self._frames, self._key = frames, (context, ZeroPool(self._sum.cipher, context))
+        self._frames, self._key = frames, context
 
     def _leave(self) -> dict[str, Any]:
-        public_key = self._key and self._sum.cipher.public_key(self._key[0]).hex()
+        public_key = self._key and self._sum.cipher.public_key(self._key).hex()
         self._key = None
         return {"key": public_key, "seeds": self._seeds and self._seeds.leave()}
 
@@ -258,36 +257,23 @@ class Encrypter(SumContributor):
     def finished(self) -> bool:
         return self._key is not None and self._setup.finished
 
-    def prepare(self, shape: tuple[int, int], contributions: int = 1) -> None:
-        """Encrypt zeros ahead for contributions of `shape`, while this party waits.
-
-        To encrypt is then to add to a zero. Each zero is used once; where they run out, values
-        are encrypted as usual.
-
-        Args:
-            shape: (rows, columns) of the contributions to come.
-            contributions: for how many zeros are kept; those that are there count.
-        """
-        _, zeros = self._ready()
-        zeros.top_up(contributions * self._sum.packing.vectors(shape[0] * shape[1]))
-
     def _require_setup(self) -> None:
         self._ready()
         if self._seeds is not None:
             self._seeds.require_finished()
 
-    def _ready(self) -> tuple[SealContext, "ZeroPool"]:
+    def _ready(self) -> SealContext:
         if self._key is None:
             raise LocalProtocolError(f"{self.me} has no public key yet; run the setup first")
         return self._key
 
     def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        context, zeros = self._ready()
+        context = self._ready()
         slots_VS = self._sum.packing.pack(numbers_BD)
         if self._seeds is not None:
             # Modulo 2^64; the cipher takes these integers modulo its power of two.
             self._seeds.add_cancelling(binding, slots_VS.view(np.uint64))
-        return self._sum.cipher.encrypt(context, slots_VS, zeros.take(len(slots_VS)))
+        return self._sum.cipher.encrypt(context, slots_VS)
 
 
 class CiphertextAdder(OneRoundCombiner):
@@ -312,29 +298,6 @@ class CiphertextAdder(OneRoundCombiner):
         if not self._set_up:
             raise LocalProtocolError("the aggregator has no fingerprint yet; run the setup first")
         return super().combine(bodies, binding_digest)
-
-
-class ZeroPool(KeepsSecrets):
-    """Zeros of one party, encrypted ahead: to encrypt is then to add to one, many times faster.
-
-    A zero is a secret of its party until it is used and after: whoever knows it reads what was
-    added to it. So each is used once and none leaves the party.
-    """
-
-    def __init__(self, cipher: SealCipher, context: SealContext) -> None:
-        self._cipher, self._context = cipher, context
-        self._ready: list[Any] = []
-
-    def __len__(self) -> int:
-        return len(self._ready)
-
-    def top_up(self, level: int) -> None:
-        """Encrypt as many as `level` needs beyond those that are there."""
-        self._ready += (self._cipher.zero(self._context) for _ in range(level - len(self)))
-
-    def take(self, most: int) -> Sequence[Any]:
-        taken, self._ready = self._ready[:most], self._ready[most:]
-        return taken
 
 
 def fresh_noise(contributors: int) -> float:
@@ -538,17 +501,9 @@ class BfvCipher(SealCipher):
         numbers[:count] = words
         return ((numbers + self._half) & self._mask) - self._half
 
-    def zero(self, context: SealContext) -> Numbers:
-        zero: Numbers = self._zeros(context, 1)[0]
-        return zero
-
-    def encrypt(
-        self, context: SealContext, slots_VS: NDArray[np.int64], zeros: Sequence[Any] = ()
-    ) -> list[bytes]:
-        missing = len(slots_VS) - len(zeros)
-        fresh = self._zeros(context, missing) if missing else ()
-        blobs = []
-        for numbers, slots_S in zip((*zeros, *fresh), slots_VS, strict=True):
+    def encrypt(self, context: SealContext, slots_VS: NDArray[np.int64]) -> list[bytes]:
+        fresh, blobs = self._zeros(context, len(slots_VS)), []
+        for numbers, slots_S in zip(fresh, slots_VS, strict=True):
             c0_N = numbers[: self.slots]
             c0_N[:] = self._reduced(c0_N.view(np.int64) + self._scaled(slots_S))
             blobs.append(self.residues.pack(numbers))

@@ -264,7 +264,11 @@ class SealCipher(ABC):
 
     @cached_property
     def ciphertext_form(self) -> SealForm:
-        return SealForm.of(SealCipher.zero(self, self.key_pair()), self.residues.count)
+        encrypted, plain = seal.Ciphertext(self._seal), seal.Plaintext()
+        with scratch_file() as scratch:
+            self.encode(np.zeros(self.slots, dtype=np.int64), plain, scratch)
+        self.key_pair().encryptor.encrypt(plain, encrypted)
+        return SealForm.of(encrypted, self.residues.count)
 
     @cached_property
     def _key_form(self) -> SealForm:
@@ -304,32 +308,19 @@ class SealCipher(ABC):
             with scratch_file() as scratch:
                 self._key_form.load(loaded, self._seal, key, scratch)
             context = SealContext(loaded, seal.Encryptor(self._seal, loaded), None)
-            self.zero(context)  # what SEAL would refuse only once it encrypts shows here
+            # what SEAL would refuse only once it encrypts shows here
+            self.encrypt(context, np.zeros((1, self.slots), dtype=np.int64))
         return context
 
-    def zero(self, context: SealContext) -> Any:
-        """A fresh encryption of zeros, for one later ciphertext of `encrypt`."""
-        zero, plain = seal.Ciphertext(self._seal), seal.Plaintext()
-        with scratch_file() as scratch:
-            self.encode(np.zeros(self.slots, dtype=np.int64), plain, scratch)
-        context.encryptor.encrypt(plain, zero)
-        return zero
-
-    def encrypt(
-        self, context: SealContext, slots_VS: NDArray[np.int64], zeros: Sequence[Any] = ()
-    ) -> list[bytes]:
-        """One ciphertext for each row of numbers; the first rows use up `zeros`."""
+    def encrypt(self, context: SealContext, slots_VS: NDArray[np.int64]) -> list[bytes]:
+        """One ciphertext for each row of numbers."""
         fresh, plain, blobs = seal.Ciphertext(self._seal), seal.Plaintext(), []
         with scratch_file() as scratch:
             # One at a time, so that each stays in the processor's cache from end to end.
-            for row, slots_S in enumerate(slots_VS):
+            for slots_S in slots_VS:
                 self.encode(slots_S, plain, scratch)
-                if row < len(zeros):
-                    self._evaluator.add_plain_inplace(zeros[row], plain)
-                else:
-                    context.encryptor.encrypt(plain, fresh)
-                ready = zeros[row] if row < len(zeros) else fresh
-                blobs.append(self.residues.pack(self.ciphertext_form.numbers(ready, scratch)))
+                context.encryptor.encrypt(plain, fresh)
+                blobs.append(self.residues.pack(self.ciphertext_form.numbers(fresh, scratch)))
         return blobs
 
     def add(self, contributions: Mapping[str, Sequence[bytes]], vectors: int) -> list[bytes]:
