@@ -8,6 +8,7 @@ autocast, no gradients; a run with the same seed gives the same model all the sa
 """
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -202,6 +203,12 @@ def undisturbed() -> Iterator[None]:
         if torch.get_default_device() != torch.device("cpu"):
             stack.enter_context(torch.device("cpu"))
         yield
+
+
+def usable_cores() -> int:
+    """How many processor cores this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cores or 1
 
 
 @contextmanager

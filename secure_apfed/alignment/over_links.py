@@ -22,7 +22,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from functools import partial
@@ -53,7 +52,6 @@ from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
 from secure_apfed.exchange.links import Links, Signs, most_signs
 from secure_apfed.files import read_bytes, write_atomically
 from secure_apfed.settings.alignment import AlignmentSettings
-from secure_apfed.workers import worker_pool
 
 Rows = NDArray[np.int64]
 _OPENING_BYTES = 2**16
@@ -292,9 +290,8 @@ class _End:
             )  # fmt: skip
             admit_run(self._settings, self._me, self._peers, session=agreed.session, again=again)
             self.unfinished.has_ids(own.fingerprint)
-            with worker_pool(self._settings.threads if agreed.buckets > 1 else 1) as pool:
-                for bucket in range(start, agreed.buckets):
-                    await self._bucket(own, agreed, sizes, bucket, pool)
+            for bucket in range(start, agreed.buckets):
+                await self._bucket(own, agreed, sizes, bucket)
             own.clear()
 
     def _signs(self, buckets: int, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -318,7 +315,6 @@ class _End:
         agreed: "Agreed",
         sizes: Mapping[str, int],
         bucket: int,
-        pool: Executor | None,
     ) -> None:
         entries, row_of_entry = own.bucket(bucket)
         lists = {peer: capacity(size, agreed.buckets) for peer, size in sizes.items()}
@@ -330,7 +326,7 @@ class _End:
             output=Output.HUB_ROWS,
         )
         protocol = EcdhIntersection(
-            agreement, threads=self._settings.threads, pool=pool,
+            agreement, threads=self._settings.threads,
             progress=ProgressTo(self._links.signs), secret=self.unfinished.secret,
         )  # fmt: skip
         longest = protocol.longest_message(max(own.capacity, *lists.values()))

@@ -16,7 +16,7 @@ from secure_apfed.commands import Finding, State
 from secure_apfed.data.catalogue import DATASETS
 from secure_apfed.data.files import default_folder, file_path
 from secure_apfed.errors import DataError
-from secure_apfed.workers import usable_cores
+from secure_apfed.seeds import usable_cores
 
 _OLDEST_PYTHON = (3, 11)
 _AGAIN, _EXTRA = "pip install --upgrade secure-apfed", "pip install 'secure-apfed[{}]'"

@@ -60,8 +60,8 @@ from secure_apfed.runs.outcome import (
     write_outcome,
 )
 from secure_apfed.runs.party import PartyFile, Peer, Tls
+from secure_apfed.seeds import usable_cores
 from secure_apfed.settings.data import TABLES
-from secure_apfed.workers import usable_cores
 
 Way: TypeAlias = Literal["tcp", "grpc", "relay", "nvflare"]
 """How the parties of a trial reach each other."""

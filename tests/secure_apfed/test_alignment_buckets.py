@@ -1,11 +1,9 @@
 """Intersections in buckets: the same result, nothing more learned, and on with the next bucket."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
@@ -25,7 +23,6 @@ from secure_apfed.errors import DataError
 from secure_apfed.exchange import Envelope, InMemory, Kind
 from secure_apfed.exchange import links as exchange_links
 from secure_apfed.settings.alignment import AlignmentSettings
-from tests.conftest import Children
 from tests.secure_apfed.seats import network
 
 SETTINGS = AlignmentSettings(minimum_rows=1, maximum_ids=1000, threads=1)
@@ -99,24 +96,6 @@ def test_buckets_find_what_one_list_finds(monkeypatch: pytest.MonkeyPatch) -> No
     assert found[1000]["bank"] != found[50]["bank"]  # each in an order of its own
     order = found[50]["bank"]  # which tells nothing of buckets
     assert order not in (sorted(order), [name for name in IDS["bank"] if name in COMMON])
-
-
-def test_many_cores_use_processes(monkeypatch: pytest.MonkeyPatch, own_children: Children) -> None:
-    genuine = ProcessPoolExecutor.submit
-    submit = create_autospec(genuine, side_effect=genuine)
-    monkeypatch.setattr(ProcessPoolExecutor, "submit", submit)
-    session = Session(bank=IDS["bank"], shop=IDS["shop"])
-    session.settings["bank"] = SETTINGS.model_copy(update={"threads": 2})
-    found = session.align()
-    assert found["bank"] == found["shop"]
-    assert set(found["bank"]) == COMMON
-    count = bucket_count(140)
-    assert submit.call_count == 2 * count  # of the bank's own IDs, and of the shop's
-    assert not own_children()
-    submit.reset_mock()
-    monkeypatch.setattr(buckets, "BUCKET_IDS", 1000)
-    session.align("one bucket needs no process")
-    assert not submit.called
 
 
 @pytest.mark.parametrize("size", [40, 10_000])

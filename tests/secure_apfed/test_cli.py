@@ -170,7 +170,8 @@ def test_a_plan_forecasts_the_run(config_file: Path, finished: Path, capsys: Cap
     assert answer["aligned_rows"] == result["aligned_rows"]
     assert answer["train_rows"] == result["train_rows"]
     assert answer["numbers_per_row"] == 8
-    assert answer["seconds"] > 0
+    assert list(answer["seconds"]) == ["read", "align", "train"]
+    assert min(answer["seconds"].values()) > 0
     (warned,) = answer["warnings"]
     assert "take frozen_gaussian, or the method apfed_code" in warned
 

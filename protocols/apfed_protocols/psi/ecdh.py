@@ -44,8 +44,8 @@ each of the others. Two of n IDs meet in one point with probability below n^2 2^
 A multiplication is libsodium's, through PyNaCl: it takes the same time for all points, and
 leaves Python's lock to other threads, which `cryptography`, as fast in one thread, keeps. The
 arithmetic of Elligator 2 is GMP's, whose time can depend on the numbers; among the
-multiplications a peer sees the sum for a whole set at most. Hashing to the curve keeps the lock, so
-that for long lists a pool of processes can be given.
+multiplications a peer sees the sum for a whole set at most. Hashing to the curve, a twelfth of the
+work, keeps the lock.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
@@ -196,7 +196,7 @@ class _EcdhRole(Aligner, ABC):
             if backend.progress is not None:
                 backend.progress(Progress(self._me, what, done, total))
 
-        return in_threads(work, blocks, threads=backend.threads, pool=backend.pool, report=report)
+        return in_threads(work, blocks, threads=backend.threads, report=report)
 
 
 class EcdhIntersection(SetIntersection):
@@ -204,8 +204,6 @@ class EcdhIntersection(SetIntersection):
 
     Args:
         threads: how many this party blinds with; None means one for each processor.
-        pool: of processes that blind in place of threads, e.g. a `ProcessPoolExecutor`; they get
-            points and scalars. It stays open.
         secret: 32 bytes that scalars and orders follow from, so that a broken-off intersection can
             be repeated message by message. A party keeps it to itself and uses it with one set of
             IDs only. None: they are fresh.
@@ -230,7 +228,6 @@ class EcdhIntersection(SetIntersection):
         agreement: IntersectionAgreement,
         *,
         threads: int | None = None,
-        pool: Executor | None = None,
         progress: Callable[[Progress], None] | None = None,
         admit: Admit | None = None,
         secret: bytes | None = None,
@@ -240,7 +237,7 @@ class EcdhIntersection(SetIntersection):
             raise LocalProtocolError(
                 "ecdh shows the true sizes of sets and deals nothing; circuit can use agreed sizes"
             )
-        self.secret, self.pool = secret, pool
+        self.secret = secret
 
     @staticmethod
     def longest_message(ids: int) -> int:
@@ -406,19 +403,16 @@ def in_threads(
     blocks: bytes,
     *,
     threads: int | None = None,
-    pool: Executor | None = None,
     report: Callable[[int], None] | None = None,
 ) -> bytes:
     """Return what `work` makes of blocks of 32 bytes, piece by piece, as many and in order.
 
-    A `pool` works in place of threads, and stays open; `report` gets the number of blocks done.
+    `report` gets the number of blocks done.
     """
     count = len(blocks) // POINT_BYTES
     pieces = max(1, math.ceil(count / _POINTS_OF_A_PIECE))
     bounds = [POINT_BYTES * (count * k // pieces) for k in range(pieces + 1)]
     given = (blocks[bounds[k] : bounds[k + 1]] for k in range(pieces))
-    if pool is not None:
-        return _in_pool(pool, work, given, report)
     several = min(pieces, threads or os.cpu_count() or 1)
     if several == 1:
         return b"".join(_counted(map(work, given), report))
@@ -428,23 +422,6 @@ def in_threads(
         finally:
             # where this ends early, pieces that no thread has begun are not done any more
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _in_pool(
-    pool: Executor,
-    work: Callable[[bytes], bytes],
-    given: Iterable[bytes],
-    report: Callable[[int], None] | None,
-) -> bytes:
-    try:
-        # map calls off what no process has begun, where this ends early
-        return b"".join(_counted(pool.map(work, given), report))
-    except BrokenExecutor as error:
-        raise LocalProtocolError(
-            "a process that blinds IDs ended before its work was done, perhaps for lack of memory; "
-            "start the party again, with fewer threads if that was why. A script that starts "
-            'processes keeps what it runs under `if __name__ == "__main__"`'
-        ) from error
 
 
 def _counted(results: Iterable[bytes], report: Callable[[int], None] | None) -> Iterator[bytes]:
