@@ -4,6 +4,7 @@ Run by: the experimenter. Whatever happens, what was written is whole: see `fold
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -20,7 +21,7 @@ from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.exchange import Flow, Kind
+from secure_apfed.exchange import Flow, Kind, transcript
 from secure_apfed.files import own_subfolder
 from secure_apfed.learning.descent import predictor_of
 from secure_apfed.methods import (
@@ -117,6 +118,7 @@ def run_in_memory(
         start = Start(config=config, data=data.with_own(labels.data()), secrets=secrets)
         # A resumed run stands in the order of its own rows.
         session = _simulation(start, tables=given, shares=not resume)
+        _require_room(config, session)
         experimenter = _Experimenter(config, data, session, writer, on_progress)
         course = Course(session, labels, experimenter, state)
         begins("train")
@@ -162,6 +164,25 @@ def _simulation(start: Start, *, tables: VerticalData | None, shares: bool) -> S
         brought = None if tables is None else ref(tables)
         past[key] = PastAlignment(dict(session.alignment), flows, brought)
     return session
+
+
+def _require_room(config: Config, session: Simulation) -> None:
+    """Refuse what a transcript surely cannot hold, before hours of training and not in the middle:
+    of each kept epoch what was sent of each row, and the sum that answered it.
+    """
+    epochs = {"none": 0, "first_and_last": min(2, config.train.epochs)}
+    kept = epochs.get(config.kept.keep, config.train.epochs)
+    terms = session.contract.passives.values()
+    numbers = max((math.prod(each.representation.shape) for each in terms), default=0)
+    rows = len(session.learner.training_rows) * (1 if config.method.asks_once else kept)
+    megabytes = bool(kept) * rows * numbers * 8 / 1e6
+    if megabytes > transcript.MOST_MEGABYTES:
+        raise ConfigError(
+            f"transcript.keep {config.kept.keep}: at least {megabytes:,.0f} MB of payloads would "
+            f"be kept for attacks, and at most {transcript.MOST_MEGABYTES:,.0f} are; attack a run "
+            "of fewer rows (data.limit), send less of each (model.projection), or set "
+            "transcript.keep to none and name no attacks"
+        )
 
 
 class _Experimenter(Watch):

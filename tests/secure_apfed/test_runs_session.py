@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -533,3 +534,23 @@ def test_an_honest_run_that_breaks_off_often_answers_alike(protocol: str, tmp_pa
     logs = list(tmp_path.glob("parties/*/answers-*.jsonl"))
     assert [len(log.read_bytes().splitlines()) - 1 for log in logs] == [steps] * len(logs)
     assert len(logs) >= 2
+
+
+@pytest.mark.parametrize(("keep", "attacks", "refused"), [
+    ("all", (), True), ("auto", ("model_completion",), True), ("auto", (), False),
+    ("none", ("model_completion",), False),
+])  # fmt: skip
+def test_what_a_transcript_cannot_hold_is_refused_before_the_first_step(
+    keep: str, attacks: tuple[str, ...], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secure_apfed.exchange.transcript.MOST_MEGABYTES", 0.01)
+    config = small_config(transcript={"keep": keep}, attacks=[{"name": name} for name in attacks])
+    steps: list[int] = []
+    play = partial(run, config, None, on_progress=lambda progress: steps.append(progress.step))
+    if not refused:
+        play()
+        assert steps
+        return
+    with pytest.raises(ConfigError, match=r"transcript.keep .* MB of payloads would be kept"):
+        play()
+    assert not steps
