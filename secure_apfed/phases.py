@@ -40,13 +40,13 @@ class Phases(dict[PhaseName, Phase]):
 
     def end(self) -> None:
         """Add what passed since the last call to the phase that is on."""
-        now, phase = (
-            (time.perf_counter(), _processor_seconds()),
-            self.setdefault(self._now, Phase()),
-        )
+        spent, most = os.times(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        now = time.perf_counter(), sum(spent[:4])  # of children that were waited for, too
+        phase = self.setdefault(self._now, Phase())
         phase.seconds += now[0] - self._since[0]
         phase.processor_seconds += now[1] - self._since[1]
-        phase.peak_bytes, self._since = _peak_bytes(), now
+        phase.peak_bytes = most if sys.platform == "darwin" else most * 1024
+        self._since = now
 
     def begin(self, name: PhaseName) -> None:
         self.end()
@@ -72,14 +72,3 @@ def begins(name: PhaseName) -> None:
     """Say that this phase begins here."""
     if (phases := _PHASES.get()) is not None:
         phases.begin(name)
-
-
-def _processor_seconds() -> float:
-    """Of this process and those that it waited for."""
-    spent = os.times()
-    return spent.user + spent.system + spent.children_user + spent.children_system
-
-
-def _peak_bytes() -> int:
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024

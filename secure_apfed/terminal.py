@@ -200,11 +200,10 @@ def show_phases(phases: "Phases") -> None:
         (name, _duration(one.seconds), _duration(one.processor_seconds), size(one.peak_bytes))
         for name, one in phases.items()
     ]
-    whole = [sum(each) for each in zip(*((one.seconds, one.processor_seconds)
-             for one in phases.values()), strict=True)]  # fmt: skip
-    peak = size(max(one.peak_bytes for one in phases.values()))
+    seconds = _duration(sum(one.seconds for one in phases.values()))
+    spent = _duration(sum(one.processor_seconds for one in phases.values()))
     columns = ("phase", "by the clock", "of processors", "peak memory until then")
-    show_rows("Phases", columns, [*rows, ("together", *map(_duration, whole), peak)])
+    show_rows("Phases", columns, [*rows, ("together", seconds, spent, rows[-1][-1])])
 
 
 def size(count: float) -> str:

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,7 @@ _SIZES, _QUICK = (10_000, 100_000, 1_000_000), (1_000,)
 _FORMATS = ("csv", "parquet")
 _PARTIES, _COLUMNS = ("active", "bank", "shop"), 20
 _PATIENCE_S, _NOTABLE_S = 3600, 1.0
-_PHASES: tuple[PhaseName, ...] = (
-    "start", "read", "agree", "align", "train", "baselines", "report",
-)  # fmt: skip
+_PHASES: tuple[PhaseName, ...] = ("start", "read", "align", "train", "baselines", "report")
 _OPEN: Mapping[str, Any] = {
     "secure_sum": {"scheme": "plain", "masks": "pairwise"}, "guard": {"mechanism": "none"},
 }  # fmt: skip
@@ -151,29 +149,23 @@ def _started(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
                "train": {"epochs": 1}}  # fmt: skip
         (folder / "run.yaml").write_text(as_yaml(run))
         _command("run", "run.yaml", "--no-baselines", "--output", "model", at=folder)
-        columns = json.loads((folder / "model" / "model.json").read_text())["encoding"]["columns"]
-        named = [column["name"] for column in columns]
-        pd.DataFrame(np.ones((4, len(named))), columns=named).to_csv(
-            folder / "four.csv", index=False
-        )
+        columns = json.loads((folder / "model/model.json").read_text())["encoding"]["columns"]
+        ones = pd.DataFrame(np.ones((4, len(columns))), columns=[of["name"] for of in columns])
+        ones.to_csv(folder / "four.csv", index=False)
         calls: dict[str, tuple[str, ...]] = {
             "help": ("--help",),
             "plan": ("plan", "run.yaml"),
             "predict": ("predict", "--model", "model", "--data", "four.csv"),
             "run": ("run", "run.yaml", "--no-baselines", "--output"),
         }
-        turns = iter(range(10**6))
 
-        def call(case: str) -> Callable[[], object]:
-            def play() -> str:
-                fresh = (f"out-{next(turns)}",) if case == "run" else ()
-                return _command(*calls[case], *fresh, at=folder)
+        def play(case: str) -> str:
+            fresh = (f"out-{time.monotonic_ns()}",) if case == "run" else ()
+            return _command(*calls[case], *fresh, at=folder)
 
-            return play
-
-        shown = [case for case in calls if case in wanted]
+        shown = {case: partial(play, case) for case in calls if case in wanted}
         peer = {"import torch": partial(_printed, "-c", "import torch", at=folder)}
-        seconds = interleave(peer | {case: call(case) for case in shown}, repetitions=repetitions)
+        seconds = interleave(peer | shown, repetitions=repetitions)
         for case in shown:
             floor = seconds["import torch"]
             yield row(

@@ -171,7 +171,7 @@ def test_without_crypten_its_cases_are_rows_with_the_reason(
         raise LocalProtocolError("install CrypTen")
 
     monkeypatch.setattr(rows, "load_crypten", absent)
-    monkeypatch.setattr(secure_sum, "_SHAPE", (4, 8))
+    monkeypatch.setattr(secure_sum, "_SHAPES", {4: (4, 8)})
     monkeypatch.setattr(apart, "_intersected", lambda case, size: {"seconds": 1.0})
     sums = _run("secure-sum", "*[an]/m4")
     sets = _run("psi", "circuit*/1000")
