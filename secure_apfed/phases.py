@@ -45,7 +45,8 @@ class Phases(dict[PhaseName, Phase]):
         phase = self.setdefault(self._now, Phase())
         phase.seconds += now[0] - self._since[0]
         phase.processor_seconds += now[1] - self._since[1]
-        phase.peak_bytes = most if sys.platform == "darwin" else most * 1024
+        most = most if sys.platform == "darwin" else most * 1024
+        phase.peak_bytes = max(most, *(each.peak_bytes for each in self.values()))
         self._since = now
 
     def begin(self, name: PhaseName) -> None:

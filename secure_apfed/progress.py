@@ -97,7 +97,7 @@ def counting(name: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
         times.append(time.monotonic())
         half = (len(times) - 1) // 2
         each = (times[-1] - times[half]) / (len(times) - 1 - half)
-        return f"about {math.ceil(each * (total - done) / 60)} min left" if done < total else ""
+        return f"about {math.ceil(each * (total - done) / 60)} min left" if 0 < done < total else ""
 
     def line(done: int, total: int) -> None:
         nonlocal told

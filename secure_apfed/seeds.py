@@ -147,7 +147,8 @@ def draws_nothing(kind: type[OfModule]) -> type[OfModule]:
 def may_draw(network: nn.Module) -> bool:
     """Whether some of its modules are not known to draw nothing."""
     return any(
-        type(module) not in _DRAW_NOTHING and not (type(module) is nn.Dropout and not module.p)
+        bool(module._forward_hooks or module._forward_pre_hooks)  # whatever those do
+        or (type(module) not in _DRAW_NOTHING and not (type(module) is nn.Dropout and not module.p))
         for module in network.modules()
     )
 

@@ -202,8 +202,8 @@ refusal_not_noted: test_runs_session.py test_methods_votes.py
 --- secure_apfed/learning/release.py
 row_twice_in_a_batch: test_parties_apfed.py
     A batch repeats one person, whose gradient then stands out of the sum.
--if len(torch.unique(rows_B)) != len(rows_B):
-+if len(torch.unique(rows_B)) < minimum:
+-if len(set(rows)) != len(rows):
++if len(set(rows)) < minimum:
 --- secure_apfed/methods/apfed.py
 lambda_over_the_batch: test_methods_apfed.py
     Passives help by a B-th of what Eq. 9 says.

@@ -253,6 +253,11 @@ def attack(
         terminal.print_json({"attacks": found, "folder": folder, "report": page})
         return
     _show_attacks(results)
+    if _files(folder).load_config().kept.keep == "none":
+        terminal.show_note(
+            "note: nothing that was sent is kept, since the run's file names no attacks, so that "
+            "most have nothing to read; name them, or set transcript.keep, and play the run anew"
+        )
     if page is not None:
         typer.echo(page)
 

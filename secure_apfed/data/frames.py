@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
+from lzma import LZMAError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -282,13 +283,16 @@ def _plain_csv(path: Path, names: Sequence[Any]) -> pd.DataFrame | None:
                 column_types=texts, null_values=[""], strings_can_be_null=True
             ),
         )
-    except ArrowException:
+    except (ArrowException, OSError):
         return None
     ends = content[-1:].to_pybytes() in (b"\n", b"\r")
     last = table.column(-1)[-1].as_py() if len(table) else None
     if table.column_names != names or not ends or str(last).endswith(("\n", "\r")):
         return None
+    del content  # of a long table there is no second copy
     frame: pd.DataFrame = table.to_pandas()
+    del table
+    default_memory_pool().release_unused()
     return frame
 
 
@@ -345,7 +349,7 @@ def _readable(path: Path, kind: str, source: str) -> Iterator[None]:
         ) from error
     except FileNotFoundError as error:
         raise DataError(f"{source}: there is no file {path}; check the path") from error
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, LZMAError, ImportError) as error:  # .zst asks for zstandard
         raise DataError(f"{source}: {path} cannot be read ({error})") from error
     except UnicodeDecodeError as error:
         raise DataError(

@@ -170,8 +170,9 @@ def _require_room(config: Config, session: Simulation) -> None:
     """Refuse what a transcript surely cannot hold, before hours of training and not in the middle:
     of each kept epoch what was sent of each row, and the sum that answered it.
     """
-    epochs = {"none": 0, "first_and_last": min(2, config.train.epochs)}
-    kept = epochs.get(config.kept.keep, config.train.epochs)
+    train = config.train
+    surely = train.epochs if train.patience is None else min(train.epochs, train.patience + 1)
+    kept = {"none": 0, "first_and_last": min(2, surely)}.get(config.kept.keep, surely)
     terms = session.contract.passives.values()
     numbers = max((math.prod(each.representation.shape) for each in terms), default=0)
     rows = len(session.learner.training_rows) * (1 if config.method.asks_once else kept)

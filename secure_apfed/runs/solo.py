@@ -162,8 +162,8 @@ def _network(parts: _Parts, tensors: Mapping[str, Tensor], outputs: int) -> nn.M
             encoder = family.encoder(shape, parts.model)
         # real rows go through it: to ask a network without numbers loads torch's compiler
         encoder.load_state_dict(without_prefix("encoder", tensors), assign=True)
+        size = math.prod(output_shape(encoder, shape))
         with torch.device("meta"):
-            size = math.prod(output_shape(encoder, shape))
             return encoder, family.head(size, outputs, parts.model)
 
     encoder, head = modules_in(tensors, fresh)

@@ -32,6 +32,7 @@ def small_config(method: Said = "apfed_c", **changes: Any) -> Config:
         "train": {"epochs": 4, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
         "secure_sum": {"scheme": "plain", "masks": "pairwise"},
         "guard": {"mechanism": "gaussian", "epsilon": 8.0, "noise": "reproducible_insecure"},
+        "transcript": {"keep": "first_and_last"},
     }
     if kind.opens_votes in ("randomised", "count"):
         said.setdefault("epsilon", 4.0)

@@ -351,6 +351,17 @@ def test_plain_files_are_read_at_once_as_pandas_reads_them(
     assert at_once == read()
 
 
+def test_what_only_pandas_unpacks_is_read_and_what_nobody_does_is_told(tmp_path: Path) -> None:
+    packed = gzip.compress(b"id,x\n1,2.5\n2,3.5\n")
+    for name, content in (("a.csv.gz", packed + bytes(512)), ("b.csv", gzip.decompress(packed))):
+        (tmp_path / name).write_bytes(content)
+        assert frames.read_frame(tmp_path / name, source="bank")["x"].tolist() == [2.5, 3.5]
+    for name, content in (("c.csv.gz", packed[:-6]), ("d.csv.xz", b"no xz"), ("e.csv.gz", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=rf"bank: .*{name}"):
+            frames.read_frame(tmp_path / name, source="bank")
+
+
 def test_a_cell_may_hold_lines(tmp_path: Path) -> None:
     rows = "".join(f'{row},"a\nb{"c" * 100}"\n' for row in range(30_000))
     (tmp_path / "long.csv").write_text(f"id,note\n{rows}")

@@ -31,7 +31,8 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
     monkeypatch.setitem(cast("dict[str, Method]", METHODS), "one_exchange", method)
     (text,) = blocks(GUIDE, "yaml")
     text = text.replace("epsilon: 8.0}", "epsilon: 8.0, noise: reproducible_insecure}")
-    return load_config_text(f"{text}party_seeds: shared_for_comparison\n", source=GUIDE)
+    more = "party_seeds: shared_for_comparison\ntranscript: {keep: first_and_last}\n"
+    return load_config_text(text + more, source=GUIDE)
 
 
 def test_it_runs_resumes_and_is_planned_reported_and_attacked_as_what_it_is(

@@ -254,6 +254,10 @@ class Witness(Baseline):
         return Predictor(lambda features_BF: self.answers[features_BF[:, 0].astype(int)])
 
 
+class OwnWitness(Witness):
+    of_run = True
+
+
 def rows(count: int) -> FloatArray:
     return np.arange(count, dtype=np.float64)[:, None]
 
@@ -316,7 +320,12 @@ def test_labels_are_held_out_once_for_the_prior_and_the_report() -> None:
         assert len(witness.tasks) == folds + 2, "only the test rows' fits are made"
         other = replace(task, train=TrainSettings(learning_rate=0.5))
         assert chosen(other).name == "witness"
-        assert len(witness.tasks) == 2 * folds + 2, "the run's own network trains otherwise"
+        assert len(witness.tasks) == folds + 2, "it reads no settings of the run"
+        own = OwnWitness(*[True] * 30)
+        own.name = "own"
+        patch.setattr("secure_apfed.solo.BASELINES", {"own": own})
+        assert [chosen(one).name for one in (task, other, task)] == ["own"] * 3
+        assert len(own.tasks) == 2 * folds, "the run's own network trains otherwise"
 
 
 def test_a_baseline_that_cannot_be_fitted_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

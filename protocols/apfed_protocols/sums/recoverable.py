@@ -66,8 +66,8 @@ from apfed_protocols.sums.masked import (
 )
 from apfed_protocols.sums.roles import KeepsSecrets, NoSetup, SumCombiner, SumContributor
 
+_PRIME = 2**128 - 159  # the largest whose numbers fit
 SECRET_BYTES = 16
-_PRIME = 2**128 - 159  # the largest that its numbers fit
 """Bytes of a secret, and of each share of it."""
 _PUBLIC_BYTES = _DIGEST_BYTES = 32
 _HELD_BYTES = _PUBLIC_BYTES + 2 * SECRET_BYTES
