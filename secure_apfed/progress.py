@@ -85,9 +85,8 @@ def downloading(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], Non
 
 @contextmanager
 def counting(name: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a count on stderr, and how long the rest takes if each takes as long as those of the
-    later half of what is done (the first may have been there before): a bar, or in a log a line a
-    minute; yields what is called with (done, in all).
+    """Show a count on stderr, and how long the rest takes if it goes on as the later half did (the
+    first may have been there before): a bar, or lines; yields what is called with (done, in all).
     """
     from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 

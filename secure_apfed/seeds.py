@@ -129,7 +129,7 @@ def seeded(seed: int, *purpose: str | int) -> Draws:
     return Draws(derive_seed(seed, *purpose))
 
 
-# Whose forward pass draws no random number, what lies within them apart.
+# Whose own forward pass draws no random number.
 _DRAW_NOTHING: set[type[nn.Module]] = {
     nn.BatchNorm1d, nn.BatchNorm2d, nn.Conv2d, nn.ConvTranspose2d, nn.Flatten, nn.Linear,
     nn.MaxPool2d, nn.ReLU, nn.Sequential, nn.Sigmoid, nn.Tanh, nn.Unflatten,
@@ -137,9 +137,7 @@ _DRAW_NOTHING: set[type[nn.Module]] = {
 
 
 def draws_nothing(kind: type[OfModule]) -> type[OfModule]:
-    """Say of a module that its own forward pass draws no random number: it is spared what makes
-    dropout reproducible, a third of a step of small networks.
-    """
+    """Say of a module that its own forward pass draws no random number, which spares it `Draws`."""
     _DRAW_NOTHING.add(kind)
     return kind
 

@@ -100,9 +100,7 @@ def _turns(quick: bool) -> int:
 
 @one_thread()
 def _exchanged(case: str, repetitions: int, config: Config, data: VerticalData) -> Row:
-    """Seconds of one training step, and the ratio to the plain loop's (targets: at most 1.10 of
-    convolutions, 2.5 of small perceptrons).
-    """
+    """Seconds of a training step, and the ratio to the plain loop's (targets: 1.10; tables 2.5)."""
     session, warm_up = _opened(config, data), 2
     batches = _batches(session.learner.training_rows, config.train.batch_size)
     before = session.transcript.wire_bytes

@@ -41,7 +41,6 @@ CASES: Mapping[str, str] = {
     "plain": "plain",
 }
 _SHAPES: Mapping[int, Shape] = {4: (128, 256), 50: (256, 64)}  # by how many contribute
-_FEW_TURNS = 3
 _TURN = 0.01
 _FINE, _STEPS = 1e-4, 50
 _TUTORIAL = "tutorial"
@@ -135,7 +134,7 @@ BENCH = Bench(
     groups=lambda quick: [
         Group(
             tuple(f"{name}/m{passives}" for name in _NAMES),
-            partial(_measured, passives, _FEW_TURNS if passives > 4 else 9 if quick else 31),
+            partial(_measured, passives, 3 if passives > 4 else 9 if quick else 31),
         )
         for passives in ((4,) if quick else _SHAPES)
     ],

@@ -10,8 +10,7 @@ read the same files. One run each.
 `STARTUP`, cases `help`, `plan`, `predict` (of four rows) and `run` (APFed-C on 178 rows, without
 baselines): seconds of the whole process; the peer is one that only imports torch.
 
-`IDS`, cases `encode/ROWS`: plain texts as bytes that are checked to differ; the peer is a list
-comprehension that encodes them, and checks nothing.
+`IDS`, cases `encode/ROWS`: texts as bytes that are checked to differ; the peer checks nothing.
 """
 
 import json
@@ -34,8 +33,7 @@ from apfed_protocols.ids import IdNormalisation, encode_ids
 from secure_apfed.config.plain_yaml import as_yaml
 from secure_apfed.phases import PhaseName
 
-_SIZES, _QUICK = (10_000, 100_000, 1_000_000), (1_000,)
-_FORMATS = ("csv", "parquet")
+_SIZES, _QUICK, _FORMATS = (10_000, 100_000, 1_000_000), (1_000,), ("csv", "parquet")
 _PARTIES, _COLUMNS = ("active", "bank", "shop"), 20
 _PATIENCE_S, _NOTABLE_S = 3600, 1.0
 _PHASES: tuple[PhaseName, ...] = ("start", "read", "align", "train", "baselines", "report")

@@ -102,8 +102,6 @@ def _apc_vfl() -> Iterator[tuple[str, Preset]]:
 
 # Views in Table 1's order, whose first party has the labels. The paper speaks of five folds, and
 # its Table 1 of 120 and 40 instances a class, which are four.
-_MMVFL = Preset("5 views, 160 people a class", {
-    "dataset": "handwritten", "views": ("pix", "fou", "fac", "zer", "kar"), "rows_per_class": 160,
-    "test_fraction": 0.25,
-})  # fmt: skip
+_VIEWS = {"dataset": "handwritten", "views": ("pix", "fou", "fac", "zer", "kar")}
+_MMVFL = Preset("160 people a class", {**_VIEWS, "rows_per_class": 160, "test_fraction": 0.25})
 PRESETS: Mapping[str, Preset] = MappingProxyType({**dict(_apc_vfl()), "mmvfl/handwritten": _MMVFL})

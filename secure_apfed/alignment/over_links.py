@@ -310,11 +310,7 @@ class _End:
         return {self._hub: most_signs(2 * size + members * largest + buckets * lists)}
 
     async def _bucket(
-        self,
-        own: BucketedIds,
-        agreed: "Agreed",
-        sizes: Mapping[str, int],
-        bucket: int,
+        self, own: BucketedIds, agreed: "Agreed", sizes: Mapping[str, int], bucket: int
     ) -> None:
         entries, row_of_entry = own.bucket(bucket)
         lists = {peer: capacity(size, agreed.buckets) for peer, size in sizes.items()}

@@ -255,8 +255,8 @@ def attack(
     _show_attacks(results)
     if _files(folder).load_config().kept.keep == "none":
         terminal.show_note(
-            "note: nothing that was sent is kept, since the run's file names no attacks, so that "
-            "most have nothing to read; name them, or set transcript.keep, and play the run anew"
+            "note: nothing that was sent is kept, since the run's file names no attacks; name "
+            "them, or set transcript.keep, and play the run anew for those that read it"
         )
     if page is not None:
         typer.echo(page)

@@ -66,9 +66,7 @@ class Compute:
 
     @contextmanager
     def forward(self, seed: int | None, *purpose: str | int) -> Iterator[None]:
-        """Run a step's networks with their precision and reproducible dropout; None: they draw
-        nothing.
-        """
+        """Run a step's networks with their precision and, where they draw, reproducible dropout."""
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
         with nullcontext() if seed is None else seeded(seed, *purpose), autocast:
             yield

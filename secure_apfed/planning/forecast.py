@@ -91,8 +91,7 @@ class Forecast:
         labelled_rows: whose labels the active learns from, of `teaching_rows` that it would learn
             from if they had one.
         numbers_per_row: sent of each row in each step.
-        seconds: by phase, on this machine with all parties in one process; of start, agreement,
-            baselines, attacks and report nothing is forecast.
+        seconds: by phase, on this machine with all parties in one process; of some phases.
         figure, figure_passives: which epsilon, of `privacy_rows.FIGURES`, speaks of what leaves the
             active, and of what passives add noise to.
         epsilon_x: at the end; infinite without a guard, 0 where nothing is sent.

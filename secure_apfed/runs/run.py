@@ -180,9 +180,8 @@ def _require_room(config: Config, session: Simulation) -> None:
     if megabytes > transcript.MOST_MEGABYTES:
         raise ConfigError(
             f"transcript.keep {config.kept.keep}: at least {megabytes:,.0f} MB of payloads would "
-            f"be kept for attacks, and at most {transcript.MOST_MEGABYTES:,.0f} are; attack a run "
-            "of fewer rows (data.limit), send less of each (model.projection), or set "
-            "transcript.keep to none and name no attacks"
+            f"be kept for attacks, and at most {transcript.MOST_MEGABYTES:,.0f} are; take fewer "
+            "rows (data.limit), a smaller model.projection, or transcript.keep none"
         )
 
 

@@ -167,8 +167,7 @@ def rebuilt_seed(
 
 
 def split(secret: bytes, *, threshold: int, holders: int) -> Sequence[bytes]:
-    """Return the shares of 16 secret bytes, a number below 2^128 - 159, one for each of `holders`,
-    in their order.
+    """Return the shares of 16 secret bytes, a number below 2^128 - 159, in the holders' order.
 
     Any `threshold` of them (1 to `holders`) give the secret; fewer say nothing of it.
     """
