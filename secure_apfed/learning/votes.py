@@ -26,6 +26,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0)
+_BLOCK = 2**16
 _PARTS = 5
 """Of the rows that judge; fewer rows than these judge nothing."""
 _OF_ONESELF, _OF_VOTES = 0.5, 1.0
@@ -205,21 +206,28 @@ def fit_linear(
     rest = np.setdiff1d(np.arange(len(phi_UD)), labelled_n)
     strength = _STRENGTHS[1]
     if len(rest) and len(labelled_n):
-        truth_nK = targets_UK[labelled_n]
+        truth_nK, fitted = targets_UK[labelled_n], _ridge(phi_UD, targets_UK, rest)
 
         def error(strength: float) -> float:
-            weights_DK = _ridge(phi_UD[rest], targets_UK[rest], strength)
-            return float(((phi_UD[labelled_n] @ weights_DK - truth_nK) ** 2).mean())
+            return float(((phi_UD[labelled_n] @ fitted(strength) - truth_nK) ** 2).mean())
 
         strength = min(_STRENGTHS, key=error)
-    weights_DK = _ridge(phi_UD, targets_UK, strength)
+    weights_DK = _ridge(phi_UD, targets_UK, np.arange(len(phi_UD)))(strength)
     with torch.no_grad():
         linear.weight.copy_(torch.from_numpy(weights_DK.T))
 
 
-def _ridge(phi_UD: Floats, targets_UK: Floats, strength: float) -> Floats:
-    gram_DD = phi_UD.T @ phi_UD + strength * np.eye(phi_UD.shape[1])
-    return np.asarray(np.linalg.solve(gram_DD, phi_UD.T @ targets_UK))
+def _ridge(phi_UD: Floats, targets_UK: Floats, rows_V: Integers) -> Callable[[float], Floats]:
+    """Ridge regression of these rows by strength, of which a block at a time is copied."""
+    size = phi_UD.shape[1]
+    gram_DD, moment_DK = np.zeros((size, size)), np.zeros((size, targets_UK.shape[1]))
+    for start in range(0, len(rows_V), _BLOCK):
+        part_VD = phi_UD[rows_V[start : start + _BLOCK]]
+        gram_DD += part_VD.T @ part_VD
+        moment_DK += part_VD.T @ targets_UK[rows_V[start : start + _BLOCK]]
+    return lambda strength: np.asarray(
+        np.linalg.solve(gram_DD + strength * np.eye(size), moment_DK), dtype=np.float64
+    )
 
 
 class SoftTrainer(Trainer):

@@ -251,7 +251,9 @@ class Student:
         """Fit a linear layer to what is said of the rows that it is taught."""
         taught_V = np.flatnonzero(taught_U)
         labelled_n = np.flatnonzero(np.isin(taught_V, self.labelled))
-        fit_linear(linear, encoded_UD[taught_V], targets_UT[taught_V], labelled_n=labelled_n)
+        if len(taught_V) < len(encoded_UD):  # of many rows a copy is large
+            encoded_UD, targets_UT = encoded_UD[taught_V], targets_UT[taught_V]
+        fit_linear(linear, encoded_UD, targets_UT, labelled_n=labelled_n)
 
     def encoded(self, networks: ActiveNetworks) -> Floats:
         """What the head reads of its rows, (U, D)."""
