@@ -156,7 +156,7 @@ def test_what_no_bench_wrote_is_refused(tmp_path: Path) -> None:
     measured, path = read_measured(STORED / "psi.json"), tmp_path / "psi.json"
     for line in measured["rows"]:
         line["reason"] = "no <clock>\nhere"
-    assert block(measured, "vole/*").endswith("`vole/1000`, `vole/10000`: no &lt;clock> here")
+    assert block(measured, "vole/*").endswith("`vole/100000`, `vole/1000000`: no &lt;clock> here")
     for key, value in (("bench", "none"), ("rows", [[]]), ("machine", 1)):
         path.write_text(json.dumps(measured | {key: value}))
         with pytest.raises(DataError, match=r"psi\.json is not what a bench wrote"):
