@@ -223,8 +223,6 @@ def threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """So that fits depend on no number of cores, and small tensors wait for none: torch's, those of
-    linear algebra and of scikit-learn.
-    """
+    """Of all libraries, so that fits depend on no number of cores and small ones wait for none."""
     with threads(1), threadpool_limits(1):
         yield

@@ -10,7 +10,7 @@ every party in a process of its own, one thread each, by how they reach each oth
 over gRPC with mutual TLS, proofs of identity and seals end to end, or through a relay. The peer is
 the same step with all in one process.
 
-Images are Fashion-MNIST's; where it is not installed, MNIST has the same shapes, and rows say so.
+Images are Fashion-MNIST's, or of the same shapes MNIST's where it is not installed.
 """
 
 import itertools
@@ -185,7 +185,6 @@ def _apart_row(case: str, way: Way, repetitions: int) -> Row:
                 learner.step(here.links, *next(batches)), here.transport, timeout_s=_PATIENCE_S
             ),
             lambda: session.step(*next(others)), peer="memory", repetitions=repetitions, warm_up=2,
-            images=config.data.dataset,
         )  # fmt: skip
 
 
@@ -194,7 +193,7 @@ TRANSPORT = Bench(
         single(f"{name}/m{_PASSIVES}/b{_BATCH}", _apart_row, way, _turns(quick))
         for name, way in WAYS.items()
     ],
-    fields=("peer_seconds", "images"),
+    fields=("peer_seconds",),
 )  # fmt: skip
 
 

@@ -139,9 +139,8 @@ def block(measured: Measured, only: str = "*") -> str:
     clock = f" The clock moved by {_scaled(_SECONDS, step)}." if step > _COARSE_S else ""
     told = (
         f"{measured['date']}{', quick' if measured['quick'] else ''}{shown}: {on['processor']}, "
-        f"{on['cores']} cores, {on['gpu'] or 'no GPU'}, Python {on['python']}, torch {on['torch']}"
-        f"{load}, {measured['stolen']:.1%} stolen. *Ratio*: "
-        f"{BENCHES[measured['bench']].ratio}.{clock}"
+        f"{on['cores']} cores, {on['gpu'] or 'no GPU'}{load}, {measured['stolen']:.1%} stolen. "
+        f"*Ratio*: {BENCHES[measured['bench']].ratio}.{clock}"
     )
     table = table_of({**measured, "rows": rows})
     reasons = [f"Not measured: {', '.join(of)}: {reason}" for reason, of in missing.items()]

@@ -225,9 +225,8 @@ def _ridge(phi_UD: Floats, targets_UK: Floats, rows_V: Integers) -> Callable[[fl
         part_VD = phi_UD[rows_V[start : start + _BLOCK]]
         gram_DD += part_VD.T @ part_VD
         moment_DK += part_VD.T @ targets_UK[rows_V[start : start + _BLOCK]]
-    return lambda strength: np.asarray(
-        np.linalg.solve(gram_DD + strength * np.eye(size), moment_DK), dtype=np.float64
-    )
+    eye_DD = np.eye(size)
+    return lambda strength: np.asarray(np.linalg.solve(gram_DD + strength * eye_DD, moment_DK))
 
 
 class SoftTrainer(Trainer):
