@@ -64,7 +64,7 @@ def intersect(size: int, repetitions: int, wanted: Collection[str]) -> Iterator[
                 if case not in _THEIRS:
                     raise
                 last = str(error).splitlines()[-1]
-                missing[case] = f"{last}; {_PEER_PYTHON} names an interpreter with spu 0.9.5"
+                missing[case] = f"{last}; {_PEER_PYTHON} names an interpreter that has it"
     medians = {case: _medians(each) for case, each in runs.items() if case not in missing}
     for case in shown:
         if case in missing:

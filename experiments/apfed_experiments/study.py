@@ -22,7 +22,6 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import pandas as pd
 import torch
 from joblib import Parallel, delayed
-from threadpoolctl import threadpool_limits
 
 from apfed_experiments.finished import FinishedRun, mount_attacks, read_finished_run
 from apfed_experiments.solo import (
@@ -230,7 +229,7 @@ def measured_once(
     Raises CheckpointError where something else lies there, or figures of other settings.
     """
     if not path.is_file():
-        with _alone_on_a_thread(path.parent), threadpool_limits(1):
+        with _alone_on_a_thread(path.parent):
             kept = kind(settings=settings, **measure())
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, to_json(kept.model_dump(exclude_unset=True)).encode())

@@ -25,7 +25,7 @@ from scipy.special import log_softmax, softmax
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.privacy.accountants import GaussianRelease, Mechanism, NoPrivacy, gdp_mu
 from secure_apfed.privacy.noise import NoiseSource
-from secure_apfed.seeds import derive_seed
+from secure_apfed.seeds import derive_seed, one_thread
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -347,15 +347,11 @@ def _about_nearest(features_UF: Floats, neighbours: int) -> Integers:
 
     moved_UF = _MOVED * np.random.default_rng(0).standard_normal(features_UF.shape)
     rows_UF = (features_UF / (np.abs(features_UF).max() or 1.0) + moved_UF).astype("f4")
-    callers = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
+    with one_thread():
         index = faiss.IndexHNSWFlat(rows_UF.shape[1], _LINKS)
         index.add(rows_UF)
         index.hnsw.efSearch = max(_BREADTH, 2 * neighbours)
         _, found_UN = index.search(rows_UF, neighbours + 1)
-    finally:
-        faiss.omp_set_num_threads(callers)
     # A row itself last, and what was not found, which is -1.
     own_U1 = np.arange(len(rows_UF))[:, None]
     found_UN = np.where(found_UN < 0, own_U1, found_UN)
