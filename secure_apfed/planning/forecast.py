@@ -322,7 +322,6 @@ def _warnings(
 
 def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
     """Warn where the transcript would refuse to hold what it is to keep."""
-    kept = {"none": 0, "first_and_last": 2, "all": config.train.epochs}[config.kept.keep]
     happens = config.method.happens
     # The same representations go to every passive, and are held once.
     once: dict[tuple[str, str], int] = {}
@@ -335,8 +334,8 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
             if shared and "gradients are summed" in happens:
                 # What the active decodes is kept too, and is as large as what it sends.
                 once[_OPENED, receiver] = link.wire_bytes
-    epochs = min(kept, config.train.epochs)
-    megabytes = sum(once.values()) / config.train.epochs * epochs / 1e6
+    epochs = config.train.epochs
+    megabytes = sum(once.values()) / epochs * config.kept.epochs(epochs) / 1e6
     if megabytes > transcript.MOST_MEGABYTES:
         yield (
             f"the transcript would hold about {megabytes:,.0f} MB and is dropped at "

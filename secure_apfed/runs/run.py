@@ -172,7 +172,7 @@ def _require_room(config: Config, session: Simulation) -> None:
     """
     train = config.train
     surely = train.epochs if train.patience is None else min(train.epochs, train.patience + 1)
-    kept = {"none": 0, "first_and_last": min(2, surely)}.get(config.kept.keep, surely)
+    kept = config.kept.epochs(surely)
     terms = session.contract.passives.values()
     numbers = max((math.prod(each.representation.shape) for each in terms), default=0)
     rows = len(session.learner.training_rows) * (1 if config.method.asks_once else kept)

@@ -41,6 +41,10 @@ class TranscriptSettings(Settings):
 
     keep: Literal["auto", "none", "first_and_last", "all"] = "auto"
 
+    def epochs(self, most: int) -> int:
+        """Of so many epochs, how many are kept; of `RunSettings.kept`, which is not "auto"."""
+        return {"none": 0, "first_and_last": min(2, most), "all": most}[self.keep]
+
 
 class AttackChoice(Settings):
     """An attack to mount on the finished run.
