@@ -68,7 +68,7 @@ Way: TypeAlias = Literal["tcp", "grpc", "relay", "nvflare"]
 RELAY = "relay"  # the name in its certificate, and of its folder beside the parties'
 _PROGRAM = (sys.executable, "-m", "secure_apfed.cli")
 _LOOPBACK = "127.0.0.1"
-_PORTS = range(20_000, 32_000)
+_PORTS, _BLOCKS = range(20_000, 32_000), 40
 _CA, _CERTIFICATE, _KEY = Path("ca.pem"), Path("certificate.pem"), Path("key.pem")
 _GONE_S = 3.0  # a process of this machine that cannot be reached for so long has ended
 _START_S = 60.0
@@ -93,12 +93,13 @@ def free_addresses(count: int) -> list[str]:
     """Addresses of loopback where nobody listens now.
 
     Their ports lie below those from which systems take the near end of a connection: one of these
-    could be taken before its party listens there.
+    could be taken before its party listens there. Processes side by side choose among their own.
     """
     found: list[str] = []
+    mine = _PORTS[os.getpid() % _BLOCKS :: _BLOCKS]
     with contextlib.ExitStack() as stack:
         while len(found) < count:
-            port = secrets.choice(_PORTS)
+            port = secrets.choice(mine)
             with contextlib.suppress(OSError):  # somebody listens there
                 stack.enter_context(socket.create_server((_LOOPBACK, port)))
                 found.append(f"{_LOOPBACK}:{port}")

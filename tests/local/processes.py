@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -206,6 +206,10 @@ class Parties:
         try:
             with relaying(files.values()):
                 yield
+        except AssertionError as error:
+            ended = [name for name, process in self.processes.items() if not process.is_alive()]
+            error.add_note(f"what those said that ended: {self.said(ended)}")
+            raise
         finally:
             for process in self.processes.values():
                 process.kill()
@@ -252,14 +256,18 @@ class Parties:
 
     def watch(self, names: Sequence[str], within_s: float = LONG_S) -> dict[str, dict[str, Any]]:
         """Wait until these parties have ended; see `play`."""
-        deadline, said = time.monotonic() + within_s, {}
+        deadline = time.monotonic() + within_s
         for name in names:
             self.processes[name].join(max(0.0, deadline - time.monotonic()))
             assert not self.processes[name].is_alive(), f"{name} goes on after {within_s} s"
-            with suppress(FileNotFoundError):
-                said[name] = json.loads((self.run.party(name) / "said.json").read_bytes())
+        said = self.said(names)
         assert set(said) == set(names)
         return said
+
+    def said(self, names: Collection[str]) -> dict[str, dict[str, Any]]:
+        """What these said at their end, of those that did."""
+        said = {name: self.run.party(name) / "said.json" for name in names}
+        return {name: json.loads(file.read_bytes()) for name, file in said.items() if file.exists()}
 
 
 class Impatient(Parties):
