@@ -13,6 +13,7 @@ labelled rows, K classes, T weights (F, K).
 import copy
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -192,7 +193,7 @@ def checked_labels(labels_n: Integers, count: int, classes: int) -> Integers:
 
 MOST_JUDGES = 2_000
 """Labelled rows, the first ones, that are voted on without their own label."""
-_AT_ONCE = 256
+_AT_ONCE = 32
 _PARTS = 10
 _ALPHA = 0.2  # how much a row takes from its neighbours
 _HOPS = 50  # beyond, what a label sends is below alpha^50
@@ -257,33 +258,15 @@ class Spreading(LinearLabeller):
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
         """Of labelled rows by the others' columns of A alone: what is left of a sum after its
-        largest term is taken off is rounding. (I - alpha S)^-1 is symmetric, so that the columns of
-        the rows that judge are enough.
+        largest term is taken off is rounding.
         """
         features_UF, labelled_n, labels_n = _checked(features_UF, labelled_n, labels_n, classes)
         graph_UU, known_nK = self._normalised_graph(features_UF), np.eye(classes)[labels_n]
         votes_UK = rows_of_norm_one(
             self.along(graph_UU, placed(len(features_UF), labelled_n, known_nK))
         )
-        votes_UK[labelled_n] = self.left_out(graph_UU, labelled_n, known_nK)
+        (votes_UK[labelled_n],) = left_out(graph_UU, labelled_n, known_nK, (self.alpha,))
         return votes_UK
-
-    def left_out(
-        self, graph_UU: sparse.csr_array, labelled_n: Integers, known_nK: Floats
-    ) -> Floats:
-        """What labels that stand for `known_nK` are at labelled rows without their own, (n, K)."""
-        said_nK = np.zeros_like(known_nK)
-        for part in np.split(
-            np.arange(len(labelled_n)), range(_AT_ONCE, len(labelled_n), _AT_ONCE)
-        ):
-            if part[0] >= MOST_JUDGES:
-                break
-            one_each = placed(graph_UU.shape[0], labelled_n[part], np.eye(len(part)))
-            reached_Cn = self.along(graph_UU, one_each)[labelled_n].T
-            reached_Cn[np.arange(len(part)), part] = 0.0
-            said_nK[part] = rows_of_norm_one(reached_Cn @ known_nK)
-        said_nK[MOST_JUDGES:] = 0.0
-        return said_nK
 
     def _spread(self, features_UF: Floats, labelled_n: Integers, columns_nC: Floats) -> Floats:
         """What the labelled rows' columns are at all rows, (U, C)."""
@@ -377,6 +360,35 @@ def placed(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
     placed_UC = np.zeros((rows, columns_nC.shape[1]))
     placed_UC[labelled_n] = columns_nC
     return placed_UC
+
+
+def left_out(
+    graph_UU: sparse.csr_array, labelled_n: Integers, known_nK: Floats, alphas: Sequence[float]
+) -> list[Floats]:
+    """What labels that stand for `known_nK` spread to labelled rows without their own, (n, K) for
+    each alpha.
+
+    The same paths serve all alphas, and (I - alpha S)^-1 is symmetric, so that the columns C of the
+    rows that judge are enough. S lengthens no column, so what paths beyond t edges add to the entry
+    of one of n rows is alpha^t alpha / (1 - alpha) at most.
+    """
+    rows, count = graph_UU.shape[0], len(labelled_n)
+    alpha_A11, judges = np.reshape(alphas, (-1, 1, 1)), np.arange(min(count, MOST_JUDGES))
+    said_AnK = np.zeros((len(alphas), *known_nK.shape))
+    for part in np.split(judges, range(_AT_ONCE, len(judges), _AT_ONCE)):
+        term_UC = placed(rows, labelled_n[part], np.eye(len(part)))
+        reached_AnC = np.zeros((len(alphas), count, len(part)))
+        for hop in range(1, _HOPS + 1):
+            term_UC = graph_UU @ term_UC
+            told_nC = term_UC[labelled_n]
+            told_nC[part, np.arange(len(part))] = 0.0
+            reached_AnC += alpha_A11**hop * told_nC
+            rest_A11 = count * alpha_A11 ** (hop + 1) / (1 - alpha_A11)
+            if (rest_A11 <= _CONVERGED * reached_AnC.sum(axis=1, keepdims=True)).all():
+                break
+        for said_nK, reached_nC in zip(said_AnK, reached_AnC, strict=True):
+            said_nK[part] = rows_of_norm_one(reached_nC.T @ known_nK)
+    return [*said_AnK]
 
 
 class Ridge(LinearLabeller):

@@ -9,13 +9,12 @@ of a row, C of its expansion, K classes.
 
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from secure_apfed.labellers import Spreading as LabelSpreading
-from secure_apfed.labellers.kinds import graph_of, nearest_of, placed, rows_of_norm_one
+from secure_apfed.labellers.kinds import graph_of, left_out, nearest_of, placed, rows_of_norm_one
 from secure_apfed.solo.fitted import (
     LEAST,
     UNSEEN,
@@ -54,7 +53,6 @@ _LAMBDAS = tuple(10.0**power for power in range(-3, 4))
 _NEIGHBOURS = 10
 _ALPHA = 0.2
 _NEAR, _ALPHAS = (5, 10, 20), (0.2, 0.5, 0.8)
-_SETTINGS = [(_NEIGHBOURS, _ALPHA), *product(_NEAR, _ALPHAS)]
 _BLIND = 0.1
 """How far a row's labels may be wrong at random, so that one that is sure does not decide."""
 _TREES = 200
@@ -345,15 +343,19 @@ def _spread(task: SoloTask) -> FloatArray:
     near, alpha = _NEIGHBOURS, _ALPHA
     if len(task.labels) < ENOUGH_LABELS:
 
-        def told(setting: tuple[int, float]) -> tuple[int, float]:
+        def told(said_nK: FloatArray) -> tuple[int, float]:
             """How many labels the others tell, and how likely: a large alpha makes shares flat."""
-            said_nK = LabelSpreading(alpha=setting[1]).left_out(
-                graphs[setting[0]], task.labelled, known_nK
-            )
             right = int((said_nK.argmax(axis=1) == task.labels)[said_nK.any(axis=1)].sum())
             said_nK = (1 - _BLIND) * said_nK + _BLIND / task.classes
             return right, float(np.log(said_nK[known_nK > 0]).sum())
 
-        near, alpha = max(_SETTINGS, key=told)
+        worth = {
+            (near, alpha): told(said_nK)
+            for near, graph_NN in graphs.items()
+            for alpha, said_nK in zip(
+                _ALPHAS, left_out(graph_NN, task.labelled, known_nK, _ALPHAS), strict=True
+            )
+        }
+        near, alpha = max([(near, alpha), *worth], key=worth.__getitem__)
     placed_NK = placed(len(features_NF), task.labelled, known_nK)
     return rows_of_norm_one(LabelSpreading(alpha=alpha).along(graphs[near], placed_NK))
