@@ -24,9 +24,11 @@ from secure_apfed.settings.training import TrainSettings
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Numbers = NDArray[np.float32] | Floats
 
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0)
-_BLOCK = 2**16
+BLOCK = 2**16
+"""Rows of which as many numbers as there are features may lie beside each other."""
 _PARTS = 5
 """Of the rows that judge; fewer rows than these judge nothing."""
 _OF_ONESELF, _OF_VOTES = 0.5, 1.0
@@ -195,36 +197,39 @@ def last_layer(networks: ActiveNetworks) -> torch.nn.Linear:
 
 
 def fit_linear(
-    linear: torch.nn.Linear, phi_UD: Floats, targets_UK: Floats, *, labelled_n: Integers
-) -> None:
-    """Fit a linear layer without a bias by ridge regression, in float64.
+    linear: torch.nn.Linear, phi_UD: Numbers, targets_UK: Floats, *, taught_V: Integers,
+    labelled_n: Integers,
+) -> None:  # fmt: skip
+    """Fit a linear layer without a bias by ridge regression of `taught_V`, places, in float64.
 
     The strength is the one whose fit to all other rows predicts the labelled rows (`labelled_n`:
     their places) best (squared error): they are the validation rows. A row of phi_UD is about 1 to
     3 long.
     """
-    rest = np.setdiff1d(np.arange(len(phi_UD)), labelled_n)
+    rest_V = np.setdiff1d(taught_V, labelled_n)
     strength = _STRENGTHS[1]
-    if len(rest) and len(labelled_n):
-        truth_nK, fitted = targets_UK[labelled_n], _ridge(phi_UD, targets_UK, rest)
+    if len(rest_V) and len(labelled_n):
+        truth_nK, fitted = targets_UK[labelled_n], _ridge(phi_UD, targets_UK, rest_V)
+        phi_nD = phi_UD[labelled_n].astype(np.float64)
 
         def error(strength: float) -> float:
-            return float(((phi_UD[labelled_n] @ fitted(strength) - truth_nK) ** 2).mean())
+            return float(((phi_nD @ fitted(strength) - truth_nK) ** 2).mean())
 
         strength = min(_STRENGTHS, key=error)
-    weights_DK = _ridge(phi_UD, targets_UK, np.arange(len(phi_UD)))(strength)
+    weights_DK = _ridge(phi_UD, targets_UK, taught_V)(strength)
     with torch.no_grad():
         linear.weight.copy_(torch.from_numpy(weights_DK.T))
 
 
-def _ridge(phi_UD: Floats, targets_UK: Floats, rows_V: Integers) -> Callable[[float], Floats]:
+def _ridge(phi_UD: Numbers, targets_UK: Floats, rows_V: Integers) -> Callable[[float], Floats]:
     """Ridge regression of these rows by strength, of which a block at a time is copied."""
     size = phi_UD.shape[1]
     gram_DD, moment_DK = np.zeros((size, size)), np.zeros((size, targets_UK.shape[1]))
-    for start in range(0, len(rows_V), _BLOCK):
-        part_VD = phi_UD[rows_V[start : start + _BLOCK]]
-        gram_DD += part_VD.T @ part_VD
-        moment_DK += part_VD.T @ targets_UK[rows_V[start : start + _BLOCK]]
+    for start in range(0, len(rows_V), BLOCK):
+        part_V = rows_V[start : start + BLOCK]
+        phi_VD = phi_UD[part_V].astype(np.float64)
+        gram_DD += phi_VD.T @ phi_VD
+        moment_DK += phi_VD.T @ targets_UK[part_V]
     eye_DD = np.eye(size)
     return lambda strength: np.asarray(np.linalg.solve(gram_DD + strength * eye_DD, moment_DK))
 

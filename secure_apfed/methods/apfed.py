@@ -452,10 +452,7 @@ class ActiveTrainer(Trainer):
         constant_U1 = torch.full_like(read_UD[:, :1], linear.bias is not None)
         phi_UD = torch.cat([read_UD / size, constant_U1], dim=1)
         fitted = nn.Linear(phi_UD.shape[1], classes, bias=False, dtype=torch.float64)
-        fit_linear(
-            fitted, phi_UD[torch.from_numpy(said_V)].numpy(), targets_UK[said_V],
-            labelled_n=np.searchsorted(said_V, labelled_n),
-        )  # fmt: skip
+        fit_linear(fitted, phi_UD.numpy(), targets_UK, taught_V=said_V, labelled_n=labelled_n)
         with torch.no_grad():
             linear.weight.copy_(fitted.weight[:, :-1] / size)
             if linear.bias is not None:

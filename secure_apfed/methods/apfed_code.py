@@ -221,7 +221,8 @@ def _encoder_of(networks: ActiveNetworks) -> CrossView:
 
 def _fit_forecast(encoder: CrossView, phi_VD: Floats, told_VD: Floats) -> None:
     """Of every fourth row the sum is held out to choose the strength of the ridge."""
-    fit_linear(encoder.foretold, phi_VD, told_VD, labelled_n=np.arange(0, len(phi_VD), 4))
+    every_V = np.arange(len(phi_VD))
+    fit_linear(encoder.foretold, phi_VD, told_VD, taught_V=every_V, labelled_n=every_V[::4])
 
 
 def _likely(predictor: Predictor, task: SoloTask) -> Floats:

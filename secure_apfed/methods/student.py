@@ -24,7 +24,16 @@ from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import MOST_JUDGES, Labeller
 from secure_apfed.learning.descent import ActiveNetworks, prefixed, without_prefix
-from secure_apfed.learning.votes import Help, Judges, SoftTrainer, fit_linear, last_layer, pooled
+from secure_apfed.learning.votes import (
+    BLOCK,
+    Help,
+    Judges,
+    Numbers,
+    SoftTrainer,
+    fit_linear,
+    last_layer,
+    pooled,
+)
 from secure_apfed.measures import Measure, Scored, probabilities_of
 from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.method import Learner, Own, Steps
@@ -207,7 +216,7 @@ class Student:
         return told[best]
 
     def _told_apart(
-        self, encoded_UD: Floats, targets_UT: Floats, taught_V: Integers
+        self, encoded_UD: Numbers, targets_UT: Floats, taught_V: Integers
     ) -> Mapping[str, Floats]:
         """What ridge regression and trees say of some rows that they were not taught, (U, K) each;
         no label of the active's is asked.
@@ -225,7 +234,8 @@ class Student:
                 rest = np.setdiff1d(order, part)
                 rest_U = np.isin(np.arange(len(targets_UT)), rest)
                 self._fit(layer, encoded_UD, targets_UT, rest_U)
-                told[_RIDGE][part] = encoded_UD[part] @ layer.weight.double().cpu().numpy().T
+                weight_DT = layer.weight.double().cpu().numpy().T
+                told[_RIDGE][part] = encoded_UD[part].astype(np.float64) @ weight_DT
                 rows_VF = torch.from_numpy(task.features[part])
                 for name, leaf in _LEAVES.items():
                     grown = _grown(task, rest, targets_UT, leaf)
@@ -246,20 +256,23 @@ class Student:
         return networks
 
     def _fit(
-        self, linear: nn.Linear, encoded_UD: Floats, targets_UT: Floats, taught_U: NDArray[np.bool_]
-    ) -> None:
+        self, linear: nn.Linear, encoded_UD: Numbers, targets_UT: Floats,
+        taught_U: NDArray[np.bool_],
+    ) -> None:  # fmt: skip
         """Fit a linear layer to what is said of the rows that it is taught."""
         taught_V = np.flatnonzero(taught_U)
-        labelled_n = np.flatnonzero(np.isin(taught_V, self.labelled))
-        if len(taught_V) < len(encoded_UD):  # of many rows a copy is large
-            encoded_UD, targets_UT = encoded_UD[taught_V], targets_UT[taught_V]
-        fit_linear(linear, encoded_UD, targets_UT, labelled_n=labelled_n)
+        labelled_n = np.intersect1d(taught_V, self.labelled)
+        fit_linear(linear, encoded_UD, targets_UT, taught_V=taught_V, labelled_n=labelled_n)
 
-    def encoded(self, networks: ActiveNetworks) -> Floats:
-        """What the head reads of its rows, (U, D)."""
-        with torch.no_grad():
-            encoded_UD: Tensor = networks.encoder(self.trainer.features_N[self.rows_U])
-        return encoded_UD.double().cpu().numpy()
+    @torch.no_grad()
+    def encoded(self, networks: ActiveNetworks) -> Numbers:
+        """What the head reads of its rows, (U, D), found a block at a time."""
+        linear, features_N = last_layer(networks), self.trainer.features_N
+        encoded_UD = torch.empty(len(self.rows_U), linear.in_features, dtype=linear.weight.dtype)
+        blocks = zip(encoded_UD.split(BLOCK), self.rows_U.split(BLOCK), strict=True)
+        for block_BD, rows_B in blocks:
+            block_BD.copy_(networks.encoder(features_N[rows_B]))
+        return encoded_UD.numpy()
 
     def learn(self, step: int, rows_B: Tensor) -> float:
         """Descend once on what is said of these rows of the table; return the loss."""
