@@ -20,8 +20,6 @@ from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
 from secure_apfed.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -140,6 +138,8 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _shaped(path: Path, kind: type[PartT], value: Any) -> PartT:
+    from pydantic import TypeAdapter, ValidationError
+
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from secure_apfed.errors import ModelError
-from secure_apfed.seeds import threads
+from secure_apfed.seeds import draws_nothing, threads
 from secure_apfed.settings.training import ModelSettings
 
 Shape = tuple[int, ...]
@@ -211,6 +211,7 @@ class Standardised(nn.Module):
         return (features_B.flatten(1) - self.centre) / self.scale
 
 
+@draws_nothing
 class RandomFeatures(Standardised):
     """x -> (1, z / sqrt F, sqrt(2 / D) cos(z W / width + b)), with z the standardised x.
 
@@ -264,6 +265,7 @@ class RandomFeatureFamily(Perceptron):
         return nn.Sequential(nn.Flatten(), nn.Linear(size, classes, bias=False))
 
 
+@draws_nothing
 class Projection(Standardised):
     """x -> z W / sqrt(F D), float64, with z the standardised x: rows are about 1 long.
 
@@ -290,6 +292,7 @@ class Projection(Standardised):
         return projected_BD
 
 
+@draws_nothing
 class CrossView(RandomFeatures):
     """x -> random features of (x, h), with h a forecast of what other parties see of the person.
 

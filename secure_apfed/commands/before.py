@@ -14,11 +14,11 @@ import typer
 
 from secure_apfed import terminal
 from secure_apfed.commands import AsJson, ConfigFile, Overrides
-from secure_apfed.settings.data import TableShape
 
 if TYPE_CHECKING:
     from secure_apfed.config import Config
     from secure_apfed.learning.autoencoder import EncoderQuality
+    from secure_apfed.settings.data import TableShape
 
 _GUARDS = ("gaussian", "frozen_gaussian")
 _EPOCHS, _DELTA, _CLIP = 50, 1e-5, 1.0
@@ -114,11 +114,12 @@ def _config_of(
     return load_config(path, overrides=more) if more else config
 
 
-def _declared(path: Path) -> tuple[Mapping[str, TableShape], Path]:
+def _declared(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
     """Shapes of all tables by a party's files, the active's first, and where its settings lie."""
     from secure_apfed.config.file import load_config
     from secure_apfed.runs.party import PartyFile, own_data, role_of, shape_of
     from secure_apfed.runs.project import SEALED, Sealed, Signed
+    from secure_apfed.settings.data import TableShape
 
     file = PartyFile.read(path)
     config, sealed = load_config(file.config), file.folder / SEALED
@@ -138,7 +139,7 @@ def _declared(path: Path) -> tuple[Mapping[str, TableShape], Path]:
 
 
 def _forecast(
-    config: "Config", shapes: Mapping[str, TableShape] | None, *, quiet: bool, links: bool
+    config: "Config", shapes: "Mapping[str, TableShape] | None", *, quiet: bool, links: bool
 ) -> dict[str, Any]:
     from secure_apfed.planning.forecast import forecast
 

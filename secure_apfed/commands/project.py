@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,13 +15,13 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed import terminal
 from secure_apfed.commands import AsJson, ConfigFile, Overrides
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.settings.data import Missing, TableShape
 
 if TYPE_CHECKING:
     from apfed_experiments.report.who_learns import RunFacts
     from secure_apfed.config import Config
     from secure_apfed.planning.forecast import Link
     from secure_apfed.runs.project import Proposal, Sealed
+    from secure_apfed.settings.data import TableShape
 
 project_app = typer.Typer(
     no_args_is_help=True, help="Propose a run to other organisations, and seal what they answer."
@@ -113,7 +113,8 @@ def join(
         str | None, typer.Option(help="Where IDs stand in it, if not where the others' do.")
     ] = None,
     missing: Annotated[
-        Missing | None, typer.Option(help="What to do about its empty cells; error unless given.")
+        Literal["error", "mean", "drop"] | None,
+        typer.Option(help="What to do about its empty cells; error unless given."),
     ] = None,
     columns: _Columns = False,
     words: Annotated[
@@ -209,7 +210,7 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 
 
 def _tell(
-    proposal: "Proposal", config: "Config", own: TableShape | None, *, party: str, as_json: bool
+    proposal: "Proposal", config: "Config", own: "TableShape | None", *, party: str, as_json: bool
 ) -> None:
     """One screen: what is asked of a party, what is learnt of it, and what it learns. Raises
     ConfigError: such a run would not begin.
@@ -244,7 +245,7 @@ def _tell(
 
 
 def _asked(
-    proposal: "Proposal", config: "Config", party: str, own: TableShape | None,
+    proposal: "Proposal", config: "Config", party: str, own: "TableShape | None",
     links: "Sequence[Link]",
 ) -> Iterator[tuple[str, str]]:  # fmt: skip
     data, train, size = config.data, config.train, terminal.size

@@ -6,11 +6,13 @@ its checkpoint. Letters: B batch, A of its rows that are sent, K classes, D numb
 """
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from secure_apfed.settings.training import DEVICE, TrainSettings
 
 EVERY = slice(None)
 """All rows of a batch."""
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 _MOMENTS, _DONE = "moments", "steps done"
 
 
@@ -109,10 +112,19 @@ def joint_loss(task: Tensor, z_A: Tensor, gradient_A: Tensor) -> Tensor:
     return task + (gradient_A * z_A).sum()
 
 
+def eager(kind: type[OptimizerT]) -> type[OptimizerT]:
+    """The same optimizer without torch's compiler, which loads for a second and minds each step."""
+    plain = {
+        name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "state_dict")
+    }
+    step = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), {**plain, "step": step})
+
+
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": partial(torch.optim.Adam, fused=True),
-    "adamw": partial(torch.optim.AdamW, fused=True),
+    "sgd": eager(torch.optim.SGD),
+    "adam": partial(eager(torch.optim.Adam), fused=True),
+    "adamw": partial(eager(torch.optim.AdamW), fused=True),
 }
 
 

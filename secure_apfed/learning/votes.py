@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from scipy.special import log_softmax
 from torch import Tensor
 
@@ -158,6 +157,7 @@ class _Pool:
 
     def fitted(self, rows_B: Integers, *, alone: bool = False) -> tuple[float, float]:
         """The most likely a and b by these rows; alone: b is 0."""
+        from scipy.optimize import minimize
 
         def loss(ab: Floats) -> float:
             a, b = map(float, ab)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.learning.descent import Compute, Trainer
+from secure_apfed.learning.descent import Compute, Trainer, eager
 from secure_apfed.models import Shape, encoder_and_head
 from secure_apfed.seeds import Draws, seeded, shuffled
 from secure_apfed.solo.classical import best_strength, logistic, scale_of, table_of
@@ -98,7 +98,12 @@ class _Attempt:
             train=train, seed=task.seed,
         )  # fmt: skip
         self.network = nn.Sequential(encoder, head)
-        self._x_nF = _rows(task.labelled_rows, task.shape, self.compute)
+        rows_nF = _rows(task.labelled_rows, task.shape, self.compute)
+        # What an encoder without weights makes of the rows is the same at every step.
+        learns = next(encoder.parameters(), None) is not None
+        with self._trainer.forward_pass("rows"):
+            self._x_nF = rows_nF if learns else encoder(rows_nF)
+        self._learner = self.network if learns else head
         self._y_n = torch.from_numpy(task.labels).to(self.compute.device)
         self._size = min(train.batch_size, len(self._y_n))
         self._queue = torch.empty(0, dtype=torch.int64)
@@ -126,7 +131,7 @@ class _Attempt:
         batch, self._queue = self._queue[: self._size], self._queue[self._size :]
         self._trainer.begin()
         with self._trainer.forward_pass(self._steps):
-            loss = F.cross_entropy(self.network(self._x_nF[batch]).float(), self._y_n[batch])
+            loss = F.cross_entropy(self._learner(self._x_nF[batch]).float(), self._y_n[batch])
         loss.backward()
         self._trainer.step()
         self._steps += 1
@@ -193,7 +198,7 @@ def _pretrained(x_NF: Tensor, draws: Draws) -> nn.Module:
         )
     draw = draws.on()
     weights_P, gradient_P = flattened([encoder, decoder])
-    adam = torch.optim.Adam([weights_P], lr=_CODER_RATE)
+    adam = eager(torch.optim.Adam)([weights_P], lr=_CODER_RATE)
     for _ in range(_CODER_STEPS):
         x_BF = x_NF[torch.randint(len(x_NF), (_CODER_BATCH,), generator=draw)]
         noisy_BF = x_BF + _CODER_NOISE * torch.randn(x_BF.shape, generator=draw)
@@ -332,7 +337,7 @@ def _trained(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
     networks = _SideBySide(network, len(parts))
     weights_P, gradient_P = flattened([networks])
     average_P = weights_P.detach().clone()
-    adam = torch.optim.AdamW([weights_P], lr=_RATE, weight_decay=_DECAY)
+    adam = eager(torch.optim.AdamW)([weights_P], lr=_RATE, weight_decay=_DECAY)
     frequency_G1K = _frequencies([part.labels for part in parts])
     guessed_G1K = frequency_G1K.clone()
     for step in range(_STEPS):
