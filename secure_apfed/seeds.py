@@ -205,9 +205,10 @@ def undisturbed() -> Iterator[None]:
 
 
 def usable_cores() -> int:
-    """How many processor cores this process may use."""
+    """How many processor cores this process may use, of which whoever started it may say less."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return cores or 1
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(cores or 1, int(told) if told.isdecimal() else cores or 1))
 
 
 @contextmanager

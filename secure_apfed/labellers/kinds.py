@@ -14,6 +14,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,12 +22,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import linalg, sparse
+from scipy.sparse import csgraph
 from scipy.special import log_softmax, softmax
+from threadpoolctl import threadpool_limits
 
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.privacy.accountants import GaussianRelease, Mechanism, NoPrivacy, gdp_mu
 from secure_apfed.privacy.noise import NoiseSource
-from secure_apfed.seeds import derive_seed, one_thread
+from secure_apfed.seeds import derive_seed, one_thread, usable_cores
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -321,7 +324,7 @@ def nearest_of(features_UF: Floats, neighbours: int) -> Integers:
 
 
 def _about_nearest(features_UF: Floats, neighbours: int) -> Integers:
-    """On one thread, so that the same rows find the same; in a unit that float32 can square.
+    """Linked on one thread, so that the same rows find the same; in a unit that float32 can square.
 
     Equal rows would be linked to each other alone, and be walls for all others: so each is moved a
     little.
@@ -333,7 +336,8 @@ def _about_nearest(features_UF: Floats, neighbours: int) -> Integers:
     with one_thread():
         index = faiss.IndexHNSWFlat(rows_UF.shape[1], _LINKS)
         index.add(rows_UF)
-        index.hnsw.efSearch = max(_BREADTH, 2 * neighbours)
+    index.hnsw.efSearch = max(_BREADTH, 2 * neighbours)
+    with threadpool_limits(usable_cores(), "openmp"):
         _, found_UN = index.search(rows_UF, neighbours + 1)
     # A row itself last, and what was not found, which is -1.
     own_U1 = np.arange(len(rows_UF))[:, None]
@@ -348,8 +352,10 @@ def graph_of(nearest_UN: Integers) -> sparse.csr_array:
     rows, near = nearest_UN.shape
     if not near:
         return sparse.csr_array((rows, rows))
-    ends = np.arange(0, rows * near + 1, near)
-    near_UU = sparse.csr_array((np.ones(rows * near), nearest_UN.ravel(), ends), (rows, rows))
+    ends, nearest = np.arange(0, rows * near + 1, near), nearest_UN.ravel()
+    if rows * near < 2**30:  # of both directions
+        ends, nearest = ends.astype(np.int32), nearest.astype(np.int32)
+    near_UU = sparse.csr_array((np.ones(rows * near), nearest, ends), (rows, rows))
     weight_UU = near_UU.maximum(near_UU.T)
     root_U = 1 / np.sqrt(np.asarray(weight_UU.sum(axis=1)).ravel())  # every row has an edge
     return sparse.csr_array(sparse.diags_array(root_U) @ weight_UU @ sparse.diags_array(root_U))
@@ -370,13 +376,19 @@ def left_out(
 
     The same paths serve all alphas, and (I - alpha S)^-1 is symmetric, so that the columns C of the
     rows that judge are enough. S lengthens no column, so what paths beyond t edges add to the entry
-    of one of n rows is alpha^t alpha / (1 - alpha) at most.
+    of one of n rows is alpha^t alpha / (1 - alpha) at most. Of a graph of about the nearest paths
+    are in float32: nothing is negative, so that this is all that is lost. There neighbours lie near
+    each other, too, since most of the time is spent on fetching them (Cuthill and McKee 1969).
     """
     rows, count = graph_UU.shape[0], len(labelled_n)
-    alpha_A11, judges = np.reshape(alphas, (-1, 1, 1)), np.arange(min(count, MOST_JUDGES))
-    said_AnK = np.zeros((len(alphas), *known_nK.shape))
-    for part in np.split(judges, range(_AT_ONCE, len(judges), _AT_ONCE)):
-        term_UC = placed(rows, labelled_n[part], np.eye(len(part)))
+    alpha_A11, said_AnK = np.reshape(alphas, (-1, 1, 1)), np.zeros((len(alphas), *known_nK.shape))
+    if many := rows > _EXACT:
+        order_U = csgraph.reverse_cuthill_mckee(graph_UU, symmetric_mode=True)
+        graph_UU = graph_UU[order_U][:, order_U].astype(np.float32)
+        labelled_n = np.argsort(order_U)[labelled_n]
+
+    def tell(part: Integers) -> None:
+        term_UC = placed(rows, labelled_n[part], np.eye(len(part))).astype(graph_UU.dtype)
         reached_AnC = np.zeros((len(alphas), count, len(part)))
         for hop in range(1, _HOPS + 1):
             term_UC = graph_UU @ term_UC
@@ -388,6 +400,11 @@ def left_out(
                 break
         for said_nK, reached_nC in zip(said_AnK, reached_AnC, strict=True):
             said_nK[part] = rows_of_norm_one(reached_nC.T @ known_nK)
+
+    judges = np.arange(min(count, MOST_JUDGES))
+    parts = np.split(judges, range(_AT_ONCE, len(judges), _AT_ONCE))
+    with ThreadPoolExecutor(usable_cores() if many else 1) as pool:
+        list(pool.map(tell, parts))
     return [*said_AnK]
 
 

@@ -28,6 +28,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 from secure_apfed.errors import DataError
+from secure_apfed.learning.votes import BLOCK
 from secure_apfed.models import Shape
 from secure_apfed.seeds import Draws, derive_seed, seeded
 from secure_apfed.settings.training import ModelSettings, TrainSettings
@@ -147,13 +148,20 @@ class Predictor:
     """A model of the active's own features.
 
     Attributes:
-        scores: from rows (B, F) to scores (B, K), probabilities but for a regression's.
+        of_block: from rows (B, F) to scores (B, K), probabilities but for a regression's.
         kept: makes the same as a network, whose softmax are these probabilities; None: it is no
             model that can be kept.
     """
 
-    scores: Callable[[FloatArray], FloatArray] = field(repr=False)
+    of_block: Callable[[FloatArray], FloatArray] = field(repr=False)
     kept: Callable[[], nn.Module] | None = field(default=None, repr=False)
+
+    def scores(self, features_BF: FloatArray) -> FloatArray:
+        """Scores (B, K) of rows, found a block at a time: of one row a model may make thousands of
+        numbers.
+        """
+        ends = range(BLOCK, len(features_BF), BLOCK)
+        return np.concatenate([self.of_block(part) for part in np.split(features_BF, ends)])
 
 
 class Baseline(ABC):

@@ -134,7 +134,7 @@ def test_fits_together_are_fits_apart(name: str, rows: Callable[[], Rows]) -> No
 
 def test_a_fitted_network_keeps_no_graph_and_no_memory_of_others() -> None:
     task, _ = task_of(moons(), 4)
-    scores = inspect.unwrap(MixMatch().fit(task).scores)
+    scores = inspect.unwrap(MixMatch().fit(task).of_block)
     network = inspect.getclosurevars(scores).nonlocals["network"]
     assert all(one.is_leaf and not one.requires_grad for one in network.parameters())
     assert all(one.untyped_storage().nbytes() == one.nbytes for one in network.parameters())
