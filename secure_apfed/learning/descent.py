@@ -114,9 +114,8 @@ def joint_loss(task: Tensor, z_A: Tensor, gradient_A: Tensor) -> Tensor:
 
 def eager(kind: type[OptimizerT]) -> type[OptimizerT]:
     """The same optimizer without torch's compiler, which loads for a second and minds each step."""
-    plain = {
-        name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "state_dict")
-    }
+    minded = ("add_param_group", "load_state_dict", "state_dict")
+    plain = {name: inspect.unwrap(getattr(kind, name)) for name in minded}
     step = torch.no_grad()(inspect.unwrap(kind.step))
     return type(kind.__name__, (kind,), {**plain, "step": step})
 

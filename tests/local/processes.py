@@ -28,8 +28,8 @@ TRAIN = {"epochs": 3, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
 PHASES = {"agreement", "alignment", "set-up", "training", "checkpoint"}
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# What the first optimiser and the active's measures import, for seconds.
-_IMPORTED = ("torch._dynamo", "torch.utils.tensorboard", "sklearn.metrics")
+# What the active's measures import, for seconds.
+_IMPORTED = ("torch.utils.tensorboard", "sklearn.metrics")
 _CONTEXT.set_forkserver_preload(["tests.local.processes", *_IMPORTED])
 _LENGTH_BYTES = 2
 _GO_ON = "go-on"

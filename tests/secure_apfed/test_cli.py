@@ -198,10 +198,19 @@ def test_the_data_sets_are_listed(capsys: Capture, tmp_path: Path) -> None:
     assert answer == {"name": "digits", "files": []}
 
 
+_STEPPED = (
+    "torch, secure_apfed.learning.descent as d; a = torch.ones(1, requires_grad=True); "
+    "a.grad = a.detach(); o = d.eager(torch.optim.AdamW)([a]); o.step(); "
+    "o.load_state_dict(o.state_dict())"
+)
+
+
 @pytest.mark.parametrize(("imported", "spared"), [
     ("secure_apfed; secure_apfed.align", {"torch", "tenseal"}),
     ("secure_apfed.config.file, secure_apfed.runs.run", {"sklearn", "matplotlib", "opacus"}),
     ("apfed_attacks", {"torchmetrics", "matplotlib"}),
+    ("secure_apfed.cli", {"numpy", "pydantic", "torch"}),
+    (_STEPPED, {"torch._dynamo"}),
 ])  # fmt: skip
 def test_a_part_does_not_load_what_comes_later(imported: str, spared: set[str]) -> None:
     code = f"import sys, {imported}\nsys.exit(str({spared} & set(sys.modules) or ''))"

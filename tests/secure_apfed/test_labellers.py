@@ -30,7 +30,7 @@ from secure_apfed.labellers import (
     hard,
     make_labeller,
 )
-from secure_apfed.labellers.kinds import minimiser, nearest_of, rows_of_norm_one
+from secure_apfed.labellers.kinds import graph_of, left_out, minimiser, nearest_of, rows_of_norm_one
 from secure_apfed.privacy.accountants import gdp_epsilon, gdp_mu
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
@@ -230,6 +230,34 @@ def test_of_many_rows_about_the_nearest_are_found(monkeypatch: pytest.MonkeyPatc
     assert np.mean(shared[31:]) > 9.5
     for scale in (1.0, 2.0**-90, 2.0**90):
         assert (nearest_of(scale * rows_UF, 10) == found_UN).all()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_labelled_rows_tell_each_other_what_the_inverse_says_without_their_own(
+    exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pair that no path leads to is told nothing, and the others of it; 40 rows are two parts."""
+    rng = np.random.default_rng(4)
+    rows_UF = np.concatenate([rng.normal(size=(300, 3)), [[1e3, 0, 0], [1e3, 1, 0]]])
+    nearest_UN = nearest_of(rows_UF, 6)
+    nearest_UN[-2:] = [[301] * 6, [300] * 6]
+    nearest_UN[:300] = np.where(nearest_UN[:300] >= 300, 0, nearest_UN[:300])
+    graph_UU = graph_of(nearest_UN)
+    labelled_n = np.append(rng.permutation(300)[:39], 301)
+    known_nK = np.eye(3)[rng.integers(0, 3, 40)]
+    if not exact:
+        monkeypatch.setattr("secure_apfed.labellers.kinds._EXACT", 100)
+    for alpha, said_nK in zip(
+        (0.2, 0.8), left_out(graph_UU, labelled_n, known_nK, (0.2, 0.8)), strict=True
+    ):
+        inverse_UU = np.linalg.inv(np.eye(302) - alpha * graph_UU.toarray())
+        told_nn = inverse_UU[np.ix_(labelled_n, labelled_n)]
+        np.fill_diagonal(told_nn, 0)
+        expected_nK = told_nn @ known_nK
+        expected_nK /= np.maximum(expected_nK.sum(axis=1, keepdims=True), 1e-300)
+        near = (1e-12 if exact else 1e-5) if alpha < 0.5 else 1e-3  # paths of 50 edges at most
+        np.testing.assert_allclose(said_nK[:-1], expected_nK[:-1], rtol=0, atol=near)
+        assert not said_nK[-1].any()
 
 
 def test_equal_rows_are_no_walls_where_about_the_nearest_are_found(

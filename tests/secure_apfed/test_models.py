@@ -3,6 +3,7 @@ objectives: equal to the paper's equations written out.
 """
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from itertools import pairwise
@@ -24,7 +25,7 @@ from secure_apfed.models import (
     threads_for,
 )
 from secure_apfed.objectives import OBJECTIVES, contrastive_loss
-from secure_apfed.seeds import threads
+from secure_apfed.seeds import threads, usable_cores
 from secure_apfed.settings.training import (
     ClusteringSettings,
     ContrastiveSettings,
@@ -176,6 +177,17 @@ def test_threads_are_as_many_as_a_step_pays_for() -> None:
                 assert torch.get_num_threads() == worth
             assert torch.get_num_threads() == 3
     assert torch.get_num_threads() == callers
+
+
+@pytest.mark.parametrize(
+    ("told", "cores"), [("1", 1), ("2", 2), ("64", 3), ("0", 1), ("", 3), ("many", 3)]
+)
+def test_cores_are_those_of_the_machine_or_fewer_where_the_environment_says_so(
+    told: str, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", told)
+    assert usable_cores() == cores
 
 
 def test_asking_for_a_shape_changes_nothing() -> None:
