@@ -141,19 +141,10 @@ class Evaluation:
 
 @undisturbed()
 def evaluate(
-    *,
-    h: Any,
-    labels: Any = None,
-    features: Any = None,
-    own: Any = None,
-    gradients: Any = None,
-    known: Any = None,
-    steps: Any = None,
-    attacks: Iterable[str | AttackChoice] | None = None,
-    exchanges: int = 5,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-) -> Evaluation:
+    *, h: Any, labels: Any = None, features: Any = None, own: Any = None, gradients: Any = None,
+    known: Any = None, steps: Any = None, attacks: Iterable[str | AttackChoice] | None = None,
+    exchanges: int = 5, seed: int = 0, device: torch.device | str = "cpu",
+) -> Evaluation:  # fmt: skip
     """Mount every attack that the arrays of a foreign loop give something to read.
 
     Arrays are of numpy, torch, pandas or nested lists. Without `gradients` the adversary is a party

@@ -136,15 +136,10 @@ def _trained_in_own_order(recording: Recording, victim: str | None = None) -> Te
 
 
 def view_of(
-    recording: Recording,
-    parties: Sequence[str],
-    *,
-    knowledge: Knowledge,
-    behaviour: Behaviour = "curious",
-    played: Played | None = None,
-    iterations: int = 300,
+    recording: Recording, parties: Sequence[str], *, knowledge: Knowledge,
+    behaviour: Behaviour = "curious", played: Played | None = None, iterations: int = 300,
     device: torch.device | None = None,
-) -> AdversaryView:
+) -> AdversaryView:  # fmt: skip
     """Return what `parties` saw: the adversary first, which `played`, then who colludes with it.
 
     An "outsider", who sees nothing of the training, is an adversary too. What the active decoded

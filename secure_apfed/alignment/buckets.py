@@ -92,17 +92,9 @@ class BucketedIds:
     """
 
     def __init__(
-        self,
-        me: str,
-        ids: SizedIds,
-        settings: AlignmentSettings,
-        *,
-        key: bytes,
-        buckets: int,
-        secret: bytes,
-        folder: Path | None = None,
-        worked: Callable[[int], None] = lambda ids: None,
-    ) -> None:
+        self, me: str, ids: SizedIds, settings: AlignmentSettings, *, key: bytes, buckets: int,
+        secret: bytes, folder: Path | None = None, worked: Callable[[int], None] = lambda ids: None,
+    ) -> None:  # fmt: skip
         self._me, self._secret, self._buckets = me, secret, buckets
         self.size = len(ids)
         if self.size > settings.maximum_ids:

@@ -135,15 +135,9 @@ async def align_hub(
 
 
 async def align_member(
-    links: Links,
-    hub: str,
-    ids: SizedIds,
-    settings: AlignmentSettings,
-    *,
-    members: Sequence[str],
-    session: str,
-    folder: Path | None = None,
-) -> Rows:
+    links: Links, hub: str, ids: SizedIds, settings: AlignmentSettings, *, members: Sequence[str],
+    session: str, folder: Path | None = None,
+) -> Rows:  # fmt: skip
     """A member's script, of whom `members` names all; see `align_hub`."""
     end = _End(links, hub, tuple(members), ids, settings, folder)
     end.look_back()

@@ -75,15 +75,9 @@ def guard_for(own: Own) -> RepresentationGuard:
 
 
 def open_ledger(
-    own: Own,
-    name: str,
-    mechanism: Mechanism | SummedRelease | VoteResponse,
-    *,
-    delta: float,
-    budget: float | None,
-    rows: int,
-    figure: ReleaseFigure = "epsilon_x",
-) -> PrivacyLedger:
+    own: Own, name: str, mechanism: Mechanism | SummedRelease | VoteResponse, *, delta: float,
+    budget: float | None, rows: int, figure: ReleaseFigure = "epsilon_x",
+) -> PrivacyLedger:  # fmt: skip
     """An account of this session, whose write-ahead log is `ledger-NAME.jsonl`."""
     ledger = PrivacyLedger(
         mechanism,

@@ -357,17 +357,10 @@ class ActiveTrainer(Trainer):
     """The active's batches and updates. `task` says what it learns; None: classes."""
 
     def __init__(
-        self,
-        owner: str,
-        networks: ActiveNetworks,
-        *,
-        features_N: Tensor,
-        labels_N: Tensor,
-        train: TrainSettings,
-        seed: int,
-        private: PrivateUpdates | None = None,
+        self, owner: str, networks: ActiveNetworks, *, features_N: Tensor, labels_N: Tensor,
+        train: TrainSettings, seed: int, private: PrivateUpdates | None = None,
         task: Task | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.networks, self.task = networks, task or Classification()
         modules = dict(networks.named_children())
         super().__init__(owner, modules, train=train, seed=seed)

@@ -521,17 +521,9 @@ class HeadTrainer(Trainer):
     """
 
     def __init__(
-        self,
-        owner: str,
-        encoder: nn.Module,
-        head: nn.Module,
-        *,
-        features_N: Tensor,
-        labels_N: Tensor,
-        passives: Sequence[str],
-        train: TrainSettings,
-        seed: int,
-    ) -> None:
+        self, owner: str, encoder: nn.Module, head: nn.Module, *, features_N: Tensor,
+        labels_N: Tensor, passives: Sequence[str], train: TrainSettings, seed: int,
+    ) -> None:  # fmt: skip
         self.encoder, self.head = encoder, head
         modules = {"encoder": encoder, "head": head}
         super().__init__(owner, modules, train=train, seed=seed)

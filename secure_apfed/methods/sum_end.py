@@ -147,18 +147,10 @@ class PassiveSum:
     """
 
     def __init__(
-        self,
-        name: str,
-        contract: Contract,
-        contributor: SumContributor,
-        *,
-        allowance: "Allowance",
-        rounds: int = 1,
-        noise: ContributionNoise | None = None,
-        held_N: Tensor | None = None,
-        repeatable: bool = False,
-        contributed: Callable[[int, Tensor, Tensor], None] | None = None,
-    ) -> None:
+        self, name: str, contract: Contract, contributor: SumContributor, *, allowance: "Allowance",
+        rounds: int = 1, noise: ContributionNoise | None = None, held_N: Tensor | None = None,
+        repeatable: bool = False, contributed: Callable[[int, Tensor, Tensor], None] | None = None,
+    ) -> None:  # fmt: skip
         self.name, self.contract, self.contributor = name, contract, contributor
         contributor.clipping.quiet = True  # gradients of a run are clipped by design
         self.allowance, self.rounds, self.noise = allowance, rounds, noise

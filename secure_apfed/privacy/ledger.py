@@ -380,16 +380,10 @@ class PrivacyLedger:
     """
 
     def __init__(
-        self,
-        mechanism: Mechanism | SummedRelease | VoteResponse,
-        *,
-        delta: float,
-        budget: float | None,
-        rows: int,
-        log: Path | None,
-        seeded: bool = False,
+        self, mechanism: Mechanism | SummedRelease | VoteResponse, *, delta: float,
+        budget: float | None, rows: int, log: Path | None, seeded: bool = False,
         figure: ReleaseFigure = "epsilon_x",
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not 0 < delta < 1:
             raise ConfigError(f"delta lies between 0 and 1, both excluded, got {delta}")
         if budget is not None and not (math.isfinite(budget) and budget > 0):

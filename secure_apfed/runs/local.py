@@ -173,17 +173,11 @@ def _listens(address: str) -> bool:
 
 
 def run_locally(
-    config: Config,
-    folder: Path | None,
-    *,
-    data: VerticalData | None = None,
-    resume: bool = False,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-    timeout_s: float = 60.0,
-    on_status: Callable[[Status], None] = lambda status: None,
-    over: Way = "tcp",
+    config: Config, folder: Path | None, *, data: VerticalData | None = None, resume: bool = False,
+    on_progress: Callable[[Progress], None] = lambda progress: None, timeout_s: float = 60.0,
+    on_status: Callable[[Status], None] = lambda status: None, over: Way = "tcp",
     baselines: bool = False,
-) -> RunResult:
+) -> RunResult:  # fmt: skip
     """Train, evaluate and write one run, whose parties' folders lie in its own; see
     `secure_apfed.run`.
 

@@ -350,16 +350,12 @@ LINKS: Mapping[str, type[_OverTcp]] = {"tcp": _OverTcp, "grpc": _OverGrpc}
 
 @undisturbed()
 def play_party(
-    path: Path,
-    *,
-    resume: bool = False,
+    path: Path, *, resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     over: Callable[[Transport], Transport] = lambda transport: transport,
-    on_restart: Callable[[str], None] = lambda why: None,
-    status: StatusKeeper | None = None,
-    meet: Connect = connect,
-    on_record: Callable[[OwnRecord], None] = lambda record: None,
-) -> RunResult | None:
+    on_restart: Callable[[str], None] = lambda why: None, status: StatusKeeper | None = None,
+    meet: Connect = connect, on_record: Callable[[OwnRecord], None] = lambda record: None,
+) -> RunResult | None:  # fmt: skip
     """Play one party's part of a run to its end; at the active return what the run gave: its own
     bytes on the links, and of passives what they say that they charged.
 

@@ -235,15 +235,10 @@ TRANSPORTS: Mapping[str, Callable[..., RunResult]] = {
 
 @undisturbed()
 def run(
-    config: Config,
-    folder: Path | None,
-    *,
-    data: VerticalData | None = None,
-    resume: bool = False,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-    transport: str = "memory",
+    config: Config, folder: Path | None, *, data: VerticalData | None = None, resume: bool = False,
+    on_progress: Callable[[Progress], None] = lambda progress: None, transport: str = "memory",
     **options: Any,
-) -> RunResult:
+) -> RunResult:  # fmt: skip
     """Train, evaluate and write one run.
 
     Args:

@@ -89,15 +89,10 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def guess_labels(
-    view: AdversaryView,
-    positions: Tensor,
-    *,
-    attacks: Mapping[str, FloatArray] = _NONE,
-    fused: Mapping[str, tuple[FloatArray, FloatArray]] = _NONE,
-    baselines: Mapping[str, FloatArray],
-    references: Mapping[str, FloatArray] = _NONE,
-    seed: int,
-) -> Guess:
+    view: AdversaryView, positions: Tensor, *, attacks: Mapping[str, FloatArray] = _NONE,
+    fused: Mapping[str, tuple[FloatArray, FloatArray]] = _NONE, baselines: Mapping[str, FloatArray],
+    references: Mapping[str, FloatArray] = _NONE, seed: int,
+) -> Guess:  # fmt: skip
     """Guess the labels of all `positions` (N,) that are not known, from each set of columns.
 
     Args:

@@ -81,17 +81,11 @@ def choose_protocol(sizes: Mapping[str, int]) -> str:
 
 
 def align(
-    ids_by_party: Mapping[str, IdColumn],
-    *,
-    hub: str,
-    protocol: str = _AUTO,
-    normalisation: IdNormalisation = _AS_WRITTEN,
-    minimum_rows: int = 2,
-    maximum_ids: int = MOST_IDS,
-    threads: int | None = None,
-    hub_only: bool = False,
+    ids_by_party: Mapping[str, IdColumn], *, hub: str, protocol: str = _AUTO,
+    normalisation: IdNormalisation = _AS_WRITTEN, minimum_rows: int = 2,
+    maximum_ids: int = MOST_IDS, threads: int | None = None, hub_only: bool = False,
     progress: Callable[[Progress], None] | None = None,
-) -> Mapping[str, NDArray[np.int64]]:
+) -> Mapping[str, NDArray[np.int64]]:  # fmt: skip
     """Find the rows that all parties share, playing all parties in this process.
 
     Args:
@@ -123,16 +117,11 @@ def align(
 
 
 def count_common(
-    ids_by_party: Mapping[str, IdColumn],
-    *,
-    hub: str,
-    protocol: str = _AUTO,
-    normalisation: IdNormalisation = _AS_WRITTEN,
-    minimum_rows: int = 2,
-    maximum_ids: int = MOST_IDS,
-    threads: int | None = None,
+    ids_by_party: Mapping[str, IdColumn], *, hub: str, protocol: str = _AUTO,
+    normalisation: IdNormalisation = _AS_WRITTEN, minimum_rows: int = 2,
+    maximum_ids: int = MOST_IDS, threads: int | None = None,
     progress: Callable[[Progress], None] | None = None,
-) -> int:
+) -> int:  # fmt: skip
     """Return how many IDs all parties share; no party learns which. See `align`."""
     agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
     played = _play(
@@ -142,15 +131,10 @@ def count_common(
 
 
 def share_membership(
-    ids_by_party: Mapping[str, IdColumn],
-    *,
-    hub: str,
-    normalisation: IdNormalisation = _AS_WRITTEN,
-    minimum_rows: int = 2,
-    maximum_ids: int = MOST_IDS,
-    threads: int | None = None,
+    ids_by_party: Mapping[str, IdColumn], *, hub: str, normalisation: IdNormalisation = _AS_WRITTEN,
+    minimum_rows: int = 2, maximum_ids: int = MOST_IDS, threads: int | None = None,
     progress: Callable[[Progress], None] | None = None,
-) -> Mapping[str, Membership]:
+) -> Mapping[str, Membership]:  # fmt: skip
     """Return each party's shares of which of the hub's IDs are common, by `circuit`.
 
     Nobody learns them; they are for further protocols on shares. See `align`.
@@ -163,15 +147,10 @@ def share_membership(
 
 
 def _play(
-    ids_by_party: Mapping[str, IdColumn],
-    hub: str,
-    name: str,
-    normalisation: IdNormalisation,
-    output: Output,
-    agreed: dict[str, Any],
-    threads: int | None,
+    ids_by_party: Mapping[str, IdColumn], hub: str, name: str, normalisation: IdNormalisation,
+    output: Output, agreed: dict[str, Any], threads: int | None,
     progress: Callable[[Progress], None] | None,
-) -> Mapping[str, Aligner]:
+) -> Mapping[str, Aligner]:  # fmt: skip
     """Play all parties; every aligner has something to open."""
     members = [party for party in ids_by_party if party != hub]
     if hub not in ids_by_party or not members:

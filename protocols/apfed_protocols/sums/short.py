@@ -46,18 +46,10 @@ Role = SumReceiver | SumCombiner | SumContributor | ReceivingCombiner
 
 
 def secure_sum(
-    name: str,
-    contributors: Iterable[str],
-    *,
-    to: str,
-    clip: float | Literal["agree"],
-    by: str | None = None,
-    bits: int = 16,
-    session: str | None = None,
-    threshold: int | None = None,
-    noise: int | None = None,
-    allow_single: bool = False,
-) -> "SumSession":
+    name: str, contributors: Iterable[str], *, to: str, clip: float | Literal["agree"],
+    by: str | None = None, bits: int = 16, session: str | None = None, threshold: int | None = None,
+    noise: int | None = None, allow_single: bool = False,
+) -> "SumSession":  # fmt: skip
     """A sum, ready to be called with the values of all contributors, or to hand out its roles.
 
     Example:
