@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
 
 Floats = NDArray[np.float64]
@@ -48,6 +47,8 @@ def slope_of(scores_n: Floats, labels_n: Integers) -> float:
     Platt's regression (1999) with a normal prior on its slope, the intercept being free. Scores are
     of models that have not seen the labels, in deviations over all rows.
     """
+    from scipy.optimize import minimize  # slow to import
+
     if len(np.unique(labels_n)) < 2:
         return _USUAL
     rate = float(labels_n.mean())
@@ -63,6 +64,8 @@ def slope_of(scores_n: Floats, labels_n: Integers) -> float:
 
 def _offset(z_N: Floats, rate: float) -> float:
     """What makes the mean probability of these log-odds the rate."""
+    from scipy.optimize import brentq  # slow to import
+
     far = _FARTHEST + float(np.abs(z_N).max())
     return float(brentq(lambda by: float(expit(z_N + by).mean()) - rate, -far, far))
 

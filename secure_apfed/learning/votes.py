@@ -157,7 +157,7 @@ class _Pool:
 
     def fitted(self, rows_B: Integers, *, alone: bool = False) -> tuple[float, float]:
         """The most likely a and b by these rows; alone: b is 0."""
-        from scipy.optimize import minimize
+        from scipy.optimize import minimize  # slow to import
 
         def loss(ab: Floats) -> float:
             a, b = map(float, ab)
