@@ -40,7 +40,6 @@ from secure_apfed.files import (
 )
 from secure_apfed.measures import Scored
 from secure_apfed.names import own_file
-from secure_apfed.privacy.ledger import holds_releases
 
 _TESTED = "tested"
 _DIGEST_BYTES = 32
@@ -282,6 +281,8 @@ class PartyFolder(RunFolder):
 
     def require_no_releases(self) -> None:
         """Refuse to forget what was released."""
+        from secure_apfed.privacy.ledger import holds_releases
+
         for log in _logs_in(self.path):
             if log.is_file() and not log.is_symlink() and holds_releases(log):
                 raise CheckpointError(

@@ -22,6 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from secure_apfed.config.file import load_settings_text
+from secure_apfed.config.plain_yaml import as_yaml, parse_yaml, read_text
 from secure_apfed.data import ColumnEncoding, FeatureEncoding, TargetScale, load_blocks
 from secure_apfed.data.encoding import CellCounts
 from secure_apfed.data.inputs import ColumnDrift, DriftMeter
@@ -31,6 +33,7 @@ from secure_apfed.learning.descent import without_prefix
 from secure_apfed.models import family_for, output_shape
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.seeds import undisturbed
+from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.training import ModelSettings
 from secure_apfed.solo.fitted import Fitted, modules_in
 from secure_apfed.tasks import TASKS, Classification, Task
@@ -352,10 +355,11 @@ class _Predictor:
 
 
 def _named(folder: Path, id_columns: Sequence[str] | None) -> tuple[str, ...]:
-    if id_columns is not None:
-        return tuple(id_columns)
-    files = RunFolder(folder)
-    data = files.load_config().data if files.config.exists() else None
-    if data is None or data.parties is None:
-        return ()
-    return data.id_columns(data.active)
+    config = RunFolder(folder).config
+    if id_columns is not None or not config.exists():
+        return tuple(id_columns or ())
+    raw, _ = parse_yaml(read_text(config), str(config))
+    # alone: what else a run says is of methods, whose modules take a while
+    own = as_yaml(raw["data"] if isinstance(raw, dict) and "data" in raw else raw)
+    data = load_settings_text(DataSettings, own, source=str(config))
+    return () if data.parties is None else data.id_columns(data.active)
