@@ -8,7 +8,7 @@ active decodes is in no message, so its record of the sums is kept beside them.
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,10 @@ KEPT_KINDS = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+_Way = tuple[str, str, Kind]
+
+
+@dataclass(frozen=True)
 class Flow:
     """All messages of one kind from one party to another.
 
@@ -52,7 +55,7 @@ class Transcript:
 
     def __init__(self, settings: TranscriptSettings) -> None:
         self._settings = settings
-        self._flows: dict[tuple[str, str, Kind], Flow] = {}
+        self._flows: dict[_Way, list[int]] = {}  # the numbers of a `Flow`, in its order
         self._epochs: dict[int, list[Envelope]] = {}
         self._opened: dict[int, dict[int, bytes]] = {}
         self._epoch: int | None = None
@@ -63,7 +66,7 @@ class Transcript:
     @property
     def flows(self) -> tuple[Flow, ...]:
         """What was sent, by sender, receiver and kind."""
-        return tuple(self._flows.values())
+        return tuple(Flow(*way, *numbers) for way, numbers in self._flows.items())
 
     @property
     def kept(self) -> Mapping[int, tuple[Envelope, ...]]:
@@ -98,13 +101,10 @@ class Transcript:
 
     def record(self, envelope: Envelope, wire_bytes: int) -> None:
         """Count an envelope that is sent, and keep it where the settings say so."""
-        self.add((
-            Flow(
-                sender=envelope.sender, receiver=envelope.receiver, kind=envelope.kind,
-                messages=1, payload_bytes=len(envelope.payload), wire_bytes=wire_bytes,
-                first_step=envelope.step, last_step=envelope.step,
-            ),
-        ))  # fmt: skip
+        self._count(
+            (envelope.sender, envelope.receiver, envelope.kind),
+            (1, len(envelope.payload), wire_bytes), envelope.step, envelope.step,
+        )  # fmt: skip
         if self._epoch is not None and envelope.kind in KEPT_KINDS:
             payload = self._store(envelope.payload)
             if self._epoch is not None:
@@ -149,14 +149,16 @@ class Transcript:
     def add(self, flows: Iterable[Flow]) -> None:
         """Count what was sent before, or elsewhere for this run."""
         for flow in flows:
-            self.wire_bytes += flow.wire_bytes
+            counts = (flow.messages, flow.payload_bytes, flow.wire_bytes)
             key = (flow.sender, flow.receiver, flow.kind)
-            past = self._flows.get(key)
-            if past is not None:
-                counts = ("messages", "payload_bytes", "wire_bytes")
-                sums = {name: getattr(past, name) + getattr(flow, name) for name in counts}
-                flow = replace(past, **sums, last_step=max(past.last_step, flow.last_step))
-            self._flows[key] = flow
+            self._count(key, counts, flow.first_step, flow.last_step)
+
+    def _count(self, key: _Way, counts: Sequence[int], first: int, last: int) -> None:
+        self.wire_bytes += counts[-1]
+        held = self._flows.setdefault(key, [0, 0, 0, first, last])
+        for place, count in enumerate(counts):
+            held[place] += count
+        held[-1] = max(held[-1], last)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything recorded, as plain msgpack types."""

@@ -108,14 +108,14 @@ def spread_of(z_BD: Tensor) -> float:
     norm_B1 = torch.linalg.vector_norm(wide_BD, dim=1, keepdim=True)
     tiny = torch.finfo(torch.float64).tiny
     unit_BD = (wide_BD / norm_B1.clamp(min=tiny)).to(flat_BD.dtype)
-    sine_BB = 1 - (unit_BD @ unit_BD.T).double().square_().clamp_(max=1)
-    if bool((norm_B1 == 0).any()):
+    sine_BB = (unit_BD @ unit_BD.T).double().square_().clamp_(max=1).neg_().add_(1)
+    if not float(norm_B1.min()):
         zero_B = norm_B1.flatten() == 0
         sine_BB[zero_B] = sine_BB[:, zero_B] = 0
     rows = len(flat_BD)
     spread = float(sine_BB.fill_diagonal_(0).sum()) / (rows * (rows - 1))
     if flat_BD.shape[1] >= _NEIGHBOUR_NUMBERS:
-        nearest_B = sine_BB.fill_diagonal_(1).min(dim=1).values
+        nearest_B = sine_BB.fill_diagonal_(1).amin(dim=1)
         spread = min(spread, _NEIGHBOUR * float(nearest_B.median()))
     return spread
 
