@@ -92,6 +92,7 @@ class GrpcConnection(Pipe):
                 frame += memoryview(piece)[1:]
                 if len(frame) > self._most:
                     why = refuse_long(self, self._most)
+                    self.close()
                     break
                 if piece[:1] == _MORE:
                     continue

@@ -200,11 +200,10 @@ def read_before(connection: Connection, deadline: float) -> bytes:
 
 
 def refuse_long(connection: Connection, most: int) -> str:
-    """Refuse a frame above so many bytes, and close; return why."""
+    """Refuse a frame above so many bytes; return why. The connection is of no use any more."""
     proved = "" if most > MOST_UNPROVED else " before it proved who it is"
     why = f"the other end sent a frame above {most} bytes{proved}"
     refuse(connection, why)
-    connection.close()
     return why
 
 

@@ -10,6 +10,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from ipaddress import IPv6Address
@@ -24,7 +25,7 @@ Address: TypeAlias = tuple[str, int]
 _LENGTH = struct.Struct(">I")
 _CHUNK = 2**20
 _STUCK_S = 15.0  # for a frame that began
-_DIAL_S, _LOOK_S = 5.0, 0.1
+_DIAL_S, _LOOK_S, _FORGET_S = 5.0, 0.1, 2.0
 _BACKLOG = 64
 
 
@@ -50,8 +51,22 @@ class SocketConnection:
     def recv_bytes(self) -> bytes:
         (size,) = _LENGTH.unpack(self._read(_LENGTH.size))
         if size > self._most:
-            raise EOFError(refuse_long(self, self._most))
+            why = refuse_long(self, self._most)
+            self._forget(min(size, MOST_SEALED))
+            raise EOFError(why)
         return self._read(size)
+
+    def _forget(self, left: int) -> None:
+        """Close when the other end has read why: what still came to a closed end would make it
+        forget that, too.
+        """
+        enough = time.monotonic() + _FORGET_S
+        with contextlib.suppress(OSError):
+            self._wire.shutdown(socket.SHUT_WR)
+            while left and self.poll(max(0.0, enough - time.monotonic())):
+                chunk = self._wire.recv(min(left, _CHUNK))
+                left = left - len(chunk) if chunk else 0
+        self.close()
 
     def _read(self, size: int) -> bytes:
         came = bytearray()

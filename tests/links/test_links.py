@@ -8,6 +8,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -665,6 +666,38 @@ def test_of_a_stranger_no_long_frame_is_taken(plain: Pair) -> None:
     for thread in (coming, plain.come("bob")):
         thread.join()
     say_and_hear(plain, bytes(MOST_SEALED))
+
+
+class _Counted(socket.socket):
+    """It counts the bytes that came, and those that had come when it was shut."""
+
+    came = came_before = 0
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        chunk = super().recv(size, flags)
+        self.came += len(chunk)
+        return chunk
+
+    def shutdown(self, how: int, /) -> None:
+        if how == socket.SHUT_RDWR:
+            self.came_before = self.came
+        super().shutdown(how)
+
+
+def test_who_is_refused_a_long_frame_can_send_it_to_its_end_and_read_why() -> None:
+    """Over TCP: what comes to a socket that is closed already resets it, and is an error there."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as pool:
+        dialled = socket.create_connection(listening.getsockname())
+        with closing(_Counted(fileno=listening.accept()[0].detach())) as wire, closing(dialled):
+            refused = pool.submit(SocketConnection(wire).recv_bytes)
+            dialled.sendall(MOST_SEALED.to_bytes(4, "big"))
+            said = dialled.recv(4096)
+            dialled.sendall(bytes(MOST_SEALED))
+            assert not dialled.recv(4096)
+            with pytest.raises(EOFError, match="above 4096 bytes before it proved who it is"):
+                refused.result(timeout=LONG_S)
+            assert wire.came_before == 4 + MOST_SEALED
+    assert b"above 4096 bytes before it proved who it is" in said
 
 
 def test_of_a_stranger_one_frame_waits() -> None:
