@@ -9,6 +9,7 @@ autocast, no gradients; a run with the same seed gives the same model all the sa
 
 import hashlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -207,8 +208,8 @@ def undisturbed() -> Iterator[None]:
 def usable_cores() -> int:
     """How many processor cores this process may use, of which whoever started it may say less."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    return max(1, min(cores or 1, int(told) if told.isdecimal() else cores or 1))
+    told = re.match(r"\s*([0-9]{1,9})\s*(,|$)", os.environ.get("OMP_NUM_THREADS", ""))
+    return max(1, min(cores or 1, int(told[1]) if told else cores or 1))
 
 
 @contextmanager

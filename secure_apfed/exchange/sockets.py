@@ -63,7 +63,7 @@ class SocketConnection:
         enough = time.monotonic() + _FORGET_S
         with contextlib.suppress(OSError):
             self._wire.shutdown(socket.SHUT_WR)
-            while left and self.poll(max(0.0, enough - time.monotonic())):
+            while left and (rest_s := enough - time.monotonic()) > 0 and self.poll(rest_s):
                 chunk = self._wire.recv(min(left, _CHUNK))
                 left = left - len(chunk) if chunk else 0
         self.close()

@@ -66,7 +66,7 @@ class Transcript:
     @property
     def flows(self) -> tuple[Flow, ...]:
         """What was sent, by sender, receiver and kind."""
-        return tuple(Flow(*way, *numbers) for way, numbers in self._flows.items())
+        return tuple(Flow(*way, *numbers) for way, numbers in [*self._flows.items()])
 
     @property
     def kept(self) -> Mapping[int, tuple[Envelope, ...]]:

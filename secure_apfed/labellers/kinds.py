@@ -196,7 +196,7 @@ def checked_labels(labels_n: Integers, count: int, classes: int) -> Integers:
 
 MOST_JUDGES = 2_000
 """Labelled rows, the first ones, that are voted on without their own label."""
-_AT_ONCE = 32
+_AT_ONCE, _SHARING = 32, 8
 _PARTS = 10
 _ALPHA = 0.2  # how much a row takes from its neighbours
 _HOPS = 50  # beyond, what a label sends is below alpha^50
@@ -239,8 +239,11 @@ class Spreading(LinearLabeller):
     alpha: float = _ALPHA
 
     def __post_init__(self) -> None:
-        if self.neighbours < 1:
-            raise ConfigError(f"label spreading takes 1 neighbour or more, got {self.neighbours}")
+        if self.neighbours < 1 or not 0 < self.alpha < 1:
+            raise ConfigError(
+                "label spreading takes 1 neighbour or more and an alpha between 0 and 1, got "
+                f"{self.neighbours} and {self.alpha:g}"
+            )
 
     def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
         features_UF = checked_features(features_UF)
@@ -378,7 +381,8 @@ def left_out(
     rows that judge are enough. S lengthens no column, so what paths beyond t edges add to the entry
     of one of n rows is alpha^t alpha / (1 - alpha) at most. Of a graph of about the nearest paths
     are in float32: nothing is negative, so that this is all that is lost. There neighbours lie near
-    each other, too, since most of the time is spent on fetching them (Cuthill and McKee 1969).
+    each other, too, since most of the time is spent on fetching them (Cuthill and McKee 1969),
+    and some of this process's cores share the work, which changes nothing.
     """
     rows, count = graph_UU.shape[0], len(labelled_n)
     alpha_A11, said_AnK = np.reshape(alphas, (-1, 1, 1)), np.zeros((len(alphas), *known_nK.shape))
@@ -388,7 +392,8 @@ def left_out(
         labelled_n = np.argsort(order_U)[labelled_n]
 
     def tell(part: Integers) -> None:
-        term_UC = placed(rows, labelled_n[part], np.eye(len(part))).astype(graph_UU.dtype)
+        term_UC = np.zeros((rows, len(part)), graph_UU.dtype)
+        term_UC[labelled_n[part], np.arange(len(part))] = 1
         reached_AnC = np.zeros((len(alphas), count, len(part)))
         for hop in range(1, _HOPS + 1):
             term_UC = graph_UU @ term_UC
@@ -403,7 +408,7 @@ def left_out(
 
     judges = np.arange(min(count, MOST_JUDGES))
     parts = np.split(judges, range(_AT_ONCE, len(judges), _AT_ONCE))
-    with ThreadPoolExecutor(usable_cores() if many else 1) as pool:
+    with ThreadPoolExecutor(min(_SHARING, usable_cores()) if many else 1) as pool:
         list(pool.map(tell, parts))
     return [*said_AnK]
 

@@ -113,7 +113,9 @@ def joint_loss(task: Tensor, z_A: Tensor, gradient_A: Tensor) -> Tensor:
 
 
 def eager(kind: type[OptimizerT]) -> type[OptimizerT]:
-    """The same optimizer without torch's compiler, which loads for a second and minds each step."""
+    """The same optimizer without torch's compiler, which loads for a second; neither to be pickled
+    nor for `differentiable`.
+    """
     minded = ("add_param_group", "load_state_dict", "state_dict")
     plain = {name: inspect.unwrap(getattr(kind, name)) for name in minded}
     step = torch.no_grad()(inspect.unwrap(kind.step))

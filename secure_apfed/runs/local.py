@@ -93,13 +93,19 @@ def free_addresses(count: int) -> list[str]:
     """Addresses of loopback where nobody listens now.
 
     Their ports lie below those from which systems take the near end of a connection: one of these
-    could be taken before its party listens there. Processes side by side choose among their own.
+    could be taken before its party listens there. Processes side by side choose among their own
+    while these last. Raises ConfigError: too few are free.
     """
     found: list[str] = []
-    mine = _PORTS[os.getpid() % _BLOCKS :: _BLOCKS]
+    mine, draw = _PORTS[os.getpid() % _BLOCKS :: _BLOCKS], secrets.SystemRandom()
+    drawn = (port for ports in (mine, _PORTS) for port in draw.sample(ports, len(ports)))
     with contextlib.ExitStack() as stack:
         while len(found) < count:
-            port = secrets.choice(mine)
+            if (port := next(drawn, None)) is None:
+                raise ConfigError(
+                    f"of ports {_PORTS[0]} to {_PORTS[-1]} of {_LOOPBACK} {len(found)} are free "
+                    f"and {count} needed; end who listens there"
+                )
             with contextlib.suppress(OSError):  # somebody listens there
                 stack.enter_context(socket.create_server((_LOOPBACK, port)))
                 found.append(f"{_LOOPBACK}:{port}")

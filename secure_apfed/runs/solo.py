@@ -17,13 +17,12 @@ from typing import Annotated, Any
 
 import pandas as pd
 import torch
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from secure_apfed.config.file import load_settings_text
-from secure_apfed.config.plain_yaml import as_yaml, parse_yaml, read_text
+from secure_apfed.config.plain_yaml import parse_yaml, read_text
 from secure_apfed.data import ColumnEncoding, FeatureEncoding, TargetScale, load_blocks
 from secure_apfed.data.encoding import CellCounts
 from secure_apfed.data.inputs import ColumnDrift, DriftMeter
@@ -355,11 +354,12 @@ class _Predictor:
 
 
 def _named(folder: Path, id_columns: Sequence[str] | None) -> tuple[str, ...]:
-    config = RunFolder(folder).config
-    if id_columns is not None or not config.exists():
+    files = RunFolder(folder)
+    if id_columns is not None or not files.config.exists():
         return tuple(id_columns or ())
-    raw, _ = parse_yaml(read_text(config), str(config))
-    # alone: what else a run says is of methods, whose modules take a while
-    own = as_yaml(raw["data"] if isinstance(raw, dict) and "data" in raw else raw)
-    data = load_settings_text(DataSettings, own, source=str(config))
+    raw, _ = parse_yaml(read_text(files.config), str(files.config))
+    try:  # without methods, whose modules take a while
+        data = DataSettings.model_validate(raw["data"])
+    except (KeyError, TypeError, ValidationError):
+        data = files.load_config().data  # which says what is wrong, and where
     return () if data.parties is None else data.id_columns(data.active)

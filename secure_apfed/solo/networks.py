@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.learning.descent import Compute, Trainer, eager
+from secure_apfed.learning.votes import BLOCK
 from secure_apfed.models import Shape, encoder_and_head
 from secure_apfed.seeds import Draws, seeded, shuffled
 from secure_apfed.solo.classical import best_strength, logistic, scale_of, table_of
@@ -100,7 +101,7 @@ class _Attempt:
         self.network = nn.Sequential(encoder, head)
         rows_nF = _rows(task.labelled_rows, task.shape, self.compute)
         # What an encoder without weights makes of the rows is the same at every step.
-        learns = next(encoder.parameters(), None) is not None
+        learns = next(encoder.parameters(), None) is not None or len(rows_nF) > BLOCK
         with self._trainer.forward_pass("rows"):
             self._x_nF = rows_nF if learns else encoder(rows_nF)
         self._learner = self.network if learns else head

@@ -325,8 +325,10 @@ def test_noise_is_asked_for_where_it_is_added_and_nowhere_else() -> None:
     for name, settings in wrong:
         with pytest.raises(ConfigError, match=r"labeller"):
             make_labeller(name, **settings)
-    with pytest.raises(ConfigError, match="1 neighbour or more, got 0"):
+    with pytest.raises(ConfigError, match="alpha between 0 and 1, got 0 and"):
         Spreading(neighbours=0)
+    with pytest.raises(ConfigError, match="alpha between 0 and 1, got 10 and 1"):
+        Spreading(alpha=1.0)
 
 
 RNG = np.random.default_rng(0)

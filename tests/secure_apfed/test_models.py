@@ -180,7 +180,7 @@ def test_threads_are_as_many_as_a_step_pays_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "cores"), [("1", 1), ("2", 2), ("64", 3), ("0", 1), ("", 3), ("many", 3)]
+    ("told", "cores"), [("1", 1), ("2", 2), ("64", 3), ("0", 1), ("", 3), ("many", 3), (" 2,1", 2)]
 )
 def test_cores_are_those_of_the_machine_or_fewer_where_the_environment_says_so(
     told: str, cores: int, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ refused; and `predict` of tables larger than memory, which says block by block t
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -345,6 +346,24 @@ def test_blocks_are_the_whole_and_say_where(tmp_path: Path, ending: str, place: 
     next(blocks)
     with pytest.raises(DataError, match=rf"column 'x' is numeric.*{place}"):
         next(blocks)
+
+
+@pytest.mark.parametrize(("was", "now", "says"), [
+    ("data:", "tables:", "tables: is an unknown key"),
+    ("  dataset:", "  dataest:", r"config\.yaml:\d+: data\.dataest: is an unknown key"),
+    ("data:\n", "data: none\nmore:\n", r"config\.yaml:\d+: data: "),
+])  # fmt: skip
+def test_predictions_say_what_is_wrong_with_the_settings_of_a_run_and_where(
+    trained: Path, tmp_path: Path, was: str, now: str, says: str
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained / "run", folder)
+    config = folder / "config.yaml"
+    assert was in config.read_text()
+    config.write_text(config.read_text().replace(was, now, 1))
+    RunFolder(folder).digests.unlink()
+    with pytest.raises(ConfigError, match=says):
+        predict_file(folder, trained / "active.csv")
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "json"])
