@@ -57,6 +57,7 @@ _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ][\d:.]+(Z|[+-]\d{2}:?\d{2})?)?", re.AS
 # As pandas writes durations.
 _SPAN = re.compile(r"-?\d+ days?( [+-]?\d{1,2}:\d{2}:\d{2}(\.\d+)?)?", re.ASCII)
 _PADDED = r"[+-]?0[0-9]"
+_FIRST = 1000
 _PLAIN = r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?$"
 # What programs write in several ways: numbers with a fraction or an exponent, times and moments.
 _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-][0-9]{1,3})?"
@@ -687,9 +688,9 @@ def _plain_numbers(column: "pd.Series") -> "pd.Series | None":
     cells = pyarrow.array(column.array)
     if not compute.all(compute.match_substring_regex(cells, _PLAIN)).as_py():
         return None
-    whole = (
-        not cells.null_count
-        and not compute.any(compute.match_substring_regex(cells, "[.eE]")).as_py()
+    whole = not cells.null_count and not any(
+        compute.any(compute.match_substring_regex(some, "[.eE]")).as_py()
+        for some in (cells[:_FIRST], cells)  # most columns show it in the first few rows
     )
     numbers = compute.cast(cells, pyarrow.int64() if whole else pyarrow.float64())
     return pd.Series(numbers.to_pandas().to_numpy(), index=column.index, name=column.name)

@@ -111,9 +111,10 @@ def warn_of_labels(
     known = np.array([row for row, text in enumerate(labels) if text is not None], dtype=np.int64)
     if len(known) < _FEWEST_ROWS:
         return
-    truth, tells = pd.Series([labels[row] for row in known]), _tells
+    told = pd.Series([labels[row] for row in known])
+    truth, tells = pd.Series(pd.factorize(told)[0]), _tells
     if numbers:
-        truth, tells = pd.to_numeric(truth, errors="coerce"), _orders
+        truth, tells = pd.to_numeric(told, errors="coerce"), _orders
     for name in features.columns:
         column = features[name].iloc[known].reset_index(drop=True)
         full = column.notna()
@@ -137,9 +138,12 @@ def _tells(column: "pd.Series", truth: "pd.Series") -> bool:
         return bool((truth.groupby(column, dropna=False).nunique() == 1).all())
     if not is_numeric(column):
         return False
-    order = np.argsort(column.to_numpy(np.float64, na_value=np.nan), kind="stable")
-    in_order = truth.to_numpy()[order]
-    return int((in_order[1:] != in_order[:-1]).sum()) == classes - 1
+    numbers, targets = column.to_numpy(np.float64, na_value=np.nan), truth.to_numpy()
+    for rows in (slice(_SAMPLE), slice(None)):  # most columns show it in the first few rows
+        in_order = targets[rows][np.argsort(numbers[rows], kind="stable")]
+        if np.count_nonzero(in_order[1:] != in_order[:-1]) >= classes:
+            return False
+    return True
 
 
 def _orders(column: "pd.Series", truth: "pd.Series") -> bool:
