@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 
 import torch
@@ -64,6 +65,7 @@ _SUMMED = {
     "weights are averaged": "passive's weights",
 }
 STEPS = 5
+_LONGER = 8  # times, where a method asks once
 _TEST_ROWS = 200
 _FEWEST = 4
 _GOLDEN = 0.618
@@ -197,7 +199,13 @@ def forecast(config: Config, shapes: Mapping[str, TableShape] | None = None) -> 
     scales = growth(config, steps=steps / STEPS, rows=len(taught) / (batch * STEPS))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
-        played = _rehearse(config, data, batch=batch, aligned=share, labelled=labelled)
+        rehearse = partial(_rehearse, config, data, batch=batch, aligned=share, labelled=labelled)
+        played = rehearse(STEPS)
+        step_seconds, longer = played.step_seconds, _LONGER * STEPS
+        if config.method.asks_once and steps > longer:  # much is the same of however many rows
+            more = rehearse(longer).step_seconds - step_seconds
+            each = max(0.0, more / (_LONGER - 1))
+            step_seconds = each + (step_seconds - each) * STEPS / steps
         privacy = _privacy(config)
     links = tuple(_links(played, data, *scales))
     intersections = _intersection_costs(config, data)
@@ -218,9 +226,9 @@ def forecast(config: Config, shapes: Mapping[str, TableShape] | None = None) -> 
         seconds={
             "read": read_seconds,
             "align": sum(way.seconds for way in intersections if way.protocol == aligned_by),
-            "train": steps * played.step_seconds + evaluations * played.evaluation_seconds * tested,
+            "train": steps * step_seconds + evaluations * played.evaluation_seconds * tested,
         },
-        seconds_per_step=played.step_seconds,
+        seconds_per_step=step_seconds,
         figure=config.method.figure,
         epsilon_x=privacy.epsilon_x,
         epsilon_y=privacy.epsilon_y,
@@ -361,19 +369,19 @@ class _Rehearsal:
 
 
 def _rehearse(
-    config: Config, like: VerticalData, *, batch: int, aligned: float, labelled: int
+    config: Config, like: VerticalData, steps: int, *, batch: int, aligned: float, labelled: int
 ) -> _Rehearsal:
-    """Play `STEPS` steps of `batch` random rows, whose names, shapes and classes are the run's.
+    """Play so many steps of `batch` random rows, whose names, shapes and classes are the run's.
 
     All parties have the share `aligned` of them; `labelled` are learnt from in the run.
     """
     changes = {
         "transcript": TranscriptSettings(keep="none"),
         "alignment": config.alignment.for_a_trial(),
-        "method": config.method.rehearsed(STEPS, config.train.epochs),
+        "method": config.method.rehearsed(steps, config.train.epochs),
     }
     quiet = config.model_copy(update=changes)
-    rows = batch * STEPS
+    rows = batch * steps
     labelled = min(rows, labelled) if config.method.asks_once else rows
     data = _random_data(like, rows, aligned, labelled=labelled)
     with threads_for(config.model, batch, [of.shape for of in data.tables]):

@@ -3,11 +3,16 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from secure_apfed.cli import execute
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData
+from secure_apfed.planning import forecast
 from tests.secure_apfed.small_runs import told
 
 Capture = pytest.CaptureFixture[str]
@@ -147,6 +152,27 @@ def test_of_the_active_alone_nothing_is_sent(config: Path, capsys: Capture) -> N
     private = ["--set=method=single_view", "--set=dp_sgd={epsilon: 4}"]
     assert execute(["plan", str(config), *private]) == 0
     assert re.search(r"epsilon_y, one training label +4 at delta 1e-05", capsys.readouterr().out)
+
+
+def test_what_an_answer_takes_whatever_the_rows_is_forecast_once(
+    config: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two seconds, and a hundredth for each batch: the first rehearsal alone would say more."""
+    rehearse, played = forecast._rehearse, list[int]()
+
+    def timed(config: Config, like: VerticalData, steps: int, **more: Any) -> Any:
+        played.append(steps)
+        seconds = 2.0 + 0.01 * steps
+        found = rehearse(config, like, steps, **more)
+        return replace(found, step_seconds=seconds / forecast.STEPS, evaluation_seconds=0.0)
+
+    monkeypatch.setattr(forecast, "_rehearse", timed)
+    votes = ["--set", "method={name: votes, labeller: logistic}", "--set", "train.batch_size=4"]
+    answer = told(capsys, "plan", config, *votes, "--set", "data.labelled=20",
+                  "--set", "secure_sum.masks=pairwise", "--set", "train.epochs=1")  # fmt: skip
+    first, longer = played
+    assert answer["steps"] > longer > first == forecast.STEPS
+    assert answer["seconds"]["train"] == pytest.approx(2.0 + 0.01 * answer["steps"])
 
 
 def test_links_are_summed_by_kind_unless_they_are_asked_for(config: Path, capsys: Capture) -> None:
