@@ -366,7 +366,7 @@ def graph_of(nearest_UN: Integers) -> sparse.csr_array:
 
 def placed(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
     """These columns at the labelled of so many rows, (rows, C); 0 at the others."""
-    placed_UC = np.zeros((rows, columns_nC.shape[1]))
+    placed_UC = np.zeros((rows, columns_nC.shape[1]), columns_nC.dtype)
     placed_UC[labelled_n] = columns_nC
     return placed_UC
 
@@ -392,8 +392,7 @@ def left_out(
         labelled_n = np.argsort(order_U)[labelled_n]
 
     def tell(part: Integers) -> None:
-        term_UC = np.zeros((rows, len(part)), graph_UU.dtype)
-        term_UC[labelled_n[part], np.arange(len(part))] = 1
+        term_UC = placed(rows, labelled_n[part], np.eye(len(part), dtype=graph_UU.dtype))
         reached_AnC = np.zeros((len(alphas), count, len(part)))
         for hop in range(1, _HOPS + 1):
             term_UC = graph_UU @ term_UC

@@ -18,12 +18,13 @@ from torch.nn import functional as F
 
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.learning.descent import Compute
+from secure_apfed.learning.descent import Compute, eager
 from secure_apfed.models import Enriched, Shape, family_for, output_shape
 from secure_apfed.seeds import seeded
 from secure_apfed.settings import THE_ACTIVE, Settings
 from secure_apfed.settings.training import ModelSettings
 
+_ADAM = eager(torch.optim.Adam)
 _LOSSES = {"mse": F.mse_loss, "mae": F.l1_loss}
 Floats = NDArray[np.float64]
 Score: TypeAlias = Literal["accuracy", "f1", "f1_macro", "f1_weighted"]
@@ -123,7 +124,7 @@ def fit_autoencoder(
     order_N = torch.randperm(len(features_NF), generator=draw).to(features_NF.device)
     held = max(1, round(settings.held_out * len(order_N)))
     held_V, rows_N = order_N[:held], order_N[held:]
-    adam = torch.optim.Adam(network.parameters(), lr=settings.learning_rate, fused=True)
+    adam = _ADAM(network.parameters(), lr=settings.learning_rate, fused=True)
     best, best_weights = torch.inf, copy.deepcopy(network.state_dict())
     epochs, best_at = 0, 0
     while epochs < settings.epochs and epochs - best_at < settings.patience:

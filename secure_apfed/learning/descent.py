@@ -116,7 +116,7 @@ def eager(kind: type[OptimizerT]) -> type[OptimizerT]:
     """The same optimizer without torch's compiler, which loads for a second; neither to be pickled
     nor for `differentiable`.
     """
-    minded = ("add_param_group", "load_state_dict", "state_dict")
+    minded = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     plain = {name: inspect.unwrap(getattr(kind, name)) for name in minded}
     step = torch.no_grad()(inspect.unwrap(kind.step))
     return type(kind.__name__, (kind,), {**plain, "step": step})

@@ -30,7 +30,13 @@ from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
-from secure_apfed.learning.descent import ActiveNetworks, Compute, prefixed, without_prefix
+from secure_apfed.learning.descent import (
+    ActiveNetworks,
+    Compute,
+    eager,
+    prefixed,
+    without_prefix,
+)
 from secure_apfed.learning.release import check_norms
 from secure_apfed.methods.method import Agreed, Helper, Learner, Own
 from secure_apfed.methods.multiview import (
@@ -64,6 +70,7 @@ from secure_apfed.settings.run import RunSettings
 _ONE = torch.zeros(1, dtype=torch.int64)
 """What an answer counts for: there are no rows in common, of which each would be asked for."""
 
+_RMSPROP = eager(torch.optim.RMSprop)
 _ACROSS = 64
 _RATE, _DROPOUT = 5e-3, 0.1
 
@@ -322,7 +329,7 @@ class SequenceViews:
 
     def train(self, step: int) -> float:
         """Some epochs of RMSProp on the own rows."""
-        losses, optimiser = [], torch.optim.RMSprop(self._network.parameters(), lr=_RATE)
+        losses, optimiser = [], _RMSPROP(self._network.parameters(), lr=_RATE)
         self._network.train()
         with seeded(self._seed, self._owner, "recurrent", step):
             for rows_B in self._batches():

@@ -25,6 +25,7 @@ from secure_apfed.solo.classical import best_strength, logistic, scale_of, table
 from secure_apfed.solo.fitted import Fitted, Layers, layered, layers_of
 from secure_apfed.solo.interface import Baseline, FloatArray, Predictor, SoloTask, fitted_once
 
+_ADAM, _ADAMW = eager(torch.optim.Adam), eager(torch.optim.AdamW)
 _MOST_STEPS = 1_000
 _FIRST_LOOK, _LOOK_EVERY = 300, 100
 # Times the run's rate: the next is tried where the first look is above _SLOW times a blind guess.
@@ -199,7 +200,7 @@ def _pretrained(x_NF: Tensor, draws: Draws) -> nn.Module:
         )
     draw = draws.on()
     weights_P, gradient_P = flattened([encoder, decoder])
-    adam = eager(torch.optim.Adam)([weights_P], lr=_CODER_RATE)
+    adam = _ADAM([weights_P], lr=_CODER_RATE)
     for _ in range(_CODER_STEPS):
         x_BF = x_NF[torch.randint(len(x_NF), (_CODER_BATCH,), generator=draw)]
         noisy_BF = x_BF + _CODER_NOISE * torch.randn(x_BF.shape, generator=draw)
@@ -338,7 +339,7 @@ def _trained(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
     networks = _SideBySide(network, len(parts))
     weights_P, gradient_P = flattened([networks])
     average_P = weights_P.detach().clone()
-    adam = eager(torch.optim.AdamW)([weights_P], lr=_RATE, weight_decay=_DECAY)
+    adam = _ADAMW([weights_P], lr=_RATE, weight_decay=_DECAY)
     frequency_G1K = _frequencies([part.labels for part in parts])
     guessed_G1K = frequency_G1K.clone()
     for step in range(_STEPS):

@@ -1,5 +1,6 @@
 """The command line on a small real run, and its errors: exit code, panel or JSON object."""
 
+import inspect
 import io
 import json
 import re
@@ -21,13 +22,14 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed import progress, terminal
 from secure_apfed.cli import execute
-from secure_apfed.commands import Finding
+from secure_apfed.commands import Finding, project
 from secure_apfed.commands.doctor import healthy
 from secure_apfed.data import find_dataset
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.phases import PhaseName
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.outcome import Progress
+from secure_apfed.settings.data import Missing
 from tests.secure_apfed.small_runs import said_to_people, told
 
 CONFIG = """\
@@ -201,7 +203,7 @@ def test_the_data_sets_are_listed(capsys: Capture, tmp_path: Path) -> None:
 _STEPPED = (
     "torch, secure_apfed.learning.descent as d; a = torch.ones(1, requires_grad=True); "
     "a.grad = a.detach(); o = d.eager(torch.optim.AdamW)([a]); o.step(); "
-    "o.load_state_dict(o.state_dict())"
+    "o.zero_grad(); o.load_state_dict(o.state_dict())"
 )
 
 
@@ -216,6 +218,12 @@ def test_a_part_does_not_load_what_comes_later(imported: str, spared: set[str]) 
     code = f"import sys, {imported}\nsys.exit(str({spared} & set(sys.modules) or ''))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
+
+
+def test_what_may_be_done_about_empty_cells_is_what_settings_know() -> None:
+    """Help loads no settings, so that the option names it, too."""
+    option = inspect.signature(project.join).parameters["missing"].annotation
+    assert get_args(option)[0] == Missing | None
 
 
 @pytest.mark.parametrize("party_seeds", ["secret", "shared_for_comparison"])
