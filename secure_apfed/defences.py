@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -128,9 +129,7 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
     }
     order = np.array([[1.0, 0, -1, 0], [0, 1, 0, -1]])
     longer = {"type": "ineq", "fun": lambda logs: order @ logs, "jac": lambda logs: order}
-    from scipy.optimize import minimize  # slow to import
-
-    found = minimize(
+    found = scipy.optimize.minimize(
         objective,
         np.log(floor + power / dimension),
         jac=gradient,

@@ -15,6 +15,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 from secure_apfed.measures import FloatArray, Measure, Scored, measure_all
@@ -80,9 +81,7 @@ def influence(scored: Scored, measure: Measure) -> FloatArray:
 
 def proportion_interval(of_it: int, rows: int) -> tuple[float, float]:
     """The 95 % interval of a share (Wilson 1927), which few or no rows of it do not break."""
-    from scipy.stats import binomtest
-
-    found = binomtest(of_it, rows).proportion_ci(_CONFIDENCE, method="wilson")
+    found = scipy.stats.binomtest(of_it, rows).proportion_ci(_CONFIDENCE, method="wilson")
     return float(found.low), float(found.high)
 
 

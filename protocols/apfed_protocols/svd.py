@@ -51,7 +51,7 @@ _RANGES = {
     "vectors": (1, MOST_FEATURES), "mask_rows": (2, MOST_MASK_ROWS), "most_rows": (2, 2**26),
 }  # fmt: skip
 try:
-    from scipy.special import ndtri
+    import scipy
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "a decomposition needs scipy: pip install 'apfed-protocols[svd]'", name=error.name
@@ -149,7 +149,7 @@ def random_orthogonal(size: int, key: bytes, *context: bytes) -> Floats:
     """A uniformly random orthogonal matrix, (size, size), of this key and context."""
     stream = keystream(key, b"orthogonal mask v1", *context, length=8 * size * size)
     words = np.frombuffer(stream, dtype="<u8") >> np.uint64(64 - _BITS)
-    normals = ndtri((words + 0.5) * 2.0**-_BITS).reshape(size, size)
+    normals = scipy.special.ndtri((words + 0.5) * 2.0**-_BITS).reshape(size, size)
     factor, triangle = np.linalg.qr(normals)
     return np.asarray(factor * np.where(np.diag(triangle) < 0, -1.0, 1.0), dtype=np.float64)
 

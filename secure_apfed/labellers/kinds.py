@@ -16,14 +16,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy import linalg, sparse
-from scipy.sparse import csgraph
-from scipy.special import log_softmax, softmax
 from threadpoolctl import threadpool_limits
 
 from secure_apfed.errors import ConfigError, DataError
@@ -34,6 +32,8 @@ from secure_apfed.seeds import derive_seed, one_thread, usable_cores
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Features = Floats | torch.Tensor
+if TYPE_CHECKING:  # scipy loads what is used of it at its first use
+    from scipy.sparse import csr_array as Graph
 
 
 class Labeller(ABC):
@@ -279,7 +279,7 @@ class Spreading(LinearLabeller):
         term_UC = placed(len(features_UF), labelled_n, columns_nC)
         return self.along(self._normalised_graph(features_UF), term_UC)
 
-    def along(self, graph_UU: sparse.csr_array, term_UC: Floats) -> Floats:
+    def along(self, graph_UU: "Graph", term_UC: Floats) -> Floats:
         """(I - alpha S)^-1 times columns.
 
         (I - alpha S)^-1 is the sum of (alpha S)^t over paths of length t. No term is negative, so
@@ -294,7 +294,7 @@ class Spreading(LinearLabeller):
                 break
         return sum_UC
 
-    def _normalised_graph(self, features_UF: Floats) -> sparse.csr_array:
+    def _normalised_graph(self, features_UF: Floats) -> "Graph":
         """S_UU."""
         return graph_of(nearest_of(features_UF, self.neighbours))
 
@@ -350,18 +350,19 @@ def _about_nearest(features_UF: Floats, neighbours: int) -> Integers:
     return nearest_UN
 
 
-def graph_of(nearest_UN: Integers) -> sparse.csr_array:
+def graph_of(nearest_UN: Integers) -> "Graph":
     """S_UU of rows and their nearest."""
     rows, near = nearest_UN.shape
     if not near:
-        return sparse.csr_array((rows, rows))
+        return scipy.sparse.csr_array((rows, rows))
     ends, nearest = np.arange(0, rows * near + 1, near), nearest_UN.ravel()
     if rows * near < 2**30:  # of both directions
         ends, nearest = ends.astype(np.int32), nearest.astype(np.int32)
-    near_UU = sparse.csr_array((np.ones(rows * near), nearest, ends), (rows, rows))
+    near_UU = scipy.sparse.csr_array((np.ones(rows * near), nearest, ends), (rows, rows))
     weight_UU = near_UU.maximum(near_UU.T)
     root_U = 1 / np.sqrt(np.asarray(weight_UU.sum(axis=1)).ravel())  # every row has an edge
-    return sparse.csr_array(sparse.diags_array(root_U) @ weight_UU @ sparse.diags_array(root_U))
+    root_UU = scipy.sparse.diags_array(root_U)
+    return scipy.sparse.csr_array(root_UU @ weight_UU @ root_UU)
 
 
 def placed(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
@@ -372,7 +373,7 @@ def placed(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
 
 
 def left_out(
-    graph_UU: sparse.csr_array, labelled_n: Integers, known_nK: Floats, alphas: Sequence[float]
+    graph_UU: "Graph", labelled_n: Integers, known_nK: Floats, alphas: Sequence[float]
 ) -> list[Floats]:
     """What labels that stand for `known_nK` spread to labelled rows without their own, (n, K) for
     each alpha.
@@ -387,7 +388,7 @@ def left_out(
     rows, count = graph_UU.shape[0], len(labelled_n)
     alpha_A11, said_AnK = np.reshape(alphas, (-1, 1, 1)), np.zeros((len(alphas), *known_nK.shape))
     if many := rows > _EXACT:
-        order_U = csgraph.reverse_cuthill_mckee(graph_UU, symmetric_mode=True)
+        order_U = scipy.sparse.csgraph.reverse_cuthill_mckee(graph_UU, symmetric_mode=True)
         graph_UU = graph_UU[order_U][:, order_U].astype(np.float32)
         labelled_n = np.argsort(order_U)[labelled_n]
 
@@ -434,7 +435,7 @@ class Ridge(LinearLabeller):
         phi_UP = self._expand((features_UF - mean_F) / size)
         known_nP = phi_UP[labelled_n]
         gram_nn = known_nP @ known_nP.T + _LAMBDA * np.eye(len(labelled_n))
-        return rows_of_norm_one(phi_UP @ linalg.solve(gram_nn, known_nP, assume_a="pos").T)
+        return rows_of_norm_one(phi_UP @ scipy.linalg.solve(gram_nn, known_nP, assume_a="pos").T)
 
     def _expand(self, x_UF: Floats) -> Floats:
         """1, x of norm about 1, and cosines of norm about 1."""
@@ -628,7 +629,7 @@ def with_constant(x_UF: Floats, constant: float) -> Floats:
 
 
 def probabilities(x_UF: Floats, theta_FK: Floats) -> Floats:
-    return np.asarray(softmax(x_UF @ theta_FK, axis=1), dtype=np.float64)
+    return np.asarray(scipy.special.softmax(x_UF @ theta_FK, axis=1), dtype=np.float64)
 
 
 def minimiser(
@@ -653,14 +654,12 @@ def minimiser(
     def value_and_gradient(flat: Floats) -> tuple[float, Floats]:
         theta_FK = flat.reshape(shape)
         logits_nK = x_nF @ theta_FK
-        loss = -float((target_nK * log_softmax(logits_nK, axis=1)).sum()) / len(x_nF)
-        residual_nK = softmax(logits_nK, axis=1) - target_nK
+        loss = -float((target_nK * scipy.special.log_softmax(logits_nK, axis=1)).sum()) / len(x_nF)
+        residual_nK = scipy.special.softmax(logits_nK, axis=1) - target_nK
         gradient_FK = x_nF.T @ residual_nK / len(x_nF) + strength * theta_FK
         return loss + strength / 2 * float((flat**2).sum()), gradient_FK.ravel()
 
-    from scipy.optimize import minimize  # slow to import
-
-    found = minimize(
+    found = scipy.optimize.minimize(
         value_and_gradient, np.zeros(shape[0] * classes), jac=True, method="L-BFGS-B",
         options={"maxiter": 5000, "maxfun": 20000, "gtol": tolerance / shape[0] / classes,
                  "ftol": 0.0, "maxcor": 20},

@@ -11,8 +11,8 @@ Letters: N rows, n of them labelled.
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import expit, logit
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -47,8 +47,6 @@ def slope_of(scores_n: Floats, labels_n: Integers) -> float:
     Platt's regression (1999) with a normal prior on its slope, the intercept being free. Scores are
     of models that have not seen the labels, in deviations over all rows.
     """
-    from scipy.optimize import minimize  # slow to import
-
     if len(np.unique(labels_n)) < 2:
         return _USUAL
     rate = float(labels_n.mean())
@@ -58,16 +56,16 @@ def slope_of(scores_n: Floats, labels_n: Integers) -> float:
         misfit = np.logaddexp(0, z_n) - labels_n * z_n
         return float(misfit.sum() + ((theta[0] - _USUAL) / _SPREAD) ** 2 / 2)
 
-    slope = minimize(loss, np.array([_USUAL, logit(rate)]), method="L-BFGS-B").x[0]
+    start = np.array([_USUAL, scipy.special.logit(rate)])
+    slope = scipy.optimize.minimize(loss, start, method="L-BFGS-B").x[0]
     return float(np.clip(slope, _LEAST, _MOST))
 
 
 def _offset(z_N: Floats, rate: float) -> float:
     """What makes the mean probability of these log-odds the rate."""
-    from scipy.optimize import brentq  # slow to import
-
     far = _FARTHEST + float(np.abs(z_N).max())
-    return float(brentq(lambda by: float(expit(z_N + by).mean()) - rate, -far, far))
+    expit = scipy.special.expit
+    return float(scipy.optimize.brentq(lambda by: expit(z_N + by).mean() - rate, -far, far))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +91,7 @@ class Straight:
         """
         slope, deviation = slope_of(unseen_n, labels_n), float(scores_N.std())
         if not deviation > 0:
-            return cls(slope=1.0, offset=float(logit(rate) - scores_N.mean()))
+            return cls(slope=1.0, offset=float(scipy.special.logit(rate) - scores_N.mean()))
         by = slope / deviation
         offset = _offset(slope * others, rate) - by * float(scores_N.mean())
         return cls(slope=by, offset=offset)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from scipy.special import log_softmax
 from torch import Tensor
 
 from secure_apfed.learning.descent import ActiveNetworks, Trainer
@@ -148,7 +148,8 @@ class _Pool:
         return np.arange(len(self.labels_J))
 
     def log_q(self, own_BK: Floats, votes_BK: Floats, a: float, b: float) -> Floats:
-        return np.asarray(log_softmax(self.log_f_K + a * own_BK + b * votes_BK, axis=1))
+        scores_BK = self.log_f_K + a * own_BK + b * votes_BK
+        return np.asarray(scipy.special.log_softmax(scores_BK, axis=1))
 
     def likelihood(self, rows_B: Integers, a: float, b: float) -> Floats:
         """Log q of these rows' own labels, (B,)."""
@@ -157,7 +158,6 @@ class _Pool:
 
     def fitted(self, rows_B: Integers, *, alone: bool = False) -> tuple[float, float]:
         """The most likely a and b by these rows; alone: b is 0."""
-        from scipy.optimize import minimize  # slow to import
 
         def loss(ab: Floats) -> float:
             a, b = map(float, ab)
@@ -166,7 +166,8 @@ class _Pool:
 
         most_a, most_b = _MOST
         start, most = (1.0, 0.0) if alone else _START, 0.0 if alone else most_b
-        found = minimize(loss, start, method="L-BFGS-B", bounds=[(0.0, most_a), (0.0, most)])
+        bounds = [(0.0, most_a), (0.0, most)]
+        found = scipy.optimize.minimize(loss, start, method="L-BFGS-B", bounds=bounds)
         a, b = map(float, found.x)
         return a, b
 

@@ -30,10 +30,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.linalg import solve
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -542,7 +542,7 @@ def weights_of(
     for _ in range(most_rounds):
         ridge_F = beta / (2 * (row_norms(weights_FC) + _LEAST_NORM))
         try:
-            weights_FC = solve(gram_FF + np.diag(ridge_F), cross_FC, assume_a="pos")
+            weights_FC = scipy.linalg.solve(gram_FF + np.diag(ridge_F), cross_FC, assume_a="pos")
         except np.linalg.LinAlgError as error:
             raise ModelError(
                 "a view's columns are linearly dependent; take a beta above 0, or fewer columns"

@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import ClassVar
 
 import numpy as np
-from scipy.special import erfcx, log_ndtr, ndtri
+import scipy
 
 from secure_apfed.errors import ConfigError
 
@@ -128,8 +128,8 @@ def _log_delta(epsilon: float, mu: float) -> float:
     and b = epsilon/mu + mu/2, since epsilon = (b^2 - a^2) / 2.
     """
     a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-    first = log_ndtr(-a)
-    second = -a * a / 2 + np.log(erfcx(b / np.sqrt(2)) / 2)
+    first = scipy.special.log_ndtr(-a)
+    second = -a * a / 2 + np.log(scipy.special.erfcx(b / np.sqrt(2)) / 2)
     return float(first + np.log(-np.expm1(min(second - first, -np.finfo(float).tiny))))
 
 
@@ -147,10 +147,8 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     high = float(mu * mu / 2 + mu * np.sqrt(2 * np.log(1 / delta)))
     if mu > _HUGE_MU:
         return high
-    from scipy.optimize import brentq  # slow to import
-
     target = np.log(delta) - _DELTA_MARGIN
-    root = brentq(
+    root = scipy.optimize.brentq(
         lambda epsilon: _log_delta(epsilon, mu) - target, 0, high, xtol=1e-15 * high,
         rtol=_ROOT_TOLERANCE,
     )  # fmt: skip
@@ -164,8 +162,6 @@ def gdp_mu(epsilon: float, delta: float) -> float:
     if not (np.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(f"a target epsilon is positive and finite, got {epsilon}")
 
-    from scipy.optimize import brentq  # slow to import
-
     target = float(np.log(delta) - _DELTA_MARGIN)
 
     def excess(log_mu: float) -> float:
@@ -176,7 +172,7 @@ def gdp_mu(epsilon: float, delta: float) -> float:
         low -= 1
     while excess(high) < 0:
         high += 1
-    root = brentq(excess, low, high, xtol=1e-13, rtol=_ROOT_TOLERANCE)
+    root = scipy.optimize.brentq(excess, low, high, xtol=1e-13, rtol=_ROOT_TOLERANCE)
     return float(np.exp(root) * (1 - _MU_MARGIN))
 
 
@@ -283,7 +279,7 @@ def _pld_grid(noise: float, releases: int) -> float:
     mean mu^2 / 2 and deviation mu, and the library cuts off tails of exp(-50).
     """
     mu = compose(1 / noise, releases)
-    largest = mu * -float(ndtri(0.5 * math.exp(_PLD_LOG_TAIL))) + mu**2 / 2
+    largest = mu * -float(scipy.special.ndtri(0.5 * math.exp(_PLD_LOG_TAIL))) + mu**2 / 2
     return 2 * largest / _PLD_INTERVAL
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
+import scipy
 
 from apfed_protocols.noise import MAX_DEVIATION, TAIL
 from secure_apfed.errors import ConfigError
@@ -167,9 +168,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
         return a * rho + (a * math.log1p(-1 / a) - math.log(a - 1) - log_delta) / (a - 1)
 
     # Any a > 1 gives a valid bound.
-    from scipy.optimize import minimize_scalar  # slow to import
-
-    least = minimize_scalar(
+    least = scipy.optimize.minimize_scalar(
         lambda log: at(1 + math.exp(log)), bounds=(-14, 20), method="bounded",
         options={"xatol": 1e-10},
     )  # fmt: skip

@@ -41,9 +41,9 @@ import hashlib
 from operator import index
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtri
 from torch import Tensor
 
 from apfed_protocols.errors import LocalProtocolError
@@ -184,7 +184,7 @@ def standard_normals(key: bytes, *context: bytes, shape: tuple[int, ...]) -> NDA
     # (k + 1) / 2^64 with k of 63 bits lies in (0, 1/2]: the lower tail's probability.
     tails = ((words >> np.uint64(1)).astype(np.float64) + 1) * 2.0**-64
     signs = 1 - 2 * (words & np.uint64(1)).astype(np.float64)
-    return np.asarray(signs * ndtri(tails), dtype=np.float64).reshape(shape)
+    return np.asarray(signs * scipy.special.ndtri(tails), dtype=np.float64).reshape(shape)
 
 
 def grid_of(sigma: float) -> float:
