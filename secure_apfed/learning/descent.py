@@ -123,7 +123,7 @@ def eager(kind: type[OptimizerT]) -> type[OptimizerT]:
 
 
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": eager(torch.optim.SGD),
+    "sgd": partial(eager(torch.optim.SGD), foreach=True),
     "adam": partial(eager(torch.optim.Adam), fused=True),
     "adamw": partial(eager(torch.optim.AdamW), fused=True),
 }
