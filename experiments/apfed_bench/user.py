@@ -7,9 +7,9 @@ which a phase of a second or more grew from the case of a tenth of the rows; `fo
 `plan` says of the phases that it forecasts, by what they took; `floor_seconds` what pandas takes to
 read the same files. One run each.
 
-`STARTUP`, cases `help`, `plan`, `predict` (of four rows) and `run` (APFed-C without baselines on 178
-rows of wine), `plan/own` and `run/own` (on as many of the parties' own CSV files): seconds of the
-whole process; the peer is one that only imports torch.
+`STARTUP`, cases `help`, `plan`, `predict` (of four rows) and `run` (APFed-C without baselines on
+178 rows of wine), `plan/own` and `run/own` (on as many of the parties' own CSV files): seconds of
+the whole process; the peer is one that only imports torch.
 
 `IDS`, cases `encode/ROWS`: texts as bytes that are checked to differ; the peer checks nothing.
 """
