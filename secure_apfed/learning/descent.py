@@ -113,12 +113,13 @@ def joint_loss(task: Tensor, z_A: Tensor, gradient_A: Tensor) -> Tensor:
 
 
 def eager(kind: type[OptimizerT]) -> type[OptimizerT]:
-    """The same optimizer without torch's compiler, which loads for a second; neither to be pickled
-    nor for `differentiable`.
+    """The same optimizer without torch's compiler, which loads for a second, and hooks around a
+    step, which take half of a small one; neither to be pickled nor for `differentiable`.
     """
     minded = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     plain = {name: inspect.unwrap(getattr(kind, name)) for name in minded}
     step = torch.no_grad()(inspect.unwrap(kind.step))
+    vars(step)["hooked"] = True
     return type(kind.__name__, (kind,), {**plain, "step": step})
 
 
