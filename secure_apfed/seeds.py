@@ -226,5 +226,7 @@ def threads(count: int) -> Iterator[None]:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Of all libraries, so that fits depend on no number of cores and small ones wait for none."""
+    import sklearn  # noqa: F401 - what is not here yet would not be limited, SciPy's included
+
     with threads(1), threadpool_limits(1):
         yield

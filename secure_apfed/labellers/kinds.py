@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import scipy
@@ -32,8 +32,6 @@ from secure_apfed.seeds import derive_seed, one_thread, usable_cores
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Features = Floats | torch.Tensor
-if TYPE_CHECKING:  # scipy loads what is used of it at its first use
-    from scipy.sparse import csr_array as Graph
 
 
 class Labeller(ABC):
@@ -279,7 +277,7 @@ class Spreading(LinearLabeller):
         term_UC = placed(len(features_UF), labelled_n, columns_nC)
         return self.along(self._normalised_graph(features_UF), term_UC)
 
-    def along(self, graph_UU: "Graph", term_UC: Floats) -> Floats:
+    def along(self, graph_UU: "scipy.sparse.csr_array", term_UC: Floats) -> Floats:
         """(I - alpha S)^-1 times columns.
 
         (I - alpha S)^-1 is the sum of (alpha S)^t over paths of length t. No term is negative, so
@@ -294,7 +292,7 @@ class Spreading(LinearLabeller):
                 break
         return sum_UC
 
-    def _normalised_graph(self, features_UF: Floats) -> "Graph":
+    def _normalised_graph(self, features_UF: Floats) -> "scipy.sparse.csr_array":
         """S_UU."""
         return graph_of(nearest_of(features_UF, self.neighbours))
 
@@ -350,7 +348,7 @@ def _about_nearest(features_UF: Floats, neighbours: int) -> Integers:
     return nearest_UN
 
 
-def graph_of(nearest_UN: Integers) -> "Graph":
+def graph_of(nearest_UN: Integers) -> "scipy.sparse.csr_array":
     """S_UU of rows and their nearest."""
     rows, near = nearest_UN.shape
     if not near:
@@ -373,8 +371,9 @@ def placed(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
 
 
 def left_out(
-    graph_UU: "Graph", labelled_n: Integers, known_nK: Floats, alphas: Sequence[float]
-) -> list[Floats]:
+    graph_UU: "scipy.sparse.csr_array", labelled_n: Integers, known_nK: Floats,
+    alphas: Sequence[float],
+) -> list[Floats]:  # fmt: skip
     """What labels that stand for `known_nK` spread to labelled rows without their own, (n, K) for
     each alpha.
 

@@ -113,8 +113,8 @@ def joint_loss(task: Tensor, z_A: Tensor, gradient_A: Tensor) -> Tensor:
 
 
 def eager(kind: type[OptimizerT]) -> type[OptimizerT]:
-    """The same optimizer without torch's compiler, which loads for a second, and hooks around a
-    step, which take half of a small one; neither to be pickled nor for `differentiable`.
+    """The same optimizer without torch's compiler, which loads for a second; neither to be pickled
+    nor for `differentiable`. Of a step no hook is called: they take half of a small one.
     """
     minded = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     plain = {name: inspect.unwrap(getattr(kind, name)) for name in minded}

@@ -209,7 +209,8 @@ _STEPPED = (
 
 @pytest.mark.parametrize(("imported", "spared"), [
     ("secure_apfed; secure_apfed.align", {"torch", "tenseal"}),
-    ("secure_apfed.config.file, secure_apfed.runs.run", {"sklearn", "matplotlib", "opacus"}),
+    ("secure_apfed.config.file, secure_apfed.runs.run",
+     {"sklearn", "matplotlib", "opacus", "scipy.special", "scipy.linalg"}),
     ("apfed_attacks", {"torchmetrics", "matplotlib"}),
     ("secure_apfed.cli", {"numpy", "pydantic", "torch"}),
     (_STEPPED, {"torch._dynamo"}),
@@ -218,6 +219,17 @@ def test_a_part_does_not_load_what_comes_later(imported: str, spared: set[str]) 
     code = f"import sys, {imported}\nsys.exit(str({spared} & set(sys.modules) or ''))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
+
+
+def test_one_thread_is_of_libraries_that_load_within(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import threadpoolctl, secure_apfed.seeds\nwith secure_apfed.seeds.one_thread():\n"
+        " import scipy.linalg, sklearn.ensemble\n"
+        " print({pool['num_threads'] for pool in threadpoolctl.threadpool_info()})"
+    )
+    for of in ("OMP", "OPENBLAS", "MKL"):
+        monkeypatch.setenv(f"{of}_NUM_THREADS", "2")
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "{1}"
 
 
 def test_what_may_be_done_about_empty_cells_is_what_settings_know() -> None:
