@@ -217,6 +217,7 @@ def _tell(
     """
     from apfed_experiments.report.who_learns import COALITIONS, RunFacts
     from secure_apfed.planning.forecast import forecast
+    from secure_apfed.settings.data import TableShape
 
     links: tuple[Link, ...] = ()
     with warnings.catch_warnings():

@@ -370,6 +370,7 @@ def test_outputs_are_stripped_and_the_page_names_it(path: Path) -> None:
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.outputs for cell in code if cell.outputs or cell.execution_count] == []
+    assert [found for cell in code for found in missing(cell.source)] == []
     assert f"({path.name})" in text_of("docs/notebooks/index.md")
 
 

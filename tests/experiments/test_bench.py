@@ -142,7 +142,7 @@ def test_every_bench_prints_one_object(name: str) -> None:
     if name != "secure-sum":
         return
     most_bytes = {
-        "ckks": 16.1, "ckks+pool": 16.1, "ckks-fast": 8.1, "bfv+masks": 7.6, "masked": 4.1,
+        "ckks": 16.1, "ckks-fast": 8.1, "bfv+masks": 7.6, "masked": 4.1,
         "masked-recovery": 4.1, "plain": 4.1,
         # eight bytes of a share, and the frames around it and the keys of the others' shares
         **({"crypten": 8.1} if importlib.util.find_spec("crypten") else {}),

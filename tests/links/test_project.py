@@ -350,6 +350,8 @@ def test_the_commands_show_what_is_asked_and_learnt(
         map(tuple, (row[:2] for row in said["learnt"]["What shop learns"]))
     )
     assert said["learnt"]["What is learnt of shop"]
+    sums = told(capsys, *call[:2], "--as", "aggregator", "--folder", tmp_path / "sums")
+    assert sums["asked"]["role"] == "aggregator of votes, summed"
     new = ("project", "new", bank / project.RUN, "--as", "bank", "--folder", tmp_path / "bank",
            *(f"--at={name}={at}" for name, at in here.addresses.items()),
            "--run-by", "aggregator=Sums")  # fmt: skip
