@@ -7,9 +7,8 @@ which a phase of a second or more grew from the case of a tenth of the rows; `fo
 `plan` says of the phases that it forecasts, by what they took; `floor_seconds` what pandas takes to
 read the same files. One run each.
 
-`STARTUP`, cases `help`, `plan`, `predict` (of four rows) and `run` (APFed-C without baselines on
-178 rows of wine), `plan/own` and `run/own` (on as many of the parties' own CSV files): seconds of
-the whole process; the peer is one that only imports torch.
+`STARTUP`, cases `help`, `plan`, `predict` (of four rows) and `run` (APFed-C, without baselines) on
+178 rows of three CSV files: seconds of the whole process; the peer is one that only imports torch.
 
 `IDS`, cases `encode/ROWS`: texts as bytes that are checked to differ; the peer checks nothing.
 """
@@ -37,7 +36,7 @@ from secure_apfed.phases import PhaseName
 _SIZES, _QUICK, _FORMATS = (10_000, 100_000, 1_000_000), (1_000,), ("csv", "parquet")
 _PARTIES, _COLUMNS = ("active", "bank", "shop"), 20
 _PATIENCE_S, _NOTABLE_S = 3600, 1.0
-_STARTS, _FEW = ("help", "plan", "plan/own", "predict", "run", "run/own"), 178
+_STARTS, _FEW = ("help", "plan", "predict", "run"), 178
 _PHASES: tuple[PhaseName, ...] = ("start", "read", "align", "train", "baselines", "report")
 _OPEN: Mapping[str, Any] = {
     "secure_sum": {"scheme": "plain", "masks": "pairwise"}, "guard": {"mechanism": "none"},
@@ -149,26 +148,19 @@ def _printed(*arguments: str, at: Path) -> str:
 def _started(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run = {"name": "small", "method": "apfed_c", "data": {"dataset": "wine"}, **_OPEN,
-               "train": {"epochs": 1}}  # fmt: skip
-        (folder / "wine.yaml").write_text(as_yaml(run))
         _write_tables(folder, _FEW, "csv")
         _write_run(folder, "apfed_c", "csv")
-        _command("run", "wine.yaml", "--no-baselines", "--output", "model", at=folder)
-        columns = json.loads((folder / "model/model.json").read_text())["encoding"]["columns"]
-        ones = pd.DataFrame(np.ones((4, len(columns))), columns=[of["name"] for of in columns])
-        ones.to_csv(folder / "four.csv", index=False)
+        _command("run", "run.yaml", "--no-baselines", "--output", "model", at=folder)
+        pd.read_csv(folder / "active.csv").head(4).to_csv(folder / "four.csv", index=False)
         calls: dict[str, tuple[str, ...]] = {
             "help": ("--help",),
-            "plan": ("plan", "wine.yaml"),
-            "plan/own": ("plan", "run.yaml"),
+            "plan": ("plan", "run.yaml"),
             "predict": ("predict", "--model", "model", "--data", "four.csv"),
-            "run": ("run", "wine.yaml", "--no-baselines", "--output"),
-            "run/own": ("run", "run.yaml", "--no-baselines", "--output"),
+            "run": ("run", "run.yaml", "--no-baselines", "--output"),
         }
 
         def play(case: str) -> str:
-            fresh = (f"out-{time.monotonic_ns()}",) if calls[case][0] == "run" else ()
+            fresh = (f"out-{time.monotonic_ns()}",) if case == "run" else ()
             return _command(*calls[case], *fresh, at=folder)
 
         shown = {case: partial(play, case) for case in calls if case in wanted}
