@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 PhaseName: TypeAlias = Literal[
@@ -30,6 +31,18 @@ class Phase:
     peak_bytes: int = 0
 
 
+def peak_memory() -> int:
+    """The most bytes that this process held; on Linux not by `ru_maxrss`, which begins with what
+    the process that started it held.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
+
+
 class Phases(dict[PhaseName, Phase]):
     """Phases in the order in which they began."""
 
@@ -40,12 +53,11 @@ class Phases(dict[PhaseName, Phase]):
 
     def end(self) -> None:
         """Add what passed since the last call to the phase that is on."""
-        spent, most = os.times(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        spent, most = os.times(), peak_memory()
         now = time.perf_counter(), sum(spent[:4])  # of children that were waited for, too
         phase = self.setdefault(self._now, Phase())
         phase.seconds += now[0] - self._since[0]
         phase.processor_seconds += now[1] - self._since[1]
-        most = most if sys.platform == "darwin" else most * 1024
         phase.peak_bytes = max(most, *(each.peak_bytes for each in self.values()))
         self._since = now
 

@@ -446,7 +446,7 @@ class _Course:
 
 
 def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: int) -> VerticalData:
-    rows = train + _TEST_ROWS
+    rows = train + min(_TEST_ROWS, max(_FEWEST, len(like.test_rows)))
     # Aligned rows are spread evenly, since a run's batches mix them too.
     shared = (torch.arange(rows) * aligned).floor().diff(prepend=torch.tensor([-1.0])) > 0
     shared[:_FEWEST] |= rows * aligned < 2 * _FEWEST  # of two classes, or it would be refused

@@ -232,6 +232,17 @@ def test_one_thread_is_of_libraries_that_load_within(monkeypatch: pytest.MonkeyP
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "{1}"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process begins with nothing held")
+def test_peak_memory_is_of_this_process_and_not_of_who_started_it() -> None:
+    told = "from secure_apfed import phases; print(phases.peak_memory())"
+    code = (
+        "import subprocess, sys\nheld = bytearray(500_000_000)\n"
+        f"subprocess.check_call([sys.executable, '-c', {told!r}])"
+    )
+    of_child = int(subprocess.check_output([sys.executable, "-c", code], text=True))
+    assert 5_000_000 < of_child < 400_000_000
+
+
 def test_what_may_be_done_about_empty_cells_is_what_settings_know() -> None:
     """Help loads no settings, so that the option names it, too."""
     option = inspect.signature(project.join).parameters["missing"].annotation
