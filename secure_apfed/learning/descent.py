@@ -119,7 +119,7 @@ def eager(kind: type[OptimizerT]) -> type[OptimizerT]:
     minded = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     plain = {name: inspect.unwrap(getattr(kind, name)) for name in minded}
     step = torch.no_grad()(inspect.unwrap(kind.step))
-    vars(step)["hooked"] = True
+    vars(step)["hooked"] = True  # as torch marks a step that it has wrapped
     return type(kind.__name__, (kind,), {**plain, "step": step})
 
 
