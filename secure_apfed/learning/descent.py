@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -158,13 +158,8 @@ class Descent:
             )
         self._norm_bound = train.max_gradient_norm or math.inf
         self._train, self._done = train, 0
-
-    @cached_property
-    def _optimizer(self) -> torch.optim.Optimizer:
-        """With the first step: torch's load a compiler, which takes a second of who never steps."""
-        train = self._train
         momentum = {"momentum": train.momentum} if train.optimizer == "sgd" else {}
-        return _OPTIMIZERS[train.optimizer](
+        self._optimizer = _OPTIMIZERS[train.optimizer](
             self._parameters, lr=train.learning_rate, weight_decay=train.weight_decay, **momentum
         )
 
@@ -191,7 +186,7 @@ class Descent:
     def tensors(self) -> dict[str, Tensor]:
         """Parameters, buffers and the optimizer's moments by name, and how many steps it took."""
         states = {name: module.state_dict() for name, module in self._modules.items()}
-        stepped = self._optimizer.state_dict()["state"] if self._done else {}
+        stepped = self._optimizer.state_dict()["state"]
         moments = {
             f"{index}.{name}": value
             for index, state in stepped.items()
@@ -212,10 +207,7 @@ class Descent:
         for key, value in without_prefix(_MOMENTS, tensors).items():
             index, _, name = key.partition(".")
             moments.setdefault(int(index), {})[name] = value.clone()
-        if self._done:
-            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
-        else:
-            vars(self).pop("_optimizer", None)
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
 
 
 class Trainer(Descent):
