@@ -3,32 +3,50 @@
 Run by: the experimenter, who drives all parties in one process and is told of every envelope that
 is sent (see `secure_apfed.exchange.drivers`); it is not a party. Privacy reports
 read the flows; attacks read the kept envelopes, opened as their receivers saw them. What the
-active decodes is in no message, so its record of the sums is kept beside them.
+active decodes is in no message, so its record of the sums is kept beside them. Payloads lie on the
+disk, in a file for each epoch.
 """
 
 import hashlib
+import os
+import shutil
+import tempfile
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 from torch import Tensor
 
-from secure_apfed.errors import DroppedTranscriptWarning
+from secure_apfed.errors import CheckpointError, DroppedTranscriptWarning
 from secure_apfed.exchange.envelope import Envelope, Kind
+from secure_apfed.files import open_plain, open_regular
 from secure_apfed.settings.run import TranscriptSettings
 
-MOST_MEGABYTES = 512.0
-"""Of payloads that are kept."""
-
 _SUM = "sum"
+_FILES = "transcript-*.bin"
+# Checkpoints that may be gone back to, see `secure_apfed.runs.folder.Steps`.
+_STATES = 2
 KEPT_KINDS = frozenset(
     {Kind.REQUEST, Kind.LABELS, Kind.VOTES, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM}
 )
 
 
 _Way = tuple[str, str, Kind]
+
+
+def free_megabytes(folder: Path | None = None) -> float:
+    """Of the disk on which payloads of runs in `folder` lie; None: of runs without one."""
+    return shutil.disk_usage(folder or tempfile.gettempdir()).free / 1e6
+
+
+def payload_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob(_FILES))
 
 
 @dataclass(frozen=True)
@@ -50,17 +68,80 @@ class Flow:
     last_step: int
 
 
+class _Folder:
+    """Where payloads lie; a folder of our own making goes with the last who may read it."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or Path(tempfile.mkdtemp(prefix="transcript-"))
+        if path is None:
+            weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+class _Epoch:
+    """What is kept of one epoch. Equal payloads (the same representations to each passive) are
+    written once, and read when somebody asks.
+    """
+
+    def __init__(self, number: int, folder: _Folder) -> None:
+        self.path, self._folder = folder.path / _FILES.replace("*", str(int(number))), folder
+        self.places: dict[bytes, list[int]] = {}  # of a payload, by its digest: from, to
+        self.sent: list[tuple[Envelope, bytes]] = []  # without its payload, whose digest follows
+        self.opened: dict[int, bytes] = {}
+
+    def store(self, payload: bytes) -> bytes:
+        """Return its digest. OSError: there is no room."""
+        digest = _digest(payload)
+        if digest not in self.places:
+            *_, size = next(reversed(self.places.values()), [0])
+            with os.fdopen(open_regular(self.path, create=True), "ab") as file:
+                file.truncate(size)  # a session that was broken off may have written more
+                file.write(payload)
+            self.places[digest] = [size, size + len(payload)]
+        return digest
+
+    def read(self, digest: bytes) -> bytes:
+        (start, end), payload = self.places[digest], b""
+        with open_plain(self.path) as file:
+            if 0 <= start <= end <= os.fstat(file.fileno()).st_size:
+                file.seek(start)
+                payload = file.read(end - start)
+        if _digest(payload) != digest:
+            raise CheckpointError(
+                f"{self.path}: bytes {start} to {end} are not as the run wrote them; restore it "
+                "from a copy, or play the run anew"
+            )
+        return payload
+
+
+class _Kept(Envelope):
+    """An envelope whose payload lies on the disk, and is read each time that it is asked for."""
+
+    @classmethod
+    def at(cls, epoch: _Epoch, sent: Envelope, digest: bytes) -> "_Kept":
+        kept = cls.__new__(cls)
+        vars(kept).update(vars(sent), _place=(epoch, digest))
+        del vars(kept)["payload"]
+        return kept
+
+    def __getattr__(self, name: str) -> bytes:
+        if name != "payload":
+            raise AttributeError(name)
+        epoch, digest = vars(self)["_place"]
+        payload: bytes = epoch.read(digest)
+        return payload
+
+
 class Transcript:
     """Records every envelope that is sent; keeps some, from the first `begin_epoch` on."""
 
     def __init__(self, settings: TranscriptSettings) -> None:
         self._settings = settings
         self._flows: dict[_Way, list[int]] = {}  # the numbers of a `Flow`, in its order
-        self._epochs: dict[int, list[Envelope]] = {}
-        self._opened: dict[int, dict[int, bytes]] = {}
-        self._epoch: int | None = None
-        self._payloads: dict[bytes, bytes] = {}
-        self._held_bytes = 0
+        self._epochs: dict[int, _Epoch] = {}
+        self._epoch: _Epoch | None = None
+        self._folder: _Folder | None = None
+        # Epochs that the newest states name, so that their files stay.
+        self._named = deque[frozenset[int]](maxlen=_STATES)
         self.wire_bytes = 0
 
     @property
@@ -70,34 +151,46 @@ class Transcript:
 
     @property
     def kept(self) -> Mapping[int, tuple[Envelope, ...]]:
-        """The kept envelopes by epoch, in the order of sending."""
-        return {epoch: tuple(envelopes) for epoch, envelopes in self._epochs.items()}
+        """The kept envelopes by epoch, in the order of sending; payloads are read when asked for.
+
+        Reading raises CheckpointError where a file is gone or altered.
+        """
+        return {
+            number: tuple(_Kept.at(epoch, envelope, digest) for envelope, digest in epoch.sent)
+            for number, epoch in self._epochs.items()
+        }
 
     @property
     def opened(self) -> dict[int, Tensor]:
         """Step -> (B, D), the sum that the active decoded, of the kept epochs."""
         return {
-            step: safetensors.torch.load(body)[_SUM]
-            for opened in self._opened.values()
-            for step, body in opened.items()
+            step: safetensors.torch.load(epoch.read(digest))[_SUM]
+            for epoch in self._epochs.values()
+            for step, digest in epoch.opened.items()
         }
+
+    def keep_in(self, folder: Path) -> None:
+        """Write payloads there, to stay; what an earlier run left goes with the first epoch."""
+        self._folder = _Folder(folder)
 
     def begin_epoch(self, epoch: int) -> None:
         """Say that the envelopes from now on belong to `epoch` (from 0)."""
         self._epoch = None
-        if self._settings.keep == "none":
-            return
         if self._settings.keep == "first_and_last":
-            for past in [past for past in self._epochs if past not in (0, epoch)]:
-                del self._epochs[past]
-                self._opened.pop(past, None)
-            used = {id(item.payload) for envelopes in self._epochs.values() for item in envelopes}
-            used |= {id(body) for opened in self._opened.values() for body in opened.values()}
-            kept = {key: body for key, body in self._payloads.items() if id(body) in used}
-            self._payloads, self._held_bytes = kept, sum(map(len, kept.values()))
-        self._epoch = epoch
-        self._epochs.setdefault(epoch, [])
-        self._opened.setdefault(epoch, {})
+            self._epochs = {of: kept for of, kept in self._epochs.items() if of in (0, epoch)}
+        self._sweep()
+        if self._settings.keep != "none":
+            self._folder = self._folder or _Folder()
+            self._epoch = self._epochs.setdefault(epoch, _Epoch(epoch, self._folder))
+
+    def _sweep(self) -> None:
+        """Remove files of epochs to which nobody can go back."""
+        if self._folder:
+            named = {*self._epochs}.union(*self._named)
+            stay = {_Epoch(number, self._folder).path for number in named}
+            for file in {*payload_files(self._folder.path)} - stay:
+                with suppress(OSError):  # a disk that cannot be written
+                    file.unlink()
 
     def record(self, envelope: Envelope, wire_bytes: int) -> None:
         """Count an envelope that is sent, and keep it where the settings say so."""
@@ -105,40 +198,34 @@ class Transcript:
             (envelope.sender, envelope.receiver, envelope.kind),
             (1, len(envelope.payload), wire_bytes), envelope.step, envelope.step,
         )  # fmt: skip
-        if self._epoch is not None and envelope.kind in KEPT_KINDS:
-            payload = self._store(envelope.payload)
-            if self._epoch is not None:
-                self._epochs[self._epoch].append(replace(envelope, payload=payload))
+        if (epoch := self._epoch) and envelope.kind in KEPT_KINDS:
+            with self._dropped_on_a_full_disk():
+                digest = epoch.store(envelope.payload)
+                epoch.sent.append((replace(envelope, payload=b""), digest))
 
     def keep_opened(self, step: int, sum_BD: Tensor) -> None:
         """Keep what the active decoded in `step`; only the experimenter has this record."""
-        if self._epoch is not None:
+        if epoch := self._epoch:
             body = safetensors.torch.save({_SUM: sum_BD.detach().cpu().contiguous()})
-            body = self._store(body)
-            if self._epoch is not None:
-                self._opened[self._epoch][step] = body
+            with self._dropped_on_a_full_disk():
+                epoch.opened[step] = epoch.store(body)
 
-    def _store(self, payload: bytes) -> bytes:
-        """Hold equal payloads (the same representations to each passive) once; more than the limit
-        are no reason to stop a training: then nothing is held, from now on either.
-        """
-        digest = hashlib.blake2b(payload, digest_size=16).digest()
-        if digest not in self._payloads:
-            self._payloads[digest] = payload
-            self._held_bytes += len(payload)
-        if self._held_bytes > MOST_MEGABYTES * 1e6:
-            told, self._held_bytes, self._epoch = self._held_bytes / 1e6, 0, None
-            self._epochs, self._opened, self._payloads = {}, {}, {}
+    @contextmanager
+    def _dropped_on_a_full_disk(self) -> Iterator[None]:
+        """That is no reason to stop a training: nothing is kept then, from now on either."""
+        try:
+            yield
+        except OSError as error:
+            self._epochs, self._epoch = {}, None
             self._settings = TranscriptSettings(keep="none")
+            self._sweep()
             warnings.warn(
-                f"the transcript would hold {told:.0f} MB, over the limit of {MOST_MEGABYTES:g} "
-                "MB, and is dropped: attacks have nothing to read; send a smaller representation "
-                "(model.projection), or set transcript.keep to none",
+                f"the transcript cannot be written ({error}), and is dropped: attacks have nothing "
+                "to read; make room there, send a smaller representation (model.projection), or "
+                "set transcript.keep to none",
                 DroppedTranscriptWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
-            return payload
-        return self._payloads[digest]
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on after what `state` recorded; what this session sent so far adds to it."""
@@ -160,44 +247,50 @@ class Transcript:
             held[place] += count
         held[-1] = max(held[-1], last)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything recorded, as plain msgpack types."""
-        digests = {id(payload): digest for digest, payload in self._payloads.items()}
+    def state_dict(self, *, last: bool = False) -> dict[str, Any]:
+        """Everything recorded, as plain msgpack types; payloads stay in their files, which stay as
+        long as they are kept, or named by the newest two states. Files of others go with the
+        `last` state.
+        """
+        self._named.append(frozenset(self._epochs))
+        if last:
+            self._named.clear()
+            self._sweep()
+        for epoch in self._epochs.values():
+            if epoch.places:
+                with os.fdopen(open_regular(epoch.path, create=False), "ab") as file:
+                    os.fsync(file.fileno())
         return {
             "flows": [{**vars(flow), "kind": flow.kind.value} for flow in self.flows],
-            "payloads": dict(self._payloads),
             "keep": self._settings.keep,
             "epochs": [
-                [epoch, [[_fields(item), digests[id(item.payload)]] for item in envelopes]]
-                for epoch, envelopes in self._epochs.items()
+                [number, epoch.places, [[_fields(sent), at] for sent, at in epoch.sent],
+                 epoch.opened]
+                for number, epoch in self._epochs.items()
             ],
-            "opened": [
-                [epoch, [[step, digests[id(body)]] for step, body in opened.items()]]
-                for epoch, opened in self._opened.items()
-            ],
-        }
+        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned; after `keep_in`, since payloads lie there."""
         flows = [Flow(**{**flow, "kind": Kind(flow["kind"])}) for flow in state["flows"]]
         self._flows, self.wire_bytes = {}, 0
         self.add(flows)
-        if state.get("keep") == "none":  # also where it was dropped
+        if state["keep"] == "none":  # also where it was dropped
             self._settings = TranscriptSettings(keep="none")
-        self._payloads = dict(state["payloads"])
-        self._held_bytes = sum(map(len, self._payloads.values()))
-        self._epochs = {
-            epoch: [
-                Envelope(**{**fields, "kind": Kind(fields["kind"])}, payload=self._payloads[digest])
-                for fields, digest in items
+        self._epochs, self._epoch = {}, None
+        self._folder = self._folder or _Folder()
+        for number, places, sent, opened in state["epochs"]:
+            epoch = self._epochs[number] = _Epoch(number, self._folder)
+            epoch.places, epoch.opened = dict(places), dict(opened)
+            epoch.sent = [
+                (Envelope(**{**fields, "kind": Kind(fields["kind"])}, payload=b""), digest)
+                for fields, digest in sent
             ]
-            for epoch, items in state["epochs"]
-        }
-        self._opened = {
-            epoch: {step: self._payloads[digest] for step, digest in items}
-            for epoch, items in state.get("opened", [])
-        }
-        self._epoch = None
+        self._named.append(frozenset(self._epochs))
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=16).digest()
 
 
 def _fields(envelope: Envelope) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -29,7 +30,8 @@ from secure_apfed.data.catalogue import labels_are_numbers
 from secure_apfed.data.encoding import ColumnEncoding, View
 from secure_apfed.data.labels import TargetScale
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Flow, Kind, transcript
+from secure_apfed.exchange import Flow, Kind
+from secure_apfed.exchange.transcript import free_megabytes
 from secure_apfed.methods import METHODS, Simulation, Start, train
 from secure_apfed.methods.alignment import require_labels
 from secure_apfed.methods.terms import (
@@ -344,11 +346,11 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
                 once[_OPENED, receiver] = link.wire_bytes
     epochs = config.train.epochs
     megabytes = sum(once.values()) / epochs * config.kept.epochs(epochs) / 1e6
-    if megabytes > transcript.MOST_MEGABYTES:
+    if megabytes > (free := free_megabytes(Path())):
         yield (
-            f"the transcript would hold about {megabytes:,.0f} MB and is dropped at "
-            f"{transcript.MOST_MEGABYTES:,.0f} MB, which leaves attacks nothing to read; send a "
-            "smaller representation (model.projection), or set transcript.keep to none"
+            f"the transcript would hold about {megabytes:,.0f} MB, and the disk of this folder has "
+            f"{free:,.0f} MB free; send a smaller representation (model.projection), or set "
+            "transcript.keep to none"
         )
 
 

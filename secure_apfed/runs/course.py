@@ -328,14 +328,14 @@ class RunWriter:
 
     def keep(self, recording: Recording) -> None:
         """Write what only the experimenter holds, for attacks on the finished run."""
-        folder, transcript = self.folder, msgpack.packb(recording.transcript.state_dict())
+        folder, state = self.folder, recording.transcript.state_dict(last=True)
         if recording.encoders:
-            state: dict[str, Tensor] = {}
+            weights: dict[str, Tensor] = {}
             for name, encoder in recording.encoders.items():
-                state |= prefixed(name, encoder.state_dict())
-            write_atomically(folder.encoders, save_tensors(state), private=True)
+                weights |= prefixed(name, encoder.state_dict())
+            write_atomically(folder.encoders, save_tensors(weights), private=True)
         write_atomically(folder.alignment, save_tensors(recording.alignment), private=True)
-        write_atomically(folder.transcript, transcript, private=True)
+        write_atomically(folder.transcript, msgpack.packb(state), private=True)
 
 
 class PartyBackError(RunStoppedError):

@@ -271,6 +271,7 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
     if not folder.transcript.exists():
         raise no_recording(path)
     transcript = Transcript(config.kept)
+    transcript.keep_in(path)
     try:
         transcript.load_state_dict(
             msgpack.unpackb(read_bytes(folder.transcript), strict_map_key=False)

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
@@ -21,7 +22,8 @@ from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.exchange import Flow, Kind, transcript
+from secure_apfed.exchange import Flow, Kind
+from secure_apfed.exchange.transcript import free_megabytes
 from secure_apfed.files import own_subfolder
 from secure_apfed.learning.descent import predictor_of
 from secure_apfed.methods import (
@@ -45,6 +47,8 @@ from secure_apfed.runs.outcome import Progress, Recording, RunResult
 from secure_apfed.runs.training_labels import answered_labels
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import unknown_name
+
+_RECORDING = "recording"
 
 
 class PastAlignment(NamedTuple):
@@ -118,13 +122,14 @@ def run_in_memory(
         start = Start(config=config, data=data.with_own(labels.data()), secrets=secrets)
         # A resumed run stands in the order of its own rows.
         session = _simulation(start, tables=given, shares=not resume)
-        _require_room(config, session)
+        if not resume:
+            _require_room(config, session, folder)
         experimenter = _Experimenter(config, data, session, writer, on_progress)
         course = Course(session, labels, experimenter, state)
         begins("train")
         session.play(course.play())
-        if experimenter.files:  # only a resumed run would need them
-            experimenter.files.clear()
+        if writer:  # only a resumed run would need them
+            Steps(writer.folder.path, _RECORDING).clear()
         return course.result()
 
 
@@ -166,7 +171,7 @@ def _simulation(start: Start, *, tables: VerticalData | None, shares: bool) -> S
     return session
 
 
-def _require_room(config: Config, session: Simulation) -> None:
+def _require_room(config: Config, session: Simulation, folder: Path | None) -> None:
     """Refuse what a transcript surely cannot hold, before hours of training and not in the middle:
     of each kept epoch what was sent of each row, and the sum that answered it.
     """
@@ -177,11 +182,12 @@ def _require_room(config: Config, session: Simulation) -> None:
     numbers = max((math.prod(each.representation.shape) for each in terms), default=0)
     rows = len(session.learner.training_rows) * (1 if config.method.asks_once else kept)
     megabytes = bool(kept) * rows * numbers * 8 / 1e6
-    if megabytes > transcript.MOST_MEGABYTES:
+    if megabytes > (free := free_megabytes(folder)):
         raise ConfigError(
             f"transcript.keep {config.kept.keep}: at least {megabytes:,.0f} MB of payloads would "
-            f"be kept for attacks, and at most {transcript.MOST_MEGABYTES:,.0f} are; take fewer "
-            "rows (data.limit), a smaller model.projection, or transcript.keep none"
+            f"be kept for attacks, and the disk of {folder or gettempdir()} has {free:,.0f} MB "
+            "free; make room, take fewer rows (data.limit), a smaller model.projection, or "
+            "transcript.keep none"
         )
 
 
@@ -194,21 +200,21 @@ class _Experimenter(Watch):
     ) -> None:  # fmt: skip
         super().__init__(writer, on_progress)
         self._config, self._data, self._session = config, data, session
-        self.files = Steps(writer.folder.path, "recording") if writer else None
 
     def begin(self, session: Session, state: PartyState | None) -> None:
         """Save the record before each checkpoint of the active; go on with that of this state."""
-        if (files := self.files) is None:
+        if self.writer is None:
             return
-        keeper, transcript = session.entered.own.secrets.keeper, session.transcript
+        folder, keeper = self.writer.folder.path, session.entered.own.secrets.keeper
+        files, transcript = Steps(folder, _RECORDING), session.transcript
+        transcript.keep_in(folder)
         assert isinstance(keeper, PartyKeeper)
         keeper.before_save = lambda step: files.write(step, msgpack.packb(transcript.state_dict()))
         if state:
             if state.step not in files.found():
                 raise CheckpointError(
-                    f"{self.writer.folder.path if self.writer else ''} holds no record of what "
-                    "all parties sent: each ran in a process of its own; resume with --transport "
-                    "local"
+                    f"{folder} holds no record of what all parties sent: each ran in a process of "
+                    "its own; resume with --transport local"
                 )
             transcript.resume(msgpack.unpackb(files.read(state.step), strict_map_key=False))
 

@@ -1,6 +1,11 @@
 """All roles in one process: order, silence, ends, and the transcript of what was sent."""
 
-from collections.abc import Iterable, Iterator
+import gc
+import resource
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import msgpack
@@ -8,7 +13,7 @@ import pytest
 import torch
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
-from secure_apfed.errors import DroppedTranscriptWarning
+from secure_apfed.errors import CheckpointError, DroppedTranscriptWarning
 from secure_apfed.exchange import Envelope, InMemory, Kind, Links, Transcript
 from secure_apfed.settings.run import TranscriptSettings
 from tests.secure_apfed.seats import network
@@ -254,75 +259,159 @@ def test_contributions_and_setup_are_counted_but_not_kept() -> None:
     assert [flow.messages for flow in recorder.transcript.flows] == [1] * len(Kind)
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secure_apfed.exchange.transcript.MOST_MEGABYTES", 0.001)
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.usefixtures("small")
-def test_equal_payloads_are_held_once_and_forgotten_epochs_make_room() -> None:
+def test_equal_payloads_are_written_once_and_forgotten_epochs_make_room(tmp_path: Path) -> None:
     recorder = Recorder("first_and_last")
+    recorder.transcript.keep_in(tmp_path)
+    (tmp_path / "transcript-7.bin").write_bytes(b"of an earlier run")
+    (tmp_path / "transcript-4.bin").symlink_to(tmp_path / "elsewhere")
     for epoch in range(5):
         recorder.transcript.begin_epoch(epoch)
         for to in ("p1", "p2", "p1"):
             recorder.send(bytes([epoch]) * 450, to=to)
-    assert list(recorder.transcript.kept) == [0, 4]
-    first, *others = recorder.transcript.kept[0]
-    assert all(envelope.payload is first.payload for envelope in others)
-    assert len(recorder.transcript.state_dict()["payloads"]) == 2
+    assert bodies(recorder.transcript.kept[0]) == [bytes([0]) * 450] * 3
+    assert bodies(recorder.transcript.kept[4]) == [bytes([4]) * 450] * 3
+    assert files_in(tmp_path) == ["transcript-0.bin", "transcript-4.bin"]
+    for file in tmp_path.iterdir():
+        assert (file.stat().st_size, file.stat().st_mode & 0o777) == (450, 0o600)
 
 
-@pytest.mark.usefixtures("small")
-def test_beyond_the_limit_nothing_is_kept_and_the_run_goes_on() -> None:
+def test_without_a_folder_payloads_go_with_their_last_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     recorder = Recorder()
+    recorder.epochs(2)
+    kept = recorder.transcript.kept
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    del recorder
+    assert bodies(kept[1]) == [b"epoch 1"] * 2
+    del kept
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_on_a_full_disk_nothing_is_kept_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder()
+    recorder.transcript.keep_in(tmp_path)
     recorder.transcript.begin_epoch(0)
     recorder.send(bytes([1]) * 600)
-    with pytest.warns(DroppedTranscriptWarning, match=r"smaller .*transcript\.keep to none"):
+    with (
+        file_size_limit(1000),
+        pytest.warns(DroppedTranscriptWarning, match=r"large.*transcript\.keep to none"),
+    ):
         recorder.send(bytes([2]) * 600)
     recorder.send(bytes([3]) * 600)
     recorder.transcript.begin_epoch(1)
     recorder.send(bytes([4]) * 10)
     assert not recorder.transcript.kept
     assert not recorder.transcript.opened
+    assert not files_in(tmp_path)
     assert sum(flow.messages for flow in recorder.transcript.flows) == 4
     later = Recorder()
     later.transcript.resume(recorder.transcript.state_dict())
     later.transcript.begin_epoch(2)
     later.send(b"x")
     assert not later.transcript.kept
-    with pytest.warns(DroppedTranscriptWarning, match=r"set transcript\.keep to none"):
-        Recorder().epochs(50)
     recorder = Recorder("none")
     recorder.transcript.begin_epoch(0)
     recorder.send(bytes(5000))
     assert recorder.transcript.kept == {}
 
 
+@contextmanager
+def file_size_limit(most: int) -> Iterator[None]:
+    """Files of this process end there, as those of a full disk do."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda file: file.unlink(), lambda file: file.write_bytes(b"epoch"),
+             lambda file: file.write_bytes(file.read_bytes()[::-1])]
+)  # fmt: skip
+def test_payloads_that_are_gone_or_altered_are_told(
+    harm: Callable[[Path], object], tmp_path: Path
+) -> None:
+    recorder = Recorder()
+    recorder.transcript.keep_in(tmp_path)
+    recorder.epochs(2)
+    harm(tmp_path / "transcript-1.bin")
+    kept = recorder.transcript.kept
+    assert bodies(kept[0]) == [b"epoch 0"] * 2
+    with pytest.raises(CheckpointError, match=r"transcript-1\.bin: .*restore it from a copy"):
+        bodies(kept[1])
+    with pytest.raises(CheckpointError, match=r"transcript-1\.bin"):
+        assert recorder.transcript.opened
+
+
+@pytest.mark.parametrize("back", [1, 2])
+def test_either_of_the_newest_two_states_finds_its_payloads(back: int, tmp_path: Path) -> None:
+    """Epochs 0 to 4 end with a state; the session is broken off within the fifth."""
+    states = []
+    recorder = Recorder("first_and_last")
+    recorder.transcript.keep_in(tmp_path)
+    for epoch in range(6):
+        recorder.transcript.begin_epoch(epoch)
+        recorder.send(b"epoch %d" % epoch, step=epoch)
+        states.append(through_msgpack(recorder.transcript.state_dict()))
+        recorder.send(b"more of epoch %d" % epoch, step=epoch, to="p2")
+    again = Recorder("first_and_last")
+    again.transcript.keep_in(tmp_path)
+    again.transcript.resume(states[-back])
+    epoch = 6 - back
+    again.transcript.begin_epoch(epoch)
+    again.send(b"once more", step=epoch)
+    kept = again.transcript.kept
+    assert {of: bodies(sent) for of, sent in kept.items()} == {
+        0: [b"epoch 0", b"more of epoch 0"], epoch: [b"epoch %d" % epoch, b"once more"]
+    }  # fmt: skip
+    state = again.transcript.state_dict(last=True)
+    assert files_in(tmp_path) == ["transcript-0.bin", f"transcript-{epoch}.bin"]
+    finished = Transcript(TranscriptSettings(keep="none"))
+    finished.keep_in(tmp_path)
+    finished.load_state_dict(through_msgpack(state))
+    assert all(bodies(finished.kept[of]) == bodies(kept[of]) for of in kept)
+
+
 def through_msgpack(state: dict[str, Any]) -> Any:
     return msgpack.unpackb(msgpack.packb(state), strict_map_key=False)
 
 
-def test_the_state_survives_msgpack() -> None:
+def test_the_state_survives_msgpack(tmp_path: Path) -> None:
     recorder = Recorder("all")
+    recorder.transcript.keep_in(tmp_path)
     recorder.epochs(3)
     state = recorder.transcript.state_dict()
     again = Transcript(TranscriptSettings(keep="all"))
+    again.keep_in(tmp_path)
     again.load_state_dict(through_msgpack(state))
     assert again.flows == recorder.transcript.flows
     assert again.kept == recorder.transcript.kept
     assert again.state_dict() == state
     assert torch.equal(again.opened[1], torch.ones(2, 3))
-    del state["opened"]  # written before sums were kept
-    again.load_state_dict(state)
-    assert again.opened == {}
 
 
-def test_a_resumed_transcript_adds_to_what_was_recorded() -> None:
+def test_a_resumed_transcript_adds_to_what_was_recorded(tmp_path: Path) -> None:
     first = Recorder("first_and_last")
+    first.transcript.keep_in(tmp_path)
     first.send(b"set up", step=-1, kind=Kind.SUM_SETUP)
     first.epochs(3)
     state = through_msgpack(first.transcript.state_dict())
     second = Recorder("first_and_last")
+    second.transcript.keep_in(tmp_path)
     second.send(b"set up again", step=-1, kind=Kind.SUM_SETUP)
     second.transcript.resume(state)
     second.transcript.begin_epoch(3)

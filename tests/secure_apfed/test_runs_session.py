@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -197,7 +198,7 @@ def test_secrets_are_their_owners_and_go_with_the_run(tmp_path: Path) -> None:
     run(config, tmp_path / "run", resume=True)
     assert not list((tmp_path / "run").rglob("checkpoint-*"))
     assert not list((tmp_path / "run").rglob("recording-*"))
-    for name in ("transcript.msgpack", "alignment.safetensors"):
+    for name in ("transcript.msgpack", "transcript-0.bin", "alignment.safetensors"):
         assert (tmp_path / "run" / name).stat().st_mode & 0o077 == 0
 
 
@@ -543,7 +544,8 @@ def test_an_honest_run_that_breaks_off_often_answers_alike(protocol: str, tmp_pa
 def test_what_a_transcript_cannot_hold_is_refused_before_the_first_step(
     keep: str, attacks: tuple[str, ...], refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("secure_apfed.exchange.transcript.MOST_MEGABYTES", 0.01)
+    full = SimpleNamespace(free=10_000)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: full)
     config = small_config(transcript={"keep": keep}, attacks=[{"name": name} for name in attacks])
     steps: list[int] = []
     play = partial(run, config, None, on_progress=lambda progress: steps.append(progress.step))
@@ -551,6 +553,6 @@ def test_what_a_transcript_cannot_hold_is_refused_before_the_first_step(
         play()
         assert steps
         return
-    with pytest.raises(ConfigError, match=r"transcript.keep .* MB of payloads would be kept"):
+    with pytest.raises(ConfigError, match=r"transcript.keep .* MB of payloads .* make room"):
         play()
     assert not steps
