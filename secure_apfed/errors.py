@@ -7,7 +7,6 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
-    "DroppedTranscriptWarning",
     "FewRowsWarning",
     "ModelError",
     "NarrowBatchWarning",
@@ -27,10 +26,6 @@ class ModelError(ApfedError):
 
 class CheckpointError(ApfedError):
     """A checkpoint or run folder is truncated, altered, of another run, or not to be resumed."""
-
-
-class DroppedTranscriptWarning(UserWarning):
-    """A transcript outgrew its limit: training goes on, and attacks have nothing to read."""
 
 
 class FewRowsWarning(UserWarning):

@@ -11,11 +11,9 @@ import hashlib
 import os
 import shutil
 import tempfile
-import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from secure_apfed.errors import CheckpointError, DroppedTranscriptWarning
+from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange.envelope import Envelope, Kind
 from secure_apfed.files import open_plain, open_regular
 from secure_apfed.settings.run import TranscriptSettings
@@ -89,13 +87,19 @@ class _Epoch:
         self.opened: dict[int, bytes] = {}
 
     def store(self, payload: bytes) -> bytes:
-        """Return its digest. OSError: there is no room."""
+        """Return its digest. CheckpointError: there is no room."""
         digest = _digest(payload)
         if digest not in self.places:
             *_, size = next(reversed(self.places.values()), [0])
-            with os.fdopen(open_regular(self.path, create=True), "ab") as file:
-                file.truncate(size)  # a session that was broken off may have written more
-                file.write(payload)
+            try:
+                with os.fdopen(open_regular(self.path, create=True), "ab") as file:
+                    file.truncate(size)  # a session that was broken off may have written more
+                    file.write(payload)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self.path} cannot be written ({error.strerror}); make room on its disk and "
+                    "resume the run, or set transcript.keep to none"
+                ) from error
             self.places[digest] = [size, size + len(payload)]
         return digest
 
@@ -189,8 +193,7 @@ class Transcript:
             named = {*self._epochs}.union(*self._named)
             stay = {_Epoch(number, self._folder).path for number in named}
             for file in {*payload_files(self._folder.path)} - stay:
-                with suppress(OSError):  # a disk that cannot be written
-                    file.unlink()
+                file.unlink()
 
     def record(self, envelope: Envelope, wire_bytes: int) -> None:
         """Count an envelope that is sent, and keep it where the settings say so."""
@@ -199,33 +202,14 @@ class Transcript:
             (1, len(envelope.payload), wire_bytes), envelope.step, envelope.step,
         )  # fmt: skip
         if (epoch := self._epoch) and envelope.kind in KEPT_KINDS:
-            with self._dropped_on_a_full_disk():
-                digest = epoch.store(envelope.payload)
-                epoch.sent.append((replace(envelope, payload=b""), digest))
+            digest = epoch.store(envelope.payload)
+            epoch.sent.append((replace(envelope, payload=b""), digest))
 
     def keep_opened(self, step: int, sum_BD: Tensor) -> None:
         """Keep what the active decoded in `step`; only the experimenter has this record."""
         if epoch := self._epoch:
             body = safetensors.torch.save({_SUM: sum_BD.detach().cpu().contiguous()})
-            with self._dropped_on_a_full_disk():
-                epoch.opened[step] = epoch.store(body)
-
-    @contextmanager
-    def _dropped_on_a_full_disk(self) -> Iterator[None]:
-        """That is no reason to stop a training: nothing is kept then, from now on either."""
-        try:
-            yield
-        except OSError as error:
-            self._epochs, self._epoch = {}, None
-            self._settings = TranscriptSettings(keep="none")
-            self._sweep()
-            warnings.warn(
-                f"the transcript cannot be written ({error}), and is dropped: attacks have nothing "
-                "to read; make room there, send a smaller representation (model.projection), or "
-                "set transcript.keep to none",
-                DroppedTranscriptWarning,
-                stacklevel=4,
-            )
+            epoch.opened[step] = epoch.store(body)
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on after what `state` recorded; what this session sent so far adds to it."""
@@ -262,7 +246,6 @@ class Transcript:
                     os.fsync(file.fileno())
         return {
             "flows": [{**vars(flow), "kind": flow.kind.value} for flow in self.flows],
-            "keep": self._settings.keep,
             "epochs": [
                 [number, epoch.places, [[_fields(sent), at] for sent, at in epoch.sent],
                  epoch.opened]
@@ -275,17 +258,20 @@ class Transcript:
         flows = [Flow(**{**flow, "kind": Kind(flow["kind"])}) for flow in state["flows"]]
         self._flows, self.wire_bytes = {}, 0
         self.add(flows)
-        if state["keep"] == "none":  # also where it was dropped
-            self._settings = TranscriptSettings(keep="none")
         self._epochs, self._epoch = {}, None
         self._folder = self._folder or _Folder()
         for number, places, sent, opened in state["epochs"]:
             epoch = self._epochs[number] = _Epoch(number, self._folder)
-            epoch.places, epoch.opened = dict(places), dict(opened)
+            epoch.places = {at: [int(start), int(end)] for at, (start, end) in places.items()}
+            epoch.opened = dict(opened)
             epoch.sent = [
                 (Envelope(**{**fields, "kind": Kind(fields["kind"])}, payload=b""), digest)
                 for fields, digest in sent
             ]
+            for digest in (*opened.values(), *(at for _, at in sent)):
+                places[digest]
+            for digest in [*places][-1:]:  # is all of it there?
+                epoch.read(digest)
         self._named.append(frozenset(self._epochs))
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
-from secure_apfed.errors import CheckpointError, DroppedTranscriptWarning
+from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, InMemory, Kind, Links, Transcript
 from secure_apfed.settings.run import TranscriptSettings
 from tests.secure_apfed.seats import network
@@ -295,34 +295,23 @@ def test_without_a_folder_payloads_go_with_their_last_reader(
     assert not folder.exists()
 
 
-def test_on_a_full_disk_nothing_is_kept_and_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(tmp_path: Path) -> None:
     recorder = Recorder()
     recorder.transcript.keep_in(tmp_path)
     recorder.transcript.begin_epoch(0)
     recorder.send(bytes([1]) * 600)
     with (
         file_size_limit(1000),
-        pytest.warns(DroppedTranscriptWarning, match=r"large.*transcript\.keep to none"),
+        pytest.raises(CheckpointError, match=r"transcript-0\.bin cannot be .*large.*make room"),
     ):
         recorder.send(bytes([2]) * 600)
     recorder.send(bytes([3]) * 600)
-    recorder.transcript.begin_epoch(1)
-    recorder.send(bytes([4]) * 10)
-    assert not recorder.transcript.kept
-    assert not recorder.transcript.opened
-    assert not files_in(tmp_path)
-    assert sum(flow.messages for flow in recorder.transcript.flows) == 4
-    later = Recorder()
-    later.transcript.resume(recorder.transcript.state_dict())
-    later.transcript.begin_epoch(2)
-    later.send(b"x")
-    assert not later.transcript.kept
-    recorder = Recorder("none")
-    recorder.transcript.begin_epoch(0)
-    recorder.send(bytes(5000))
-    assert recorder.transcript.kept == {}
+    sent = [bytes([1]) * 600, bytes([3]) * 600]
+    assert bodies(recorder.transcript.kept[0]) == sent
+    again = Recorder()
+    again.transcript.keep_in(tmp_path)
+    again.transcript.resume(through_msgpack(recorder.transcript.state_dict()))
+    assert bodies(again.transcript.kept[0]) == sent
 
 
 @contextmanager
@@ -348,6 +337,7 @@ def test_payloads_that_are_gone_or_altered_are_told(
     recorder = Recorder()
     recorder.transcript.keep_in(tmp_path)
     recorder.epochs(2)
+    state = recorder.transcript.state_dict()
     harm(tmp_path / "transcript-1.bin")
     kept = recorder.transcript.kept
     assert bodies(kept[0]) == [b"epoch 0"] * 2
@@ -355,6 +345,10 @@ def test_payloads_that_are_gone_or_altered_are_told(
         bodies(kept[1])
     with pytest.raises(CheckpointError, match=r"transcript-1\.bin"):
         assert recorder.transcript.opened
+    again = Recorder()
+    again.transcript.keep_in(tmp_path)
+    with pytest.raises(CheckpointError, match=r"transcript-1\.bin"):
+        again.transcript.resume(state)
 
 
 @pytest.mark.parametrize("back", [1, 2])
