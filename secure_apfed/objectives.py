@@ -78,13 +78,9 @@ class Contrastive(Objective):
     row_wise: ClassVar[bool] = False
 
     def __init__(
-        self,
-        settings: ContrastiveSettings,
-        *,
-        representation: Shape,
-        features: Shape,
+        self, settings: ContrastiveSettings, *, representation: Shape, features: Shape,
         model: ModelSettings,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self._settings = settings
         self.encoder = family_for(model, features).encoder(features, model)
@@ -111,13 +107,9 @@ class Reconstruction(Objective):
     row_wise: ClassVar[bool] = True
 
     def __init__(
-        self,
-        settings: ReconstructionSettings,
-        *,
-        representation: Shape,
-        features: Shape,
+        self, settings: ReconstructionSettings, *, representation: Shape, features: Shape,
         model: ModelSettings,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.decoder = family_for(model, features).decoder(representation, features, model)
         decoded = output_shape(self.decoder, representation)
@@ -153,13 +145,9 @@ class Clustering(Objective):
     sizes_K: Tensor  # noqa: N815
 
     def __init__(
-        self,
-        settings: ClusteringSettings,
-        *,
-        representation: Shape,
-        features: Shape,
+        self, settings: ClusteringSettings, *, representation: Shape, features: Shape,
         model: ModelSettings,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         clusters = settings.clusters
         self.readout = nn.Linear(math.prod(representation), clusters)

@@ -321,13 +321,9 @@ def _labelled(parts: Iterable[tuple[PartyTable, Tensor]]) -> list[Tensor]:
 
 
 def _mixed(
-    recording: Recording,
-    inside: Sequence[Tensor],
-    outside: Sequence[Tensor],
-    most: int,
-    seed: int,
+    recording: Recording, inside: Sequence[Tensor], outside: Sequence[Tensor], most: int, seed: int,
     there_are: str,
-) -> tuple[Candidates, Tensor, Tensor]:
+) -> tuple[Candidates, Tensor, Tensor]:  # fmt: skip
     """Choose as many of both, in an order that says nothing; their rows, and who is inside."""
     count = min(most // 2, len(inside[0]), len(outside[0]))
     if count < 2:

@@ -88,13 +88,10 @@ def prepare(choice: AttackChoice) -> Attack:
 
 @undisturbed()
 def mount(
-    recording: Recording,
-    choices: Iterable[AttackChoice],
-    *,
-    seed: int,
+    recording: Recording, choices: Iterable[AttackChoice], *, seed: int,
     device: torch.device | None = None,
     on_score: Callable[[AttackResult, Guess], None] | None = None,
-) -> tuple[AttackResult, ...]:
+) -> tuple[AttackResult, ...]:  # fmt: skip
     """Return one result for each chosen attack ("all": the full suite) and adversary, in order.
 
     All options are checked, as by `prepare`, before the first attack starts; see `Trial`.

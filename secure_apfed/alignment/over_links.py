@@ -96,14 +96,9 @@ def relaying(links: Links) -> Iterator[None]:
 
 
 async def align_hub(
-    links: Links,
-    members: Sequence[str],
-    ids: SizedIds,
-    settings: AlignmentSettings,
-    *,
-    session: str,
-    folder: Path | None = None,
-) -> Rows:
+    links: Links, members: Sequence[str], ids: SizedIds, settings: AlignmentSettings, *,
+    session: str, folder: Path | None = None,
+) -> Rows:  # fmt: skip
     """The hub's script; return its row at each position, (rows,).
 
     Its IDs are read several times: no generator. `session` names the intersection, once. A folder
@@ -204,14 +199,9 @@ def _read(form: TypeAdapter[_First], message: Envelope, settings: AlignmentSetti
 
 class _End:
     def __init__(
-        self,
-        links: Links,
-        hub: str,
-        members: tuple[str, ...],
-        ids: SizedIds,
-        settings: AlignmentSettings,
-        folder: Path | None,
-    ) -> None:
+        self, links: Links, hub: str, members: tuple[str, ...], ids: SizedIds,
+        settings: AlignmentSettings, folder: Path | None,
+    ) -> None:  # fmt: skip
         self._links, self._me, self._hub, self._members = links, links.me, hub, members
         self._ids, self._settings = ids, settings
         self._peers = members if self._me == hub else (hub,)

@@ -129,13 +129,10 @@ class Links:
     predicts: bool = False
 
     def __init__(
-        self,
-        me: str,
-        peers: Sequence[str],
-        post: Callable[[str, bytes], None],
+        self, me: str, peers: Sequence[str], post: Callable[[str, bytes], None],
         record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
         observers: Sequence[LinkObserver] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.me, self._peers, self._observers = me, tuple(peers), tuple(observers)
         self._post, self._record = post, record
         self._session, self._seals = _UNNAMED, dict[str, SealedLink]()

@@ -44,13 +44,9 @@ from secure_apfed.settings.training import NoiseSettings
 
 
 def fresh_secrets(
-    config: RunSettings,
-    name: str,
-    *,
-    identity: Identity | None = None,
-    keeper: Keeper | None = None,
-    logs: Path | None = None,
-) -> Secrets:
+    config: RunSettings, name: str, *, identity: Identity | None = None,
+    keeper: Keeper | None = None, logs: Path | None = None,
+) -> Secrets:  # fmt: skip
     """What a party brings that begins: fresh secrets, or what the configuration derives."""
     seed = int.from_bytes(fresh_key()[:8], "big") >> 1
     derived = hashlib.sha256(f"noise of {name}, seed {config.seed}".encode()).digest()

@@ -475,14 +475,9 @@ class PassiveTrainer(Trainer):
     """A passive's descent; `objective` is (z, own features) -> loss, with its networks."""
 
     def __init__(
-        self,
-        owner: str,
-        objective: nn.Module,
-        *,
-        features_N: Tensor,
-        train: TrainSettings,
+        self, owner: str, objective: nn.Module, *, features_N: Tensor, train: TrainSettings,
         seed: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(owner, {"objective": objective}, train=train, seed=seed)
         self.objective, self.features_N = objective, self.compute.place(features_N)
 

@@ -332,13 +332,9 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
 
 
 async def assist(
-    own: Own,
-    links: Links,
-    method: Method,
-    role: PartyRole,
-    *,
+    own: Own, links: Links, method: Method, role: PartyRole, *,
     entered: Callable[[Entered], None] = lambda entered: None,
-) -> None:
+) -> None:  # fmt: skip
     """The whole script of a party that helps, until the active ends it. Raises: as `lead`."""
     agreement = await enter(own, links, method)
     contract = agreement.contract

@@ -88,13 +88,9 @@ class SessionSum:
         return next(iter(self.contract.passives.values())).representation.shape
 
     def passive(
-        self,
-        *,
-        people: int,
-        beyond: int = 0,
-        held_N: Tensor | None = None,
+        self, *, people: int, beyond: int = 0, held_N: Tensor | None = None,
         repeatable: bool = False,
-    ) -> "PassiveSum":
+    ) -> "PassiveSum":  # fmt: skip
         """This passive's end; see `PassiveSum`. `beyond`: answers for each above those for
         training.
         """

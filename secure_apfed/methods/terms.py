@@ -157,13 +157,9 @@ def sent_terms(
 
 
 def make_sum(
-    config: RunSettings,
-    session: str,
-    active: str,
-    passives: Sequence[str],
-    *,
+    config: RunSettings, session: str, active: str, passives: Sequence[str], *,
     noise: int | None = None,
-) -> SecureSum:
+) -> SecureSum:  # fmt: skip
     """The configured sum between these parties; `noise` is its deviation in steps. Raises
     ConfigError: a sum in fixed point without a clip bound, or a threshold that does not go with it;
     LocalProtocolError: parameters that do not fit, or a single passive.

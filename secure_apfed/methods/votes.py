@@ -685,13 +685,9 @@ def _vote_ledger(own: Own, release: VoteResponse | SummedRelease, people: int) -
 
 
 def agreements(
-    response: VoteResponse,
-    answers_MU: Integers,
-    *,
-    names: Sequence[str],
-    labelled_n: Integers,
+    response: VoteResponse, answers_MU: Integers, *, names: Sequence[str], labelled_n: Integers,
     labels_n: Integers,
-) -> Mapping[str, Agreement]:
+) -> Mapping[str, Agreement]:  # fmt: skip
     """Return by passive how far its votes agree with others' and with labels, by its answers.
 
     The active computes with what it has been given, so that nothing more is opened and no epsilon

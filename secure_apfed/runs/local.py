@@ -241,14 +241,9 @@ def _refuse_another_run(config: Config, run: RunFolder) -> None:
 
 
 def prepare_parties(
-    config: Config,
-    folder: Path,
-    *,
-    data: VerticalData | None = None,
-    timeout_s: float = 60.0,
-    resume: bool = False,
-    over: Way = "tcp",
-) -> dict[str, Path]:
+    config: Config, folder: Path, *, data: VerticalData | None = None, timeout_s: float = 60.0,
+    resume: bool = False, over: Way = "tcp",
+) -> dict[str, Path]:  # fmt: skip
     """Make each party's folder, key, rows and file of settings; return the files by party. Own
     tables are read by each party for itself when it begins, unless they are given as `data`.
 

@@ -439,13 +439,10 @@ def audited(
 
 @contextmanager
 def joined(
-    file: PartyFile,
-    *,
-    resume: bool = False,
+    file: PartyFile, *, resume: bool = False,
     over: Callable[[Transport], Transport] = lambda transport: transport,
-    status: StatusKeeper | None = None,
-    meet: Connect = connect,
-) -> Iterator[Joined]:
+    status: StatusKeeper | None = None, meet: Connect = connect,
+) -> Iterator[Joined]:  # fmt: skip
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
     status = status or StatusKeeper()
     config = load_config(file.config)

@@ -88,14 +88,9 @@ def aligned_once(past: dict[str, PastAlignment]) -> Iterator[None]:
 
 
 def run_in_memory(
-    config: Config,
-    folder: Path | None,
-    *,
-    data: VerticalData | None = None,
-    resume: bool = False,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-    timeout_s: float = 60.0,
-) -> RunResult:
+    config: Config, folder: Path | None, *, data: VerticalData | None = None, resume: bool = False,
+    on_progress: Callable[[Progress], None] = lambda progress: None, timeout_s: float = 60.0,
+) -> RunResult:  # fmt: skip
     """Train, evaluate and write one run, all parties in this process; see `run`.
 
     Each party has its own keys, secrets and folder here, too, and is built from its own data; the

@@ -251,13 +251,9 @@ def fits_kept_meanwhile() -> Iterator[None]:
 
 
 def fitted_once(
-    name: str,
-    task: SoloTask,
-    fresh: Callable[[], nn.Module],
-    fit: Callable[[Draws], nn.Module],
-    *,
+    name: str, task: SoloTask, fresh: Callable[[], nn.Module], fit: Callable[[Draws], nn.Module], *,
     labels: bool = True,
-) -> nn.Module:
+) -> nn.Module:  # fmt: skip
     """Return, to be evaluated, the network that `fit` trains, or trained before for an equal task.
 
     Of the task the fit reads rows and seed, and labels and classes where it says so (`labels`), but

@@ -123,13 +123,9 @@ class SemiSupervised(LabelProbe):
         )
 
     def mix_match(
-        self,
-        view: AdversaryView,
-        labels_N: Tensor,
-        columns_NF: Tensor,
-        seed: int,
+        self, view: AdversaryView, labels_N: Tensor, columns_NF: Tensor, seed: int,
         own: Callable[[Tensor], nn.Module] | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Return class probabilities (N, K) by the average of a network that trains on all rows.
 
         At least one of `labels_N` is known, the others are -1; `own` gives what is trained below

@@ -76,13 +76,9 @@ class LiveSession(Generic[OfMethod]):
     role: type[OfMethod]
 
     def __init__(
-        self,
-        config: Config,
-        data: VerticalData | None = None,
-        *,
-        alignment: Mapping[str, Tensor] | None = None,
-        logs: Path | None = None,
-    ) -> None:
+        self, config: Config, data: VerticalData | None = None, *,
+        alignment: Mapping[str, Tensor] | None = None, logs: Path | None = None,
+    ) -> None:  # fmt: skip
         self.config = config
         self.data = data or load_data(config.data, seed=config.seed)
         if config.transcript.keep == "auto":  # it is attacked, whatever the run meant to be
@@ -204,13 +200,9 @@ class LiveRun(LiveSession[ApfedActive]):
     role = ApfedActive
 
     def __init__(
-        self,
-        config: Config,
-        data: VerticalData | None = None,
-        *,
-        rules: Collection[Rule] = ALL_RULES,
-        alignment: Mapping[str, Tensor] | None = None,
-    ) -> None:
+        self, config: Config, data: VerticalData | None = None, *,
+        rules: Collection[Rule] = ALL_RULES, alignment: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(config, data, alignment=alignment)
         contract, aligned = self.session.contract, self.alignment[self.data.active.name]
         self.rules = frozenset(rules)
@@ -291,14 +283,9 @@ class LiveRun(LiveSession[ApfedActive]):
         return positions_in(aligned, rows_among(rows_B, aligned))
 
     def ask(
-        self,
-        rows_B: Tensor,
-        z_BD: Tensor,
-        *,
-        instead: Mapping[str, Tensor] | None = None,
-        weights: Mapping[str, float] | None = None,
-        participants: Collection[str] | None = None,
-    ) -> Tensor:
+        self, rows_B: Tensor, z_BD: Tensor, *, instead: Mapping[str, Tensor] | None = None,
+        weights: Mapping[str, float] | None = None, participants: Collection[str] | None = None,
+    ) -> Tensor:  # fmt: skip
         if not self._asking:
             self._begin_epoch()
             self._asking = True
@@ -496,13 +483,9 @@ def play_from(run: LiveRun, attack: ActiveAttack, victim: str, *, seed: int) -> 
 
 
 def play_answers(
-    attack: AnsweringAttack,
-    config: Config,
-    passive: str,
-    *,
-    data: VerticalData | None = None,
+    attack: AnsweringAttack, config: Config, passive: str, *, data: VerticalData | None = None,
     seed: int = 0,
-) -> AttackResult:
+) -> AttackResult:  # fmt: skip
     """Let the adversary answer what goes over this passive's link in all epochs; score it.
 
     By the attack's role it is that passive, in APFed, or the active, in TVFL.

@@ -83,14 +83,10 @@ class Tables:
 
 
 def play_stuffing(
-    attack: IdStuffing,
-    tables: Tables,
-    settings: AlignmentSettings,
-    *,
-    role: Literal["active", "passive"] = "passive",
-    history: AlignmentHistory | None = None,
+    attack: IdStuffing, tables: Tables, settings: AlignmentSettings, *,
+    role: Literal["active", "passive"] = "passive", history: AlignmentHistory | None = None,
     seed: int = 0,
-) -> tuple[AttackResult, Stuffed]:
+) -> tuple[AttackResult, Stuffed]:  # fmt: skip
     """Let the adversary stuff its set until the candidates, or the victim's patience, are used up.
 
     Where the victim refused before anything was learned, the result does not apply, for that

@@ -467,13 +467,9 @@ def _key(desk: Desk, hub_part: bytes, parts: bytes, attempt: int) -> bytes:
 
 
 def _any_slot_equals(
-    desk: Desk,
-    planes: Mapping[str, Words],
-    triples: Mapping[str, TripleShares],
-    *,
-    leads: bool,
+    desk: Desk, planes: Mapping[str, Words], triples: Mapping[str, TripleShares], *, leads: bool,
     gate: type[And],
-) -> Generator[Turn, Inbox, Mapping[str, Words]]:
+) -> Generator[Turn, Inbox, Mapping[str, Words]]:  # fmt: skip
     """Compare with each peer; return shares, shape (W,), of whether a bin holds the same tag.
 
     `planes` are shares of NOT (hub's tag XOR member's tag), (64, K, W): at the hub the
@@ -498,14 +494,9 @@ def _any_slot_equals(
 
 
 def _all_members_agree(
-    desk: Desk,
-    shares: Words,
-    triples: TripleShares,
-    *,
-    hub: str,
-    members: Sequence[str],
+    desk: Desk, shares: Words, triples: TripleShares, *, hub: str, members: Sequence[str],
     gate: type[And],
-) -> Generator[Turn, Inbox, Words]:
+) -> Generator[Turn, Inbox, Words]:  # fmt: skip
     """AND the bits of all members, shared in shape (M, W); return shares, shape (W,).
 
     A member has zeros but for its own row, and names no members. The hub collects the masked

@@ -224,14 +224,10 @@ class EcdhIntersection(SetIntersection):
         return Guesses(hub=maximum_ids, member=maximum_ids)
 
     def __init__(
-        self,
-        agreement: IntersectionAgreement,
-        *,
-        threads: int | None = None,
-        progress: Callable[[Progress], None] | None = None,
-        admit: Admit | None = None,
+        self, agreement: IntersectionAgreement, *, threads: int | None = None,
+        progress: Callable[[Progress], None] | None = None, admit: Admit | None = None,
         secret: bytes | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(agreement, threads=threads, progress=progress, admit=admit)
         if agreement.sizes:
             raise LocalProtocolError(

@@ -367,13 +367,9 @@ class Desk(Generic[_Kind]):
     item_bytes: ClassVar[Mapping[int, int]] = {}
 
     def __init__(
-        self,
-        me: str,
-        agreement: IntersectionAgreement,
-        progress: Callable[[Progress], None] | None = None,
-        *,
-        version: int | None = None,
-    ) -> None:
+        self, me: str, agreement: IntersectionAgreement,
+        progress: Callable[[Progress], None] | None = None, *, version: int | None = None,
+    ) -> None:  # fmt: skip
         self.me, self.agreement, self._progress = me, agreement, progress
         self._version = version or self.version
         self._items = dict.fromkeys(map(int, self.kinds), 1) | dict(self.item_bytes)
@@ -587,13 +583,9 @@ class SetIntersection(ABC):
     leaks: ClassVar[tuple[str, ...]]
 
     def __init__(
-        self,
-        agreement: IntersectionAgreement,
-        *,
-        threads: int | None = None,
-        progress: Callable[[Progress], None] | None = None,
-        admit: Admit | None = None,
-    ) -> None:
+        self, agreement: IntersectionAgreement, *, threads: int | None = None,
+        progress: Callable[[Progress], None] | None = None, admit: Admit | None = None,
+    ) -> None:  # fmt: skip
         if threads is not None and threads < 1:
             raise LocalProtocolError(f"threads is at least 1, got {threads}")
         if agreement.output not in self.outputs:

@@ -38,13 +38,10 @@ HubRole = SumReceiver | SumCombiner | ReceivingCombiner
 
 
 def hub_pump(
-    roles: Mapping[str, HubRole],
-    send: Callable[[str, bytes], object],
-    receive: Callable[[], tuple[str, bytes]],
-    *,
-    identity: Identity | None = None,
+    roles: Mapping[str, HubRole], send: Callable[[str, bytes], object],
+    receive: Callable[[], tuple[str, bytes]], *, identity: Identity | None = None,
     peers: Mapping[str, bytes] | None = None,
-) -> "Hub":
+) -> "Hub":  # fmt: skip
     """Hold the set-up of a sum with its contributors, who answer by `answer_hub`.
 
     Args:
@@ -167,13 +164,9 @@ class Hub:
 
 
 def answer_hub(
-    role: SumContributor,
-    packet: bytes,
-    values: Callable[[bytes], Any] | None = None,
-    *,
-    identity: Identity | None = None,
-    peers: Mapping[str, bytes] | None = None,
-) -> bytes:
+    role: SumContributor, packet: bytes, values: Callable[[bytes], Any] | None = None, *,
+    identity: Identity | None = None, peers: Mapping[str, bytes] | None = None,
+) -> bytes:  # fmt: skip
     """Return a contributor's answer to one packet of the hub, to be sent back there.
 
     Args:

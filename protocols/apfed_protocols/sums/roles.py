@@ -538,13 +538,9 @@ def join_sum(
 
 
 def hold(
-    role: Conversation,
-    me: str,
-    others: Collection[str],
-    *,
-    send: Callable[[str, bytes], object],
+    role: Conversation, me: str, others: Collection[str], *, send: Callable[[str, bytes], object],
     receive: Callable[[], tuple[str, bytes]],
-) -> None:
+) -> None:  # fmt: skip
     """Play one role with the others until it is finished. Raises RemoteProtocolError: a stranger
     wrote, or what the role raises.
     """

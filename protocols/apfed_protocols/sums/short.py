@@ -233,13 +233,9 @@ class SumSession(KeepsSecrets):
         return self.described.combiner()
 
     def join(
-        self,
-        me: str,
-        *,
-        send: Callable[[str, bytes], object],
-        receive: Callable[[], tuple[str, bytes]],
-        first: Any = None,
-    ) -> Role:
+        self, me: str, *, send: Callable[[str, bytes], object],
+        receive: Callable[[], tuple[str, bytes]], first: Any = None,
+    ) -> Role:  # fmt: skip
         """Make the role of `me` and hold its set-up with the others, over links of one's own.
 
         The links must be authenticated and encrypted (`apfed_protocols.SealedLink`), and all
