@@ -43,10 +43,6 @@ def free_megabytes(folder: Path | None = None) -> float:
     return shutil.disk_usage(folder or tempfile.gettempdir()).free / 1e6
 
 
-def payload_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob(_FILES))
-
-
 @dataclass(frozen=True)
 class Flow:
     """All messages of one kind from one party to another.
@@ -192,7 +188,7 @@ class Transcript:
         if self._folder:
             named = {*self._epochs}.union(*self._named)
             stay = {_Epoch(number, self._folder).path for number in named}
-            for file in {*payload_files(self._folder.path)} - stay:
+            for file in {*self._folder.path.glob(_FILES)} - stay:
                 file.unlink()
 
     def record(self, envelope: Envelope, wire_bytes: int) -> None:

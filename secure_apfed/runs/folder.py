@@ -28,7 +28,6 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError, DataError
-from secure_apfed.exchange.transcript import payload_files
 from secure_apfed.files import (
     make_private,
     open_plain,
@@ -190,7 +189,7 @@ class RunFolder:
         return (
             self.config, self.contract, self.seeds, self.versions, self.metrics, self.model,
             self.card, self.encoders, self.alignment, self.transcript, self.flows, self.scored,
-            self.statements, *payload_files(self.path), *self.logs(),
+            self.statements, *sorted(self.path.glob("transcript-*.bin")), *self.logs(),
         )  # fmt: skip
 
     def logs(self) -> tuple[Path, ...]:
