@@ -140,6 +140,9 @@ def _console(*, stderr: bool = False) -> Console:
 
 def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
     """Print a forecast on stdout; `links`: what is sent on each, and not their sum by kind."""
+    counted, spared = "baselines" in told.seconds, "run --no-baselines spares them"
+    if not counted:
+        spared += ", plan --baselines measures them"
     rows = [
         ("rows", ", ".join(f"{party} {count:,}" for party, count in told.rows.items())),
         ("active trains on", f"{told.train_rows:,}, tests on {told.test_rows:,}"),
@@ -148,9 +151,10 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
         (
             "time on this machine",
             f"about {_duration(sum(told.seconds.values()))}: "
-            + ", ".join(f"{phase} {_duration(seconds)}" for phase, seconds in told.seconds.items()),
+            + ", ".join(f"{phase} {_duration(seconds)}" for phase, seconds in told.seconds.items())
+            + (f" ({spared})" if counted else ""),
         ),
-        ("not counted", "start, baselines (run --no-baselines leaves them out), attacks, report"),
+        ("not counted", f"start, {'' if counted else f'baselines ({spared}), '}attacks, report"),
     ]
     if told.links:
         rows += [

@@ -87,9 +87,9 @@ def _played(method: str, form: str, rows: int) -> Row:
         folder = Path(name)
         floor = _write_tables(folder, rows, form)
         _write_run(folder, method, form)
-        planned = json.loads(_command("plan", "run.yaml", "--json", at=folder))["seconds"]
+        foretold = _command("plan", "run.yaml", "--baselines", "--json", at=folder)
         told = _command("run", "run.yaml", "--profile", "--json", "--output", "out", at=folder)
-    phases = json.loads(told)["phases"]
+    planned, phases = json.loads(foretold)["seconds"], json.loads(told)["phases"]
     return row(
         f"{method}/{form}/{rows}", sum(phase["seconds"] for phase in phases.values()),
         processor_seconds=sum(phase["processor_seconds"] for phase in phases.values()),

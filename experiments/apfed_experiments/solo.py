@@ -14,6 +14,7 @@ as they are (`keep_solo`), and it is no part of what its runs promise.
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -74,6 +75,7 @@ RANKINGS = ("auc", "average_precision")
 _LAMBDAS = tuple(10.0**power for power in range(-3, 5))
 _COSINES = 300
 _FOLDS, _FEWEST = 5, 4
+_SAMPLES = (500, 5000)
 REGRESSORS: Mapping[str, str] = {
     "ridge": "Ridge regression",
     "cosines": "Ridge on random features",
@@ -255,10 +257,7 @@ def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[Bas
     def flat(rows: Tensor) -> FloatArray:
         return np.asarray(table.features[rows].flatten(1).double().numpy())
 
-    kept, how = known, dict[str, Any](measure=MEASURES[config.measure], said=said)
-    if len(known) > MOST_ROWS:
-        kinds = torch.zeros_like(known) if own.targets is not None else table.labels[known]
-        kept = _drawn(known, kinds, seed)
+    kept, how = _drawn(own, seed), dict[str, Any](measure=MEASURES[config.measure], said=said)
     test_BF = flat(own.test_rows)
     labels_B = table.labels[own.test_rows]
     if own.targets is not None:
@@ -273,13 +272,40 @@ def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[Bas
     return compare(task, test_BF, labels_B.numpy(), BASELINES, **how)
 
 
-def _drawn(known_n: Tensor, labels_n: Tensor, seed: int) -> Tensor:
-    """`MOST_ROWS` of these rows, about; of each class its share, and one at least."""
+def seconds_alone(config: Config) -> float:
+    """About what the baselines beside such a run take on this machine, by those of two samples of
+    its rows, of which the larger takes some ten seconds; 0 where there are none (`LEFT_OUT`).
+    """
+    if config.dp_sgd is not None:
+        return 0.0
+    own = load_data(config.data, seed=config.seed).own(config.data.active_name)
+    assert own is not None
+    learnt = own.train_rows if own.targets is None else own.labelled_rows
+    others, rows = learnt[~torch.isin(learnt, own.labelled_rows)], min(len(learnt), MOST_ROWS)
+    took = dict[int, float]()
+    with one_thread():
+        for size in sorted({min(rows, size) for size in _SAMPLES}):
+            kept = _drawn(own, config.seed, most=size)
+            taught = torch.cat([kept, others[: max(0, size - len(kept))]]).sort().values
+            tested = own.test_rows[: math.ceil(len(own.test_rows) * size / rows)]
+            began = time.perf_counter()
+            _compared(config, replace(own, train_rows=taught, labelled=kept, test_rows=tested), {})
+            took[len(taught)] = time.perf_counter() - began
+    line = np.polyfit(list(took), list(took.values()), len(took) - 1)
+    return max(*took.values(), float(np.polyval(line, rows)), 0.0)
+
+
+def _drawn(own: OwnData, seed: int, *, most: int = MOST_ROWS) -> Tensor:
+    """So many rows with a label, about, or all; of each class its share, and one at least."""
+    known_n = own.labelled_rows
+    if len(known_n) <= most or own.table.labels is None:
+        return known_n
     draw = np.random.default_rng(derive_seed(seed, "solo", "sample"))
     order_n = torch.from_numpy(draw.permutation(len(known_n)))
-    classes = pd.Series(labels_n[order_n].numpy())
+    kinds_n = torch.zeros_like(known_n) if own.targets else own.table.labels[known_n]
+    classes = pd.Series(kinds_n[order_n].numpy())
     of_class = classes.groupby(classes)
-    share = MOST_ROWS / len(known_n)
+    share = most / len(known_n)
     taken = of_class.cumcount() < np.ceil(share * of_class.transform("size"))
     return known_n[order_n[torch.tensor(taken.to_numpy())]].sort().values
 

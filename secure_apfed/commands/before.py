@@ -5,7 +5,7 @@ Part of the composition root: `secure_apfed.cli` registers them, nothing else im
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,6 +54,12 @@ def plan(
             help="Rehearse votes: each passive tells one number of this epsilon.",
         ),
     ] = None,
+    baselines: Annotated[
+        bool,
+        typer.Option(
+            "--baselines", help="Forecast the baselines, too: play those of two samples."
+        ),
+    ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -61,6 +67,8 @@ def plan(
     planned: dict[str, Any] = {}
     if party is not None and config_file is not None:
         raise typer.BadParameter("give CONFIG, or --config, not both")
+    if baselines and (party is not None or config_file is None):
+        raise typer.BadParameter("--baselines takes CONFIG, whose tables all lie here")
     declared, config_file = (None, config_file) if party is None else _declared(party)
     if config_file is None:
         if epsilon is None or overrides or peers is not None:
@@ -75,7 +83,7 @@ def plan(
         config = _config_of(
             config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta
         )
-        planned = _forecast(config, declared, quiet=as_json, links=links)
+        planned = _forecast(config, declared, quiet=as_json, links=links, baselines=baselines)
         if peers is not None:
             planned["rehearsal"] = _rehearsed(config, peers, quiet=as_json)
         guard, calibrations = config.guard, []
@@ -139,11 +147,16 @@ def _declared(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
 
 
 def _forecast(
-    config: "Config", shapes: "Mapping[str, TableShape] | None", *, quiet: bool, links: bool
-) -> dict[str, Any]:
+    config: "Config", shapes: "Mapping[str, TableShape] | None", *, quiet: bool, links: bool,
+    baselines: bool,
+) -> dict[str, Any]:  # fmt: skip
     from secure_apfed.planning.forecast import forecast
 
     planned = forecast(config, shapes)
+    if baselines:
+        from apfed_experiments.solo import seconds_alone
+
+        planned = replace(planned, seconds={**planned.seconds, "baselines": seconds_alone(config)})
     if not quiet:
         terminal.show_forecast(config.name, planned, links=links)
         for warning in planned.warnings:

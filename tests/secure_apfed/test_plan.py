@@ -5,13 +5,16 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from apfed_experiments import solo
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
-from secure_apfed.data import VerticalData
+from secure_apfed.data import OwnData, VerticalData
 from secure_apfed.planning import forecast
 from tests.secure_apfed.small_runs import told
 
@@ -91,6 +94,7 @@ def test_what_cannot_be_planned_is_refused(capsys: Capture) -> None:
         ("--epsilon 4 --delta 0", "delta lies between 0 and 1"),
         ("--epsilon 4 --delta 1", "delta lies between 0 and 1"),
         ("--epsilon 4 --epochs 0", "epochs"),
+        ("--baselines --epsilon 4", "--baselines takes CONFIG"),
     ):
         assert execute(["plan", *arguments.split(), "--json"]) == 2
         assert message in capsys.readouterr().out
@@ -173,6 +177,43 @@ def test_what_an_answer_takes_whatever_the_rows_is_forecast_once(
     first, longer = played
     assert answer["steps"] > longer > first == forecast.STEPS
     assert answer["seconds"]["train"] == pytest.approx(2.0 + 0.01 * answer["steps"])
+
+
+def test_baselines_are_forecast_by_those_of_two_samples(
+    config: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second, and a hundredth for each row; of all classes some have a label."""
+    now, taught = 0.0, list[OwnData]()
+
+    def compared(config: Config, own: OwnData, said: object) -> None:
+        nonlocal now
+        taught.append(own)
+        now += 1.0 + 0.01 * len(own.train_rows)
+
+    monkeypatch.setattr(solo, "_compared", compared)
+    monkeypatch.setattr(solo, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(solo, "_SAMPLES", (20, 40))
+    few = ["--set", "data.labelled=30"]
+    answer: dict[str, Any] = {}
+    for more, count in ((), [20, 40]), (few, [20, 30]):
+        answer = told(capsys, "plan", config, "--baselines", *more)
+        assert answer["seconds"]["baselines"] == pytest.approx(1.0 + 0.01 * answer["train_rows"])
+        first, second = taught[-2:]
+        assert [len(own.labelled_rows) for own in (first, second)] == pytest.approx(count, abs=1)
+        assert [len(own.train_rows) for own in (first, second)] == pytest.approx([20, 40], abs=1)
+        for own in (first, second):
+            assert own.table.labels is not None
+            assert set(own.table.labels[own.labelled_rows].tolist()) == {0, 1}
+            assert torch.equal(own.train_rows, own.train_rows.unique())
+    monkeypatch.setattr(solo, "_SAMPLES", (2000, 40000))
+    assert "baselines" in told(capsys, "plan", config, "--baselines")["seconds"]
+    assert len(taught[-1].train_rows) == len(taught[-1].labelled_rows) == answer["train_rows"]
+    assert execute(["plan", str(config), "--baselines"]) == 0
+    shown = capsys.readouterr().out
+    assert "(run --no-baselines spares them)" in shown
+    assert "start, attacks, report" in shown
+    private = ["--set", "dp_sgd={noise_multiplier: 2, clip: 1}"]
+    assert told(capsys, "plan", config, "--baselines", *private)["seconds"]["baselines"] == 0
 
 
 def test_links_are_summed_by_kind_unless_they_are_asked_for(config: Path, capsys: Capture) -> None:
