@@ -249,10 +249,13 @@ def run_frames(
                 if not RunFolder(place).config.exists():  # it never began: no frames are left
                     shutil.rmtree(place / _TABLES, ignore_errors=True)
                 raise
-            return _result(
+            result = _result(
                 config, place, found, _labels_by_text(frames[own], label), baselines=baselines,
                 keeps=folder is not None,
             )  # fmt: skip
+            if folder is None and found.recorded:
+                found.recorded.transcript.take_along()
+            return result
 
 
 def _rules(settings: Mapping[str, Any]) -> IdNormalisation | None:

@@ -77,8 +77,7 @@ def why_nothing_to_read(view: AdversaryView) -> str | None:
         return f"{view.description}: no party releases a representation"
     if not view.epochs:
         return (
-            "the transcript kept no representations, or outgrew its limit; set transcript.keep to "
-            "first_and_last or all"
+            "the transcript kept no representations; set transcript.keep to first_and_last or all"
         )
     return None
 

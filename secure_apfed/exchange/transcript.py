@@ -12,8 +12,8 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,11 @@ from torch import Tensor
 
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange.envelope import Envelope, Kind
-from secure_apfed.files import open_plain, open_regular
+from secure_apfed.files import MOST_BYTES, open_plain, open_regular
 from secure_apfed.settings.run import TranscriptSettings
 
 _SUM = "sum"
 _FILES = "transcript-*.bin"
-# Checkpoints that may be gone back to, see `secure_apfed.runs.folder.Steps`.
-_STATES = 2
 KEPT_KINDS = frozenset(
     {Kind.REQUEST, Kind.LABELS, Kind.VOTES, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM}
 )
@@ -63,12 +61,19 @@ class Flow:
 
 
 class _Folder:
-    """Where payloads lie; a folder of our own making goes with the last who may read it."""
+    """Where payloads lie; a folder of our own making goes with the last of this process who may
+    read it, unless the process is killed.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or Path(tempfile.mkdtemp(prefix="transcript-"))
         if path is None:
-            weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+            weakref.finalize(self, _remove, self.path, os.getpid())
+
+
+def _remove(folder: Path, maker: int) -> None:
+    if os.getpid() == maker:  # and no child of its
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Epoch:
@@ -81,6 +86,7 @@ class _Epoch:
         self.places: dict[bytes, list[int]] = {}  # of a payload, by its digest: from, to
         self.sent: list[tuple[Envelope, bytes]] = []  # without its payload, whose digest follows
         self.opened: dict[int, bytes] = {}
+        self.synced = True
 
     def store(self, payload: bytes) -> bytes:
         """Return its digest. CheckpointError: there is no room."""
@@ -96,13 +102,18 @@ class _Epoch:
                     f"{self.path} cannot be written ({error.strerror}); make room on its disk and "
                     "resume the run, or set transcript.keep to none"
                 ) from error
-            self.places[digest] = [size, size + len(payload)]
+            self.places[digest], self.synced = [size, size + len(payload)], False
         return digest
+
+    def move(self, folder: _Folder) -> None:
+        if self.places:
+            self.path = Path(shutil.move(self.path, folder.path))
+        self._folder = folder
 
     def read(self, digest: bytes) -> bytes:
         (start, end), payload = self.places[digest], b""
         with open_plain(self.path) as file:
-            if 0 <= start <= end <= os.fstat(file.fileno()).st_size:
+            if 0 <= start <= end <= min(os.fstat(file.fileno()).st_size, start + MOST_BYTES):
                 file.seek(start)
                 payload = file.read(end - start)
         if _digest(payload) != digest:
@@ -140,8 +151,7 @@ class Transcript:
         self._epochs: dict[int, _Epoch] = {}
         self._epoch: _Epoch | None = None
         self._folder: _Folder | None = None
-        # Epochs that the newest states name, so that their files stay.
-        self._named = deque[frozenset[int]](maxlen=_STATES)
+        self._named = dict[int, frozenset[Path]]()  # by the states of the newest two checkpoints
         self.wire_bytes = 0
 
     @property
@@ -153,7 +163,8 @@ class Transcript:
     def kept(self) -> Mapping[int, tuple[Envelope, ...]]:
         """The kept envelopes by epoch, in the order of sending; payloads are read when asked for.
 
-        Reading raises CheckpointError where a file is gone or altered.
+        Reading raises CheckpointError where a file is gone, as with an epoch that is not kept any
+        more, or altered.
         """
         return {
             number: tuple(_Kept.at(epoch, envelope, digest) for envelope, digest in epoch.sent)
@@ -171,14 +182,22 @@ class Transcript:
 
     def keep_in(self, folder: Path) -> None:
         """Write payloads there, to stay; what an earlier run left goes with the first epoch."""
-        self._folder = _Folder(folder)
+        self._folder = _Folder(folder.absolute())
+
+    def take_along(self) -> None:
+        """Move payloads out of a folder that will be removed."""
+        if self._epochs:
+            self._folder = folder = _Folder()
+            for epoch in self._epochs.values():
+                epoch.move(folder)
 
     def begin_epoch(self, epoch: int) -> None:
         """Say that the envelopes from now on belong to `epoch` (from 0)."""
         self._epoch = None
         if self._settings.keep == "first_and_last":
             self._epochs = {of: kept for of, kept in self._epochs.items() if of in (0, epoch)}
-        self._sweep()
+        if self._settings.keep != "all" or not self._epochs:
+            self._sweep()
         if self._settings.keep != "none":
             self._folder = self._folder or _Folder()
             self._epoch = self._epochs.setdefault(epoch, _Epoch(epoch, self._folder))
@@ -186,10 +205,14 @@ class Transcript:
     def _sweep(self) -> None:
         """Remove files of epochs to which nobody can go back."""
         if self._folder:
-            named = {*self._epochs}.union(*self._named)
-            stay = {_Epoch(number, self._folder).path for number in named}
+            stay = self._paths.union(*self._named.values())
             for file in {*self._folder.path.glob(_FILES)} - stay:
-                file.unlink()
+                with suppress(OSError):  # such as of a folder, which is none of ours
+                    file.unlink()
+
+    @property
+    def _paths(self) -> frozenset[Path]:
+        return frozenset(epoch.path for epoch in self._epochs.values())
 
     def record(self, envelope: Envelope, wire_bytes: int) -> None:
         """Count an envelope that is sent, and keep it where the settings say so."""
@@ -227,20 +250,25 @@ class Transcript:
             held[place] += count
         held[-1] = max(held[-1], last)
 
-    def state_dict(self, *, last: bool = False) -> dict[str, Any]:
-        """Everything recorded, as plain msgpack types; payloads stay in their files, which stay as
-        long as they are kept, or named by the newest two states. Files of others go with the
-        `last` state.
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+        """Everything recorded, as plain msgpack types; payloads stay in their files.
+
+        These stay as long as they are kept, or named by one of the newest two states that belong to
+        a checkpoint, at its `step`. None: this is the last state, and all other files go.
         """
-        self._named.append(frozenset(self._epochs))
-        if last:
-            self._named.clear()
+        before = [] if step is None else [of for of in self._named if of < step][-1:]
+        self._named = {of: self._named[of] for of in before}
+        if step is None:
             self._sweep()
+        else:
+            self._named[step] = self._paths
         for epoch in self._epochs.values():
-            if epoch.places:
+            if not epoch.synced:
                 with os.fdopen(open_regular(epoch.path, create=False), "ab") as file:
                     os.fsync(file.fileno())
+                epoch.synced = True
         return {
+            "step": step,
             "flows": [{**vars(flow), "kind": flow.kind.value} for flow in self.flows],
             "epochs": [
                 [number, epoch.places, [[_fields(sent), at] for sent, at in epoch.sent],
@@ -268,7 +296,9 @@ class Transcript:
                 places[digest]
             for digest in [*places][-1:]:  # is all of it there?
                 epoch.read(digest)
-        self._named.append(frozenset(self._epochs))
+        if state["step"] is not None:  # what is there may be of the state before this one
+            files = frozenset(self._folder.path.glob(_FILES))
+            self._named = {-1: files, int(state["step"]): self._paths}
 
 
 def _digest(payload: bytes) -> bytes:

@@ -328,7 +328,7 @@ class RunWriter:
 
     def keep(self, recording: Recording) -> None:
         """Write what only the experimenter holds, for attacks on the finished run."""
-        folder, state = self.folder, recording.transcript.state_dict(last=True)
+        folder, state = self.folder, recording.transcript.state_dict()
         if recording.encoders:
             weights: dict[str, Tensor] = {}
             for name, encoder in recording.encoders.items():
@@ -401,7 +401,9 @@ class Course:
 
     async def play(self) -> None:
         learner, links = self.session.learner, self.session.links
-        self.session.transcript.begin_epoch(self._epoch)  # a method may send before its first one
+        # A method may send before its first epoch, or after its last one, which is gone on with.
+        over = self._epoch == self._config.train.epochs or self._is_late
+        self.session.transcript.begin_epoch(self._epoch - over)
         self._keep()
         await train(learner, links, self)
         if self.judged is None:

@@ -204,7 +204,9 @@ class _Experimenter(Watch):
         files, transcript = Steps(folder, _RECORDING), session.transcript
         transcript.keep_in(folder)
         assert isinstance(keeper, PartyKeeper)
-        keeper.before_save = lambda step: files.write(step, msgpack.packb(transcript.state_dict()))
+        keeper.before_save = lambda step: files.write(
+            step, msgpack.packb(transcript.state_dict(step))
+        )
         if state:
             if state.step not in files.found():
                 raise CheckpointError(

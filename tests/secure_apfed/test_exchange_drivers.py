@@ -1,6 +1,7 @@
 """All roles in one process: order, silence, ends, and the transcript of what was sent."""
 
 import gc
+import os
 import resource
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -289,6 +290,11 @@ def test_without_a_folder_payloads_go_with_their_last_reader(
     (folder,) = tmp_path.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     del recorder
+    if os.fork() == 0:  # a child that lets go of it, too
+        del kept
+        gc.collect()
+        os._exit(0)
+    os.wait()
     assert bodies(kept[1]) == [b"epoch 1"] * 2
     del kept
     gc.collect()
@@ -351,29 +357,42 @@ def test_payloads_that_are_gone_or_altered_are_told(
         again.transcript.resume(state)
 
 
+@pytest.mark.parametrize("resumed", [False, True], ids=["at once", "after another resumption"])
 @pytest.mark.parametrize("back", [1, 2])
-def test_either_of_the_newest_two_states_finds_its_payloads(back: int, tmp_path: Path) -> None:
-    """Epochs 0 to 4 end with a state; the session is broken off within the fifth."""
-    states = []
+def test_either_of_the_newest_two_states_finds_its_payloads(
+    back: int, resumed: bool, tmp_path: Path
+) -> None:
+    """Sessions are broken off within an epoch, after the state with which it began."""
+    states: dict[int, Any] = {}
+
+    def play(recorder: Recorder, epochs: Iterable[int]) -> None:
+        for epoch in epochs:
+            recorder.transcript.begin_epoch(epoch)
+            states[epoch] = through_msgpack(recorder.transcript.state_dict(epoch))
+            recorder.send(b"epoch %d" % epoch, step=epoch)
+            recorder.send(b"more of epoch %d" % epoch, step=epoch, to="p2")
+
+    def resume(epoch: int) -> Recorder:
+        recorder = Recorder("first_and_last")
+        recorder.transcript.keep_in(tmp_path)
+        recorder.transcript.resume(states[epoch])
+        return recorder
+
     recorder = Recorder("first_and_last")
     recorder.transcript.keep_in(tmp_path)
-    for epoch in range(6):
-        recorder.transcript.begin_epoch(epoch)
-        recorder.send(b"epoch %d" % epoch, step=epoch)
-        states.append(through_msgpack(recorder.transcript.state_dict()))
-        recorder.send(b"more of epoch %d" % epoch, step=epoch, to="p2")
-    again = Recorder("first_and_last")
-    again.transcript.keep_in(tmp_path)
-    again.transcript.resume(states[-back])
-    epoch = 6 - back
-    again.transcript.begin_epoch(epoch)
-    again.send(b"once more", step=epoch)
+    play(recorder, range(6))
+    if resumed:
+        play(resume(5), [5])
+        play(resume(4), [4, 5])
+    again, last = resume(6 - back), 6 - back
+    assert bodies(again.transcript.kept[0]) == [b"epoch 0", b"more of epoch 0"]
+    play(again, range(last, 6))
     kept = again.transcript.kept
     assert {of: bodies(sent) for of, sent in kept.items()} == {
-        0: [b"epoch 0", b"more of epoch 0"], epoch: [b"epoch %d" % epoch, b"once more"]
-    }  # fmt: skip
-    state = again.transcript.state_dict(last=True)
-    assert files_in(tmp_path) == ["transcript-0.bin", f"transcript-{epoch}.bin"]
+        of: [b"epoch %d" % of, b"more of epoch %d" % of] for of in (0, 5)
+    }
+    state = again.transcript.state_dict()
+    assert files_in(tmp_path) == ["transcript-0.bin", "transcript-5.bin"]
     finished = Transcript(TranscriptSettings(keep="none"))
     finished.keep_in(tmp_path)
     finished.load_state_dict(through_msgpack(state))

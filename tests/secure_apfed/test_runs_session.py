@@ -33,6 +33,7 @@ from secure_apfed.methods import METHODS, PartyState
 from secure_apfed.methods.apfed import ApfedActive
 from secure_apfed.methods.joint import TvflActive, TvflPassive
 from secure_apfed.methods.sum_end import Admitted, PassiveSum, RefusedSums
+from secure_apfed.runs.course import RunWriter
 from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.runs.keeper import PartyKeeper
 from secure_apfed.runs.outcome import RunResult, load_recording
@@ -102,6 +103,27 @@ def test_a_stopped_run_resumes_bit_for_bit(
         interrupted(config, folder, at_step=at_step)
         run(config, folder, resume=True)
         assert_same_run(whole, folder)
+
+
+def test_a_run_that_broke_off_at_its_end_keeps_its_last_epoch(
+    finished: tuple[Path, RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*result: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(RunWriter, "finish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(small_config(), folder)
+    run(small_config(), folder, resume=True)
+    whole, resumed = (load_recording(of).transcript for of in (finished[0], folder))
+    assert list(resumed.opened) == list(whole.opened)
+    shapes = [
+        {epoch: {(sent.kind, sent.step, len(sent.payload)) for sent in sent_in}
+         for epoch, sent_in in of.kept.items()} for of in (whole, resumed)
+    ]  # fmt: skip
+    assert shapes[0] == shapes[1]
 
 
 def test_rare_checkpoints_find_the_same(finished: tuple[Path, RunResult], tmp_path: Path) -> None:
