@@ -198,11 +198,13 @@ def forecast(config: Config, shapes: Mapping[str, TableShape] | None = None) -> 
     batch = rows_of_a_step(config, len(taught), aligned_share=share, steps=STEPS)
     stages = make_label_mechanism(config.labels, classes=len(data.classes)).stages
     steps = steps_of(config, len(taught), stages=stages)
-    scales = growth(config, steps=steps / STEPS, rows=len(taught) / (batch * STEPS))
+    # No more than the run takes, where a step is like another one.
+    few = STEPS if config.method.asks_once or config.method.averages else min(STEPS, max(2, steps))
+    scales = growth(config, steps=steps / few, rows=len(taught) / (batch * few))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
         rehearse = partial(_rehearse, config, data, batch=batch, aligned=share, labelled=labelled)
-        played = rehearse(STEPS)
+        played = rehearse(few)
         step_seconds, longer = played.step_seconds, _LONGER * STEPS
         if config.method.asks_once and steps > longer:  # much is the same of however many rows
             more = rehearse(longer).step_seconds - step_seconds
@@ -356,7 +358,7 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Rehearsal:
-    """What was played, `setup` before the first step and `training` in `STEPS` steps, and its time.
+    """What was played, `setup` before the first step and `training` in some steps, and its time.
 
     `contributions` are ledgers of the passives that add noise under the sum.
     """

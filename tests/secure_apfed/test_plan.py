@@ -209,7 +209,7 @@ def test_baselines_are_forecast_by_those_of_two_samples(
     assert "baselines" in told(capsys, "plan", config, "--baselines")["seconds"]
     assert len(taught[-1].train_rows) == len(taught[-1].labelled_rows) == answer["train_rows"]
     assert execute(["plan", str(config), "--baselines"]) == 0
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert "(run --no-baselines spares them)" in shown
     assert "start, attacks, report" in shown
     private = ["--set", "dp_sgd={noise_multiplier: 2, clip: 1}"]
