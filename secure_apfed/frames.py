@@ -268,12 +268,9 @@ def _rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
 
 
 def _config(
-    settings: Mapping[str, Any],
-    files: Mapping[str, str],
-    *,
-    method: str | Mapping[str, Any],
+    settings: Mapping[str, Any], files: Mapping[str, str], *, method: str | Mapping[str, Any],
     data: Mapping[str, str],
-) -> Config:
+) -> Config:  # fmt: skip
     given = {"name": "frames", **settings, "method": method}
     own = given.get("data") or {}
     if named := sorted({"dataset", "parties", "folder", "id_column", "label_column"} & set(own)):

@@ -11,8 +11,9 @@ Letters: B rows, R resamples, K classes, T places between which scores differ.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import scipy
@@ -27,6 +28,8 @@ FEWEST_POSITIVES = 30
 """Rows of a rare class, below which figures of it are told with a warning."""
 # of one block of resamples: what is worked on stays in the cache
 _CELLS, _LEAST = 50_000, 8
+# of all resamples, in 16 bits each
+_KEPT_CELLS = 2**24
 _CONFIDENCE = 0.95
 # A largest difference grows by what is drawn: in the rows over all people, in resamples over the
 # rows. Mirrored at the value, the interval loses what they grew by.
@@ -142,7 +145,22 @@ def _spans(
 
 def _draws(scored: Scored, resamples: int, seed: int) -> Iterator[FloatArray]:
     """How often each row is drawn, (R, B), some resamples at a time."""
-    groups, rows = _groups(scored), len(scored.truth)
+    truth_B = scored.truth
+    if resamples * len(truth_B) > _KEPT_CELLS:
+        return _fresh_draws(truth_B, resamples, seed)
+    kept = _kept_draws(truth_B.tobytes(), truth_B.dtype.str, resamples, seed)
+    return (counts_RB.astype(np.float64) for counts_RB in kept)
+
+
+@lru_cache(maxsize=1)
+def _kept_draws(truth: bytes, kind: str, resamples: int, seed: int) -> list[NDArray[np.uint16]]:
+    """Report and summary of a run measure several things on the same draws of the same rows."""
+    drawn = _fresh_draws(np.frombuffer(truth, kind), resamples, seed)
+    return [counts_RB.astype(np.uint16) for counts_RB in drawn]
+
+
+def _fresh_draws(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[FloatArray]:
+    groups, rows = _groups(truth_B), len(truth_B)
     rngs = np.random.default_rng(seed).spawn(len(groups))  # so that blocks change nothing
     block = max(_LEAST, _CELLS // max(rows, 1))
     for first in range(0, resamples, block):
@@ -154,10 +172,10 @@ def _draws(scored: Scored, resamples: int, seed: int) -> Iterator[FloatArray]:
         yield counts_RB
 
 
-def _groups(scored: Scored) -> list[NDArray[np.int64]]:
-    if np.issubdtype(scored.truth.dtype, np.floating):
-        return [np.arange(len(scored.truth))]
-    return [np.flatnonzero(scored.truth == label) for label in np.unique(scored.truth)]
+def _groups(truth_B: NDArray[Any]) -> list[NDArray[np.int64]]:
+    if np.issubdtype(truth_B.dtype, np.floating):
+        return [np.arange(len(truth_B))]
+    return [np.flatnonzero(truth_B == label) for label in np.unique(truth_B)]
 
 
 def _span(value: float, drawn: list[FloatArray], *, mirrored: bool) -> tuple[float, float]:

@@ -67,12 +67,9 @@ def capacity(size: int, buckets: int) -> int:
 
 
 def fingerprint(
-    me: str,
-    ids: SizedIds,
-    settings: AlignmentSettings,
-    key: bytes,
+    me: str, ids: SizedIds, settings: AlignmentSettings, key: bytes,
     worked: Callable[[int], None] = lambda ids: None,
-) -> bytes:
+) -> bytes:  # fmt: skip
     """Return 32 bytes that tell whether a party has the same IDs in the same rows again."""
     whole = _whole(key)
     for piece in encode_pieces(me, ids, id_rules(settings)):

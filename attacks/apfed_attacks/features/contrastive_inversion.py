@@ -129,12 +129,9 @@ class Question:
 
 
 def explain_sums(
-    questions: Sequence[Question],
-    contributors: Sequence[Agreed],
-    iterations: int,
-    *,
+    questions: Sequence[Question], contributors: Sequence[Agreed], iterations: int, *,
     start_ND: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return unit representations (N, D) that, held by every contributor, give these sums.
 
     L-BFGS minimises |predicted - sum|^2 / |sum|^2, from `start_ND` of any norm or a mixture of the

@@ -147,12 +147,9 @@ def ridge(known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray) -
 
 
 def guess_features(
-    attack: FeatureAttack | ActiveAttack,
-    view: AdversaryView,
-    people_N: Tensor,
-    released: Mapping[str, Tensor],
-    seed: int,
-) -> Guess:
+    attack: FeatureAttack | ActiveAttack, view: AdversaryView, people_N: Tensor,
+    released: Mapping[str, Tensor], seed: int,
+) -> Guess:  # fmt: skip
     """Regress all that was released of these positions, (N, C) by name, to the victim's features,
     as from own ones x.
     """

@@ -49,12 +49,9 @@ def logit_confidence(scores_NK: Tensor, labels_N: Tensor) -> FloatArray:
 
 
 def likelihood_ratio(
-    phi_N: FloatArray,
-    shadow_SN: FloatArray,
-    inside_SN: NDArray[np.bool_],
-    *,
+    phi_N: FloatArray, shadow_SN: FloatArray, inside_SN: NDArray[np.bool_], *,
     own_variances: bool = False,
-) -> FloatArray:
+) -> FloatArray:  # fmt: skip
     """Log N(phi; in) - log N(phi; out), the means being each candidate's own.
 
     Args:

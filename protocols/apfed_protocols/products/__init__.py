@@ -352,12 +352,9 @@ class LabelValues(KeepsSecrets):
 
     @classmethod
     def of(
-        cls,
-        described: SumOfProducts,
-        request: bytes,
-        blobs: Sequence[bytes],
+        cls, described: SumOfProducts, request: bytes, blobs: Sequence[bytes],
         shifts: Sequence[int] | None = None,
-    ) -> "LabelValues":
+    ) -> "LabelValues":  # fmt: skip
         """Read the parts of a request; `shifts`: powers of X by which the labels are multiplied."""
         ring, found = described.ring, described.headroom
         sender, seed = described.agreement.receiver, blobs[0]

@@ -395,12 +395,9 @@ def multiply(scalar: bytes, points: bytes) -> bytes:
 
 
 def in_threads(
-    work: Callable[[bytes], bytes],
-    blocks: bytes,
-    *,
-    threads: int | None = None,
+    work: Callable[[bytes], bytes], blocks: bytes, *, threads: int | None = None,
     report: Callable[[int], None] | None = None,
-) -> bytes:
+) -> bytes:  # fmt: skip
     """Return what `work` makes of blocks of 32 bytes, piece by piece, as many and in order.
 
     `report` gets the number of blocks done.

@@ -68,12 +68,9 @@ class Hub:
     """The hub's end of a sum; `hub_pump` makes one and sets it up."""
 
     def __init__(
-        self,
-        roles: Mapping[str, HubRole],
-        send: Callable[[str, bytes], object],
-        receive: Callable[[], tuple[str, bytes]],
-        signer: "_Signer",
-    ) -> None:
+        self, roles: Mapping[str, HubRole], send: Callable[[str, bytes], object],
+        receive: Callable[[], tuple[str, bytes]], signer: "_Signer",
+    ) -> None:  # fmt: skip
         ends = [role for role in roles.values() if not isinstance(role, SumCombiner)]
         agreement = ends[0].described.agreement if len(ends) == 1 else None
         if agreement is None or {*roles} != {agreement.receiver, agreement.combiner}:

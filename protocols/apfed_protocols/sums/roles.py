@@ -509,12 +509,9 @@ def role_of(
 
 
 def join_sum(
-    described: SecureSum,
-    me: str,
-    *,
-    send: Callable[[str, bytes], object],
+    described: SecureSum, me: str, *, send: Callable[[str, bytes], object],
     receive: Callable[[], tuple[str, bytes]],
-) -> SumReceiver | SumCombiner | SumContributor | ReceivingCombiner:
+) -> SumReceiver | SumCombiner | SumContributor | ReceivingCombiner:  # fmt: skip
     """Make the role of `me` and hold its setup with the others, over links of one's own.
 
     For a training loop that this project does not run. The links must be authenticated

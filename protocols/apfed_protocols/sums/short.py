@@ -296,12 +296,9 @@ class ClipAgreement(KeepsSecrets):
     """
 
     def __init__(
-        self,
-        me: str,
-        contributors: Collection[str],
-        matrix: Any = None,
+        self, me: str, contributors: Collection[str], matrix: Any = None,
         told: Collection[str] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.me, self._contributors = me, tuple(contributors)
         self._told = sorted({*(contributors if told is None else told)} - {me})
         self._exponents = {} if matrix is None else {me: _exponent(matrix)}
