@@ -147,6 +147,15 @@ def test_it_warns_of_unsafe_and_costly_choices(config: Path, capsys: Capture) ->
             assert any("knows the seed" in one for one in answer["warnings"]) is told_of
 
 
+def test_what_the_disk_cannot_hold_is_told(
+    config: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1e5))
+    for keep, told_of in (("all", True), ("none", False), ("auto", False)):
+        warned = told(capsys, "plan", config, "--set", f"transcript.keep={keep}")["warnings"]
+        assert any("this folder has 0 MB free" in one for one in warned) is told_of
+
+
 def test_of_the_active_alone_nothing_is_sent(config: Path, capsys: Capture) -> None:
     answer = told(capsys, "plan", config, "--set=method=single_view")
     assert (answer["wire_bytes"], answer["links"]) == (0, [])
