@@ -257,7 +257,10 @@ def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[Bas
     def flat(rows: Tensor) -> FloatArray:
         return np.asarray(table.features[rows].flatten(1).double().numpy())
 
-    kept, how = _drawn(own, seed), dict[str, Any](measure=MEASURES[config.measure], said=said)
+    kept, how = (
+        _drawn(own, seed, MOST_ROWS),
+        dict[str, Any](measure=MEASURES[config.measure], said=said),
+    )
     test_BF = flat(own.test_rows)
     labels_B = table.labels[own.test_rows]
     if own.targets is not None:
@@ -285,7 +288,7 @@ def seconds_alone(config: Config) -> float:
     took = dict[int, float]()
     with one_thread():
         for size in sorted({min(rows, size) for size in _SAMPLES}):
-            kept = _drawn(own, config.seed, most=size)
+            kept = _drawn(own, config.seed, size)
             taught = torch.cat([kept, others[: max(0, size - len(kept))]]).sort().values
             tested = own.test_rows[: math.ceil(len(own.test_rows) * size / rows)]
             began = time.perf_counter()
@@ -295,7 +298,7 @@ def seconds_alone(config: Config) -> float:
     return max(*took.values(), float(np.polyval(line, rows)), 0.0)
 
 
-def _drawn(own: OwnData, seed: int, *, most: int = MOST_ROWS) -> Tensor:
+def _drawn(own: OwnData, seed: int, most: int) -> Tensor:
     """So many rows with a label, about, or all; of each class its share, and one at least."""
     known_n = own.labelled_rows
     if len(known_n) <= most or own.table.labels is None:
