@@ -257,10 +257,8 @@ def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[Bas
     def flat(rows: Tensor) -> FloatArray:
         return np.asarray(table.features[rows].flatten(1).double().numpy())
 
-    kept, how = (
-        _drawn(own, seed, MOST_ROWS),
-        dict[str, Any](measure=MEASURES[config.measure], said=said),
-    )
+    kept = _drawn(own, seed, MOST_ROWS)
+    how: dict[str, Any] = {"measure": MEASURES[config.measure], "said": said}
     test_BF = flat(own.test_rows)
     labels_B = table.labels[own.test_rows]
     if own.targets is not None:
