@@ -169,7 +169,7 @@ def _attacks(results: Sequence[AttackResult]) -> Drawn:
     figure.legend(marks, names, loc="upper left", ncols=2, frameon=False, borderpad=0.1)
     left = 0.15 + inches_of(name for rows in by_metric.values() for name, *_ in rows)
     figure.subplots_adjust(hspace=1.1 * len(sizes) / sum(sizes))
-    set_margins(figure, left=left, right=0.1, bottom=0.5, top=0.3)
+    set_margins(figure, left=left, right=0.25, bottom=0.5, top=0.3)
     return figure, (
         "How well each adversary guesses with what it received, beside the same adversary without "
         "it, or with it exchanged between the rows. The difference is the advantage: by chance as "
