@@ -43,6 +43,8 @@ _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 # last signs are as wide as Chinese characters.
 _FORMULA = re.compile(r'(^[\s";]*|[\s";]+)([=+\-@\uff1d\uff0b\uff0d\uff20])?')
 _NO_SEPARATORS = ' "'
+PAYLOADS = "transcript-*.bin"
+"""How files of a run are named that hold the payloads of an epoch."""
 
 
 def _why_missing(folder: Path) -> str:

@@ -221,7 +221,7 @@ def _measured(
     with one_thread():
         found = _compared(config, own, said)
     people: tuple[str, ...] = ()
-    learnt = own.train_rows if own.targets is None else own.labelled_rows
+    learnt = _learnt_rows(own)
     if scored is None:
         people = tuple(own.table.ids[row] for row in own.test_rows.tolist())
         measure = MEASURES[config.measure]
@@ -273,15 +273,16 @@ def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[Bas
     return compare(task, test_BF, labels_B.numpy(), BASELINES, **how)
 
 
-def seconds_alone(config: Config) -> float:
+def seconds_alone(config: Config, data: VerticalData) -> float:
     """About what the baselines beside such a run take on this machine, by those of two samples of
-    its rows, of which the larger takes some ten seconds; 0 where there are none (`LEFT_OUT`).
+    its rows, of which the larger takes some ten seconds; 0 where there are none (`LEFT_OUT`). Fits
+    that the method shares with them are counted, too.
     """
     if config.dp_sgd is not None:
         return 0.0
-    own = load_data(config.data, seed=config.seed).own(config.data.active_name)
+    own = data.own(config.data.active_name)
     assert own is not None
-    learnt = own.train_rows if own.targets is None else own.labelled_rows
+    learnt = _learnt_rows(own)
     others, rows = learnt[~torch.isin(learnt, own.labelled_rows)], min(len(learnt), MOST_ROWS)
     took = dict[int, float]()
     with one_thread():
@@ -293,7 +294,12 @@ def seconds_alone(config: Config) -> float:
             _compared(config, replace(own, train_rows=taught, labelled=kept, test_rows=tested), {})
             took[len(taught)] = time.perf_counter() - began
     line = np.polyfit(list(took), list(took.values()), len(took) - 1)
-    return max(*took.values(), float(np.polyval(line, rows)), 0.0)
+    return max(*took.values(), float(np.polyval(line, rows)))
+
+
+def _learnt_rows(own: OwnData) -> Tensor:
+    """Of which baselines learn, or a sample of them; a regression of none without a label."""
+    return own.train_rows if own.targets is None else own.labelled_rows
 
 
 def _drawn(own: OwnData, seed: int, most: int) -> Tensor:

@@ -5,7 +5,8 @@ Part of the composition root: `secure_apfed.cli` registers them, nothing else im
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -152,11 +153,12 @@ def _forecast(
 ) -> dict[str, Any]:  # fmt: skip
     from secure_apfed.planning.forecast import forecast
 
-    planned = forecast(config, shapes)
     if baselines:
         from apfed_experiments.solo import seconds_alone
 
-        planned = replace(planned, seconds={**planned.seconds, "baselines": seconds_alone(config)})
+        planned = forecast(config, shapes, alone=partial(seconds_alone, config))
+    else:
+        planned = forecast(config, shapes)
     if not quiet:
         terminal.show_forecast(config.name, planned, links=links)
         for warning in planned.warnings:

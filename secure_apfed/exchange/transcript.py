@@ -23,11 +23,10 @@ from torch import Tensor
 
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange.envelope import Envelope, Kind
-from secure_apfed.files import MOST_BYTES, open_plain, open_regular
+from secure_apfed.files import MOST_BYTES, PAYLOADS, open_plain, open_regular
 from secure_apfed.settings.run import TranscriptSettings
 
 _SUM = "sum"
-_FILES = "transcript-*.bin"
 KEPT_KINDS = frozenset(
     {Kind.REQUEST, Kind.LABELS, Kind.VOTES, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM}
 )
@@ -82,7 +81,7 @@ class _Epoch:
     """
 
     def __init__(self, number: int, folder: _Folder) -> None:
-        self.path, self._folder = folder.path / _FILES.replace("*", str(int(number))), folder
+        self.path, self._folder = folder.path / PAYLOADS.replace("*", str(int(number))), folder
         self.places: dict[bytes, list[int]] = {}  # of a payload, by its digest: from, to
         self.sent: list[tuple[Envelope, bytes]] = []  # without its payload, whose digest follows
         self.opened: dict[int, bytes] = {}
@@ -196,7 +195,7 @@ class Transcript:
         self._epoch = None
         if self._settings.keep == "first_and_last":
             self._epochs = {of: kept for of, kept in self._epochs.items() if of in (0, epoch)}
-        if self._settings.keep != "all" or not self._epochs:
+        if self._settings.keep != "all" or not self._epochs:  # later on none of all goes
             self._sweep()
         if self._settings.keep != "none":
             self._folder = self._folder or _Folder()
@@ -206,7 +205,7 @@ class Transcript:
         """Remove files of epochs to which nobody can go back."""
         if self._folder:
             stay = self._paths.union(*self._named.values())
-            for file in {*self._folder.path.glob(_FILES)} - stay:
+            for file in {*self._folder.path.glob(PAYLOADS)} - stay:
                 with suppress(OSError):  # such as of a folder, which is none of ours
                     file.unlink()
 
@@ -293,11 +292,11 @@ class Transcript:
                 for fields, digest in sent
             ]
             for digest in (*opened.values(), *(at for _, at in sent)):
-                places[digest]
+                places[digest]  # KeyError: it has none
             for digest in [*places][-1:]:  # is all of it there?
                 epoch.read(digest)
         if state["step"] is not None:  # what is there may be of the state before this one
-            files = frozenset(self._folder.path.glob(_FILES))
+            files = frozenset(self._folder.path.glob(PAYLOADS))
             self._named = {-1: files, int(state["step"]): self._paths}
 
 

@@ -11,7 +11,7 @@ Letters: N rows.
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -173,9 +173,13 @@ def _declared_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertical
     )  # fmt: skip
 
 
-def forecast(config: Config, shapes: Mapping[str, TableShape] | None = None) -> Forecast:
+def forecast(
+    config: Config, shapes: Mapping[str, TableShape] | None = None, *,
+    alone: Callable[[VerticalData], float] | None = None,
+) -> Forecast:  # fmt: skip
     """Forecast a run; what would stop the run itself is raised here. `shapes`: of the parties' own
     tables, the active's first; None: all of them are read. Those of a built-in set are always.
+    `alone`: what tells the seconds of the baselines, which are forecast only with it.
     """
     began = time.perf_counter()
     if shapes is not None and config.data.dataset == TABLES:
@@ -231,6 +235,7 @@ def forecast(config: Config, shapes: Mapping[str, TableShape] | None = None) -> 
             "read": read_seconds,
             "align": sum(way.seconds for way in intersections if way.protocol == aligned_by),
             "train": steps * step_seconds + evaluations * played.evaluation_seconds * tested,
+            **({} if alone is None else {"baselines": alone(data)}),
         },
         seconds_per_step=step_seconds,
         figure=config.method.figure,

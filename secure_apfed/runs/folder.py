@@ -29,6 +29,7 @@ from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.files import (
+    PAYLOADS,
     make_private,
     open_plain,
     open_regular,
@@ -78,6 +79,7 @@ class RunFolder:
         self.accountants = path / "accountants.json"
         self.digests = path / "SHA256SUMS"
         self.parties = path / "parties"
+        self.recordings = Steps(path, "recording")
 
     @contextmanager
     def opened(self, config: Config, *, resume: bool) -> Iterator[None]:
@@ -134,7 +136,7 @@ class RunFolder:
         parties = [PartyFolder(party) for party in found if not party.is_symlink()]
         for party in parties:
             party.require_no_releases()
-        Steps(self.path, "recording").clear()
+        self.recordings.clear()
         for party in parties:
             party.steps.clear()  # of a start that was broken off before training
 
@@ -189,7 +191,7 @@ class RunFolder:
         return (
             self.config, self.contract, self.seeds, self.versions, self.metrics, self.model,
             self.card, self.encoders, self.alignment, self.transcript, self.flows, self.scored,
-            self.statements, *sorted(self.path.glob("transcript-*.bin")), *self.logs(),
+            self.statements, *sorted(self.path.glob(PAYLOADS)), *self.logs(),
         )  # fmt: skip
 
     def logs(self) -> tuple[Path, ...]:

@@ -49,7 +49,7 @@ from secure_apfed.files import (
 )
 from secure_apfed.methods import METHODS, roles_of
 from secure_apfed.privacy.ledger import BudgetExhaustedError
-from secure_apfed.runs.folder import PartyFolder, RunFolder, Steps
+from secure_apfed.runs.folder import PartyFolder, RunFolder
 from secure_apfed.runs.keeper import PartyEnd, config_digest
 from secure_apfed.runs.outcome import (
     Outcome,
@@ -229,7 +229,7 @@ def run_locally(
 
 def _refuse_another_run(config: Config, run: RunFolder) -> None:
     """Go on only with what lies there, and as it was begun."""
-    if Steps(run.path, "recording").found():
+    if run.recordings.found():
         raise CheckpointError(
             f"{run.path} holds a run that one process played; resume with --transport memory"
         )

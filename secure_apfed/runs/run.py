@@ -40,15 +40,13 @@ from secure_apfed.methods.alignment import needs_dealer
 from secure_apfed.models import threads_for
 from secure_apfed.phases import begins
 from secure_apfed.runs.course import Course, RunWriter, Watch
-from secure_apfed.runs.folder import PartyFolder, RunFolder, Steps
+from secure_apfed.runs.folder import PartyFolder, RunFolder
 from secure_apfed.runs.keeper import PartyKeeper
 from secure_apfed.runs.local import WAYS, run_locally
 from secure_apfed.runs.outcome import Progress, Recording, RunResult
 from secure_apfed.runs.training_labels import answered_labels
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import unknown_name
-
-_RECORDING = "recording"
 
 
 class PastAlignment(NamedTuple):
@@ -124,7 +122,7 @@ def run_in_memory(
         begins("train")
         session.play(course.play())
         if writer:  # only a resumed run would need them
-            Steps(writer.folder.path, _RECORDING).clear()
+            writer.folder.recordings.clear()
         return course.result()
 
 
@@ -200,9 +198,9 @@ class _Experimenter(Watch):
         """Save the record before each checkpoint of the active; go on with that of this state."""
         if self.writer is None:
             return
-        folder, keeper = self.writer.folder.path, session.entered.own.secrets.keeper
-        files, transcript = Steps(folder, _RECORDING), session.transcript
-        transcript.keep_in(folder)
+        folder, keeper = self.writer.folder, session.entered.own.secrets.keeper
+        files, transcript = folder.recordings, session.transcript
+        transcript.keep_in(folder.path)
         assert isinstance(keeper, PartyKeeper)
         keeper.before_save = lambda step: files.write(
             step, msgpack.packb(transcript.state_dict(step))
@@ -210,8 +208,8 @@ class _Experimenter(Watch):
         if state:
             if state.step not in files.found():
                 raise CheckpointError(
-                    f"{folder} holds no record of what all parties sent: each ran in a process of "
-                    "its own; resume with --transport local"
+                    f"{folder.path} holds no record of what all parties sent: each ran in a "
+                    "process of its own; resume with --transport local"
                 )
             transcript.resume(msgpack.unpackb(files.read(state.step), strict_map_key=False))
 
