@@ -104,7 +104,7 @@ class Frame(_Written):
         digest: their SHA-256, hex.
         epsilon: of all that was let out so far, where the ledger was charged for what this
             envelope holds; "inf": without bound.
-        figure: what that epsilon is called, of `secure_apfed.privacy_rows.FIGURES`; absent beside
+        figure: what that epsilon is called, of `secure_apfed.promises.FIGURES`; absent beside
             one: epsilon_x.
     """
 
@@ -265,7 +265,7 @@ class AuditLog:
             CheckpointError, OSError: it does not; nothing may be sent then.
         """
         epsilon = self._epsilon_of(envelope.payload)
-        figure = None if epsilon is None else self._meter.figure
+        figure = None if epsilon is None else self._meter.promise.figure
         fields = {**_fields(envelope), "epsilon": epsilon, "figure": figure}
         self._write_frame(Frame, frame, event="sent", peer=envelope.receiver, **fields)
 
@@ -318,7 +318,7 @@ class AuditLog:
         elif not payload or payload != self._released:
             self._released = b""
             return None
-        epsilon = self._meter.epsilon
+        epsilon = self._meter.promise.epsilon
         return "inf" if epsilon == float("inf") else epsilon
 
     def _write(self, written: Line) -> None:
@@ -359,8 +359,8 @@ class Summary:
         first_at, last_at: seconds since 1970, by the party's clock.
         cut: bytes of torn lines that were cut off; torn: bytes of one at the end now.
         unsigned: lines after the last signature; of a log that was closed, 0.
-        figure, epsilon: the last figure of what it let out, and how it is called; 0 where that was
-            nothing.
+        figure, epsilon: how the last figure of what it let out is called, and that; None where no
+            ledger counts what it sent, which promises nothing.
     """
 
     path: Path
@@ -376,8 +376,8 @@ class Summary:
     cut: int = 0
     torn: int = 0
     unsigned: int = 0
-    figure: ReleaseFigure = "epsilon_x"
-    epsilon: float = 0.0
+    figure: ReleaseFigure | None = None
+    epsilon: float | None = None
     _flows: dict[tuple[str, str, Kind | None], Flow] = field(default_factory=dict, repr=False)
 
     @property

@@ -166,14 +166,12 @@ class FramesResult:
 
     @property
     def epsilon(self) -> dict[str, float]:
-        """By what it protects, what was spent; infinite where nothing is promised."""
-        spent = self.run.privacy
-        told = {
-            "a row's representations": spent.epsilon_x, "a label": spent.epsilon_y,
-            "a record in the model": spent.epsilon_model,
-        }  # fmt: skip
-        passives = self.run.contributions.items()
-        return told | {f"a person at {name}": float(own["epsilon"]) for name, own in passives}
+        """By what it protects, what was spent; infinite: no guarantee; absent: not sent."""
+        return {
+            promise.title(): promise.epsilon
+            for promise in self.run.promises
+            if promise.epsilon is not None
+        }
 
     @property
     def wire_bytes(self) -> int:

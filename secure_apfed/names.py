@@ -30,7 +30,7 @@ _PARTY_LETTERS, _RUN_LETTERS = 64, 200
 
 # Of a party's ledger of private updates.
 UPDATES = "+updates"
-# What a party's account of what it lets out is called; see `secure_apfed.privacy_rows.FIGURES`.
+# What a party's account of what it lets out is called; see `secure_apfed.promises.FIGURES`.
 ReleaseFigure: TypeAlias = Literal["epsilon_x", "epsilon_v", "epsilon_c"]
 # Roles that are parties of every contract, and the passives' settings for those not named.
 RESERVED = ("aggregator", "dealer", "default")

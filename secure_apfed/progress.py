@@ -133,7 +133,7 @@ def figures(progress: "Progress") -> str:
     measure = MEASURES[progress.measure]
     score = progress.accuracy if progress.score is None else progress.score
     accuracy = "" if score is None else f"  {measure.title} {measure.text(score)}"
-    spent = "" if progress.epsilon is None else f"  {progress.figure} {progress.epsilon:.3g}"
+    spent = "" if progress.promise is None else f"  {progress.promised}"
     loss = "" if progress.loss is None else f"loss {progress.loss:.4f}"
     return f"{loss}{accuracy}{spent}  {progress.wire_bytes / 1e6:.1f} MB sent".strip()
 
@@ -251,7 +251,7 @@ def _exposition(board: Board) -> str:
         party = {"party": own.party}
         tell(party, session=own.session, step=own.step)
         tell({**party, "phase": own.phase}, phase=1)
-        tell({**party, "figure": own.figure}, epsilon=own.epsilon)
+        tell({**party, "figure": own.figure}, epsilon=own.epsilon)  # none where nothing is sent
         for name, peer in own.peers.items():
             tell(
                 {**party, "peer": name}, sent_bytes_total=peer.sent_bytes,
@@ -350,7 +350,7 @@ def _waited(waits: "Waiting") -> str:
 
 def _counted(status: "Status") -> str:
     sent, received = status.sent_bytes / 1e6, status.received_bytes / 1e6
-    return f"{status.figure} {status.epsilon:.3g}  {sent:.1f} MB sent  {received:.1f} MB received"
+    return f"{status.promised}  {sent:.1f} MB sent  {received:.1f} MB received"
 
 
 def _panel(board: Board) -> Group:

@@ -19,7 +19,6 @@ from rich.text import Text
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import errors
 from secure_apfed.files import to_json
-from secure_apfed.privacy_rows import epsilon_text, figure_title, privacy_rows
 
 if TYPE_CHECKING:
     from secure_apfed.phases import Phases
@@ -162,13 +161,7 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
             ("numbers sent of a row", f"{told.numbers_per_row:,}"),
             ("sent in all", f"about {size(told.wire_bytes)}"),
         ]
-    figure, delta, releases = told.figure_passives, told.delta_passives, told.releases_passives
-    passives = [
-        (figure_title(figure, of=name), epsilon_text(epsilon, delta=delta, releases=releases))
-        for name, epsilon in told.epsilon_passives.items()
-        if delta is not None
-    ]
-    rows += [*privacy_rows(told, figure=told.figure, counted=bool(passives)), *passives]
+    rows += [(promise.title(), promise.sentence) for promise in told.promises]
     show_rows(f"Forecast of {name}", ("", ""), rows)
     if told.links and links:
         show_rows(

@@ -5,7 +5,6 @@ only plain files of bounded size and of the types named here are read
 (`secure_apfed.files`), and files that the run noted digests of are as it left them.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,15 @@ from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.files import make_private, read_json
+from secure_apfed.promises import Promise, worst_promise
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.outcome import Outcome, Recording, load_recording, read_outcome
+from secure_apfed.runs.outcome import (
+    Outcome,
+    Recording,
+    load_recording,
+    promises_in,
+    read_outcome,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,19 +43,22 @@ class FinishedRun:
 
     @property
     def figure(self) -> str:
-        """What `epsilon` is called, of `secure_apfed.privacy_rows.FIGURES`."""
+        """What `epsilon` is called, of `secure_apfed.promises.FIGURES`."""
         return self.config.method.figure
 
     @property
+    def promises(self) -> tuple[Promise, ...]:
+        return promises_in(self.config, self.outcome)
+
+    @property
+    def promise(self) -> Promise:
+        """What is promised of what leaves a party, where least is promised."""
+        return worst_promise(self.promises, self.figure)
+
+    @property
     def epsilon(self) -> float:
-        """Of one row's releases where representations are sent or nobody is asked, else of a
-        person's votes or contributions at the passive where they cost most; inf: nothing is
-        promised.
-        """
-        if self.config.method.figure == "epsilon_x":
-            return self.outcome.privacy.epsilon_x
-        spent = self.outcome.contributions.values()
-        return max((account.epsilon for account in spent), default=math.inf)
+        """Of `promise`; inf: no guarantee, 0: nothing is sent."""
+        return self.promise.epsilon or 0.0
 
 
 def read_finished_run(path: Path) -> FinishedRun:

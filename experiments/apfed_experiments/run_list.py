@@ -23,6 +23,7 @@ from secure_apfed.data.catalogue import view_count
 from secure_apfed.errors import ApfedError, DataError
 from secure_apfed.files import count_lines
 from secure_apfed.measures import ACCURACY, Measure
+from secure_apfed.promises import Promise, epsilon_words
 from secure_apfed.runs.folder import RunFolder
 
 HEADER = (
@@ -47,7 +48,8 @@ class ListedRun:
     broken, or how much of it is done; date: of the last change of the file that tells how far it
     came; accuracy: of the method's own inference, None also where the task is no classification;
     value: of the measure that the run is judged by; alone: what the active would do alone, None
-    where nobody measured it; leaks: by target, the attack of the highest advantage, which of many
+    where nobody measured it; promise: of what leaves
+    a party, where least is promised; leaks: by target, the attack of the highest advantage, which of many
     is above 0 by chance; attacked: whether any attack was mounted.
     """
 
@@ -61,7 +63,7 @@ class ListedRun:
     measure: Measure = ACCURACY
     value: float | None = None
     alone: SoloRecord | None = None
-    epsilon: float | None = None
+    promise: Promise | None = None
     wire_bytes: int | None = None
     leaks: Mapping[str, AttackResult]
     attacked: bool = False
@@ -108,7 +110,7 @@ class ListedRun:
 
     def cells(self) -> tuple[str, ...]:
         method = "" if self.config is None else self.config.method.name
-        epsilon = "" if self.epsilon is None else f"{self.epsilon:.3g}"
+        epsilon = "" if self.promise is None else epsilon_words(self.promise.epsilon)
         leaks = ", ".join(f"{leak.target} {leak.advantage:+.2f}" for leak in self.leaks.values())
         if not (leaks or self.attacked) and self.state is State.FINISHED:
             leaks = "none mounted"
@@ -132,7 +134,9 @@ class ListedRun:
             "best_alone": None if alone is None else {
                 "name": alone.best.name, "measure": alone.measure, "value": alone.best.test,
             },
-            "gain": self.gain, "epsilon": self.epsilon, "wire_bytes": self.wire_bytes,
+            "gain": self.gain, "epsilon": None if self.promise is None else self.promise.epsilon,
+            "promise": None if self.promise is None else self.promise.as_json(),
+            "wire_bytes": self.wire_bytes,
             "attacked": self.attacked,
             "worst_attacks": {
                 target: {"target": target, "advantage": leak.advantage, "metric": leak.metric,
@@ -203,7 +207,7 @@ def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
     return replace(
         row, state=State.FINISHED, config=run.config, alone=run.solo or shared,
         accuracy=None if math.isnan(share) else share, measure=run.outcome.judged_by,
-        value=next(iter(run.outcome.scores.values())), epsilon=run.epsilon,
+        value=next(iter(run.outcome.scores.values())), promise=run.promise,
         wire_bytes=run.outcome.wire_bytes, attacked=run.attacks is not None,
         leaks=leaks, report=(row.path / "report.html").is_file(),
     )  # fmt: skip

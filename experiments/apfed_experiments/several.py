@@ -15,10 +15,10 @@ from apfed_experiments.finished import FinishedRun
 from apfed_experiments.solo import RANKINGS
 from apfed_experiments.study import Figures, OnDone, Point, Study, figures_of
 from apfed_experiments.summary import Gain, Interval, Summary, accuracy_of
-from apfed_experiments.words import epsilon
 from secure_apfed.config import Config
 from secure_apfed.files import to_json
 from secure_apfed.measures import MEASURES, Measure
+from secure_apfed.promises import epsilon_words
 from secure_apfed.runs.outcome import Ranking
 
 _KINDS = {
@@ -93,7 +93,8 @@ class SeveralSeeds:
                 ("positives among test rows", f"{min(counts)} to {max(counts)}"),
                 ("mean probability is met", f"in {met} of {len(counts)} seeds"),
             ]
-        rows.append(("largest epsilon", epsilon(found.epsilon_of(self.config.method))))
+        largest = epsilon_words(found.epsilon_of(self.config.method) or None)
+        rows.append(("largest epsilon", largest))
         rows += [
             (f"worst attack on {target}", f"{leak.advantage.text(form='+.3f')} ({leak.name})")
             for target, leak in found.leakage.items()

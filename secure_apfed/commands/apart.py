@@ -19,7 +19,7 @@ import typer
 from secure_apfed import progress, terminal
 from secure_apfed.commands import AsJson, JsonEvents, MetricsFile, finished
 from secure_apfed.errors import ApfedError, ConfigError
-from secure_apfed.privacy_rows import figure_title
+from secure_apfed.promises import epsilon_words, figure_title
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -322,9 +322,9 @@ def compare(one: _Log, other: _Log, as_json: AsJson = False) -> None:
 
 
 def _show_log(summary: "Summary") -> None:
-    last = f"{figure_title(summary.figure)}, last", f"{summary.epsilon:.4g}"
-    if not summary.epsilon:
-        last = "epsilon, last", "none: it let out nothing that it counts"
+    last = "epsilon, last", "none: no ledger counts what it sent, so nothing is promised of it"
+    if summary.figure is not None:
+        last = f"{figure_title(summary.figure)}, last", epsilon_words(summary.epsilon)
     rows = [
         ("party", summary.party), ("identity", summary.identity), ("last chain", summary.head),
         ("lines", f"{summary.lines:,}, all chained"), ("its end", _ending(summary)),

@@ -163,7 +163,8 @@ def _forecast(
         terminal.show_forecast(config.name, planned, links=links)
         for warning in planned.warnings:
             terminal.show_note(f"note: {warning}")
-    return asdict(planned)
+    promises = [promise.as_json() for promise in planned.promises]
+    return {**asdict(planned), "promises": promises}
 
 
 def _rehearsed(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, Any]:

@@ -72,6 +72,7 @@ def tell(
             "undefined": result.undefined, "wire_bytes": result.wire_bytes,
             "calibration": _plain(result.calibration), "ranking": _plain(result.ranking),
             "privacy": asdict(result.privacy),
+            "promises": [promise.as_json() for promise in result.promises],
             "attacks": [attack.as_json() for attack in results],
             "contributions": result.contributions, "stated": result.stated,
             "solo": None if solo is None else solo.model_dump(mode="json"),
@@ -151,7 +152,7 @@ def _show_result(
     from apfed_attacks.interface import headlines
     from apfed_experiments.solo import gain_text
     from secure_apfed.measures import ACCURACY, MEASURES
-    from secure_apfed.privacy_rows import epsilon_text, figure_title, privacy_rows
+    from secure_apfed.promises import promise_of_account
     from secure_apfed.runs.outcome import measure_text, read_outcome
 
     assert result.folder is not None
@@ -188,21 +189,15 @@ def _show_result(
         rows += [] if gained is None else [("gain", gained)]
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
     figure = config.method.figure
-    rows += privacy_rows(result.privacy, figure=figure, counted=bool(result.contributions))
+    rows += [(promise.title(), promise.sentence) for promise in result.promises]
     checked = result.privacy.accountants if figure == "epsilon_x" else {}
     rows += [
         (f"epsilon_x by {name}", value if isinstance(value, str) else f"{value:.4g}")
         for name, value in checked.items()
     ]
-    rows += [
-        (figure_title(account["figure"], of=name),
-         epsilon_text(account["epsilon"], delta=account["delta"], releases=account["releases"]))
-        for name, account in result.contributions.items()
-    ]  # fmt: skip
     for name, said in result.stated.items():
         told = ", ".join(
-            f"{account['figure']} "
-            + epsilon_text(account["epsilon"], delta=account["delta"], releases=account["releases"])
+            f"{account['figure']} {promise_of_account(account).text}"
             for account in said["accounts"]
         )
         how = "signed" if said["step"] is not None else "it never said"

@@ -13,11 +13,14 @@ from pydantic import BaseModel, ConfigDict
 
 from secure_apfed.exchange.envelope import Envelope, Kind
 from secure_apfed.exchange.links import Awaited
-from secure_apfed.names import ReleaseFigure
+from secure_apfed.promises import Figure, Promise, State, describe_epsilon
 
 _SILENT_SHARE = 0.5  # of the patience: a peer that computes is silent for a while, too
 
 PeerState: TypeAlias = Literal["expected", "connected", "awaited", "silent", "left"]
+
+
+_BEFORE = Promise(figure="epsilon_x", epsilon=None, why="no session began yet")
 
 
 class _Frozen(BaseModel):
@@ -61,8 +64,9 @@ class Status(_Frozen):
         step: of the last envelope, null before training.
         waits: null while it computes.
         session: 1 of the first that this process began, 2 of the one after a restart.
-        figure, epsilon: what it let out over all sessions, by its name in
-            `secure_apfed.privacy_rows.FIGURES`, and what that cost; infinite without noise.
+        figure, epsilon, promise: what it promises of all that it let out over all sessions, by its
+            name in `secure_apfed.promises.FIGURES`: "bounded" by a finite epsilon, "no guarantee"
+            (infinite), or "nothing is sent" (null).
     """
 
     party: str
@@ -70,8 +74,9 @@ class Status(_Frozen):
     step: int | None
     waits: Waiting | None
     peers: dict[str, PeerStatus]
-    epsilon: float
-    figure: ReleaseFigure = "epsilon_x"
+    epsilon: float | None
+    figure: Figure = "epsilon_x"
+    promise: State
     session: int = 1
 
     @property
@@ -82,21 +87,23 @@ class Status(_Frozen):
     def received_bytes(self) -> int:
         return sum(peer.received_bytes for peer in self.peers.values())
 
+    @property
+    def promised(self) -> str:
+        """The figure and what is promised by it, for a line."""
+        return describe_epsilon(self.figure, self.epsilon)
+
     def names(self, state: PeerState) -> list[str]:
         return [name for name, peer in self.peers.items() if peer.state == state]
 
 
 class Meter(Protocol):
-    """What a party's releases cost: `charges` grows with every batch, `epsilon` is of all."""
+    """What a party promises: `charges` grows with every batch, `promise` is of all."""
 
     @property
     def charges(self) -> int: ...
 
     @property
-    def epsilon(self) -> float: ...
-
-    @property
-    def figure(self) -> ReleaseFigure: ...
+    def promise(self) -> Promise: ...
 
 
 class StatusKeeper:
@@ -107,8 +114,9 @@ class StatusKeeper:
         self._party, self._phase = "", "connecting"
         self._step: int | None = None
         self._awaited: Awaited | None = None
-        self._since = self._patience_s = self._epsilon = 0.0
+        self._since = self._patience_s = 0.0
         self._meter: Meter | None = None
+        self._promise = _BEFORE
         self._missing: Mapping[str, str] = {}
         self._bytes: dict[str, list[int]] = {}
         self._unheard_since: dict[str, float] = {}
@@ -119,7 +127,7 @@ class StatusKeeper:
     def begin(self, party: str, peers: Collection[str], meter: Meter) -> None:
         """Be told whose session this is, before anybody is connected; a later one begins anew."""
         with self._lock:
-            self._party, self._meter, self._epsilon = party, meter, meter.epsilon
+            self._party, self._meter, self._promise = party, meter, meter.promise
             self._phase, self._awaited = "connecting", None
             self._missing = dict.fromkeys(peers, "")
             self._bytes = {name: [0, 0] for name in peers}
@@ -146,10 +154,10 @@ class StatusKeeper:
             self._phase = "ended" if kind in (None, SystemExit) else "failed"
 
     def sent(self, envelope: Envelope, frame: bytes) -> None:
-        epsilon = self._meter.epsilon if self._meter else 0.0
+        promise = self._meter.promise if self._meter else _BEFORE
         with self._lock:
             self._bytes[envelope.receiver][0] += len(frame)
-            self._epsilon = epsilon
+            self._promise = promise
             self._step = envelope.step if envelope.step >= 0 else self._step
 
     def received(self, envelope: Envelope, frame: bytes) -> None:
@@ -187,8 +195,8 @@ class StatusKeeper:
             return Status(
                 party=self._party, phase=self._phase, step=self._step, waits=waits,
                 peers={name: self._peer(name, now) for name in self._bytes},
-                epsilon=self._epsilon, figure=self._meter.figure if self._meter else "epsilon_x",
-                session=self._session,
+                figure=self._promise.figure, epsilon=self._promise.epsilon,
+                promise=self._promise.state, session=self._session,
             )  # fmt: skip
 
     def _peer(self, name: str, now: float) -> PeerStatus:

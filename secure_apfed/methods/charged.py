@@ -28,7 +28,7 @@ class Charged(BaseModel):
     """One account.
 
     Attributes:
-        figure: what epsilon is called, as in `secure_apfed.privacy_rows.FIGURES`.
+        figure: what epsilon is called, as in `secure_apfed.promises.FIGURES`.
         epsilon: at delta, of `releases` of one row, the most of any; infinite without noise.
         mu: of Gaussian DP of those; infinite where it is not that.
     """

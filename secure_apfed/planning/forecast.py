@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ from secure_apfed.privacy.dp_sgd import calibrate_updates
 from secure_apfed.privacy.guard import make_guard
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.randomised_response import make_label_mechanism
+from secure_apfed.promises import Promise, promises_of
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.data import TABLES, TableShape
 from secure_apfed.settings.run import TranscriptSettings
@@ -96,11 +98,12 @@ class Forecast:
             from if they had one.
         numbers_per_row: sent of each row in each step.
         seconds: by phase, on this machine with all parties in one process; of some phases.
-        figure, figure_passives: which epsilon, of `privacy_rows.FIGURES`, speaks of what leaves the
+        figure, figure_passives: which epsilon, of `promises.FIGURES`, speaks of what leaves the
             active, and of what passives add noise to.
-        epsilon_x: at the end; infinite without a guard, 0 where nothing is sent.
+        epsilon_x: at the end; infinite without a guard, 0 where the active trains alone.
         epsilon_y, epsilon_model: of one training label and one record; infinite where none is
             claimed.
+        promises: what these figures come to, which is what people are shown.
         releases: T, planned of one row; releases_passives: of one person, null without noise.
         epsilon_passives: what it costs one person at each passive that adds noise.
     """
@@ -123,6 +126,7 @@ class Forecast:
     epsilon_model: float
     delta: float
     releases: int
+    promises: tuple[Promise, ...]
     epsilon_passives: Mapping[str, float]
     figure_passives: str
     delta_passives: float | None
@@ -215,6 +219,15 @@ def forecast(
             each = max(0.0, more / (_LONGER - 1))
             step_seconds = each + (step_seconds - each) * STEPS / steps
         privacy = _privacy(config)
+    accounts: dict[str, dict[str, Any]] = {
+        name: {
+            "figure": config.method.passives_figure,
+            "epsilon": ledger.would_cost(releases),
+            "delta": config.delta,
+            "releases": releases,
+        }
+        for name, ledger in played.contributions.items()
+    }
     links = tuple(_links(played, data, *scales))
     intersections = _intersection_costs(config, data)
     aligned_by = _TWINS.get(config.alignment.backend, config.alignment.backend)
@@ -245,9 +258,8 @@ def forecast(
         delta=privacy.delta,
         releases=privacy.releases,
         figure_passives=config.method.passives_figure,
-        epsilon_passives={
-            name: ledger.would_cost(releases) for name, ledger in played.contributions.items()
-        },
+        promises=promises_of(config, privacy, contributions=accounts),
+        epsilon_passives={name: account["epsilon"] for name, account in accounts.items()},
         delta_passives=config.delta if noise else None,
         releases_passives=releases if noise else None,
         intersections=intersections,
@@ -282,8 +294,8 @@ def _privacy(config: Config) -> PrivacySpent:
     releases = planned_releases(config, guard)
     mechanism = guard.mechanism()
     released = EXACT.epsilon(mechanism, releases=releases, delta=delta)
-    if "tables are decomposed" in config.method.happens:
-        released = math.inf
+    if "passives take part" in config.method.happens and config.method.figure != "epsilon_x":
+        released = math.inf  # no representation is sent, and what else leaves is not counted here
     label = model = math.inf
     if config.dp_sgd is not None:
         noise = config.dp_sgd.noise_multiplier or calibrate_updates(

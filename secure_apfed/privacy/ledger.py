@@ -369,7 +369,7 @@ class PrivacyLedger:
         log: file of the write-ahead log; None keeps the account in memory and checkpoints only.
         seeded: whether noise depends on the step alone. Two different releases of one step then
             differ by no noise at all, so that nothing is claimed after the second.
-        figure: by which of `secure_apfed.privacy_rows.FIGURES` what it counts is called.
+        figure: by which of `secure_apfed.promises.FIGURES` what it counts is called.
 
     Attributes:
         charges: batches that this object allowed to be sent, repeats included.

@@ -42,6 +42,7 @@ from secure_apfed.methods import METHODS, PartyState, Session, train
 from secure_apfed.methods.method import batches_of, end_all, held_out_of, save_all
 from secure_apfed.methods.terms import task_of
 from secure_apfed.privacy.ledger import PrivacySpent
+from secure_apfed.promises import Promise, promises_of, worst_promise
 from secure_apfed.runs.calibration import calibrate
 from secure_apfed.runs.folder import RunFolder, keep_scored, save_tensors, signed
 from secure_apfed.runs.outcome import (
@@ -272,6 +273,12 @@ class RunWriter:
             "wire_bytes": transcript.wire_bytes,
             "privacy": asdict(privacy),
             "contributions": session.passive_accounts,
+            "promises": [
+                promise.as_json()
+                for promise in promises_of(
+                    self._config, privacy, contributions=session.passive_accounts
+                )
+            ],
             "stated": session.stated,
             "seconds": seconds,
             "aligned_rows": 0 if aligned is None else len(aligned),
@@ -323,6 +330,7 @@ class RunWriter:
             "epsilon": {"representations": privacy.epsilon_x, "labels": privacy.epsilon_y,
                         "model": privacy.epsilon_model, "delta": privacy.delta,
                         "releases": privacy.releases},
+            "promises": [promise.model_dump() for promise in outcome.promises],
             "contract": session.contract.digest.hex(),
         }  # fmt: skip
 
@@ -443,6 +451,9 @@ class Course:
             wire_bytes=self.session.transcript.wire_bytes,
             privacy=privacy,
             contributions=self.session.passive_accounts,
+            promises=promises_of(
+                self._config, privacy, contributions=self.session.passive_accounts
+            ),
             stated=self.session.stated,
             trained=self._labels.data(),
             recorded=self._watch.recording(),
@@ -585,6 +596,7 @@ class Course:
 
     def _metrics(self, *, evaluated: bool) -> dict[str, Any]:
         spent, passive = self.privacy(), self._worst_passive
+        promises = self._promises()
         return {
             "epoch": self._epoch,
             "step": self._step,
@@ -599,13 +611,18 @@ class Course:
             "epsilon_model": spent.epsilon_model,
             "delta": spent.delta,
             "releases": spent.releases,
-            # Of the passive that spent most on votes or contributions; null without.
-            "epsilon_passives": passive["epsilon"] if passive else None,
+            # Of the passive that promises least of its votes or contributions; null without.
+            "epsilon_passives": _epsilon_of(promises, self._config.method.passives_figure),
             "delta_passives": passive["delta"] if passive else None,
             "releases_passives": passive["releases"] if passive else None,
+            "promises": {promise.title(): promise.text for promise in promises},
             "wire_bytes": self.session.transcript.wire_bytes,
             "seconds": self.seconds,
         }
+
+    def _promises(self) -> tuple[Promise, ...]:
+        accounts = self.session.passive_accounts
+        return promises_of(self._config, self.privacy(), contributions=accounts)
 
     @property
     def _worst_passive(self) -> Mapping[str, Any] | None:
@@ -627,16 +644,17 @@ class Course:
                 stacklevel=2,
             )
 
-    def _shown(self) -> tuple[str, float | None]:
-        """The figure of what leaves a party, and what it cost so far; None while nobody said it."""
-        figure, passive = self._config.method.figure, self._worst_passive
-        if figure == "epsilon_x":
-            return figure, self.privacy().epsilon_x
-        return figure, passive["epsilon"] if passive else None
+    def _shown(self) -> Promise | None:
+        """Return what is promised so far of what leaves a party; None while nobody said it."""
+        method = self._config.method
+        is_awaited = method.noise(self._config) is not None and self._worst_passive is None
+        if method.figure == method.passives_figure and is_awaited:
+            return None
+        return worst_promise(self._promises(), method.figure)
 
     def _tell(self, epoch: int) -> None:
         judged, own, measure = self.judged, self.session.headline, self._config.measure
-        figure, epsilon = self._spent
+        spent = self._spent
         self._watch.on_progress(
             Progress(
                 epoch=epoch,
@@ -647,14 +665,22 @@ class Course:
                 accuracy=judged.accuracy.get(own) if judged else None,
                 measure=measure,
                 score=judged.measures.get(own, {}).get(measure) if judged else None,
-                figure=figure,
-                epsilon=epsilon,
+                figure=self._config.method.figure if spent is None else spent.figure,
+                epsilon=None if spent is None else spent.epsilon,
+                promise=None if spent is None else spent.state,
                 wire_bytes=self.session.transcript.wire_bytes,
             )
         )
 
     def privacy(self) -> PrivacySpent:
         return spent_in(self.session, self._labels.mechanism, delta=self._config.delta)
+
+
+def _epsilon_of(promises: Sequence[Promise], figure: str) -> float | None:
+    """Return the largest epsilon of a figure; None: nothing is promised by it."""
+    if all(promise.figure != figure for promise in promises):
+        return None
+    return worst_promise(promises, figure).epsilon
 
 
 def _first_least(values: Sequence[float]) -> int:

@@ -97,7 +97,7 @@ class PartyKeeper:
     """
 
     def __init__(
-        self, folder: PartyFolder, name: str, config: Config, data: OwnData | None
+        self, folder: PartyFolder, name: str, config: Config, data: OwnData | None, *, role: str
     ) -> None:
         self._folder, identity = folder, folder.identity()
         # What a checkpoint must say of itself to be gone on from; None: there are none.
@@ -113,7 +113,7 @@ class PartyKeeper:
             secrets = replace(secrets, noise_key=content["noise_key"], seed=content["seed"])
         self.secrets: Secrets = secrets
         self.before_save: Callable[[int], None] = lambda step: None
-        self.meter = ReleaseMeter()
+        self.meter = ReleaseMeter(config, role)
         self.audit: AuditLog | None = None
 
     def opened(self, name: str, ledger: PrivacyLedger) -> None:

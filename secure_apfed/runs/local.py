@@ -55,7 +55,9 @@ from secure_apfed.runs.outcome import (
     Outcome,
     Privacy,
     Progress,
+    Promised,
     RunResult,
+    promises_in,
     read_outcome,
     write_outcome,
 )
@@ -460,8 +462,12 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         "contributions": {**alone.contributions, **counted},
     }
     outcome = alone.model_copy(update=gathered)
+    promises = promises_in(config, outcome)
+    promised = tuple(Promised.model_validate(promise.as_json()) for promise in promises)
+    outcome = outcome.model_copy(update={"promises": promised})
     card, privacy = read_json(led.card, dict[str, Any]), outcome.privacy
     card["epsilon"] |= {"representations": privacy.epsilon_x, "releases": privacy.releases}
+    card["promises"] = [promise.model_dump() for promise in promised]
     run.write_json(run.card, card)
     write_outcome(run, outcome)
     judged = (
@@ -475,6 +481,7 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         contributions={
             name: spent.model_dump(mode="python") for name, spent in outcome.contributions.items()
         },
+        promises=promises,
         stated={name: said.model_dump(mode="python") for name, said in outcome.stated.items()},
         folder=run.path,
     )

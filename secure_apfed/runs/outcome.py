@@ -30,6 +30,7 @@ from secure_apfed.measures import ACCURACY, LiftRow, Measure, Scored, find_measu
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.method import Agreement
 from secure_apfed.privacy.ledger import PrivacySpent
+from secure_apfed.promises import Figure, Promise, State, describe_epsilon, promises_of
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.solo import load_model
 
@@ -91,6 +92,18 @@ class Contributions(Written):
     delta: float
     releases: Count
     trace: tuple[str, ...] = ()
+
+
+class Promised(Written):
+    """One promise of the run, for programs; see `secure_apfed.promises.Promise`."""
+
+    state: State
+    figure: Figure
+    epsilon: Annotated[float, Field(gt=0)] | None
+    delta: float | None = None
+    releases: Count | None = None
+    party: str = ""
+    why: str = ""
 
 
 class Calibration(Written):
@@ -178,6 +191,8 @@ class Outcome(Written):
     """result.json, with the cross-checks of accountants.json where that was written.
 
     Attributes:
+        promises: what `privacy` and `contributions` come to, figure by figure, for programs; a run
+            of an older version holds none. Who reads a folder asks `promises_in` instead.
         stated: by passive that ran apart, what it signed; `statements.json` holds the signatures.
         help: what the active's labelled rows say of votes; None: nobody voted.
     """
@@ -196,6 +211,7 @@ class Outcome(Written):
     guarantee: str | None = None
     apart: bool = False
     contributions: Mapping[str, Contributions] = {}
+    promises: tuple[Promised, ...] = ()
     stated: Mapping[str, Stated] = {}
     agreement: Mapping[str, Agreement] = {}
     help: Help | None = None
@@ -216,6 +232,12 @@ class Outcome(Written):
     @property
     def scores(self) -> dict[str, float]:
         return scores_of(self.measure, self.accuracy, self.measures)
+
+
+def promises_in(config: Config, outcome: Outcome) -> tuple[Promise, ...]:
+    """Return what a finished run promises, by its settings and its accounts."""
+    accounts = {name: account.model_dump() for name, account in outcome.contributions.items()}
+    return promises_of(config, outcome.privacy, contributions=accounts)
 
 
 def write_outcome(folder: RunFolder, outcome: Outcome) -> None:
@@ -327,8 +349,9 @@ class Progress:
     Attributes:
         loss: running mean of this epoch; None under DP-SGD, whose noise does not cover it.
         accuracy, score: of the headline variant, when it was evaluated last.
-        epsilon: of what left a party, by `figure` of `privacy_rows.FIGURES`: 0 where nothing was
-            released, infinite without a guard, None while no passive said it.
+        figure, epsilon, promise: of what left a party, by its name in `promises.FIGURES`: "bounded"
+            by a finite epsilon, "no guarantee" (infinite) or "nothing is sent" (None). Both None:
+            no passive said yet what it charged.
         wire_bytes: on all links so far.
     """
 
@@ -341,8 +364,14 @@ class Progress:
     epsilon: float | None
     wire_bytes: int
     figure: str = "epsilon_x"
+    promise: State | None = None
     measure: str = ACCURACY.name
     score: float | None = None
+
+    @property
+    def promised(self) -> str:
+        """The figure and what is promised by it, for a line."""
+        return describe_epsilon(self.figure, self.epsilon)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,6 +387,7 @@ class RunResult:
         threshold: that the active's model decides at; None: it takes the likeliest class.
         privacy: what was spent by the party that spent most.
         contributions: by passive that adds noise of its own, what that cost it, in plain values.
+        promises: what both come to, figure by figure.
         stated: by passive that ran apart, what it signed that it charged, likewise.
         trained: the active's rows as it trained on them, with what its label mechanism answered;
             None where another process played it.
@@ -372,6 +402,7 @@ class RunResult:
     privacy: PrivacySpent
     folder: Path | None
     contributions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    promises: tuple[Promise, ...] = ()
     stated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trained: OwnData | None = field(default=None, repr=False)
     recorded: Recording | None = None

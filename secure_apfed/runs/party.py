@@ -453,7 +453,8 @@ def joined(
         stack.enter_context(folder.held(resume=resume))
         if resume and role == "active" and not folder.holds_steps:
             raise no_checkpoint(folder.path)
-        keeper = PartyKeeper(folder, file.party, config, data := own_data(file, config, role))
+        data = own_data(file, config, role)
+        keeper = PartyKeeper(folder, file.party, config, data, role=role)
         shapes, batch = [data.table.shape] if data else [], config.train.batch_size
         stack.enter_context(threads_for(config.model, batch, shapes))
         secrets = keeper.secrets

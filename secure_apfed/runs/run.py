@@ -132,10 +132,11 @@ def _secrets(
     """What each party brings from its own folder, which is held until the stack unwinds."""
     passives = [table.name for table in data.passives]
     found = {}
-    for name in roles_of(METHODS[config.method.name], config, data.active.name, passives):
+    roles = roles_of(METHODS[config.method.name], config, data.active.name, passives)
+    for name, role in roles.items():
         folder = PartyFolder(own_subfolder(run.parties / name))
         stack.enter_context(folder.held(resume=resume))
-        keeper = PartyKeeper(folder, name, config, data.own(name))
+        keeper = PartyKeeper(folder, name, config, data.own(name), role=role)
         found[name] = replace(keeper.secrets, sends_out=False)
     return found
 

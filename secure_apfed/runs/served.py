@@ -10,6 +10,7 @@ in all sessions, on the disk, before an answer leaves.
 import datetime as dt
 import hashlib
 import itertools
+import math
 import os
 import sqlite3
 import time
@@ -17,7 +18,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,11 @@ from secure_apfed.methods.serving import (
     joint_method,
     serve,
 )
+from secure_apfed.promises import NOTHING_SENT, Promise, promise_of_party
 from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.runs.keeper import Kept, read_kept
 from secure_apfed.runs.party import Connect, PartyFile, ServeSettings, audited, connect, own_data
 from secure_apfed.runs.solo import Compared, Predicted, load_model, row_writer
-from secure_apfed.runs.spending import ReleaseMeter
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.run import TranscriptSettings
 
@@ -158,6 +159,28 @@ class AnswerBook:
             yield
 
 
+class ServeMeter:
+    """What a party that serves joint predictions promises of all answers about one person.
+
+    Without noise that is nothing; with noise the budget at which `AnswerBook` ends them.
+    """
+
+    charges = 0
+
+    def __init__(self, config: Config, file: PartyFile) -> None:
+        if file.party not in file.passives:
+            why = "a prediction asks it for nothing of its rows"
+            self.promise = Promise(figure=config.method.figure, epsilon=None, why=why)
+            return
+        self.promise = promise_of_party(config, "passive", ())
+        if self.promise.state == NOTHING_SENT:  # yet: noise is agreed
+            budget, why = _budget_of(config, file), ""
+            if budget is None:
+                why = "no budget ends the answers about one person; give serve.epsilon"
+            epsilon = math.inf if budget is None else budget
+            self.promise = replace(self.promise, epsilon=epsilon, delta=config.delta, why=why)
+
+
 @dataclass(frozen=True)
 class _Here:
     file: PartyFile
@@ -186,7 +209,8 @@ class _Here:
     ) -> Iterator[tuple[Own, Links, Any]]:
         """Connected to the others, and with what this party brings; the folder is its own."""
         file, identity = self.file, self.folder.identity()
-        with audited(file, identity, ReleaseMeter(), status, meet) as (known, audit, transport):
+        meter = ServeMeter(self.config, file)
+        with audited(file, identity, meter, status, meet) as (known, audit, transport):
             record = Transcript(TranscriptSettings(keep="none")).record
             links = Links(
                 file.party, list(file.peers), transport.post, record, observers=(audit, status)
@@ -240,10 +264,15 @@ def serve_party(
 
 
 def _book_of(here: _Here) -> AnswerBook:
-    config, limits, noise = here.config, here.file.serve, here.config.method.noise(here.config)
-    budget = limits.epsilon or config.guard.epsilon or (noise.epsilon if noise else None)
     path = here.folder.path / "answered.sqlite"
-    return AnswerBook(path, here.file.party, limits, budget=budget)
+    budget = _budget_of(here.config, here.file)
+    return AnswerBook(path, here.file.party, here.file.serve, budget=budget)
+
+
+def _budget_of(config: Config, file: PartyFile) -> float | None:
+    """Return what all answers about one person may cost, where noise was agreed."""
+    noise = config.method.noise(config)
+    return file.serve.epsilon or config.guard.epsilon or (noise.epsilon if noise else None)
 
 
 def _served_table(here: _Here, kept: Kept) -> OwnData:

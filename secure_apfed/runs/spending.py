@@ -11,11 +11,12 @@ from dataclasses import replace
 from secure_apfed.config import Config
 from secure_apfed.defences import statements
 from secure_apfed.methods import Session
-from secure_apfed.names import UPDATES, ReleaseFigure
+from secure_apfed.names import UPDATES
 from secure_apfed.privacy.accountants import GaussianRelease
 from secure_apfed.privacy.contributions import contributions_statement
 from secure_apfed.privacy.ledger import NOTHING_RELEASED, PrivacyLedger, PrivacySpent, cross_check
 from secure_apfed.privacy.randomised_response import LabelMechanism
+from secure_apfed.promises import Promise, promise_of_party
 from secure_apfed.secure_sums import sum_kind
 
 LABEL_ASSUMPTIONS = (
@@ -32,21 +33,23 @@ _SEEDED = (
 
 
 class ReleaseMeter:
-    """What one party's releases cost it so far; asked of its ledgers anew only after a charge."""
+    """What one party promises so far; its ledgers are asked anew only after a charge.
 
-    def __init__(self) -> None:
+    Args:
+        config: of the run; role: of the party in it, active, passive, aggregator or dealer.
+    """
+
+    def __init__(self, config: Config, role: str) -> None:
+        self._config, self._role = config, role
         self._ledgers: dict[str, PrivacyLedger] = {}
-        self._known = -1, 0.0
-
-    @property
-    def figure(self) -> ReleaseFigure:
-        """What `epsilon` is called; a party lets out one thing at most."""
-        return next((ledger.figure for ledger in self._ledgers.values()), "epsilon_x")
+        self._promise: Promise | None = None
+        self._charges_known = -1
 
     def add(self, name: str, ledger: PrivacyLedger) -> None:
         """Count this ledger from now on, unless it is one of private updates, which stay here."""
         if not name.endswith(UPDATES):
             self._ledgers[name] = ledger
+            self._promise = None
 
     @property
     def charges(self) -> int:
@@ -54,14 +57,16 @@ class ReleaseMeter:
         return sum(ledger.charges for ledger in self._ledgers.values())
 
     @property
-    def epsilon(self) -> float:
-        """Of the ledger that spent most; 0 where nothing was released."""
-        charges, epsilon = self._known
-        if charges != self.charges:
-            worst = worst_of(self._ledgers.values())
-            epsilon = worst.epsilon_x if worst else 0.0
-            self._known = self.charges, epsilon
-        return epsilon
+    def promise(self) -> Promise:
+        """Return what `promise_of_party` makes of the ledger that spent most, or of none."""
+        if self._promise is None or self._charges_known != self.charges:
+            self._charges_known = self.charges
+            self._promise = promise_of_party(
+                self._config,
+                self._role,
+                [ledger.account() for ledger in self._ledgers.values()],
+            )
+        return self._promise
 
 
 def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> PrivacySpent:
@@ -76,7 +81,8 @@ def _of_nobody_here(session: Session, delta: float) -> PrivacySpent:
     bound until all of them have.
     """
     nothing = PrivacySpent.nothing(delta=delta)
-    happens = session.entered.own.config.method.happens
+    method = session.entered.own.config.method
+    happens = method.happens
     if "tables are decomposed" in happens:
         why = "singular vectors of all parties' rows were opened without noise"
     elif "passives send representations" in happens and not session.helpers:
@@ -91,6 +97,8 @@ def _of_nobody_here(session: Session, delta: float) -> PrivacySpent:
             worst = max(charged, key=lambda name: charged[name].epsilon)
             return charged[worst].spent(worst)
         why = f"{' and '.join(unheard)} did not say yet what was charged there"
+    elif method.figure != "epsilon_x":
+        why = f"no representation is sent; what else leaves is counted by {method.figure} alone"
     else:
         return nothing
     return replace(nothing, epsilon_x=math.inf, mu=math.inf, accountants={}, trace=(why,))

@@ -147,7 +147,7 @@ class MethodSettings(Settings, ABC):
 
     @property
     def figure(self) -> ReleaseFigure:
-        """What speaks of what leaves a party, of `secure_apfed.privacy_rows.FIGURES`."""
+        """What speaks of what leaves a party, of `secure_apfed.promises.FIGURES`."""
         sent = self.representations_from is not None or not self.has_passives
         return "epsilon_x" if sent else self.passives_figure
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import os
 import re
 from datetime import UTC, datetime
@@ -82,14 +81,16 @@ def test_every_run_folder_is_a_row_and_tells_what_is_there(top: Path, tmp_path: 
     run = runs["guarded"]
     assert run.state is State.FINISHED
     assert run.gain == pytest.approx(0.05)
-    assert run.epsilon == 7.98
+    assert run.promise is not None
+    assert run.promise.epsilon == 7.98
     assert run.leaks["labels"].advantage == 0.3
     assert "passive-2" in run.leaks["labels"].setting
     assert set(run.leaks) == {"labels"}
     assert len(run.cells()) == len(HEADER)
     alone = runs["study/alone"]
     assert alone.gain == pytest.approx(-0.02)
-    assert alone.epsilon == math.inf
+    assert alone.promise is not None
+    assert alone.promise.state == "nothing is sent"
     assert "none mounted" in alone.cells()
     begun = runs["begun"]
     assert (begun.state, begun.accuracy) == (State.UNFINISHED, None)

@@ -6,6 +6,7 @@ import os
 import stat
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from secure_apfed.audit_log import AuditLog, Parting, compare_logs, verify_log
 from secure_apfed.cli import execute
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
-from secure_apfed.names import ReleaseFigure
+from secure_apfed.promises import Promise
 from tests.memory import traced
 from tests.secure_apfed.seats import seal_all
 from tests.secure_apfed.small_runs import said_to_people, told
@@ -27,13 +28,13 @@ from tests.secure_apfed.test_exchange_links import given
 class FakeMeter:
     """What releases cost, as a test says."""
 
-    figure: ReleaseFigure = "epsilon_x"
-
     def __init__(self) -> None:
-        self.charges, self.epsilon = 0, 0.0
+        self.charges = 0
+        self.promise = Promise(figure="epsilon_x", epsilon=None)
 
     def charge(self, epsilon: float) -> None:
-        self.charges, self.epsilon = self.charges + 1, epsilon
+        self.charges += 1
+        self.promise = replace(self.promise, epsilon=epsilon)
 
 
 _ENDS = (("ann", "bob"), ("bob", "ann"))

@@ -23,7 +23,7 @@ from secure_apfed.exchange import Kind
 from secure_apfed.intervals import FEWEST_POSITIVES
 from secure_apfed.learning.calibration import SKEWED
 from secure_apfed.measures import ACCURACY
-from secure_apfed.privacy_rows import figure_title
+from secure_apfed.promises import worst_promise
 from secure_apfed.runs.outcome import Ranking
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
@@ -31,6 +31,13 @@ from secure_apfed.settings.data import TABLES
 from secure_apfed.tasks import TASKS, Classification
 
 _BY_CLASS = "recall of class "
+_SHORT_TITLES = {
+    "epsilon_x": "representations",
+    "epsilon_c": "sums",
+    "epsilon_v": "votes",
+    "epsilon_y": "labels",
+    "epsilon_model": "model",
+}
 _BALLOTS = frozenset({Kind.LABELS, Kind.ENCRYPTED_LABELS})
 
 
@@ -142,7 +149,7 @@ def tiles_of(run: ReportedRun) -> Iterator[Tile]:
         alone = run.solo.best
         told = run.solo.judged_by.text(alone.test)
         yield Tile("best alone", told, f"{alone.title}, {run.solo.chosen}")
-    yield _epsilon_tile(run)
+    yield _promise_tile(run)
     # One for each metric: advantages in different metrics do not compare.
     worst: dict[str, float] = {}
     for attack in run.attacks or ():
@@ -161,19 +168,17 @@ def tiles_of(run: ReportedRun) -> Iterator[Tile]:
     yield Tile("duration", words.duration(outcome.seconds), where)
 
 
-def _epsilon_tile(run: ReportedRun) -> Tile:
-    privacy = run.outcome.privacy
-    model = words.model_epsilon(privacy.epsilon_model)
-    others = f"labels {words.epsilon(privacy.epsilon_y)}, model {model}"
-    if "passives vote" in run.facts.words:
-        spent = run.outcome.contributions.values()
-        worst = max((account.epsilon for account in spent), default=math.inf)
-        fixed = "labeller held fixed, " if spent else ""
-        return Tile(figure_title("epsilon_v"), words.epsilon(worst), fixed + others)
-    delta = f"at delta {words.number(privacy.delta)}, " if privacy.delta else ""
-    counted = "" if privacy.releases is None else f"T {words.count(privacy.releases)}, "
-    epsilon = words.epsilon(privacy.epsilon_x)
-    return Tile(figure_title("epsilon_x"), epsilon, f"{delta}{counted}{others}")
+def _promise_tile(run: ReportedRun) -> Tile:
+    """Return what is promised of what leaves a party, with the other promises as its note."""
+    first = worst_promise(run.promises, run.figure)
+    figures = {promise.figure for promise in run.promises} - {first.figure}
+    notes = [first.why] if first.why else []
+    notes += [
+        f"{title} {worst_promise(run.promises, figure).text}"
+        for figure, title in _SHORT_TITLES.items()
+        if figure in figures
+    ]
+    return Tile(first.title(fixed=first.state == "bounded"), first.text, ", ".join(notes))
 
 
 def learned_by(run: Reported) -> Mapping[str, tuple[Learned, ...]]:
@@ -268,25 +273,15 @@ def limits_of(run: Reported) -> tuple[str, ...]:
 
 def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
     privacy = run.outcome.privacy
-    votes = "passives vote" in run.facts.words
-    rows = [
-        (figure_title("epsilon_x", fixed=True), words.epsilon(privacy.epsilon_x)),
-        (figure_title("epsilon_y"), words.epsilon(privacy.epsilon_y)),
-        (figure_title("epsilon_model"), words.model_epsilon(privacy.epsilon_model)),
-    ][votes:]
+    rows = [(promise.title(fixed=True), promise.sentence) for promise in run.promises]
     if privacy.delta is not None:
         rows.append(("delta", words.number(privacy.delta)))
-    if privacy.releases is not None and not votes:
+    if privacy.releases is not None and run.figure == "epsilon_x":
         rows.append(("T, most releases of one row", words.count(privacy.releases)))
     rows += [
         (words.plain(name), words.in_words(value))
         for name, value in (privacy.model_extra or {}).items()
     ]
-    rows += [
-        (f"{figure_title(account.figure, of=passive, fixed=True)}, T {account.releases}",
-         f"{words.epsilon(account.epsilon)} at delta {words.number(account.delta)}")
-        for passive, account in run.outcome.contributions.items()
-    ]  # fmt: skip
     rows += run.stated
     rows += [
         (f"charges to the ledger of {party}", words.count(charges))
@@ -404,6 +399,7 @@ def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[s
         "accounting": {
             "guarantee": run.outcome.guarantee,
             "figures": privacy.model_dump(exclude={"trace"}),
+            "promises": [promise.as_json() for promise in run.promises],
             "trace": list(privacy.trace),
             "charges": dict(run.charges),
             "audit": asdict(audited) | {"contradicted": audited.contradicted} if audited else None,

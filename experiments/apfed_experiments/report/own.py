@@ -19,7 +19,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Flow
 from secure_apfed.files import count_lines, read_json
 from secure_apfed.methods.charged import Statement
-from secure_apfed.privacy_rows import epsilon_text, figure_title
+from secure_apfed.promises import Promise, promise_of_account, promise_of_party
 from secure_apfed.runs.folder import PartyFolder, RunFolder
 from secure_apfed.runs.keeper import PartyEnd
 from secure_apfed.runs.outcome import Outcome, Written
@@ -86,17 +86,16 @@ class OwnSide:
             if any(self.path.glob(name)):
                 yield name, why
 
-    def spent_rows(self) -> Iterator[tuple[str, str]]:
-        """What its own ledgers counted."""
+    def promises(self, config: Config, role: str) -> tuple[Promise, ...]:
+        """Return what it promises the people in its table, by its own ledgers."""
         spent, noisy = self.end.privacy, self.end.contributions
-        if spent is not None and spent.delta is not None:
-            told = epsilon_text(spent.epsilon_x, delta=spent.delta, releases=spent.releases)
-            yield figure_title("epsilon_x", fixed=True), told
-        if noisy is not None:
-            told = epsilon_text(noisy.epsilon, delta=noisy.delta, releases=noisy.releases)
-            yield figure_title(noisy.figure, fixed=True), told
-        if spent is None and noisy is None:
-            yield "epsilon", "none: nothing that it sent has noise of its own"
+        accounts = [] if noisy is None else [noisy.model_dump()]
+        if spent is not None:
+            of_releases = {"figure": "epsilon_x", "epsilon": spent.epsilon_x}
+            accounts.append({**of_releases, "delta": spent.delta, "releases": spent.releases})
+        if not accounts:
+            return (promise_of_party(config, role, ()),)
+        return tuple(map(promise_of_account, accounts))
 
 
 class _Signed(Written):
@@ -124,9 +123,8 @@ def stated_rows(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, str]
         if (said.identity, said.contract) != (identities.get(name), contract.digest.hex()):
             signed = "NOT OF THIS CONTRACT: signed by another identity, or for another session"
         told = "; ".join(
-            f"{figure_title(of.figure)} "
-            + epsilon_text(of.epsilon, delta=of.delta, releases=of.releases)
-            for of in accounts
+            f"{promise.title()} {promise.text}"
+            for promise in (promise_of_account(of.model_dump()) for of in accounts)
         )
         yield (
             f"stated by {name}",
@@ -156,6 +154,12 @@ class ReportedParty:
     def facts(self) -> RunFacts:
         passives = list(self.roles.values()).count(Role.PASSIVE)
         return RunFacts.of(self.config, passives=passives, apart=True)
+
+    @property
+    def promise_rows(self) -> tuple[tuple[str, str], ...]:
+        """What this party promises the people in its table."""
+        promises = self.own.promises(self.config, str(self.roles[self.own.name]))
+        return tuple((promise.title(fixed=True), promise.sentence) for promise in promises)
 
     def limit_rows(self) -> Iterator[tuple[str, str]]:
         """What it answers at most, as all have signed, and when it refuses."""

@@ -59,13 +59,13 @@ def render_party(party: ReportedParty) -> str:
         attacks=party.attacks,
         tiles=[
             *contents.traffic_of(party, own.name),
-            *(contents.Tile(name, value, "") for name, value in own.spent_rows()),
+            *(contents.Tile(name, value, "") for name, value in party.promise_rows),
         ],
         learned=dict(sorted(learned.items(), key=lambda item: mine not in item[0].split(" "))),
         alignment_leaks=contents.alignment_leaks_of(party),
         coalitions=contents.coalitions_of(party),
         spent=[
-            *own.spent_rows(),
+            *party.promise_rows,
             *((f"charges to the ledger of {name}", words.count(charges))
               for name, charges in party.charges.items()),
         ],
@@ -170,7 +170,7 @@ def _figures(run: ListedRun, targets: Sequence[str]) -> dict[str, tuple[str, str
     figures = {
         "reached": _figure(run.value, lambda _: run.reached),
         "gain": _figure(gain, lambda _: run.gained.replace("-", "\u2212"), beside),
-        "epsilon": _figure(run.epsilon, words.epsilon),
+        "epsilon": _epsilon_figure(run),
     }
     for target in targets:
         leak = run.leaks.get(target)
@@ -178,6 +178,12 @@ def _figures(run: ListedRun, targets: Sequence[str]) -> dict[str, tuple[str, str
         advantage = None if leak is None else leak.advantage
         figures[f"attack on {target}"] = _figure(advantage, words.signed, note)
     return {**figures, "sent": _figure(run.wire_bytes, words.size)}
+
+
+def _epsilon_figure(run: ListedRun) -> tuple[str, str, float | None]:
+    if run.promise is None:
+        return "", "", None
+    return run.promise.text, run.promise.title(), run.promise.epsilon
 
 
 def _address(run: ListedRun, start: Path) -> str:

@@ -23,7 +23,7 @@ from secure_apfed.measures import MEASURES, Scored, calibration_curve
 from secure_apfed.privacy.accountants import gdp_mu
 from secure_apfed.privacy.guard import make_guard
 from secure_apfed.runs.folder import RunFolder, read_scored
-from secure_apfed.runs.outcome import Epsilon, Written, scores_of
+from secure_apfed.runs.outcome import Written, scores_of
 
 _FALSE_ALARMS = 0.01
 # Reports are many, and each alarm is taken for a bug.
@@ -38,7 +38,6 @@ class EpochMetrics(Written):
     loss: float | None = None
     accuracy: Mapping[str, float] | None = None
     measures: Mapping[str, Mapping[str, float]] | None = None
-    epsilon: Epsilon = math.inf
     wire_bytes: int = 0
     seconds: float = 0.0
 
