@@ -48,9 +48,9 @@ class ListedRun:
     broken, or how much of it is done; date: of the last change of the file that tells how far it
     came; accuracy: of the method's own inference, None also where the task is no classification;
     value: of the measure that the run is judged by; alone: what the active would do alone, None
-    where nobody measured it; promise: of what leaves
-    a party, where least is promised; leaks: by target, the attack of the highest advantage, which of many
-    is above 0 by chance; attacked: whether any attack was mounted.
+    where nobody measured it; promise: of what leaves a party, where least is promised; leaks: by
+    target, the attack of the highest advantage, which of many is above 0 by chance; attacked:
+    whether any attack was mounted.
     """
 
     path: Path

@@ -67,6 +67,11 @@ class _Charged(KeepsSecrets):
     def report(self) -> str:
         """What was spent, of whom, against what, and what has no guarantee."""
         spent = self.spent()
+        if not spent.releases:
+            budget = f"epsilon {self.epsilon:g} at delta {self.delta:g}"
+            return (
+                f"nothing was released yet; the budget of any one of {self.rows} rows is {budget}"
+            )
         return (
             f"epsilon {spent.epsilon_x:.4g} of {self.epsilon:g} spent at delta {self.delta:g}: of "
             f"any one of {self.rows} rows, replaced by any other; {spent.releases} releases of the "
@@ -170,11 +175,16 @@ class PrivateRelease(_Charged):
             _off.reset(token)
 
     def report(self) -> str:
-        passed = f"; {self._passed} rows went through off(), unprotected" if self._passed else ""
+        passed = ""
+        if self._passed:
+            passed = (
+                f"no guarantee for {self._passed} rows that went through off(), unprotected; of all "
+                "other releases: "
+            )
         return (
-            f"{super().report()}; against whoever receives them and lacks the noise key; "
+            f"{passed}{super().report()}; against whoever receives them and lacks the noise key; "
             f"{self._guard.statement()}: what a row teaches the encoder moves other rows, and "
-            f"labels have no guarantee{passed}"
+            "labels have no guarantee"
         )
 
 

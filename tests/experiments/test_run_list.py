@@ -181,7 +181,7 @@ def test_the_command_prints_a_table_one_object_or_a_note(
     rows = {row["name"]: row for row in told(capsys, "runs", top)["runs"]}
     assert rows["guarded"]["best_alone"]["value"] == 0.65
     assert rows["guarded"]["worst_attacks"]["labels"]["advantage"] == 0.3
-    assert (rows["study/alone"]["epsilon"], rows["cut"]["accuracy"]) == ("inf", None)
+    assert (rows["study/alone"]["epsilon"], rows["cut"]["accuracy"]) == (None, None)
     assert execute(["runs", str(own_subfolder(tmp_path / "empty"))]) == 0
     assert "no run folder" in capsys.readouterr().err
     page_of(tmp_path / "empty", tmp_path / "page.html")

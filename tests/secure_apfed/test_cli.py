@@ -80,8 +80,8 @@ def test_a_run_leaves_what_the_folder_promises_and_tells_it(printed: tuple[Path,
     assert re.search(r"epoch 3/3 +loss \d\.\d{4}.* epsilon_x \S+ +\d+\.\d MB sent", err)
     assert "accuracy, apfed_c" in out
     assert re.search(r"epsilon_x, one row's releases +8 at delta 1e-05, T 3", out)
-    assert re.search(r"epsilon_y, one training label +inf", out)
-    assert re.search(r"epsilon_model, one whole record +not claimed", out)
+    assert re.search(r"epsilon_y, one training label +no guarantee", out)
+    assert re.search(r"epsilon_model, one whole record +no guarantee", out)
     assert "epoch" not in out
 
 

@@ -153,6 +153,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 def status(**changes: Any) -> Status:
     usual: dict[str, Any] = {
         "party": "ann", "phase": "training", "step": 3, "epsilon": float("inf"),
+        "promise": "no guarantee",
         "waits": {"senders": ("bob",), "kinds": ("sum",), "step": 3, "since_s": 4.0,
                   "patience_s": 240.0},
         "peers": {"bob": {"state": "silent", "silent_s": 4.2, "sign_s": 5.25, "sent_bytes": 10,
@@ -193,7 +194,7 @@ def test_a_log_has_a_line_a_change_and_no_more() -> None:
     assert len(lines) == 3
     assert lines[0] == (
         "ann: training, step 3; bob silent for 4 s; waits for sum of step 3 from bob, "
-        "4 s of 240 s; epsilon_x inf  0.0 MB sent  2.0 MB received"
+        "4 s of 240 s; epsilon_x no guarantee  0.0 MB sent  2.0 MB received"
     )
     assert "silent" not in lines[1]
     assert lines[2].startswith("ann: ended")
