@@ -23,6 +23,7 @@ __all__ = [
     "NO_GUARANTEE",
     "Figure",
     "Promise",
+    "Spent",
     "State",
     "describe_epsilon",
     "epsilon_words",

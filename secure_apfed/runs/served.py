@@ -159,7 +159,7 @@ class AnswerBook:
             yield
 
 
-class ServeMeter:
+class _ServeMeter:
     """What a party that serves joint predictions promises of all answers about one person.
 
     Without noise that is nothing; with noise the budget at which `AnswerBook` ends them.
@@ -209,7 +209,7 @@ class _Here:
     ) -> Iterator[tuple[Own, Links, Any]]:
         """Connected to the others, and with what this party brings; the folder is its own."""
         file, identity = self.file, self.folder.identity()
-        meter = ServeMeter(self.config, file)
+        meter = _ServeMeter(self.config, file)
         with audited(file, identity, meter, status, meet) as (known, audit, transport):
             record = Transcript(TranscriptSettings(keep="none")).record
             links = Links(

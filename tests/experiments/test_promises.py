@@ -30,7 +30,7 @@ from secure_apfed.methods import METHODS
 from secure_apfed.names import ReleaseFigure
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.guard import make_guard
-from secure_apfed.privacy.ledger import PrivacyLedger
+from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.randomised_response import make_label_mechanism
 from secure_apfed.progress import Board
 from secure_apfed.promises import FIGURES, Promise, promises_of, worst_promise
@@ -274,7 +274,7 @@ def test_a_planted_zero_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(
             spending,
             "_of_nobody_here",
-            lambda session, delta: spending.PrivacySpent.nothing(delta=delta),
+            lambda session, delta: PrivacySpent.nothing(delta=delta),
         )
     config = CASES[SUMMED]
     assert unpromised(surfaces_of(config, charged(config)), config)
