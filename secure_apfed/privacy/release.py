@@ -178,8 +178,8 @@ class PrivateRelease(_Charged):
         passed = ""
         if self._passed:
             passed = (
-                f"no guarantee for {self._passed} rows that went through off(), unprotected; of all "
-                "other releases: "
+                f"no guarantee for the {self._passed} rows that went through off(), unprotected; "
+                "of the others: "
             )
         return (
             f"{passed}{super().report()}; against whoever receives them and lacks the noise key; "
