@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_breast_cancer
 
-from apfed_protocols import answer_hub, hub_pump, put_away, secure_sum
+from apfed_protocols import answer_hub, fresh_identity, hub_pump, put_away, secure_sum
+from apfed_protocols.seal import Identity
 
 HOSTS, RADII = ("clinic", "hospital", "practice"), (10, 15, 20)
 SUM = secure_sum("masked", HOSTS, to="registry", clip=1000, bits=24, session="census of march")
@@ -28,6 +29,13 @@ def counts(rows, question):
     return np.bincount(y[rows & (X[:, 0] > json.loads(question))], minlength=2)
 
 
+def signed_by(me, folder):
+    """Who this party is, and by which keys it knows the others."""
+    known = {path.parent.name: path.read_bytes() for path in folder.glob("*/public")}
+    identity = Identity.restored((folder / me / "identity").read_bytes())
+    return {"identity": identity, "peers": known}
+
+
 def host(me, folder):
     own = folder / me
     key, sealed = (own / "key").read_bytes(), own / "role"
@@ -35,7 +43,8 @@ def host(me, folder):
     if sealed.exists():
         role = SUM.take_up(me, sealed.read_bytes(), key, book=own / "book")
     packet = (own / "packet").read_bytes()
-    answer = answer_hub(role, packet, lambda question: counts(OWN[me], question))
+    signed = signed_by(me, folder)
+    answer = answer_hub(role, packet, lambda question: counts(OWN[me], question), **signed)
     sealed.write_bytes(put_away(role, key))
     (own / "answer").write_bytes(answer)
 
@@ -52,7 +61,8 @@ def registry(folder):
         me = asked.pop(0)
         return me, (folder / me / "answer").read_bytes()
 
-    hub = hub_pump({"registry": SUM.receiver()}, send, receive)
+    signed = signed_by("registry", folder)
+    hub = hub_pump({"registry": SUM.receiver()}, send, receive, **signed)
     for radius in RADII:
         question = json.dumps(radius).encode()
         total = hub.step(question, like=np.zeros(2, int))
@@ -64,7 +74,10 @@ if __name__ == "__main__" and sys.argv[1:]:
     host(sys.argv[1], Path(sys.argv[2]))
 elif __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
-        for me in HOSTS:  # each host does so at home
-            (Path(name) / me).mkdir()
-            (Path(name) / me / "key").write_bytes(secrets.token_bytes(32))
+        for me in (*HOSTS, "registry"):  # each does so at home, and tells the others `public`
+            own, identity = Path(name) / me, fresh_identity()
+            own.mkdir()
+            (own / "key").write_bytes(secrets.token_bytes(32))
+            (own / "identity").write_bytes(identity.secret_bytes())
+            (own / "public").write_bytes(identity.public)
         registry(Path(name))

@@ -59,7 +59,8 @@ class OurPath:
         )  # fmt: skip
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
-            described = SECURE_SUMS[CASES[name]](agreement)
+            kind = SECURE_SUMS[CASES[name]]
+            described = kind(agreement, allow_single_reader=not kind.needs_all)
         self._rounds = described.rounds
         self._receiver, self._combiner = described.receiver(), described.combiner()
         self._contributors = {me: described.contributor(me) for me in agreement.contributors}

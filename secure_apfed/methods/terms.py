@@ -9,6 +9,7 @@ from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.sums import PlainSum, SecureSum, SumAgreement
+from apfed_protocols.sums.recoverable import usual_threshold
 from secure_apfed.contract import AGGREGATOR, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.errors import ConfigError
@@ -190,7 +191,9 @@ def make_sum(
     )
     if kind is PlainSum:
         return PlainSum(agreement, clip=clip is not None, quantise=noise is not None)
-    return kind(agreement)
+    # Who says rules.silent_passive: recover, or a threshold, accepts what follows from it.
+    lacks = agreement.threshold is not None and agreement.threshold < len(passives)
+    return kind(agreement, allow_single_reader=lacks)
 
 
 def clip_of(config: RunSettings) -> float | None:
@@ -199,19 +202,23 @@ def clip_of(config: RunSettings) -> float | None:
 
 
 def may_lack(config: RunSettings) -> bool:
-    """Whether a step may go on without a passive: as the settings say, or unless they say otherwise
-    where the method averages nothing. An average of fewer is another one, so somebody asks for it.
+    """Return whether a step may go on without a passive.
+
+    Settings say so by name, since the active can read one passive's part then: by
+    `rules.silent_passive: recover`, or by a threshold where the method averages nothing. An average
+    of fewer is another one.
     """
     silent, method = config.rules.silent_passive, config.method
-    unasked = silent is None and method.averages is None
-    return method.goes_on_without and (silent == "recover" or unasked)
+    by_threshold = silent is None and method.averages is None
+    named = config.secure_sum.threshold is not None and by_threshold
+    return method.goes_on_without and (silent == "recover" or named)
 
 
 def _threshold(config: RunSettings, passives: int) -> int | None:
     settings, silent = config.secure_sum, config.rules.silent_passive
     kind, least = sum_kind(settings), settings.threshold
     if least is None and not kind.needs_all:
-        least = None if may_lack(config) else passives
+        least = usual_threshold(passives) if may_lack(config) else passives
     if least is None or least == passives:
         return least
     if least > passives or kind.needs_all:

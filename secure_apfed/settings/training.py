@@ -208,8 +208,8 @@ class SumSettings(Settings):
         allow_single_passive: with one passive the "sum" is its gradient; refused otherwise.
         threshold: under recoverable masks, passives without whom a step has no sum. Training goes
             on without those who fall silent until fewer are left. More than half of all; null:
-            two thirds and one, or all where `rules.silent_passive` is stop or wait, or the method
-            needs all. Other sums need every passive in every step.
+            all, or two thirds and one under `rules.silent_passive: recover`. Below all, the active
+            by itself can read one passive's part out of two sums. Other sums need every passive.
         noise: differential privacy for the passives' features; null: none.
     """
 
@@ -241,7 +241,7 @@ class RuleSettings(Settings):
             raised when it is. Whoever altered them learnt something of the passives' numbers, which
             a resumed run computes again (see docs/threat-model.md).
         silent_passive: what happens when one falls silent, see docs/when-a-party-dies.md; null:
-            recover where the sum can, else stop. See `secure_apfed.contract.Contract`, too.
+            recover where `secure_sum.threshold` says how many are needed, else stop. See `secure_apfed.contract.Contract`, too.
         patience_s: seconds, one unit of patience with whoever is silent; null: each party's own
             `timeout_s`. Where parties begin again by themselves, they wait so long for each other.
         restarts: new sessions that each party begins by itself, at most; 0: whoever runs it

@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -87,6 +88,18 @@ MISUSES: dict[str, Any] = {
     "x receives and combines, and ckks has no masks": lambda: secure_sum(
         "ckks", NAMES, to="x", clip=1
     ),
+    "x alone can read one .*threshold=4: all must .*allow_single_reader=True": lambda: secure_sum(
+        "recoverable", [*NAMES, "d"], to="x", clip=1, threshold=3
+    ),
+    "hub, which is x and y, alone can read .*Take a sum under masks": lambda: ap.hub_pump(
+        {"x": unmasked().receiver(), "y": unmasked().combiner()}, print, lambda: ("a", b"")
+    ),
+    "y and x|x and y, alone can read one": lambda: ap.answer_hub(
+        unmasked().contributor("a"), b"\0\0\0\5start"
+    ),
+    "allow_single_reader of MaskedSum is of type bool": lambda: secure_sum(
+        "masked", NAMES, to="x", clip=1, allow_single_reader=1  # type: ignore[arg-type]
+    ),
     "threshold 1 of 3": lambda: secure_sum("recoverable", NAMES, to="x", clip=1, threshold=1),
     "by its name, as {'a': ...}; got a list": lambda: call([1, 2, 3]),
     "needs 3 of a, b, c; missing: c; unknown: nobody": lambda: call({"a": 1.0, "b": 1.0}),
@@ -136,6 +149,10 @@ def short() -> ap.SumSession:
     return secure_sum("masked", NAMES, to="x", clip=1, session="short")
 
 
+def unmasked() -> ap.SumSession:
+    return secure_sum("ckks", NAMES, to="x", by="y", clip=1, session="short")
+
+
 def call(values: Any) -> Any:
     return short()(values)
 
@@ -152,7 +169,10 @@ def test_misuse_costs_a_session_nothing_and_a_fork_is_refused() -> None:
         with pytest.raises((LocalProtocolError, RemoteProtocolError)):
             session(bad)
     assert np.allclose(session(GOOD), 0.3, atol=1e-3)
-    four = secure_sum("recoverable", [*NAMES, "d"], to="x", clip=1)
+    with pytest.warns(ap.UnsafeChoiceWarning, match="x alone can read one contribution"):
+        four = secure_sum(
+            "recoverable", [*NAMES, "d"], to="x", clip=1, threshold=3, allow_single_reader=True
+        )
     assert np.allclose(four(GOOD), 0.3, atol=1e-3)  # without d, who stays out
     with pytest.raises(LocalProtocolError, match="d was left out of an earlier step"):
         four({**GOOD, "d": GOOD["a"]})
@@ -196,7 +216,10 @@ def test_threads_take_turns_and_a_step_is_used_once() -> None:
 def test_a_hub_drives_hosts_that_keep_nothing(kind: str, signed: bool, tmp_path: Path) -> None:
     """By packets alone; roles of one round are put away between them."""
     by, key, book = {"x", "ckks", "crypten"} & {kind} and "y", bytes(range(32)), tmp_path / "book"
-    session = secure_sum(kind, NAMES, to="x", by=by or None, clip=8)
+    open_to_hub = kind == "ckks"
+    session = secure_sum(
+        kind, NAMES, to="x", by=by or None, clip=8, allow_single_reader=open_to_hub
+    )
     identities = {name: ap.fresh_identity() for name in (*NAMES, "x")} if signed else {}
     identities |= {"y": identities["x"]} if signed else {}
     public = {name: held.public for name, held in identities.items()}
@@ -213,7 +236,13 @@ def test_a_hub_drives_hosts_that_keep_nothing(kind: str, signed: bool, tmp_path:
         answers.append((me, answer))
 
     ends = {"x": session.receiver()} | ({"y": session.combiner()} if by else {})
-    hub = ap.hub_pump(ends, send, lambda: answers.pop(0), **own.get("x", {}))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hub = ap.hub_pump(ends, send, lambda: answers.pop(0), **own.get("x", {}))
+    told = [str(warning.message) for warning in caught]
+    # The hub and each of three hosts say so.
+    assert sum("unsigned" in one for one in told) == (0 if signed else 4)
+    assert sum("alone can read one contribution" in one for one in told) == 4 * open_to_hub
     for number in (0.25, -0.5):
         total = hub.step(np.full(3, number).tobytes(), (3,))
         assert np.allclose(total, 6 * number, atol=2e-3)

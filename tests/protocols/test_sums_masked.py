@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from apfed_protocols.randomness import keystream
 from apfed_protocols.sums import MaskedBfvSum, MaskedSum, RecoverableSum, StepBinding
 from apfed_protocols.sums.frames import Frame
@@ -114,7 +114,9 @@ def test_one_bit_more_leaves_the_ring(
 
 
 def test_one_passive_hides_from_the_aggregator_only() -> None:
-    played = Parties(MaskedSum(agreement(2, contributors=("passive_1",), allow_single=True)))
+    with pytest.warns(UnsafeChoiceWarning, match="active alone can read one .* allow_single says"):
+        described = MaskedSum(agreement(2, contributors=("passive_1",), allow_single=True))
+    played = Parties(described)
     bound = played.next()
     contribution = played.contribute([np.full(SHAPE, 0.01)], bound)
     assert uniform(numbers(played, contribution["passive_1"]), played)

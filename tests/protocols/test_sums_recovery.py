@@ -25,6 +25,7 @@ from tests.contracts.hostile import altered
 from tests.contracts.sum_parties import Parties, Rearmed, agreement, binding, make, random_values
 from tests.with_crypten import usable
 
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 SHAPE = (3, 5)
 SIZES = [(2, 2), (3, 2), (4, 3), (5, 3), (6, 4), (6, 6)]
 """Passives, and how many of them are needed: more than half."""
@@ -34,9 +35,15 @@ class Session(Parties):
     """Parties of one session; those who fell silent stay so."""
 
     def __init__(self, passives: int = 4, threshold: int | None = None) -> None:
-        super().__init__(RecoverableSum(agreement(passives, threshold=threshold)))
+        described = agreement(passives, threshold=threshold)
+        super().__init__(RecoverableSum(described, allow_single_reader=True))
         self.least = self.sum.threshold  # type: ignore[attr-defined]  # of this sum
         self.present = list(self.names)
+
+    def next(self) -> StepBinding:
+        """The next step, with a question of its own."""
+        step = super().next().step
+        return binding(step, message=step)
 
     def asked(
         self, values: Mapping[str, NDArray[Any]], bound: StepBinding
@@ -219,18 +226,19 @@ def test_passives_who_were_told_different_sets_do_not_answer_again() -> None:
 
 
 def test_a_passive_called_silent_is_the_difference_of_two_sums() -> None:
+    """The limit that the top of the file names: a question that is related and not the same."""
     session = Session(4, 3)
-    values = session.values(session.names)
+    values = {me: value / 20 for me, value in session.values(session.names).items()}
     everybody, (left_out, *others) = session.step(values), session.names
     # It contributes as ever; the aggregator keeps that back.
     bound = session.next()
-    frames = {me: session.contributors[me].contribute(values[me], bound) for me in values}
+    halved = {me: value / 2 for me, value in values.items()}
+    frames = {me: session.contributors[me].contribute(halved[me], bound) for me in values}
     requests = session.combiner.ask({me: frames[me] for me in others}, bound.digest)
     answers = {me: session.contributors[me].answer(requests[me]) for me in others}
     without = session.receiver.decode(session.combiner.combine(answers), SHAPE, bound)
     own = session.expected({left_out: values[left_out]})
-    # the limit that the top of the file names
-    assert np.allclose(everybody - without, own, atol=1e-12)
+    assert np.allclose(everybody - 2 * without, own, atol=1e-3)
     with pytest.raises(RemoteProtocolError, match="missing"):
         Session(4, 4).step({me: values[me] for me in others})
 
@@ -333,7 +341,7 @@ def test_a_sum_names_those_whom_it_counts() -> None:
 def test_an_equivocating_active_gets_no_answer() -> None:
     session = Session(3)
     bound = session.next()
-    told = dict.fromkeys(session.names, bound) | {"passive_2": binding(1, message=1)}
+    told = dict.fromkeys(session.names, bound) | {"passive_2": binding(1, message=9)}
     frames = session.contribute([np.full(SHAPE, 1e6)] * 3, told)
     # An aggregator that asks all the same: what passive_2 sealed holds on to what it was sent.
     everybody = dict.fromkeys(session.names, session.names)
@@ -382,7 +390,8 @@ def test_setup_takes_two_messages_of_each_passive() -> None:
         first.receive("passive_2", link)
     with pytest.raises(RemoteProtocolError, match="does not authenticate"):
         first.receive("passive_2", altered(link, blobs=(bytes(80),)))
-    other = [*RecoverableSum(agreement(threshold=2)).contributor("passive_3").start()][1].body
+    fewer = RecoverableSum(agreement(threshold=2), allow_single_reader=True)
+    other = [*fewer.contributor("passive_3").start()][1].body
     with pytest.raises(RemoteProtocolError, match="another agreement"):
         first.receive("passive_3", other)
 
@@ -411,10 +420,15 @@ def agreed(passives: int) -> SumAgreement:
     return agreement(contributors=names, allow_single=True)
 
 
-def test_two_thirds_and_one_are_needed_unless_said() -> None:
-    for passives, expected in [(1, 1), (2, 2), (3, 3), (4, 3), (6, 5), (9, 7)]:
-        made = RecoverableSum(agreed(passives))
-        assert made.threshold == expected
+@pytest.mark.parametrize(
+    ("passives", "two_thirds"), [(1, 1), (2, 2), (3, 3), (4, 3), (6, 5), (9, 7)]
+)
+def test_all_are_needed_and_where_that_is_allowed_two_thirds(
+    passives: int, two_thirds: int
+) -> None:
+    for allowed, expected in ((False, passives), (True, two_thirds)):
+        made = RecoverableSum(agreed(passives), allow_single_reader=allowed)
+        assert made.threshold == made.least == expected
         assert made.parameters()["threshold"] == expected
 
 

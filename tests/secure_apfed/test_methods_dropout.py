@@ -33,6 +33,7 @@ from tests.secure_apfed.test_methods_apfed import vertical_data
 from tests.secure_apfed.test_methods_views import joint_scores
 from tests.with_crypten import pair_of
 
+pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 ORDER = Kind.SAVED, Kind.CONTRIBUTION, Kind.SUM_ANSWER
 BEFORE_SAVING, BEFORE_CONTRIBUTING, BEFORE_ANSWERING = ORDER
 
@@ -307,7 +308,7 @@ WAIT = {"silent_passive": "wait", "patience_s": 600.0, "restarts": 10}
 
 
 @pytest.mark.parametrize(("rules", "sums", "passives", "agreed", "threshold"), [
-    ({}, RECOVERABLE, 4, "recover", 3), ({}, RECOVERABLE, 3, "stop", 3),
+    ({}, RECOVERABLE, 4, "stop", 4), ({}, RECOVERABLE, 3, "stop", 3),
     ({}, RECOVERABLE | {"threshold": 2}, 3, "recover", 2),
     ({"silent_passive": "recover"}, RECOVERABLE, 4, "recover", 3),
     ({"silent_passive": "stop"}, RECOVERABLE, 4, "stop", 4), (WAIT, RECOVERABLE, 4, "wait", 4),

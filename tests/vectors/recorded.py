@@ -55,7 +55,8 @@ RECOVERED_LEVELS = [[19661, -1639, 13926], [32767, 0, -16384]]
 def backend(name: str, **changes: Any) -> SecureSum:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        return SECURE_SUMS[name](SumAgreement(**AGREEMENT, **changes))
+        lacks = "threshold" in changes
+        return SECURE_SUMS[name](SumAgreement(**AGREEMENT, **changes), allow_single_reader=lacks)
 
 
 def binding(step: int = 7) -> StepBinding:

@@ -51,6 +51,8 @@ class CryptenSum(SecureSum):
     scheme: ClassVar[str] = "crypten"
     name: ClassVar[str] = "crypten"
     rounds: ClassVar[int] = 2
+    opened_with_receiver: ClassVar[bool] = True
+    opened_with_others: ClassVar[bool] = True
     rests_on: ClassVar[str] = (
         "X25519 and AES-256 being hard to break, and two passives who keep their shares"
     )

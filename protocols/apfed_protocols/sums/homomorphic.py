@@ -111,6 +111,8 @@ class HomomorphicSum(SecureSum, ABC):
     """What the roles need to know about a scheme, and the roles themselves."""
 
     cipher_type: ClassVar[type[SealCipher]]
+    opened_with_receiver: ClassVar[bool] = True
+    opened_with_others: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -590,6 +592,7 @@ class MaskedBfvSum(BfvSum):
 
     masks: ClassVar[str] = "pairwise"
     name: ClassVar[str] = spelled(BfvSum.scheme, masks)
+    opened_with_others: ClassVar[bool] = True
     rests_on: ClassVar[str] = (
         "ring learning with errors at 128-bit security or, should active and aggregator work "
         "together, X25519 and AES-256 and two passives who tell their seeds to nobody"

@@ -5,7 +5,8 @@ Run by: the hub, which is the receiver or combiner or both (`hub_pump`), and eac
 (`apfed_protocols.sums.put_away`). Protects from: what the sum protects from, if the transport
 authenticates hub and hosts. Keys that hosts agree among each other pass through the hub. One that
 swaps them reads single contributions, unless each party signs its set-up messages: with
-`identity` and the others' public keys in `peers`, a swapped one is refused.
+`identity` and the others' public keys in `peers`, a swapped one is refused. Without them both ends
+warn. A hub has both roles, so a sum that receiver and combiner together can open is refused.
 
 Every step binds to the packet's message, so that hosts that were told different things add up to
 noise, or are refused.
@@ -19,6 +20,7 @@ from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.seal import SIGNATURE_BYTES, Identity, verify
 from apfed_protocols.sums.interface import StepBinding, SumAgreement
+from apfed_protocols.sums.readers import require_no_single_reader, warn_of_unsigned_hub
 from apfed_protocols.sums.roles import (
     ReceivingCombiner,
     SumCombiner,
@@ -55,9 +57,14 @@ def hub_pump(
         What drives the steps.
 
     Raises:
-        LocalProtocolError: roles of several sums or not of the hub, or without the receiver.
+        LocalProtocolError: roles of several sums or not of the hub, or without the receiver; or
+            the hub, which has both roles, could read one contribution, and the sum does not allow
+            it (`allow_single_reader`).
         RemoteProtocolError: an answer that is malformed, of a stranger, or signed by another.
         Exception: whatever `send` or `receive` raised.
+
+    Warns:
+        UnsafeChoiceWarning: no identity, so that the hub can read each contribution.
     """
     hub = Hub(roles, send, receive, _Signer(identity, peers))
     hub.set_up()
@@ -83,6 +90,9 @@ class Hub:
         self._receiver: Any = roles[agreement.receiver]
         self._combiner: Any = roles[agreement.combiner]
         self._signer, self._steps = signer, 0
+        require_no_single_reader(ends[0].described, hub=True, stacklevel=4)
+        if not signer.signs:
+            warn_of_unsigned_hub(ends[0].described, stacklevel=4)
 
     def set_up(self) -> None:
         asked = {name: _packed(_START) for name in self._agreement.contributors}
@@ -174,7 +184,8 @@ def answer_hub(
             neither, at all parties.
 
     Raises:
-        LocalProtocolError: a step before its set-up, without `values`, or used before.
+        LocalProtocolError: a step before its set-up, without `values`, or used before; or a hub
+            that could read one contribution, as in `hub_pump`.
         RemoteProtocolError: a packet that is malformed or out of turn, or a letter in it that was
             signed by another than its sender.
     """
@@ -190,6 +201,9 @@ def answer_hub(
     if kind == _REQUEST and len(parts) == 1:
         return _packed(_STEP, role.answer(parts[0]))
     if kind == _START and not parts:
+        require_no_single_reader(role.described, hub=True)
+        if not signer.signs:
+            warn_of_unsigned_hub(role.described)
         out = list(role.start())
     elif kind == _LETTERS:
         letters = [
@@ -210,6 +224,10 @@ class _Signer:
         if (identity is None) != (peers is None):
             raise LocalProtocolError("set-up is signed with `identity` and `peers` both, or not")
         self._identity, self._peers = identity, peers or {}
+
+    @property
+    def signs(self) -> bool:
+        return self._identity is not None
 
     def letters(
         self, agreement: SumAgreement, me: str, outgoing: Iterable[Outgoing]

@@ -234,6 +234,8 @@ class MaskedSum(SecureSum):
     scheme: ClassVar[str] = "plain"
     masks: ClassVar[str] = "pairwise"
     name: ClassVar[str] = spelled(scheme, masks)
+    opened_with_receiver: ClassVar[bool] = True
+    opened_with_others: ClassVar[bool] = True
     rests_on: ClassVar[str] = (
         "X25519 and AES-256 being hard to break, and two passives who tell their seeds to nobody"
     )

@@ -51,6 +51,8 @@ class PlainSum(SecureSum):
     scheme: ClassVar[str] = "plain"
     name: ClassVar[str] = "plain"
     unsafe: ClassVar[bool] = True
+    opened_with_receiver: ClassVar[bool] = False
+    opened_with_others: ClassVar[bool] = False
     rests_on: ClassVar[str] = "nothing"
     leaks: ClassVar[SumLeaks] = SumLeaks(
         contribution=Reading(

@@ -1,22 +1,24 @@
 """Plain integers under recoverable masks: the sum survives passives who fall silent.
 
 Run by: all three roles, in two rounds. Protects from the same as pairwise masks (`masked`), and
-has a sum as long as `threshold` (t) of the M passives contribute and answer: a passive that
+has a sum as long as `threshold` (t) of the M passives contribute and answer; a passive that
 contributed counts, one that did not is left out of the sum and of the rest of the session. With
 fewer than t, contributions or answers, the step has no sum and nothing of any contribution is
 revealed. A false share is found out where a secret is put together from it, and the step has no
 sum then; one that was not needed goes unnoticed, and changes nothing.
 
 Bounds. c passives that work together with the aggregator learn no single contribution while
-2t > M + c, so t must be above M / 2, and the default floor(2M / 3) + 1 holds against c < M / 3:
+2t > M + c, so t must be above M / 2, and floor(2M / 3) + 1 holds against c < M / 3:
 nobody answers twice about one step, so the aggregator gets t shares of a passive's seed or
 t shares of its key, never both. One that tells passives different sets may get a sum of
 fewer than t, never of one; and in the next step nobody answers it, for passives seal what
 they were told. Not protected from: an aggregator that calls honest passives silent, so that
 they are left out, or that adds a constant to the sum; coalitions beyond that bound; all
-other passives of a sum and the active together. Nor from active and aggregator together over
-several steps: two sums of the same values, the second without a passive that they called
-silent, differ by its contribution. With t = M nobody can be left out.
+other passives of a sum and the active together. Nor, below t = M, from the active over several
+steps, whoever combines: it asks, then asks something related and leaves one passive unasked, and
+the two sums differ by its contribution. So t is M, and nobody can be left out, unless
+`allow_single_reader` says otherwise. Passives refuse the same question in another circle
+(`AnsweredCircles`), which stops a literal repeat and no related question.
 
 After Bonawitz et al. 2017, section 4.2 and figure 4, for parties that follow the protocol, with
 fresh keys for each step (`step_keys`): each passive adds a mask of its own and one shared with each
@@ -34,11 +36,13 @@ mask shared with the active, as under `masked`, keeps the sum from the aggregato
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any, ClassVar
 
+import numpy as np
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
@@ -50,6 +54,7 @@ from apfed_protocols.seal import SEAL_OVERHEAD_BYTES, RunKey, SealedLink, fresh_
 from apfed_protocols.sums.frames import AgreedFrames, Frame
 from apfed_protocols.sums.interface import (
     ALTERED_SUM,
+    FloatArray,
     Reading,
     StepBinding,
     SumAgreement,
@@ -77,6 +82,8 @@ PARCEL_BYTES = _HELD_BYTES + SEAL_OVERHEAD_BYTES
 """Bytes of what one passive seals for another, for one step."""
 _SETUP = b"setup"
 _STEP_MASK = b"secure-apfed step mask v1"
+_NO_MESSAGE = hashlib.sha256(b"").digest()
+_MARK_BYTES = 16
 
 
 # The secrets of a step, after figure 4, rounds 0 and 1: a mask key pair (X25519) and a self-mask
@@ -288,15 +295,14 @@ class RecoverableSum(MaskedSum):
             "contributions. Telling passives different sets, it may once get a sum of fewer "
             "passives than the threshold, never of one.",
         ),
-        active_and_aggregator="In one step the sum only. But with a threshold below M they can "
-        "call a passive silent that is not, send the same batch again, and read it out of two "
-        "sums: exactly where the others' contributions are the same, and roughly where their "
-        "networks moved on.",
+        active_and_aggregator="In one step the sum only. But with a threshold below M the active "
+        "by itself can leave a passive unasked, send the others a related batch, and read it out "
+        "of two sums: exactly where the others' contributions are known multiples, and roughly "
+        "where their networks moved on.",
         altered=ALTERED_SUM,
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         contributors = len(self.agreement.contributors)
         if 2 * self.threshold <= contributors:
             raise LocalProtocolError(
@@ -304,12 +310,18 @@ class RecoverableSum(MaskedSum):
                 f"them: an aggregator could open single contributions; take "
                 f"{contributors // 2 + 1} or more"
             )
+        super().__post_init__()
 
     @cached_property
     def threshold(self) -> int:
         """t: contributions and answers without which a step has no sum."""
         contributors = len(self.agreement.contributors)
-        return self.agreement.threshold or min(contributors, 2 * contributors // 3 + 1)
+        usual = usual_threshold(contributors) if self.allow_single_reader else contributors
+        return self.agreement.threshold or usual
+
+    @property
+    def least(self) -> int:
+        return self.threshold
 
     def receiver(self) -> "RecoverableReceiver":
         return RecoverableReceiver(self)
@@ -333,12 +345,77 @@ class _Step(KeepsSecrets):
     held: dict[str, Held]
 
 
+def usual_threshold(contributors: int) -> int:
+    """Return floor(2M / 3) + 1, at most M: it holds against fewer than M / 3 who collude."""
+    return min(contributors, 2 * contributors // 3 + 1)
+
+
+class AnsweredCircles:
+    """A contributor's memory of the questions that it answered, and among whom it was counted.
+
+    Two sums of equal contributions over two circles differ by what those contributed who are in one
+    circle alone. So a contributor answers a question again only in the circle in which it answered
+    it first. A question is known again by its rows and message, whatever its step and session, or
+    by the values that it is answered with, unless they are all zero. An empty message is no
+    question: then the values alone count.
+
+    It is no protection from two questions that are related and not equal, as w and 2 w of a linear
+    model; see `apfed_protocols.sums.readers`.
+
+    Args:
+        circles: what `circles` of an earlier session's memory held.
+    """
+
+    def __init__(self, circles: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
+        self._circles = {mark: tuple(circle) for mark, circle in circles.items()}
+
+    @property
+    def circles(self) -> Mapping[str, Sequence[str]]:
+        """Who was counted, by the mark of a question or of values; for a later session."""
+        return MappingProxyType(self._circles)
+
+    def require(
+        self, marks: Iterable[str], circle: Sequence[str], *, me: str, aggregator: str
+    ) -> None:
+        """Raise RemoteProtocolError where one of these was answered in another circle."""
+        for mark in marks:
+            earlier = self._circles.get(mark, tuple(circle))
+            apart = sorted(set(earlier) ^ set(circle))
+            if apart:
+                raise RemoteProtocolError(
+                    f"{aggregator} asks {me} again about what it answered among "
+                    f"{', '.join(earlier)}, and counts {', '.join(circle)} now: the two sums would "
+                    f"differ by what {', '.join(apart)} contributed. {me} does not answer; its "
+                    "session is over. Ask another question in a new session, or the same circle"
+                )
+
+    def add(self, marks: Iterable[str], circle: Sequence[str]) -> None:
+        for mark in marks:
+            self._circles.setdefault(mark, tuple(circle))
+
+
+def mark_question(values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
+    """Return the marks by which `AnsweredCircles` knows a question, and its answer, again."""
+    marks = []
+    if binding.message != _NO_MESSAGE:
+        question = hashlib.blake2b(binding.rows + binding.message, digest_size=_MARK_BYTES)
+        marks.append(f"question {question.hexdigest()}")
+    if values_BD.any():
+        values = hashlib.blake2b(repr(values_BD.shape).encode(), digest_size=_MARK_BYTES)
+        values.update(np.ascontiguousarray(values_BD, dtype="<f8").data)
+        marks.append(f"values {values.hexdigest()}")
+    return tuple(marks)
+
+
 class RecoverableContributor(SumContributor):
     """A passive's end: two kinds of masks, and shares of the secrets behind both for the others.
 
     An aggregator that asks for the share of a self-mask and for the share of a key of the same
-    passive, or asks twice, or counts fewer than the threshold, gets no answer, and the session of
-    this passive is over.
+    passive, or asks twice, or counts fewer than the threshold, or asks again about what was
+    answered in another circle, gets no answer, and the session of this passive is over.
+
+    Attributes:
+        answered: what it answered, and among whom; give a later session's role the same.
     """
 
     _sum: RecoverableSum
@@ -358,6 +435,8 @@ class RecoverableContributor(SumContributor):
         self._due = set(self._others)  # passives whose shares for the first step did not come
         self._ready: _Step | None = _Step(self._fresh_keys(), {})
         self._waiting: tuple[_Step, StepKeys] | None = None
+        self.answered = AnsweredCircles()
+        self._marks: tuple[str, ...] = ()
 
     def start(self) -> Sequence[Outgoing]:
         assert self._ready is not None
@@ -401,6 +480,9 @@ class RecoverableContributor(SumContributor):
                 f"{self.me} holds no keys of {', '.join(sorted(self._due))}; run the setup first"
             )
 
+    def _note_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
+        self._marks = mark_question(values_BD, binding)
+
     def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         """Mask them; the keys for the next step travel with them."""
         step, self._ready = self._ready, None
@@ -436,6 +518,8 @@ class RecoverableContributor(SumContributor):
         step, following = waiting
         frame = self._frames.open_request(request, self.me)
         counted = self._counted(frame.blobs, step)
+        aggregator = self._sum.agreement.combiner
+        self.answered.require(self._marks, counted, me=self.me, aggregator=aggregator)
         others = [name for name in counted if name != self.me]
         bound = self._bound(step, frame.binding)
         parcels = zip(others, frame.blobs[1:], strict=True)
@@ -446,6 +530,7 @@ class RecoverableContributor(SumContributor):
             for name in self._sum.agreement.contributors
             if name in everybody
         ]
+        self.answered.add(self._marks, counted)
         body = self._frames.answer(self.me, shares)
         self._ready = _Step(following, held)
         return body

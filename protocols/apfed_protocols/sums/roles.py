@@ -11,7 +11,7 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from numbers import Number
 from typing import Any, ClassVar, Protocol, overload
@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.checks import is_whole
+from apfed_protocols.checks import is_whole, require_type
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.noise import discrete_gaussian
@@ -27,6 +27,7 @@ from apfed_protocols.randomness import fresh_key
 from apfed_protocols.sums.fixed_point import Clipping, FixedPoint
 from apfed_protocols.sums.frames import AgreedFrames, Frame, fingerprint
 from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement, SumLeaks
+from apfed_protocols.sums.readers import describe_readers, require_no_single_reader
 from apfed_protocols.trees import Flattened, flatten
 
 __all__ = [
@@ -67,6 +68,8 @@ class DescribedSum:
         unsafe: whether single contributions are readable by anybody but their owner.
         rounds: between passives and aggregator in one step, 1 or 2 (see `SumCombiner`).
         needs_all: whether a step without one of the contributors has no sum.
+        opened_with_receiver, opened_with_others: whether one contribution opens only with what the
+            receiver holds, and only with what all other contributors hold.
         rests_on: what must be hard to compute, or true of the parties, for it to protect.
         leaks: who learns what, and what the sum does not give.
     """
@@ -77,13 +80,21 @@ class DescribedSum:
     unsafe: ClassVar[bool] = False
     rounds: ClassVar[int] = 1
     needs_all: ClassVar[bool] = True
+    opened_with_receiver: ClassVar[bool]
+    opened_with_others: ClassVar[bool]
     rests_on: ClassVar[str]
     leaks: ClassVar[SumLeaks]
     agreement: SumAgreement
+    allow_single_reader: bool = False
 
     @cached_property
     def fixed_point(self) -> FixedPoint:
         return FixedPoint.of(self.agreement)
+
+    @property
+    def least(self) -> int:
+        """Contributors without whom a step has no sum."""
+        return len(self.agreement.contributors)
 
     def numbers(
         self,
@@ -112,13 +123,21 @@ class DescribedSum:
 class SecureSum(DescribedSum, ABC):
     """One way of adding, under one agreement.
 
+    Args:
+        agreement: what all parties fixed.
+        allow_single_reader: this party's own consent that one computer may read one contribution,
+            where the settings let it (`apfed_protocols.sums.readers`).
+
     Raises LocalProtocolError: the combiner is the receiver, who would read single contributions
-    since there are no masks.
+    since there are no masks; or one computer could read one contribution, and nobody allowed it.
+    Warns UnsafeChoiceWarning: it can, and that is allowed.
     """
 
     agreement: SumAgreement
+    allow_single_reader: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        require_type(self, bool, "allow_single_reader")
         both = self.agreement.receiver
         if both == self.agreement.combiner and self.masks == "none":
             raise LocalProtocolError(
@@ -126,6 +145,25 @@ class SecureSum(DescribedSum, ABC):
                 "each contribution before it adds them. Let another party combine, or take masks: "
                 "pairwise, recoverable, or bfv under pairwise ones"
             )
+        require_no_single_reader(self, stacklevel=5)
+
+    def describe(self, *, hub: bool = False, signed: bool = True) -> str:
+        """Return in words who takes part, what protects, and who can read one contribution.
+
+        Args:
+            hub: whether one computer runs receiver and combiner, as under `hub_pump`.
+            signed: whether set-up messages are authenticated from end to end.
+        """
+        agreement = self.agreement
+        needed = f"{self.least} of {len(agreement.contributors)}"
+        contributors = ", ".join(agreement.contributors)
+        ends = f"{agreement.receiver} reads the sum, {agreement.combiner} combines"
+        parts = (
+            f"{self.name}: {contributors} contribute, {ends}.",
+            f"A step needs {needed} contributors. It rests on {self.rests_on}.",
+            describe_readers(self, hub=hub, signed=signed),
+        )
+        return "\n".join(parts)
 
     @abstractmethod
     def receiver(self) -> "SumReceiver": ...
@@ -229,6 +267,7 @@ class SumContributor(Role, ABC):
         numbers_BD = self._sum.numbers(values_BD, noise_BD, self.clipping)
         self._require_setup()
         self._frames.begin_step(binding)
+        self._note_question(values_BD, binding)
         blobs = self._protect(numbers_BD, binding)
         rows, columns = values_BD.shape
         body = self._frames.contribution(self.me, binding, (rows, columns), blobs)
@@ -269,6 +308,9 @@ class SumContributor(Role, ABC):
     def _require_setup(self) -> None:
         """Raise LocalProtocolError before the setup is finished; it names what is missing."""
         self._setup.require_finished()
+
+    def _note_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
+        """Take note of what is about to be answered, for sums with a second round."""
 
     @abstractmethod
     def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:

@@ -48,7 +48,7 @@ Role = SumReceiver | SumCombiner | SumContributor | ReceivingCombiner
 def secure_sum(
     name: str, contributors: Iterable[str], *, to: str, clip: float | Literal["agree"],
     by: str | None = None, bits: int = 16, session: str | None = None, threshold: int | None = None,
-    noise: int | None = None, allow_single: bool = False,
+    noise: int | None = None, allow_single: bool = False, allow_single_reader: bool = False,
 ) -> "SumSession":  # fmt: skip
     """A sum, ready to be called with the values of all contributors, or to hand out its roles.
 
@@ -70,11 +70,16 @@ def secure_sum(
         bits: of one number in fixed point, sign included; each contributor adds an error of at
             most C / (2^bits - 2) to a number.
         session: names this sum, the same at all parties. None: a random one, for one process.
-        threshold, noise, allow_single: see `SumAgreement`.
+        threshold: under "recoverable", how many must answer; None: all. Below all, whoever reads
+            the sum can read one contributor's part out of two sums.
+        noise, allow_single: see `SumAgreement`.
+        allow_single_reader: accept that one computer can read one contribution, where the other
+            settings let it; it warns then. This party's own word, which others must give, too.
 
     Raises:
         LocalProtocolError: an unknown sum, names that are no names, doubled or too few, numbers
-            out of range, or `to` combining without masks.
+            out of range, `to` combining without masks, or one computer that can read one
+            contribution without `allow_single_reader`.
     """
     kind = SECURE_SUMS.get(_SHORT.get(str(name), str(name)))
     if kind is None:
@@ -93,7 +98,8 @@ def secure_sum(
         noise=noise,
         allow_single=allow_single,
     )
-    return SumSession(kind(agreement), agreed=clip != "agree")
+    described = kind(agreement, allow_single_reader=allow_single_reader)
+    return SumSession(described, agreed=clip != "agree")
 
 
 class SumSession(KeepsSecrets):
@@ -197,6 +203,10 @@ class SumSession(KeepsSecrets):
         ends = {me: role_of(self.described, me) for me in (agreement.receiver, agreement.combiner)}
         converse({**contributors, **ends})
         return contributors, [*ends.values()]
+
+    def describe(self, *, hub: bool = False, signed: bool = True) -> str:
+        """Return who takes part, and who can read one contribution; see `SecureSum.describe`."""
+        return self.described.describe(hub=hub, signed=signed)
 
     @property
     def clip(self) -> float:

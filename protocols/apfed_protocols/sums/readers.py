@@ -1,0 +1,207 @@
+"""Who can read one contribution of a sum: derived from its scheme, masks, threshold and parties.
+
+Run by: every party, before it takes part; `require_no_single_reader` where a role or a hub is made.
+Protects from: a sum whose settings let one computer read one party without anybody having said so.
+
+A contribution is read along one of four ways. Each needs certain parties to put together what they
+have, and `tests/protocols/test_sums_readers.py` walks each of them:
+
+1. *The message.* Whoever has it takes off what hides it: the receiver what it holds (its key, or
+   the mask that it shares), the other contributors what they hold (their masks, or shares).
+2. *The sum.* The receiver, and all contributors but one, subtract what they know.
+3. *Two sums.* Where a sum may lack a contributor, the receiver leaves one out of the second of two
+   related questions, and subtracts. It need not be the combiner: who is not asked does not answer.
+4. *The set-up.* A hub that carries unsigned set-up messages puts parties of its own making in the
+   place of all but one contributor.
+
+Coalitions beyond the parties of the sum, and what a sum itself says of its addends, are not here.
+"""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from apfed_protocols.errors import LocalProtocolError, UnsafeChoiceWarning
+from apfed_protocols.sums.interface import SumAgreement
+
+__all__ = [
+    "Readers",
+    "describe_readers",
+    "find_readers",
+    "require_no_single_reader",
+    "warn_of_unsigned_hub",
+]
+
+
+class ReadableSum(Protocol):
+    """What is asked of a sum, to derive who reads one contribution.
+
+    Attributes:
+        opened_with_receiver: whether a contribution alone opens only with what the receiver holds.
+        opened_with_others: whether it opens only with what all other contributors hold.
+        least: contributors without whom a step has no sum.
+    """
+
+    @property
+    def agreement(self) -> SumAgreement: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def unsafe(self) -> bool: ...
+    @property
+    def opened_with_receiver(self) -> bool: ...
+    @property
+    def opened_with_others(self) -> bool: ...
+    @property
+    def least(self) -> int: ...
+    @property
+    def allow_single_reader(self) -> bool: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readers:
+    """Parties that together can read one contribution; no part of them can by this way.
+
+    Attributes:
+        parties: their names, rising; without `reads`, whose contribution they read.
+        reads: the contributor.
+        how: by which way, as a clause for "X can read: ...".
+        boxes: how many computers that is; 1: one reads a contribution by itself.
+    """
+
+    parties: tuple[str, ...]
+    reads: str
+    how: str
+    boxes: int
+
+
+def find_readers(
+    described: ReadableSum, *, hub: bool = False, signed: bool = True
+) -> tuple[Readers, ...]:
+    """Return every smallest set of parties that can read one contribution, by contributor.
+
+    Args:
+        described: the sum.
+        hub: whether one computer runs receiver and combiner, as `hub_pump` does.
+        signed: whether set-up messages are authenticated from end to end: by links of which each
+            joins two parties, or by `identity` and `peers` where a hub carries them.
+    """
+    agreement = described.agreement
+    one_box = {agreement.receiver, agreement.combiner} if hub else set()
+    found: list[Readers] = []
+    for name in agreement.contributors:
+        ways = [*_find_ways(described, name, signed=signed)]
+        smallest: dict[frozenset[str], str] = {}
+        for parties, how in ways:
+            if not any(other < parties for other, _ in ways):
+                smallest.setdefault(parties, how)
+        for parties, how in smallest.items():
+            boxes = len(parties - one_box) + bool(parties & one_box)
+            found.append(Readers(parties=tuple(sorted(parties)), reads=name, how=how, boxes=boxes))
+    return tuple(found)
+
+
+def _find_ways(
+    described: ReadableSum, victim: str, *, signed: bool
+) -> Iterator[tuple[frozenset[str], str]]:
+    agreement = described.agreement
+    receiver, combiner = agreement.receiver, agreement.combiner
+    others = frozenset(agreement.contributors) - {victim}
+
+    subtract = "subtracts its own from the sum" if others else "reads it as the sum"
+    yield others | {receiver}, subtract
+
+    holders = {combiner}
+    if described.opened_with_receiver:
+        holders.add(receiver)
+    if described.opened_with_others:
+        holders |= others
+    yield frozenset(holders), "opens a contribution on its way with what it holds"
+
+    if described.least < len(agreement.contributors):
+        yield (
+            frozenset({receiver}),
+            "asks twice, the second time without one contributor, and subtracts the two sums",
+        )
+    if not signed:
+        yield (
+            frozenset({receiver, combiner}),
+            "plays the other contributors in the set-up messages that it carries unsigned",
+        )
+
+
+def describe_readers(described: ReadableSum, *, hub: bool = False, signed: bool = True) -> str:
+    """Return a line for each set of parties that can read one contribution, and of whom."""
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for readers in find_readers(described, hub=hub, signed=signed):
+        who = _name_parties(described.agreement, readers)
+        box = "one computer" if readers.boxes == 1 else f"{readers.boxes} computers together"
+        grouped.setdefault((who, box, readers.how), []).append(readers.reads)
+    everybody = len(described.agreement.contributors)
+    lines = [
+        f"- {who} ({box}) can read the contribution of "
+        f"{'any contributor' if len(read) == everybody else ', '.join(read)}: {how}"
+        for (who, box, how), read in grouped.items()
+    ]
+    return "\n".join(["Who can read one contribution:", *lines])
+
+
+def _name_parties(agreement: SumAgreement, readers: Readers) -> str:
+    ends = dict.fromkeys((agreement.receiver, agreement.combiner))
+    names = [end for end in ends if end in readers.parties]
+    rest = [name for name in readers.parties if name not in ends]
+    if rest:
+        names.append("all other contributors")
+    return " and ".join(names)
+
+
+def require_no_single_reader(
+    described: ReadableSum, *, hub: bool = False, stacklevel: int = 3
+) -> None:
+    """Refuse a sum in which one computer can read one contribution, unless that is allowed by name.
+
+    Raises LocalProtocolError: it can, and neither `allow_single_reader`, `allow_single` nor the
+    name "plain" says so. Warns UnsafeChoiceWarning: it can, and `allow_single_reader` says so.
+    """
+    if described.unsafe:  # which warned by itself
+        return
+    agreement = described.agreement
+    single = [one for one in find_readers(described, hub=hub) if one.boxes == 1]
+    if not single:
+        return
+    first = single[0]
+    box = " and ".join(first.parties)
+    if hub and len(first.parties) > 1:
+        box = f"the hub, which is {box},"
+    told = f"{described.name}: {box} alone can read one contribution: {first.how}"
+    alone = len(agreement.contributors) == 1  # which `allow_single` says, or there is no agreement
+    if not described.allow_single_reader and not alone:
+        advice = _advise(described, hub=hub)
+        raise LocalProtocolError(f"{told}. {advice}, or say allow_single_reader=True and accept it")
+    warnings.warn(
+        f"{told}; {'allow_single' if alone else 'allow_single_reader'} says that this is accepted",
+        UnsafeChoiceWarning,
+        stacklevel=stacklevel,
+    )
+
+
+def _advise(described: ReadableSum, *, hub: bool) -> str:
+    contributors = len(described.agreement.contributors)
+    if described.least < contributors:
+        return f"Leave threshold out, or say threshold={contributors}: all must answer then"
+    if hub:
+        return 'Take a sum under masks ("masked", "masked bfv"), or combine at another party'
+    return 'Let another party combine, or take a sum under masks ("masked", "masked bfv")'
+
+
+def warn_of_unsigned_hub(described: ReadableSum, *, stacklevel: int = 3) -> None:
+    """Warn (UnsafeChoiceWarning) that a hub carries unsigned set-up messages."""
+    hub = described.agreement.combiner
+    warnings.warn(
+        f"set-up messages pass through {hub} unsigned, so {hub} can play the other contributors "
+        "and read each contribution; give identity= and peers= at all parties "
+        "(`fresh_identity` makes one)",
+        UnsafeChoiceWarning,
+        stacklevel=stacklevel,
+    )
