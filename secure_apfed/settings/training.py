@@ -241,7 +241,8 @@ class RuleSettings(Settings):
             raised when it is. Whoever altered them learnt something of the passives' numbers, which
             a resumed run computes again (see docs/threat-model.md).
         silent_passive: what happens when one falls silent, see docs/when-a-party-dies.md; null:
-            recover where `secure_sum.threshold` says how many are needed, else stop. See `secure_apfed.contract.Contract`, too.
+            recover where `secure_sum.threshold` says how many are needed, else stop. See
+            `secure_apfed.contract.Contract`, too.
         patience_s: seconds, one unit of patience with whoever is silent; null: each party's own
             `timeout_s`. Where parties begin again by themselves, they wait so long for each other.
         restarts: new sessions that each party begins by itself, at most; 0: whoever runs it

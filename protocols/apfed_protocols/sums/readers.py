@@ -26,6 +26,7 @@ from apfed_protocols.errors import LocalProtocolError, UnsafeChoiceWarning
 from apfed_protocols.sums.interface import SumAgreement
 
 __all__ = [
+    "ReadableSum",
     "Readers",
     "describe_readers",
     "find_readers",
