@@ -1,6 +1,8 @@
 # make run    install everything pinned into .venv, then the main job on the embedded data sets
-# make test   the same installation, then lint, types and the fast tests, those of apfed-protocols
-#             also where nothing else is installed, in .venv-light (alone: make test-light)
+# make test   the same installation, then lint, types and the fast tests; those of apfed-protocols
+#             where nothing else is installed, in .venv-light (alone: make test-light)
+# make quick  the tests nearest to the files changed since the last commit, in seconds
+#             (of others: make quick FILES=secure_apfed/terminal.py)
 # make site   the documentation as a site, in build/site
 # make help   every target
 #
@@ -14,6 +16,7 @@ WORKERS ?= 3
 
 VENV := .venv
 LIGHT := .venv-light
+PASSED := $(LIGHT)/passed.json
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 INSTALL := -m pip --disable-pip-version-check install --quiet --constraint requirements.lock
@@ -25,11 +28,11 @@ APART := -n $(WORKERS) --dist worksteal -r fEs
 CODE := protocols secure_apfed attacks experiments tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-light test-slow lint site clean
+.PHONY: help setup run test quick test-light test-slow lint site clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' $(firstword $(MAKEFILE_LIST))
-	@echo "make setup | run | test | test-light | test-slow | lint | site | clean"
+	@echo "make setup | run | test | quick | test-light | test-slow | lint | site | clean"
 
 setup: $(STAMP)
 
@@ -56,8 +59,14 @@ lint: setup
 site: setup
 	$(BIN)/python -m mkdocs build --strict
 
-test: lint test-light
-	$(PYTEST) -m "not slow" $(APART)
+# mypy is one process: the light tests use the other core meanwhile. What passed there is not run
+# again; what was skipped or failed there is.
+test: setup
+	+$(MAKE) -j 2 lint test-light
+	$(PYTEST) -m "not slow" $(APART) --skip-passed $(PASSED)
+
+quick: setup
+	files=`$(BIN)/python tests/nearest_tests.py $(FILES)` && $(PYTEST) -m "not slow" -q $$files
 
 $(LIGHT)/.installed: protocols/pyproject.toml requirements.lock
 	test -x $(LIGHT)/bin/python || $(PYTHON) -m venv $(LIGHT)
@@ -68,7 +77,7 @@ $(LIGHT)/.installed: protocols/pyproject.toml requirements.lock
 test-light: $(LIGHT)/.installed
 	$(LIGHT)/bin/python -c 'from importlib.util import find_spec as f; assert not any(map(f, ("torch", "pydantic")))'
 	$(LIGHT)/bin/python -m pytest -c protocols/pyproject.toml --rootdir . -m "not slow" $(APART) \
-		tests/contracts tests/protocols
+		--write-passed $(PASSED) tests/contracts tests/protocols
 
 test-slow: setup
 	$(PIP) playwright

@@ -1,6 +1,7 @@
 """Rules for our modules: functions from parsed modules, or planted ones, to a line an offence."""
 
 import ast
+import functools
 import json
 import os
 import subprocess
@@ -74,15 +75,33 @@ def parse(name: str, source: str, *, is_package: bool = False) -> Module:
     return Module(name=name, tree=ast.parse(source), is_package=is_package)
 
 
+def name_of_module(path: Path, root: Path) -> str:
+    """Return the dotted name under which this file of a package below `root` is imported."""
+    layer = next(layer for layer, home in HOMES.items() if path.is_relative_to(root / home))
+    parts = (layer, *path.relative_to(root / HOMES[layer]).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def find_modules(root: Path) -> list[Path]:
+    """Return every file in Python of the packages below `root`, sorted."""
+    return sorted(path for home in HOMES.values() for path in (root / home).rglob("*.py"))
+
+
+def read_sources(root: Path) -> dict[str, str]:
+    """Return the text of every module of the packages below `root`, by dotted name."""
+    return {
+        name_of_module(path, root): path.read_text(encoding="utf-8") for path in find_modules(root)
+    }
+
+
+@functools.cache  # parsing all takes seconds, and is of no use to whoever only collects tests
 def the_tree(root: Path) -> dict[str, Module]:
     """Parse every module of the packages below `root`, by dotted name."""
     modules = {}
-    for path in sorted(path for home in HOMES.values() for path in (root / home).rglob("*.py")):
-        layer = next(layer for layer, home in HOMES.items() if path.is_relative_to(root / home))
-        parts = (layer, *path.relative_to(root / HOMES[layer]).with_suffix("").parts)
-        is_package = parts[-1] == "__init__"
-        name = ".".join(parts[:-1] if is_package else parts)
-        modules[name] = parse(name, path.read_text(encoding="utf-8"), is_package=is_package)
+    for path in find_modules(root):
+        name = name_of_module(path, root)
+        source = path.read_text(encoding="utf-8")
+        modules[name] = parse(name, source, is_package=path.name == "__init__.py")
     return modules
 
 

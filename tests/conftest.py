@@ -1,8 +1,10 @@
 """What every test runs under: one thread a process, no screen, the same examples each time."""
 
 import gc
+import json
 import multiprocessing
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -16,13 +18,51 @@ from hypothesis import settings
 # Set before the first import of torch, matplotlib or a subprocess of ours.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Tests start hundreds of processes; each would compile all of our modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let one environment leave out what passed in another, as `make test` does."""
+    group = parser.getgroup("two environments")
+    group.addoption("--write-passed", type=Path, help="write the names of tests that passed here")
+    group.addoption("--skip-passed", type=Path, help="leave out the tests that this file names")
+
+
+class _PassedTests:
+    """A list of the tests that passed, written at the end by the process that hears of all."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._names: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self._names.append(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        self._file.write_text(json.dumps(self._names))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Write who passed, where that was asked for; workers of xdist leave it to who started them."""
+    file = config.getoption("write_passed", None)
+    if file is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_PassedTests(file))
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], file: Path) -> None:
+    passed = set(json.loads(file.read_text()))
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+    items[:] = [item for item in items if item.nodeid not in passed]
+
+
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`sampled(every=k)`: of a test's cases the first and every k-th after it, others are slow."""
     seen = Counter[str]()
     for item in items:
@@ -32,6 +72,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if seen[test] % sampled.kwargs["every"]:
                 item.add_marker(pytest.mark.slow)
             seen[test] += 1
+    file = config.getoption("skip_passed", None)
+    if file is not None:
+        _leave_out(config, items, file)
 
 
 def pytest_collection_finish() -> None:
@@ -62,7 +105,9 @@ def _below(request: pytest.FixtureRequest, *folders: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def _few_baselines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of tests measure, and choose of, two solo baselines; all have tests of their own."""
+    """Runs of tests measure, choose of, and are taught by two solo baselines; all have tests of
+    their own.
+    """
     if _below(request, *TRAINS_NOTHING):
         return
     from secure_apfed.solo import BASELINES
@@ -71,6 +116,10 @@ def _few_baselines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("apfed_experiments.solo.BASELINES", few)
     if not _below(request, *STARTS_OTHERS):
         monkeypatch.setattr("secure_apfed.solo.BASELINES", few)
+        if any(map(request.node.get_closest_marker, ("every_teacher", "slow"))):
+            return
+        for method in ("apfed_code", "distilled"):
+            monkeypatch.setattr(f"secure_apfed.methods.{method}.TEACHERS", tuple(few.values()))
 
 
 @pytest.fixture(autouse=True)

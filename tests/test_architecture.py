@@ -13,10 +13,10 @@ import pytest
 from tests import architecture_rules
 from tests.docs.pages import HOOK
 
-Rule = Callable[[Mapping[str, architecture_rules.Module]], list[str]]
+Tree = Mapping[str, architecture_rules.Module]
+Rule = Callable[[Tree], list[str]]
 
 ROOT = Path(__file__).resolve().parent.parent
-TREE = architecture_rules.the_tree(ROOT)
 
 OURS = {"P": "apfed_protocols", "S": "secure_apfed", "A": "apfed_attacks", "E": "apfed_experiments"}
 
@@ -88,19 +88,25 @@ def _planted(text: str) -> dict[str, architecture_rules.Module]:
     }
 
 
-def test_the_tree_is_found() -> None:
-    assert {module.layer for module in TREE.values()} == set(architecture_rules.LAYERS)
-    assert "apfed_protocols.sums.interface" in TREE
+@pytest.fixture
+def tree() -> Mapping[str, architecture_rules.Module]:
+    """Every module of our packages, parsed once in a process."""
+    return architecture_rules.the_tree(ROOT)
+
+
+def test_the_tree_is_found(tree: Tree) -> None:
+    assert {module.layer for module in tree.values()} == set(architecture_rules.LAYERS)
+    assert "apfed_protocols.sums.interface" in tree
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_our_packages_keep(rule: Rule) -> None:
-    offences = rule(TREE)
+def test_our_packages_keep(rule: Rule, tree: Tree) -> None:
+    offences = rule(tree)
     assert not offences, "\n".join(offences)
 
 
-def test_packages_give_all_that_they_say() -> None:
-    for name, module in TREE.items():
+def test_packages_give_all_that_they_say(tree: Tree) -> None:
+    for name, module in tree.items():
         if module.is_package:
             loaded = import_module(name)
             names = getattr(loaded, "__all__", ())
@@ -174,8 +180,8 @@ def test_the_reader_of_a_model_loads_nothing_that_trains(loaded: dict[str, set[s
     assert not [name for name in found if name.startswith(trains)]
 
 
-def test_the_house_has_few_floors() -> None:
-    found = architecture_rules.floors(TREE)
+def test_the_house_has_few_floors(tree: Tree) -> None:
+    found = architecture_rules.floors(tree)
     assert len(found) <= FLOORS, "\n".join(found)
 
 

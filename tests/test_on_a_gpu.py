@@ -37,6 +37,7 @@ from tests.secure_apfed.small_runs import small_config
 from tests.with_crypten import pair_of
 
 pytestmark = [
+    pytest.mark.every_teacher,
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
     # The machine is a pretence; its libraries are not there.
     pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN"),
@@ -55,7 +56,11 @@ BOTH = {"passive-1": {"objective": {"name": "contrastive"}},
 
 
 @pytest.fixture(autouse=True)
-def seen() -> Iterator[Pretended]:
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
+    """Where a run computes, whose teachers learn for a few steps: where, and not how well."""
+    steps = {"networks._STEPS": 4, "networks._CODER_STEPS": 4, "classical._TREES": 5}
+    for name, few in steps.items():
+        monkeypatch.setattr(f"secure_apfed.solo.{name}", few)
     with pretend_gpus() as seen:
         yield seen
 

@@ -29,12 +29,11 @@ import secure_apfed
 from secure_apfed.cli import app, execute
 from secure_apfed.config.file import load_config_text
 from secure_apfed.config.plain_yaml import parse_yaml
-from tests.architecture_rules import LAYERS, public, the_tree
+from tests.architecture_rules import LAYERS, public, read_sources, the_tree
 from tests.docs.pages import DOCS, DOCUMENTS, HOOK, ROOT, blocks, built_site, command_lines, text_of
 
 START, TUTORIAL = "docs/start.md", "docs/tutorial.md"
-TREE = the_tree(ROOT)
-WITH_EXAMPLES = [name for name, module in TREE.items() if ">>> " in ast.unparse(module.tree)]
+WITH_EXAMPLES = [name for name, text in read_sources(ROOT).items() if ">>> " in text]
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
@@ -46,16 +45,17 @@ def test_the_examples_in_a_module_run(name: str) -> None:
 def missing(code: str) -> list[str]:
     """What the code imports of us that is not there; read from sources, since extras may lack."""
     offences = []
+    modules = the_tree(ROOT)
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in LAYERS:
-            home = TREE.get(str(node.module))
+            home = modules.get(str(node.module))
             names = {alias.name for alias in node.names}
             known = public(home) if home else set()
             if node.module == "secure_apfed":  # which gives all of the other
-                known |= public(TREE["apfed_protocols"])
+                known |= public(modules["apfed_protocols"])
             offences += [
                 f"{node.module}: {name}" for name in sorted(names - known)
-                if f"{node.module}.{name}" not in TREE
+                if f"{node.module}.{name}" not in modules
             ]  # fmt: skip
     return offences
 

@@ -17,7 +17,15 @@ from sklearn.datasets import load_digits, make_moons
 from apfed_experiments.solo import BaselineResult, best, compare
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.settings.training import ModelSettings, TrainSettings
-from secure_apfed.solo import BASELINES, FOLDS, Baseline, Predictor, SoloTask, chosen
+from secure_apfed.solo import (
+    BASELINES,
+    FOLDS,
+    TEACHERS,
+    Baseline,
+    Predictor,
+    SoloTask,
+    chosen,
+)
 from secure_apfed.solo.interface import (
     ENOUGH_LABELS,
     FloatArray,
@@ -74,6 +82,13 @@ def clusters(seed: int, *, apart: float = 1.4, each: int = 80) -> Rows:
     drawn = np.random.default_rng(seed)
     y = np.repeat(np.arange(4), each)
     return apart * hadamard(16)[1:5][y] + drawn.normal(size=(len(y), 16)), y
+
+
+def test_every_baseline_but_the_runs_own_network_teaches() -> None:
+    teachers = {teacher.name: teacher for teacher in TEACHERS}
+    assert list(teachers) == [name for name in BASELINES if name != "network"]
+    assert all(BASELINES[name] is teacher for name, teacher in teachers.items())
+    assert not {teacher.name for teacher in TEACHERS if teacher.of_run}
 
 
 @each_baseline
