@@ -82,7 +82,7 @@ class ImportGraph:
         return []
 
     def _rank(self, name: str, tests: Iterable[str]) -> list[str]:
-        """Order tests by how much of the module's dotted name stands in theirs; shorter ones first."""
+        """Order tests by how many words of the module's name stand in theirs, short ones first."""
         parts = set(name.replace("_", ".").split("."))
 
         def rank(test: str) -> tuple[int, int, str]:
@@ -94,13 +94,15 @@ class ImportGraph:
 
 def select_tests(changed: Sequence[Path], root: Path) -> list[str]:
     """Return the files of tests to run after these files changed, as paths below `root`."""
+    pages = {_PAGES for file in changed if file.suffix == ".md"}
+    modules = [file for file in changed if file.suffix == ".py" and file.is_file()]
+    if not modules:
+        return sorted(pages)
     graph = ImportGraph(root)
     names: Mapping[Path, str] = {file: name for name, file in graph.files.items()}
-    selected = set()
-    for file in changed:
-        if file.suffix == ".md":
-            selected.add(_PAGES)
-        elif file in names:
+    selected = set(pages)
+    for file in modules:
+        if file in names:
             tests = graph.find_nearest_tests(names[file])
             selected |= {graph.files[test].relative_to(root).as_posix() for test in tests}
     return sorted(selected)
