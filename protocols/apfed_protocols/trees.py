@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
 
-__all__ = ["Flattened", "flatten"]
+__all__ = ["Flattened", "flatten", "rebuild_tree"]
 
 _DEEPEST = 64
 _BRANCHES = (Mapping, list, tuple)
@@ -57,7 +57,7 @@ class Flattened:
             end = start + math.prod(leaf.shape)
             restored.append(leaf.restored(flat[start:end].reshape(leaf.shape), off))
             start = end
-        return _rebuilt(self._tree, iter(restored))
+        return rebuild_tree(self._tree, iter(restored))
 
     @cached_property
     def digest(self) -> bytes:
@@ -111,7 +111,7 @@ def flatten(tree: Any) -> Flattened:
     Args:
         tree: an array (numpy, torch, or of another library with `__array__`) of floats or
             integers, a number, or lists, tuples and dicts of them. Gradients of torch are not
-            recorded through it.
+            recorded through it (`apfed_protocols.gradients` does that for a sum).
 
     Raises:
         LocalProtocolError: what is none of these, or nothing at all; names the place.
@@ -147,17 +147,17 @@ def _walk(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
     return {"shape": leaves[-1].shape}
 
 
-def _rebuilt(node: Any, leaves: Iterator[Any]) -> Any:
+def rebuild_tree(node: Any, leaves: Iterator[Any]) -> Any:
     """The same structure with other leaves, taken in the order of `_walk`."""
     if isinstance(node, Mapping):
-        found = {key: _rebuilt(node[key], leaves) for key in sorted(node, key=repr)}
+        found = {key: rebuild_tree(node[key], leaves) for key in sorted(node, key=repr)}
         if type(node) is dict:
             return {key: found[key] for key in node}
         filled: Any = copy.copy(node)  # keeps what a subclass holds besides
         filled.update(found)
         return filled
     if isinstance(node, list | tuple):
-        items = [_rebuilt(item, leaves) for item in node]
+        items = [rebuild_tree(item, leaves) for item in node]
         kind = type(node)
         return kind._make(items) if hasattr(kind, "_make") else kind(items)
     return next(leaves)

@@ -72,7 +72,7 @@ def test_tensors_come_back_as_tensors_and_keep_their_place() -> None:
             found["w"].double(), torch.full((2, 2), 3.0).double(), atol=2e-3, rtol=0
         )
     needs = torch.ones(2, 3, requires_grad=True)
-    assert not session(dict.fromkeys(NAMES, needs)).requires_grad
+    assert session(dict.fromkeys(NAMES, needs)).requires_grad
     with pytest.raises(LocalProtocolError, match=r"sparse_coo tensor"):
         session(dict.fromkeys(NAMES, torch.eye(2).to_sparse()))
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.gradients import refuse_gradients
 from apfed_protocols.seal import SIGNATURE_BYTES, Identity, verify
 from apfed_protocols.sums.interface import StepBinding, SumAgreement
 from apfed_protocols.sums.readers import require_no_single_reader, warn_of_unsigned_hub
@@ -195,7 +196,9 @@ def answer_hub(
     if kind == _STEP and len(parts) == 2 and len(parts[0]) == 8:
         if values is None:
             raise LocalProtocolError(f"{role.me}: a step needs `values`, which computes an answer")
-        flat, step = flatten(values(parts[1])), int.from_bytes(parts[0], "big")
+        own, step = values(parts[1]), int.from_bytes(parts[0], "big")
+        refuse_gradients(own, role.me)
+        flat = flatten(own)
         binding = StepBinding.of(agreement.session, step, rows=flat.digest, message=parts[1])
         return _packed(_STEP, role.contribute(flat.matrix, binding))
     if kind == _REQUEST and len(parts) == 1:

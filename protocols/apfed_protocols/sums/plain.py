@@ -93,6 +93,9 @@ class PlainSum(SecureSum):
         """0 without `quantise`: then only floating-point addition rounds."""
         return super().rounding() if self.quantise else 0.0
 
+    def row_bound(self) -> float | None:
+        return super().row_bound() if self.clip or self.quantise else None
+
     def parameters(self) -> Mapping[str, object]:
         return {**super().parameters(), "clip": self.clip, "quantise": self.quantise}
 

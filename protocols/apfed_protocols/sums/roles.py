@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from apfed_protocols.checks import is_whole, require_type
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.gradients import refuse_gradients
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.randomness import fresh_key
 from apfed_protocols.sums.fixed_point import Clipping, FixedPoint
@@ -104,6 +105,10 @@ class DescribedSum:
     ) -> NDArray[Any]:
         """What a contributor adds, in new memory: clipped rows in fixed point, and the noise."""
         return self.fixed_point.quantise(values_BD, noise_BD, clipping=clipping)
+
+    def row_bound(self) -> float | None:
+        """Return C, the L2 norm to which longer rows are scaled; None: rows are not clipped."""
+        return self.agreement.clip_norm
 
     def rounding(self) -> float:
         """The largest error of one value of the sum against the sum of the clipped rows."""
@@ -236,7 +241,8 @@ class SumContributor(Role, ABC):
 
         Args:
             values: floats or integers: an array or tensor of any rank, or lists, tuples and dicts
-                of them, which are one row (`apfed_protocols.trees`). They stay as they are.
+                of them, which are one row (`apfed_protocols.trees`). They stay as they are. A
+                tensor that requires a gradient is refused, which names what to do instead.
             binding: what this contribution answers; its step must be above all former ones. None:
                 the step after the last one, bound to structure and shapes of the values alone.
             noise_BD: steps of fixed point, from `apfed_protocols.noise` under a key of this party,
@@ -250,6 +256,7 @@ class SumContributor(Role, ABC):
         Warns:
             ClippingWarning: the first time that rows are beyond C; `clipping` counts all.
         """
+        refuse_gradients(values, self.me)
         flat = flatten(values)
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         with self._turn:

@@ -16,6 +16,12 @@ from typing import Any, Literal
 
 from apfed_protocols.conversation import Outgoing, converse
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
+from apfed_protocols.gradients import (
+    attach_gradients,
+    records_gradients,
+    require_addable_gradients,
+    require_numbers,
+)
 from apfed_protocols.randomness import ForkCheck, fresh_key
 from apfed_protocols.sums import SECURE_SUMS
 from apfed_protocols.sums.fixed_point import Clipping, checked_matrix, clip_rows
@@ -122,7 +128,9 @@ class SumSession(KeepsSecrets):
                 structure; under recoverable masks some contributors may be left out.
 
         Returns:
-            The sum, in the structure, types and on the device of the first contributor's.
+            The sum, in the structure, types and on the device of the first contributor's. Where a
+            tensor requires a gradient the sum stays in the graph: its gradient is that of adding
+            the clipped rows (`apfed_protocols.gradients`).
 
         Raises:
             LocalProtocolError: values of somebody else or of nobody, of different shapes, NaN,
@@ -132,13 +140,21 @@ class SumSession(KeepsSecrets):
             ClippingWarning: the first time that a contributor's rows are beyond the clip.
         """
         self._fork_check.require()
+        require_numbers(values, "this sum")
         flat = self._checked(values)
+        connected = records_gradients(values)
+        if connected:
+            require_addable_gradients({name: values[name] for name in flat})
         with self._turn:
             if not self._agreed:
                 parties = {name: ClipAgreement(name, flat, flat[name].matrix) for name in flat}
                 converse(parties)
                 self._settle(next(iter(parties.values())).clip)
-            return self._added(flat)
+            total = self._added(flat)
+            clip = self.described.row_bound()
+        if not connected:
+            return total
+        return attach_gradients(total, {name: values[name] for name in flat}, flat, clip)
 
     def _added(self, flat: Mapping[str, Flattened]) -> Any:
         contributors, hub = self._roles
