@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
+import msgpack
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -515,13 +516,26 @@ def opened_sums(view: AdversaryView, epoch: int) -> Observed:
 
 def asked(view: AdversaryView) -> Asked | None:
     """The first request for votes that the view holds."""
-    message = next(view.messages(Kind.LABELS), None)
+    is_shown = view.description.labels == "shown"
+    message = next(view.messages(Kind.LABELS if is_shown else Kind.ENCRYPTED_LABELS), None)
     if message is None:
         return None
-    shown = {"labels": _ROWS} if view.description.labels == "shown" else {}
+    shown = {"labels": _ROWS} if is_shown else {}
     expected = {"rows": _ROWS, "labelled": _ROWS, **shown}
-    tensors, _ = unpack(message.payload, expected, sender=message.sender)
+    payload = message.payload if is_shown else _ballot_beside_ciphertexts(message)
+    tensors, _ = unpack(payload, expected, sender=message.sender)
     return Asked(tensors["rows"], tensors["rows"][tensors["labelled"]], tensors.get("labels"))
+
+
+def _ballot_beside_ciphertexts(message: Envelope) -> bytes:
+    """Return what a request with encrypted labels says in clear: the rows, and who is labelled."""
+    try:
+        ballot, _ = msgpack.unpackb(message.payload, max_bin_len=len(message.payload))
+    except (ValueError, TypeError, msgpack.UnpackException):
+        ballot = None
+    if type(ballot) is not bytes:
+        raise RemoteProtocolError(f"{message.sender} sent no ballot with encrypted labels")
+    return ballot
 
 
 def votes_read(view: AdversaryView) -> dict[str, Observed]:

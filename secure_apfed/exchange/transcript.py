@@ -28,7 +28,15 @@ from secure_apfed.settings.run import TranscriptSettings
 
 _SUM = "sum"
 KEPT_KINDS = frozenset(
-    {Kind.REQUEST, Kind.LABELS, Kind.VOTES, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM}
+    {
+        Kind.REQUEST,
+        Kind.LABELS,
+        Kind.ENCRYPTED_LABELS,
+        Kind.VOTES,
+        Kind.REPRESENTATIONS,
+        Kind.GRADIENTS,
+        Kind.SUM,
+    }
 )
 
 

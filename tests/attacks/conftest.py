@@ -66,10 +66,22 @@ def note(
     transcript: Transcript, kind: Kind, sender: str, receiver: str, step: int, **tensors: Tensor
 ) -> None:
     """Put a message into a transcript."""
+    note_payload(transcript, kind, sender, receiver, step, pack(tensors))
+
+
+def note_payload(
+    transcript: Transcript, kind: Kind, sender: str, receiver: str, step: int, payload: bytes
+) -> None:
+    """Put a message of these bytes into a transcript."""
     envelope = Envelope(
-        session="planted", step=step, kind=kind, sender=sender, receiver=receiver, sequence=step,
-        payload=pack(tensors),
-    )  # fmt: skip
+        session="planted",
+        step=step,
+        kind=kind,
+        sender=sender,
+        receiver=receiver,
+        sequence=step,
+        payload=payload,
+    )
     transcript.record(envelope, 0)
 
 

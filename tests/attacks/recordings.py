@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
+import msgpack
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,10 @@ from apfed_attacks.recorded import view_of
 from apfed_attacks.run import Trial, mount
 from apfed_attacks.view import Knowledge, batches
 from secure_apfed.config import AttackChoice, Config
-from secure_apfed.exchange import Kind
+from secure_apfed.exchange import Kind, pack
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.outcome import Recording
-from tests.attacks.conftest import PASSIVES, note
+from tests.attacks.conftest import PASSIVES, note, note_payload
 
 TWO_TABLES = {
     "dataset": "breast_cancer",
@@ -196,12 +197,17 @@ def ballot_of(
     if not true_labels:
         labels = torch.randint(0, len(data.classes), labels.shape, generator=draw)
     votes = voting(data.passives[0].features[empty.alignment["passive-1"]][rows], draw)
-    shown = {"rows": rows, "labelled": torch.arange(_LABELLED), "labels": labels}
+    named = {"rows": rows, "labelled": torch.arange(_LABELLED)}
     answers = votes.argmax(dim=1).short()
     transcript.begin_epoch(0)
     for passive in PASSIVES:
-        note(transcript, Kind.LABELS, "active", passive, 0, **shown)
+        if method == "votes_encrypted":
+            payload = msgpack.packb([pack(named), b"ciphertexts"])
+            note_payload(transcript, Kind.ENCRYPTED_LABELS, "active", passive, 0, payload)
+        else:
+            note(transcript, Kind.LABELS, "active", passive, 0, **named, labels=labels)
         if method == "votes_randomised":
             note(transcript, Kind.VOTES, passive, "active", 0, votes=answers)
     transcript.keep_opened(0, votes.double())
-    return _with(empty, method={"name": method, "epsilon": 4.0})
+    candidates = {"candidates": 20} if method == "votes_encrypted" else {}
+    return _with(empty, method={"name": method, "epsilon": 4.0, **candidates})

@@ -238,6 +238,8 @@ PLANTED: list[tuple[str, Found, dict[str, float], Any]] = [
          {"advantage": 0.1}),
         ("vote_regression", _a_feature("votes_randomised"), (OF_FIRST,), {"shadow_rows": 60},
          {"advantage": 0.04}),
+        ("vote_regression", _a_feature("votes_encrypted"), (OF_FIRST,), {"shadow_rows": 60},
+         {"advantage": 0.1}),
         ("membership", on_people.model_by_heart, (), {"shadow_models": 8, "epochs": 15},
          {"auc": 0.9, "tpr_at_1_percent_fpr": 0.3, "advantage": 0.3}),
     )
@@ -527,7 +529,7 @@ NULL: list[tuple[str, dict[str, Any], OfSeed, tuple[str, str]]] = [
     ("vector_regression", FEW, lambda make, seed: decomposed(
         make("nothing", epochs=0, seed=seed), true=False, seed=seed), OF_FIRST),
     *(("vote_regression", FEW, _ballot(method), OF_FIRST)
-      for method in ("votes", "votes_randomised")),
+      for method in ("votes", "votes_randomised", "votes_encrypted")),
     ("shown_labels", {"labels_per_class": 4, "iterations": 50},
      _ballot("votes", true_labels=False), FIRST),
 ]  # fmt: skip
@@ -665,7 +667,7 @@ APPLIES: Mapping[str, set[str]] = {
     "single_view": QUERIED,
     "votes": {"shown_labels", "vote_regression"} | QUERIED,
     "votes_randomised": {"shown_labels", "vote_regression"} | QUERIED,
-    "votes_encrypted": QUERIED,
+    "votes_encrypted": {"vote_regression"} | QUERIED,
     "votes_rehearsal": {"shown_labels"} | QUERIED,
     "joint_teacher_sum": {*GRADIENTS} | {"sum_regression"} | QUERIED,
     "apc_vfl": RELEASES_OF_PASSIVES | QUERIED,

@@ -122,10 +122,6 @@ class VoteRegression(FeatureAttack):
     def applicable(self, view: AdversaryView) -> str | None:
         if view.description.labels is None:
             return f"{view.description}: nobody votes"
-        if view.description.labels == "encrypted":
-            return (
-                f"{view.description}: whom a ballot of encrypted labels names is not read here yet"
-            )
         if asked(view) is None or not votes_read(view):
             return "the transcript kept no votes; set transcript.keep to first_and_last or all"
         return None
@@ -150,14 +146,21 @@ class VoteRegression(FeatureAttack):
     def _solo(
         self, view: AdversaryView, ballot: Asked, positions: Tensor, own_NF: FloatArray
     ) -> dict[str, FloatArray]:
-        """Own features with what the own labeller says of them; {} where labels were not shown."""
-        if ballot.labels is None:
+        """Return own features with what the own labeller says of them, by the labels of the ballot.
+
+        Where these are encrypted, the active's own; {} where it holds none of them.
+        """
+        labels_n = ballot.labels
+        own_A = view.labels.get(view.parties[0])
+        if labels_n is None and own_A is not None:
+            labels_n = own_A[ballot.labelled]
+        if labels_n is None or bool((labels_n < 0).any()):
             return {}
         rows_U = ballot.rows.sort().values
         labelled, order = ballot.labelled.sort()
         places = torch.searchsorted(rows_U, labelled)
         features_UF = own_columns(view, rows_U).double().numpy(force=True)
-        votes_UK = own_votes(features_UF, places, ballot.labels[order], view.knowledge.classes)
+        votes_UK = own_votes(features_UF, places, labels_n[order], view.knowledge.classes)
         wanted_N = torch.searchsorted(rows_U, positions).numpy()
         votes_NK = self.scaled(torch.from_numpy(votes_UK[wanted_N]), 0)
         return {"x and own votes": np.hstack([own_NF, votes_NK])}
