@@ -13,9 +13,11 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from apfed_attacks.headlines import NOT_ATTACKED, expected_directions
 from apfed_experiments.summary import Gain, Interval, Row, holm
 from apfed_experiments.words import epsilon
 from secure_apfed.files import to_csv, write_atomically
+from secure_apfed.settings.run import RunSettings
 
 Form: TypeAlias = Callable[[Any], str]
 """How a value is written for people."""
@@ -79,6 +81,13 @@ P_HOLM = Column(
     title="p, Holm",
     form=lambda p: "" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.2g}",
 )
+
+
+def missing_leak(config: RunSettings, kind: str) -> str:
+    """Return what a table says of a direction of which no attack ran: never a figure."""
+    expected = {direction.kind: why for direction, why in expected_directions(config).items()}
+    why = expected.get(kind, "")
+    return f"not applicable: {why}" if why else NOT_ATTACKED
 
 
 def stored(*names: str) -> tuple[Column, ...]:

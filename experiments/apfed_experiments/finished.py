@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from apfed_attacks.headlines import Headline, headlines_by_direction
 from apfed_attacks.interface import AttackResult
 from apfed_experiments.solo import SoloRecord, read_solo
 from secure_apfed.config import AttackChoice, Config
@@ -45,6 +46,11 @@ class FinishedRun:
     def figure(self) -> str:
         """What `epsilon` is called, of `secure_apfed.promises.FIGURES`."""
         return self.config.method.figure
+
+    @property
+    def headlines(self) -> tuple[Headline, ...]:
+        """What attacks found, by direction, and the directions that nobody attacked."""
+        return headlines_by_direction(self.attacks or (), self.config)
 
     @property
     def promises(self) -> tuple[Promise, ...]:

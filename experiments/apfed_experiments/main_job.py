@@ -15,6 +15,7 @@ from typing import Any
 from joblib import Parallel, delayed
 from matplotlib.axes import Axes
 
+from apfed_attacks.headlines import NOT_ATTACKED
 from apfed_experiments.columns import EPSILON, P_HOLM, Column, Table, adjust, within, write_text
 from apfed_experiments.drawing import ATTACK, OTHER, OURS, Picture, drawing, name_rows
 from apfed_experiments.report import write_report
@@ -44,8 +45,9 @@ READING = (
     "by cross-validation over the labelled rows), paired by seed; p of it, adjusted for the number "
     "of gains in the table (Holm). Epsilon: of votes, of one person's vote at one passive, "
     "labeller held fixed, at delta 1e-5 (randomised: 0); of a guard, of one row's releases, "
-    "encoder held fixed, at delta 1e-5. Labels and the model have no guarantee. Labels and "
-    "features read: by the attack that gains most over its best baseline with the same knowledge, "
+    "encoder held fixed, at delta 1e-5. Labels and the model have no guarantee. Who reads "
+    "whose labels or features: by the attack that gains most over its best baseline with the same "
+    "knowledge, "
     "on average over the seeds, in balanced accuracy of one party's guesses and in R2 of another "
     "party's features (30 people known wholly). Where nothing leaks it is as often below 0 as "
     "above; an interval around 0 means that these attacks found nothing, not that there is "
@@ -61,16 +63,30 @@ _INFERENCE: Mapping[str, str] = {
     "tvfl_r": "TVFL-R",
     "joint_teacher_sum_together": "Teacher, all parties",
 }
-_TARGETS: Mapping[str, str] = {"labels": "balanced accuracy", "features": "R2"}
+_DIRECTIONS: Mapping[str, tuple[str, str]] = {
+    "labels": ("passive reads labels", "balanced accuracy"),
+    "features": ("active reads features of passives", "R2"),
+    "features_of_active": ("passive reads features of active", "R2"),
+}
+"""By key for programs, who reads whose what, and in which metric."""
 
 
-def _read(target: str) -> Column:
-    """Advantage of the attack on this target that gained most; none where none applied."""
+def _read(key: str) -> Column:
+    """Advantage of the attack of this direction that gained most; a text where none ran."""
+    kind, _ = _DIRECTIONS[key]
+
+    def note(row: Row) -> str:
+        leak = row["summary"].leakage.get(kind)
+        return "" if leak is None else str(leak.missing)
+
     return Column(
-        name=target, title=f"{target} read", form=within(".3f"), missing="not applicable",
-        note=lambda row: row["summary"].leakage[target].missing,
-        keys=(target, f"{target}_low", f"{target}_high"),
-    )  # fmt: skip
+        name=key,
+        title=kind,
+        form=within(".3f"),
+        missing=NOT_ATTACKED,
+        note=note,
+        keys=(key, f"{key}_low", f"{key}_high"),
+    )
 
 
 COLUMNS = (
@@ -83,7 +99,7 @@ COLUMNS = (
     P_HOLM,
     Column(name="bytes", title="bytes", form=lambda sent: f"{sent / 1e6:.1f} MB" if sent else "0"),
     EPSILON,
-    *map(_read, _TARGETS),
+    *map(_read, _DIRECTIONS),
 )  # fmt: skip
 _NO_GUARD = {"guard": {"mechanism": "none"}}
 _PLAIN = {**_NO_GUARD, "secure_sum": {"scheme": "plain", "masks": "none"}}
@@ -160,8 +176,10 @@ def compare(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Tab
                 "accuracy": accuracy, "summary": summary,
                 "gain": summary.gain.over_chosen if alone and summary.gain else None,
                 "bytes": summary.wire_bytes, "epsilon": summary.epsilon_of(method.declared),
-                **dict.fromkeys(_TARGETS),
-                **{target: leak.advantage for target, leak in summary.leakage.items()},
+                **{
+                    key: summary.leakage[kind].advantage if kind in summary.leakage else None
+                    for key, (kind, _) in _DIRECTIONS.items()
+                },
             })  # fmt: skip
     adjust(rows, seeds)
     data = points[0].alone.data if points and points[0].alone else None
@@ -211,7 +229,7 @@ def run_main_job(
 def draw(path: Path, table: Table) -> Picture:
     rows = table.rows
     with drawing(path, (12.0, 0.9 + 0.33 * len(rows))) as figure:
-        gain, epsilon, *reads = figure.subplots(1, 2 + len(_TARGETS), sharey=True)
+        gain, epsilon, *reads = figure.subplots(1, 2 + len(_DIRECTIONS), sharey=True)
         _dots(gain, rows, [row["gain"] for row in rows], colour=OURS, scale=100)
         gain.set(title="Gain", xlabel="points over the best solo model")
         gain.axvline(0, color=OTHER, linestyle=":", linewidth=1.2)
@@ -219,9 +237,9 @@ def draw(path: Path, table: Table) -> Picture:
         _dots(epsilon, rows, spent, colour=OURS)
         epsilon.set(title="Epsilon", xlabel=f"{_ENDLESS:g}: no noise", xscale="symlog")
         epsilon.set_xlim(-0.3, 2 * _ENDLESS)
-        for axes, (target, metric) in zip(reads, _TARGETS.items(), strict=True):
-            _dots(axes, rows, [row[target] for row in rows], colour=ATTACK)
-            axes.set(title=f"{target.capitalize()} read", xlabel=f"{metric} over baseline")
+        for axes, (key, (kind, metric)) in zip(reads, _DIRECTIONS.items(), strict=True):
+            _dots(axes, rows, [row[key] for row in rows], colour=ATTACK)
+            axes.set(title=kind.replace(" reads", "\nreads"), xlabel=f"{metric} over baseline")
             axes.axvline(0, color=OTHER, linewidth=1)
     return Picture(
         path=path,

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from apfed_attacks.interface import AttackResult
+from apfed_attacks.headlines import NOT_ATTACKED, Headline, worst_by_kind
 from apfed_experiments.finished import FinishedRun, read_finished_run
 from apfed_experiments.solo import SoloRecord, read_solo, solo_file
 from secure_apfed.config import Config
@@ -30,8 +29,6 @@ HEADER = (
     "run", "method", "data", "reached", "gain", "epsilon", "worst attacks", "date, UTC",
     "state",
 )  # fmt: skip
-TARGETS = ("labels", "features", "membership")
-"""What attacks are after, in the order in which they are told."""
 
 
 class State(StrEnum):
@@ -49,7 +46,7 @@ class ListedRun:
     came; accuracy: of the method's own inference, None also where the task is no classification;
     value: of the measure that the run is judged by; alone: what the active would do alone, None
     where nobody measured it; promise: of what leaves a party, where least is promised; leaks: by
-    target, the attack of the highest advantage, which of many is above 0 by chance; attacked:
+    kind of direction, the highest advantage, which of many is above 0 by chance; attacked:
     whether any attack was mounted.
     """
 
@@ -65,7 +62,7 @@ class ListedRun:
     alone: SoloRecord | None = None
     promise: Promise | None = None
     wire_bytes: int | None = None
-    leaks: Mapping[str, AttackResult]
+    leaks: Mapping[str, Headline]
     attacked: bool = False
     report: bool = False
 
@@ -111,9 +108,13 @@ class ListedRun:
     def cells(self) -> tuple[str, ...]:
         method = "" if self.config is None else self.config.method.name
         epsilon = "" if self.promise is None else epsilon_words(self.promise.epsilon)
-        leaks = ", ".join(f"{leak.target} {leak.advantage:+.2f}" for leak in self.leaks.values())
-        if not (leaks or self.attacked) and self.state is State.FINISHED:
-            leaks = "none mounted"
+        leaks = ", ".join(
+            f"{kind} {headline.advantage:+.2f}"
+            for kind, headline in self.leaks.items()
+            if headline.worst is not None
+        )
+        if not leaks and self.state is State.FINISHED:
+            leaks = NOT_ATTACKED
         state = f"{self.state}: {self.reason}" if self.reason else str(self.state)
         date = self.date.strftime("%Y-%m-%d %H:%M")
         return (
@@ -138,11 +139,7 @@ class ListedRun:
             "promise": None if self.promise is None else self.promise.as_json(),
             "wire_bytes": self.wire_bytes,
             "attacked": self.attacked,
-            "worst_attacks": {
-                target: {"target": target, "advantage": leak.advantage, "metric": leak.metric,
-                         "attack": leak.setting}
-                for target, leak in self.leaks.items()
-            },
+            "worst_attacks": {kind: leak.as_json() for kind, leak in self.leaks.items()},
         }  # fmt: skip
 
 
@@ -198,9 +195,6 @@ def _legible(name: str) -> str:
 
 
 def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
-    applied = [of for of in run.attacks or () if of.advantage is not None]
-    applied.sort(key=lambda of: (TARGETS.index(of.target), -(of.advantage or 0.0)))
-    leaks = {target: next(of) for target, of in groupby(applied, key=lambda of: of.target)}
     share = next(iter(run.outcome.accuracy.values()))  # NaN where nothing is classified
     beside = solo_file(run.config, row.path.parent)  # that runs of a study share
     shared = read_solo(run.config, beside) if run.solo is None and beside.is_file() else None
@@ -209,7 +203,7 @@ def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
         accuracy=None if math.isnan(share) else share, measure=run.outcome.judged_by,
         value=next(iter(run.outcome.scores.values())), promise=run.promise,
         wire_bytes=run.outcome.wire_bytes, attacked=run.attacks is not None,
-        leaks=leaks, report=(row.path / "report.html").is_file(),
+        leaks=worst_by_kind(run.headlines), report=(row.path / "report.html").is_file(),
     )  # fmt: skip
 
 

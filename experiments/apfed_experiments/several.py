@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from apfed_experiments.columns import write_text
+from apfed_attacks.headlines import expected_directions
+from apfed_experiments.columns import missing_leak, write_text
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.solo import RANKINGS
 from apfed_experiments.study import Figures, OnDone, Point, Study, figures_of
@@ -96,10 +97,17 @@ class SeveralSeeds:
         largest = epsilon_words(found.epsilon_of(self.config.method) or None)
         rows.append(("largest epsilon", largest))
         rows += [
-            (f"worst attack on {target}", f"{leak.advantage.text(form='+.3f')} ({leak.name})")
-            for target, leak in found.leakage.items()
+            (kind, f"{leak.advantage.text(form='+.3f')} ({leak.name})")
+            for kind, leak in found.leakage.items()
         ]
+        rows += [(kind, missing_leak(self.config, kind)) for kind in self._not_attacked]
         return rows
+
+    @property
+    def _not_attacked(self) -> list[str]:
+        """The directions of this run of which no attack ran under any seed."""
+        kinds = [direction.kind for direction in expected_directions(self.config)]
+        return [kind for kind in kinds if kind not in self.summary.leakage]
 
     def as_json(self) -> dict[str, Any]:
         found = self.summary
@@ -116,6 +124,9 @@ class SeveralSeeds:
             },
             "epsilon": found.epsilon_of(self.config.method), "wire_bytes": found.wire_bytes,
             "leakage": {target: leak.as_json() for target, leak in found.leakage.items()},
+            "not_attacked": {
+                kind: missing_leak(self.config, kind) for kind in self._not_attacked
+            },
             "folders": {str(seed): str(path) for seed, path in self.folders.items()},
         }  # fmt: skip
 

@@ -23,6 +23,7 @@ import pandas as pd
 import torch
 from joblib import Parallel, delayed
 
+from apfed_attacks.headlines import Direction
 from apfed_experiments.finished import FinishedRun, mount_attacks, read_finished_run
 from apfed_experiments.solo import (
     SoloRecord,
@@ -384,7 +385,7 @@ def figures_of(run: FinishedRun) -> Figures:
             continue
         metric, baseline = str(attack.metric), str(attack.baseline)
         yield {
-            "target": attack.target, "name": attack.setting, "metric": metric,
+            "target": Direction.from_result(attack).kind, "name": attack.setting, "metric": metric,
             "score": attack.score[metric] or 0.0,
             "baseline": attack.baselines[baseline][metric] or 0.0, "advantage": attack.advantage,
         }  # fmt: skip

@@ -21,6 +21,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from pydantic import Field, field_validator, model_validator
 
+from apfed_attacks.headlines import NOT_ATTACKED
 from apfed_attacks.run import expand
 from apfed_experiments.columns import (
     P_HOLM,
@@ -342,8 +343,8 @@ class Board:
     @property
     def table(self) -> Table:
         leaks = [
-            _leak(target, f"advantage on {target}",
-                  lambda leak: f"{leak.advantage.text(form='.3f')} {leak.name}", "not applicable")
+            _leak(target, f"advantage, {target}",
+                  lambda leak: f"{leak.advantage.text(form='.3f')} {leak.name}", NOT_ATTACKED)
             for target in self.targets
         ]  # fmt: skip
         gain = within("+.1f", scale=100)
@@ -365,7 +366,7 @@ class Board:
     def summary(self) -> Table:
         """Means, narrow enough for a terminal."""
         leaks = (
-            _leak(target, target, lambda leak: f"{leak.advantage.mean:+.3f}", "-")
+            _leak(target, target, lambda leak: f"{leak.advantage.mean:+.3f}", NOT_ATTACKED)
             for target in self.targets
         )
         accuracy = shown("accuracy", "accuracy %", lambda of: f"{100 * of.mean:.1f}")
@@ -378,13 +379,13 @@ class Board:
 
 
 def _write_picture(board: Board, target: str, folder: Path) -> Picture:
-    path = folder / f"pareto-{target}.png"
+    path = folder / f"pareto-{target.replace(' ', '-')}.png"
     with drawing(path, (_WIDTH_INCHES, _PLOT_INCHES)) as figure:
         draw(figure, board, target)
     return Picture(
         path=path,
-        title=f"Accuracy against leakage of {target}",
-        caption=f"Leakage of {target}: means with 95 % intervals. The thin line joins "
+        title=f"Accuracy against leakage: {target}",
+        caption=f"Leakage where {target}: means with 95 % intervals. The thin line joins "
         "the points that no other beats in both. Grey lines: accuracy of the active alone, of one "
         "table of all features, and of TVFL. Dotted: the best solo model, below which nothing "
         "helped.",
@@ -423,7 +424,7 @@ def draw(figure: Figure, board: Board, target: str) -> list[Text]:
     metric = next(iter(shown))["leakage"][target].metric.replace("_", " ")
     axes.axvline(0, color=OTHER, linewidth=1)
     axes.set(
-        title=f"Accuracy against leakage of {target}",
+        title=f"Accuracy against leakage: {target}",
         xlabel=f"worst attack's advantage, {metric} over its baseline",
         ylabel="test accuracy, per cent",
     )

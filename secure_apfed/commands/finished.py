@@ -20,6 +20,7 @@ from secure_apfed.phases import Phases, begins
 if TYPE_CHECKING:
     import pandas as pd
 
+    from apfed_attacks.headlines import Headline
     from apfed_attacks.interface import AttackResult
     from apfed_experiments.solo import SoloRecord
     from apfed_experiments.tradeoff import Board, TradeOff
@@ -66,6 +67,8 @@ def tell(
     if phases is not None:
         phases.end()
     if quiet:
+        from apfed_attacks.headlines import headlines_by_direction
+
         terminal.print_json({
             "method": result.method, "accuracy": result.accuracy, "measure": result.measure,
             "measures": result.measures, "threshold": result.threshold,
@@ -74,6 +77,7 @@ def tell(
             "privacy": asdict(result.privacy),
             "promises": [promise.as_json() for promise in result.promises],
             "attacks": [attack.as_json() for attack in results],
+            "directions": [of.as_json() for of in headlines_by_direction(results, config)],
             "contributions": result.contributions, "stated": result.stated,
             "solo": None if solo is None else solo.model_dump(mode="json"),
             "folder": folder, "report": page,
@@ -149,7 +153,7 @@ def _show_result(
     config: "Config", result: "RunResult", results: "Sequence[AttackResult]",
     solo: "SoloRecord | None", page: Path | None,
 ) -> None:  # fmt: skip
-    from apfed_attacks.interface import headlines
+    from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.solo import gain_text
     from secure_apfed.measures import ACCURACY, MEASURES
     from secure_apfed.promises import promise_of_account
@@ -203,10 +207,9 @@ def _show_result(
         how = "signed" if said["step"] is not None else "it never said"
         rows.append((f"stated by {name}", f"{told or 'no account'}, {how}"))
     rows += [
-        (f"attack {worst.attack}", "not applicable" if worst.advantage is None
-         else f"advantage {worst.advantage:+.3f} in {worst.metric} by {worst.adversary}")
-        for worst in headlines(results)
-    ]  # fmt: skip
+        (headline.direction.title, headline.text)
+        for headline in headlines_by_direction(results, config)
+    ]
     rows.append(("run folder", str(result.folder)))
     if page is not None:
         rows.append(("report", str(page)))
@@ -234,6 +237,7 @@ def attack(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Mount attacks on a finished run, show them, and renew its report."""
+    from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.finished import mount_attacks
     from secure_apfed.learning.descent import find_device
 
@@ -243,11 +247,15 @@ def attack(
     where = None if device is None else find_device(device)
     results = mount_attacks(folder, chosen, seed=seed, device=where)
     page = report_if_possible(folder)
+    headlines = headlines_by_direction(results, _files(folder).load_config())
     if as_json:
         found = [result.as_json() for result in results]
-        terminal.print_json({"attacks": found, "folder": folder, "report": page})
+        directions = [headline.as_json() for headline in headlines]
+        terminal.print_json(
+            {"attacks": found, "directions": directions, "folder": folder, "report": page}
+        )
         return
-    _show_attacks(results)
+    _show_attacks(results, headlines)
     if _files(folder).load_config().kept.keep == "none":
         terminal.show_note(
             "note: nothing that was sent is kept, since the run's file names no attacks; name "
@@ -273,7 +281,7 @@ def report_if_possible(folder: Path) -> Path | None:
         return None
 
 
-def _show_attacks(results: "Sequence[AttackResult]") -> None:
+def _show_attacks(results: "Sequence[AttackResult]", by_direction: "Sequence[Headline]") -> None:
     from apfed_attacks.interface import headlines
 
     worst = headlines(results)
@@ -287,7 +295,11 @@ def _show_attacks(results: "Sequence[AttackResult]") -> None:
     terminal.show_rows("Attacks, the worst adversary of each", columns, rows)
     for each in worst:
         if each.advantage is None:
-            terminal.show_note(f"{each.attack} is not applicable: {each.reason}")
+            terminal.show_note(f"{each.attack} declined: {each.reason}")
+    rows_of_directions = [
+        (headline.direction.title, headline.short, headline.note) for headline in by_direction
+    ]
+    terminal.show_rows("\nWho reads whose what", ("direction", "", ""), rows_of_directions)
     terminal.show_note(
         "An advantage is over the best baseline with the same knowledge. One near 0, on either "
         "side, proves nothing; the worst of several adversaries is above 0 by chance alone."

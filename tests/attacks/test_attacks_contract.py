@@ -19,6 +19,7 @@ from apfed_attacks import ATTACKS
 from apfed_attacks.features.chosen_representations import ChosenRepresentations
 from apfed_attacks.features.decoder_extraction import DecoderExtraction
 from apfed_attacks.features.isolation import Isolation
+from apfed_attacks.headlines import Direction, headlines_by_direction, worst_by_kind
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.labels.completion import PROBES
 from apfed_attacks.live import stuffing
@@ -699,13 +700,49 @@ def attacked_in(method: str, name: str, **options: Any) -> tuple[AttackResult, .
 
 @pytest.mark.parametrize("method", METHODS)
 def test_attacks_apply_where_a_method_gives_them_something_to_read(method: str) -> None:
-    applies = set()
+    applies, results = set[str](), list[AttackResult]()
     for name in ATTACKS:
         for result in attacked_in(method, name):
             assert result.applicable or result.reason
+            results.append(result)
             if result.applicable:
                 applies.add(name)
     assert applies == APPLIES[method]
+    assert_headlines_follow_what_was_sent(recorded(method), results)
+
+
+READ_BY_ACTIVE = {
+    Kind.SUM, Kind.VOTES, Kind.RIGHT_VOTES, Kind.SINGULAR_VECTORS, Kind.REPRESENTATIONS,
+}  # fmt: skip
+READ_BY_PASSIVES = {Kind.LABELS, Kind.ENCRYPTED_LABELS, Kind.GRADIENTS, Kind.REPRESENTATIONS}
+
+
+def assert_headlines_follow_what_was_sent(
+    recording: Recording, results: Sequence[AttackResult]
+) -> None:
+    """Whatever a party received of another's is attacked, or the headline says that it is not."""
+    found = worst_by_kind(headlines_by_direction(results, recording.config))
+    flows = recording.transcript.flows
+    told = {
+        "active reads features of passives": any(
+            flow.receiver == "active" and flow.kind in READ_BY_ACTIVE for flow in flows
+        ),
+        "passive reads labels": any(
+            flow.receiver.startswith("passive") and flow.kind in READ_BY_PASSIVES for flow in flows
+        ),
+    }
+    for kind, is_told in told.items():
+        headline = found[kind]
+        ran = [one for one in results if one.applicable and kind_of(one) == kind]
+        assert (headline.worst is None) == (not ran), "a figure where no attack ran"
+        if is_told and not ran:
+            assert headline.state == "not attacked", f"{kind}: {headline.text}"
+        if not ran:
+            assert "nothing found" not in headline.text
+
+
+def kind_of(result: AttackResult) -> str:
+    return Direction.from_result(result).kind
 
 
 def test_a_passive_of_a_sum_trains_its_own_network_further() -> None:

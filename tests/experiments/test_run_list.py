@@ -83,9 +83,10 @@ def test_every_run_folder_is_a_row_and_tells_what_is_there(top: Path, tmp_path: 
     assert run.gain == pytest.approx(0.05)
     assert run.promise is not None
     assert run.promise.epsilon == 7.98
-    assert run.leaks["labels"].advantage == 0.3
-    assert "passive-2" in run.leaks["labels"].setting
-    assert set(run.leaks) == {"labels"}
+    headline = run.leaks["passive reads labels"]
+    assert headline.advantage == 0.3
+    assert "passive-2" in headline.note
+    assert {kind for kind, of in run.leaks.items() if of.worst} == {"passive reads labels"}
     assert len(run.cells()) == len(HEADER)
     alone = runs["study/alone"]
     assert alone.gain == pytest.approx(-0.02)
@@ -180,7 +181,7 @@ def test_the_command_prints_a_table_one_object_or_a_note(
     assert "broken: result.json: is not JSON" in out
     rows = {row["name"]: row for row in told(capsys, "runs", top)["runs"]}
     assert rows["guarded"]["best_alone"]["value"] == 0.65
-    assert rows["guarded"]["worst_attacks"]["labels"]["advantage"] == 0.3
+    assert rows["guarded"]["worst_attacks"]["passive reads labels"]["advantage"] == 0.3
     assert (rows["study/alone"]["epsilon"], rows["cut"]["accuracy"]) == (None, None)
     assert execute(["runs", str(own_subfolder(tmp_path / "empty"))]) == 0
     assert "no run folder" in capsys.readouterr().err

@@ -178,4 +178,4 @@ def test_the_worst_attack_is_the_one_that_gains_most_on_average() -> None:
     assert line["labels"].mean == pytest.approx(0.1)
     assert line["features"] is None
     (cells,) = lines({"shop": 0.1, "bank": math.nan}, {"shop": 0.1, "once": 0.9}).cells
-    assert cells[-2:] == ("0.900 (1 of 2 seeds)", "not applicable")
+    assert cells[-3:] == ("0.900 (1 of 2 seeds)", "not attacked", "not attacked")

@@ -227,7 +227,7 @@ def test_a_run_is_followed_by_its_own_study(
     with parallel_config(backend="sequential"):
         found = told(capsys, *command, "--set", attacks)
     assert {point["defence"] for point in found["tradeoff"]} == {"none", "noise"}
-    assert all("labels" in point["leakage"] for point in found["tradeoff"])
+    assert all("passive reads labels" in point["leakage"] for point in found["tradeoff"])
     assert not found["attacks"]
     assert (folder / "tradeoff" / "index.html").is_file()
     played = folder / "tradeoff" / "tiny-tradeoff-none-seed0" / "config.yaml"

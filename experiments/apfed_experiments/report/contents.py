@@ -150,14 +150,8 @@ def tiles_of(run: ReportedRun) -> Iterator[Tile]:
         told = run.solo.judged_by.text(alone.test)
         yield Tile("best alone", told, f"{alone.title}, {run.solo.chosen}")
     yield _promise_tile(run)
-    # One for each metric: advantages in different metrics do not compare.
-    worst: dict[str, float] = {}
-    for attack in run.attacks or ():
-        if attack.advantage is not None:
-            metric = str(attack.metric)
-            worst[metric] = max(worst.get(metric, attack.advantage), attack.advantage)
-    for metric, advantage in worst.items():
-        yield Tile("worst attack", f"{advantage:+.3f}", f"{words.plain(metric)} over baseline")
+    for headline in run.headlines:
+        yield Tile(headline.direction.title, headline.short, headline.note)
     if run.own is not None:
         yield from traffic_of(run, run.own.name)
     else:
@@ -370,8 +364,8 @@ def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[s
     """Return privacy.json: the privacy report for programs, with all that the page says in words.
 
     Plain values only. "inventory" counts what each party received; "who_learns_what" says what it
-    can read of it; an attack that was not applicable says why. "audit" is null where no guard
-    released anything.
+    can read of it; "directions" says what attacks found, by who reads whose what. "audit" is null
+    where no guard released anything.
     """
     privacy = run.outcome.privacy
     return {
@@ -410,6 +404,7 @@ def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[s
         },
         "solo": None if run.solo is None else run.solo.model_dump(mode="json"),
         "gain": run.gained,
+        "directions": [headline.as_json() for headline in run.headlines],
         "attacks": [result.as_json() for result in run.attacks or ()],
         "agreement_of_votes": run.outcome.model_dump()["agreement"],
         "not_guaranteed": list(limits_of(run)),

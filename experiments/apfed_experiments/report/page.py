@@ -10,13 +10,14 @@ from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from apfed_attacks.headlines import Headline
 from apfed_experiments import words
 from apfed_experiments.columns import Table, write_text
 from apfed_experiments.drawing import Picture
 from apfed_experiments.report import contents
 from apfed_experiments.report.own import ReportedParty
 from apfed_experiments.report.run import Audited, ReportedRun
-from apfed_experiments.run_list import TARGETS, ListedRun, State, settings_in
+from apfed_experiments.run_list import ListedRun, State, settings_in
 from apfed_experiments.several import SeveralSeeds
 from apfed_experiments.solo import LEFT_OUT
 from secure_apfed.config.file import dump_settings
@@ -118,7 +119,7 @@ def write_comparison(folder: Path, *, title: str, reading: str, parts: Sequence[
 
 def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Path:
     """Write the page; its links to reports hold while it and the folders stay where they are."""
-    leaked = [target for target in TARGETS if any(target in run.leaks for run in runs)]
+    leaked = list(dict.fromkeys(kind for run in runs for kind in run.leaks))
     page = fill(
         "runs.html.jinja",
         title=title,
@@ -174,10 +175,14 @@ def _figures(run: ListedRun, targets: Sequence[str]) -> dict[str, tuple[str, str
     }
     for target in targets:
         leak = run.leaks.get(target)
-        note = ", ".join(map(words.plain, (str(leak.metric), leak.setting))) if leak else ""
-        advantage = None if leak is None else leak.advantage
-        figures[f"attack on {target}"] = _figure(advantage, words.signed, note)
+        figures[target] = ("", "", None) if leak is None else _headline_figure(leak)
     return {**figures, "sent": _figure(run.wire_bytes, words.size)}
+
+
+def _headline_figure(headline: Headline) -> tuple[str, str, float | None]:
+    if headline.worst is None:
+        return headline.state, headline.note, None
+    return words.signed(headline.advantage), headline.note, headline.advantage
 
 
 def _epsilon_figure(run: ListedRun) -> tuple[str, str, float | None]:

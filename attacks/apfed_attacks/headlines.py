@@ -1,0 +1,245 @@
+"""What attacks found, by direction: who reads whose what.
+
+Run by: everything that shows results of attacks. A headline speaks of one direction alone, since an
+attack of another direction says nothing of it. Where no attack of a direction ran, it says "not
+attacked" and why, and never that nothing was found. "Not applicable" is said only where nothing
+leaves in that direction, with that reason.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from apfed_attacks.interface import AttackResult, Target
+from secure_apfed.secure_sums import sum_kind
+from secure_apfed.settings.run import RunSettings
+
+__all__ = [
+    "NOT_ATTACKED",
+    "Direction",
+    "Headline",
+    "expected_directions",
+    "headlines_by_direction",
+    "worst_by_kind",
+]
+
+State: TypeAlias = Literal["found", "nothing found", "not attacked", "not applicable"]
+
+NOT_ATTACKED: Literal["not attacked"] = "not attacked"
+_REASONS_SHOWN = 3
+_READ_BY = {"active": "passives", "passive": "active"}
+"""By the role of the reader, who alone has something that it does not have itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Direction:
+    """Who reads whose what.
+
+    Attributes:
+        reader: role of the adversary; target: labels, features or membership.
+        victim: name of the party that is read; empty: any of those that the reader may read.
+    """
+
+    reader: str
+    target: Target
+    victim: str = ""
+
+    @classmethod
+    def from_result(cls, result: AttackResult) -> "Direction":
+        victim = "" if result.target == "labels" else result.victim or ""
+        return cls(reader=result.role, target=result.target, victim=victim)
+
+    @property
+    def kind(self) -> str:
+        """The direction by roles alone, as tables over several runs have it."""
+        return _title(self.reader, self.target, _READ_BY.get(self.reader, "others"))
+
+    @property
+    def title(self) -> str:
+        return _title(self.reader, self.target, self.victim) if self.victim else self.kind
+
+
+def _title(reader: str, target: Target, victim: str) -> str:
+    if target == "labels":
+        return f"{reader} reads labels"
+    if target == "membership":
+        return f"{reader} reads who trained"
+    return f"{reader} reads features of {victim}"
+
+
+_LEAVES: Mapping[Direction, frozenset[str]] = {
+    Direction(reader="active", target="features"): frozenset(
+        {
+            "passives send representations",
+            "contributions are summed",
+            "passives vote",
+            "tables are decomposed",
+        }
+    ),
+    Direction(reader="passive", target="features"): frozenset(
+        {
+            "the active sends representations",
+            "pseudo-labels are averaged",
+            "weights are averaged",
+        }
+    ),
+    Direction(reader="passive", target="labels"): frozenset(
+        {
+            "the active sends representations",
+            "labels are shown",
+            "votes of encrypted labels are summed",
+            "gradients are returned",
+            "pseudo-labels are averaged",
+            "weights are averaged",
+        }
+    ),
+}
+"""By direction, the facts of a method under any of which something leaves that way."""
+
+
+def expected_directions(config: RunSettings) -> dict[Direction, str]:
+    """Return the directions that a run's headlines speak of, with why nothing leaves that way.
+
+    That is "" where something does.
+    """
+    happens = config.method.happens
+    found = {}
+    for direction, facts in _LEAVES.items():
+        what = "labels" if direction.target == "labels" else "features"
+        sender = "passives'" if direction.reader == "active" else "active's"
+        nothing = f"nothing that depends on the {sender} {what} is sent"
+        found[direction] = "" if facts & happens else nothing
+    in_clear = config.method.sums and sum_kind(config.secure_sum).unsafe
+    if in_clear or "tables are decomposed" in happens:
+        found[Direction(reader="aggregator", target="features")] = ""
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """What the attacks of one direction found.
+
+    Attributes:
+        worst: the result of the highest advantage; None: no attack of this direction ran.
+        ran: how many attacks ran; declined: by reason, how many found nothing to read.
+        nothing_leaves: why nothing leaves in this direction; empty: something does.
+    """
+
+    direction: Direction
+    worst: AttackResult | None
+    ran: int
+    declined: Mapping[str, int]
+    nothing_leaves: str = ""
+
+    @property
+    def state(self) -> State:
+        if self.worst is not None:
+            return "found" if self.advantage > 0 else "nothing found"
+        return "not applicable" if self.nothing_leaves else NOT_ATTACKED
+
+    @property
+    def advantage(self) -> float:
+        assert self.worst is not None
+        assert self.worst.advantage is not None
+        return self.worst.advantage
+
+    @property
+    def short(self) -> str:
+        """The advantage alone, or the state."""
+        return self.state if self.worst is None else f"{self.advantage:+.3f}"
+
+    @property
+    def note(self) -> str:
+        """What the advantage is of, or why there is none; and who declined."""
+        declined = self._declined_text()
+        if self.worst is not None:
+            metric = str(self.worst.metric).replace("_", " ")
+            found = f"{metric} over baseline, {self.worst.attack} by {self.worst.adversary}"
+            found = f"nothing found, {found}" if self.state == "nothing found" else found
+            return f"{found}; {declined}" if declined else found
+        return self.nothing_leaves or declined or "no attack of this direction was chosen"
+
+    @property
+    def text(self) -> str:
+        separator = ", " if self.worst is not None else ": "
+        return f"{self.short}{separator}{self.note}"
+
+    def _declined_text(self) -> str:
+        count = sum(self.declined.values())
+        if not count:
+            return ""
+        most = Counter(self.declined).most_common(_REASONS_SHOWN)
+        reasons = "; ".join(f"{reason} ({times})" for reason, times in most)
+        others = len(self.declined) - len(most)
+        rest = f"; and {others} other reasons" if others else ""
+        return f"{count} of {count + self.ran} attacks declined: {reasons}{rest}"
+
+    def as_json(self) -> dict[str, Any]:
+        worst = self.worst
+        return {
+            "direction": self.direction.title,
+            "kind": self.direction.kind,
+            **asdict(self.direction),
+            "state": self.state,
+            "advantage": None if worst is None else worst.advantage,
+            "metric": None if worst is None else worst.metric,
+            "attack": None if worst is None else worst.setting,
+            "ran": self.ran,
+            "declined": dict(self.declined),
+            "note": self.note,
+        }
+
+
+def headlines_by_direction(
+    results: Sequence[AttackResult], config: RunSettings | None = None
+) -> tuple[Headline, ...]:
+    """Return one headline for each direction of these results, and for those of the run without.
+
+    Args:
+        results: of one run.
+        config: of the run; None: directions without any result are not named.
+    """
+    expected = {} if config is None else expected_directions(config)
+    nothing_leaves = {direction.kind: why for direction, why in expected.items()}
+    by_direction: dict[Direction, list[AttackResult]] = {}
+    for result in results:
+        by_direction.setdefault(Direction.from_result(result), []).append(result)
+    named = {direction.kind for direction in by_direction}
+    by_direction |= {direction: [] for direction in expected if direction.kind not in named}
+    return tuple(
+        _headline_of(direction, found, nothing_leaves.get(direction.kind, ""))
+        for direction, found in by_direction.items()
+    )
+
+
+def _headline_of(
+    direction: Direction, results: Sequence[AttackResult], nothing_leaves: str
+) -> Headline:
+    ran = [result for result in results if result.advantage is not None]
+    declined = Counter(_reason_of(result) for result in results if result.advantage is None)
+    return Headline(
+        direction=direction,
+        worst=max(ran, key=lambda result: result.advantage or 0.0, default=None),
+        ran=len(ran),
+        declined=dict(declined),
+        nothing_leaves=nothing_leaves,
+    )
+
+
+def _reason_of(result: AttackResult) -> str:
+    """Return why an attack declined, without the name of the method, which all share."""
+    reason = result.reason or "it gave no reason"
+    return reason.removeprefix(f"{result.method}: ")
+
+
+def worst_by_kind(headlines: Iterable[Headline]) -> dict[str, Headline]:
+    """Return of each kind of direction the headline of the highest advantage, or one without."""
+    found: dict[str, Headline] = {}
+    for headline in headlines:
+        before = found.setdefault(headline.direction.kind, headline)
+        if headline.worst is None:
+            continue
+        if before.worst is None or headline.advantage > before.advantage:
+            found[headline.direction.kind] = headline
+    return found
