@@ -32,6 +32,7 @@ from apfed_attacks.view import Played, batches
 from secure_apfed.config import AttackChoice
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import VerticalData, load_data
+from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
