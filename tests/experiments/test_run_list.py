@@ -92,7 +92,7 @@ def test_every_run_folder_is_a_row_and_tells_what_is_there(top: Path, tmp_path: 
     assert alone.gain == pytest.approx(-0.02)
     assert alone.promise is not None
     assert alone.promise.state == "nothing is sent"
-    assert "none mounted" in alone.cells()
+    assert "not attacked" in alone.cells()
     begun = runs["begun"]
     assert (begun.state, begun.accuracy) == (State.UNFINISHED, None)
     assert begun.reason.startswith("6 of 6 epochs")

@@ -130,7 +130,10 @@ def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(study_file: Pat
     undefended = board.rows[-1]
     assert undefended["dcs_baseline"] == pytest.approx(1 / (1 + math.sqrt(0.5 * 0.4**2)))
     assert undefended["dcs_vflair"] == pytest.approx(1 / (1 + math.sqrt(0.5 * 0.9**2)))
-    assert [row["defence"] for row in on_the_front(board.rows, "labels")] == ["noise", "none"]
+    assert [row["defence"] for row in on_the_front(board.rows, "passive reads labels")] == [
+        "noise",
+        "none",
+    ]
     worse = board_of(study, noise=(0.5, 0.3))
     assert [row["defence"] for row in on_the_front(worse.rows, "labels")] == ["none"]
 
@@ -139,7 +142,10 @@ def test_a_study_runs_leaves_out_what_fails_and_writes_its_page(
     played: tuple[TradeOff, Path, Board],
 ) -> None:
     study, folder, board = played
-    assert board.targets == ("features", "labels")
+    assert board.targets == (
+        "passive reads features of active",
+        "passive reads labels",
+    )
     single, centralised, *defended = board.rows
     assert centralised["label"] == "centralised (one table of all features)"
     assert centralised["accuracy"].mean > single["accuracy"].mean + 0.02
