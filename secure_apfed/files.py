@@ -258,8 +258,17 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
 
 
 def to_json(content: Any, *, indent: int | None = None) -> str:
-    """JSON for programs of any language: infinity and NaN as "inf" and "nan", paths as text."""
-    return json.dumps(_finite(content), indent=indent, allow_nan=False, ensure_ascii=False)
+    """JSON for programs of any language: infinity and NaN as "inf" and "nan", paths as text.
+
+    What a terminal would obey is written as an escape, which every reader of JSON takes back.
+    """
+    text = json.dumps(_finite(content), indent=indent, allow_nan=False, ensure_ascii=False)
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+        for character in text
+    )
 
 
 def _finite(content: Any) -> Any:

@@ -19,6 +19,7 @@ from rich.text import Text
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import errors
 from secure_apfed.files import to_json
+from secure_apfed.peer_text import escape_text
 
 if TYPE_CHECKING:
     from secure_apfed.phases import Phases
@@ -95,10 +96,8 @@ def show_note(text: str) -> None:
 
 
 def _printable(text: str) -> str:
-    """The same without what a terminal would obey: a peer may have chosen some of the words."""
-    return "".join(
-        character if character.isprintable() or character == "\n" else "?" for character in text
-    )
+    """Return the text with escapes for what a terminal would obey: a peer may have chosen words."""
+    return escape_text(text, keep="\n")
 
 
 def show_warning(
@@ -121,7 +120,7 @@ def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]])
             overflow="fold",
         )  # fmt: skip
     for row in rows:
-        table.add_row(*(Text(_printable(cell)) for cell in row))
+        table.add_row(*(Text(escape_text(cell)) for cell in row))
     console = _console()
     with console.capture() as shown:
         console.print(Text(_printable(title), style="bold"))

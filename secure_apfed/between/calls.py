@@ -17,7 +17,7 @@ from functools import partial
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
 from secure_apfed.between import MOST_QUEUED, Pipe
-from secure_apfed.exchange.envelope import plain_text
+from secure_apfed.exchange.envelope import quote_reason
 from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import (
     MOST_SEALED,
@@ -157,7 +157,7 @@ class Calls:
     def stopped(self, peer: str, told: str) -> None:
         """A peer's party has ended, and makes no connection any more; of others nothing is kept."""
         if peer in self._me.known:
-            self._stopped[peer] = plain_text(told.encode("utf-8", "replace"))
+            self._stopped[peer] = quote_reason(told.encode("utf-8", "replace"))
 
 
 class _Called(Pipe):

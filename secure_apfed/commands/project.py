@@ -296,9 +296,18 @@ def _learnt(
             yield f"{', '.join(names)}: {rule.kind}", rule.reads, rule.remains
 
 
-def _tell_sealed(sealed: "Sealed", folder: Path, then: str, *, as_json: bool) -> None:
+def _spell_own(address: str) -> str:
+    """Return where to listen for an address of a proposal, in no words of who proposed it."""
+    from ipaddress import ip_address
+
+    from secure_apfed.exchange.sockets import parse_address, spell_address
     from secure_apfed.runs.project import listens_at
 
+    host, port = parse_address(listens_at(address))
+    return spell_address(("127.0.0.1" if host == "localhost" else str(ip_address(host)), port))
+
+
+def _tell_sealed(sealed: "Sealed", folder: Path, then: str, *, as_json: bool) -> None:
     words = {name: given.words for name, given in sealed.answered.items()}
     if as_json:
         terminal.print_json({"words": words, "project_words": sealed.project_words})
@@ -311,6 +320,6 @@ def _tell_sealed(sealed: "Sealed", folder: Path, then: str, *, as_json: bool) ->
         options = " ".join(f"--{key.removeprefix('relay-')} {path}" for key, path in files.items())
         allowed = " ".join(f"--allow {given.identity}" for given in sealed.answered.values())
         typer.echo(
-            f"The relay: secure-apfed relay --listen {listens_at(address)} {options} {allowed}"
+            f"The relay: secure-apfed relay --listen {_spell_own(address)} {options} {allowed}"
         )
     typer.echo(then)

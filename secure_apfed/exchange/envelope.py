@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgpack
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from secure_apfed.peer_text import escape_text, quote_text
 
 BEFORE_TRAINING = -1
 
@@ -153,5 +154,9 @@ class Envelope:
 
 def plain_text(said: bytes, most: int = 400) -> str:
     """What a peer says, at most so many letters of it, as one line that no terminal obeys."""
-    text = said[:most].decode("utf-8", "replace")
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return escape_text(said[:most].decode("utf-8", "replace"))
+
+
+def quote_reason(said: bytes, most: int = 400) -> str:
+    """Return a peer's own words, in quotes: nobody is to take them for ours."""
+    return quote_text(said[:most].decode("utf-8", "replace"), most=most)

@@ -24,7 +24,7 @@ from apfed_protocols.errors import (
     RunStoppedError,
 )
 from apfed_protocols.seal import SealedLink
-from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind, plain_text
+from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind, quote_reason
 
 IN_PARTS = frozenset({Kind.ALIGNMENT, Kind.SUM_SETUP, Kind.COIN, Kind.LOOKUP})
 """Kinds of messages that travel in parts, also where one part is enough."""
@@ -238,7 +238,7 @@ class Links:
         if kind is Kind.ABORT:
             raise RunStoppedError(
                 f"{awaited.phase}: {sender} stopped the run: "
-                f"{plain_text(envelope.payload, _REASON_LETTERS)}",
+                f"{quote_reason(envelope.payload, _REASON_LETTERS)}",
                 left=(sender,),
             )
         if gathering.kind not in ("", kind):
@@ -323,7 +323,7 @@ class Links:
             if self._seals and claimed.kind is Kind.ABORT and claimed.session == _UNNAMED:
                 raise RunStoppedError(
                     f"agreement: {sender} stopped the run before its links were sealed, and says "
-                    f"without a seal: {plain_text(body, _REASON_LETTERS)}",
+                    f"without a seal: {quote_reason(body, _REASON_LETTERS)}",
                     left=(sender,),
                 )
             ends = (claimed.session, claimed.sender, claimed.receiver)

@@ -21,7 +21,7 @@ import msgpack
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.seal import SEAL_OVERHEAD_BYTES, Identity, SealedLink, fresh_run_key, verify
-from secure_apfed.exchange.envelope import plain_text
+from secure_apfed.exchange.envelope import quote_reason
 from secure_apfed.exchange.resumable_link import MOST_FRAME, Connection
 
 MOST_SEALED = MOST_FRAME + SEAL_OVERHEAD_BYTES
@@ -195,7 +195,7 @@ def read_before(connection: Connection, deadline: float) -> bytes:
         raise TimeoutError("the other end is silent")
     message = connection.recv_bytes()
     if message.startswith(_REFUSED):
-        raise ConnectionRefusedError(plain_text(message.removeprefix(_REFUSED)))
+        raise ConnectionRefusedError(quote_reason(message.removeprefix(_REFUSED)))
     return message
 
 
@@ -229,7 +229,7 @@ class _Sealed:
             opened = self._link.open(frame, sequence=self._came, associated=b"")
         except RemoteProtocolError as error:
             if frame.startswith(_REFUSED):  # the other end has read the proof by now
-                raise ConnectionRefusedError(plain_text(frame.removeprefix(_REFUSED))) from None
+                raise ConnectionRefusedError(quote_reason(frame.removeprefix(_REFUSED))) from None
             # Whoever altered it is on the way, not the peer: another connection may do.
             raise ConnectionAbortedError(
                 f"frame {self._came} of {self._link.peer} was altered, lost or repeated on the way"

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, refuse_long
+from secure_apfed.peer_text import check_host, quote_text
 
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
@@ -143,17 +144,31 @@ def parse_address(text: str) -> Address:
     numbered = port.isascii() and port.isdecimal() and 0 < int(port) < 2**16
     if not colon or not bare or not numbered:
         raise LocalProtocolError(
-            f"an address is host:port, such as 127.0.0.1:47001 or [::1]:47001, got {text!r}"
+            "an address is host:port, such as 127.0.0.1:47001 or [::1]:47001, got "
+            f"{quote_text(text)}"
         )
     if bare != host or ":" in host:
+        _check_ipv6(bare if bare != host else "", text)
+    else:
         try:
-            IPv6Address(bare if bare != host else "")
-        except ValueError:
-            raise LocalProtocolError(
-                "an IPv6 address stands in brackets before its port, such as [::1]:47001, got "
-                f"{text!r}"
-            ) from None
+            check_host(host)
+        except ValueError as error:
+            raise LocalProtocolError(f"an address is host:port; {error}") from None
     return bare, int(port)
+
+
+def _check_ipv6(bare: str, text: str) -> None:
+    """Raise LocalProtocolError unless this is an IPv6 address, with a zone's name at most."""
+    _, _, zone = bare.partition("%")
+    try:
+        IPv6Address(bare)
+        if zone:
+            check_host(zone)
+    except ValueError:
+        raise LocalProtocolError(
+            "an IPv6 address stands in brackets before its port, such as [::1]:47001, got "
+            f"{quote_text(text)}"
+        ) from None
 
 
 def spell_address(address: Address) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from apfed_protocols.errors import PartyLeftError
+from apfed_protocols.errors import LocalProtocolError, PartyLeftError
 from apfed_protocols.seal import Identity
 from secure_apfed.audit_log import FILE_NAME, AuditLog
 from secure_apfed.config import Config
@@ -47,7 +47,10 @@ if TYPE_CHECKING:
 
 
 def _address(text: str) -> str:
-    parse_address(text)
+    try:
+        parse_address(text)
+    except LocalProtocolError as error:
+        raise ValueError(str(error)) from None
     return text
 
 

@@ -10,15 +10,16 @@ from: files that were altered, mixed up or made by somebody else, as far as peop
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.seal import Identity, verify
 from secure_apfed.between.certificates import (
     Credentials,
@@ -40,6 +41,7 @@ from secure_apfed.files import make_private, read_bytes, read_json, to_json, wri
 from secure_apfed.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, in_words
 from secure_apfed.methods import METHODS, roles_of
 from secure_apfed.names import Name
+from secure_apfed.peer_text import check_version, escape_text, find_unprintable, quote_text
 from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.runs.party import ANSWERED, PartyFile, Place, shape_of
 from secure_apfed.settings import EACH_ALONE, Settings
@@ -50,6 +52,11 @@ _PARTY, _TABLE = "party.yaml", "table.safetensors"
 _CA, _CERTIFICATE, _KEY, _RELAY = "ca.pem", "certificate.pem", "key.pem", "relay"
 _PURPOSE = b"project v1"
 _MOST_BYTES = 2**20
+_MOST_PLACE = 200
+_HEX_32 = re.compile("[0-9a-f]{64}")
+_NOT_LOOKED_AT = frozenset(
+    {"request", "relay_request", "certificate", "ca", "certificates", "answers", "proposal"}
+)
 _Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Pem = Annotated[str, Field(max_length=2**15, pattern=r"^[\n -~]*$")]
 # Of one party, and yet the same at all: a name, and what chooses the intersection.
@@ -75,7 +82,9 @@ class _Document(Settings):
     """What `party` signs by its `identity`."""
 
     kind: str
-    version: str = Field(default_factory=lambda: metadata.version("secure-apfed"))
+    version: Annotated[str, AfterValidator(check_version)] = Field(
+        default_factory=lambda: metadata.version("secure-apfed")
+    )
     party: Name
     identity: _Hex32
 
@@ -206,29 +215,39 @@ class Signed(Settings):
         write_atomically(path, to_json(self.model_dump(mode="json"), indent=1).encode() + b"\n")
 
     def opened(self, kind: type[_DocumentT], source: object) -> _DocumentT:
-        """What was signed. Raises RemoteProtocolError: another kind of document, of another
-        version, malformed, or altered since.
+        """Return what was signed. Nothing of it is used or shown before its signature fits.
+
+        Raises:
+            RemoteProtocolError: altered since, of another kind, of another version, or malformed.
         """
-        wanted, found = kind.model_fields["kind"].default, str(self.document.get("kind"))[:40]
-        theirs, ours = str(self.document.get("version"))[:40], metadata.version("secure-apfed")
-        wrong = ""
-        if found != wanted:
-            wrong = f"expected a file of the kind {wanted!r}, got {found!r}"
-        elif theirs != ours:
-            wrong = (
-                f"version {theirs} of secure-apfed wrote it, and here is {ours}; all parties of a "
-                f"run have one: pip install secure-apfed=={theirs}, or ask for another file"
-            )
-        if wrong:
-            raise RemoteProtocolError(f"{source}: {wrong}")
+        wanted = kind.model_fields["kind"].default
+        self._verify(source)
         try:
+            _require_kind(self.document, wanted)
             content = kind.model_validate_json(json.dumps(self.document), strict=True)
-        except (ValidationError, ConfigError) as error:
-            raise RemoteProtocolError(f"{source}: is no {wanted}: {_first_of(error)}") from None
-        key, signature = bytes.fromhex(content.identity), bytes.fromhex(self.signature)
-        signed = (wanted.encode(), _canonical(self.document))
-        verify(key, signature, _PURPOSE, *signed, signer=content.party)
+        except (ValueError, ConfigError, LocalProtocolError) as error:
+            raise RemoteProtocolError(f"{source}: {_wrong_document(error, wanted)}") from None
         return content
+
+    def _verify(self, source: object) -> None:
+        """Raise RemoteProtocolError unless the key that the file names signed its document."""
+        identity, kind = self.document.get("identity"), self.document.get("kind")
+        if not isinstance(identity, str) or not _HEX_32.fullmatch(identity):
+            raise RemoteProtocolError(
+                f"{source}: names no key by which it is signed (identity: 64 digits in hex); ask "
+                "who sent it for the file again"
+            )
+        purpose = kind.encode("utf-8", "replace") if isinstance(kind, str) else b""
+        try:
+            signature = bytes.fromhex(self.signature)
+            signed = (purpose, _canonical(self.document))
+            verify(bytes.fromhex(identity), signature, _PURPOSE, *signed, signer="its sender")
+        except RemoteProtocolError:
+            raise RemoteProtocolError(
+                f"{source}: its signature does not fit the key that it names ({identity[:16]}...): "
+                "it was altered, or somebody else made it; ask who sent it for the file again, and "
+                "compare its words by telephone"
+            ) from None
 
 
 class Sealed(_Document):
@@ -240,7 +259,7 @@ class Sealed(_Document):
     kind: Literal["sealed project"] = "sealed project"
     proposal: Signed
     answers: dict[Name, Signed]
-    ca: str
+    ca: Annotated[str, Field(max_length=2**20, pattern=r"^[\n -~]*$")]
     certificates: dict[Name, _Pem]
 
     @cached_property
@@ -284,6 +303,44 @@ class Sealed(_Document):
         if lacking := [name for name in proposal.roles if name not in self.answers]:
             raise ValueError(f"there is no answer of {', '.join(lacking)}; ask for it")
         return self
+
+
+def _require_kind(document: Mapping[str, Any], wanted: str) -> None:
+    """Raise ValueError: the document is of another kind or version, or holds hidden characters."""
+    found = document.get("kind")
+    if found != wanted:
+        raise ValueError(
+            f"expected a file of the kind {wanted!r}, got {quote_text(found, most=40)}"
+        )
+    theirs, ours = document.get("version"), metadata.version("secure-apfed")
+    if not isinstance(theirs, str):
+        raise ValueError(f"version: expected a text, got {quote_text(theirs)}")
+    if check_version(theirs) != ours:
+        raise ValueError(
+            f"version {theirs} of secure-apfed wrote it, and here is {ours}; all parties of a run "
+            "have one version: agree on it by telephone, install it as docs/keep-running.md says "
+            "under Upgrade, or ask for a file of this one"
+        )
+    if hidden := next(find_unprintable(_without_pems(document)), None):
+        raise ValueError(
+            f"{hidden}: holds characters that are not shown, as control characters or line breaks; "
+            "leave them out"
+        )
+
+
+def _without_pems(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document without certificates and requests, which have a pattern of their own.
+
+    Documents within a sealed project are looked at where they are opened.
+    """
+    return {key: value for key, value in document.items() if key not in _NOT_LOOKED_AT}
+
+
+def _wrong_document(error: Exception, wanted: str) -> str:
+    """Return what is wrong with a document, in a sentence."""
+    if isinstance(error, ValidationError | ConfigError):
+        return f"is no {wanted}: {_first_of(error)}"
+    return str(error)
 
 
 def shared_settings(config: Config) -> dict[str, Any]:
@@ -507,4 +564,5 @@ def _first_of(error: ValidationError | ConfigError) -> str:
         return str(error)
     first = error.errors()[0]
     said = first["msg"].removeprefix("Value error, ")
-    return ": ".join(filter(None, (".".join(map(str, first["loc"])), said)))
+    place = escape_text(".".join(map(str, first["loc"]))[:_MOST_PLACE])
+    return ": ".join(filter(None, (place, said)))

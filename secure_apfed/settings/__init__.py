@@ -24,6 +24,7 @@ __all__ = [
     "unknown_name",
 ]
 
+_MOST_SHOWN = 80
 SilentPassive: TypeAlias = Literal["stop", "wait", "recover"]
 """What the silence of a passive does to a run; see `secure_apfed.contract.Contract`."""
 
@@ -77,5 +78,6 @@ def did_you_mean(given: str, known: Iterable[str], *, cutoff: float = 0.5) -> st
 def unknown_name(given: str, known: Iterable[str]) -> str:
     """Return what to say of a name that is not in a table."""
     known = list(known)
-    guess = did_you_mean(given, known)
-    return f"{given!r} is unknown; {f'{guess} ' if guess else ''}Known are {', '.join(known)}"
+    shown = given[:_MOST_SHOWN]
+    guess = did_you_mean(shown, known)
+    return f"{shown!r} is unknown; {f'{guess} ' if guess else ''}Known are {', '.join(known)}"

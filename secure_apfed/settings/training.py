@@ -213,8 +213,8 @@ class SumSettings(Settings):
         noise: differential privacy for the passives' features; null: none.
     """
 
-    scheme: str = "ckks"
-    masks: str = "none"
+    scheme: str = Field("ckks", max_length=32)
+    masks: str = Field("none", max_length=32)
     clip: float | None = Field(1.0, gt=0)
     bits: int = Field(16, ge=2, le=24)
     allow_single_passive: bool = False

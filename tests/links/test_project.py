@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from apfed_protocols.seal import fresh_identity
 from secure_apfed.between.certificates import Authority, make_authority
 from secure_apfed.cli import execute
 from secure_apfed.config.file import load_config_text
@@ -113,6 +114,18 @@ def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     content = json.loads(path.read_text())
     change(content["document"])
     path.write_text(json.dumps(content))
+    return path
+
+
+def signed(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """The same, signed by a key of whoever changed it, as anybody can."""
+    content = json.loads(path.read_text())["document"]
+    identity = fresh_identity()
+    content["identity"] = identity.public.hex()
+    change(content)
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    signature = identity.sign(b"project v1", str(content["kind"]).encode(), canonical)
+    path.write_text(json.dumps({"document": content, "signature": signature.hex()}))
     return path
 
 
@@ -228,22 +241,24 @@ def _archive(path: Path) -> None:
     shutil.move(f"{path}.zip", path)
 
 
+UNSIGNED = "mail.json: its signature does not fit the key that it names"
 HARMED: list[tuple[Callable[[Path], object], str]] = [
-    (lambda path: edited(path, lambda said: said["settings"]["train"].update(epochs=90)),
-     "what bank signed does not fit"),
-    (lambda path: edited(path, lambda said: said.update(version="0.0.9")),
+    (lambda path: edited(path, lambda said: said["settings"]["train"].update(epochs=90)), UNSIGNED),
+    (lambda path: edited(path, lambda said: said.update(version="0.0.9")), UNSIGNED),
+    (lambda path: edited(path, lambda said: said.update(kind="answer")), UNSIGNED),
+    (lambda path: edited(path, lambda said: said.update(identity="0" * 64)), UNSIGNED),
+    (lambda path: edited(path, lambda said: said.update(identity="../etc")), "names no key by whi"),
+    (lambda path: signed(path, lambda said: said.update(version="0.0.9")),
      "version 0.0.9 of secure-apfed wrote it, and here is"),
-    (lambda path: edited(path, lambda said: said.update(kind="answer")),
+    (lambda path: signed(path, lambda said: said.update(kind="answer")),
      "expected a file of the kind 'proposal', got 'answer'"),
-    (lambda path: edited(path, lambda said: said.update(party="../../etc")),
+    (lambda path: signed(path, lambda said: said.update(party="../../etc")),
      "is no proposal: party: expected a name"),
-    (lambda path: edited(path, lambda said: said.update(identity="0" * 64)),
-     "what bank signed does not fit"),
-    (lambda path: edited(path, lambda said: said["settings"].update(method="walk")),
+    (lambda path: signed(path, lambda said: said["settings"].update(method="walk")),
      "'walk' is unknown"),
-    (lambda path: edited(path, lambda said: said["settings"]["data"].update(folder="/etc")),
+    (lambda path: signed(path, lambda said: said["settings"]["data"].update(folder="/etc")),
      "data.folder is what each party says for itself"),
-    (lambda path: edited(path, lambda said: said["settings"]["data"]["parties"].update(
+    (lambda path: signed(path, lambda said: said["settings"]["data"]["parties"].update(
         shop={"file": "/etc/passwd"})), "data.parties.shop.file"),
     (_archive, "is an archive; unpack it"),
     (lambda path: path.write_text("[" * 100_000), "is not JSON.*; ask who sent it for the file ag"),
@@ -305,7 +320,7 @@ def test_answers_that_do_not_fit_are_refused(here: Organisations, tmp_path: Path
     with pytest.raises(Exception, match="is of another proposal than"):
         project.accept(sealed, "shop", elsewhere.home("shop"))
     edited(sealed, lambda said: said.update(ca=make_authority().certificate.decode()))
-    with pytest.raises(Exception, match="what bank signed does not fit"):
+    with pytest.raises(Exception, match="its signature does not fit the key that it names"):
         project.accept(sealed, "clinic", here.home("clinic"))
     with pytest.raises(Exception, match="has expired at"):
         project.seal(list(answers.values()), bank, days=-1)

@@ -1,0 +1,104 @@
+"""Text that somebody else wrote: how it is checked, and how it is shown.
+
+Run by: whoever reads a file or a message of another party, or shows a part of one. Protects from:
+text that a terminal obeys (escape sequences), that looks like a line of ours (line breaks), that
+reads in another order than it has (bidirectional marks), or that is taken for part of a command.
+No command that this program prints holds text of another party; everything else of another party's
+is shown by `quote_text`.
+
+Example:
+    >>> quote_text("all is well\\x1b[2J\\nsecure-apfed: ok")
+    "'all is well\\\\x1b[2J\\\\nsecure-apfed: ok'"
+    >>> check_version("0.1.1 -i http://203.0.113.9/s")
+    Traceback (most recent call last):
+    ValueError: expected a version such as 0.1.1, got '0.1.1 -i http://203.0.113.9/s'
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["check_host", "check_version", "escape_text", "find_unprintable", "quote_text"]
+
+_MOST_LETTERS = 80
+_MOST_VERSION_LETTERS = 64
+_MOST_HOST_LETTERS = 253
+_MOST_LEVELS = 64
+_NUMBER = "(?:0|[1-9][0-9]*)"
+# The canonical form of PEP 440, Appendix B, with a local version behind it.
+_VERSION = re.compile(
+    rf"(?:[1-9][0-9]*!)?{_NUMBER}(?:\.{_NUMBER})*(?:(?:a|b|rc){_NUMBER})?(?:\.post{_NUMBER})?"
+    rf"(?:\.dev{_NUMBER})?(?:\+[a-z0-9]+(?:\.[a-z0-9]+)*)?"
+)
+_HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?\.?")
+
+
+def escape_text(text: str, *, keep: str = "") -> str:
+    r"""Return the text with everything that is not printable written as an escape.
+
+    Control characters, line breaks, bidirectional marks, characters without a width and lone
+    surrogates become \n, \x1b or \u202e. `keep`: characters that stay all the same.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character in keep else _escape(character)
+        for character in text
+    )
+
+
+def quote_text(text: object, *, most: int = _MOST_LETTERS) -> str:
+    """Return what another party wrote, in quotes, escaped and shortened to `most` letters.
+
+    A value that is no text is shown as Python writes it, under the same rules.
+    """
+    if not isinstance(text, str):
+        return escape_text(repr(text)[:most])
+    shortened = text if len(text) <= most else text[: most - 3] + "..."
+    return escape_text(repr(shortened))
+
+
+def find_unprintable(value: Any, where: str = "", *, level: int = 0) -> Iterator[str]:
+    """Yield the places in plain values whose text is not printable, or that lie too deep.
+
+    Keys count as text. A place is a dotted path, escaped.
+    """
+    if level > _MOST_LEVELS:
+        yield f"{where} (more than {_MOST_LEVELS} levels deep)"
+    elif isinstance(value, str):
+        if not value.isprintable():
+            yield where
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            name = escape_text(str(key)[:_MOST_LETTERS])
+            place = f"{where}.{name}" if where else name
+            if not str(key).isprintable():
+                yield f"the name {place}"
+            yield from find_unprintable(item, place, level=level + 1)
+    elif isinstance(value, list | tuple):
+        for at, item in enumerate(value):
+            yield from find_unprintable(item, f"{where}.{at}", level=level + 1)
+
+
+def check_version(text: str) -> str:
+    """Return a version in the canonical form of PEP 440; ValueError: it has another form."""
+    if len(text) > _MOST_VERSION_LETTERS or not _VERSION.fullmatch(text):
+        raise ValueError(f"expected a version such as 0.1.1, got {quote_text(text)}")
+    return text
+
+
+def check_host(host: str) -> str:
+    """Return a host's name or IPv4 address; ValueError: it has another form.
+
+    An international name stands here as it does in the DNS (xn--...).
+    """
+    if len(host) > _MOST_HOST_LETTERS or not _HOST.fullmatch(host):
+        raise ValueError(
+            "expected a host of letters (a-z, A-Z), digits, '-', '_' and '.', an international "
+            f"name as xn--..., got {quote_text(host)}"
+        )
+    return host
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
