@@ -8,13 +8,14 @@ A later session of the same run (after a restart) has a contract of its own.
 import hashlib
 import json
 import math
-from typing import Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, PositiveInt, model_validator
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.names import Name, check_parties
 from secure_apfed.settings import Settings, SilentPassive
+from secure_apfed.settings.protection import NOBODY, FollowsFrom
 from secure_apfed.settings.training import ObjectiveSettings
 
 AGGREGATOR = "aggregator"
@@ -31,10 +32,10 @@ class Participant(Settings):
         public_key: the X25519 public key of its links in this session, hex.
     """
 
-    name: Name
-    role: PartyRole
-    identity: str = Field(pattern="^[0-9a-f]{64}$")
-    public_key: str = Field(pattern="^[0-9a-f]{64}$")
+    name: Annotated[Name, NOBODY]
+    role: Annotated[PartyRole, NOBODY]
+    identity: Annotated[str, NOBODY] = Field(pattern="^[0-9a-f]{64}$")
+    public_key: Annotated[str, NOBODY] = Field(pattern="^[0-9a-f]{64}$")
 
     @model_validator(mode="after")
     def _name_fits(self) -> Self:
@@ -58,13 +59,19 @@ class RepresentationTerms(Settings):
             null.
     """
 
-    shape: tuple[PositiveInt, ...] = Field(min_length=1)
-    dtype: Literal["float32", "float64"]
-    minimum_norm: float = Field(ge=0, allow_inf_nan=False)
-    maximum_norm: float = Field(gt=0, allow_inf_nan=False)
-    minimum_spread: float = Field(0.0, ge=0, lt=1)
-    rows: int | None = Field(None, ge=1, le=2**40)
-    features: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    shape: Annotated[
+        tuple[PositiveInt, ...], FollowsFrom(("model.representation", "model.projection"))
+    ] = Field(min_length=1)
+    dtype: Annotated[Literal["float32", "float64"], FollowsFrom(("train.precision",))]
+    minimum_norm: Annotated[float, FollowsFrom(("guard.mechanism",))] = Field(
+        ge=0, allow_inf_nan=False
+    )
+    maximum_norm: Annotated[float, FollowsFrom(("guard.clip",))] = Field(gt=0, allow_inf_nan=False)
+    minimum_spread: Annotated[float, FollowsFrom(("rules.minimum_spread",))] = Field(
+        0.0, ge=0, lt=1
+    )
+    rows: Annotated[int | None, NOBODY] = Field(None, ge=1, le=2**40)
+    features: Annotated[str | None, NOBODY] = Field(None, pattern="^[0-9a-f]{64}$")
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> Self:
@@ -83,7 +90,7 @@ class PassiveTerms(Settings):
     """What one passive does: its objective (null under TVFL) and lambda_p, which it applies."""
 
     objective: ObjectiveSettings | None
-    weight: float = Field(ge=0)
+    weight: Annotated[float, FollowsFrom(("passives.*.weight",))] = Field(ge=0)
     representation: RepresentationTerms
 
 
@@ -95,8 +102,8 @@ class Resumption(Settings):
         step: the next one.
     """
 
-    run: str = Field(pattern="^[0-9a-f]{64}$")
-    step: int = Field(ge=0, strict=True)
+    run: Annotated[str, NOBODY] = Field(pattern="^[0-9a-f]{64}$")
+    step: Annotated[int, NOBODY] = Field(ge=0, strict=True)
 
 
 class Contract(Settings):
@@ -125,20 +132,24 @@ class Contract(Settings):
     """
 
     schema_version: Literal[2] = 2
-    session: str = Field(min_length=1, max_length=256)
+    session: Annotated[str, NOBODY] = Field(min_length=1, max_length=256)
     participants: tuple[Participant, ...]
     passives: dict[str, PassiveTerms]
-    settings: dict[str, Any]
-    secure_sum: dict[str, Any]
-    minimum_batch: int = Field(ge=1)
-    epochs: int = Field(ge=1)
-    batch_size: int = Field(ge=1)
-    spare_answers: int = Field(0, ge=0)
-    silent_passive: SilentPassive = "stop"
-    patience_s: float | None = Field(None, gt=0, le=86_400)
-    restarts: int = Field(0, ge=0)
+    settings: Annotated[dict[str, Any], FollowsFrom(("*",))]
+    secure_sum: Annotated[
+        dict[str, Any], FollowsFrom(("secure_sum.scheme", "secure_sum.clip", "secure_sum.bits"))
+    ]
+    minimum_batch: Annotated[int, FollowsFrom(("rules.minimum_batch",))] = Field(ge=1)
+    epochs: Annotated[int, FollowsFrom(("train.epochs",))] = Field(ge=1)
+    batch_size: Annotated[int, FollowsFrom(("train.batch_size",))] = Field(ge=1)
+    spare_answers: Annotated[int, FollowsFrom(("rules.spare_answers",))] = Field(0, ge=0)
+    silent_passive: Annotated[SilentPassive, FollowsFrom(("rules.silent_passive",))] = "stop"
+    patience_s: Annotated[float | None, FollowsFrom(("rules.patience_s",))] = Field(
+        None, gt=0, le=86_400
+    )
+    restarts: Annotated[int, FollowsFrom(("rules.restarts",))] = Field(0, ge=0)
     resumes: Resumption | None = None
-    predicts: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    predicts: Annotated[str | None, NOBODY] = Field(None, pattern="^[0-9a-f]{64}$")
 
     @model_validator(mode="after")
     def _parties_fit(self) -> Self:

@@ -30,7 +30,7 @@ MOST_BYTES = 2**34
 # A byte of JSON may take twenty in memory.
 MOST_JSON_BYTES = 2**24
 # Of a run, of a study of runs, of a party.
-_OURS = ("config.yaml", "result.json", "study.yaml", "identity.pem")
+_OURS = ("config.yaml", "result.json", "study.yaml", "identity.pem", "party.yaml")
 _DIGITS = 20
 _CHUNK = 2**20
 PartT = TypeVar("PartT")

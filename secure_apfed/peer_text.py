@@ -1,4 +1,4 @@
-"""Text that somebody else wrote: how it is checked, and how it is shown.
+r"""Text that somebody else wrote: how it is checked, and how it is shown.
 
 Run by: whoever reads a file or a message of another party, or shows a part of one. Protects from:
 text that a terminal obeys (escape sequences), that looks like a line of ours (line breaks), that
@@ -7,8 +7,8 @@ No command that this program prints holds text of another party; everything else
 is shown by `quote_text`.
 
 Example:
-    >>> quote_text("all is well\\x1b[2J\\nsecure-apfed: ok")
-    "'all is well\\\\x1b[2J\\\\nsecure-apfed: ok'"
+    >>> quote_text("all is well\x1b[2J\nsecure-apfed: ok")
+    "'all is well\\x1b[2J\\nsecure-apfed: ok'"
     >>> check_version("0.1.1 -i http://203.0.113.9/s")
     Traceback (most recent call last):
     ValueError: expected a version such as 0.1.1, got '0.1.1 -i http://203.0.113.9/s'

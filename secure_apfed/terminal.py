@@ -24,6 +24,7 @@ from secure_apfed.peer_text import escape_text
 if TYPE_CHECKING:
     from secure_apfed.phases import Phases
     from secure_apfed.planning.forecast import Forecast
+    from secure_apfed.settings.protection import Departure
 
 INTERRUPTED = 130
 RESEARCH_MODULES = ("matplotlib", "jinja2", "adjustText", "joblib", "dp_accounting")
@@ -188,6 +189,16 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
                 for way in told.intersections
             ],
         )  # fmt: skip
+
+
+def show_departures(departures: Sequence["Departure"]) -> None:
+    """Print the settings that protect less than by default on stdout, or that there are none."""
+    title = "\nProtects less than by default"
+    if departures:
+        columns = ("setting", "is", "default", "protects", "what less means")
+        show_rows(title, columns, [each.row for each in departures])
+    else:
+        show_rows(f"{title}: nothing", (), [])
 
 
 def show_phases(phases: "Phases") -> None:

@@ -152,6 +152,7 @@ def _forecast(
     baselines: bool,
 ) -> dict[str, Any]:  # fmt: skip
     from secure_apfed.planning.forecast import forecast
+    from secure_apfed.settings.protection import find_departures
 
     if baselines:
         from apfed_experiments.solo import seconds_alone
@@ -159,12 +160,15 @@ def _forecast(
         planned = forecast(config, shapes, alone=partial(seconds_alone, config))
     else:
         planned = forecast(config, shapes)
+    departures = find_departures(config)
     if not quiet:
         terminal.show_forecast(config.name, planned, links=links)
+        terminal.show_departures(departures)
         for warning in planned.warnings:
             terminal.show_note(f"note: {warning}")
     promises = [promise.as_json() for promise in planned.promises]
-    return {**asdict(planned), "promises": promises}
+    departed = [asdict(each) for each in departures]
+    return {**asdict(planned), "promises": promises, "departures": departed}
 
 
 def _rehearsed(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, Any]:

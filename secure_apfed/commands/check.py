@@ -82,7 +82,7 @@ class _Checks:
     def all(self, meet_s: float | None) -> Iterator[Finding]:
         told = f"{self.role} of {self.config.method.title}, version {_version()}"
         yield Finding("settings", "settings", "ok", told)
-        for examine in (self._contract, self._table, self._folder, self._certificate):
+        for examine in (self._limits, self._contract, self._table, self._folder, self._certificate):
             yield from self._tried(examine.__name__.strip("_"), examine)
         if meet_s is not None and not self.code:
             yield from self._tried("meeting", partial(self._meeting, meet_s))
@@ -100,6 +100,19 @@ class _Checks:
                 self.code = self.code or terminal.failure_of(error).code
                 yield Finding(name, name, "missing", str(error))
         yield from (Finding(name, name, "optional", str(one.message)) for one in warned)
+
+    def _limits(self) -> Iterator[Finding]:
+        """What protects less than by default, and whether the party's own file allows it."""
+        from secure_apfed.runs.party import require_own_limits
+        from secure_apfed.settings.protection import find_departures
+
+        require_own_limits(self.file, self.config)
+        for each in find_departures(self.config):
+            told = f"{each.value}, by default {each.default}; protects {each.whom}: {each.means}"
+            yield Finding("limits", each.setting, "optional", told)
+        for organisation, conflict in self.sealed.proposed.conflicts if self.sealed else ():
+            told = f"{organisation} runs {' and '.join(conflict.parties)}: they {conflict.gets}"
+            yield Finding("limits", "one organisation", "optional", told)
 
     def _contract(self) -> Iterator[Finding]:
         """Whether what it would sign is what the sealed project says."""

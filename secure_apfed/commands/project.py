@@ -5,6 +5,7 @@ Part of the composition root: what a party would learn is read from the report's
 
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -37,6 +38,13 @@ _BY_OPTION = {
 _As = Annotated[str, typer.Option("--as", metavar="NAME", help="Which party this is.")]
 _Folder = Annotated[Path | None, typer.Option(help="The party's own; NAME unless given.")]
 _Columns = Annotated[bool, typer.Option("--columns", help="Tell the others the names of columns.")]
+_Together = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-together", metavar="NAME+NAME",
+        help="Parties that one organisation may run although it reads more; may be repeated.",
+    ),
+]  # fmt: skip
 _Certificates = Annotated[
     Path | None,
     typer.Option(help="Folder with certificate.pem, key.pem and ca.pem of its own authority."),
@@ -58,6 +66,7 @@ def new(
         list[str] | None,
         typer.Option(metavar="NAME=ORGANISATION", help="Who runs the aggregator, or the dealer."),
     ] = None,
+    together: _Together = None,
     folder: _Folder = None,
     columns: _Columns = False,
     certificates: _Certificates = None,
@@ -73,7 +82,7 @@ def new(
     proposal = propose(
         config, party, home, certificates=certificates, columns=columns, relay_by=relay_by,
         relay=dialled, addresses=_pairs("--at", at or ()), run_by=_pairs("--run-by", run_by or ()),
-        show=partial(_tell, party=party, as_json=as_json),
+        together=_groups(together or ()), show=partial(_tell, party=party, as_json=as_json),
     )  # fmt: skip
     if not as_json:
         others = ", ".join(name for name in proposal.roles if name != party)
@@ -122,6 +131,7 @@ def join(
         typer.Option(help="The organiser's or the whole project's, as told by telephone."),
     ] = None,
     certificates: _Certificates = None,
+    together: _Together = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer a proposal, or take over the sealed project: the file says which of the two it is."""
@@ -143,6 +153,7 @@ def join(
         proposal = project.answer(
             file, party, home, columns=columns, certificates=certificates,
             table={key: value for key, value in own.items() if value is not None},
+            together=_groups(together or ()),
             show=partial(_tell, party=party, as_json=as_json),
         )  # fmt: skip
     except DataError as error:
@@ -209,6 +220,16 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def _groups(given: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Return the parties that each option names."""
+    groups = tuple(tuple(text.split("+")) for text in given)
+    if any(len(group) < 2 or not all(group) for group in groups):
+        raise ConfigError(
+            f"--allow-together {' '.join(given)}: expected two names or more, as bank+aggregator"
+        )
+    return groups
+
+
 def _tell(
     proposal: "Proposal", config: "Config", own: "TableShape | None", *, party: str, as_json: bool
 ) -> None:
@@ -218,6 +239,7 @@ def _tell(
     from apfed_experiments.report.who_learns import COALITIONS, RunFacts
     from secure_apfed.planning.forecast import forecast
     from secure_apfed.settings.data import TableShape
+    from secure_apfed.settings.protection import find_departures
 
     links: tuple[Link, ...] = ()
     with warnings.catch_warnings():
@@ -236,13 +258,29 @@ def _tell(
             (each.who, each.learns) for each in COALITIONS if each.holds(facts)
         ],
     }
+    departures, organisations = find_departures(config), list(_organisations(proposal))
     if as_json:
-        terminal.print_json({"words": proposal.words, "asked": asked, "learnt": learnt})
+        terminal.print_json({
+            "words": proposal.words, "asked": asked, "learnt": learnt,
+            "departures": [asdict(each) for each in departures], "organisations": organisations,
+        })  # fmt: skip
         return
     terminal.show_rows(f"{config.name}: what is asked of {party}", ("", ""), list(asked.items()))
+    terminal.show_departures(departures)
+    for sentence in organisations:
+        terminal.show_note(f"note: {sentence}")
     for title, rows in learnt.items():
         columns = ("who", "can read", "what remains open")[: len(rows[0]) if rows else 1]
         terminal.show_rows(f"\n{title}", columns, rows)
+
+
+def _organisations(proposal: "Proposal") -> Iterator[str]:
+    """Yield what an organisation reads by parties that it was allowed to run together."""
+    for organisation, conflict in proposal.conflicts:
+        yield (
+            f"{organisation} runs {' and '.join(conflict.parties)}, which was allowed by name: "
+            f"together they {conflict.gets}"
+        )
 
 
 def _asked(

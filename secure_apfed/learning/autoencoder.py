@@ -22,6 +22,7 @@ from secure_apfed.learning.descent import Compute, eager
 from secure_apfed.models import Enriched, Shape, family_for, output_shape
 from secure_apfed.seeds import seeded
 from secure_apfed.settings import THE_ACTIVE, Settings
+from secure_apfed.settings.protection import NOBODY
 from secure_apfed.settings.training import ModelSettings
 
 _ADAM = eager(torch.optim.Adam)
@@ -47,12 +48,12 @@ class DistillationSettings(Settings):
         learning_rate: of Adam; batch_size: rows of a step.
     """
 
-    loss: Annotated[Literal["mse", "mae"], THE_ACTIVE] = "mse"
-    weight: Annotated[float, Field(ge=0), THE_ACTIVE] = 1.0
-    classifier: Annotated[Literal["logistic", "strongest"], THE_ACTIVE] = "logistic"
-    epochs: int = Field(200, ge=1)
-    learning_rate: float = Field(1e-3, gt=0)
-    batch_size: int = Field(128, ge=1)
+    loss: Annotated[Literal["mse", "mae"], THE_ACTIVE, NOBODY] = "mse"
+    weight: Annotated[float, Field(ge=0), THE_ACTIVE, NOBODY] = 1.0
+    classifier: Annotated[Literal["logistic", "strongest"], THE_ACTIVE, NOBODY] = "logistic"
+    epochs: Annotated[int, NOBODY] = Field(200, ge=1)
+    learning_rate: Annotated[float, NOBODY] = Field(1e-3, gt=0)
+    batch_size: Annotated[int, NOBODY] = Field(128, ge=1)
 
     patience: ClassVar[int] = 10
     held_out: ClassVar[float] = 0.1

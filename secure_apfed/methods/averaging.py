@@ -16,7 +16,7 @@ a view, K classes, D numbers of a GRU's state.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -65,6 +65,7 @@ from secure_apfed.methods.sum_end import (
 from secure_apfed.methods.terms import check_passives, clip_of, require_own_terms
 from secure_apfed.models import SequenceEncoder, encoder_and_head
 from secure_apfed.seeds import derive_seed, seeded
+from secure_apfed.settings.protection import NOBODY
 from secure_apfed.settings.run import RunSettings
 
 _ONE = torch.zeros(1, dtype=torch.int64)
@@ -107,8 +108,8 @@ class SFedMvSettings(AveragingSettings):
     """
 
     name: Literal["s_fedmv"]
-    rounds: int = Field(20, ge=1)
-    local_epochs: int = Field(1, ge=1)
+    rounds: Annotated[int, NOBODY] = Field(20, ge=1)
+    local_epochs: Annotated[int, NOBODY] = Field(1, ge=1)
 
     title = "S-FedMV"
     network = "gru"

@@ -86,6 +86,7 @@ from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.seeds import one_thread, seeded
 from secure_apfed.settings import THE_ACTIVE
 from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings.protection import EVERYBODY, NOBODY, lower_is_less
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
 from secure_apfed.solo import TEACHERS, Baseline, SoloTask, chosen, scored_held_out, surely_better
@@ -111,7 +112,7 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
         network="selu", hidden=(64,), representation=128
     )
     passive: ModelSettings = ModelSettings(network="selu", hidden=(128,), representation=256)
-    joint: Annotated[tuple[int, ...], THE_ACTIVE] = (256,)
+    joint: Annotated[tuple[int, ...], THE_ACTIVE, NOBODY] = (256,)
 
     title = "APC-VFL"
     predicts_alone = True
@@ -144,7 +145,9 @@ class VFedTransSettings(MethodSettings, DistillationSettings):
     """
 
     name: Literal["vfedtrans"]
-    mask_rows: int = Field(1024, ge=2, le=MOST_MASK_ROWS)
+    mask_rows: Annotated[
+        int, lower_is_less(EVERYBODY, "smaller blocks of rows are hidden apart from each other")
+    ] = Field(1024, ge=2, le=MOST_MASK_ROWS)
 
     title = "VFedTrans"
     predicts_alone = True

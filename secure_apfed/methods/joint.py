@@ -40,7 +40,7 @@ rows.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -94,6 +94,7 @@ from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.method import FormSettings, MethodSettings, Side
 from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON
+from secure_apfed.settings.protection import NOBODY, PASSIVES, higher_is_less
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings, TrainSettings
 
@@ -830,8 +831,10 @@ class TeacherSettings(FormSettings):
 
     name: Literal["joint_teacher_sum"]
     model: ModelSettings = ModelSettings(network="linear", representation=16)
-    labels: str = HEAD
-    epsilon: float | None = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
+    labels: Annotated[str, NOBODY] = HEAD
+    epsilon: Annotated[
+        float | None, higher_is_less(PASSIVES, "the finished model tells more of them")
+    ] = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
 
     title = "joint teacher, summed"
     predicts_alone = True

@@ -68,6 +68,7 @@ from secure_apfed.models import encoder_and_head
 from secure_apfed.names import PartyName
 from secure_apfed.seeds import derive_seed, seeded
 from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings.protection import NOBODY
 from secure_apfed.settings.run import RunSettings
 
 Floats = NDArray[np.float64]
@@ -93,9 +94,9 @@ class MultiviewSettings(MethodSettings):
         draws_own: whether the labels draw the own pseudo-labels of who holds them, or the common.
     """
 
-    beta: float = Field(ge=0)
-    zeta: float = Field(gt=0)
-    eta: float = Field(gt=0)
+    beta: Annotated[float, NOBODY] = Field(ge=0)
+    zeta: Annotated[float, NOBODY] = Field(gt=0)
+    eta: Annotated[float, NOBODY] = Field(gt=0)
 
     predicts_alone = True
     network: ClassVar[str] = "identity"
@@ -129,7 +130,7 @@ class OneViewSettings(MultiviewSettings):
             active's too. They are above 0. All parties sign it, since Z is weighted by every zeta.
     """
 
-    parties: dict[PartyName, dict[_Weight, Annotated[float, Field(gt=0)]]] = {}
+    parties: Annotated[dict[PartyName, dict[_Weight, Annotated[float, Field(gt=0)]]], NOBODY] = {}
 
     averages = "pseudo-labels"
 
@@ -156,9 +157,9 @@ class MmvflSettings(OneViewSettings):
     """MMVFL: the labels draw the active's own pseudo-labels; see `OneViewSettings`."""
 
     name: Literal["mmvfl"]
-    beta: float = Field(1.0, ge=0)
-    zeta: float = Field(1000.0, gt=0)
-    eta: float = Field(1000.0, gt=0)
+    beta: Annotated[float, NOBODY] = Field(1.0, ge=0)
+    zeta: Annotated[float, NOBODY] = Field(1000.0, gt=0)
+    eta: Annotated[float, NOBODY] = Field(1000.0, gt=0)
 
     title = "MMVFL"
     takes_labels_of_passives = True
@@ -168,9 +169,9 @@ class MmvflSettings(OneViewSettings):
 class FedMvSettings(MultiviewSettings):
     """FedMV in its three forms: the labels draw the common pseudo-labels."""
 
-    beta: float = Field(4.0, ge=0)
-    zeta: float = Field(8.0, gt=0)
-    eta: float = Field(8.0, gt=0)
+    beta: Annotated[float, NOBODY] = Field(4.0, ge=0)
+    zeta: Annotated[float, NOBODY] = Field(8.0, gt=0)
+    eta: Annotated[float, NOBODY] = Field(8.0, gt=0)
 
 
 class VFedMvSettings(FedMvSettings, OneViewSettings):

@@ -84,6 +84,7 @@ from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.settings import THE_ACTIVE, unknown_name
 from secure_apfed.settings.method import FormSettings, MethodSettings
+from secure_apfed.settings.protection import ACTIVE, NOBODY, PASSIVES, higher_is_less
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import NoiseSettings
 from secure_apfed.solo import BASELINES
@@ -112,11 +113,15 @@ class VoteSettings(MethodSettings):
             person. So of any labeller that noises its weights.
     """
 
-    labeller: str = "spreading"
-    prior: Annotated[str, THE_ACTIVE] = _BEST_SOLO
-    help: Annotated[Literal["judged", "always"], THE_ACTIVE] = "judged"
-    epsilon: float | None = Field(None, gt=0)
-    weights_epsilon: float | None = Field(None, gt=0)
+    labeller: Annotated[str, NOBODY] = "spreading"
+    prior: Annotated[str, THE_ACTIVE, NOBODY] = _BEST_SOLO
+    help: Annotated[Literal["judged", "always"], THE_ACTIVE, NOBODY] = "judged"
+    epsilon: Annotated[float | None, higher_is_less(PASSIVES, "less noise is in a vote")] = Field(
+        None, gt=0
+    )
+    weights_epsilon: Annotated[
+        float | None, higher_is_less(ACTIVE, "less noise is in the weights that labels move")
+    ] = Field(None, gt=0)
 
     predicts_alone = True
 

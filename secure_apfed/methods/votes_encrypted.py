@@ -11,7 +11,7 @@ Letters: U rows to vote on, n of them labelled, F features of a passive, K class
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import msgpack
 import numpy as np
@@ -46,6 +46,7 @@ from secure_apfed.methods.votes import (
     VoteTerms,
 )
 from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.settings.protection import PASSIVES, lower_is_less
 
 _MOST_LABELLED = 4096
 _OPEN_AUDITS = 1  # after which a passive still takes part: each is a chance more for a cheat
@@ -61,7 +62,9 @@ class EncryptedVotesSettings(VoteSettings):
     """
 
     name: Literal["votes_encrypted"]
-    candidates: int | None = Field(None, ge=2, le=1024)
+    candidates: Annotated[
+        int | None, lower_is_less(PASSIVES, "an active that cheats is found out less often")
+    ] = Field(None, ge=2, le=1024)
 
     title = "votes on encrypted labels"
     opens_votes = "encrypted"

@@ -7,7 +7,7 @@ what the others hold it learns from their messages, as the contract says, and no
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -18,7 +18,7 @@ from apfed_protocols.seal import Identity
 from secure_apfed.audit_log import FILE_NAME, AuditLog
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config, load_settings_text
-from secure_apfed.config.plain_yaml import read_text
+from secure_apfed.config.plain_yaml import as_yaml, parse_yaml, read_text
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData, load_own_tables, read_own
 from secure_apfed.errors import ConfigError, DataError
@@ -41,6 +41,14 @@ from secure_apfed.runs.training_labels import answered_labels
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TableShape
+from secure_apfed.settings.protection import (
+    FollowsFrom,
+    Limit,
+    Protection,
+    Unprotective,
+    find_key_types,
+    require_limits,
+)
 
 if TYPE_CHECKING:
     from secure_apfed.between.certificates import Credentials
@@ -54,6 +62,7 @@ def _address(text: str) -> str:
     return text
 
 
+PARTY_FILE = "party.yaml"
 ANSWERED = "answer-{}.json"
 """In a party's folder, what it answered where a project was proposed."""
 Place: TypeAlias = Annotated[str, AfterValidator(_address)]
@@ -114,7 +123,44 @@ class ServeSettings(Settings):
     epsilon: float | None = Field(None, gt=0)
 
 
-class PartyFile(Settings):
+class OwnLimits(Settings):
+    """What no settings of a run may go below, by a party's own file.
+
+    Attributes:
+        minima: by setting, as `rules.minimum_batch: 20`: the least that this party takes part with.
+            Of a choice the one that protects least, as `party_seeds: secret`. `*` is any name.
+        maxima: of settings of which more protects less, as `rules.spare_answers: 2`.
+    """
+
+    minima: dict[str, Limit] = {}
+    maxima: dict[str, Limit] = {}
+
+    @classmethod
+    def read_early(cls, path: Path) -> "OwnLimits":
+        """Return the limits of a party's file that may hold nothing else yet, or be missing."""
+        said = parse_yaml(read_text(path), str(path))[0] if path.exists() else None
+        known = said if isinstance(said, dict) else {}
+        given = {key: known[key] for key in cls.model_fields if key in known}
+        return load_settings_text(cls, as_yaml(given or {"minima": {}}), source=str(path))
+
+    def require(self, config: Config, *, party: str, path: Path, ask: str) -> None:
+        """Refuse a run's settings that protect less. Raises ConfigError: names all of them."""
+        require_limits(
+            config, self.minima, self.maxima, known=protections(), party=party, file=str(path),
+            ask=ask,
+        )  # fmt: skip
+
+
+@cache
+def protections() -> Mapping[str, Protection | Unprotective | FollowsFrom | None]:
+    """Return the marks of all settings that there may be, by dotted path."""
+    found = dict(find_key_types(Config))
+    for method in METHODS.values():
+        found |= find_key_types(method.settings, "method.")
+    return found
+
+
+class PartyFile(OwnLimits):
     """All that one party needs to take part, in one YAML file of its own.
 
     Each party writes it for itself, or `prepare_parties` for a trial on one machine. Paths that are
@@ -142,6 +188,7 @@ class PartyFile(Settings):
             waits for somebody's answer to others is patient for up to eight of them.
         meet_s: how long to wait until all others are connected.
         serve: of joint predictions, after the training.
+        minima, maxima: see `OwnLimits`.
     """
 
     party: Name
@@ -449,6 +496,7 @@ def joined(
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
     status = status or StatusKeeper()
     config = load_config(file.config)
+    require_own_limits(file, config)
     rules, role = config.rules, role_of(file, config)
     resume = resume or (rules.restarts > 0 and PartyFolder(file.folder).holds_steps)
     with ExitStack() as stack:
@@ -520,6 +568,11 @@ async def _active(
     course = Course(session, labels, watch, state)
     await course.play()
     return course.result()
+
+
+def require_own_limits(file: PartyFile, config: Config) -> None:
+    """Refuse settings below the party's own limits. Raises ConfigError: names all of them."""
+    file.require(config, party=file.party, path=file.folder / PARTY_FILE, ask=file.active)
 
 
 def role_of(file: PartyFile, config: Config) -> PartyRole:

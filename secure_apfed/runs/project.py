@@ -28,6 +28,7 @@ from secure_apfed.between.certificates import (
     require_caller,
 )
 from secure_apfed.between.grpc_link import is_loopback
+from secure_apfed.coalitions import Conflict, find_conflicts
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_config_text
 from secure_apfed.config.plain_yaml import as_yaml, parse_yaml, read_text
@@ -43,12 +44,12 @@ from secure_apfed.methods import METHODS, roles_of
 from secure_apfed.names import Name
 from secure_apfed.peer_text import check_version, escape_text, find_unprintable, quote_text
 from secure_apfed.runs.folder import PartyFolder
-from secure_apfed.runs.party import ANSWERED, PartyFile, Place, shape_of
+from secure_apfed.runs.party import ANSWERED, PARTY_FILE, OwnLimits, PartyFile, Place, shape_of
 from secure_apfed.settings import EACH_ALONE, Settings
 from secure_apfed.settings.data import TABLES, TableShape
 
 ANSWER, PROPOSAL, SEALED, RUN = ANSWERED, "proposal.json", "sealed.json", "run.yaml"
-_PARTY, _TABLE = "party.yaml", "table.safetensors"
+_TABLE = "table.safetensors"
 _CA, _CERTIFICATE, _KEY, _RELAY = "ca.pem", "certificate.pem", "key.pem", "relay"
 _PURPOSE = b"project v1"
 _MOST_BYTES = 2**20
@@ -100,7 +101,9 @@ class Proposal(_Document):
         settings: of the run, as `shared_settings` says.
         addresses: "host:port" of the parties that are reached; the others dial out only.
         relay: where all dial instead; relay_by: the party that runs it.
-        run_by: organisations that run an aggregator or a dealer.
+        run_by: organisations that run an aggregator or a dealer, or a party under another name.
+        together: groups of parties that one organisation may run although it reads more by that;
+            each party that joins allows them by name, too.
     """
 
     kind: Literal["proposal"] = "proposal"
@@ -109,6 +112,7 @@ class Proposal(_Document):
     relay: Place | None = None
     relay_by: Name | None = None
     run_by: dict[Name, Annotated[str, Field(max_length=64, pattern="^[ -~]+$")]] = {}
+    together: Annotated[tuple[tuple[Name, ...], ...], Field(max_length=64)] = ()
 
     @cached_property
     def roles(self) -> dict[str, PartyRole]:
@@ -119,6 +123,30 @@ class Proposal(_Document):
 
     def names(self, *roles: PartyRole) -> tuple[str, ...]:
         return tuple(name for name, role in self.roles.items() if role in roles)
+
+    @cached_property
+    def conflicts(self) -> tuple[tuple[str, Conflict], ...]:
+        """What single organisations read or could alter by the parties that they run together."""
+        organisations: dict[str, list[str]] = {}
+        for name in self.roles:
+            key = "".join(filter(str.isalnum, self.run_by.get(name, name).casefold()))
+            organisations.setdefault(key or name, []).append(name)
+        return tuple(
+            (self.run_by.get(parties[-1], parties[0]), conflict)
+            for parties in organisations.values()
+            for conflict in find_conflicts(self.config(), self.roles, parties)
+        )
+
+    def require_allowed(self, together: Sequence[Sequence[str]], remedy: str) -> None:
+        """Raise ValueError: an organisation runs parties together that `together` does not name."""
+        allowed = [set(group) for group in together]
+        for organisation, conflict in self.conflicts:
+            if not any(set(conflict.parties) <= group for group in allowed):
+                raise ValueError(
+                    f"{quote_text(organisation)} would run {' and '.join(conflict.parties)}, who "
+                    f"together {conflict.gets}; {remedy}, or allow it by name, with "
+                    "--allow-together and these names joined by +"
+                )
 
     def config(self, own: Mapping[str, Any] | None = None, party: str = "") -> Config:
         """The run of all, or of the party that says this of its table (in `data.parties`)."""
@@ -139,17 +167,17 @@ class Proposal(_Document):
         named = {self.party, *self.addresses, *self.run_by, *filter(None, [self.relay_by])}
         if unknown := sorted(named - set(self.roles)):
             raise ValueError(f"{', '.join(unknown)} is none of {', '.join(self.roles)}")
-        rows = self.names("active", "passive")
-        with_rows = {by.strip().casefold() for by in (*rows, *map(self.run_by.get, rows)) if by}
         for name in self.names("aggregator", "dealer"):
-            remedy = f"an organisation without rows runs it, say --run-by {name}=ORGANISATION"
             if name not in self.run_by:
-                raise ValueError(f"it is not said who runs the {name}; {remedy}")
-            if (by := self.run_by[name]).strip().casefold() in with_rows:
                 raise ValueError(
-                    f"{by} would run the {name}, and read with it what secure sums and shares hide "
-                    f"from a party with rows; {remedy}"
+                    f"it is not said who runs the {name}; an organisation without rows runs it, "
+                    f"say --run-by {name}=ORGANISATION"
                 )
+        if unknown := sorted({name for group in self.together for name in group} - set(self.roles)):
+            raise ValueError(f"together: {', '.join(unknown)} is none of {', '.join(self.roles)}")
+        self.require_allowed(
+            self.together, "let another organisation run one of them, as --run-by NAME=ORGANISATION"
+        )
         at = dict[str, str]()
         for name, address in self.addresses.items():
             if (other := at.setdefault(address, name)) != name:
@@ -390,6 +418,7 @@ def propose(
 def answer(
     path: Path, party: str, folder: Path, *, table: Mapping[str, Any] | None = None,
     certificates: Path | None = None, columns: bool = False, show: Show = lambda *_: None,
+    together: Sequence[Sequence[str]] = (),
 ) -> Proposal:  # fmt: skip
     """At a party that takes part: make its folder, keys, settings and answer.
 
@@ -398,9 +427,18 @@ def answer(
         certificates: folder with the certificate.pem, key.pem and ca.pem of an organisation that
             has an authority of its own.
         show: is given what is asked before anything is written; what it raises ends this.
+        together: groups of parties that this party lets one organisation run, although it reads
+            more by that; those that the proposal names are refused without.
+
+    Raises:
+        ConfigError: the proposal lets one organisation run what `together` does not allow.
     """
     signed = Signed.read(path)
     proposal = signed.opened(Proposal, path)
+    try:
+        proposal.require_allowed(together, f"ask {proposal.party} for another proposal")
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
     if party not in proposal.roles:
         raise ConfigError(
             f"{path} asks for {', '.join(proposal.roles)}, and not for {party}; say --as with the "
@@ -448,7 +486,10 @@ def _answer(
         party=party, identity=identity.public.hex(), proposal=digest_of(proposal.document).hex(),
         **said,
     )  # fmt: skip
-    show(proposal.opened(Proposal, folder), config, content.table)
+    opened = proposal.opened(Proposal, folder)
+    own_file = folder / PARTY_FILE
+    OwnLimits.read_early(own_file).require(config, party=party, path=own_file, ask=opened.party)
+    show(opened, config, content.table)
     for name, pem in secret.items():
         write_atomically(folder / name, pem, private=True)
     write_atomically(folder / RUN, as_yaml(settings).encode())
@@ -524,12 +565,14 @@ def accept(path: Path, party: str, folder: Path) -> Sealed:
     if path.absolute() != (folder / SEALED).absolute():
         write_atomically(folder / SEALED, read_bytes(path, most=_MOST_BYTES))
     made, config = _party_file(sealed, party), load_config(folder / RUN)
+    own_file = folder / PARTY_FILE
+    OwnLimits.read_early(own_file).require(config, party=party, path=own_file, ask=proposal.party)
     if config.data.dataset != TABLES:  # a trial: everybody has the whole set
         held = load_data(config.data, seed=config.seed).own(party)
         if held is not None:
             write_atomically(folder / _TABLE, pack_own(held), private=True)
             made["table"] = _TABLE
-    written = folder / _PARTY
+    written = folder / PARTY_FILE
     kept = parse_yaml(read_text(written), str(written))[0] if written.exists() else {}
     write_atomically(written, as_yaml({**kept, **made}).encode())
     PartyFile.read(written)

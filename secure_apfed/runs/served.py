@@ -53,7 +53,15 @@ from secure_apfed.methods.serving import (
 from secure_apfed.promises import NOTHING_SENT, Promise, promise_of_party
 from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.runs.keeper import Kept, read_kept
-from secure_apfed.runs.party import Connect, PartyFile, ServeSettings, audited, connect, own_data
+from secure_apfed.runs.party import (
+    Connect,
+    PartyFile,
+    ServeSettings,
+    audited,
+    connect,
+    own_data,
+    require_own_limits,
+)
 from secure_apfed.runs.solo import Compared, Predicted, load_model, row_writer
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.run import TranscriptSettings
@@ -195,6 +203,7 @@ class _Here:
     def read(cls, path: Path) -> "_Here":
         file = PartyFile.read(path)
         config, folder = load_config(file.config), PartyFolder(file.folder)
+        require_own_limits(file, config)
         method = joint_method(METHODS[config.method.name])
         peers = {name: peer for name, peer in file.peers.items() if name != DEALER}
         kept, tensors = None, dict[str, Tensor]()

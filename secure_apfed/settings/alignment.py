@@ -1,11 +1,20 @@
 """The settings of an intersection: what the parties agree on, and what each chooses for itself."""
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.settings import EACH_ALONE, Settings
+from secure_apfed.settings.protection import (
+    EVERYBODY,
+    NOBODY,
+    PASSIVES,
+    higher_is_less,
+    lower_is_less,
+    other_is_less,
+)
 
 __all__ = ["ID_RULES", "AlignmentSettings", "IdRule"]
 
@@ -46,14 +55,44 @@ class AlignmentSettings(Settings):
         runs_with_a_peer: how many intersections any one peer gets; goes with `history`.
     """
 
-    protocol: str = "auto"
-    dealer: Annotated[bool, EACH_ALONE] = False
-    pairwise_overlaps: Annotated[Literal["shown", "hidden"], EACH_ALONE] = "shown"
-    mode: Literal["all", "pairwise"] = "all"
-    minimum_rows: int = Field(default=2, ge=1)
-    maximum_ids: int = Field(default=10_000_000, ge=1, lt=2**32)
-    normalisation: tuple[IdRule, ...] = ("unicode_nfc", "strip")
-    date_formats: tuple[str, ...] = ()
+    protocol: Annotated[
+        str,
+        other_is_less(
+            PASSIVES,
+            "the active learns its overlap with each of them",
+            ("opprf", "circuit", "circuit_crypten"),
+            ("vole", "ecdh"),
+            read=attrgetter("backend"),
+        ),
+    ] = "auto"
+    dealer: Annotated[
+        bool,
+        EACH_ALONE,
+        other_is_less(
+            EVERYBODY, "together with any party a dealer opens IDs of the others", False, True
+        ),
+    ] = False
+    pairwise_overlaps: Annotated[
+        Literal["shown", "hidden"],
+        EACH_ALONE,
+        other_is_less(
+            PASSIVES, "the active learns its overlap with each of them", "hidden", "shown"
+        ),
+    ] = "shown"
+    mode: Annotated[
+        Literal["all", "pairwise"],
+        other_is_less(
+            PASSIVES, "a person whom one of them alone knows is alone in the sum", "all", "pairwise"
+        ),
+    ] = "all"
+    minimum_rows: Annotated[
+        int, lower_is_less(EVERYBODY, "an overlap of few people is opened, too")
+    ] = Field(default=2, ge=1)
+    maximum_ids: Annotated[int, higher_is_less(EVERYBODY, "a peer may try out more IDs")] = Field(
+        default=10_000_000, ge=1, lt=2**32
+    )
+    normalisation: Annotated[tuple[IdRule, ...], NOBODY] = ("unicode_nfc", "strip")
+    date_formats: Annotated[tuple[str, ...], NOBODY] = ()
     threads: Annotated[int | None, Field(ge=1), EACH_ALONE] = None
     history: Annotated[Path | None, EACH_ALONE] = None
     runs_with_a_peer: Annotated[int | None, Field(ge=1), EACH_ALONE] = None

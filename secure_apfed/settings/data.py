@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.names import ByParty, ColumnName, Name, PartyName
 from secure_apfed.settings import Settings
+from secure_apfed.settings.protection import NOBODY, PASSIVES, higher_is_less
 
 TABLES = "tables"
 """What `dataset` says of the parties' own files."""
@@ -234,28 +235,33 @@ class DataSettings(Settings):
             under `task: regression`, which need not say it, and splits read no label then.
     """
 
-    dataset: str = "digits"
-    partition: Literal["vertical", "horizontal"] = "vertical"
-    clients: int | None = Field(None, ge=2)
-    labels_at: tuple[PartyName, ...] = ()
-    views: _Views | None = None
-    active_view: int = Field(1, ge=1)
-    rows: int | None = Field(None, ge=2)
-    rows_per_class: int | None = Field(None, ge=2)
-    overlap: float = Field(1.0, gt=0, le=1)
-    aligned: int | None = Field(None, ge=1)
-    test_fraction: float = Field(0.25, gt=0, lt=1)
-    split: Literal["by_class", "at_random"] = "by_class"
-    limit: int | None = Field(None, ge=1)
-    labelled: Annotated[int, Field(ge=2)] | _Share | None = None
-    folder: Path | None = None
-    columns: ByParty[tuple[int | str, ...]] | None = None
-    view_columns: dict[Name, ViewColumns] | None = Field(None, min_length=1)
-    parties: ByParty[PartySettings] | None = None
-    active: PartyName = "active"
-    id_column: ColumnName | tuple[ColumnName, ...] = "id"
-    label_column: ColumnName = "label"
-    classes: Annotated[tuple[str, ...], Field(min_length=2)] | Literal["numbers"] | None = None
+    dataset: Annotated[str, NOBODY] = "digits"
+    partition: Annotated[Literal["vertical", "horizontal"], NOBODY] = "vertical"
+    clients: Annotated[int | None, NOBODY] = Field(None, ge=2)
+    labels_at: Annotated[
+        tuple[PartyName, ...],
+        higher_is_less(PASSIVES, "labels that they hold are read out of sums or updates"),
+    ] = ()
+    views: Annotated[_Views | None, NOBODY] = None
+    active_view: Annotated[int, NOBODY] = Field(1, ge=1)
+    rows: Annotated[int | None, NOBODY] = Field(None, ge=2)
+    rows_per_class: Annotated[int | None, NOBODY] = Field(None, ge=2)
+    overlap: Annotated[float, NOBODY] = Field(1.0, gt=0, le=1)
+    aligned: Annotated[int | None, NOBODY] = Field(None, ge=1)
+    test_fraction: Annotated[float, NOBODY] = Field(0.25, gt=0, lt=1)
+    split: Annotated[Literal["by_class", "at_random"], NOBODY] = "by_class"
+    limit: Annotated[int | None, NOBODY] = Field(None, ge=1)
+    labelled: Annotated[Annotated[int, Field(ge=2)] | _Share | None, NOBODY] = None
+    folder: Annotated[Path | None, NOBODY] = None
+    columns: Annotated[ByParty[tuple[int | str, ...]] | None, NOBODY] = None
+    view_columns: Annotated[dict[Name, ViewColumns] | None, NOBODY] = Field(None, min_length=1)
+    parties: Annotated[ByParty[PartySettings] | None, NOBODY] = None
+    active: Annotated[PartyName, NOBODY] = "active"
+    id_column: Annotated[ColumnName | tuple[ColumnName, ...], NOBODY] = "id"
+    label_column: Annotated[ColumnName, NOBODY] = "label"
+    classes: Annotated[
+        Annotated[tuple[str, ...], Field(min_length=2)] | Literal["numbers"] | None, NOBODY
+    ] = None
 
     def terms(self) -> dict[str, Any]:
         """Who holds labels and, where several do, how they number the classes."""

@@ -7,10 +7,11 @@ for a method by its name. What it says is public: every party agrees to it with 
 """
 
 from abc import ABC
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
 
 from secure_apfed.names import ReleaseFigure
 from secure_apfed.settings import Settings
+from secure_apfed.settings.protection import NOBODY, PASSIVES, other_is_less
 from secure_apfed.settings.training import NoiseSettings, ObjectiveSettings
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class MethodSettings(Settings, ABC):
         own_objective: of every passive that contributes; None: each says its own.
     """
 
-    name: str
+    name: Annotated[str, NOBODY]
 
     title: ClassVar[str]
     predicts_alone: ClassVar[bool]
@@ -241,4 +242,7 @@ class FormSettings(MethodSettings):
             class.
     """
 
-    form: Literal["soft", "hard"] = "soft"
+    form: Annotated[
+        Literal["soft", "hard"],
+        other_is_less(PASSIVES, "a vote tells shares of all classes", "hard", "soft"),
+    ] = "soft"

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from secure_apfed.settings import Settings
+from secure_apfed.settings.protection import ACTIVE, higher_is_less, lower_is_less, other_is_less
 
 # Bounds outside which float32 cannot hold a clipped row and its noise side by side.
 SMALLEST_CLIP = 1e-6
@@ -28,11 +29,30 @@ class GuardSettings(Settings):
             knows that can take the noise off. It is for experiments.
     """
 
-    mechanism: Literal["none", "gaussian", "frozen_gaussian"]
-    clip: float = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)
-    sigma: float | None = Field(None, gt=0)
-    epsilon: float | None = Field(None, gt=0)
-    noise: Literal["secret", "reproducible_insecure"] = "secret"
+    mechanism: Annotated[
+        Literal["none", "gaussian", "frozen_gaussian"],
+        other_is_less(
+            ACTIVE,
+            "representations, where some are sent, leave as they are",
+            ("gaussian", "frozen_gaussian"),
+            "none",
+        ),
+    ]
+    clip: Annotated[
+        float, higher_is_less(ACTIVE, "one row may be longer beside the same noise")
+    ] = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)
+    sigma: Annotated[float | None, lower_is_less(ACTIVE, "less noise is in what leaves")] = Field(
+        None, gt=0
+    )
+    epsilon: Annotated[float | None, higher_is_less(ACTIVE, "less noise is in what leaves")] = (
+        Field(None, gt=0)
+    )
+    noise: Annotated[
+        Literal["secret", "reproducible_insecure"],
+        other_is_less(
+            ACTIVE, "whoever knows the seed takes the noise off", "secret", "reproducible_insecure"
+        ),
+    ] = "secret"
 
     @model_validator(mode="after")
     def _one_strength(self) -> Self:
@@ -61,9 +81,15 @@ class DpSgdSettings(Settings):
             the noise is calibrated to it, beside what the guard's releases cost.
     """
 
-    clip: float = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)
-    noise_multiplier: float | None = Field(None, gt=0)
-    epsilon: float | None = Field(None, gt=0)
+    clip: Annotated[float, higher_is_less(ACTIVE, "one record may move an update further")] = Field(
+        1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP
+    )
+    noise_multiplier: Annotated[
+        float | None, lower_is_less(ACTIVE, "less noise is in what is learnt")
+    ] = Field(None, gt=0)
+    epsilon: Annotated[float | None, higher_is_less(ACTIVE, "less noise is in what is learnt")] = (
+        Field(None, gt=0)
+    )
 
     @model_validator(mode="after")
     def _one_strength(self) -> Self:
@@ -87,8 +113,15 @@ class LabelSettings(Settings):
         epsilon: epsilon_y of each training label, replace-one, at delta 0, for the whole run.
     """
 
-    mechanism: Literal["none", "randomised_response", "lp_mst"] = "none"
-    epsilon: float | None = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
+    mechanism: Annotated[
+        Literal["none", "randomised_response", "lp_mst"],
+        other_is_less(
+            ACTIVE, "training reads true labels", ("randomised_response", "lp_mst"), "none"
+        ),
+    ] = "none"
+    epsilon: Annotated[
+        float | None, higher_is_less(ACTIVE, "fewer labels are answered falsely")
+    ] = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
 
     @model_validator(mode="after")
     def _one_strength(self) -> Self:
@@ -109,7 +142,9 @@ class CompressionSettings(Settings):
     """
 
     kind: Literal["compression"] = "compression"
-    keep: float = Field(0.1, gt=0, le=1)
+    keep: Annotated[float, higher_is_less(ACTIVE, "more of a gradient is sent")] = Field(
+        0.1, gt=0, le=1
+    )
 
 
 class MarvellSettings(Settings):
@@ -121,7 +156,9 @@ class MarvellSettings(Settings):
     """
 
     kind: Literal["marvell"] = "marvell"
-    strength: float = Field(4.0, gt=0, le=1e6)
+    strength: Annotated[float, lower_is_less(ACTIVE, "gradients tell labels more surely")] = Field(
+        4.0, gt=0, le=1e6
+    )
 
 
 DefenceSettings = Annotated[CompressionSettings | MarvellSettings, Field(discriminator="kind")]

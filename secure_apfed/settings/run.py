@@ -20,6 +20,15 @@ from secure_apfed.settings.privacy import (
     GuardSettings,
     LabelSettings,
 )
+from secure_apfed.settings.protection import (
+    ACTIVE,
+    EVERYBODY,
+    NOBODY,
+    PASSIVES,
+    higher_is_less,
+    lower_is_less,
+    other_is_less,
+)
 from secure_apfed.settings.training import (
     ModelSettings,
     PassiveSettings,
@@ -124,14 +133,22 @@ class RunSettings(Settings, ABC):
             `run` plays it at other strengths and draws accuracy against leakage.
     """
 
-    name: Annotated[RunName, EACH_ALONE]
-    seed: int = Field(0, ge=0)
-    party_seeds: Literal["secret", "shared_for_comparison"] = "secret"
+    name: Annotated[RunName, EACH_ALONE, NOBODY]
+    seed: Annotated[int, NOBODY] = Field(0, ge=0)
+    party_seeds: Annotated[
+        Literal["secret", "shared_for_comparison"],
+        other_is_less(
+            EVERYBODY,
+            "everybody knows everybody's initial weights",
+            "secret",
+            "shared_for_comparison",
+        ),
+    ] = "secret"
     method: SerializeAsAny[MethodSettings]
-    task: Annotated[str, THE_ACTIVE] = "classification"
-    measure: Annotated[str, THE_ACTIVE] = "accuracy"
-    threshold: Annotated[_Share | str | ThresholdChoice | None, THE_ACTIVE] = None
-    calibration: Annotated[Literal["auto", "none", "labels"] | _Share, THE_ACTIVE] = "auto"
+    task: Annotated[str, THE_ACTIVE, NOBODY] = "classification"
+    measure: Annotated[str, THE_ACTIVE, NOBODY] = "accuracy"
+    threshold: Annotated[_Share | str | ThresholdChoice | None, THE_ACTIVE, NOBODY] = None
+    calibration: Annotated[Literal["auto", "none", "labels"] | _Share, THE_ACTIVE, NOBODY] = "auto"
     data: DataSettings
     model: ModelSettings = ModelSettings()
     passives: dict[str, PassiveSettings] = {"default": PassiveSettings()}
@@ -139,11 +156,17 @@ class RunSettings(Settings, ABC):
     alignment: AlignmentSettings = AlignmentSettings()
     secure_sum: SumSettings = SumSettings()
     guard: GuardSettings
-    delta: float = Field(1e-5, gt=0, lt=0.5)
-    colluders: int = Field(0, ge=0)
-    checkpoint_every: Annotated[int, Field(ge=1), THE_ACTIVE] = 1
+    delta: Annotated[float, higher_is_less(EVERYBODY, "every epsilon may fail more often")] = Field(
+        1e-5, gt=0, lt=0.5
+    )
+    colluders: Annotated[int, lower_is_less(PASSIVES, "noise of colluding ones is counted on")] = (
+        Field(0, ge=0)
+    )
+    checkpoint_every: Annotated[int, Field(ge=1), THE_ACTIVE, NOBODY] = 1
     dp_sgd: Annotated[DpSgdSettings | None, THE_ACTIVE] = None
-    defences: tuple[DefenceSettings, ...] = ()
+    defences: Annotated[
+        tuple[DefenceSettings, ...], lower_is_less(ACTIVE, "gradients are sent as they are")
+    ] = ()
     labels: Annotated[LabelSettings, THE_ACTIVE] = LabelSettings()
     rules: RuleSettings = RuleSettings()
     transcript: Annotated[TranscriptSettings, EACH_ALONE] = TranscriptSettings()

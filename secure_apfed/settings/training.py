@@ -1,11 +1,22 @@
 """Settings of training: networks, optimiser, batches, the passives' part, the sum, the rules."""
 
+import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings, SilentPassive
+from secure_apfed.settings.protection import (
+    ACTIVE,
+    EVERYBODY,
+    NOBODY,
+    PASSIVES,
+    higher_is_less,
+    lower_is_less,
+    other_is_less,
+)
 
 __all__ = [
     "DEVICE", "ClusteringSettings", "ContrastiveSettings", "ModelSettings", "NoiseSettings",
@@ -16,6 +27,28 @@ __all__ = [
 Width = Annotated[int, Field(ge=1, le=65536)]
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 """Where a party computes, in its settings."""
+# As model.projection is read where it names no number, for comparisons.
+_PROJECTIONS: Mapping[str, float] = {"auto": 64, "none": math.inf}
+# What null takes, of 8 numbers a row or more.
+_SPREAD = 0.0005
+# By who reads single contributions: nobody, active and aggregator under some conditions, active and
+# aggregator, the aggregator alone.
+_SUMS = (
+    ("crypten", "bfv + pairwise masks", "plain + pairwise masks"),
+    "plain + recoverable masks",
+    ("ckks", "bfv"),
+    "plain",
+)
+
+
+def _spell_sum(settings: "SumSettings") -> str:
+    """Return the name of a sum, as the table of sums has it."""
+    masks = "" if settings.masks == "none" else f" + {settings.masks} masks"
+    return f"{settings.scheme}{masks}"
+
+
+def _adds_to_sums(settings: "PassiveSettings") -> bool:
+    return settings.weight > 0
 
 
 class ModelSettings(Settings):
@@ -37,17 +70,40 @@ class ModelSettings(Settings):
         head: widths of its hidden layers (selu only); none: one linear layer.
     """
 
-    network: Literal[
-        "auto", "conv_mnist", "conv_cifar", "mlp", "selu", "enriched", "linear", "random_features",
-        "cross_view", "identity", "gru",
-    ] = "auto"  # fmt: skip
-    hidden: Annotated[tuple[Width, ...], Field(max_length=64)] = (64,)
-    representation: Width = 32
-    projection: Width | Literal["auto", "none"] = "auto"
-    sequences: Annotated[tuple[tuple[Width, Width], ...], Field(max_length=64)] = ()
-    random_features: Width = 300
-    dropout: float = Field(0.5, ge=0, lt=1)
-    head: Annotated[tuple[Width, ...], Field(max_length=64)] = ()
+    network: Annotated[
+        Literal[
+            "auto",
+            "conv_mnist",
+            "conv_cifar",
+            "mlp",
+            "selu",
+            "enriched",
+            "linear",
+            "random_features",
+            "cross_view",
+            "identity",
+            "gru",
+        ],
+        other_is_less(
+            ACTIVE,
+            "a row can be computed from what is sent of it",
+            ("auto", "conv_mnist", "conv_cifar", "mlp", "selu", "gru"),
+            "linear",
+            ("random_features", "cross_view", "enriched", "identity"),
+        ),
+    ] = "auto"
+    hidden: Annotated[tuple[Width, ...], Field(max_length=64), NOBODY] = (64,)
+    representation: Annotated[
+        Width, higher_is_less(EVERYBODY, "more numbers of each row are sent, or summed")
+    ] = 32
+    projection: Annotated[
+        Width | Literal["auto", "none"],
+        higher_is_less(ACTIVE, "more numbers of each row are sent", numbers=_PROJECTIONS),
+    ] = "auto"
+    sequences: Annotated[tuple[tuple[Width, Width], ...], Field(max_length=64), NOBODY] = ()
+    random_features: Annotated[Width, NOBODY] = 300
+    dropout: Annotated[float, NOBODY] = Field(0.5, ge=0, lt=1)
+    head: Annotated[tuple[Width, ...], Field(max_length=64), NOBODY] = ()
 
 
 class ReconstructionSettings(Settings):
@@ -66,8 +122,8 @@ class ContrastiveSettings(Settings):
     """
 
     name: Literal["contrastive"] = "contrastive"
-    anchors: Literal["both", "active"] = "both"
-    temperature: float = Field(1.0, gt=0)
+    anchors: Annotated[Literal["both", "active"], NOBODY] = "both"
+    temperature: Annotated[float, NOBODY] = Field(1.0, gt=0)
 
 
 class ClusteringSettings(Settings):
@@ -78,7 +134,7 @@ class ClusteringSettings(Settings):
     """
 
     name: Literal["clustering"] = "clustering"
-    clusters: int = Field(10, ge=2, le=4096)
+    clusters: Annotated[int, NOBODY] = Field(10, ge=2, le=4096)
 
 
 ObjectiveSettings = Annotated[
@@ -121,24 +177,26 @@ class TrainSettings(Settings):
         precision: arithmetic of the networks; what is sent is never narrower than float32.
     """
 
-    epochs: int = Field(300, ge=1)
-    batch_size: int = Field(128, ge=2)
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    learning_rate: float = Field(1e-3, gt=0)
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(1e-4, ge=0)
-    schedule_steps: int | None = Field(None, ge=1)
-    warmup_steps: int = Field(0, ge=0)
-    max_gradient_norm: float | None = Field(None, gt=0)
-    use_unaligned: Annotated[bool, THE_ACTIVE] = True
-    spread_labels: Annotated[bool, THE_ACTIVE] = False
-    evaluate_every: Annotated[int, Field(ge=1), THE_ACTIVE] = 1
-    patience: Annotated[Annotated[int, Field(ge=1)] | None, THE_ACTIVE] = None
-    keep_best: Annotated[bool, THE_ACTIVE] = False
-    class_weights: Annotated[Literal["none", "balanced"], THE_ACTIVE] = "none"
-    loss: Annotated[Literal["squared", "absolute", "huber"], THE_ACTIVE] = "squared"
+    epochs: Annotated[int, higher_is_less(EVERYBODY, "each row is answered once more an epoch")] = (
+        Field(300, ge=1)
+    )
+    batch_size: Annotated[int, NOBODY] = Field(128, ge=2)
+    optimizer: Annotated[Literal["sgd", "adam", "adamw"], NOBODY] = "sgd"
+    learning_rate: Annotated[float, NOBODY] = Field(1e-3, gt=0)
+    momentum: Annotated[float, NOBODY] = Field(0.9, ge=0, lt=1)
+    weight_decay: Annotated[float, NOBODY] = Field(1e-4, ge=0)
+    schedule_steps: Annotated[int | None, NOBODY] = Field(None, ge=1)
+    warmup_steps: Annotated[int, NOBODY] = Field(0, ge=0)
+    max_gradient_norm: Annotated[float | None, NOBODY] = Field(None, gt=0)
+    use_unaligned: Annotated[bool, THE_ACTIVE, NOBODY] = True
+    spread_labels: Annotated[bool, THE_ACTIVE, NOBODY] = False
+    evaluate_every: Annotated[int, Field(ge=1), THE_ACTIVE, NOBODY] = 1
+    patience: Annotated[Annotated[int, Field(ge=1)] | None, THE_ACTIVE, NOBODY] = None
+    keep_best: Annotated[bool, THE_ACTIVE, NOBODY] = False
+    class_weights: Annotated[Literal["none", "balanced"], THE_ACTIVE, NOBODY] = "none"
+    loss: Annotated[Literal["squared", "absolute", "huber"], THE_ACTIVE, NOBODY] = "squared"
     device: Annotated[str, EACH_ALONE] = "auto"
-    precision: Literal["float32", "float64", "bfloat16"] = "float32"
+    precision: Annotated[Literal["float32", "float64", "bfloat16"], NOBODY] = "float32"
 
     @field_validator("device")
     @classmethod
@@ -172,7 +230,16 @@ class PassiveSettings(Settings):
     """
 
     objective: ObjectiveSettings | None = None
-    weight: float = Field(1.0, ge=0)
+    weight: Annotated[
+        float,
+        other_is_less(
+            PASSIVES,
+            "who adds nothing to a sum hides nobody in it",
+            True,
+            False,
+            read=_adds_to_sums,
+        ),
+    ] = Field(1.0, ge=0)
     model: ModelSettings | None = None
 
 
@@ -186,8 +253,12 @@ class NoiseSettings(Settings):
             calibrated to it, and the run stops before it is exceeded.
     """
 
-    sigma: float | None = Field(None, gt=0)
-    epsilon: float | None = Field(None, gt=0)
+    sigma: Annotated[float | None, lower_is_less(PASSIVES, "less noise is in what they add")] = (
+        Field(None, gt=0)
+    )
+    epsilon: Annotated[float | None, higher_is_less(PASSIVES, "less noise is in what they add")] = (
+        Field(None, gt=0)
+    )
 
     @model_validator(mode="after")
     def _one_strength(self) -> Self:
@@ -213,12 +284,28 @@ class SumSettings(Settings):
         noise: differential privacy for the passives' features; null: none.
     """
 
-    scheme: str = Field("ckks", max_length=32)
-    masks: str = Field("none", max_length=32)
-    clip: float | None = Field(1.0, gt=0)
-    bits: int = Field(16, ge=2, le=24)
-    allow_single_passive: bool = False
-    threshold: int | None = Field(None, ge=1)
+    scheme: Annotated[
+        str,
+        other_is_less(
+            PASSIVES,
+            "fewer parties read single contributions together, or one alone",
+            *_SUMS,
+            read=_spell_sum,
+        ),
+    ] = Field("ckks", max_length=32)
+    masks: Annotated[str, NOBODY] = Field("none", max_length=32)
+    clip: Annotated[
+        float | None, higher_is_less(EVERYBODY, "one row, or one party, may move a sum further")
+    ] = Field(1.0, gt=0)
+    bits: Annotated[int, higher_is_less(PASSIVES, "sums are told more finely")] = Field(
+        16, ge=2, le=24
+    )
+    allow_single_passive: Annotated[
+        bool, other_is_less(PASSIVES, "the active reads what the only one adds", False, True)
+    ] = False
+    threshold: Annotated[
+        int | None, lower_is_less(PASSIVES, "fewer of them open a sum", null="most")
+    ] = Field(None, ge=1)
     noise: NoiseSettings | None = None
 
 
@@ -250,13 +337,32 @@ class RuleSettings(Settings):
             again may count again (see `spare_answers`).
     """
 
-    minimum_batch: int = Field(2, ge=2)
-    minimum_spread: float | None = Field(None, ge=0, lt=1)
-    spare_answers: int = Field(2, ge=0)
-    refused_sums: Annotated[int, Field(ge=0), THE_ACTIVE] = 0
-    silent_passive: SilentPassive | None = None
-    patience_s: float | None = Field(None, gt=0, le=86_400)
-    restarts: int = Field(0, ge=0, le=10_000)
+    minimum_batch: Annotated[int, lower_is_less(PASSIVES, "fewer rows hide each other")] = Field(
+        2, ge=2
+    )
+    minimum_spread: Annotated[
+        float | None,
+        lower_is_less(
+            PASSIVES, "an active that chooses its rows reads more of their sum", null=_SPREAD
+        ),
+    ] = Field(None, ge=0, lt=1)
+    spare_answers: Annotated[
+        int, higher_is_less(PASSIVES, "a row may be answered more often, to more questions")
+    ] = Field(2, ge=0)
+    refused_sums: Annotated[
+        int,
+        Field(ge=0),
+        THE_ACTIVE,
+        higher_is_less(PASSIVES, "who alters sums may learn more by refusals"),
+    ] = 0
+    silent_passive: Annotated[
+        SilentPassive | None,
+        other_is_less(PASSIVES, "sums of fewer are opened", ("stop", "wait"), (None, "recover")),
+    ] = None
+    patience_s: Annotated[float | None, NOBODY] = Field(None, gt=0, le=86_400)
+    restarts: Annotated[
+        int, higher_is_less(PASSIVES, "more sessions may answer rows again, within spare_answers")
+    ] = Field(0, ge=0, le=10_000)
 
     @model_validator(mode="after")
     def _waiting_has_an_end(self) -> Self:

@@ -217,8 +217,13 @@ def test_own_authority_relay_and_a_built_in_set(tmp_path: Path) -> None:
 
 # What a proposal may not be, before it leaves the organiser.
 UNPROPOSED: list[tuple[dict[str, Any], str]] = [
-    *(({"run_by": {"aggregator": by, "shop": "Shops Ltd"}}, f"{by} would run the aggregator.*=ORGA")
-      for by in ("Bank", "shop", "shops ltd")),
+    *(({"run_by": {"aggregator": by, "shop": "Shops Ltd"}},
+       rf"'{by}' would run {party} and aggregator, who together {gets}.*NAME=ORGANISATION")
+      for by, party, gets in (("Bank", "bank", "read what one passive alone contributes"),
+                              ("shops, ltd.", "shop", "could alter the sum"))),
+    ({"run_by": {"aggregator": "Sums", "shop": "bank"}},
+     "bank and shop, who together read what the other passive contributes"),
+    ({"run_by": {"aggregator": "Sums"}, "together": [["bank", "hub"]]}, "together: hub is none of"),
     ({"run_by": {}}, "not said who runs the aggregator; .* say --run-by aggregator=ORGANISATION"),
     ({"addresses": dict.fromkeys(OTHERS, "127.0.0.1:7001")}, "shop and clinic have one address"),
     ({"run_by": {"sums": "Sums"}}, "sums is none of bank, shop, clinic, aggregator"),
@@ -239,6 +244,55 @@ def test_what_cannot_be_proposed_is_told(tmp_path: Path, where: dict[str, Any], 
 def _archive(path: Path) -> None:
     shutil.make_archive(str(path), "zip", path.parent, path.name)
     shutil.move(f"{path}.zip", path)
+
+
+def test_what_one_organisation_reads_is_allowed_by_name_at_both_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Organisations(tmp_path)
+    proposal = made.propose(run_by={"aggregator": "Bank"}, together=[["bank", "aggregator"]])
+    call = ("join", proposal, "--as", "clinic", "--folder", tmp_path / "c", "--table",
+            tmp_path / "clinic" / "clinic.csv")  # fmt: skip
+    message = told(capsys, *call, code=2)["error"]["message"]
+    assert "'Bank' would run bank and aggregator, who together read what one passive" in message
+    assert "ask bank for another proposal, or allow it by name" in message
+    assert not (tmp_path / "c" / project.PROPOSAL).exists()
+    wrong = told(capsys, *call, "--allow-together", "bank", code=2)["error"]["message"]
+    assert "expected two names or more" in wrong
+    said = told(capsys, *call, "--allow-together", "bank+aggregator")
+    assert any("which was allowed by name" in each for each in said["organisations"])
+
+
+def test_a_party_s_own_limits_hold_from_the_first_screen_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], here: Organisations
+) -> None:
+    greedy = Organisations(tmp_path)
+    greedy.config = load_config_text(
+        as_yaml(greedy.config.model_dump(mode="json", exclude_unset=True)),
+        overrides=["rules.spare_answers=1000000", "alignment.minimum_rows=1"],
+    )
+    home = tmp_path / "own"
+    home.mkdir()
+    (home / "party.yaml").write_text("minima: {alignment.minimum_rows: 20}\n")
+    call = ("join", greedy.propose(), "--as", "shop", "--folder", home, "--table",
+            tmp_path / "shop" / "shop.csv")  # fmt: skip
+    message = told(capsys, *call, code=2)["error"]["message"]
+    assert "shop: alignment.minimum_rows is 1, and minima.alignment.minimum_rows of" in message
+    assert not (home / project.RUN).exists()
+    (home / "party.yaml").write_text("maxima: {rules.spare_answers: 1000000}\n")
+    shown = {each["setting"]: each for each in told(capsys, *call)["departures"]}
+    assert shown["rules.spare_answers"]["value"] == "1,000,000"
+    assert shown["alignment.minimum_rows"]["default"] == "2"
+    # And of whoever sealed and begins: the file that the limits stand in is the party's own.
+    file = here.home("shop") / "party.yaml"
+    file.write_text(file.read_text() + "maxima: {rules.restarts: 3}\n")
+    project.accept(here.home("shop") / project.SEALED, "bank", here.home("bank"))
+    for command in ("check", "party"):
+        said = told(capsys, command, "--config", file, code=2)
+        text = json.dumps(said, ensure_ascii=False)
+        assert "shop: rules.restarts is 20, and maxima.rules.restarts of" in text
+    with pytest.raises(Exception, match=r"rules.restarts is 20, and maxima"):
+        project.accept(here.home("shop") / project.SEALED, "shop", here.home("shop"))
 
 
 UNSIGNED = "mail.json: its signature does not fit the key that it names"
@@ -392,6 +446,8 @@ def test_a_party_is_checked_and_plans_alone(
         return {each["name"]: (each["state"], each["value"]) for each in found}
 
     found = checked()
+    assert found.pop("rules.restarts")[1].startswith("20, by default 0; protects the passives")
+    assert found.pop("guard.mechanism")[0] == "note"
     assert {name: state for name, (state, _) in found.items()} == {
         **dict.fromkeys(("settings", "contract", "table", "folder", "certificate"), "ok"),
         **dict.fromkeys(("bank", "clinic", "aggregator", "clock, version"), "note"),

@@ -1,0 +1,350 @@
+"""Whom a setting protects, and which way is less: said beside each key, and read by every screen.
+
+Read by: the screens before a run (`join`, `project new`, `check`, `plan`), which list every
+departure towards less from the default, and whoever holds a proposal against a party's own limits.
+Every key that all parties sign, or that a proposal carries, has one of these marks among its
+metadata; a test walks all keys. A key without a mark counts as one whose every change is less.
+
+Example:
+    >>> mark = lower_is_less(PASSIVES, "fewer rows hide each other")
+    >>> mark.strength(2) < mark.strength(20)
+    True
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from secure_apfed.errors import ConfigError
+from secure_apfed.settings import EACH_ALONE, Settings, did_you_mean
+
+__all__ = [
+    "ACTIVE",
+    "EVERYBODY",
+    "NOBODY",
+    "PASSIVES",
+    "Departure",
+    "FollowsFrom",
+    "Key",
+    "Limit",
+    "Protection",
+    "Unprotective",
+    "find_departures",
+    "find_key_types",
+    "find_keys",
+    "higher_is_less",
+    "lower_is_less",
+    "other_is_less",
+    "require_limits",
+]
+
+Whom: TypeAlias = Literal["the passives", "the active", "everybody"]
+Limit: TypeAlias = bool | int | float | str
+PASSIVES: Whom = "the passives"
+ACTIVE: Whom = "the active"
+EVERYBODY: Whom = "everybody"
+_UNKNOWN = "nobody said whom this setting protects; ask who wrote the method"
+# Of one party, and yet said to all: what chooses the intersection.
+_SHARED_ALL_THE_SAME = frozenset({"dealer", "pairwise_overlaps"})
+_MOST_SHOWN = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protection:
+    """A mark of a key that protects somebody.
+
+    Attributes:
+        whom: it protects.
+        less: which way is less: a lower or a higher number, or another name (`order`).
+        means: what less means, in half a sentence.
+        order: of names, from the most to the least that protect; equals stand in one group.
+        null: how null counts among departures: as this number, as the least or as the most.
+        numbers: names that count as numbers.
+        read: makes the value of the settings that hold the key; None: the key's own value.
+    """
+
+    whom: Whom
+    less: Literal["lower", "higher", "other"]
+    means: str
+    order: tuple[tuple[Any, ...], ...] = ()
+    null: float | Literal["least", "most"] = "least"
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    read: Callable[[Any], Any] | None = None
+
+    def strength(self, value: Any) -> float:
+        """Return how much a value protects: more is more; what is not known is the least."""
+        if self.less == "other":
+            ranks = (-rank for rank, group in enumerate(self.order) if value in group)
+            return next(ranks, -math.inf)
+        if value is None and isinstance(self.null, str):
+            return math.inf if self.null == "most" else -math.inf
+        number = self._number(self.null if value is None else value)
+        return number if self.less == "lower" else -number
+
+    def _number(self, value: Any) -> float:
+        if isinstance(value, str):
+            return self.numbers.get(value, math.nan)
+        if isinstance(value, Mapping | tuple | list):
+            return float(len(value))
+        return float(value)
+
+    def is_less(self, value: Any, than: Any) -> bool:
+        """Return whether a value protects less than another; what cannot be compared does."""
+        return not self.strength(value) >= self.strength(than)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unprotective:
+    """A mark of a key that protects nobody, whatever its value."""
+
+
+@dataclass(frozen=True)
+class FollowsFrom:
+    """A mark of a key of the contract that follows from settings, which have marks of their own."""
+
+    settings: tuple[str, ...]
+
+
+NOBODY = Unprotective()
+
+
+def lower_is_less(whom: Whom, means: str, **how: Any) -> Protection:
+    """Return the mark of a number of which less protects less."""
+    return Protection(whom=whom, less="lower", means=means, **how)
+
+
+def higher_is_less(whom: Whom, means: str, **how: Any) -> Protection:
+    """Return the mark of a number of which more protects less."""
+    return Protection(whom=whom, less="higher", means=means, **how)
+
+
+def other_is_less(whom: Whom, means: str, *order: Any, **how: Any) -> Protection:
+    """Return the mark of a choice; `order`: from the most protective on, equals as a tuple."""
+    groups = tuple(group if isinstance(group, tuple) else (group,) for group in order)
+    return Protection(whom=whom, less="other", means=means, order=groups, **how)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """One key of settings as they are.
+
+    Attributes:
+        path: dotted; value, default: as the mark reads them.
+        mark: None where the key has none.
+    """
+
+    path: str
+    value: Any
+    default: Any
+    mark: Protection | Unprotective | None
+
+    @property
+    def departs(self) -> bool:
+        """Whether it protects less than by default; without a default, than the most it could."""
+        if self.mark is None:
+            return bool(self.value != self.default)
+        if not isinstance(self.mark, Protection):
+            return False
+        if self.default is PydanticUndefined:
+            return self.mark.less == "other" and self.mark.strength(self.value) < 0
+        return self.mark.is_less(self.value, self.default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Departure:
+    """A setting that protects less than by default, in words."""
+
+    setting: str
+    value: str
+    default: str
+    whom: str
+    means: str
+
+    @property
+    def row(self) -> tuple[str, str, str, str, str]:
+        """What a table shows of it."""
+        return self.setting, self.value, self.default, self.whom, self.means
+
+
+def find_departures(settings: Settings) -> tuple[Departure, ...]:
+    """Return every key that protects less than by default, in the settings' order."""
+    return tuple(
+        Departure(
+            setting=key.path,
+            value=_spell(key.value),
+            default=_spell(key.default),
+            whom=key.mark.whom if isinstance(key.mark, Protection) else "not known",
+            means=key.mark.means if isinstance(key.mark, Protection) else _UNKNOWN,
+        )
+        for key in find_keys(settings)
+        if key.departs
+    )
+
+
+def find_keys(settings: Settings, default: Any = None, where: str = "") -> Iterator[Key]:
+    """Yield every key that a proposal carries, but those of each party alone."""
+    for name, declared in type(settings).model_fields.items():
+        if _is_of_each_party(name, declared):
+            continue
+        path, value = f"{where}{name}", getattr(settings, name)
+        usual = getattr(default, name) if isinstance(default, type(settings)) else _usual(declared)
+        mark = _mark_of(declared)
+        if mark is not None:
+            yield _key(path, settings, default, value, usual, mark)
+        elif isinstance(value, Settings):
+            yield from find_keys(value, usual, f"{path}.")
+        elif not _settings_in(declared.annotation):
+            yield Key(path=path, value=value, default=usual, mark=None)
+        elif isinstance(value, Mapping | tuple):
+            parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+            for at, part in parts:
+                yield from find_keys(part, None, f"{path}.{at}.")
+
+
+def find_key_types(
+    kind: type[Settings], where: str = ""
+) -> Iterator[tuple[str, Protection | Unprotective | FollowsFrom | None]]:
+    """Yield path and mark of every key that such settings may have; `*` stands for any name."""
+    for name, declared in kind.model_fields.items():
+        if _is_of_each_party(name, declared):
+            continue
+        mark, inner = _mark_of(declared), _settings_in(declared.annotation)
+        if mark is not None or not inner:
+            yield f"{where}{name}", mark
+            continue
+        many = get_origin(_without_marks(declared.annotation)) in (dict, tuple)
+        for part in inner:
+            yield from find_key_types(part, f"{where}{name}.{'*.' if many else ''}")
+
+
+def require_limits(
+    settings: Settings,
+    minima: Mapping[str, Limit],
+    maxima: Mapping[str, Limit],
+    *,
+    known: Mapping[str, Protection | Unprotective | FollowsFrom | None],
+    party: str,
+    file: str,
+    ask: str,
+) -> None:
+    """Refuse settings that protect less than a party's own file allows.
+
+    Args:
+        known: by path, the marks of all keys that there may be (`find_key_types`).
+        party: whose limits these are; file: where they stand; ask: who may change the settings.
+
+    Raises:
+        ConfigError: settings below a minimum or above a maximum, or a limit of no such key; names
+            all of them, and what to change where.
+    """
+    keys, wrong = list(find_keys(settings)), list[str]()
+    for side, limits in (("minima", minima), ("maxima", maxima)):
+        for pattern, limit in limits.items():
+            mark = _mark_to_limit(pattern, side, limit, known, file)
+            found = [key for key in keys if _matches(pattern, key.path)]
+            values = [(key.path, key.value) for key in found] or [(pattern, None)]
+            wrong += [
+                f"{party}: {path} is {_spell(value) if found else 'not set in this run'}, and "
+                f"{side}.{pattern} of {file} asks for {_spell(limit)}"
+                f"{_AT[side] if mark.less != 'other' else ' or what protects more'}: it protects "
+                f"{mark.whom} (less: {mark.means}); ask {ask} for other settings, or change "
+                f"{side}.{pattern} in {file}"
+                for path, value in values
+                if (value is None and mark.less != "other") or mark.is_less(value, limit)
+            ]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+
+
+_AT = {"minima": " at least", "maxima": " at most"}
+
+
+def _mark_to_limit(
+    pattern: str, side: str, limit: Limit, known: Mapping[str, Any], file: str
+) -> Protection:
+    """Return the mark of the key that a limit names; ConfigError: it cannot be limited so."""
+    where = f"{file}: {side}.{pattern}"
+    marks = [mark for path, mark in known.items() if _matches(path, pattern) or path == pattern]
+    if not marks:
+        guess = did_you_mean(pattern, known)
+        raise ConfigError(f"{where}: no setting has that name{f'; {guess}' if guess else ''}")
+    mark = marks[0]
+    if not isinstance(mark, Protection):
+        raise ConfigError(f"{where}: this setting protects nobody; leave it out")
+    wanted = "maxima" if mark.less == "higher" else "minima"
+    if side != wanted:
+        way = "more" if mark.less == "higher" else "less"
+        raise ConfigError(f"{where}: {way} of it protects less; say it under {wanted}")
+    if mark.less == "other":
+        names = [name for group in mark.order for name in group if name is not None]
+        if limit not in names:
+            raise ConfigError(
+                f"{where}: expected one of {', '.join(map(_spell, names))}, got {_spell(limit)}"
+            )
+    elif isinstance(limit, bool | str):
+        raise ConfigError(f"{where}: expected a number, got {_spell(limit)}")
+    return mark
+
+
+def _matches(pattern: str, path: str) -> bool:
+    """Return whether a path is of a pattern, of which `*` is any one name."""
+    wanted, given = pattern.split("."), path.split(".")
+    same = (one in ("*", other) for one, other in zip(wanted, given, strict=False))
+    return len(wanted) == len(given) and all(same)
+
+
+def _key(path: str, settings: Settings, default: Any, value: Any, usual: Any, mark: Any) -> Key:
+    read = mark.read if isinstance(mark, Protection) else None
+    if read is None:
+        return Key(path=path, value=value, default=usual, mark=mark)
+    defaults = default if isinstance(default, type(settings)) else type(settings)()
+    return Key(path=path, value=read(settings), default=read(defaults), mark=mark)
+
+
+def _usual(declared: FieldInfo) -> Any:
+    return declared.get_default(call_default_factory=True)
+
+
+def _is_of_each_party(name: str, declared: FieldInfo) -> bool:
+    return EACH_ALONE in declared.metadata and name not in _SHARED_ALL_THE_SAME
+
+
+def _mark_of(declared: FieldInfo) -> Any:
+    marks = (Protection, Unprotective, FollowsFrom)
+    constant = (
+        get_origin(declared.annotation) is Literal and len(get_args(declared.annotation)) == 1
+    )
+    given = (mark for mark in declared.metadata if isinstance(mark, marks))
+    return next(given, NOBODY if constant else None)
+
+
+def _without_marks(annotation: Any) -> Any:
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return annotation
+
+
+def _settings_in(annotation: Any) -> list[type[Settings]]:
+    """Return the classes of settings that a value of this type is, or holds."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return [annotation]
+    parts: Sequence[Any] = get_args(_without_marks(annotation))
+    return [kind for part in parts for kind in _settings_in(part)]
+
+
+def _spell(value: Any) -> str:
+    """Return a value as a settings file has it, shortened."""
+    if value is PydanticUndefined:
+        return "no default"
+    words = {None: "null", True: "true", False: "false"}
+    if value is None or isinstance(value, bool):
+        return words[value]
+    if isinstance(value, tuple | list):
+        text = ", ".join(map(str, value)) or "none"
+    else:
+        text = f"{value:,}" if isinstance(value, int) else str(value)
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."

@@ -1,0 +1,134 @@
+"""One organisation may not run parties that together read what they hide from each other."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import pytest
+
+from apfed_experiments.report.who_learns import COALITIONS as TABLE
+from apfed_protocols.sums import SECURE_SUMS
+from secure_apfed.coalitions import COALITIONS, facts_of, find_conflicts
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config_text
+from secure_apfed.methods import METHODS, roles_of
+
+NAMED = {(row.who, row.when) for row in TABLE}
+OURS = {(row.who, row.when): row for row in COALITIONS}
+SINGLE_ROLES = {
+    "aggregator and any other party", "dealer and any other party",
+    "aggregator and more than 2t - M - 1 passives", "aggregator and a party with rows",
+}  # fmt: skip
+NOTHING = ("The sum only", "The sum of the votes only", "Nothing beyond", "Nothing further",
+           "No further", "Several gradients")  # fmt: skip
+
+
+@pytest.mark.parametrize(("who", "when"), sorted(NAMED))
+def test_every_coalition_of_the_page_has_its_row(who: str, when: str) -> None:
+    (page,) = (row for row in TABLE if (row.who, row.when) == (who, when))
+    assert (not OURS[who, when].reads) == page.learns.startswith(NOTHING), page.learns
+
+
+def test_rows_beyond_the_page_are_of_single_roles() -> None:
+    assert {who for who, when in OURS.keys() - NAMED} == SINGLE_ROLES
+
+
+def config_of(method: str, scheme: str = "", more: Sequence[str] = ()) -> Config:
+    text = f"{{name: late, method: {method}, data: {{dataset: digits, views: 4}}, "
+    kind = METHODS[method].declared
+    network = {"apc_vfl": "selu", "vfedtrans": "enriched", "apfed_code": "cross_view"}.get(method)
+    network = "identity" if kind.averages else network
+    text += f"guard: {{mechanism: none}}, model: {{network: {network or 'auto'}}}}}"
+    said = list(more)
+    if scheme:
+        kept = SECURE_SUMS[scheme]
+        said += [f"secure_sum.scheme={kept.scheme}", f"secure_sum.masks={kept.masks}"]
+    return load_config_text(text, overrides=said)
+
+
+def gets(config: Config, passives: int, *together: str) -> list[str]:
+    names = [f"p{at}" for at in range(passives)]
+    roles = roles_of(METHODS[config.method.name], config, "active", names)
+    assert set(together) <= set(roles), roles
+    return [each.gets for each in find_conflicts(config, roles, together)]
+
+
+# By sum, what active and aggregator, and two of the passives' sum, read together.
+READ_BY_BOTH = {"plain", "ckks", "bfv", "plain + recoverable masks"}
+PAIRS = (("active", "aggregator"), ("p0", "aggregator"), ("active", "p0"), ("p0", "p1"))
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="+".join)
+@pytest.mark.parametrize("passives", [2, 4])
+@pytest.mark.parametrize("scheme", SECURE_SUMS)
+def test_pairs_under_every_sum(scheme: str, passives: int, pair: tuple[str, str]) -> None:
+    found = gets(config_of("apfed_r", scheme), passives, *pair)
+    reads = [each for each in found if each.startswith("read ")]
+    if pair == ("active", "aggregator"):
+        below_all = scheme != "plain + recoverable masks" or passives > 3  # two thirds and one
+        assert bool(reads) == (scheme in READ_BY_BOTH and below_all), found
+    elif pair == ("active", "p0"):
+        assert bool(reads) == (passives == 2), found
+    elif pair == ("p0", "aggregator"):
+        assert bool(reads) == (scheme == "plain"), found
+    else:
+        assert found == []
+    if "aggregator" in pair:
+        assert bool(found) == (scheme != "crypten")
+
+
+@pytest.mark.parametrize("scheme", SECURE_SUMS)
+def test_all_passives_but_one_and_the_active_read_the_last(scheme: str) -> None:
+    config = config_of("apfed_r", scheme)
+    assert any("remaining passive" in each for each in gets(config, 4, "active", "p0", "p1", "p2"))
+    assert not any("remaining" in each for each in gets(config, 4, "active", "p0", "p1"))
+
+
+@pytest.mark.parametrize(("threshold", "passives", "helping", "reads"), [
+    (3, 4, 1, False), (3, 4, 2, True), (3, 5, 1, True), (4, 5, 2, False), (4, 5, 3, True),
+])  # fmt: skip
+def test_recoverable_masks_fall_to_passives_beyond_the_bound(
+    threshold: int, passives: int, helping: int, reads: bool
+) -> None:
+    scheme = "plain + recoverable masks"
+    config = config_of("apfed_r", scheme, [f"secure_sum.threshold={threshold}"])
+    found = gets(config, passives, "aggregator", *(f"p{at}" for at in range(helping)))
+    assert any(each.startswith("read ") for each in found) == reads
+
+
+@pytest.mark.parametrize("other", ["active", "p0", "aggregator"])
+def test_a_dealer_of_ids_works_with_nobody(other: str) -> None:
+    config = config_of("apfed_r", "plain + pairwise masks", ["alignment.dealer=true"])
+    assert "read which IDs" in gets(config, 2, "dealer", other)[0]
+
+
+@pytest.mark.parametrize(("pair", "reads"), [
+    (("aggregator", "dealer"), "exactly"), (("active", "aggregator"), "every passive's rows"),
+    (("p0", "aggregator"), "every other party's rows"), (("active", "dealer"), ""),
+    (("p0", "dealer"), ""),
+])  # fmt: skip
+def test_pairs_where_tables_are_decomposed(pair: tuple[str, str], reads: str) -> None:
+    found = gets(config_of("vfedtrans"), 2, *pair)
+    assert (reads in found[0]) if reads else found == []
+
+
+# Those without whose epsilon there is no run are of single answers.
+ALIGNING = [
+    name
+    for name, of in METHODS.items()
+    if of.declared.aligns and of.declared.opens_votes not in ("randomised", "count", "encrypted")
+]
+
+
+@pytest.mark.parametrize("method", ALIGNING)
+def test_single_parties_and_strangers_are_no_conflict(method: str) -> None:
+    config = config_of(method)
+    roles = roles_of(METHODS[config.method.name], config, "active", ["p0", "p1", "p2"])
+    assert all(gets(config, 3, name) == [] for name in roles)
+    assert [gets(config, 3, *pair) for pair in combinations(("p0", "p1", "p2"), 2)] == [[]] * 3
+
+
+def test_facts_are_those_of_the_run() -> None:
+    facts = facts_of(config_of("apfed_r", "ckks"), 3)
+    assert {"sum ckks", "M >= 2", "M >= 3", "gradients are summed"} <= facts
+    assert "a dealer aligns" not in facts
+    assert "M = 2" not in facts
