@@ -188,7 +188,9 @@ class PartyFile(OwnLimits):
             waits for somebody's answer to others is patient for up to eight of them.
         meet_s: how long to wait until all others are connected.
         serve: of joint predictions, after the training.
-        minima, maxima: see `OwnLimits`.
+        minima: by setting, as {rules.minimum_batch: 20}: the least that this party takes part with.
+            Of a choice the one that protects least, as {party_seeds: secret}.
+        maxima: of settings of which more protects less, as {rules.spare_answers: 2}.
     """
 
     party: Name

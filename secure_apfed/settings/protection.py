@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import EACH_ALONE, Settings, did_you_mean
@@ -26,6 +25,7 @@ __all__ = [
     "ACTIVE",
     "EVERYBODY",
     "NOBODY",
+    "NO_DEFAULT",
     "PASSIVES",
     "Departure",
     "FollowsFrom",
@@ -47,6 +47,8 @@ Limit: TypeAlias = bool | int | float | str
 PASSIVES: Whom = "the passives"
 ACTIVE: Whom = "the active"
 EVERYBODY: Whom = "everybody"
+NO_DEFAULT = object()
+"""What stands for the default of a key without one."""
 _UNKNOWN = "nobody said whom this setting protects; ask who wrote the method"
 # Of one party, and yet said to all: what chooses the intersection.
 _SHARED_ALL_THE_SAME = frozenset({"dealer", "pairwise_overlaps"})
@@ -149,7 +151,7 @@ class Key:
             return bool(self.value != self.default)
         if not isinstance(self.mark, Protection):
             return False
-        if self.default is PydanticUndefined:
+        if self.default is NO_DEFAULT:
             return self.mark.less == "other" and self.mark.strength(self.value) < 0
         return self.mark.is_less(self.value, self.default)
 
@@ -306,7 +308,7 @@ def _key(path: str, settings: Settings, default: Any, value: Any, usual: Any, ma
 
 
 def _usual(declared: FieldInfo) -> Any:
-    return declared.get_default(call_default_factory=True)
+    return NO_DEFAULT if declared.is_required() else declared.get_default(call_default_factory=True)
 
 
 def _is_of_each_party(name: str, declared: FieldInfo) -> bool:
@@ -338,7 +340,7 @@ def _settings_in(annotation: Any) -> list[type[Settings]]:
 
 def _spell(value: Any) -> str:
     """Return a value as a settings file has it, shortened."""
-    if value is PydanticUndefined:
+    if value is NO_DEFAULT:
         return "no default"
     words = {None: "null", True: "true", False: "false"}
     if value is None or isinstance(value, bool):

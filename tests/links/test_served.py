@@ -297,8 +297,8 @@ def test_who_falls_silent_while_it_is_asked_is_told_in_words_of_predictions(
     files = allowing(trained, "aggregator", tmp_path, {"timeout_s": 1.0})
     said, _ = asked(files, trained["new"], tmp_path / "out.csv")
     assert said.why == (
-        "prediction: aggregator stopped the run: prediction: aggregator expected contribution of "
-        "step 0 from shop; nothing came for 1 s"
+        "prediction: aggregator stopped the run: 'prediction: aggregator expected contribution of "
+        "step 0 from shop; nothing came for 1 s'"
     )
 
 

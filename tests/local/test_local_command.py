@@ -247,10 +247,10 @@ def ended(name: str, code: int, kind: str = "", message: str = "") -> local._Pro
 @pytest.mark.parametrize(
     ("processes", "told", "kind"),
     [
-        ([("active", 4, "RunStoppedError", "aggregator stopped the run: passive-1 left"),
+        ([("active", 4, "RunStoppedError", "aggregator stopped the run: 'passive-1 left"),
           ("aggregator", 4, "PartyLeftError", "passive-1 closed its link"),
           ("passive-1", -signal.SIGKILL),
-          ("passive-2", 4, "RunStoppedError", "active stopped the run: passive-1 left")],
+          ("passive-2", 4, "RunStoppedError", "active stopped the run: 'passive-1 left")],
          ("passive-1: its process was ended by SIGKILL\naggregator: passive-1 closed its link\n"
           "active and passive-2 heard of it, and stopped"), PartyLeftError),
         ([("active", 4, "PartyLeftError", "passive-1 closed its link"),

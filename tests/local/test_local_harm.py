@@ -132,7 +132,7 @@ def test_who_comes_to_harm_is_named_and_the_run_resumes_the_same(
     the_others_say_who_and_when(said, name)
     failed = [one["message"] for one in said.values() if one["kind"]]
     if harm.awaiting:
-        assert any(f"{name} stopped the run: Terminated" in message for message in failed)
+        assert any(f"{name} stopped the run: 'Terminated" in message for message in failed)
     if harm.writing:
         folder = parties.run.party(name)
         assert bool(hidden_files(folder)) is (harm.moment != "in place")
@@ -253,7 +253,7 @@ def test_a_checkpoint_that_was_lost_is_named_by_its_party(stopped: Parties) -> N
     said = stopped.play(resume=True)
     assert said["passive-2"]["kind"] == "CheckpointError"
     assert "passive-2 holds no step before it" in said["passive-2"]["message"]
-    assert "passive-2 stopped the run: CheckpointError" in said["active"]["message"]
+    assert "passive-2 stopped the run: 'CheckpointError" in said["active"]["message"]
 
 
 def unreceived_of_every_link(folder: Path) -> int:

@@ -249,7 +249,7 @@ def test_after_an_interruption_while_it_sent_a_party_says_no_more_on_that_link()
     wire.links["active"].abort(KeyboardInterrupt())
     assert not wire.carried["active", "passive"]
     waiting = wire.links["other"].receive("active", Kind.SUM)
-    with pytest.raises(RunStoppedError, match="active stopped the run: KeyboardInterrupt"):
+    with pytest.raises(RunStoppedError, match="active stopped the run: 'KeyboardInterrupt"):
         given(waiting, ("active", wire.carried["active", "other"].popleft()))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from apfed_attacks.headlines import Headline
 from apfed_experiments import words
@@ -23,7 +24,11 @@ from apfed_experiments.solo import LEFT_OUT
 from secure_apfed.config.file import dump_settings
 from secure_apfed.files import write_atomically
 from secure_apfed.measures import MEASURES
+from secure_apfed.peer_text import escape_text
 from secure_apfed.runs.outcome import RANKED
+
+# Line breaks and spaces of our own layout, which are no harm in a page.
+_LAYOUT = "\n\t\u00a0\u2009\u202f"
 
 
 def render(
@@ -83,13 +88,22 @@ def fill(template: str, **values: Any) -> str:
 @cache
 def _environment() -> Environment:
     loader = PackageLoader("apfed_experiments.report", "")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, finalize=_show_unprintable
+    )
     environment.filters |= {
         "plain": words.plain, "in_words": words.in_words, "count": words.count,
         "signed": words.signed, "attack_title": words.attack_title,
         "unevenness": contents.unevenness,
     }  # fmt: skip
     return environment
+
+
+def _show_unprintable(value: Any) -> Any:
+    """Return text of a value with escapes for what a reader would not see; markup as it is."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return escape_text(value, keep=_LAYOUT)
 
 
 def _flat(values: Mapping[str, Any]) -> str:
