@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, Unsa
 from apfed_protocols.sums import SECURE_SUMS, SecureSum, StepBinding, SumAgreement
 from apfed_protocols.sums.frames import Frame, FrameKind
 from apfed_protocols.sums.readers import Readers, find_readers
-from apfed_protocols.sums.recoverable import AnsweredCircles
 from apfed_protocols.sums.roles import role_of
 from tests.with_crypten import usable
 
@@ -345,17 +345,24 @@ def test_other_questions_are_answered_in_a_smaller_circle() -> None:
     assert np.allclose(hub.step(b"2", SHAPE), 2 * OWN["a"], atol=1e-2)
 
 
-def test_what_was_answered_is_known_in_a_later_session() -> None:
-    """A role that begins anew with the memory of the last one refuses what that refused."""
-    hosts: dict[str, Any] = {me: lacking().contributor(me) for me in NAMES}
-    drive(hosts, lambda me, q: OWN[me])[0].step(b"q", SHAPE)
-    later: dict[str, Any] = {me: lacking().contributor(me) for me in NAMES}
-    for me, role in later.items():
-        role.answered = AnsweredCircles(dict(hosts[me].answered.circles))
-    hub, unasked = drive(later, lambda me, q: OWN[me])
-    unasked.add(VICTIM)
-    with pytest.raises(RemoteProtocolError, match="reader asks a again about what"):
-        hub.step(b"q", SHAPE)
+@pytest.mark.parametrize("session", ["the same", "another"])
+def test_what_was_answered_is_known_in_a_later_session(session: str, tmp_path: Path) -> None:
+    """A role that begins anew with the same book refuses what the last one would have refused."""
+    for name, leaves in (("the same", set[str]()), (session, {VICTIM})):
+        again: Any = ap.secure_sum(
+            "recoverable", NAMES, to=RECEIVER, clip=8, session=name, threshold=2,
+            allow_single_reader=True,
+        )  # fmt: skip
+        roles = {me: again.contributor(me, book=tmp_path / me) for me in NAMES}
+        hub, unasked = drive(roles, lambda me, q: OWN[me])
+        unasked |= leaves
+        if leaves:
+            with pytest.raises(RemoteProtocolError, match="reader asks a again about what"):
+                hub.step(b"q", SHAPE)
+        else:
+            hub.step(b"q", SHAPE)
+    with pytest.raises(LocalProtocolError, match=r"needs all contributors .* leave book out"):
+        ap.secure_sum("masked", NAMES, to="x", clip=1).contributor("a", book=tmp_path / "a")
 
 
 def test_a_step_is_answered_once_whoever_is_counted_the_second_time() -> None:

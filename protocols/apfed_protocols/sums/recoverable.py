@@ -36,10 +36,13 @@ mask shared with the active, as under `masked`, keeps the sum from the aggregato
 """
 
 import hashlib
+import json
+import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from types import MappingProxyType
+from os import PathLike
 from typing import Any, ClassVar
 
 import numpy as np
@@ -84,6 +87,7 @@ _SETUP = b"setup"
 _STEP_MASK = b"secure-apfed step mask v1"
 _NO_MESSAGE = hashlib.sha256(b"").digest()
 _MARK_BYTES = 16
+_CIRCLES_TABLE = "CREATE TABLE IF NOT EXISTS circles (mark TEXT PRIMARY KEY, circle TEXT)"
 
 
 # The secrets of a step, after figure 4, rounds 0 and 1: a mask key pair (X25519) and a self-mask
@@ -326,8 +330,10 @@ class RecoverableSum(MaskedSum):
     def receiver(self) -> "RecoverableReceiver":
         return RecoverableReceiver(self)
 
-    def contributor(self, me: str) -> SumContributor:
-        return RecoverableContributor(self, me)
+    def contributor(
+        self, me: str, *, book: str | PathLike[str] | None = None
+    ) -> "RecoverableContributor":
+        return RecoverableContributor(self, me, AnsweredCircles(book))
 
     def combiner(self) -> SumCombiner:
         return RecoverableCombiner(self)
@@ -363,23 +369,30 @@ class AnsweredCircles:
     model; see `apfed_protocols.sums.readers`.
 
     Args:
-        circles: what `circles` of an earlier session's memory held.
+        book: a file on this party's disk, made here if it is missing, that remembers beyond this
+            process and session; None: memory alone. Who loses it answers again.
     """
 
-    def __init__(self, circles: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
-        self._circles = {mark: tuple(circle) for mark, circle in circles.items()}
+    def __init__(self, book: str | PathLike[str] | None = None) -> None:
+        self._book = book
+        self._circles: dict[str, tuple[str, ...]] = {}
+        if book is not None:
+            with closing(sqlite3.connect(book)) as opened, opened:
+                opened.execute(_CIRCLES_TABLE)
 
-    @property
-    def circles(self) -> Mapping[str, Sequence[str]]:
-        """Who was counted, by the mark of a question or of values; for a later session."""
-        return MappingProxyType(self._circles)
+    def _find_circle(self, mark: str) -> tuple[str, ...] | None:
+        if self._book is None:
+            return self._circles.get(mark)
+        with closing(sqlite3.connect(self._book)) as opened:
+            found = opened.execute("SELECT circle FROM circles WHERE mark = ?", (mark,)).fetchone()
+        return None if found is None else tuple(json.loads(found[0]))
 
     def require(
         self, marks: Iterable[str], circle: Sequence[str], *, me: str, aggregator: str
     ) -> None:
         """Raise RemoteProtocolError where one of these was answered in another circle."""
         for mark in marks:
-            earlier = self._circles.get(mark, tuple(circle))
+            earlier = self._find_circle(mark) or tuple(circle)
             apart = sorted(set(earlier) ^ set(circle))
             if apart:
                 raise RemoteProtocolError(
@@ -390,8 +403,14 @@ class AnsweredCircles:
                 )
 
     def add(self, marks: Iterable[str], circle: Sequence[str]) -> None:
-        for mark in marks:
-            self._circles.setdefault(mark, tuple(circle))
+        """Remember these; on return they are on the disk, and an answer may leave."""
+        if self._book is None:
+            for mark in marks:
+                self._circles.setdefault(mark, tuple(circle))
+            return
+        rows = [(mark, json.dumps(list(circle))) for mark in marks]
+        with closing(sqlite3.connect(self._book)) as opened, opened:
+            opened.executemany("INSERT OR IGNORE INTO circles VALUES (?, ?)", rows)
 
 
 def mark_question(values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
@@ -415,12 +434,14 @@ class RecoverableContributor(SumContributor):
     answered in another circle, gets no answer, and the session of this passive is over.
 
     Attributes:
-        answered: what it answered, and among whom; give a later session's role the same.
+        answered: what it answered, and among whom; see `SumSession.contributor` for a book of it.
     """
 
     _sum: RecoverableSum
 
-    def __init__(self, described: RecoverableSum, me: str) -> None:
+    def __init__(
+        self, described: RecoverableSum, me: str, answered: AnsweredCircles | None = None
+    ) -> None:
         agreement, frames = described.agreement, described.frames()
         self._active = PairwiseSeeds(me, (agreement.receiver,), frames)
         super().__init__(described, me, frames, self._active)
@@ -435,7 +456,7 @@ class RecoverableContributor(SumContributor):
         self._due = set(self._others)  # passives whose shares for the first step did not come
         self._ready: _Step | None = _Step(self._fresh_keys(), {})
         self._waiting: tuple[_Step, StepKeys] | None = None
-        self.answered = AnsweredCircles()
+        self.answered = AnsweredCircles() if answered is None else answered
         self._marks: tuple[str, ...] = ()
 
     def start(self) -> Sequence[Outgoing]:

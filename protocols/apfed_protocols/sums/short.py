@@ -27,6 +27,7 @@ from apfed_protocols.sums import SECURE_SUMS
 from apfed_protocols.sums.fixed_point import Clipping, checked_matrix, clip_rows
 from apfed_protocols.sums.interface import StepBinding, SumAgreement, spelled
 from apfed_protocols.sums.put_away import take_up
+from apfed_protocols.sums.recoverable import RecoverableSum
 from apfed_protocols.sums.roles import (
     KeepsSecrets,
     ReceivingCombiner,
@@ -235,10 +236,24 @@ class SumSession(KeepsSecrets):
         """By contributor what calls in this process clipped."""
         return {name: role.clipping for name, role in self._roles[0].items()}
 
-    def contributor(self, me: str) -> SumContributor:
-        """The role of one who adds, for a process of its own. See `join` for its set-up."""
+    def contributor(self, me: str, *, book: str | PathLike[str] | None = None) -> SumContributor:
+        """Return the role of one who adds, for a process of its own. See `join` for its set-up.
+
+        Args:
+            book: under recoverable masks, a file on this party's disk that remembers which
+                questions were answered among whom, in all sessions that name it.
+
+        Raises LocalProtocolError: a book for a sum that needs all, where circles never differ.
+        """
         self._require_clip()
-        return self.described.contributor(me)
+        if book is None:
+            return self.described.contributor(me)
+        if not isinstance(self.described, RecoverableSum):
+            raise LocalProtocolError(
+                f"{me}: {self.described.name} needs all contributors in every step, so it has no "
+                "book of who was counted; leave book out (`take_up` has a book of its own)"
+            )
+        return self.described.contributor(me, book=book)
 
     def receiver(self) -> SumReceiver | ReceivingCombiner:
         """The role of who reads, which also combines where nobody else was named."""
