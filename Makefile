@@ -4,6 +4,8 @@
 # make quick  the tests nearest to the files changed since the last commit, in seconds
 #             (of others: make quick FILES=secure_apfed/terminal.py)
 # make site   the documentation as a site, in build/site
+# make dist   both distributions as wheels, in dist
+# make lock   requirements-hashes.lock anew, after a change of requirements
 # make help   every target
 #
 # PYTHON       the interpreter that makes .venv; 3.11 or newer
@@ -21,6 +23,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 INSTALL := -m pip --disable-pip-version-check install --quiet --constraint requirements.lock
 PIP := $(BIN)/python $(INSTALL)
+QUIETLY := -m pip --disable-pip-version-check install --quiet
+HASHED := $(BIN)/python $(QUIETLY) --require-hashes --no-deps --requirement requirements-hashes.lock
+OURS := $(BIN)/python $(QUIETLY) --no-index --no-deps --no-build-isolation
 # Workers take tests from one another at the end; a file's tests stay together before. Three, since
 # processes of tests wait for one another.
 PYTEST := $(BIN)/python -m pytest
@@ -28,24 +33,24 @@ APART := -n $(WORKERS) --dist worksteal -r fEs
 CODE := protocols secure_apfed attacks experiments tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick test-light test-slow lint site clean
+.PHONY: help setup run test quick test-light test-slow lint site dist lock clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' $(firstword $(MAKEFILE_LIST))
-	@echo "make setup | run | test | quick | test-light | test-slow | lint | site | clean"
+	@echo "make setup | run | test | quick | test-light | test-slow | lint | site | dist | lock | clean"
 
 setup: $(STAMP)
 
-# crypten comes last and without its dependencies, but for one: it names a dead package among them.
-$(STAMP): pyproject.toml protocols/pyproject.toml requirements.lock
+# No index is asked for the two distributions of this project, whose names nobody owns there: all
+# else comes by its hash, and they come by their paths, without an index. Torch has no hash there, since
+# its builds differ.
+$(STAMP): pyproject.toml protocols/pyproject.toml requirements.lock requirements-hashes.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Python 3.11 or newer is needed; $(PYTHON) is `$(PYTHON) -V 2>&1`. Try: make PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(HASHED)
 	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
-	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation --editable ./protocols --editable '.[experiments,docs,dev]'
-	$(PIP) omegaconf
-	$(PIP) --no-deps crypten
+	$(OURS) --editable ./protocols --editable .
 	@touch $@
 
 run: setup
@@ -79,8 +84,14 @@ test-light: $(LIGHT)/.installed
 	$(LIGHT)/bin/python -m pytest -c protocols/pyproject.toml --rootdir . -m "not slow" $(APART) \
 		--write-passed $(PASSED) tests/contracts tests/protocols
 
+dist: setup
+	$(BIN)/python -m build --no-isolation --outdir dist protocols
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
+lock: setup
+	$(BIN)/python .ci/lock.py
+
 test-slow: setup
-	$(PIP) playwright
 	$(PYTEST) -m slow $(APART)
 
 clean:

@@ -6,6 +6,9 @@ digests of sealed bytes, and nothing that was in them. A line is with the operat
 its envelope is sent, so a killed process loses none; a machine that loses power may lose those
 since the last checkpoint. Where a line cannot be written, nothing is sent.
 
+Existence and running number of every file in which the party counts stand in it a second time, and
+before the envelope for which they counted (`secure_apfed.counters`).
+
 A line is one JSON object. Its first field, `chain`, is the SHA-256 of the chain of the line before
 it and of the bytes that follow in the line; so whoever alters, adds, removes or swaps lines has to
 write all that follow anew, and then the last chain is another one. Bounds are checked before
@@ -25,11 +28,11 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -45,6 +48,7 @@ from secure_apfed.names import Name, ReleaseFigure
 
 FILE_NAME = "audit.log"
 _MOST_PEERS = 1024
+_MOST_COUNTERS = 4096
 _PURPOSE = b"audit log v1"
 _MOST_LINE = 2**18
 _MOST_SIZE = 2**40
@@ -52,6 +56,8 @@ _CHAIN_BYTES = 32
 _LETTERS = 80
 _BEGINNING, _BETWEEN = b'{"chain":"', b'",'
 _BODY_AT = len(_BEGINNING) + 2 * _CHAIN_BYTES + len(_BETWEEN)
+_Hex16: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+CounterName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,127}$")]
 _Hex32: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Count: TypeAlias = Annotated[int, Field(ge=0, le=_MOST_SIZE)]
 _Number: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
@@ -128,6 +134,37 @@ class Refused(_Written):
     digest: _Hex32
 
 
+class Counted(_Written):
+    """How far a counter of this party had counted; see `secure_apfed.counters`.
+
+    Attributes:
+        counter: name of its file in the party's folder.
+        number: what it counted so far; origin: digest, hex, of what the file begins with, or of a
+            key inside; digest: of all that it had counted then.
+    """
+
+    event: Literal["counted"] = "counted"
+    counter: CounterName
+    number: _Count
+    origin: _Hex16
+    digest: _Hex16
+
+
+class Restarted(_Written):
+    """The operator let a counter go on, by name, although its file was not as the log noted it.
+
+    Attributes:
+        counter: name of its file; why: what was wrong.
+        noted: what it had counted by the log; number: from where it goes on.
+    """
+
+    event: Literal["restarted"] = "restarted"
+    counter: CounterName
+    why: Literal["missing", "lower", "of another run", "unreadable"]
+    noted: _Count
+    number: _Count
+
+
 class Signed(_Written):
     """The party's signature of the chain so far, Ed25519, hex."""
 
@@ -135,7 +172,7 @@ class Signed(_Written):
     signature: str = Field(pattern="^[0-9a-f]{128}$")
 
 
-Line: TypeAlias = Opened | Agreed | Frame | Refused | Signed
+Line: TypeAlias = Opened | Agreed | Frame | Refused | Counted | Restarted | Signed
 
 
 _EVENTS: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="event")])
@@ -211,17 +248,41 @@ def _is_torn(line: bytes) -> bool:
     return False
 
 
+class CounterSource(Protocol):
+    """What knows how far this party's counters have counted; see `secure_apfed.counters`."""
+
+    def changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
+        """Return name, number, origin and digest of each counter that counted since the last call.
+
+        Args:
+            saved: whether a checkpoint follows; some counters bind only then.
+
+        Raises:
+            CheckpointError: a counter is gone, or counts less than before.
+        """
+
+    def witness(self, lines: int, head: str) -> None:
+        """Write down, beside the log, how many lines it has and its last chain."""
+
+
 class AuditLog:
-    """See `LinkObserver`, which it is."""
+    """See `LinkObserver`, which it is.
+
+    Args:
+        counters: what this party counts in files of its own; a frame is logged and sent only once
+            the log holds how far they counted.
+    """
 
     def __init__(
         self, path: Path, party: str, identity: Identity, peers: Mapping[str, bytes],
         meter: Meter, clock: Callable[[], float] = time.time,
+        counters: CounterSource | None = None,
     ) -> None:  # fmt: skip
         if len(peers) > _MOST_PEERS:
             raise CheckpointError(f"{path}: an audit log is of {_MOST_PEERS} peers at most")
         self.path, self._party, self._identity = path, party, identity
         self._meter, self._clock = meter, clock
+        self._counters = counters
         self._charged, self._released = meter.charges, b""
         self._chain = _Chain(path)
         self._file = open_regular(path, create=True)
@@ -229,6 +290,8 @@ class AuditLog:
             cut = self._follow()
             own, known = identity.public.hex(), {name: key.hex() for name, key in peers.items()}
             self._write(Opened(at=clock(), party=party, identity=own, peers=known, cut=cut))
+            self._note_counters(saved=True)
+            self._witness()
         except BaseException:
             os.close(self._file)
             raise
@@ -264,6 +327,7 @@ class AuditLog:
         Raises:
             CheckpointError, OSError: it does not; nothing may be sent then.
         """
+        self._note_counters(saved=False)
         epsilon = self._epsilon_of(envelope.payload)
         figure = None if epsilon is None else self._meter.promise.figure
         fields = {**_fields(envelope), "epsilon": epsilon, "figure": figure}
@@ -289,24 +353,46 @@ class AuditLog:
         session, digest = contract.session, contract.digest.hex()
         self._write(Agreed(at=self._clock(), session=session, contract=digest, resumes=resumes))
 
+    def restarted(self, restart: Restarted) -> None:
+        """Note that the operator let a counter go on by name."""
+        self._write(restart)
+
     def sync(self) -> None:
         """Return once all lines are on the disk."""
+        self._note_counters(saved=True)
         found = os.fstat(self._file)
         if not found.st_nlink or found.st_size != self._chain.size:
             raise CheckpointError(
                 f"{self.path} was removed, or is written to by another process; restore it from "
                 "a copy, and give each run a folder of its own"
             )
-        os.fsync(self._file)
+        self._witness()
 
     def close(self) -> None:
         """Sign all lines so far, and let go of the file."""
         try:
-            signature = self._identity.sign(_PURPOSE, self._party.encode(), self._chain.head)
-            self._write(Signed(at=self._clock(), signature=signature.hex()))
-            os.fsync(self._file)
+            try:
+                self._note_counters(saved=False)
+            finally:
+                signature = self._identity.sign(_PURPOSE, self._party.encode(), self._chain.head)
+                self._write(Signed(at=self._clock(), signature=signature.hex()))
+                self._witness()
         finally:
             os.close(self._file)
+
+    def _note_counters(self, *, saved: bool) -> None:
+        """Write a line for each counter that counted since the last line of its own."""
+        changes = self._counters.changes(saved=saved) if self._counters else ()
+        for name, number, origin, digest in changes:
+            self._write(
+                Counted(at=self._clock(), counter=name, number=number, origin=origin, digest=digest)
+            )
+
+    def _witness(self) -> None:
+        """Bring all lines to the disk, then let the counters' own file say how many there are."""
+        os.fsync(self._file)
+        if self._counters:
+            self._counters.witness(self._chain.lines, self._chain.head.hex())
 
     def _epsilon_of(self, payload: bytes) -> float | Literal["inf"] | None:
         """What all releases cost, where this payload is one: the first after a charge, and the
@@ -361,6 +447,8 @@ class Summary:
         unsigned: lines after the last signature; of a log that was closed, 0.
         figure, epsilon: how the last figure of what it let out is called, and that; None where no
             ledger counts what it sent, which promises nothing.
+        counters: the last note of each counter that was not restarted since, by the name of its
+            file; restarts: which counters the operator let go on by name, in order.
     """
 
     path: Path
@@ -378,6 +466,8 @@ class Summary:
     unsigned: int = 0
     figure: ReleaseFigure | None = None
     epsilon: float | None = None
+    counters: dict[str, Counted] = field(default_factory=dict)
+    restarts: list[Restarted] = field(default_factory=list)
     _flows: dict[tuple[str, str, Kind | None], Flow] = field(default_factory=dict, repr=False)
 
     @property
@@ -392,7 +482,12 @@ class Summary:
     def as_json(self) -> dict[str, Any]:
         plain = asdict(self)
         flows = plain.pop("_flows").values()
-        return {**plain, "signed": self.signed, "flows": list(flows)}
+        counters = {name: noted.number for name, noted in self.counters.items()}
+        restarts = [restart.model_dump(mode="json") for restart in self.restarts]
+        return {
+            **plain, "counters": counters, "restarts": restarts, "signed": self.signed,
+            "flows": list(flows),
+        }  # fmt: skip
 
     def add(self, number: int, line: Line, *, before: bytes) -> None:
         """Count a line; `before` is the chain before it."""
@@ -405,8 +500,18 @@ class Summary:
             self.unsigned = 0
         elif isinstance(line, Frame | Refused):
             self._count(number, line)
+        elif isinstance(line, Counted):
+            self._note(number, line)
+        elif isinstance(line, Restarted):
+            self.counters.pop(line.counter, None)
+            self.restarts.append(line)
         else:
             self.agreed += 1
+
+    def _note(self, number: int, line: Counted) -> None:
+        if line.counter not in self.counters and len(self.counters) >= _MOST_COUNTERS:
+            raise self._unfit(number, f"names more than {_MOST_COUNTERS} counters in all")
+        self.counters[line.counter] = line
 
     def _open(self, number: int, line: Opened) -> None:
         if self.party not in ("", line.party):
@@ -462,10 +567,24 @@ def _read(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, Lin
                 )
             summary.add(chain.lines, line, before=before)
             before = chain.head
+            summary.head = before.hex()
             yield chain.lines, line
     if not chain.lines:
         raise CheckpointError(f"{path}: is empty, or ends before its first line does; no audit log")
-    summary.head, summary.torn = chain.head.hex(), len(chain.torn)
+    summary.torn = len(chain.torn)
+
+
+def read_log(
+    path: Path, *, visit: Callable[[int, str], None] = lambda line, chain: None
+) -> Summary:
+    """Return what a log says; `visit` is given the number of each line and the chain there, hex.
+
+    Raises CheckpointError: missing, no log, or altered from some line on.
+    """
+    summary = Summary(path=path)
+    for number, _ in _read(path, summary):
+        visit(number, summary.head)
+    return summary
 
 
 def verify_log(path: Path, *, identity: str | None = None) -> Summary:

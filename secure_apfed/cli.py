@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.installing import install_extra
 from secure_apfed import progress, terminal
 from secure_apfed.commands import (
     AsJson,
@@ -196,8 +197,8 @@ def _check_what_follows(config: "Config", folder: Path) -> None:
         from apfed_experiments.tradeoff import points_of, tradeoff_of
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"tradeoff: {error.name}, which draws it, is not installed; leave it out, or "
-            "pip install 'secure-apfed[experiments]'"
+            f"tradeoff: {error.name}, which draws it, is not installed; leave it out, or run: "
+            f"{install_extra('experiments')}"
         ) from None
     points_of(tradeoff_of(config), folder)
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.installing import install_extra
 from secure_apfed import errors
 from secure_apfed.files import to_json
 from secure_apfed.peer_text import escape_text
@@ -46,7 +47,7 @@ class Failure:
 
 def failure_of(error: Exception) -> Failure:
     if isinstance(error, ModuleNotFoundError):
-        told = f"{error.name} is not installed; pip install 'secure-apfed[experiments]'"
+        told = f"{error.name} is not installed; run: {install_extra('experiments')}"
         return Failure(code=_USAGE, title="An extra is missing", kind="ConfigError", message=told)
     # Imported here, since they take longer to load than help may take.
     from apfed_protocols.psi.interface import IntersectionTooSmallError

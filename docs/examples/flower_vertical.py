@@ -57,8 +57,9 @@ def name(message: Message, context: Context) -> Message:
 def answer(message: Message, context: Context) -> Message:
     began, me = time.perf_counter(), HOSTS[context.node_config["partition-id"]]
     total, key = sum_of(context.run_id), (DISK / me / "key").read_bytes()
+    book = DISK / me / "book"
     if kept := context.state.get("role"):
-        role = total.take_up(me, kept["sealed"], key, book=DISK / me / "book")
+        role = total.take_up(me, kept["sealed"], key, book=book)
     else:
         role = total.contributor(me)
 
@@ -70,7 +71,7 @@ def answer(message: Message, context: Context) -> Message:
         return COLUMNS[me] @ w
 
     packet = answer_hub(role, message.content["hub"]["packet"], scores, **signed_by(me))
-    context.state["role"] = ConfigRecord({"sealed": put_away(role, key)})
+    context.state["role"] = ConfigRecord({"sealed": put_away(role, key, book=book)})
     took = {"ms": (time.perf_counter() - began) * 1000, "process": os.getpid()}
     answered = ConfigRecord({"packet": packet, **took})
     return Message(RecordDict({"hub": answered}), reply_to=message)

@@ -45,7 +45,7 @@ def host(me, folder):
     packet = (own / "packet").read_bytes()
     signed = signed_by(me, folder)
     answer = answer_hub(role, packet, lambda question: counts(OWN[me], question), **signed)
-    sealed.write_bytes(put_away(role, key))
+    sealed.write_bytes(put_away(role, key, book=own / "book"))
     (own / "answer").write_bytes(answer)
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         join_sum,
     )
     from apfed_protocols.sums.hub import Hub, answer_hub, hub_pump
-    from apfed_protocols.sums.put_away import put_away, take_up
+    from apfed_protocols.sums.put_away import BookInMemory, put_away, take_up
     from apfed_protocols.sums.roles import ReceivingCombiner
     from apfed_protocols.sums.short import ClipAgreement, SumSession, secure_sum
 
@@ -58,6 +58,7 @@ __all__ = [
     "SET_INTERSECTIONS",
     "ApfedError",
     "BfvSum",
+    "BookInMemory",
     "CkksSum",
     "ClipAgreement",
     "ClippingWarning",
@@ -122,7 +123,7 @@ _HOME: dict[str, str] = {
     ),
     **dict.fromkeys(("ClipAgreement", "SumSession", "secure_sum"), "sums.short"),
     **dict.fromkeys(("Hub", "answer_hub", "hub_pump"), "sums.hub"),
-    **dict.fromkeys(("put_away", "take_up"), "sums.put_away"),
+    **dict.fromkeys(("BookInMemory", "put_away", "take_up"), "sums.put_away"),
     "ReceivingCombiner": "sums.roles",
     **dict.fromkeys(("IdNormalisation", "encode_ids"), "ids"),
     **dict.fromkeys(("IntersectionAgreement", "Output"), "psi.interface"),

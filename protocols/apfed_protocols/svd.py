@@ -40,6 +40,7 @@ from apfed_protocols.checks import (
 )
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.installing import install_extra
 from apfed_protocols.randomness import KEY_BYTES, ForkCheck, fresh_key, keystream
 from apfed_protocols.sums.roles import KeepsSecrets
 
@@ -54,7 +55,8 @@ try:
     import scipy
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "a decomposition needs scipy: pip install 'apfed-protocols[svd]'", name=error.name
+        f"a decomposition needs scipy; run: {install_extra('svd', 'apfed-protocols')}",
+        name=error.name,
     ) from None
 Floats = NDArray[np.float64]
 _BITS = 53

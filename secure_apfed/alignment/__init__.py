@@ -20,6 +20,7 @@ from apfed_protocols.psi.interface import (
 from secure_apfed.alignment.buckets import bucket_count, capacity
 from secure_apfed.alignment.ids import IdFile, id_rules
 from secure_apfed.alignment.records import AlignmentHistory, admit_run
+from secure_apfed.errors import ConfigError
 from secure_apfed.settings.alignment import AlignmentSettings
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "check_alignment",
     "intersection",
     "most_guesses",
+    "require_overlaps_shown",
 ]
 
 
@@ -45,6 +47,16 @@ def check_alignment(settings: AlignmentSettings) -> None:
         raise ValueError(
             f"pairwise_overlaps is hidden, and the active learns them with mode: {settings.mode} "
             f"and protocol: {settings.protocol}; use mode: all and protocol: auto, opprf or circuit"
+        )
+
+
+def require_overlaps_shown(settings: AlignmentSettings, party: str) -> None:
+    """Refuse to tell, or to ask, which people a party knows. Raises ConfigError: that is hidden."""
+    if settings.pairwise_overlaps == "hidden":
+        raise ConfigError(
+            f"{party}: alignment.pairwise_overlaps is hidden, and joint prediction tells the "
+            "active which of its people each passive knows; so it is neither served nor asked. "
+            "Predict without --jointly, or train a run whose parties all agree to `shown`"
         )
 
 

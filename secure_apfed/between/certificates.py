@@ -50,6 +50,14 @@ def _listed_as(certificate: x509.Certificate) -> set[str]:
     return {fingerprint(certificate), f"{certificate.serial_number:x}"}
 
 
+def listed_as(pem: bytes) -> set[str]:
+    """Return by what a list may name a certificate in PEM; nothing where it is none."""
+    try:
+        return _listed_as(x509.load_pem_x509_certificate(pem))
+    except ValueError:
+        return set()
+
+
 def read_revoked(path: Path | None) -> frozenset[str]:
     """What a list revokes: a line each, in hex, of a certificate's SHA-256 or serial number, or of
     an identity (a public key); what follows a `#` is a note.

@@ -19,6 +19,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.installing import install_extra
 from secure_apfed.between import MOST_QUEUED, Pipe
 from secure_apfed.between.certificates import Credentials
 from secure_apfed.errors import ConfigError
@@ -70,8 +71,7 @@ def require_grpc() -> None:
     """Refuse to go on without the extra."""
     if grpc is None:
         raise ConfigError(
-            "links between machines need grpcio, which is missing; install it with pip install "
-            "'secure-apfed[grpc]'"
+            f"links between machines need grpcio, which is missing; run: {install_extra('grpc')}"
         )
 
 

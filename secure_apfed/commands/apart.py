@@ -238,10 +238,18 @@ def revoke(
     ],
     revoked: Annotated[Path, typer.Option("--list", help="List that the parties' files name.")],
     note: Annotated[str, typer.Option(help="Why, for people.")] = "",
+    for_others: Annotated[
+        bool, typer.Option("--for-others", help="No party's file here has to read the list.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Write these into a list of what is revoked; it holds from the next connection on."""
+    """Write these into a list of what is revoked, and say whose files read it.
+
+    A running party reads its list again at once, and ends its session with whom it names. A list
+    that no file here reads protects nobody, and is an error.
+    """
     from secure_apfed.between.certificates import fingerprint, read_revoked
+    from secure_apfed.runs.revocation import find_readers
 
     entries = [
         fingerprint(_load(Path(named))) if Path(named).is_file() else named.lower().replace(":", "")
@@ -256,10 +264,28 @@ def revoke(
         before += "\n"
     revoked.write_text(before + lines, encoding="utf-8")
     listed = sorted(read_revoked(revoked))
+    reading, others = find_readers(revoked, beside=[Path.cwd()])
+    if not reading and not for_others:
+        named = [f"{one.path} of {one.party} names {one.revoked or 'none'}" for one in others]
+        raise ConfigError(
+            f"{revoked} names {len(listed)} now, and no party's file reads it, so it protects "
+            f"nobody here ({'; '.join(named) or 'there is no party.yaml beside it or below'}). "
+            f"Say `revoked: {revoked.absolute()}` under `tls` in the party.yaml, start the party "
+            "again, and revoke anew; or say --for-others where it is for other machines"
+        )
     if as_json:
-        terminal.print_json({"list": str(revoked), "revoked": listed})
-    else:
-        terminal.show_note(f"{revoked} names {len(listed)}: give it to all parties")
+        readers = [str(one.path) for one in reading]
+        unread = [str(one.path) for one in others]
+        terminal.print_json(
+            {"list": str(revoked), "revoked": listed, "read_by": readers, "not_read_by": unread}
+        )
+        return
+    by = ", ".join(f"{one.party} ({one.path})" for one in reading) or "nobody here"
+    terminal.show_note(f"{revoked} names {len(listed)}; read by {by}: give it to all parties")
+    for one in others:
+        terminal.show_note(
+            f"note: {one.path} of {one.party} reads {one.revoked or 'no list'}, and not this one"
+        )
 
 
 def _load(file: Path) -> "x509.Certificate":
@@ -321,6 +347,31 @@ def compare(one: _Log, other: _Log, as_json: AsJson = False) -> None:
         raise typer.Exit(_PARTED)
 
 
+@audit_log_app.command("restart-counter")
+def restart(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The party's folder.")],
+    counter: Annotated[str, typer.Argument(metavar="NAME", help="The counter's file in it.")],
+    party: Annotated[str, typer.Option(metavar="NAME", help="Whose folder it is.")],
+    as_json: AsJson = False,
+) -> None:
+    """Let a counter go on whose file was lost, shortened or exchanged, and log that you did.
+
+    An older copy goes on from what it holds. Any other file is set aside, and the counter begins
+    anew: it forgets what the party gave away.
+    """
+    from secure_apfed.counters import restart_in
+
+    done = restart_in(folder, counter, party=party)
+    if as_json:
+        terminal.print_json(done.as_json())
+        return
+    aside = f"; the file that lay there is now {done.aside.name}" if done.aside else ""
+    terminal.show_note(
+        f"{folder / counter} goes on from {done.line.number:,}, the audit log had noted "
+        f"{done.line.noted:,}{aside}"
+    )
+
+
 def _show_log(summary: "Summary") -> None:
     last = "epsilon, last", "none: no ledger counts what it sent, so nothing is promised of it"
     if summary.figure is not None:
@@ -331,7 +382,15 @@ def _show_log(summary: "Summary") -> None:
         ("opened", f"{summary.opened:,} times, {summary.agreed:,} sessions agreed"),
         ("cut after a kill", f"{summary.cut:,} bytes"),
         last,
+        *((name, f"counted {noted.number:,}") for name, noted in summary.counters.items()),
     ]  # fmt: skip
+    rows += [
+        (
+            f"{done.counter}, restarted",
+            f"{done.why}: {done.noted:,} were noted, it went on from {done.number:,}",
+        )
+        for done in summary.restarts
+    ]
     terminal.show_rows("Audit log", ("", ""), rows)
     flows = [
         (flow.peer, flow.event, flow.kind or "-", f"{flow.envelopes:,}", f"{flow.size:,}")

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.installing import install_checkout
 from secure_apfed import terminal
 from secure_apfed.errors import ConfigError
 from secure_apfed.files import to_json
@@ -67,7 +68,7 @@ def _benches() -> ModuleType:
             raise
         raise ConfigError(
             "benches are not installed with secure-apfed; run them from a checkout of the project, "
-            "after `make setup` or `pip install -e ./protocols -e '.[experiments]'` there"
+            f"after `make setup` or `{install_checkout('experiments', editable=True)}` there"
         ) from None
 
 

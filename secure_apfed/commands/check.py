@@ -69,6 +69,7 @@ class _Checks:
         from secure_apfed.runs.party import PartyFile, role_of
         from secure_apfed.runs.project import SEALED, Sealed, Signed
 
+        self.path = path
         self.file = file = PartyFile.read(path)
         self.config, self.code = load_config(file.config), 0
         self.role = role_of(file, self.config)
@@ -117,7 +118,7 @@ class _Checks:
     def _contract(self) -> Iterator[Finding]:
         """Whether what it would sign is what the sealed project says."""
         from secure_apfed.exchange.agreement import differing
-        from secure_apfed.runs.project import SEALED
+        from secure_apfed.runs.project import SEALED, shared_settings
 
         file, sealed = self.file, self.sealed
         if sealed is None:
@@ -136,6 +137,14 @@ class _Checks:
                 f"{file.config} differs from the sealed project in {', '.join(differ)}, which all "
                 "sign; nobody would begin"
             )
+        told = shared_settings(self.config).get("alignment", {})
+        agreed = sealed.proposed.settings.get("alignment", {})
+        for key in ("pairwise_overlaps", "dealer"):
+            if told.get(key) != agreed.get(key):
+                raise ConfigError(
+                    f"{file.config} differs from the sealed project in alignment.{key}, which was "
+                    f"proposed to all: put {agreed.get(key, 'nothing')!r} back"
+                )
         yield Finding("contract", "contract", "ok", f"as in {sealed.project_words}")
 
     def _table(self) -> Iterator[Finding]:
@@ -174,6 +183,8 @@ class _Checks:
 
         if (tls := self.file.tls) is None:
             return
+        yield from self._revoked()
+        yield from self._compare_with_sealed()
         files, revoked = (tls.ca, tls.certificate, tls.key), read_revoked(tls.revoked)
         loaded = Credentials.load(*files, name=self.file.party, revoked=revoked)
         ends = load_pem_x509_certificate(loaded.certificate).not_valid_after_utc
@@ -184,6 +195,46 @@ class _Checks:
         else:
             told += f", until {ends:%Y-%m-%d %H:%M} UTC; {RENEWAL}"
             yield Finding("certificate", "certificate", "optional", told)
+
+    def _revoked(self) -> Iterator[Finding]:
+        """Whether the list of what is revoked is read, and whom it names."""
+        from secure_apfed.between.certificates import read_revoked
+        from secure_apfed.runs.revocation import find_unread_lists, revoked_names
+
+        assert self.file.tls is not None
+        path = self.file.tls.revoked
+        if unread := find_unread_lists(self.file):
+            raise ConfigError(
+                f"{', '.join(map(str, unread))} revokes something, and tls.revoked of "
+                f"{self.path} names {path or 'no list'}, so it protects nobody: name it there, or "
+                "remove it"
+            )
+        if path is None:
+            told = f"tls.revoked of {self.path} names no list: a stolen key cannot be revoked here"
+            yield Finding("certificate", "revoked", "optional", told)
+            return
+        revoked = read_revoked(path)
+        names = revoked_names(self.file, revoked)
+        told = f"{path} names {len(revoked)}"
+        if names:
+            told += f", among them {', '.join(names)}, with whom nothing can begin"
+        yield Finding("certificate", "revoked", "optional" if names else "ok", told)
+
+    def _compare_with_sealed(self) -> Iterator[Finding]:
+        """Whether the project was sealed again, and this party still shows what came before."""
+        from secure_apfed.runs.project import SEALED
+
+        tls, sealed = self.file.tls, self.sealed
+        if tls is None or sealed is None or self.file.party not in sealed.certificates:
+            return
+        shown = tls.certificate.read_text(encoding="utf-8", errors="replace")
+        authorities = tls.ca.read_text(encoding="utf-8", errors="replace")
+        if shown != sealed.certificates[self.file.party] or sealed.ca not in authorities:
+            told = (
+                f"{tls.certificate} or {tls.ca} is not the one of {self.file.folder / SEALED}: "
+                "where no authority of your own renewed it, join that file again"
+            )
+            yield Finding("certificate", "sealed certificate", "optional", told)
 
     def _reached(self) -> Iterator[Finding]:
         from secure_apfed.runs.party import LINKS

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 
 from apfed_protocols.crypten import INSTALL
+from apfed_protocols.installing import install_extra, install_required
 from secure_apfed.commands import Finding, State
 from secure_apfed.data.catalogue import DATASETS
 from secure_apfed.data.files import default_folder, file_path
@@ -19,8 +20,6 @@ from secure_apfed.errors import DataError
 from secure_apfed.seeds import usable_cores
 
 _OLDEST_PYTHON = (3, 11)
-_AGAIN, _EXTRA = "pip install --upgrade secure-apfed", "pip install 'secure-apfed[{}]'"
-_EXPERIMENTS = _EXTRA.format("experiments")
 # distribution -> (module, what it is for); a run needs these.
 _REQUIRED: Mapping[str, tuple[str, str]] = {
     "torch": ("torch", "networks"),
@@ -40,14 +39,14 @@ _REQUIRED: Mapping[str, tuple[str, str]] = {
     "pandas": ("pandas", "tables"),
     "pyarrow": ("pyarrow", "Parquet"),
 }
-# distribution -> (module, what it is for, how to get it); a run does without these.
+# distribution -> (module, what it is for, the extra that brings it); a run does without these.
 _OPTIONAL: Mapping[str, tuple[str, str, str]] = {
-    "matplotlib": ("matplotlib", "pictures", _EXPERIMENTS),
-    "jinja2": ("jinja2", "the HTML report", _EXPERIMENTS),
-    "grpcio": ("grpc", "links between machines", _EXTRA.format("grpc")),
-    "sqlalchemy": ("sqlalchemy", "tables by a query of a database", _EXTRA.format("sql")),
-    "dp-accounting": ("dp_accounting", "a third opinion on epsilon", _EXPERIMENTS),
-    "tensorboard": ("tensorboard", "curves while training", _EXTRA.format("tensorboard")),
+    "matplotlib": ("matplotlib", "pictures", "experiments"),
+    "jinja2": ("jinja2", "the HTML report", "experiments"),
+    "grpcio": ("grpc", "links between machines", "grpc"),
+    "sqlalchemy": ("sqlalchemy", "tables by a query of a database", "sql"),
+    "dp-accounting": ("dp_accounting", "a third opinion on epsilon", "experiments"),
+    "tensorboard": ("tensorboard", "curves while training", "tensorboard"),
 }
 
 # Tried in a process of its own: this one does not need its modules.
@@ -73,9 +72,9 @@ def _system() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     for name, (module, purpose) in _REQUIRED.items():
-        yield _package(name, module, purpose, _AGAIN, "missing")
-    for name, (module, purpose, remedy) in _OPTIONAL.items():
-        yield _package(name, module, purpose, remedy, "optional")
+        yield _package(name, module, purpose, install_required(name), "missing")
+    for name, (module, purpose, extra) in _OPTIONAL.items():
+        yield _package(name, module, purpose, install_extra(extra), "optional")
     yield _crypten()
 
 

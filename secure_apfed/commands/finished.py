@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from apfed_protocols.installing import install_extra
 from secure_apfed import progress, terminal
 from secure_apfed.commands import AsJson, Jobs, RunFolder
 from secure_apfed.phases import Phases, begins
@@ -275,8 +276,8 @@ def report_if_possible(folder: Path) -> Path | None:
         if error.name not in terminal.RESEARCH_MODULES:
             raise
         terminal.show_note(
-            f"no report: {error.name} is not installed; "
-            f"pip install 'secure-apfed[experiments]', then secure-apfed report {folder}"
+            f"no report: {error.name} is not installed; run: {install_extra('experiments')}, "
+            f"then secure-apfed report {folder}"
         )
         return None
 

@@ -312,6 +312,27 @@ def _asked(
     )
     guess = "" if own is not None or not data.parties else ", for tables of 1,000 rows"
     yield "bytes", f"sends about {size(sends)}, gets about {size(gets)}{guess}"
+    yield from _served(config, party, own, role=proposal.roles[party])
+
+
+def _served(
+    config: "Config", party: str, own: "TableShape | None", *, role: str
+) -> Iterator[tuple[str, str]]:
+    """Yield what a passive answers after the training, unless its own file says otherwise."""
+    from secure_apfed.methods import METHODS
+    from secure_apfed.methods.joint import Tvfl
+    from secure_apfed.runs.party import ServeSettings
+
+    if role != "passive" or not isinstance(METHODS[config.method.name], Tvfl):
+        return
+    if config.alignment.pairwise_overlaps == "hidden":
+        yield "joint prediction", "not served, since a lookup tells whom a passive knows"
+        return
+    told = "a tenth of its people" if own is None else ""
+    if own is not None:
+        limits = ServeSettings().limits_for(own.rows)
+        told = f"{limits.a_day:,} people a day and {limits.in_all:,} answers in all"
+    yield "joint prediction", f"where {party} serves: {told}, unless its party.yaml says otherwise"
 
 
 def _learnt(

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from apfed_protocols.installing import install_extra
 from secure_apfed.contrib.nvflare_site import PARTY_FILE, SERVER, Server, Site
 from secure_apfed.errors import ConfigError
 from secure_apfed.names import check_name
@@ -35,7 +36,7 @@ try:
 except ImportError as error:
     raise ConfigError(
         "jobs and startup kits of NVFlare's need nvflare 2.9 or later, of which something is "
-        f"missing ({error}); install it with pip install 'secure-apfed[nvflare]'"
+        f"missing ({error}); run: {install_extra('nvflare')}"
     ) from error
 
 ALLOWED_CLASSES = ("nvflare.collab.runtime.", "secure_apfed.contrib.nvflare_site.")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from apfed_protocols.errors import PartyLeftError
+from apfed_protocols.installing import install_extra
 from apfed_protocols.seal import Identity
 from secure_apfed.between.calls import Calls
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -38,8 +39,7 @@ try:
     from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 except ImportError as error:
     raise ConfigError(
-        "a job of NVFlare's needs nvflare, which is missing; install it with pip install "
-        "'secure-apfed[nvflare]'"
+        "a job of NVFlare's needs nvflare, which is missing; run: " + install_extra("nvflare")
     ) from error
 
 PARTY_FILE = "SECURE_APFED_PARTY"

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from apfed_protocols.ids import EMPTY
+from apfed_protocols.installing import install_extra
 from secure_apfed.data import ColumnEncoding, ImageEncoding
 from secure_apfed.data.encoding import CategoricalColumn, Column
 from secure_apfed.data.frames import BLANK, RESPELT
@@ -58,7 +59,7 @@ def write_onnx(model: SoloModel, path: Path) -> None:
         import onnxscript  # noqa: F401 - torch's exporter asks for it
     except ImportError as error:
         raise ConfigError(
-            f"writing ONNX needs {error.name}; install the extra: pip install 'secure-apfed[onnx]'"
+            f"writing ONNX needs {error.name}; run: {install_extra('onnx')}"
         ) from error
     network = _network(model)
     encoding = _encoding(onnx.helper, model.encoding)

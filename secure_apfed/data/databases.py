@@ -16,6 +16,7 @@ from uuid import UUID
 
 import pyarrow
 
+from apfed_protocols.installing import install_extra
 from secure_apfed.data.frames import refuse_names
 from secure_apfed.errors import ApfedError, ConfigError, DataError
 from secure_apfed.settings.data import Database
@@ -68,7 +69,7 @@ def _connected(database: Database, place: _Place, party: str) -> "Iterator[Conne
         from sqlalchemy.exc import SQLAlchemyError
     except ModuleNotFoundError:
         raise ConfigError(
-            f"{key}: SQLAlchemy is not installed; pip install 'secure-apfed[sql]'"
+            f"{key}: SQLAlchemy is not installed; run: {install_extra('sql')}"
         ) from None
     try:
         url = sqlalchemy.make_url(database.url).set(password=secret)

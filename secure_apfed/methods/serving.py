@@ -32,7 +32,7 @@ from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
 from apfed_protocols.psi.ecdh import TAG_BYTES
 from apfed_protocols.psi.lookup import Asker, Holder
 from apfed_protocols.randomness import KEY_BYTES, fresh_key
-from secure_apfed.alignment import canonical_ids
+from secure_apfed.alignment import canonical_ids, require_overlaps_shown
 from secure_apfed.contract import Contract
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
@@ -115,6 +115,7 @@ async def serve(
     Raises:
         ModelError: these are of another model; LimitReachedError: see `Take`.
     """
+    require_overlaps_shown(own.config.alignment, own.name)
     contract = (await enter(own, links, method)).contract
     ids = canonical_ids(own.name, own.data.table.ids, own.config.alignment)
     holder = Holder(ids, session=_session_key(contract, own.name))
@@ -218,6 +219,7 @@ class JointPredictor:
             own: its table is of no person: one row as the model reads them.
             kept: the networks that it kept of the training.
         """
+        require_overlaps_shown(own.config.alignment, own.name)
         contract = (await enter(own, links, method, session=new_session())).contract
         trainer = method.head_trainer(own, contract)
         load_kept({"encoder": trainer.encoder, "head": trainer.head}, kept, own.name)

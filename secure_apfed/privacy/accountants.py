@@ -33,6 +33,7 @@ from typing import ClassVar
 import numpy as np
 import scipy
 
+from apfed_protocols.installing import install_extra
 from secure_apfed.errors import ConfigError
 
 __all__ = [
@@ -303,5 +304,5 @@ def _library(name: str) -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             f"this accountant needs {name.partition('.')[0]}, which is not installed; "
-            'run pip install "secure-apfed[experiments]", or use the accountant gdp'
+            f"run: {install_extra('experiments')}, or use the accountant gdp"
         ) from error

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -239,14 +239,21 @@ class PartyFolder(RunFolder):
         self._key = path / "identity.pem"
 
     @contextmanager
-    def held(self, *, resume: bool) -> Iterator[None]:
+    def held(
+        self, *, resume: bool, counted: Callable[[], Collection[str]] = frozenset
+    ) -> Iterator[None]:
+        """Hold the folder for a run; `counted` names the logs that count by the audit log.
+
+        Raises CheckpointError: a finished part, or one that was begun and is not resumed.
+        """
         with self._held():
+            counting = counted()
             if self.ended.exists():
                 raise CheckpointError(
                     f"{self.path} holds a party's part of a finished run; choose another folder"
                 )
             if not resume:
-                self._clear()
+                self._clear(counting)
             yield
 
     @contextmanager
@@ -287,13 +294,9 @@ class PartyFolder(RunFolder):
 
         for log in _logs_in(self.path):
             if log.is_file() and not log.is_symlink() and holds_releases(log):
-                raise CheckpointError(
-                    f"{log} counts what left its party in an earlier session, and the checkpoint "
-                    "to go on from is gone; put it back and resume, or choose another folder: "
-                    "begun anew, the run would forget what it spent"
-                )
+                raise _counts(log)
 
-    def _clear(self) -> None:
+    def _clear(self, counting: Collection[str]) -> None:
         """Make room for a new part; a party that was asked anything has a checkpoint."""
         if self.holds_steps:
             raise CheckpointError(
@@ -301,6 +304,8 @@ class PartyFolder(RunFolder):
             )
         self.require_no_releases()
         for log in _logs_in(self.path):
+            if log.name in counting:
+                raise _counts(log)
             try:
                 log.unlink()
             except OSError as error:
@@ -308,6 +313,14 @@ class PartyFolder(RunFolder):
                     f"{log} lies in the place of a log and cannot be removed ({error.strerror}); "
                     "remove it, or choose another folder"
                 ) from error
+
+
+def _counts(log: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{log} counts what left its party in an earlier session, and the checkpoint "
+        "to go on from is gone; put it back and resume, or choose another folder: "
+        "begun anew, the run would forget what it spent"
+    )
 
 
 def resumable(path: Path, config: Config) -> bool:

@@ -20,6 +20,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config, load_settings_text
 from secure_apfed.config.plain_yaml import as_yaml, parse_yaml, read_text
 from secure_apfed.contract import PartyRole
+from secure_apfed.counters import counted_logs, open_counters
 from secure_apfed.data import OwnData, load_own_tables, read_own
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.exchange import Links, StatusKeeper, Transport, play_one, sockets
@@ -37,6 +38,7 @@ from secure_apfed.runs.folder import PartyFolder, RunFolder, no_checkpoint
 from secure_apfed.runs.keeper import PartyKeeper
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.own_record import OwnRecord
+from secure_apfed.runs.revocation import RevocationWatch
 from secure_apfed.runs.training_labels import answered_labels
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings import Settings
@@ -65,6 +67,7 @@ def _address(text: str) -> str:
 PARTY_FILE = "party.yaml"
 ANSWERED = "answer-{}.json"
 """In a party's folder, what it answered where a project was proposed."""
+_FEWEST_A_DAY, _DAYS_OF_A_TABLE = 100, 10
 Place: TypeAlias = Annotated[str, AfterValidator(_address)]
 
 
@@ -108,19 +111,31 @@ class ServeSettings(Settings):
         table: of the people who may be asked about, with the columns of the training; null: that of
             the training.
         a_person: answers about one person, ever; who had them is left out of what follows.
-        a_day: answers a day (UTC), about all together; this and the next two end a session.
-        in_all: answers ever, about all together.
-        lookups_a_day: IDs that may be looked up, whether they are known or not.
+        a_day: answers a day (UTC), about all together; this and the next two end a session. Null: a
+            tenth of the people who may be asked about, and 100 at least.
+        in_all: answers ever, about all together; null: as many as there are people.
+        lookups_a_day: IDs that may be looked up, whether they are known or not; null: as a_day.
         epsilon: what all answers about one person may cost, beside the training, where noise was
             agreed; null: as much as the training. Who had so much is left out, as under `a_person`.
     """
 
     table: Path | None = None
     a_person: int = Field(100, ge=1)
-    a_day: int = Field(100_000, ge=1)
-    in_all: int = Field(10_000_000, ge=1)
-    lookups_a_day: int = Field(1_000_000, ge=1)
+    a_day: int | None = Field(None, ge=1)
+    in_all: int | None = Field(None, ge=1)
+    lookups_a_day: int | None = Field(None, ge=1)
     epsilon: float | None = Field(None, gt=0)
+
+    def limits_for(self, people: int) -> "ServeSettings":
+        """Return the same with every limit in numbers, where so many people may be asked about."""
+        a_day = max(_FEWEST_A_DAY, people // _DAYS_OF_A_TABLE)
+        return self.model_copy(
+            update={
+                "a_day": self.a_day or a_day,
+                "in_all": self.in_all or max(_FEWEST_A_DAY, people),
+                "lookups_a_day": self.lookups_a_day or a_day,
+            }
+        )
 
 
 class OwnLimits(Settings):
@@ -476,12 +491,15 @@ class Joined:
 def audited(
     file: PartyFile, identity: Identity, meter: Meter, status: StatusKeeper, meet: Connect
 ) -> Iterator[tuple[dict[str, bytes], AuditLog, Transport]]:
-    """Open the log in a party's folder and connect it to the others; by which keys all are known,
-    its own among them, the log and the links.
+    """Hold its counters against the log in a party's folder, open the log, and connect it.
+
+    Yields by which keys all are known, its own among them, the log, and the links.
     """
     known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
-    path = PartyFolder(file.folder).path / FILE_NAME
-    with closing(AuditLog(path, file.party, identity, known, meter)) as audit:
+    folder = PartyFolder(file.folder).path
+    counters = open_counters(folder, file.party)
+    log = AuditLog(folder / FILE_NAME, file.party, identity, known, meter, counters=counters)
+    with closing(log) as audit:
         known[file.party] = identity.public
         status.begin(file.party, file.peers, meter)
         transport = meet(file, identity, known, status.misses)
@@ -503,7 +521,8 @@ def joined(
     resume = resume or (rules.restarts > 0 and PartyFolder(file.folder).holds_steps)
     with ExitStack() as stack:
         folder = PartyFolder(file.folder)
-        stack.enter_context(folder.held(resume=resume))
+        counted = partial(counted_logs, folder.path, file.party)
+        stack.enter_context(folder.held(resume=resume, counted=counted))
         if resume and role == "active" and not folder.holds_steps:
             raise no_checkpoint(folder.path)
         data = own_data(file, config, role)
@@ -529,7 +548,8 @@ def joined(
             ),
             role=role,
             links=Links(
-                file.party, list(file.peers), transport.post, observers=(audit, status, record),
+                file.party, list(file.peers), transport.post,
+                observers=(RevocationWatch(file), audit, status, record),
             ),
             transport=transport,
             record=record,

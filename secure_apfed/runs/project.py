@@ -45,6 +45,7 @@ from secure_apfed.names import Name
 from secure_apfed.peer_text import check_version, escape_text, find_unprintable, quote_text
 from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.runs.party import ANSWERED, PARTY_FILE, OwnLimits, PartyFile, Place, shape_of
+from secure_apfed.runs.revocation import REVOKED
 from secure_apfed.settings import EACH_ALONE, Settings
 from secure_apfed.settings.data import TABLES, TableShape
 
@@ -61,6 +62,10 @@ _NOT_LOOKED_AT = frozenset(
 _Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Pem = Annotated[str, Field(max_length=2**15, pattern=r"^[\n -~]*$")]
 # Of one party, and yet the same at all: a name, and what chooses the intersection.
+_NOTHING_REVOKED = (
+    b"# Certificates (SHA-256 or serial number) and identities that this party refuses, in hex, a "
+    b"line each.\n# It is read again whenever it changes: secure-apfed certs revoke ... --list\n"
+)
 _SAID_TO_ALL = ("name", "dealer", "pairwise_overlaps")
 _SAID_OF_TABLES = ("dataset", "partition", "labels_at", "active", "id_column", "label_column")
 _DocumentT = TypeVar("_DocumentT", bound="_Document")
@@ -567,6 +572,8 @@ def accept(path: Path, party: str, folder: Path) -> Sealed:
     made, config = _party_file(sealed, party), load_config(folder / RUN)
     own_file = folder / PARTY_FILE
     OwnLimits.read_early(own_file).require(config, party=party, path=own_file, ask=proposal.party)
+    if not (folder / REVOKED).exists():
+        write_atomically(folder / REVOKED, _NOTHING_REVOKED)
     if config.data.dataset != TABLES:  # a trial: everybody has the whole set
         held = load_data(config.data, seed=config.seed).own(party)
         if held is not None:
@@ -574,6 +581,9 @@ def accept(path: Path, party: str, folder: Path) -> Sealed:
             made["table"] = _TABLE
     written = folder / PARTY_FILE
     kept = parse_yaml(read_text(written), str(written))[0] if written.exists() else {}
+    # A list that its owner named stays the one that is read.
+    before = kept.get("tls") if isinstance(kept.get("tls"), dict) else None
+    made["tls"]["revoked"] = (before or {}).get("revoked") or REVOKED
     write_atomically(written, as_yaml({**kept, **made}).encode())
     PartyFile.read(written)
     return sealed

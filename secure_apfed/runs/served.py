@@ -32,10 +32,12 @@ from torch import Tensor
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.ids import encode_pieces
 from apfed_protocols.randomness import fresh_key
+from secure_apfed.alignment import require_overlaps_shown
 from secure_apfed.alignment.ids import IdFile, id_rules
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.contract import Contract
+from secure_apfed.counters import ANSWER_BOOK
 from secure_apfed.data import OwnData, PartyTable, load_blocks
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.exchange import Links, StatusKeeper, Transcript, play_one
@@ -62,6 +64,7 @@ from secure_apfed.runs.party import (
     own_data,
     require_own_limits,
 )
+from secure_apfed.runs.revocation import RevocationWatch
 from secure_apfed.runs.solo import Compared, Predicted, load_model, row_writer
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.run import TranscriptSettings
@@ -84,18 +87,21 @@ class AnswerBook:
 
     Args:
         path: a file on this machine's disk, its owner's alone.
+        people: how many may be asked about, from whom limits follow that are not set.
         budget: what all answers about one person may cost; None: whatever the limits allow.
+        run: of which run the model is that answers.
         today: the day that answers count for.
 
     Raises:
-        CheckpointError: another file lies there.
+        CheckpointError: another file lies there, or the book of another party or run.
     """
 
     def __init__(
-        self, path: Path, me: str, limits: ServeSettings, *, budget: float | None = None,
+        self, path: Path, me: str, limits: ServeSettings, *, people: int,
+        budget: float | None = None, run: str = "",
         today: Callable[[], str] = lambda: f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
     ) -> None:  # fmt: skip
-        self._me, self._limits, self._today = me, limits, today
+        self._me, self._limits, self._today = me, limits.limits_for(people), today
         self._budget = budget
         os.close(open_regular(path, create=True))
         self._book = sqlite3.connect(path, isolation_level=None)
@@ -104,13 +110,25 @@ class AnswerBook:
             self._book.execute("CREATE TABLE IF NOT EXISTS hashed (at PRIMARY KEY, under BLOB)")
             self._book.execute("INSERT OR IGNORE INTO hashed VALUES (0, ?)", (fresh_key(),))
             self._book.execute("CREATE TABLE IF NOT EXISTS counted (what PRIMARY KEY, times)")
+            # How often anything was counted: what the audit log notes of this book.
+            self._book.execute("CREATE TABLE IF NOT EXISTS running (at PRIMARY KEY, changes)")
+            self._book.execute("INSERT OR IGNORE INTO running VALUES (0, 0)")
+            self._book.execute("CREATE TABLE IF NOT EXISTS whose (at PRIMARY KEY, party, run)")
+            self._book.execute("INSERT OR IGNORE INTO whose VALUES (0, ?, ?)", (me, run))
             (self._key,) = self._book.execute("SELECT under FROM hashed").fetchone()
-        except sqlite3.DatabaseError as error:
+            whose = self._book.execute("SELECT party, run FROM whose").fetchone()
+        except (sqlite3.Error, TypeError) as error:
             self._book.close()
             raise CheckpointError(
                 f"{path} is no book of answers ({error}); put it back from a copy: without it "
                 "nobody knows what was answered"
             ) from error
+        if whose != (me, run):
+            self._book.close()
+            raise CheckpointError(
+                f"{path} is the book of answers of {whose[0]!s:.80} in another run or of another "
+                f"party, this is {me}; put back the book of this run"
+            )
 
     def close(self) -> None:
         self._book.close()
@@ -164,6 +182,7 @@ class AnswerBook:
     def _counting(self) -> Iterator[None]:
         self._book.execute("BEGIN IMMEDIATE")
         with self._book:  # which commits, or takes back what was counted
+            self._book.execute("UPDATE running SET changes = changes + 1")
             yield
 
 
@@ -182,7 +201,7 @@ class _ServeMeter:
             return
         self.promise = promise_of_party(config, "passive", ())
         if self.promise.state == NOTHING_SENT:  # yet: noise is agreed
-            budget, why = _budget_of(config, file), ""
+            budget, why = _budget_of(config, file.serve), ""
             if budget is None:
                 why = "no budget ends the answers about one person; give serve.epsilon"
             epsilon = math.inf if budget is None else budget
@@ -205,6 +224,7 @@ class _Here:
         config, folder = load_config(file.config), PartyFolder(file.folder)
         require_own_limits(file, config)
         method = joint_method(METHODS[config.method.name])
+        require_overlaps_shown(config.alignment, file.party)
         peers = {name: peer for name, peer in file.peers.items() if name != DEALER}
         kept, tensors = None, dict[str, Tensor]()
         if file.party == file.active or file.party in file.passives:
@@ -222,8 +242,9 @@ class _Here:
         with audited(file, identity, meter, status, meet) as (known, audit, transport):
             record = Transcript(TranscriptSettings(keep="none")).record
             links = Links(
-                file.party, list(file.peers), transport.post, record, observers=(audit, status)
-            )
+                file.party, list(file.peers), transport.post, record,
+                observers=(RevocationWatch(file), audit, status),
+            )  # fmt: skip
             own = Own(
                 config=self.config, name=file.party, active=file.active, passives=file.passives,
                 secrets=fresh_secrets(self.config, file.party, identity=identity), known=known,
@@ -257,13 +278,16 @@ def serve_party(
         held = _served_table(here, here.kept)
     with here.folder.locked(), status:
         while sessions is None or played < sessions:
+            limits = PartyFile.read(path).serve  # as they are now
+            here = replace(here, file=here.file.model_copy(update={"serve": limits}))
             try:
                 with ExitStack() as stack:
                     own, links, transport = stack.enter_context(here.session(held, meet, status))
                     if held is None:
                         script = add_up(own, links, here.method)
                     else:
-                        book = stack.enter_context(closing(_book_of(here)))
+                        opened = _book_of(here, people=len(held.table.ids))
+                        book = stack.enter_context(closing(opened))
                         script = serve(own, links, here.method, here.tensors, book)
                     play_one(script, links, transport, timeout_s=file.timeout_s, observer=status)
                 on_session("a session ended")
@@ -272,16 +296,16 @@ def serve_party(
             played += 1
 
 
-def _book_of(here: _Here) -> AnswerBook:
-    path = here.folder.path / "answered.sqlite"
-    budget = _budget_of(here.config, here.file)
-    return AnswerBook(path, here.file.party, here.file.serve, budget=budget)
+def _book_of(here: _Here, *, people: int) -> AnswerBook:
+    path, limits = here.folder.path / ANSWER_BOOK, here.file.serve
+    budget = _budget_of(here.config, limits)
+    return AnswerBook(path, here.file.party, limits, people=people, budget=budget, run=here.run)
 
 
-def _budget_of(config: Config, file: PartyFile) -> float | None:
+def _budget_of(config: Config, limits: ServeSettings) -> float | None:
     """Return what all answers about one person may cost, where noise was agreed."""
     noise = config.method.noise(config)
-    return file.serve.epsilon or config.guard.epsilon or (noise.epsilon if noise else None)
+    return limits.epsilon or config.guard.epsilon or (noise.epsilon if noise else None)
 
 
 def _served_table(here: _Here, kept: Kept) -> OwnData:

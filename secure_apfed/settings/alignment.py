@@ -134,6 +134,12 @@ class AlignmentSettings(Settings):
         return super().terms() | {"protocol": self.backend}
 
     def for_a_trial(self) -> "AlignmentSettings":
-        """The same for tables of random IDs: any overlap will do, and no history counts it."""
-        trial = {"minimum_rows": 1, "history": None, "runs_with_a_peer": None}
+        """Return the same for tables of random IDs, whose overlaps nobody needs to hide.
+
+        Any overlap will do, no history counts it, and every protocol may be tried.
+        """
+        trial = {
+            "protocol": self.backend, "pairwise_overlaps": "shown", "minimum_rows": 1,
+            "history": None, "runs_with_a_peer": None,
+        }  # fmt: skip
         return self.model_copy(update=trial)

@@ -64,7 +64,7 @@ def test_hosts_of_one_packet_each_add_up_to_the_counts(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("flwr") is None,
-    reason="flwr is missing: pip install -c requirements-flwr.lock 'secure-apfed[flwr]'",
+    reason="flwr is missing: the extra `flwr`, see docs/examples.md",
 )
 def test_hosts_of_flowers_get_the_scores_of_one_process(tmp_path: Path) -> None:
     told = told_by("flower_vertical", tmp_path)

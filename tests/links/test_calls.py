@@ -215,7 +215,8 @@ def test_what_is_revoked_is_listed_as_it_is_shown(
     assert shown["names"] == "bank"
     assert 28 <= shown["days_left"] <= 30
     for what in (str(own / "certificate.pem"), shown["serial"].upper(), "AB:" * 31 + "AB"):
-        told(capsys, "certs", "revoke", what, "--list", str(listed), "--note", "stolen\nlaptop")
+        told(capsys, "certs", "revoke", what, "--list", str(listed), "--note", "stolen\nlaptop",
+             "--for-others")  # fmt: skip
     assert read_revoked(listed) == {shown["sha256"], shown["serial"], "ab" * 32}
     for entry in (shown["sha256"], shown["serial"]):
         with pytest.raises(ConfigError, match="is revoked; have another one made"):

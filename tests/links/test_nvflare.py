@@ -36,7 +36,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 needs_nvflare = pytest.mark.skipif(
     importlib.util.find_spec("nvflare") is None,
-    reason="nvflare is missing: pip install 'secure-apfed[nvflare]'",
+    reason="nvflare is missing: the extra `nvflare`",
 )
 OPEN = {"guard": {"mechanism": "none", "noise": "reproducible_insecure"}}
 SHORT = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
@@ -234,7 +234,7 @@ def test_without_nvflare_the_error_says_how_to_install_it(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "nvflare", None)
     for name in ("nvflare_site", "nvflare_job"):
         monkeypatch.delitem(sys.modules, f"secure_apfed.contrib.{name}", raising=False)
-        with pytest.raises(ConfigError, match=r"pip install 'secure-apfed\[nvflare\]'"):
+        with pytest.raises(ConfigError, match=r"pip install 'nvflare<3,>=2\.9'"):
             importlib.import_module(f"secure_apfed.contrib.{name}")
 
 

@@ -35,6 +35,7 @@ from secure_apfed.runs.solo import load_model
 
 ROWS, NEW = 200, 40
 SESSION = bytes(32)
+MANY = {"a_day": 100_000, "in_all": 100_000, "lookups_a_day": 100_000}
 
 
 def tables(folder: Path) -> dict[str, pd.DataFrame]:
@@ -95,6 +96,9 @@ def made(folder: Path, method: str, **changes: Any) -> Mapping[str, Path]:
     files = prepare_parties(configured(folder, method, **changes), folder / "run")
     results = played(*(lambda file=file: play_party(file) for file in files.values()))
     assert [result for result in results if isinstance(result, Exception)] == []
+    for name, file in files.items():
+        file.write_text(file.read_text() + f"serve: {MANY}\n")
+        shutil.copytree(file.parent, folder / "trained" / name)
     return {**files, "new": folder / "new.csv", "bank.csv": folder / "bank.csv"}
 
 
@@ -130,12 +134,15 @@ def allowing(
     trained: Mapping[str, Path], party: str, folder: Path,
     changes: Mapping[str, float] = {}, /, **limits: Any,
 ) -> dict[str, Path]:  # fmt: skip
-    """The same files, one of which says other limits and patience, with a book of its own."""
+    """The same files, one of which says other limits and patience, and has answered nothing."""
     own = trained[party].parent
-    copied = shutil.copytree(own, folder / party)
-    (copied / "answered.sqlite").unlink(missing_ok=True)
+    copied = shutil.copytree(trained["new"].parent / "trained" / party, folder / party)
     content = yaml.safe_load((copied / "party.yaml").read_text())
-    content |= {"config": str((own / content["config"]).resolve()), "serve": limits, **changes}
+    content |= {
+        "config": str((own / content["config"]).resolve()),
+        "serve": MANY | limits,
+        **changes,
+    }
     (copied / "party.yaml").write_text(yaml.safe_dump(content))
     return {**trained, party: copied / "party.yaml"}
 
@@ -302,12 +309,74 @@ def test_who_falls_silent_while_it_is_asked_is_told_in_words_of_predictions(
     )
 
 
+@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+@pytest.mark.parametrize("name", ["answered.sqlite", "audit.log", "counters.json"])
+def test_a_passive_that_lost_its_book_serves_nobody(
+    name: str, trained: Mapping[str, Path], tmp_path: Path
+) -> None:
+    files = allowing(trained, "shop", tmp_path, a_person=1)
+    said, _ = asked(files, trained["new"], tmp_path / "one.csv")
+    assert said.jointly == NEW - 5
+    (files["shop"].parent / name).unlink()
+    with pytest.raises(CheckpointError, match="secure-apfed audit-log restart-counter"):
+        serve_party(files["shop"], sessions=1)
+    assert not (files["shop"].parent / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("people", "a_day", "in_all"),
+    [(1, 100, 100), (999, 100, 999), (11_000, 1_100, 11_000), (2_000_000, 200_000, 2_000_000)],
+)
+def test_limits_that_nobody_set_follow_from_the_table(people: int, a_day: int, in_all: int) -> None:
+    limits = ServeSettings().limits_for(people)
+    assert (limits.a_day, limits.lookups_a_day, limits.in_all) == (a_day, a_day, in_all)
+    assert ServeSettings(a_day=3, in_all=4, lookups_a_day=5).limits_for(people) == ServeSettings(
+        a_day=3, in_all=4, lookups_a_day=5
+    )
+
+
+@pytest.mark.parametrize("limit", ["lookups_a_day", "a_day", "in_all"])
+def test_a_book_without_limits_refuses_the_whole_table_in_a_day(limit: str, tmp_path: Path) -> None:
+    book = AnswerBook(tmp_path / "book", "shop", ServeSettings(), people=5_000)
+    people = [f"{number}".encode() for number in range(501)]
+    if limit == "lookups_a_day":
+        book.lookups(500)
+        with pytest.raises(LimitReachedError, match=r"serve\.lookups_a_day of its file is 500"):
+            book.lookups(1)
+        return
+    if limit == "a_day":
+        with pytest.raises(LimitReachedError, match=r"serve\.a_day of its file is 500"):
+            book.answers(people, None)
+        return
+    book = AnswerBook(tmp_path / "all", "shop", ServeSettings(a_day=9_999), people=300)
+    with pytest.raises(LimitReachedError, match=r"serve\.in_all of its file is 300"):
+        book.answers(people, None)
+
+
+@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+@pytest.mark.parametrize("party", ["shop", "bank"])
+def test_where_overlaps_are_hidden_nobody_serves_or_asks(
+    party: str, trained: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """A lookup tells the active which of its people a passive knows."""
+    file = allowing(trained, party, tmp_path)[party]
+    config = yaml.safe_load(Path(yaml.safe_load(file.read_text())["config"]).read_text())
+    config["alignment"] = {"dealer": True, "pairwise_overlaps": "hidden"}
+    (tmp_path / "hidden.yaml").write_text(yaml.safe_dump(config))
+    settings = yaml.safe_load(file.read_text()) | {"config": str(tmp_path / "hidden.yaml")}
+    file.write_text(yaml.safe_dump(settings))
+    asks = partial(predict_jointly, file, trained["new"], tmp_path / "out.csv")
+    begin = partial(serve_party, file, sessions=1) if party == "shop" else asks
+    with pytest.raises(ConfigError, match="pairwise_overlaps is hidden, and joint prediction"):
+        begin()
+
+
 def test_a_book_counts_over_sessions_by_day_and_takes_back_what_is_refused(tmp_path: Path) -> None:
     day = ["2026-01-01"]
 
     def book(**limits: Any) -> AnswerBook:
         return AnswerBook(
-            tmp_path / "book", "shop", ServeSettings(**limits), budget=2.0,
+            tmp_path / "book", "shop", ServeSettings(**limits), people=1000, budget=2.0,
             today=lambda: day[0],
         )  # fmt: skip
 

@@ -5,7 +5,7 @@ import os
 import pickle
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,12 +128,14 @@ MISUSES: dict[str, Any] = {
     "run the setup first": lambda: short().contributor("a").contribute(0.1),
     "holds secrets .* never serialised": lambda: pickle.dumps(short()),
     "holds secrets .*serialised": lambda: copy.deepcopy(short().contributor("a")),
-    "a key that seals a role is 32": lambda: ap.put_away(short().contributor("a"), b"1"),
-    "no role of b": lambda: short().take_up(
-        "b", ap.put_away(short().contributor("a"), bytes(32)), bytes(32), book=os.devnull
+    "a key that seals a role is 32": lambda: ap.put_away(
+        short().contributor("a"), b"1", book=ap.BookInMemory()
     ),
-    "holds shares for the next step": lambda: ap.put_away(
-        secure_sum("recoverable", NAMES, to="x", clip=1).contributor("a"), bytes(32)
+    "no role of b": lambda: short().take_up(
+        "b", put_in_memory(short().contributor("a")), bytes(32), book=ap.BookInMemory()
+    ),
+    "holds shares for the next step": lambda: put_in_memory(
+        secure_sum("recoverable", NAMES, to="x", clip=1).contributor("a")
     ),
     "a hub has the receiver": lambda: ap.hub_pump({}, print, lambda: ("a", b"")),
     "a step needs `values`": lambda: ap.answer_hub(
@@ -226,13 +228,13 @@ def test_a_hub_drives_hosts_that_keep_nothing(kind: str, signed: bool, tmp_path:
     own: dict[str, Any] = {me: {"identity": one, "peers": public} for me, one in identities.items()}
     apart = session.described.rounds == 1
     kept: dict[str, Any] = {name: session.contributor(name) for name in NAMES}
-    kept = {me: ap.put_away(role, key) if apart else role for me, role in kept.items()}
+    kept = {me: ap.put_away(role, key, book=book) if apart else role for me, role in kept.items()}
     answers, old = [], dict(kept)
 
     def send(me: str, packet: bytes) -> None:
         role = session.take_up(me, kept[me], key, book=book) if apart else kept[me]
         answer = ap.answer_hub(role, packet, lambda m: np.frombuffer(m) * 2, **own.get(me, {}))
-        kept[me] = ap.put_away(role, key) if apart else role
+        kept[me] = ap.put_away(role, key, book=book) if apart else role
         answers.append((me, answer))
 
     ends = {"x": session.receiver()} | ({"y": session.combiner()} if by else {})
@@ -249,6 +251,13 @@ def test_a_hub_drives_hosts_that_keep_nothing(kind: str, signed: bool, tmp_path:
     if apart:
         with pytest.raises(LocalProtocolError, match="was taken up before"):
             session.take_up("a", old["a"], key, book=book)
+        stranger = tmp_path / "stranger"
+        ap.put_away(session.contributor("a"), key, book=stranger)
+        with pytest.raises(LocalProtocolError, match="does not list this role"):
+            session.take_up("a", kept["a"], key, book=stranger)
+        book.rename(tmp_path / "lost")
+        with pytest.raises(LocalProtocolError, match="is missing, so nobody knows"):
+            session.take_up("a", kept["a"], key, book=book)
     if signed and kind == "masked":
         with pytest.raises(RemoteProtocolError, match="does not fit the key"):
             ap.answer_hub(
@@ -258,3 +267,72 @@ def test_a_hub_drives_hosts_that_keep_nothing(kind: str, signed: bool, tmp_path:
             )
     with pytest.raises(RemoteProtocolError, match="no packet of a hub"):
         ap.answer_hub(session.contributor("a"), b"\0\0\0\xffstep")
+
+
+BAD_BOOKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "memory": (lambda folder: ":memory:", "a book in memory forgets"),
+    "nameless": (lambda folder: "", "a book in memory forgets"),
+    "memory as bytes": (lambda folder: b":memory:", "a book in memory forgets"),
+    "folder": (lambda folder: folder, "no plain file"),
+    "device": (lambda folder: os.devnull, "no plain file"),
+    "no folder": (lambda folder: folder / "none" / "book", "is no book of sealed roles"),
+    "garbage": (lambda folder: written(folder, b"no database" * 99), "is no book of sealed roles"),
+    "link": (lambda folder: linked(folder), "is a link"),
+}
+
+
+def written(folder: Path, content: bytes) -> Path:
+    (folder / "book").write_bytes(content)
+    return folder / "book"
+
+
+def linked(folder: Path) -> Path:
+    (folder / "link").symlink_to(folder / "elsewhere")
+    return folder / "link"
+
+
+def put_in_memory(role: Any) -> bytes:
+    return ap.put_away(role, bytes(32), book=ap.BookInMemory())
+
+
+@pytest.mark.parametrize("name", BAD_BOOKS)
+def test_what_is_no_book_keeps_no_role_and_the_role_stays(name: str, tmp_path: Path) -> None:
+    make, says = BAD_BOOKS[name]
+    book: Any = make(tmp_path)
+    session, good = short(), tmp_path / "good"
+    role = session.contributor("a")
+    with pytest.raises(LocalProtocolError, match=says):
+        ap.put_away(role, bytes(32), book=book)
+    sealed = ap.put_away(role, bytes(32), book=good)
+    with pytest.raises(LocalProtocolError, match=says + "|is missing"):
+        session.take_up("a", sealed, bytes(32), book=book)
+    session.take_up("a", sealed, bytes(32), book=good)
+
+
+def test_a_book_in_memory_serves_once_and_only_its_own(tmp_path: Path) -> None:
+    session, book = short(), ap.BookInMemory()
+    sealed = ap.put_away(session.contributor("a"), bytes(32), book=book)
+    with pytest.raises(LocalProtocolError, match="does not list this role"):
+        session.take_up("a", sealed, bytes(32), book=ap.BookInMemory())
+    role = session.take_up("a", sealed, bytes(32), book=book)
+    with pytest.raises(LocalProtocolError, match="was taken up before"):
+        session.take_up("a", sealed, bytes(32), book=book)
+    with pytest.raises(LocalProtocolError, match="does not list this role"):
+        ap.put_away(role, bytes(32), book=ap.BookInMemory())
+
+
+def test_an_older_copy_of_a_book_takes_up_nothing(tmp_path: Path) -> None:
+    session, book, key = short(), tmp_path / "book", bytes(32)
+    first = ap.put_away(session.contributor("a"), key, book=book)
+    copy_of_book = book.read_bytes()
+    second = ap.put_away(session.take_up("a", first, key, book=book), key, book=book)
+    book.write_bytes(copy_of_book)
+    with pytest.raises(LocalProtocolError, match="was taken up before"):
+        session.take_up("a", second, key, book=book)
+
+
+def test_a_book_in_memory_serves_nobody_in_a_forked_copy() -> None:
+    session, book = short(), ap.BookInMemory()
+    sealed = ap.put_away(session.contributor("a"), bytes(32), book=book)
+    action = lambda: session.take_up("a", sealed, bytes(32), book=book)  # noqa: E731
+    assert "belongs to the process that made it" in said_in_a_fork({"take up": action})["take up"]

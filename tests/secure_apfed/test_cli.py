@@ -330,7 +330,7 @@ def test_each_kind_of_error_has_its_exit_code(
     fails.side_effect = ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
     capsys.readouterr()
     assert execute(["report", "runs/one"]) == 2
-    said = "matplotlib is not installed; pip install 'secure-apfed[experiments]'"
+    said = "matplotlib is not installed; run: python -m pip install 'matplotlib>=3.9'"
     assert said in said_to_people(capsys)
 
 

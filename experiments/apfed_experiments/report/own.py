@@ -29,6 +29,7 @@ _KEEP: Mapping[str, str] = {
     "contract.json": "always: what all parties signed",
     "statements.json": "always: what the passives signed that they charged",
     FILE_NAME: "as long as anybody may ask what was sent",
+    "counters.json": "as long as the audit log, which is believed only with it",
     "ledger-*.jsonl": "as long as its people count on the epsilon: what was spent stands there",
     "answers-*.jsonl": "as the ledgers: how often each row was answered",
     "model.safetensors": "as long as the model predicts, with model.json",

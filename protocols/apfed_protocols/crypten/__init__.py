@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.installing import INSTALL_CRYPTEN
 from apfed_protocols.randomness import keystream
 
 __all__ = [
@@ -41,7 +42,7 @@ __all__ = [
     "seated", "total",
 ]  # fmt: skip
 
-INSTALL = "pip install --no-deps crypten==0.4.1"
+INSTALL = INSTALL_CRYPTEN
 _CRYPTEN = "crypten"
 _CONVERTER = "crypten.nn.onnx_converter"
 

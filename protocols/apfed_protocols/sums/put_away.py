@@ -2,46 +2,89 @@
 
 Run by: a contributor, between two messages of one sum. Protects from: whoever stores or carries the
 sealed role, who reads and changes nothing of it; and from a second use of a step, whose masks would
-cancel against the first: a book on the host's disk remembers which sealing of a role was taken up
-last, so that each serves once, also among processes. Does not protect from a host that loses the
-book, or is restored from a snapshot with it. The key must outlive the process and leave the party
-no more than the role may.
+cancel against the first: a book on the host's disk lists all sealed roles, and each serves once,
+also among processes. A book that was lost serves nobody: a role that it does not list is
+refused. Does not protect from a host that is restored from a snapshot with its book. The key must
+outlive the process and leave the party no more than the role may.
 
 For sums of one round. Under recoverable masks and under CrypTen a role holds shares for a step that
 is under way, and stays in memory.
 """
 
 import json
+import os
 import sqlite3
-from contextlib import closing
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from os import PathLike
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.randomness import KEY_BYTES, fresh_key
+from apfed_protocols.randomness import KEY_BYTES, ForkCheck, fresh_key
 from apfed_protocols.sums.roles import DescribedSum, SecureSum, SumContributor
 
-__all__ = ["put_away", "take_up"]
+__all__ = ["BookInMemory", "put_away", "take_up"]
 
 _NONCE_BYTES = 12
 
 
-def put_away(role: SumContributor, key: bytes) -> bytes:
+class BookInMemory:
+    """A book of sealed roles that ends with its process, for tests and trials.
+
+    No other process and no other book takes up what was sealed with it.
+    """
+
+    def __init__(self) -> None:
+        self._roles = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._turn = threading.Lock()
+        self._require_own_process = ForkCheck("this book in memory").require
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        self._require_own_process()  # before the lock, which a fork may have copied shut
+        with self._turn:
+            yield self._roles
+
+
+Book: TypeAlias = str | PathLike[str] | BookInMemory
+"""A file on this host's disk that outlives the processes; or, in tests, a `BookInMemory`."""
+
+
+def put_away(role: SumContributor, key: bytes, *, book: Book) -> bytes:
     """Return the role sealed under 32 secret bytes (AES-256-GCM); it is of no use here any more.
 
-    Raises LocalProtocolError: no key of 32 bytes; a sum of two rounds; a forked copy; or a role
-    that was put away already.
+    Args:
+        book: lists what was sealed; made for a role that is put away for the first time, where
+            there is none yet.
+
+    Raises:
+        LocalProtocolError: no key of 32 bytes; a sum of two rounds; a forked copy; a role that was
+            put away already; or the book is missing, or does not list this role.
     """
     cipher, nonce = _cipher(key, role.me), fresh_key()[:_NONCE_BYTES]
-    state = json.dumps(role.leave()).encode()
-    return nonce + cipher.encrypt(nonce, state, _associated(role.described, role.me))
+    _require_place(book, role.me)
+    first = not role.was_taken_up
+    with _open(book, role.me, create=first) as opened:
+        state = role.leave()
+        taken = opened.execute(
+            "UPDATE sealed SET times = ?, taken = 0 WHERE role = ? AND times = ? AND taken = 1 "
+            "RETURNING times", (state["times"], state["role"], state["times"] - 1),
+        ).fetchone()  # fmt: skip
+        if first:
+            opened.execute("INSERT INTO sealed VALUES (?, 1, 0)", (state["role"],))
+        elif taken is None:
+            raise _not_listed(role.me)
+    text = json.dumps(state).encode()
+    return nonce + cipher.encrypt(nonce, text, _associated(role.described, role.me))
 
 
 def take_up(
-    described: SecureSum, me: str, sealed: bytes, key: bytes, *, book: str | PathLike[str]
+    described: SecureSum, me: str, sealed: bytes, key: bytes, *, book: Book
 ) -> SumContributor:
     """Return the role that was put away, at the step where it was.
 
@@ -50,11 +93,11 @@ def take_up(
         me: the contributor.
         sealed: what `put_away` returned; the last one, and once.
         key: the one that sealed it.
-        book: a file on this host's disk, made here if it is missing, that outlives the processes.
+        book: the one that `put_away` was given.
 
     Raises:
-        LocalProtocolError: another key, sum or party; altered bytes; or a role that was taken up
-            since, in this process or another.
+        LocalProtocolError: another key, sum or party; altered bytes; a role that was taken up
+            since, in this process or another; or the book is missing, or does not list this role.
     """
     try:
         text = _cipher(key, me).decrypt(
@@ -66,13 +109,15 @@ def take_up(
             "another party, sum, session or key"
         ) from error
     state: dict[str, Any] = json.loads(text)
-    with closing(sqlite3.connect(book)) as opened, opened:
-        opened.execute("CREATE TABLE IF NOT EXISTS taken (role TEXT PRIMARY KEY, times INTEGER)")
+    _require_place(book, me)
+    with _open(book, me, create=False) as opened:
         last = opened.execute(
-            "INSERT INTO taken VALUES (?, ?) ON CONFLICT (role) DO UPDATE "
-            "SET times = excluded.times WHERE excluded.times > times RETURNING times",
-            (state["role"], state["times"]),
-        ).fetchone()
+            "UPDATE sealed SET taken = 1 WHERE role = ? AND times = ? AND taken = 0 "
+            "RETURNING times", (state["role"], state["times"]),
+        ).fetchone()  # fmt: skip
+        listed = opened.execute("SELECT times FROM sealed WHERE role = ?", (state["role"],))
+        if last is None and listed.fetchone() is None:
+            raise _not_listed(me)
     if last is None:
         raise LocalProtocolError(
             f"this role of {me} was taken up before, so that its next step may be used: take the "
@@ -81,6 +126,62 @@ def take_up(
     role = described.contributor(me)
     role.enter(state)
     return role
+
+
+def _require_place(book: Book, me: str) -> None:
+    """Refuse what is no place of a file: SQLite would keep such a book in memory alone."""
+    if not isinstance(book, BookInMemory) and os.fsdecode(book) in ("", ":memory:"):
+        raise LocalProtocolError(
+            f"{me}: a book in memory forgets with its process which roles were taken up, and would "
+            "let one serve twice: name a file on this host's disk as book; in tests pass a "
+            "BookInMemory()"
+        )
+
+
+@contextmanager
+def _open(book: Book, me: str, *, create: bool) -> Iterator[sqlite3.Connection]:
+    """Open a book for one transaction; `create`: where it is missing.
+
+    Raises LocalProtocolError: it is missing, no plain file, or no book.
+    """
+    try:
+        if isinstance(book, BookInMemory):
+            with book._opened() as opened:
+                yield _with_table(opened)
+            return
+        path = Path(book)
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise LocalProtocolError(
+                f"{me}: the book {path} is a link or no plain file; name the file itself"
+            )
+        if not create and not path.exists():
+            raise LocalProtocolError(
+                f"{me}: the book {path} is missing, so nobody knows whether this role was taken "
+                "up: put the book back, or set up a new session"
+            )
+        with closing(sqlite3.connect(path, isolation_level=None)) as opened:
+            opened.execute("BEGIN IMMEDIATE")
+            with opened:
+                yield _with_table(opened)
+    except sqlite3.Error as error:
+        raise LocalProtocolError(
+            f"{me}: {book} is no book of sealed roles ({error}): name the file that put_away was "
+            "given, or set up a new session"
+        ) from error
+
+
+def _with_table(opened: sqlite3.Connection) -> sqlite3.Connection:
+    opened.execute(
+        "CREATE TABLE IF NOT EXISTS sealed (role TEXT PRIMARY KEY, times INTEGER, taken INTEGER)"
+    )
+    return opened
+
+
+def _not_listed(me: str) -> LocalProtocolError:
+    return LocalProtocolError(
+        f"{me}: the book does not list this role, so it is another book, or an older copy, and "
+        "nobody knows whether the role was taken up: put the book back, or set up a new session"
+    )
 
 
 def _cipher(key: bytes, me: str) -> AESGCM:

@@ -281,6 +281,11 @@ class SumContributor(Role, ABC):
         self.clipping.warn(self.me, self._sum.agreement.clip_norm, already)
         return body
 
+    @property
+    def was_taken_up(self) -> bool:
+        """Whether this role was put away before, and lives on."""
+        return self._times > 0
+
     def leave(self) -> dict[str, Any]:
         """All of this role, secrets in hexadecimal, for `apfed_protocols.sums.put_away` alone."""
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from os import PathLike
 from typing import Any, Literal
 
 from apfed_protocols.conversation import Outgoing, converse
@@ -26,7 +25,7 @@ from apfed_protocols.randomness import ForkCheck, fresh_key
 from apfed_protocols.sums import SECURE_SUMS
 from apfed_protocols.sums.fixed_point import Clipping, checked_matrix, clip_rows
 from apfed_protocols.sums.interface import StepBinding, SumAgreement, spelled
-from apfed_protocols.sums.put_away import take_up
+from apfed_protocols.sums.put_away import Book, take_up
 from apfed_protocols.sums.recoverable import RecoverableSum
 from apfed_protocols.sums.roles import (
     KeepsSecrets,
@@ -303,9 +302,7 @@ class SumSession(KeepsSecrets):
             self._settle(agree.clip)
         return join_sum(self.described, me, send=send, receive=receive)
 
-    def take_up(
-        self, me: str, sealed: bytes, key: bytes, *, book: str | PathLike[str]
-    ) -> SumContributor:
+    def take_up(self, me: str, sealed: bytes, key: bytes, *, book: Book) -> SumContributor:
         """The role that `put_away` sealed; see `apfed_protocols.sums.put_away.take_up`."""
         return take_up(self.described, me, sealed, key, book=book)
 

@@ -1,0 +1,77 @@
+"""Lines that install what is missing: every message of this project takes its line from here.
+
+Run by: whoever lacks a package. Protects from: an index that is asked for `secure-apfed` or
+`apfed-protocols`, names that this project does not own there, so that anybody may offer a package
+under them. A missing extra is therefore installed by naming the packages that it stands for, and
+the two distributions by their paths in a checkout.
+"""
+
+import re
+import shlex
+from importlib import metadata
+
+__all__ = ["INSTALL_CRYPTEN", "OURS", "install_checkout", "install_extra", "install_required"]
+
+OURS = ("apfed-protocols", "secure-apfed")
+"""The distributions of this project, which no line asks an index for."""
+_PIP = "python -m pip install"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_EXTRA = re.compile(r"extra\s*==\s*[\"']([\w-]+)[\"']")
+_NO_METADATA = "make setup (in a checkout of the project)"
+
+INSTALL_CRYPTEN = f"{_PIP} --no-deps crypten==0.4.1"
+"""CrypTen names a dead package among its requirements, so pip takes it without them."""
+
+
+def install_checkout(*extras: str, editable: bool = False) -> str:
+    """Return the line that installs both distributions, run in the root of a checkout."""
+    ours = f".[{','.join(extras)}]" if extras else "."
+    flag = "--editable " if editable else ""
+    return f"{_PIP} {flag}./protocols {flag}{shlex.quote(ours)}"
+
+
+def install_extra(extra: str, distribution: str = "secure-apfed") -> str:
+    """Return the line that installs what an extra of an installed distribution stands for.
+
+    Example:
+        >>> install_extra("svd", "apfed-protocols")
+        "python -m pip install 'scipy<2,>=1.14'"
+    """
+    packages = _packages_of(extra, distribution)
+    return f"{_PIP} {shlex.join(packages)}" if packages else _NO_METADATA
+
+
+def install_required(package: str, distribution: str = "secure-apfed") -> str:
+    """Return the line that installs one requirement of an installed distribution."""
+    for line in (*_requirements(distribution), *_requirements(OURS[0])):
+        wanted = line.split(";")[0].strip()
+        if _canonical(wanted) == _canonical(package):
+            return f"{_PIP} {shlex.quote(wanted)}"
+    return _NO_METADATA
+
+
+def _packages_of(extra: str, distribution: str) -> list[str]:
+    """List the requirements behind an extra; those behind other extras of ours, too."""
+    found: list[str] = []
+    for line in _requirements(distribution):
+        wanted, _, marker = line.partition(";")
+        if extra not in _EXTRA.findall(marker):
+            continue
+        if _canonical(wanted) in OURS:
+            inner = wanted.partition("[")[2].partition("]")[0].split(",")
+            found += [one for name in inner for one in _packages_of(name.strip(), distribution)]
+        else:
+            found.append(wanted.strip())
+    return list(dict.fromkeys(found))
+
+
+def _requirements(distribution: str) -> list[str]:
+    try:
+        return metadata.requires(distribution) or []
+    except metadata.PackageNotFoundError:  # imported from its sources
+        return []
+
+
+def _canonical(requirement: str) -> str:
+    name = _NAME.match(requirement.strip())
+    return re.sub(r"[-_.]+", "-", name.group()).lower() if name else ""

@@ -1,0 +1,539 @@
+"""Counters of a party in files of its own, held against a second record of them.
+
+Run by: every party that runs in a process of its own, for itself, when it opens its folder and
+before each envelope leaves. Protects from: a counter that begins anew because its file was lost,
+restored from an older copy, or exchanged. Existence and running number of each counter stand a
+second time in the party's audit log, and those of the audit log in `counters.json`; a counter that
+is missing, counts less, or is another file is refused, unless the operator restarts it by name
+(`secure-apfed audit-log restart-counter`), which the audit log records. Does not protect from a
+folder that is restored as a whole from a snapshot; the audit logs of the other parties show that.
+"""
+
+import hashlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from secure_apfed.audit_log import FILE_NAME, AuditLog, CounterName, Restarted, Summary, read_log
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.files import open_plain, open_regular, read_json, to_json, write_atomically
+from secure_apfed.promises import Promise
+
+__all__ = ["ANSWER_BOOK", "COUNTERS", "WITNESS", "CounterFiles", "open_counters", "restart_counter"]
+
+ANSWER_BOOK = "answered.sqlite"
+"""In a passive's folder, what it answered of joint predictions."""
+WITNESS = "counters.json"
+"""In a party's folder, how far its audit log and its counters were when it last wrote them."""
+_DIGEST_BYTES = 16
+_NOBODY = "0" * 2 * _DIGEST_BYTES
+_Why: TypeAlias = Literal["missing", "lower", "of another run", "unreadable"]
+
+
+@dataclass(frozen=True)
+class Count:
+    """How far a counter has counted.
+
+    Attributes:
+        number: releases, answers or refusals; it never falls.
+        origin: digest, hex, of what tells this file from one of another run or party.
+        digest: of all that was counted, hex; equal to `origin` where a file does not keep its past.
+    """
+
+    number: int
+    origin: str
+    digest: str
+
+
+class _Noted(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    number: int = Field(ge=0)
+    origin: str
+    digest: str
+
+
+class _Witness(BaseModel):
+    """What `counters.json` holds; `chain`: of the audit log after so many `lines`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    party: str
+    lines: int = Field(ge=0)
+    chain: str = Field(pattern="^[0-9a-f]{64}$")
+    counters: dict[CounterName, _Noted]
+
+
+class _LineCounter:
+    """A write-ahead log of one line each, of which the first `headers` count nothing.
+
+    A line counts once its end is written. Only what was appended since the last call is read.
+    """
+
+    def __init__(self, path: Path, *, headers: int) -> None:
+        self._path, self._headers = path, headers
+        self._restart()
+
+    def _restart(self) -> None:
+        self._offset, self._lines, self._origin = 0, 0, _NOBODY
+        self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+
+    def read(self) -> Count:
+        """Return the count of the file as it is now."""
+        os.close(open_regular(self._path, create=False))  # which refuses links
+        with open_plain(self._path) as file:
+            if os.fstat(file.fileno()).st_size < self._offset:
+                self._restart()
+            file.seek(self._offset)
+            for line in iter(file.readline, b""):
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                self._add(line.strip())
+        return self._count()
+
+    def read_until(self, number: int) -> Count:
+        """Return the count after so many, or after all where there are fewer."""
+        self._restart()
+        with open_plain(self._path) as file:
+            for line in file:
+                if self._lines - self._headers >= number:
+                    break
+                if line.endswith(b"\n") or b"}" in line:
+                    self._add(line.strip())
+        found = self._count()
+        self._restart()
+        return found
+
+    def _add(self, line: bytes) -> None:
+        if not line:
+            return
+        self._lines += 1
+        self._digest.update(line + b"\n")
+        if self._lines == 1:
+            self._origin = self._digest.hexdigest()
+
+    def _count(self) -> Count:
+        number = max(0, self._lines - self._headers)
+        return Count(number, self._origin, self._digest.hexdigest())
+
+
+class _BookCounter:
+    """The book of what a passive answered; its origin is a digest of its own key."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> Count:
+        """Return the count of the file as it is now. Raises CheckpointError: it is no book."""
+        os.close(open_regular(self._path, create=False))
+        try:
+            address = f"{self._path.resolve().as_uri()}?mode=rw"
+            with closing(sqlite3.connect(address, uri=True)) as book:
+                (key,) = book.execute("SELECT under FROM hashed").fetchone()
+                (changes,) = book.execute("SELECT changes FROM running").fetchone()
+                if type(key) is not bytes or type(changes) is not int or changes < 0:
+                    raise TypeError("columns of another kind")
+        except (sqlite3.Error, TypeError) as error:
+            raise CheckpointError(f"{self._path} is no book of answers ({error})") from error
+        origin = hashlib.blake2b(key, digest_size=_DIGEST_BYTES, person=b"answer book").hexdigest()
+        return Count(changes, origin, origin)
+
+    def read_until(self, number: int) -> Count:
+        """Return the count of the file; a book does not keep its past."""
+        del number
+        return self.read()
+
+
+_Counter: TypeAlias = _LineCounter | _BookCounter
+
+
+def _lines(path: Path) -> _LineCounter:
+    return _LineCounter(path, headers=0)
+
+
+def _ledger(path: Path) -> _LineCounter:
+    return _LineCounter(path, headers=1)
+
+
+@dataclass(frozen=True)
+class CounterKind:
+    """A kind of counter in a party's folder.
+
+    Attributes:
+        pattern: of the names of its files.
+        counts: what, in a few words.
+        make: its reader.
+        when_saved: whether a count binds only once a checkpoint is about to hold it; before that
+            nothing that depends on it has left.
+    """
+
+    pattern: str
+    counts: str
+    make: Callable[[Path], _Counter]
+    when_saved: bool = False
+
+
+COUNTERS: tuple[CounterKind, ...] = (
+    CounterKind("ledger-*.jsonl", "releases", _ledger),
+    CounterKind("answers-*.jsonl", "answers in training", _ledger),
+    CounterKind("audits-*.jsonl", "failed audits", _lines),
+    CounterKind("refused-*.jsonl", "refused sums", _lines),
+    CounterKind("labels-*.log", "stages of answered labels", _lines, when_saved=True),
+    CounterKind(ANSWER_BOOK, "changes of the book of answers", _BookCounter),
+)
+"""Every counter that a party keeps in a file; checkpoints repeat what the ledgers hold."""
+
+
+def kind_of(name: str) -> CounterKind | None:
+    """Return the kind of counter that a file of this name is; None: it is none."""
+    return next((kind for kind in COUNTERS if Path(name).match(kind.pattern)), None)
+
+
+class CounterFiles:
+    """The counters in one party's folder, watched while the party runs; see `CounterSource`.
+
+    Args:
+        noted: what is on record of each.
+        watches: whether it notes what is counted from now on, or what is on record once more.
+    """
+
+    def __init__(
+        self, folder: Path, party: str, noted: Mapping[str, Count] = {}, *, watches: bool = True
+    ) -> None:
+        self._folder, self._party, self._watches = folder, party, watches
+        self._noted = dict(noted)
+        self._readers: dict[str, _Counter] = {}
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
+        """See `secure_apfed.audit_log.CounterSource`."""
+        if not self._watches:
+            for name, count in self._noted.items():
+                yield name, count.number, count.origin, count.digest
+            return
+        found = dict(self._stamps())
+        for name, before in self._noted.items():
+            if before.number and name not in found:
+                raise CheckpointError(
+                    f"{self._folder / name} is gone, and this session counted in it; restore it "
+                    "from a copy"
+                )
+        for name, stamp in found.items():
+            kind = kind_of(name)
+            if kind is None or stamp == self._seen.get(name) or (kind.when_saved and not saved):
+                continue
+            reader = self._readers.setdefault(name, kind.make(self._folder / name))
+            count = reader.read()
+            self._seen[name] = stamp
+            before = self._noted.get(name, Count(0, count.origin, count.digest))
+            if count.number < before.number:
+                raise CheckpointError(
+                    f"{self._folder / name} counts {count.number} {kind.counts}, and counted "
+                    f"{before.number} before: another process wrote to it; restore it from a copy"
+                )
+            if count != self._noted.get(name):
+                self._noted[name] = count
+                yield name, count.number, count.origin, count.digest
+
+    @property
+    def counting(self) -> frozenset[str]:
+        """The names of those that counted anything."""
+        return frozenset(name for name, count in self._noted.items() if count.number)
+
+    def _stamps(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield name, and time and size, of each counter's file."""
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if kind_of(entry.name) is not None:
+                    status = entry.stat(follow_symlinks=False)
+                    yield entry.name, (status.st_mtime_ns, status.st_size)
+
+    def witness(self, lines: int, head: str) -> None:
+        """See `secure_apfed.audit_log.CounterSource`."""
+        counters = {name: asdict(count) for name, count in self._noted.items()}
+        content = {"party": self._party, "lines": lines, "chain": head, "counters": counters}
+        path = self._folder / WITNESS
+        write_atomically(path, to_json(content).encode() + b"\n", private=True)
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """What is wrong with a counter: `noted` is what it should count at least."""
+
+    name: str
+    why: _Why
+    noted: Count
+    found: Count | None
+    more: str = ""
+
+
+@dataclass
+class _Record:
+    """What is on record of a folder's counters: by its audit log, else by `counters.json`."""
+
+    noted: dict[str, Count]
+    log: Summary | None
+    fault: _Fault | None
+
+
+def _read_witness(folder: Path, party: str) -> tuple[_Witness | None, str]:
+    """Return what `counters.json` holds, or None and why it cannot be relied on; "": no file."""
+    path = folder / WITNESS
+    if not os.path.lexists(path):
+        return None, ""
+    try:
+        witness = read_json(path, _Witness)
+    except CheckpointError as error:
+        return None, str(error)
+    if witness.party != party:
+        return None, f"{path} is of {witness.party}, this party is {party}"
+    return witness, ""
+
+
+def _read_record(folder: Path, party: str) -> _Record:
+    """Read audit log and `counters.json`, and hold them against each other."""
+    path = folder / FILE_NAME
+    witness, unreadable = _read_witness(folder, party)
+    counters = witness.counters if witness else {}
+    by_witness = {name: Count(**count.model_dump()) for name, count in counters.items()}
+    begun = witness is not None or bool(unreadable)
+    noted = Count(witness.lines if witness else 0, _NOBODY, _NOBODY)
+    if not os.path.lexists(path):
+        lost = begun or any(_begun(folder))
+        fault = _Fault(FILE_NAME, "missing", noted, None) if lost else None
+        return _Record(by_witness, None, fault)
+    chain_at: list[str] = []
+
+    def visit(number: int, chain: str) -> None:
+        if number == noted.number:
+            chain_at.append(chain)
+
+    try:
+        os.close(open_regular(path, create=False))  # which refuses links
+        if not path.stat().st_size and not begun:
+            return _Record({}, None, None)  # a process was killed before its first line
+        log = read_log(path, visit=visit)
+    except (CheckpointError, OSError) as error:
+        return _Record(by_witness, None, _Fault(FILE_NAME, "unreadable", noted, None, str(error)))
+    fault = _find_log_fault(log, party, noted, witness, chain_at)
+    if fault is not None and unreadable:
+        fault = replace(fault, more=unreadable)
+    if fault is not None:
+        return _Record(by_witness, None, fault)
+    logged = {
+        name: Count(line.number, line.origin, line.digest) for name, line in log.counters.items()
+    }
+    return _Record(logged, log, None)
+
+
+def _find_log_fault(
+    log: Summary, party: str, noted: Count, witness: _Witness | None, chain_at: Sequence[str]
+) -> _Fault | None:
+    """Hold an audit log that is whole against `counters.json`.
+
+    Args:
+        noted: of how many lines that file knows; chain_at: the chain after so many, if there.
+    """
+    if log.party != party:
+        more = f"it is of {log.party}, this party is {party}"
+        return _Fault(FILE_NAME, "of another run", noted, None, more)
+    if witness is None:
+        if not (log.agreed or log.counters):
+            return None  # killed before its first session
+        more = f"{log.path.parent / WITNESS} is missing, which says how many lines it had"
+        return _Fault(FILE_NAME, "unreadable", noted, None, more)
+    if log.lines < noted.number:
+        return _Fault(FILE_NAME, "lower", noted, Count(log.lines, _NOBODY, _NOBODY))
+    same = [*chain_at] == [witness.chain]
+    return None if same else _Fault(FILE_NAME, "of another run", noted, None)
+
+
+def _begun(folder: Path) -> Iterator[Path]:
+    """Yield files that show that a party ran here before, apart from its audit log."""
+    contract = folder / "contract.json"
+    if contract.exists():
+        yield contract
+    for name, count in _present(folder):
+        if count is None or count.number:
+            yield folder / name
+
+
+def _present(folder: Path) -> Iterator[tuple[str, Count | None]]:
+    """Yield each counter's file that lies here with its count; None: it cannot be read."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        kind = kind_of(path.name)
+        if kind is not None:
+            try:
+                yield path.name, kind.make(path).read()
+            except (CheckpointError, OSError):
+                yield path.name, None
+
+
+def _find_fault(folder: Path, name: str, noted: Count) -> _Fault | None:
+    """Hold one counter's file against what is noted of it."""
+    path, kind = folder / name, kind_of(name)
+    if kind is None or not noted.number:
+        return None
+    if not os.path.lexists(path):
+        return _Fault(name, "missing", noted, None)
+    try:
+        found = kind.make(path).read_until(noted.number)
+        os.close(open_regular(path, create=False))
+    except (CheckpointError, OSError) as error:
+        return _Fault(name, "unreadable", noted, None, str(error))
+    if found.origin != noted.origin:
+        return _Fault(name, "of another run", noted, found)
+    if found.number < noted.number:
+        return _Fault(name, "lower", noted, found)
+    same = found.digest == noted.digest
+    return None if same else _Fault(name, "of another run", noted, found)
+
+
+def _in_words(fault: _Fault) -> str:
+    """Say what is wrong with a counter."""
+    kind = kind_of(fault.name)
+    counts, beside = (kind.counts, FILE_NAME) if kind else ("lines", WITNESS)
+    said = f"{beside} notes {fault.noted.number:,} {counts}"
+    if fault.why == "missing":
+        return f"is missing, and {said}"
+    if fault.why == "lower":
+        found = fault.found.number if fault.found else 0
+        return f"holds {found:,} {counts}, and {said}: it is an older copy, or was shortened"
+    if fault.why == "unreadable":
+        return f"cannot be relied on ({fault.more}), and {said}"
+    return f"is not the file of this run that {beside} knows{fault.more and ': ' + fault.more}"
+
+
+def _refuse(folder: Path, party: str, fault: _Fault) -> CheckpointError:
+    return CheckpointError(
+        f"{folder / fault.name} {_in_words(fault)}. Begun anew it would forget what {party} gave "
+        "away. Put the newest copy back; if there is none and it shall begin anew all the same, "
+        f"run: secure-apfed audit-log restart-counter '{folder}' {fault.name} --party {party}"
+    )
+
+
+def open_counters(folder: Path, party: str) -> CounterFiles:
+    """Hold all counters in a party's folder against their second record; return them to watch.
+
+    Raises:
+        CheckpointError: one is missing, counts less than noted, is of another run or party, or
+            cannot be read; or the audit log itself is.
+    """
+    record = _read_record(folder, party)
+    if record.fault is not None:
+        raise _refuse(folder, party, record.fault)
+    for name, noted in record.noted.items():
+        fault = _find_fault(folder, name, noted)
+        if fault is not None:
+            raise _refuse(folder, party, fault)
+    return CounterFiles(folder, party, record.noted)
+
+
+def counted_logs(folder: Path, party: str) -> frozenset[str]:
+    """Return the names of counters that count something by the audit log. Raises as above."""
+    return open_counters(folder, party).counting
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What `restart_counter` did.
+
+    Attributes:
+        line: for the audit log; aside: where the file lies now that could not be relied on; None:
+            there was none, or the counter goes on from it.
+        files: the counters to watch.
+        peers: whom the log knows, with their identities, hex.
+    """
+
+    line: Restarted
+    aside: Path | None
+    files: CounterFiles
+    peers: Mapping[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what was done, in plain values."""
+        return {**self.line.model_dump(mode="json"), "aside": self.aside and str(self.aside)}
+
+
+def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Restart:
+    """Let one counter go on, by its name, although its file is not as noted.
+
+    A file that is an older copy of its own goes on from what it holds; any other is set aside, and
+    the counter begins anew.
+
+    Raises:
+        ConfigError: no counter has that name, or nothing is wrong with it.
+        CheckpointError: the audit log itself must be restarted first.
+    """
+    if name != FILE_NAME and (kind_of(name) is None or Path(name).name != name):
+        known = ", ".join(kind.pattern for kind in COUNTERS)
+        raise ConfigError(f"{name!r} is no counter; counters are {FILE_NAME}, {known}")
+    record = _read_record(folder, party)
+    fault = record.fault
+    noted = record.noted
+    if name != FILE_NAME:
+        if fault is not None:
+            raise _refuse(folder, party, fault)
+        count = noted.get(name)
+        fault = _find_fault(folder, name, count) if count else None
+        noted = {other: count for other, count in noted.items() if other != name}
+    if fault is None:
+        raise ConfigError(
+            f"{folder / name} counts as noted, so there is nothing to restart; start the party"
+        )
+    keeps = fault.why == "lower"
+    aside = None
+    if not keeps and os.path.lexists(folder / name):
+        aside = _free_place(folder, name)
+        (folder / name).rename(aside)
+    line = Restarted(
+        at=now, counter=name, why=fault.why, noted=fault.noted.number,
+        number=fault.found.number if keeps and fault.found else 0,
+    )  # fmt: skip
+    peers = record.log.peers if record.log else {}
+    watched = CounterFiles(folder, party, noted, watches=False)
+    return Restart(line, aside, watched, peers)
+
+
+def _free_place(folder: Path, name: str) -> Path:
+    number = 1
+    while os.path.lexists(folder / f"{name}.aside-{number}"):
+        number += 1
+    return folder / f"{name}.aside-{number}"
+
+
+class _NothingReleased:
+    """A meter of a process that releases nothing; see `secure_apfed.exchange.status.Meter`."""
+
+    charges = 0
+    promise = Promise(figure="epsilon_x", epsilon=None)
+
+
+def restart_in(folder: Path, name: str, *, party: str) -> Restart:
+    """Restart a counter, see `restart_counter`, and record it in the signed audit log.
+
+    Raises as `restart_counter`, and CheckpointError: a process runs in the folder.
+    """
+    from secure_apfed.runs.folder import PartyFolder
+
+    own = PartyFolder(folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder; name that of {party}")
+    with own.locked():
+        done = restart_counter(folder, name, party=party, now=time.time())
+        peers = {peer: bytes.fromhex(key) for peer, key in done.peers.items()}
+        log = AuditLog(
+            folder / FILE_NAME, party, own.identity(), peers, _NothingReleased(),
+            counters=done.files,
+        )  # fmt: skip
+        with closing(log):
+            log.restarted(done.line)
+    return done

@@ -1,0 +1,164 @@
+"""Lists of what is revoked, and who reads them: a list that nobody reads protects nobody.
+
+Run by: `certs revoke` and `check`, which look for the files of parties that read a list; and every
+party over TLS while it runs, which reads its list again whenever it changes and ends its session
+with a peer that is on it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apfed_protocols.errors import PartyLeftError
+from secure_apfed.between.certificates import listed_as, read_revoked
+from secure_apfed.errors import ApfedError, ConfigError
+from secure_apfed.exchange import Envelope
+from secure_apfed.files import read_json
+
+if TYPE_CHECKING:
+    from secure_apfed.runs.party import PartyFile
+
+__all__ = ["REVOKED", "Reader", "RevocationWatch", "find_readers", "find_unread_lists"]
+
+REVOKED = "revoked.txt"
+"""In a party's folder, what it refuses; `project seal` and `join` make it."""
+_PARTY_FILES = ("party.yaml", "party.yml")
+_MOST_FILES = 1000
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A party's file that names a list.
+
+    Attributes:
+        party: its name; path: of the file; revoked: the list that it names; None: none.
+    """
+
+    party: str
+    path: Path
+    revoked: Path | None
+
+
+def find_readers(
+    revoked: Path, *, beside: Sequence[Path] = ()
+) -> tuple[list[Reader], list[Reader]]:
+    """Return the parties' files near a list that read it, and those over TLS that do not.
+
+    Args:
+        beside: folders that are searched, too, with those in them; the list's own always is.
+    """
+    from secure_apfed.runs.party import PartyFile
+
+    reading: list[Reader] = []
+    others: list[Reader] = []
+    for path in _party_files([revoked.absolute().parent, *beside]):
+        try:
+            file = PartyFile.read(path)
+        except (ApfedError, OSError):
+            continue  # `check` says what is wrong with it
+        if file.tls is None:
+            continue
+        reader = Reader(file.party, path, file.tls.revoked)
+        same = file.tls.revoked is not None and file.tls.revoked.resolve() == revoked.resolve()
+        (reading if same else others).append(reader)
+    return reading, others
+
+
+def _party_files(folders: Sequence[Path]) -> Iterator[Path]:
+    """Yield parties' files in these folders and in those right below them, each once."""
+    seen: set[Path] = set()
+    for folder in folders:
+        if not folder.is_dir():
+            continue
+        below = sorted(path for path in folder.iterdir() if path.is_dir())
+        for place in (folder, *below[:_MOST_FILES]):
+            for name in _PARTY_FILES:
+                path = place / name
+                if path.is_file() and path.resolve() not in seen:
+                    seen.add(path.resolve())
+                    yield path
+
+
+def find_unread_lists(file: "PartyFile") -> list[Path]:
+    """Return lists that revoke something, lie beside a party's files, and are not read by it."""
+    assert file.tls is not None
+    read = file.tls.revoked.resolve() if file.tls.revoked is not None else None
+    places = dict.fromkeys((file.folder.resolve(), file.tls.ca.resolve().parent))
+    found = dict.fromkeys(
+        path.resolve()
+        for place in places
+        for path in sorted(place.glob("*revoked*"))
+        if path.is_file()
+    )
+    return [path for path in found if path != read and _revokes_anything(path)]
+
+
+def _revokes_anything(path: Path) -> bool:
+    try:
+        return bool(read_revoked(path))
+    except ConfigError:
+        return False
+
+
+def revoked_names(file: "PartyFile", revoked: frozenset[str]) -> list[str]:
+    """Return which peers, or the party itself, are on a list by identity or certificate."""
+    return [name for name, marks in _marks_of(file).items() if marks & revoked]
+
+
+def _marks_of(file: "PartyFile") -> dict[str, frozenset[str]]:
+    """Return by what a list may name each peer: its identity, and its certificate if sealed."""
+    marks = {name: {peer.identity.lower()} for name, peer in file.peers.items()}
+    sealed = file.folder / "sealed.json"
+    if sealed.is_file():
+        document = read_json(sealed, dict[str, Any]).get("document", {})
+        certificates = document.get("certificates", {}) if isinstance(document, dict) else {}
+        for name, pem in certificates.items() if isinstance(certificates, dict) else ():
+            if name in marks and isinstance(pem, str):
+                marks[name] |= listed_as(pem.encode())
+    return {name: frozenset(found) for name, found in marks.items()}
+
+
+class RevocationWatch:
+    """See `LinkObserver`, which it is: reads a party's list again when it changes.
+
+    What is revoked is refused at the proof of each connection; this ends a session with a peer
+    that was connected before. A list that is gone or cannot be read ends it, too.
+    """
+
+    def __init__(self, file: "PartyFile") -> None:
+        self._me = file.party
+        self._path = file.tls.revoked if file.tls is not None else None
+        self._marks: Mapping[str, frozenset[str]] = _marks_of(file) if self._path else {}
+        self._stamp: tuple[int, int, int] | None = None
+        self._names: frozenset[str] = frozenset()
+
+    def sent(self, envelope: Envelope, frame: bytes) -> None:
+        """Refuse to send to a peer that is revoked. Raises PartyLeftError."""
+        self._require(envelope.receiver)
+
+    def received(self, envelope: Envelope, frame: bytes) -> None:
+        """Refuse what a peer sent that is revoked. Raises PartyLeftError."""
+        self._require(envelope.sender)
+
+    def refused(self, sender: str, frame: bytes) -> None:
+        """Do nothing: the session ends."""
+
+    def _require(self, peer: str) -> None:
+        if self._path is None:
+            return
+        try:
+            status = self._path.stat()
+            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if stamp != self._stamp:
+                revoked = read_revoked(self._path)
+                self._names = frozenset(name for name, own in self._marks.items() if own & revoked)
+                self._stamp = stamp
+        except (OSError, ConfigError) as error:
+            raise ConfigError(
+                f"tls.revoked: {self._me} cannot read {self._path} any more ({error}); put it back"
+            ) from error
+        if peer in self._names:
+            raise PartyLeftError(
+                f"{peer} is revoked by the list of {self._me} ({self._path})", left=(peer,)
+            )
