@@ -1,5 +1,6 @@
 """Every value of every setting goes through plan, project, join and check, or is a sentence."""
 
+import copy
 import itertools
 import shutil
 import types
@@ -139,7 +140,7 @@ def with_value(base: str, key: str, value: Any, folder: Path) -> dict[str, Any]:
             "parties": {"bank": {"file": str(folder / "bank.csv")}, "shop": {}, "clinic": {}},
         },
         "model": {"network": "mlp", "hidden": [4], "representation": 2},
-        "train": {"epochs": 1, "batch_size": 8}, **BASES[base],
+        "train": {"epochs": 1, "batch_size": 8}, **copy.deepcopy(BASES[base]),
     }  # fmt: skip
     merge(settings, WITH.get(f"{key}={value}", {}))
     *above, last = key.split(".")
@@ -267,7 +268,7 @@ def test_hidden_overlaps_go_through(
     if base == "split_nn_sum":
         assert "not served, since a lookup tells whom" in capsys.readouterr().out
     run = tmp_path / "shop" / project.RUN
-    run.write_text(run.read_text().replace("hidden", "shown"))
+    run.write_text(run.read_text().replace("overlaps: hidden", "overlaps: shown"))
     checks = _Checks(tmp_path / "shop" / "party.yaml")
     with pytest.raises(ConfigError, match=r"differs .* in alignment\.pairwise_overlaps"):
         list(checks._contract())
