@@ -397,7 +397,7 @@ def test_a_book_counts_over_sessions_by_day_and_takes_back_what_is_refused(tmp_p
         book()
     (tmp_path / "link").symlink_to(tmp_path / "book")
     with pytest.raises(CheckpointError, match="link"):
-        AnswerBook(tmp_path / "link", "shop", ServeSettings())
+        AnswerBook(tmp_path / "link", "shop", ServeSettings(), people=9)
 
 
 def test_a_lookup_tells_who_is_there_and_refuses_what_is_no_list_of_ids() -> None:

@@ -87,20 +87,23 @@ def ends_of(kind: type[int] | type[float], metadata: list[Any]) -> Iterator[Any]
     ]
     near = 1 if kind is int else 1e-6
     low: float | None = None
+    high: float = LARGEST
     for mark in marks:
         if isinstance(mark, annotated_types.Ge):
-            low = typing.cast(float, mark.ge)
+            low = bound_of(mark.ge)
         if isinstance(mark, annotated_types.Gt):
-            low = typing.cast(float, mark.gt) + near
+            low = bound_of(mark.gt) + near
+        if isinstance(mark, annotated_types.Le):
+            high = min(high, bound_of(mark.le))
+        if isinstance(mark, annotated_types.Lt):
+            high = min(high, bound_of(mark.lt) - near)
     if low is not None:
         yield from (kind(low), kind(low) - 1)
-    high = LARGEST
-    for mark in marks:
-        if isinstance(mark, annotated_types.Le) and typing.cast(float, mark.le) <= LARGEST:
-            high = kind(mark.le)  # type: ignore[arg-type]
-        if isinstance(mark, annotated_types.Lt) and typing.cast(float, mark.lt) <= LARGEST:
-            high = kind(mark.lt) - near  # type: ignore[arg-type]
     yield kind(high)
+
+
+def bound_of(value: Any) -> float:
+    return float(value)
 
 
 def settings_in(annotation: Any) -> type[Settings] | None:
