@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from os import PathLike
 from typing import Any, Literal
 
 from apfed_protocols.conversation import Outgoing, converse
