@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         FewRowsWarning,
         ModelError,
         NoHelpWarning,
+        PromiseError,
     )
     from secure_apfed.estimator import VerticalClassifier
     from secure_apfed.exchange import Envelope, InMemory, Links, Transcript
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from secure_apfed.privacy.accountants import calibrate_sigma
     from secure_apfed.privacy.guard import GaussianGuard, NoGuard, RepresentationGuard, make_guard
     from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
+    from secure_apfed.privacy.measured import check_row_wise
     from secure_apfed.privacy.randomised_response import LabelResponse
     from secure_apfed.privacy.release import PrivateContributions, PrivateLabels, PrivateRelease
     from secure_apfed.runs.outcome import load_recording
@@ -63,12 +65,14 @@ __all__ = [
     "PrivateContributions",
     "PrivateLabels",
     "PrivateRelease",
+    "PromiseError",
     "RepresentationGuard",
     "ResumableLink",
     "Transcript",
     "VerticalClassifier",
     "calibrate_sigma",
     "canonical_ids",
+    "check_row_wise",
     "intersection",
     "load_config",
     "load_model",
@@ -84,7 +88,14 @@ __all__ += apfed_protocols.__all__
 
 _HOME: dict[str, str] = {
     **dict.fromkeys(
-        ("CheckpointError", "ConfigError", "FewRowsWarning", "ModelError", "NoHelpWarning"),
+        (
+            "CheckpointError",
+            "ConfigError",
+            "FewRowsWarning",
+            "ModelError",
+            "NoHelpWarning",
+            "PromiseError",
+        ),
         "errors",
     ),
     **dict.fromkeys(("canonical_ids", "intersection"), "alignment"),
@@ -103,6 +114,7 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(("BudgetExhaustedError", "PrivacyLedger"), "privacy.ledger"),
     **dict.fromkeys(("PrivateContributions", "PrivateLabels", "PrivateRelease"), "privacy.release"),
     "calibrate_sigma": "privacy.accountants",
+    "check_row_wise": "privacy.measured",
     "run_frames": "frames",
     "load_model": "runs.solo",
     "load_recording": "runs.outcome",

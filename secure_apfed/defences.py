@@ -46,14 +46,14 @@ class GradientDefence(ABC):
 
     Attributes:
         name: its key, and `kind` in the configuration.
-        protects: what it changes on its way out. Whoever lets that out runs it; where nobody
-            does, it does nothing and is refused.
+        protects: what it changes on its way out; nothing, unless a class says more. Whoever lets
+            that out runs it; where nobody does, it does nothing and is refused.
         gives: what it does and does not do, for the report.
     """
 
     name: ClassVar[str]
-    protects: ClassVar[tuple[Released, ...]]
-    gives: ClassVar[str]
+    protects: ClassVar[tuple[Released, ...]] = ()
+    gives: ClassVar[str] = "it does not say what it does"
 
     @abstractmethod
     def __init__(self, settings: Any, *, noise: NoiseSource, classes: int) -> None:
@@ -217,7 +217,11 @@ def check_defences(choices: Sequence[DefenceSettings], method: MethodSettings) -
     for kind in kinds:
         if not who_applies(kind, method):
             fits = [name for name in DEFENCES if who_applies(name, method)]
-            reason = " and ".join(_NOT_SENT[released] for released in DEFENCES[kind].protects)
+            protected = DEFENCES[kind].protects
+            reason = " and ".join(_NOT_SENT[released] for released in protected)
+            reason = (
+                reason or f"{DEFENCES[kind].__name__} says in `protects` nothing that it changes"
+            )
             raise ValueError(
                 f"defences: {kind} does not apply to method {method.name}: {reason}; leave it "
                 f"out, or use one of {', '.join(fits) or 'none'}"

@@ -11,6 +11,7 @@ __all__ = [
     "ModelError",
     "NarrowBatchWarning",
     "NoHelpWarning",
+    "PromiseError",
     "SuspectColumnWarning",
     "UnseenCellsWarning",
 ]
@@ -26,6 +27,10 @@ class ModelError(ApfedError):
 
 class CheckpointError(ApfedError):
     """A checkpoint or run folder is truncated, altered, of another run, or not to be resumed."""
+
+
+class PromiseError(ApfedError):
+    """A class breaks a word that a bound rests on; names the class, the word and what moved."""
 
 
 class FewRowsWarning(UserWarning):

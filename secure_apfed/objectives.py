@@ -57,10 +57,12 @@ class Objective(nn.Module):
 
     Attributes:
         row_wise: whether the gradient of a row depends on that row's features alone, what is
-            fitted held fixed.
+            fitted held fixed. Under `secure_sum.noise` a person is then charged for one row, and
+            the word is measured on the first batch; a class that does not say it is charged for a
+            whole batch.
     """
 
-    row_wise: ClassVar[bool]
+    row_wise: ClassVar[bool] = False
 
     def fit(self, features_N: Tensor) -> None:
         """Compute once, before the first step, what it needs of all of the passive's own rows of

@@ -43,13 +43,16 @@ class Labeller(ABC):
         inductive: whether the row of a person without a label moves nobody's vote but its own.
         signed: whether votes may be negative. Rows have L1 norm 1 at most; where none is negative,
             two rows lie sqrt 2 apart at most in L2, and 2 otherwise.
+
+    A class that says nothing promises nothing: its votes may be negative, and move each other.
+    What it says is measured where an epsilon rests on it (`secure_apfed.labellers.measured`).
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     linear: ClassVar[bool] = False
-    inductive: ClassVar[bool]
-    signed: ClassVar[bool] = False
+    inductive: ClassVar[bool] = False
+    signed: ClassVar[bool] = True
 
     @property
     def model(self) -> Mechanism:
@@ -232,6 +235,7 @@ class Spreading(LinearLabeller):
     name: ClassVar[str] = "spreading"
     title: ClassVar[str] = "label spreading over a graph of nearest neighbours"
     inductive: ClassVar[bool] = False
+    signed: ClassVar[bool] = False
 
     neighbours: int = 10
     alpha: float = _ALPHA
@@ -458,6 +462,7 @@ class Logistic(Labeller):
     name: ClassVar[str] = "logistic"
     title: ClassVar[str] = "logistic regression on the labelled rows"
     inductive: ClassVar[bool] = True
+    signed: ClassVar[bool] = False
 
     def label(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
@@ -542,6 +547,7 @@ class PrivateLogistic(Labeller):
     name: ClassVar[str] = "private_logistic"
     title: ClassVar[str] = "logistic regression on the labelled rows, with noise on its weights"
     inductive: ClassVar[bool] = True
+    signed: ClassVar[bool] = False
 
     def __init__(
         self, *, epsilon: float, delta: float, key: bytes, strength: float = 10.0,

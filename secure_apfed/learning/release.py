@@ -17,6 +17,7 @@ Letters: B batch, D numbers of a row.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -31,6 +32,7 @@ from secure_apfed.contract import RepresentationTerms
 from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
 from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.ledger import PrivacyLedger
+from secure_apfed.privacy.measured import check_graph, check_guard
 from secure_apfed.privacy.noise import NoiseSource
 
 _NORM_SLACK = 1e-5
@@ -133,6 +135,7 @@ class Releases:
 
     def __init__(self, guard: RepresentationGuard, ledger: PrivacyLedger) -> None:
         self.ledger, self.guard = ledger, guard
+        self._check_due = math.isfinite(guard.mechanism().mu)
 
     def release(
         self, h_B: Tensor, *, step: int, rows: Tensor, count: Callable[[bytes], None] | None = None
@@ -142,8 +145,13 @@ class Releases:
         It is charged even if its bytes stay here: a frozen guard counts what it made as released.
         `count` is called with the digest of the bytes before the charge, and may refuse. Raises
         BudgetExhaustedError: sending would exceed the privacy budget; nothing may be sent;
-        ModelError: representations that are not finite.
+        ModelError: representations that are not finite; PromiseError: the guard's word does not
+        hold, or rows of the first batch were mixed; nothing is charged.
         """
+        if self._check_due:
+            check_guard(self.guard)
+            check_graph(h_B)
+            self._check_due = False
         repeats_B = self.guard.repeats(rows)
         z_B = self.guard.release(h_B.flatten(1), step=step, rows=rows).reshape(h_B.shape)
         payload = pack({"rows": rows, "z": z_B})

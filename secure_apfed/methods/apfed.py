@@ -84,7 +84,8 @@ from secure_apfed.names import UPDATES
 from secure_apfed.objectives import OBJECTIVES
 from secure_apfed.privacy.dp_sgd import PrivateGradient, PrivateUpdates
 from secure_apfed.privacy.ledger import NOTHING_RELEASED
-from secure_apfed.seeds import seeded
+from secure_apfed.privacy.measured import check_loss, check_objective, check_row_wise
+from secure_apfed.seeds import draws_nothing, seeded
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import (
@@ -181,6 +182,8 @@ class ApfedActive(SumLearner):
         if self.training:
             self.guarantee = self.training.statement(guard)
         trainer.weigh_classes(self.learnt, len(own.data.classes))
+        is_bounded = guard is not None and math.isfinite(guard.mechanism().mu)
+        self._check_due = is_bounded or private is not None
 
     @property
     def learnt(self) -> Tensor:
@@ -212,6 +215,9 @@ class ApfedActive(SumLearner):
         position_B = self._position_N[rows_B]
         aligned = (position_B >= 0).nonzero().flatten()
         help_wanted = bool(self.contract.passives) and len(aligned) >= self.contract.minimum_batch
+        if self._check_due and len(rows_B) > 1:
+            self.trainer.check_rows(rows_B)
+            self._check_due = False
         batch = self.trainer.forward(step, rows_B, aligned if help_wanted else None)
         return batch, position_B[aligned]
 
@@ -290,6 +296,7 @@ class ApfedPassive(SumHelper):
         self.terms, self.weight = terms.representation, terms.weight
         self._aligned = len(trainer.features_N)
         self._held_N = torch.ones(self._aligned, dtype=torch.bool) if held_N is None else held_N
+        self._check_due = sum_end.noise is not None
 
     async def answer(self, links: Links, message: Envelope) -> None:
         """Check the batch, take one step of its own, and contribute (Alg. 1, passive client)."""
@@ -326,6 +333,9 @@ class ApfedPassive(SumHelper):
         """
         held_B = self._held_N[rows_B]
         known = int(held_B.sum())
+        if self._check_due and known > 1:
+            self.trainer.check_rows(rows_B[held_B], z_BD[held_B])
+            self._check_due = False
         if known == len(rows_B):
             return self.trainer.descend(step, rows_B, z_BD, weight=self.weight)
         gradient_BD, own_BD = torch.zeros_like(z_BD), z_BD[held_B]
@@ -418,6 +428,26 @@ class ActiveTrainer(Trainer):
     def relabel(self, labels_N: Tensor) -> None:
         self.labels_N = self.compute.place(labels_N)
 
+    def check_rows(self, rows_B: Tensor) -> None:
+        """Refuse networks, and in private training a loss, in which one row moves another.
+
+        What the guard promises of a row, and DP-SGD of a record, rests on that. Raises
+        PromiseError: names what mixes rows, and what moved.
+        """
+        here_B = rows_B.to(self.compute.device)
+        features_B, labels_B = self.features_N[here_B], self.labels_N[here_B]
+        check_row_wise(
+            RowsOut(self.networks, is_whole=self.private is not None), features_B, owner=self._owner
+        )
+        if self.private is None:
+            return
+        labelled_B = labels_B != UNLABELLED
+        if int(labelled_B.sum()) > 1:
+            with torch.no_grad(), self.forward_pass("check"):
+                scores_BK, _ = self.networks(features_B[labelled_B], None)
+            scores_BK = scores_BK.to(self.compute.dtype)
+            check_loss(self.task, scores_BK, labels_B[labelled_B], owner=self._owner)
+
     def scored(self, rows: Tensor) -> Scored:
         """What the model says of `rows` of its own table, alone (Eq. 11)."""
         with self.evaluating():
@@ -471,6 +501,22 @@ class ActiveTrainer(Trainer):
         return scores_BK
 
 
+@draws_nothing
+class RowsOut(nn.Module):
+    """What leaves the active's networks for each row: the representation that is sent, and, where
+    all of it `is_whole` under one bound, the scores beside it.
+    """
+
+    def __init__(self, networks: ActiveNetworks, *, is_whole: bool) -> None:
+        super().__init__()
+        self.networks, self.is_whole = networks, is_whole
+
+    def forward(self, features_B: Tensor) -> Tensor:
+        scores_BK, h_B = self.networks(features_B)
+        assert h_B is not None
+        return torch.cat([h_B.flatten(1), scores_BK], dim=1) if self.is_whole else h_B
+
+
 class PassiveTrainer(Trainer):
     """A passive's descent; `objective` is (z, own features) -> loss, with its networks."""
 
@@ -480,6 +526,13 @@ class PassiveTrainer(Trainer):
     ) -> None:  # fmt: skip
         super().__init__(owner, {"objective": objective}, train=train, seed=seed)
         self.objective, self.features_N = objective, self.compute.place(features_N)
+
+    def check_rows(self, rows_B: Tensor, sent_B: Tensor) -> None:
+        """Refuse an objective that breaks its word `row_wise` on this batch; see
+        `check_objective`.
+        """
+        features_B = self.features_N[rows_B.to(self.compute.device)]
+        check_objective(self.objective, self.compute.place(sent_B), features_B, owner=self._owner)
 
     def descend(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
         """Descend once on its own loss (Eq. 10); return lambda_p B dL_p/dz (Eqs. 7 and 9).

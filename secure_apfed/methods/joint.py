@@ -56,6 +56,7 @@ from secure_apfed.defences import Leaving
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.labellers import LABELLERS, Spreading, hard, labeller_for_oneself, make_labeller
+from secure_apfed.labellers.measured import check_votes
 from secure_apfed.learning.descent import ActiveNetworks, Trainer, joint_loss
 from secure_apfed.learning.release import Releases, check_rows, read_representations
 from secure_apfed.measures import Scored, scored_by
@@ -89,6 +90,7 @@ from secure_apfed.methods.terms import (
 )
 from secure_apfed.models import Shape, family_for, output_shape
 from secure_apfed.privacy.guard import joint_releases_statement
+from secure_apfed.privacy.measured import check_row_wise
 from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.seeds import seeded
@@ -362,7 +364,13 @@ class SummedSplitNnActive(SplitNnActive):
 
     async def joint(self, links: Links, step: int, rows_B: Tensor) -> Joint:
         others_BD = await self._summed(links, step, rows_B, learn=False)
+        self.check_teacher(rows_B, others_BD)
         return self._joint(rows_B, lambda: {SUM: others_BD})
+
+    def check_teacher(self, rows_B: Tensor, others_BD: Tensor) -> None:
+        """Check what one person's sum may move of what is said of others; nothing, unless a method
+        promises something of it.
+        """
 
     async def _summed(self, links: Links, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
         assert self.sum is not None
@@ -383,6 +391,8 @@ class EncodingPassive(Helper):
     def __init__(self, name: str, contract: Contract, trainer: "EncoderTrainer") -> None:
         self.name, self.contract, self.trainer = name, contract, trainer
         self.predicts_with = {"encoder": trainer.encoder}
+        # Modes, learning or not, in which a bound rests on rows that stand alone; unmeasured yet.
+        self.unmeasured: set[bool] = set()
         self._due: tuple[int, Tensor] | None = None
 
     def sent_network(self) -> nn.Module | None:
@@ -407,8 +417,13 @@ class EncodingPassive(Helper):
         return tensors["rows"], meta.get("learn") is True
 
     def encode(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
-        """Encode these positions; no gradient on an earlier answer is due any more."""
+        """Encode these positions; no gradient on an earlier answer is due any more. Raises
+        PromiseError: rows of the first batch move each other where a bound rests on it.
+        """
         self._due = None  # also where sending fails after this
+        if learn in self.unmeasured and len(rows_B) > 1:
+            self.trainer.check_rows(rows_B, learn=learn)
+            self.unmeasured.discard(learn)
         return self.trainer.represent(step, rows_B, learn=learn)
 
     def sent(self, step: int, z_BD: Tensor, *, learn: bool) -> None:
@@ -441,6 +456,8 @@ class TvflPassive(EncodingPassive):
     ) -> None:
         super().__init__(own.name, contract, trainer)
         self.ledgers = {self.name: releases.ledger}
+        if math.isfinite(releases.guard.mechanism().mu):
+            self.unmeasured = {True, False}
         self._releases, self._gate = releases, StepGate(self.name)
         people = len(trainer.features_N)  # whom the final inference asks about once more
         self._allowance = Allowance.of(own, contract, aligned=people, beyond=1)
@@ -486,6 +503,8 @@ class SummedPassive(SumHelper, EncodingPassive):
     ) -> None:
         EncodingPassive.__init__(self, sum_end.name, sum_end.contract, trainer)
         SumHelper.__init__(self, sum_end, {"": trainer})
+        if sum_end.noise is not None:
+            self.unmeasured = {True, False}
         self._clip = clip
 
     async def answer(self, links: Links, message: Envelope) -> None:
@@ -574,6 +593,11 @@ class EncoderTrainer(Trainer):
         self.encoder = encoder
         super().__init__(owner, {"encoder": encoder}, train=train, seed=seed)
         self.features_N = self.compute.place(features_N)
+
+    def check_rows(self, rows_B: Tensor, *, learn: bool) -> None:
+        """Refuse an encoder in which one of these rows moves another; see `check_row_wise`."""
+        features_B = self.features_N[rows_B.to(self.compute.device)]
+        check_row_wise(self.encoder, features_B, training=learn, owner=self._owner)
 
     def represent(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
         """Return what goes to the guard; with `learn` in the autograd graph, with dropout."""
@@ -744,6 +768,7 @@ class TeacherActive(SummedSplitNnActive):
         self.kept = {"": trainer, "student": self.student}
         self._train_rows = positions_in(aligned, self.student.rows_U)
         self._key = derive_key(own.secrets.noise_key, b"secure-apfed teacher v1")
+        self._check_due = TeacherSettings.of(self._config).epsilon is not None
 
     async def conclude(self, links: Links, steps: Steps) -> None:
         """Ask for the rows that the teacher is to label, label them, and train the student."""
@@ -767,6 +792,14 @@ class TeacherActive(SummedSplitNnActive):
         self.student.teach(labels_UK)
         train_student(self.student, self._config)
 
+    def check_teacher(self, rows_B: Tensor, others_BD: Tensor) -> None:
+        """Refuse a head that lets one person's sum move another's label, where a label is answered
+        as one person's. Raises PromiseError: names the head, and what moved.
+        """
+        if self._check_due and len(rows_B) > 1:
+            check_row_wise(self.trainer.head, others_BD, training=False, owner=self.name)
+            self._check_due = False
+
     async def _ask_once(self, links: Links, steps: Steps, rows_B: Tensor) -> Joint:
         joint = await self.joint(links, steps.next_step, rows_B)
         steps.stepped(None)
@@ -782,13 +815,15 @@ class TeacherActive(SummedSplitNnActive):
             known = np.isin(places_V, self.student.labelled)
             class_of = dict(zip(self.student.labelled, self.student.labels, strict=True))
             labels = np.array([class_of[place] for place in places_V[known]], dtype=np.int64)
-            labels_VK = make_labeller(settings.labels).label(
-                side_by_side(
-                    torch.cat(parts)
-                    for parts in zip(*(joint.representations for joint in joints), strict=True)
-                ),
-                np.flatnonzero(known), labels, self.student.classes,
-            )  # fmt: skip
+            read_VD = side_by_side(
+                torch.cat(parts)
+                for parts in zip(*(joint.representations for joint in joints), strict=True)
+            )
+            labeller = make_labeller(settings.labels)
+            asked = read_VD, np.flatnonzero(known), labels, self.student.classes
+            if settings.epsilon is not None:
+                check_votes(labeller, *asked, owner=self.name, is_judge=False)
+            labels_VK = labeller.label(*asked)
         return hard(labels_VK) if settings.form == "hard" else labels_VK
 
     def randomised(self, labels_UK: Floats, epsilon: float) -> Floats:
@@ -869,6 +904,16 @@ class JointTeacher(SummedSplitNn):
 
     settings = TeacherSettings
     kind = TeacherActive
+
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        """See `Method`. Each label of the teacher's is answered as one person's, so that no other
+        row may move it.
+        """
+        role = super().passive(own, contract, rows)
+        assert isinstance(role, SummedPassive)
+        if TeacherSettings.of(own.config).epsilon is not None:
+            role.unmeasured.add(False)
+        return role
 
     def model(self, config: RunSettings) -> ModelSettings:
         return TeacherSettings.of(config).model

@@ -42,6 +42,7 @@ from secure_apfed.labellers import (
     make_labeller,
 )
 from secure_apfed.labellers.guarantee import Opening, calibrate_votes, table_guarantee
+from secure_apfed.labellers.measured import check_votes, require_short
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import ContributionNoise, check_rows
 from secure_apfed.learning.votes import Floats, Help, Integers
@@ -400,18 +401,25 @@ class VotesPassive(Helper):
         return ballot
 
     def vote(self, ballot: Ballot) -> Floats:
-        """Return its votes_UK; zeros for people that it does not know, or cannot tell."""
+        """Return its votes_UK; zeros for people that it does not know, or cannot tell. Raises
+        PromiseError: the labeller breaks its word where an epsilon rests on it.
+        """
         known_U = self.held_N[ballot.rows].numpy()
         known_n = known_U[ballot.labelled.numpy()]
         votes_UK = np.zeros((len(known_U), self.classes))
         if known_n.any():
             place_U = np.cumsum(known_U) - 1
-            votes_UK[known_U] = self.labeller.about(ballot.payload).vote(
+            asked = (
                 self.features(ballot)[known_U],
                 place_U[ballot.labelled.numpy()[known_n]],
                 ballot.labels.numpy()[known_n],
                 self.classes,
             )
+            if self._method.epsilon is not None:
+                check_votes(self.labeller, *asked, owner=self.name)
+            votes_UK[known_U] = self.labeller.about(ballot.payload).vote(*asked)
+            if self._method.epsilon is not None:
+                require_short(self.labeller, votes_UK, owner=self.name)
         return votes_UK if self._method.answers == "soft" else hard(votes_UK)
 
     def features(self, ballot: Ballot) -> Floats:

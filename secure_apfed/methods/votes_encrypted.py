@@ -31,6 +31,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.labellers import LABELLERS, LinearLabeller, make_labeller
 from secure_apfed.labellers.guarantee import summed_votes
+from secure_apfed.labellers.measured import check_votes, require_short
 from secure_apfed.learning.votes import Floats
 from secure_apfed.methods.method import FOR_AN_ANSWER, Helper, Learner, Own, meet, meet_all
 from secure_apfed.methods.sum_end import Noted, RefusedSums, unless_unasked
@@ -200,7 +201,15 @@ class EncryptedVotesPassive(CountingPassive):
     def matrix(self, ballot: Ballot) -> Floats:
         """Its labeller's matrix in whole steps, rounded towards zero, (U, n)."""
         assert isinstance(self.labeller, LinearLabeller)
-        matrix_Un = self.labeller.matrix_without_own(self.features(ballot), ballot.labelled.numpy())
+        features_UF, labelled_n = self.features(ballot), ballot.labelled.numpy()
+        if self._method.epsilon is not None:
+            labels_n = np.arange(len(labelled_n)) % self.classes  # any: no passive sees the true
+            check_votes(
+                self.labeller, features_UF, labelled_n, labels_n, self.classes, owner=self.name
+            )
+        matrix_Un = self.labeller.matrix_without_own(features_UF, labelled_n)
+        if self._method.epsilon is not None:
+            require_short(self.labeller, matrix_Un, owner=self.name)
         levels = self._terms.levels
         return np.trunc(matrix_Un * levels) / levels
 

@@ -53,13 +53,16 @@ _SEED_STATEMENT = (
 class RepresentationGuard(ABC):
     """One way of making representations fit to be sent; a subclass that keeps rows says so.
 
+    A class that says nothing of its noise promises nothing: its epsilon is infinite. What it does
+    say is measured on its first release (`secure_apfed.privacy.measured.check_guard`).
+
     Attributes:
         name: its key in the table `GUARDS`.
         unsafe: whether it protects nothing.
     """
 
     name: ClassVar[str]
-    unsafe: ClassVar[bool] = False
+    unsafe: ClassVar[bool] = True
 
     @abstractmethod
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
@@ -77,25 +80,35 @@ class RepresentationGuard(ABC):
             ModelError: a row is not finite.
         """
 
-    @abstractmethod
+    def twin(self, key: bytes, *, repeatable: bool) -> "RepresentationGuard | None":
+        """Return the same guard with this key, to be measured; None: a copy is.
+
+        `repeatable`: its noise is a function of key and step alone, so that two of them differ by
+        what they are given, exactly.
+        """
+        return None
+
     def sensitivity(self) -> float:
         """How far one released row can move, in L2, if its person is replaced; may be infinite."""
+        return math.inf
 
-    @abstractmethod
     def mechanism(self) -> Mechanism:
-        """What one release does to one row."""
+        """What one release does to one row; `NoPrivacy` unless a class says more."""
+        return NoPrivacy()
 
-    @abstractmethod
     def largest_norm(self, dimension: int) -> float:
         """A norm that a released row of `dimension` numbers exceeds with probability < 1e-14."""
+        return math.inf
 
     def smallest_norm(self) -> float:
         """A norm below which receivers refuse rows, since such rows read single answers."""
         return _SMALLEST_NORM
 
-    @abstractmethod
     def statement(self) -> str:
         """What is guaranteed, in words for the report."""
+        return (
+            f"no guarantee: {type(self).__name__} says nothing of its noise (epsilon is infinite)"
+        )
 
     def repeats(self, rows: torch.Tensor) -> torch.Tensor:
         """Which rows a release would send as they were sent before, bool of shape (B,).
@@ -134,15 +147,6 @@ class NoGuard(RepresentationGuard):
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
         _check(h_BD, step, rows)
         return h_BD
-
-    def sensitivity(self) -> float:
-        return math.inf
-
-    def mechanism(self) -> Mechanism:
-        return NoPrivacy()
-
-    def largest_norm(self, dimension: int) -> float:
-        return math.inf
 
     def statement(self) -> str:
         return "no guarantee: representations are sent as they are (epsilon is infinite)"
@@ -222,6 +226,7 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
     """
 
     name: ClassVar[str] = "gaussian"
+    unsafe: ClassVar[bool] = False
 
     def __init__(
         self, *, clip: float, sigma: float, key: bytes, noise: NoiseKind = "secret"
@@ -229,6 +234,10 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
         if not (math.isfinite(sigma) and sigma > 0):
             raise ConfigError(f"sigma is a positive number, got {sigma}; use NoGuard for no noise")
         super().__init__(clip, sigma, key, noise)
+
+    def twin(self, key: bytes, *, repeatable: bool) -> "GaussianGuard":
+        noise: NoiseKind = "reproducible_insecure" if repeatable else self.noise
+        return type(self)(clip=self.clip, sigma=self.sigma, key=key, noise=noise)
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
         _check(h_BD, step, rows)

@@ -48,7 +48,7 @@ class LabelMechanism(ABC):
 
     Attributes:
         name: its key in the table `LABEL_MECHANISMS`.
-        unsafe: whether it protects nothing.
+        unsafe: whether it protects nothing; so it is where a class does not say False.
         stages: disjoint parts that labels are cut into; later ones are answered with a prior.
         epsilon: epsilon_y of one label's answer, at delta 0: above 0 and at most 40, or infinite
             without protection.
@@ -56,7 +56,7 @@ class LabelMechanism(ABC):
     """
 
     name: ClassVar[str]
-    unsafe: ClassVar[bool] = False
+    unsafe: ClassVar[bool] = True
     stages: ClassVar[int] = 1
 
     epsilon: float
@@ -178,6 +178,7 @@ class LabelResponse(LabelMechanism):
     """
 
     name: ClassVar[str] = "randomised_response"
+    unsafe: ClassVar[bool] = False
 
     @property
     def keep_probability(self) -> float:
@@ -233,6 +234,7 @@ class MultiStageResponse(LabelMechanism):
     """
 
     name: ClassVar[str] = "lp_mst"
+    unsafe: ClassVar[bool] = False
     stages: ClassVar[int] = 2
 
     def statement(self) -> str:

@@ -13,7 +13,7 @@ forked processes are refused.
 import math
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Real
@@ -34,6 +34,7 @@ from secure_apfed.privacy import contributions as under_sum
 from secure_apfed.privacy.accountants import Mechanism, calibrate_sigma
 from secure_apfed.privacy.guard import GaussianGuard
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
+from secure_apfed.privacy.measured import check_graph, check_row_wise
 from secure_apfed.privacy.noise import NoiseSource, clip_rows
 from secure_apfed.privacy.randomised_response import LabelResponse
 
@@ -91,8 +92,13 @@ class PrivateRelease(_Charged):
     """Clips each row, charges, adds Gaussian noise: `z = guard(h, rows=batch)`.
 
     Guarantee: that of `GaussianGuard`, (epsilon, delta) for all releases of one row together,
-    replace-one, WITH THE ENCODER HELD FIXED; calibrated by `calibrate_sigma`. z stays in the
-    autograd graph; its gradient is that of the clip. Under `torch.no_grad` it costs the same.
+    replace-one, WITH THE ENCODER HELD FIXED, for an encoder that computes each row from that row
+    alone; calibrated by `calibrate_sigma`. z stays in the autograd graph; its gradient is that of
+    the clip. Under `torch.no_grad` it costs the same.
+
+    Batch normalisation in training, or attention over the batch, breaks that. `guard.check(encoder,
+    X[batch])` measures it, once before training. Without it the first h with a graph is looked at,
+    which does not find all (`check_graph`), and the report says what was measured.
 
     Args:
         clip: C, the L2 bound of one row with all its numbers, in the unit of h.
@@ -119,7 +125,21 @@ class PrivateRelease(_Charged):
         self.sigma = calibrate_sigma(epsilon, delta, epochs, clip)
         self._guard, self._passed = GaussianGuard(clip=clip, sigma=self.sigma, key=fresh_key()), 0
         super().__init__(self._guard.mechanism(), epsilon, delta, rows)
+        self._measured = ""
         self._eager = torch.compiler.disable(self._release)  # compiled noise would be a constant
+
+    def check(self, encoder: Callable[[Tensor], Any], x: Tensor) -> None:
+        """Measure that the encoder computes each row of x from that row alone; see
+        `check_row_wise`. Nothing is charged, and the encoder stays as it is.
+
+        Args:
+            encoder: what makes h, in training mode; x: what it reads, two rows or more.
+
+        Raises:
+            PromiseError: it mixes rows; names the layer, and what moved.
+        """
+        check_row_wise(encoder, x, owner=type(self).__name__)
+        self._measured = f"measured on {len(x)} rows"
 
     def __call__(self, h: Values, rows: object = None) -> Values:
         """Return z, which may be sent: of the kind, shape, dtype and device of h.
@@ -132,8 +152,9 @@ class PrivateRelease(_Charged):
 
         Raises:
             LocalProtocolError: h or rows of a wrong type, shape or range, or a forked process;
-            ModelError: a row is not finite; BudgetExhaustedError: a row was released as often as
-            planned. Nothing was charged or released then.
+            ModelError: a row is not finite; PromiseError: the graph of the first h shows that its
+            rows were mixed; BudgetExhaustedError: a row was released as often as planned. Nothing
+            was charged or released then.
         """
         return cast(Values, self._eager(h, rows))
 
@@ -155,6 +176,9 @@ class PrivateRelease(_Charged):
         else:
             rows_B = _positions(rows, count=len(h_BD), total=self.rows)
             clipped_BD = clip_rows(h_BD, self._guard.clip)  # may refuse, so before the charge
+            if not self._measured and values.grad_fn is not None and len(values) > 1:
+                check_graph(values)
+                self._measured = "looked for in the graph of the first batch alone"
             z_BD = self._guard.noised(clipped_BD, step=self._charge(rows_B), rows=rows_B)
         z = z_BD.to(values.dtype).reshape(values.shape)
         return z.numpy() if array else z
@@ -184,7 +208,8 @@ class PrivateRelease(_Charged):
         return (
             f"{passed}{super().report()}; against whoever receives them and lacks the noise key; "
             f"{self._guard.statement()}: what a row teaches the encoder moves other rows, and "
-            "labels have no guarantee"
+            "labels have no guarantee; that the encoder mixes no rows of a batch is "
+            f"{self._measured or 'not measured: call check(encoder, x)'}"
         )
 
 

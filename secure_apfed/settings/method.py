@@ -73,7 +73,7 @@ class MethodSettings(Settings, ABC):
     name: Annotated[str, NOBODY]
 
     title: ClassVar[str]
-    predicts_alone: ClassVar[bool]
+    predicts_alone: ClassVar[bool] = False
     has_passives: ClassVar[bool] = True
     representations_from: ClassVar[Side | None] = None
     sums_gradients: ClassVar[bool] = False
@@ -119,8 +119,8 @@ class MethodSettings(Settings, ABC):
 
     @property
     def signs_votes(self) -> bool:
-        """Whether a number of a vote may be below 0."""
-        return False
+        """Whether a number of a vote may be below 0: so unless a method denies it."""
+        return True
 
     @property
     def asks_again(self) -> bool:

@@ -94,6 +94,7 @@ class SumOfProducts(DescribedSum):
 
     products: ProductAgreement
     scheme: ClassVar[str] = "products"
+    unsafe: ClassVar[bool] = False
     masks: ClassVar[str] = "pairwise"
     name: ClassVar[str] = "sum of products"
     rests_on: ClassVar[str] = (

@@ -49,6 +49,7 @@ class CryptenSum(SecureSum):
     """
 
     scheme: ClassVar[str] = "crypten"
+    unsafe: ClassVar[bool] = False
     name: ClassVar[str] = "crypten"
     rounds: ClassVar[int] = 2
     opened_with_receiver: ClassVar[bool] = True

@@ -418,6 +418,7 @@ class CkksSum(HomomorphicSum):
     """
 
     scheme: ClassVar[str] = "ckks"
+    unsafe: ClassVar[bool] = False
     name: ClassVar[str] = "ckks"
     rests_on: ClassVar[str] = RESTS_ON_THE_KEY
     leaks: ClassVar[SumLeaks] = LEAKS_WITHOUT_MASKS
@@ -566,6 +567,7 @@ class BfvSum(HomomorphicSum):
     """
 
     scheme: ClassVar[str] = "bfv"
+    unsafe: ClassVar[bool] = False
     name: ClassVar[str] = "bfv"
     rests_on: ClassVar[str] = RESTS_ON_THE_KEY
     leaks: ClassVar[SumLeaks] = LEAKS_WITHOUT_MASKS

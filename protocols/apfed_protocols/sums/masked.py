@@ -232,6 +232,7 @@ class MaskedSum(SecureSum):
 
     ring_bits: ClassVar[int] = 32
     scheme: ClassVar[str] = "plain"
+    unsafe: ClassVar[bool] = False
     masks: ClassVar[str] = "pairwise"
     name: ClassVar[str] = spelled(scheme, masks)
     opened_with_receiver: ClassVar[bool] = True

@@ -66,7 +66,8 @@ class DescribedSum:
         scheme: what encrypts or shares the numbers, masks: what is added to them before; the two
             axes of the table.
         name: both in words, `spelled`; its key in the table.
-        unsafe: whether single contributions are readable by anybody but their owner.
+        unsafe: whether single contributions are readable by anybody but their owner; so they count
+            where a class does not say False.
         rounds: between passives and aggregator in one step, 1 or 2 (see `SumCombiner`).
         needs_all: whether a step without one of the contributors has no sum.
         opened_with_receiver, opened_with_others: whether one contribution opens only with what the
@@ -78,7 +79,7 @@ class DescribedSum:
     scheme: ClassVar[str]
     masks: ClassVar[str] = "none"
     name: ClassVar[str]
-    unsafe: ClassVar[bool] = False
+    unsafe: ClassVar[bool] = True
     rounds: ClassVar[int] = 1
     needs_all: ClassVar[bool] = True
     opened_with_receiver: ClassVar[bool]

@@ -1,0 +1,120 @@
+"""Measures what a labeller says of its votes, on a few rows of the first ballot.
+
+Run by: every passive, before it votes, where an epsilon is counted for its votes; by authors of
+labellers through `secure_apfed.testing`. What a vote costs rests on three words (`guarantee`):
+`inductive`, that a person without a label moves nobody's vote but the own one; `signed`, that votes
+are never negative where it is False; and that a row of votes has L1 norm 1 at most.
+
+Letters: U rows, n labelled ones, K classes, F features.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secure_apfed.errors import PromiseError
+from secure_apfed.labellers.kinds import Features, Floats, Integers, Labeller, checked_features
+
+__all__ = ["check_votes", "require_short"]
+
+_LABELLED, _UNLABELLED = 20, 40
+_FAR = 1000.0
+_TOLERANCE = 1e-9
+_SEED = 20261128
+
+
+def check_votes(
+    labeller: Labeller, features_UF: Features, labelled_n: Integers, labels_n: Integers,
+    classes: int, *, owner: str = "", is_judge: bool = True,
+) -> None:  # fmt: skip
+    """Refuse a labeller whose votes on some of these rows break what its class says.
+
+    People without a label are replaced, by copies of labelled ones and by extreme ones, and the
+    votes on all others are looked at. Takes four ballots of 60 rows at most.
+
+    Args:
+        features_UF, labelled_n, labels_n, classes: as `Labeller.vote` takes them.
+        owner: whose it is, for the message.
+        is_judge: whether labelled rows are voted on without their own label (`vote`), or as the
+            labeller labels them (`label`).
+
+    Raises:
+        PromiseError: names the class, the word and what moved.
+    """
+    features_UF, labelled_n, labels_n = _few_of(checked_features(features_UF), labelled_n, labels_n)
+
+    def ask(other_UF: Floats) -> Floats:
+        vote = labeller.vote if is_judge else labeller.label
+        return vote(other_UF.copy(), labelled_n, labels_n, classes)
+
+    who, name = f"{owner}: " if owner else "", type(labeller).__name__
+    before_UK = ask(features_UF)
+    if not np.array_equal(before_UK, ask(features_UF)):
+        raise PromiseError(
+            f"{who}the labeller {name} gave two answers to one question; what its votes cost is "
+            "counted for votes that follow from features and labels, so draw nothing, or noise of "
+            "a key as private_logistic does"
+        )
+    require_short(labeller, before_UK, owner=owner)
+    if not labeller.inductive:
+        return
+    for replaced_U, other_UF in _replacements(features_UF, labelled_n):
+        moved_U = np.abs(ask(other_UF) - before_UK).max(axis=1)
+        moved_U[replaced_U] = 0.0
+        row = int(moved_U.argmax())
+        if not moved_U[row] <= _TOLERANCE:
+            raise PromiseError(
+                f"{who}the labeller {name} says inductive = True, but the features of people "
+                f"without a label moved the vote on another row by {moved_U[row]:.3g} (of "
+                f"{len(moved_U)} rows looked at). Leave inductive out of the class (a whole record "
+                "has no guarantee then), or fit it to labelled rows alone, their scale included"
+            )
+
+
+def require_short(labeller: Labeller, votes_UK: Floats, *, owner: str = "") -> None:
+    """Refuse votes that are longer than L1 norm 1, or negative where the class denies it. Raises
+    PromiseError: names the class and the largest.
+    """
+    who, name = f"{owner}: " if owner else "", type(labeller).__name__
+    longest = float(np.abs(votes_UK).sum(axis=1).max(initial=0.0))
+    if not longest <= 1 + _TOLERANCE:
+        raise PromiseError(
+            f"{who}a row of votes of the labeller {name} has L1 norm {longest:.6g}; noise is "
+            "counted for 1 at most, so divide each row by its own norm"
+        )
+    least = float(votes_UK.min(initial=0.0))
+    if not labeller.signed and not least >= -_TOLERANCE:
+        raise PromiseError(
+            f"{who}the labeller {name} says signed = False, but a number of its votes is "
+            f"{least:.3g}; two rows lie further apart then, so leave signed out of the class"
+        )
+
+
+def _few_of(
+    features_UF: Floats, labelled_n: Integers, labels_n: Integers
+) -> tuple[Floats, Integers, Integers]:
+    """Some labelled and some other rows, in a fixed order; every class that has a label, if few."""
+    others = np.setdiff1d(np.arange(len(features_UF)), labelled_n)
+    generator = np.random.default_rng(_SEED)
+    kept_n = generator.permutation(len(labelled_n))[:_LABELLED]
+    kept_U = np.concatenate([labelled_n[kept_n], generator.permutation(others)[:_UNLABELLED]])
+    return features_UF[kept_U], np.arange(len(kept_n)), np.asarray(labels_n)[kept_n]
+
+
+def _replacements(
+    features_UF: Floats, labelled_n: Integers
+) -> list[tuple[NDArray[np.bool_], Floats]]:
+    """Which people without a label are replaced, and all features with theirs."""
+    rows, labelled = len(features_UF), len(labelled_n)
+    places = np.arange(labelled, rows)
+    if not len(places):
+        return []
+    copies_UF, far_UF = features_UF.copy(), features_UF.copy()
+    near, far = places[::2], places[1::2] if len(places) > 1 else places
+    copies_UF[near] = features_UF[np.arange(len(near)) % labelled]
+    far_UF[far] = _FAR * (np.abs(features_UF).max() + 1 - features_UF[far])
+    found = []
+    for replaced, other_UF in ((near, copies_UF), (far, far_UF)):
+        replaced_U = np.zeros(rows, dtype=np.bool_)
+        replaced_U[replaced] = True
+        found.append((replaced_U, other_UF))
+    return found

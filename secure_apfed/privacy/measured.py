@@ -1,0 +1,669 @@
+"""Measures the words that privacy bounds rest on: does one row of a batch move the others?
+
+A bound per row (epsilon_x of a guard, epsilon_c of noise under a sum, epsilon_model of DP-SGD)
+holds where a row's result reads that row alone. No accountant sees whether it does: a network that
+normalises over the batch, or a loss that subtracts the batch's mean, looks like any other. So rows
+of a real batch are replaced, by each other and by extreme ones, and what moved is looked at.
+
+Run by: each party, on the first batch of a session, where a finite epsilon rests on the word; by
+authors of plug-ins (`secure_apfed.testing`) and of own loops (`check_row_wise`). A measurement
+finds what mixes rows of this batch; it proves nothing of other batches, and finds nothing in code
+that waits for a later one.
+
+Nothing here changes a result: copies are measured, and all global generators are put back.
+
+Letters: B rows of a batch, D numbers of a result.
+"""
+
+import copy
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.randomness import fresh_key
+from secure_apfed.errors import PromiseError
+from secure_apfed.seeds import seeded
+
+__all__ = [
+    "Movement",
+    "check_graph",
+    "check_guard",
+    "check_loss",
+    "check_objective",
+    "check_row_wise",
+    "find_moved_gradient",
+    "find_moved_row",
+    "keep_random_state",
+]
+
+_FAR = 1000.0
+_SPLITS = 3
+# What floating point may move, relative to the largest number of a result. Products of matrices of
+# one shape are equal to the bit; networks that sort rows, as packed sequences, are not.
+_SLACK = {torch.float64: 1e-9, torch.float32: 1e-4}
+_HALF_SLACK = 2e-2
+_ABOVE_FLOOR = 10.0
+_SEED = 20261128
+
+
+@dataclass(frozen=True)
+class Movement:
+    """A row that moved although another one was replaced.
+
+    Attributes:
+        replaced: a row that was replaced; others may have been, too.
+        moved: the row that moved most of those that stayed as they were.
+        distance: the largest change of one of its numbers; size: the largest number of any row.
+    """
+
+    replaced: int
+    moved: int
+    distance: float
+    size: float
+
+    def __str__(self) -> str:
+        return (
+            f"replacing row {self.replaced} of the batch moved row {self.moved} by "
+            f"{self.distance:.3g} (largest number {self.size:.3g})"
+        )
+
+
+@contextmanager
+def keep_random_state() -> Iterator[None]:
+    """Put the global generators back afterwards: Python's, NumPy's and torch's.
+
+    Those of torch on GPUs are put back where GPUs are in use.
+    """
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002 - it is the caller's that is put back
+    gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(gpus):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+def find_moved_row(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Movement | None:
+    """Replace rows and return one that moved though it was not replaced; None: no such row.
+
+    Args:
+        call: (B, ...) -> (B, D...), the same for the same rows.
+        values_B: two rows or more.
+
+    Raises:
+        LocalProtocolError: fewer rows, or a result with another number of them.
+        PromiseError: two calls with the same rows differ, so that nothing can be measured.
+    """
+    if values_B.dim() < 1 or len(values_B) < 2:
+        raise LocalProtocolError(
+            "whether rows move each other is measured on a batch of two rows or more, got values "
+            f"of shape {tuple(values_B.shape)}"
+        )
+    with keep_random_state():
+        return _moved_row(call, values_B)
+
+
+def _moved_row(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Movement | None:
+    before_B = _evaluated(call, values_B)
+    size = _largest(before_B)
+    floor = float(_distances(before_B, _evaluated(call, values_B)).max())
+    slack = _SLACK.get(before_B.dtype, _HALF_SLACK) * size
+    if not floor <= slack:
+        raise PromiseError(
+            f"two calls with the same rows and the same random numbers differ by {floor:.3g} "
+            f"(largest number {size:.3g}), so whether rows move each other cannot be measured"
+        )
+    allowed = slack + _ABOVE_FLOOR * floor
+    for replaced_B, other_B, must_work in _replacements(values_B):
+        try:
+            after_B = _evaluated(call, other_B)
+        except (RuntimeError, ValueError, IndexError, ArithmeticError):
+            if must_work:
+                raise
+            continue  # an extreme row that the network does not take
+        moved_B = _distances(before_B, after_B)
+        moved_B[replaced_B] = 0.0
+        row = int(moved_B.argmax())
+        if float(moved_B[row]) > allowed:
+            replaced = int(replaced_B.nonzero()[0, 0])
+            return Movement(replaced, row, float(moved_B[row]), size)
+    return None
+
+
+def _evaluated(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Tensor:
+    """Return the result for these rows; whatever draws within draws the same each time."""
+    random.seed(_SEED)
+    np.random.seed(_SEED)  # noqa: NPY002
+    torch.default_generator.manual_seed(_SEED)  # of the CPU alone, which loads no other backend
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(_SEED)
+    with seeded(_SEED, "measured"), torch.autocast(values_B.device.type, enabled=False):
+        result = call(values_B.clone()).detach()
+    if result.dim() < 1 or len(result) != len(values_B):
+        raise LocalProtocolError(
+            f"{len(values_B)} rows give a result of shape {tuple(result.shape)}; expected one row "
+            "for each"
+        )
+    return result
+
+
+def _distances(before_B: Tensor, after_B: Tensor) -> Tensor:
+    """How far each row's numbers lie apart at most, (B,); infinite where one alone is NaN."""
+    if before_B.shape != after_B.shape:
+        raise PromiseError(
+            f"the same number of rows gave results of shapes {tuple(before_B.shape)} and "
+            f"{tuple(after_B.shape)}, so one row decides on the shape of others"
+        )
+    before_BD = before_B.reshape(len(before_B), -1).double()
+    after_BD = after_B.reshape(len(after_B), -1).double()
+    same_BD = (before_BD == after_BD) | (before_BD.isnan() & after_BD.isnan())
+    apart_BD = torch.where(same_BD, 0.0, (before_BD - after_BD).abs())
+    apart_BD = torch.where(apart_BD.isnan(), math.inf, apart_BD)
+    return apart_BD.amax(1) if apart_BD.shape[1] else apart_BD.new_zeros(len(apart_BD))
+
+
+def _largest(values_B: Tensor) -> float:
+    wide = values_B.detach().double()
+    return float(torch.where(wide.isfinite(), wide.abs(), 0.0).max()) if wide.numel() else 0.0
+
+
+def _replacements(values_B: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """Yield which rows are replaced, the batch with them, and whether every network takes it."""
+    rows = len(values_B)
+    neighbour_B = values_B.roll(1, 0)
+    can_be_far = values_B.is_floating_point()
+    far_B = values_B
+    if can_be_far:
+        far_B = _FAR * (values_B.abs().max().clamp(min=1) - values_B)
+    generator = torch.Generator().manual_seed(_SEED)
+    singles = [torch.tensor([row]) for row in dict.fromkeys((0, rows // 2, rows - 1))]
+    plans = [(places, is_far) for places in singles for is_far in (False, True)]
+    for _ in range(_SPLITS):
+        order = torch.randperm(rows, generator=generator, device="cpu")
+        plans += [(order[: rows // 2], False), (order[rows // 2 :], True)]
+    for places, is_far in plans:
+        if is_far and not can_be_far:
+            continue
+        replaced_B = torch.zeros(rows, dtype=torch.bool, device=values_B.device)
+        replaced_B[places.to(values_B.device)] = True
+        other_B = values_B.clone()
+        other_B[replaced_B] = (far_B if is_far else neighbour_B)[replaced_B]
+        yield replaced_B, other_B, not is_far
+
+
+def check_row_wise(
+    module: Callable[..., Any], x: Tensor, *, training: bool | None = True, owner: str = ""
+) -> None:
+    """Refuse an encoder that lets one row of a batch move the result of another.
+
+    What a guard promises of one row holds for encoders that compute each row from that row alone.
+    Layers that do not: batch normalisation in training, attention over the batch, whatever reads a
+    statistic of the batch. Layer, group and instance normalisation read one row alone.
+
+    Rows of `x` are replaced, by each other and by extreme ones; a copy of the module is measured,
+    with the same random numbers each time (dropout passes). Nothing of the caller's changes.
+
+    Args:
+        module: a network, or a function, (B, ...) -> (B, ...).
+        x: two rows or more, such as a first batch.
+        training: measure in training mode (the default), in evaluation mode (False), or as the
+            module stands (None).
+        owner: whose it is, for the message.
+
+    Raises:
+        PromiseError: names the network, the layer where there is one, and what moved.
+        LocalProtocolError: fewer than two rows, or a result with another number of rows.
+
+    Example:
+        >>> check_row_wise(nn.Linear(4, 2), torch.randn(8, 4))
+        >>> check_row_wise(nn.BatchNorm1d(4), torch.randn(8, 4))
+        Traceback (most recent call last):
+        secure_apfed.errors.PromiseError: BatchNorm1d mixes the rows of a batch: ...
+    """
+    if not isinstance(x, Tensor):
+        raise LocalProtocolError(f"x is a tensor of two rows or more, got {type(x).__name__}")
+
+    def call(values_B: Tensor) -> Tensor:
+        with torch.no_grad():
+            result: Tensor = _copied(module, training)(values_B)
+        return result
+
+    moved = find_moved_row(call, x.detach())
+    if moved is None:
+        return
+    layer = _first_mixing_layer(module, x.detach(), training)
+    mode = {True: " in training mode", False: " in evaluation mode", None: ""}[training]
+    raise PromiseError(
+        f"{owner}{': ' if owner else ''}{_name_of(module)} mixes the rows of a batch{mode}: "
+        f"{moved}{layer}. A bound per row needs an encoder that reads each row alone; replace "
+        "what reads the batch (batch normalisation by nn.LayerNorm or nn.GroupNorm, attention over "
+        "rows by attention within a row)"
+    )
+
+
+def _name_of(module: object) -> str:
+    name: str = getattr(module, "__name__", type(module).__name__)
+    return name
+
+
+def _copied(module: Callable[..., Any], training: bool | None) -> Callable[..., Any]:
+    """A copy that may be run and forgotten, in the mode that is asked for."""
+    copied = copy.deepcopy(module)
+    if isinstance(copied, nn.Module) and training is not None:
+        copied.train(training)
+    return copied
+
+
+def _first_mixing_layer(module: Callable[..., Any], x: Tensor, training: bool | None) -> str:
+    """Name the first layer that mixes rows which come to it unmixed, in words; "" for none."""
+    if not isinstance(module, nn.Module):
+        return ""
+    for name, layer in module.named_modules():
+        if not name or any(True for _ in layer.children()):
+            continue
+        if _moves(module, name, x, training, of_input=True):
+            return ""  # they were mixed between layers, in somebody's forward
+        if _moves(module, name, x, training, of_input=False):
+            return f"; the layer that does is {name} ({type(layer).__name__})"
+    return ""
+
+
+def _moves(
+    module: nn.Module, name: str, x: Tensor, training: bool | None, *, of_input: bool
+) -> bool:
+    """Return whether rows of what one layer reads, or of what it gives, move each other."""
+
+    def call(values_B: Tensor) -> Tensor:
+        copied = _copied(module, training)
+        assert isinstance(copied, nn.Module)
+        kept: list[Any] = []
+        copied.get_submodule(name).register_forward_hook(
+            lambda _layer, inputs, result: kept.append(inputs if of_input else result)
+        )
+        with torch.no_grad():
+            copied(values_B)
+        first = kept[0][0] if isinstance(kept[0], tuple) else kept[0]
+        if not isinstance(first, Tensor):
+            raise LocalProtocolError(f"{name} reads or gives no tensor")
+        return first
+
+    try:
+        return find_moved_row(call, x) is not None
+    except (LocalProtocolError, PromiseError, IndexError):
+        return False  # it never runs, or has no row for each of the batch
+
+
+def check_objective(objective: Any, z_BD: Tensor, features_B: Tensor, *, owner: str = "") -> None:
+    """Refuse an objective that says `row_wise` and whose gradient of a row reads other rows.
+
+    Rows of the features are replaced, its networks and z held fixed, and the gradient on z is
+    looked at: with noise for one row under a sum, a person may move no row but the own one. An
+    objective that does not say the word is given noise for a whole batch, and is not measured.
+
+    Args:
+        objective: a module, (z, features) -> scalar loss, mean over the batch.
+        z_BD: representations of two rows or more; features_B: of the same rows.
+        owner: whose it is, for the message.
+
+    Raises:
+        PromiseError: names the class, the word and what moved.
+        LocalProtocolError: fewer than two rows.
+    """
+    if not objective.row_wise:
+        return
+    moved = find_moved_gradient(objective, z_BD, features_B)
+    if moved is not None:
+        raise PromiseError(
+            f"{owner}{': ' if owner else ''}{type(objective).__name__} says row_wise = True, but "
+            f"in its gradient {moved}. Noise for one row does not cover a person then: leave "
+            "row_wise out of the class (the noise is that of a whole batch), or make its loss a "
+            "mean over rows of losses that read one row each"
+        )
+
+
+def find_moved_gradient(objective: Any, z_BD: Tensor, features_B: Tensor) -> Movement | None:
+    """Return a row of the gradient on z that another row's features move; None: no such row."""
+
+    def call(other_B: Tensor) -> Tensor:
+        with torch.enable_grad():
+            read_BD = z_BD.detach().clone().requires_grad_()
+            loss = _copied(objective, True)(read_BD, other_B) * len(read_BD)
+            (gradient_BD,) = torch.autograd.grad(loss, read_BD)
+        found: Tensor = gradient_BD
+        return found
+
+    return find_moved_row(call, features_B.detach())
+
+
+def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = "") -> None:
+    """Refuse a task whose loss lets one row's outputs or label move another row's gradient.
+
+    DP-SGD clips each row's gradient and so bounds what that row adds, and nothing that it does to
+    the gradients of others.
+
+    Args:
+        task: its `loss(outputs, labels)` is a mean over the batch.
+        outputs_BK: of two rows or more; labels_B: of the same rows, all of them with a label.
+
+    Raises:
+        PromiseError: names the class and what moved.
+    """
+
+    def gradient_of(of_BK: Tensor, labelled_B: Tensor) -> Tensor:
+        with torch.enable_grad():
+            read_BK = of_BK.detach().clone().requires_grad_()
+            (found,) = torch.autograd.grad(task.loss(read_BK, labelled_B) * len(read_BK), read_BK)
+        gradient_BK: Tensor = found
+        return gradient_BK
+
+    def by_label(order_B: Tensor) -> Tensor:
+        return gradient_of(outputs_BK, labels_B[order_B.long()])
+
+    for read, call, values_B in (
+        ("outputs", lambda other_BK: gradient_of(other_BK, labels_B), outputs_BK.detach()),
+        ("labels", by_label, torch.arange(len(labels_B), device=labels_B.device)),
+    ):
+        moved = find_moved_row(call, values_B)
+        if moved is not None:
+            raise PromiseError(
+                f"{owner}{': ' if owner else ''}the loss of {type(task).__name__} mixes the rows "
+                f"of a batch: of its gradient, by {read}, {moved}. DP-SGD bounds what a row adds "
+                "to an update only where no other row's gradient reads it; make the loss a mean "
+                "over rows of losses that read one row each, or leave dp_sgd out"
+            )
+
+
+_NORMALISERS = ("NativeBatchNormBackward", "CudnnBatchNormBackward", "MiopenBatchNormBackward")
+_LOOK_UPS = ("EmbeddingBackward",)
+_MOST_NODES = 20_000
+
+
+def check_graph(h_BD: Tensor) -> None:
+    """Refuse representations whose autograd graph shows that rows of the batch were mixed.
+
+    For whoever sees h and not the network. Half of the rows of h are weighted, and the weights are
+    carried back through the graph; no weight may come to a row of the other half, at any layer that
+    has a row for each of h. Batch normalisation in training is found where it is the first layer,
+    too. What is not found: what happened before the first layer with parameters (a subtracted mean
+    of the features), and anything where there is no graph; `check_row_wise` finds both.
+
+    The graph stays as it is: none of its hooks runs, and it can be used after.
+
+    Raises:
+        PromiseError: names the operation.
+    """
+    if h_BD.grad_fn is None or len(h_BD) < 2:
+        return
+    order = _ordered(h_BD.grad_fn)
+    if order is None:
+        return
+    operation = _normaliser(order) or _mixing_operation(h_BD, order)
+    if operation is not None:
+        raise PromiseError(
+            f"these representations come from a network that mixes the rows of a batch "
+            f"({operation}), so one row's release tells of other rows and no bound per row holds. "
+            "Replace what reads the batch, such as batch normalisation in training by "
+            "nn.LayerNorm or nn.GroupNorm; secure_apfed.check_row_wise(encoder, x) names the layer"
+        )
+
+
+def _ordered(root: Any) -> list[Any] | None:
+    """The nodes of a graph, each before those that it hands gradients to; None: too many."""
+    order: list[Any] = []
+    seen: set[Any] = set()
+    waiting: list[tuple[Any, bool]] = [(root, False)]
+    while waiting:
+        node, is_done = waiting.pop()
+        if is_done:
+            order.append(node)
+            continue
+        if node in seen:
+            continue
+        seen.add(node)
+        if len(seen) > _MOST_NODES:
+            return None
+        waiting.append((node, True))
+        waiting += [(after, False) for after, _ in node.next_functions if after is not None]
+    return order[::-1]
+
+
+def _normaliser(order: list[Any]) -> str | None:
+    """Batch normalisation with the batch's own statistics; instance normalisation is one row."""
+    for node in order:
+        if node.name().startswith(_NORMALISERS) and getattr(node, "_saved_training", True):
+            read = getattr(node, "_saved_input", None)
+            if isinstance(read, Tensor) and len(read) > 1:
+                return "batch normalisation in training"
+    return None
+
+
+def _reads_data(order: list[Any]) -> set[Any]:
+    """Nodes below which something without a gradient comes in: results, and not parameters."""
+    found: set[Any] = set()
+    for node in reversed(order):
+        below = [after for after, _ in node.next_functions]
+        reads = None in below or node.name().startswith(_LOOK_UPS)
+        if reads or any(after in found for after in below):
+            found.add(node)
+    return found
+
+
+def _mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
+    """Name the operation that carries a weight of some rows to others; None: there is none."""
+    rows, of_data = len(h_BD), _reads_data(order)
+    generator = torch.Generator().manual_seed(_SEED)
+    weighted_B = torch.randperm(rows, generator=generator, device="cpu") < (rows + 1) // 2
+    weights_BD = torch.randn(h_BD.shape, generator=generator, dtype=torch.float64, device="cpu")
+    weights_BD[~weighted_B] = 0.0
+    start = {h_BD.output_nr: weights_BD.to(h_BD.device, h_BD.dtype)}
+    waiting: dict[Any, dict[int, Tensor]] = {h_BD.grad_fn: start}
+    givers: dict[Any, str] = {}
+    for node in order:
+        arrived = waiting.pop(node, None)
+        if arrived is None or not node.next_functions:
+            continue
+        if node in of_data and _reaches_others(arrived, weighted_B):
+            return givers.get(node) or "its first operation"
+        for (after, at), weight in zip(node.next_functions, _handed(node, arrived), strict=False):
+            if after is not None and weight is not None:
+                of_node = waiting.setdefault(after, {})
+                arriving = _fitted(weight, after, at)
+                of_node[at] = of_node[at] + arriving if at in of_node else arriving
+                givers[after] = node.name()
+    return None
+
+
+def _handed(node: Any, arrived: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
+    """Return what a node hands on; nothing where it cannot be called by itself."""
+    results = len(getattr(node, "_input_metadata", (None,)))
+    with torch.no_grad():
+        try:
+            handed = node(*(arrived.get(at) for at in range(results)))
+        except (RuntimeError, TypeError):
+            return ()
+    return handed if isinstance(handed, tuple) else (handed,)
+
+
+def _fitted(weight: Tensor, node: Any, at: int) -> Tensor:
+    """Sum over axes along which a number was broadcast, as autograd's engine does."""
+    metadata = getattr(node, "_input_metadata", ())
+    if at >= len(metadata):
+        return weight
+    shape = tuple(metadata[at].shape)
+    if weight.shape == shape or len(shape) > weight.dim():
+        return weight
+    return weight.sum_to_size(shape)
+
+
+def _reaches_others(arrived: dict[int, Tensor], weighted_B: Tensor) -> bool:
+    for weight in arrived.values():
+        if weight.dim() and len(weight) == len(weighted_B):
+            here_B = weighted_B.to(weight.device)
+            outside, inside = _largest(weight[~here_B]), _largest(weight[here_B])
+            if outside > _SLACK[torch.float32] * inside:
+                return True
+    return False
+
+
+_EXTREME = 1e6
+_SURE = 6.0  # standard errors: less than once in 10^8 measurements of a guard that keeps its word
+_EXACT = 1e-5
+_FEWEST, _MOST = 256, 4096
+_NUMBERS = 8
+_KEY = bytes(31) + b"m"  # of noise that nobody is ever sent
+
+
+def check_guard(guard: Any) -> None:
+    """Refuse a guard whose releases tell more of a row than its mechanism says.
+
+    Releases of made-up rows are compared, under keys of their own: two extreme rows may lie no
+    further apart, in deviations of the noise, than mu; a row that is replaced may not move others;
+    and what is said to repeat repeats to the bit. A guard that promises nothing is not measured.
+
+    Where the guard has a `twin` whose noise repeats, distances are exact, and noise of less than
+    nine tenths of what is said is found. Others are measured by chance, up to 4,096 rows, and the
+    weaker their mu, the less is found.
+
+    Args:
+        guard: see `RepresentationGuard`; twins or a copy are measured, and its own state stays.
+
+    Raises:
+        PromiseError: names the class, the word and what was measured.
+    """
+    mechanism, name = guard.mechanism(), type(guard).__name__
+    if math.isinf(mechanism.mu):
+        return
+    if guard.unsafe or not 0 < guard.sensitivity() < math.inf:
+        raise PromiseError(
+            f"{name} says mechanism() {mechanism}, but also unsafe = {guard.unsafe} and a "
+            f"sensitivity of {guard.sensitivity()}; a guard that protects has unsafe = False and a "
+            "finite sensitivity, and one that does not returns NoPrivacy()"
+        )
+    for direction_D in _directions():
+        pair = _pair_of(guard)
+        apart, noise, error = (
+            _measured_by_chance(_copy_of(guard), direction_D, mechanism.mu)
+            if pair is None
+            else _measured_in_pairs(*pair, _copy_of(guard), direction_D)
+        )
+        reach = apart / noise if noise > 0 else math.inf
+        if reach - error > mechanism.mu or (pair and apart > _allowed(guard)):
+            raise PromiseError(
+                f"{name} says sensitivity() {guard.sensitivity():.4g} and mechanism() {mechanism}, "
+                f"that is mu {mechanism.mu:.4g}, but two rows lie {apart:.4g} apart under noise of "
+                f"deviation {noise:.4g}: mu {reach:.4g}. Clip rows to half of the sensitivity, or "
+                "state the noise that there is"
+            )
+    _check_others(guard, name)
+    _check_repeats(_copy_of(guard), name)
+
+
+def _allowed(guard: Any) -> float:
+    allowed: float = guard.sensitivity() * (1 + _EXACT)
+    return allowed
+
+
+def _copy_of(guard: Any) -> Any:
+    """The same guard with another key, fresh."""
+    twin = guard.twin(fresh_key(), repeatable=False)
+    if twin is not None:
+        return twin
+    try:
+        return copy.deepcopy(guard)
+    except (LocalProtocolError, TypeError, RuntimeError) as error:
+        raise PromiseError(
+            f"{type(guard).__name__} says mechanism() {guard.mechanism()} and cannot be measured: "
+            "give it a method twin(key, *, repeatable) that returns the same guard with this key"
+        ) from error
+
+
+def _pair_of(guard: Any) -> tuple[Any, Any] | None:
+    """Two twins that send the same noise at the same step; None: it has no such twins."""
+    one, other, probe = (guard.twin(_KEY, repeatable=True) for _ in range(3))
+    if one is None or other is None or probe is None:
+        return None
+    rows = torch.arange(2)
+    h_BD = torch.ones(2, _NUMBERS, dtype=torch.float64)
+    again = guard.twin(_KEY, repeatable=True).release(h_BD, step=0, rows=rows)
+    is_paired = torch.equal(probe.release(h_BD, step=0, rows=rows), again)
+    return (one, other) if is_paired else None
+
+
+def _directions() -> tuple[Tensor, Tensor]:
+    """One number alone, and all alike: a bound on each number is none on the row."""
+    ones_D = torch.ones(_NUMBERS, dtype=torch.float64)
+    return torch.eye(_NUMBERS, dtype=torch.float64)[0], ones_D / math.sqrt(_NUMBERS)
+
+
+def _measured_in_pairs(
+    one: Any, other: Any, alone: Any, direction_D: Tensor
+) -> tuple[float, float, float]:
+    """Return how far extreme rows lie apart, the noise's deviation, and the error of their ratio.
+
+    The distance is exact, since both have the same noise, which is measured on a third.
+    """
+    rows = torch.arange(_FEWEST)
+    h_BD = (_EXTREME * direction_D).expand(_FEWEST, _NUMBERS)
+    apart_BD = one.release(h_BD, step=0, rows=rows) - other.release(-h_BD, step=0, rows=rows)
+    apart = float(apart_BD.double().norm(dim=1).max())
+    sent_BD = alone.release(h_BD, step=0, rows=rows).double()
+    noise = float(sent_BD.var(0).mean().sqrt())
+    relative = _SURE / math.sqrt(2 * sent_BD.numel())
+    return apart, noise, (apart / noise * relative if noise > 0 else 0.0)
+
+
+def _measured_by_chance(guard: Any, direction_D: Tensor, mu: float) -> tuple[float, float, float]:
+    """The same of a guard whose noise cannot be had twice."""
+    half = min(_MOST, max(_FEWEST, math.ceil((_NUMBERS / mu) ** 2)))
+    signs_B1 = torch.ones(2 * half, 1, dtype=torch.float64)
+    signs_B1[half:] = -1
+    sent_BD = guard.release(_EXTREME * signs_B1 * direction_D, step=0, rows=torch.arange(2 * half))
+    along_B = sent_BD.double() @ direction_D.double()
+    one_B, other_B = along_B[:half], along_B[half:]
+    noise = math.sqrt((float(one_B.var()) + float(other_B.var())) / 2)
+    apart = abs(float(one_B.mean() - other_B.mean()))
+    reach = apart / noise if noise > 0 else 0.0
+    return apart, noise, _SURE * math.sqrt(2 / half + reach**2 / (4 * half))
+
+
+def _check_others(guard: Any, name: str) -> None:
+    rows = torch.arange(_FEWEST)
+    near_BD = torch.ones(_FEWEST, _NUMBERS, dtype=torch.float64) / math.sqrt(_NUMBERS)
+    far_BD = near_BD.clone()
+    far_BD[0] = -_EXTREME * near_BD[0]
+    pair = _pair_of(guard)
+    one, other = pair or (_copy_of(guard), _copy_of(guard))
+    before_B = one.release(near_BD, step=1, rows=rows).double()[1:].sum(1)
+    after_B = other.release(far_BD, step=1, rows=rows).double()[1:].sum(1)
+    noise = math.sqrt((float(before_B.var()) + float(after_B.var())) / 2)
+    moved = abs(float((after_B - before_B).mean()))
+    allowed = noise * (_EXACT if pair else _SURE * math.sqrt(2 / len(before_B)))
+    if moved > allowed:
+        raise PromiseError(
+            f"{name} is charged by the row, but replacing one row of a batch moved the others by "
+            f"{moved:.4g} in the mean, under noise of deviation {noise:.4g}; release each row by "
+            "what that row is"
+        )
+
+
+def _check_repeats(guard: Any, name: str) -> None:
+    rows = torch.arange(32)
+    h_BD = torch.ones(len(rows), _NUMBERS, dtype=torch.float64)
+    before_BD = guard.release(h_BD, step=2, rows=rows)
+    repeats_B = guard.repeats(rows)
+    after_BD = guard.release(-h_BD, step=3, rows=rows)
+    if not torch.equal(before_BD[repeats_B], after_BD[repeats_B]):
+        raise PromiseError(
+            f"{name} says that rows repeat, which costs nothing, and sent other numbers for them; "
+            "repeats() may name rows only whose bytes come again"
+        )
