@@ -392,8 +392,8 @@ def check_graph(h_BD: Tensor) -> None:
     """Refuse representations whose autograd graph shows that rows of the batch were mixed.
 
     For whoever sees h and not the network. Half of the rows of h are weighted, and the weights are
-    carried back through the graph; no weight may come to a row of the other half, at any layer that
-    has a row for each of h. Batch normalisation in training is found where it is the first layer,
+    carried back through the graph; they may come to no more rows than that, at any layer that has a
+    row for each of h. Batch normalisation in training is found where it is the first layer,
     too. What is not found: what happened before the first layer with parameters (a subtracted mean
     of the features), and anything where there is no graph; `check_row_wise` finds both.
 
@@ -506,11 +506,14 @@ def _fitted(weight: Tensor, node: Any, at: int) -> Tensor:
 
 
 def _reaches_others(arrived: dict[int, Tensor], weighted_B: Tensor) -> bool:
+    """Whether more rows have a weight than were given one. Networks may keep rows in another order,
+    as packed sequences do, so that it is not asked which.
+    """
     for weight in arrived.values():
         if weight.dim() and len(weight) == len(weighted_B):
-            here_B = weighted_B.to(weight.device)
-            outside, inside = _largest(weight[~here_B]), _largest(weight[here_B])
-            if outside > _SLACK[torch.float32] * inside:
+            size_B = torch.nan_to_num(weight.detach().abs()).reshape(len(weight), -1).amax(1)
+            reached = size_B > _SLACK[torch.float32] * size_B.max()
+            if int(reached.sum()) > int(weighted_B.sum()):
                 return True
     return False
 

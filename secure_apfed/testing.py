@@ -1,0 +1,300 @@
+"""Measures whether a plug-in keeps the words that privacy bounds rest on.
+
+For authors of objectives, labellers, guards, defences, tasks, label mechanisms and networks: call
+the function of the kind in a test of your own. Our own tables are tested with the same functions
+(`tests/contracts/test_words.py`), and runs measure the same words on their first batch. Each
+function returns nothing, or raises `PromiseError` with the class, the word and what was measured.
+
+A measurement finds many broken words and proves none: who says too much of code that these rows do
+not reach is not found out.
+
+Letters: B rows of a batch, D numbers of a row, U rows to vote on, n labelled ones, K classes.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import scipy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from apfed_protocols.randomness import fresh_key
+from secure_apfed.defences import GradientDefence, Leaving
+from secure_apfed.errors import PromiseError
+from secure_apfed.labellers.kinds import Labeller, LinearLabeller
+from secure_apfed.labellers.measured import check_votes, require_short
+from secure_apfed.privacy.measured import (
+    check_graph,
+    check_guard,
+    check_loss,
+    check_objective,
+    check_row_wise,
+    keep_random_state,
+)
+from secure_apfed.privacy.randomised_response import LabelMechanism, VoteResponse
+
+__all__ = [
+    "check_defence",
+    "check_graph",
+    "check_guard",
+    "check_label_mechanism",
+    "check_labeller",
+    "check_loss",
+    "check_objective",
+    "check_row_wise",
+    "check_sensitivity",
+    "check_vote_response",
+]
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_SURE = 6.0  # standard errors
+_MOST_WRONG = 1e-7  # how often a class that keeps its word is refused, at most
+_PEOPLE, _COLUMNS, _CLASSES = 60, 5, 3
+_SEEDS = 2
+_QUESTIONS = 80
+_ANSWERS = 20_000
+
+
+def check_sensitivity(
+    contribute: Callable[[Floats], Any], rows: Sequence[Any], claimed: float, *, name: str
+) -> None:
+    """Refuse a claimed sensitivity that two inputs exceed.
+
+    Args:
+        contribute: from one input to the numbers that are noised.
+        rows: inputs that one person may be replaced by; extreme ones find most.
+        claimed: how far two results lie apart at most, L2.
+        name: who claims it, for the message.
+
+    Raises:
+        PromiseError: two results lie further apart.
+
+    Example:
+        >>> rows = [np.array([3.0, 4.0]), np.array([-3.0, -4.0])]
+        >>> check_sensitivity(lambda row: row / np.linalg.norm(row), rows, 2.0, name="unit rows")
+    """
+    results = [np.asarray(contribute(row), dtype=np.float64).ravel() for row in rows]
+    pairs = itertools.combinations(results, 2)
+    apart = max((float(np.linalg.norm(one - other)) for one, other in pairs), default=0.0)
+    if not apart <= claimed * (1 + 1e-9):
+        raise PromiseError(
+            f"{name} says that one person moves its numbers by {claimed:.6g} at most (L2), and "
+            f"two of {len(rows)} inputs lie {apart:.6g} apart; clip what is contributed, or state "
+            "the larger number"
+        )
+
+
+def check_labeller(labeller: Labeller) -> None:
+    """Refuse a labeller that breaks `inductive`, `signed`, `linear`, `model` or the norm of rows.
+
+    Made-up people in clouds are labelled and voted on; see `check_votes` for what is replaced. A
+    `model` with a finite mu is compared with how well the votes on others tell two worlds apart
+    that differ in one labelled person, over 80 questions: noise that is missing is found, and
+    noise that is somewhat weak is not.
+
+    Raises:
+        PromiseError: names the class, the word and what was measured.
+    """
+    for seed in range(_SEEDS):
+        features_UF, labelled_n, labels_n = _people(seed)
+        for is_judge in (True, False):
+            check_votes(labeller, features_UF, labelled_n, labels_n, _CLASSES, is_judge=is_judge)
+        if labeller.linear:
+            _check_linear(labeller, features_UF, labelled_n)
+    if math.isfinite(labeller.model.mu):
+        _check_model(labeller)
+
+
+def _people(seed: int) -> tuple[Floats, Integers, Integers]:
+    generator = np.random.default_rng(seed)
+    classes_U = generator.permutation(np.arange(_PEOPLE) % _CLASSES)
+    centres_KF = 3 * generator.standard_normal((_CLASSES, _COLUMNS))
+    features_UF = centres_KF[classes_U] + generator.standard_normal((_PEOPLE, _COLUMNS))
+    labelled_n = generator.permutation(_PEOPLE)[:12]
+    return features_UF, labelled_n, classes_U[labelled_n]
+
+
+def _check_linear(labeller: Labeller, features_UF: Floats, labelled_n: Integers) -> None:
+    """Votes for a class add up over the labels that name it."""
+    name = type(labeller).__name__
+    if not isinstance(labeller, LinearLabeller):
+        raise PromiseError(f"{name} says linear = True, and is no LinearLabeller with a matrix")
+    matrix_Un = labeller.matrix(features_UF, labelled_n)
+    require_short(labeller, matrix_Un)
+    generator = np.random.default_rng(0)
+    for _ in range(3):
+        labels_n = generator.integers(0, _CLASSES, len(labelled_n))
+        votes_UK = labeller.label(features_UF, labelled_n, labels_n, _CLASSES)
+        apart = float(np.abs(votes_UK - matrix_Un @ np.eye(_CLASSES)[labels_n]).max())
+        if not apart <= 1e-9:
+            raise PromiseError(
+                f"{name} says linear = True, but its votes lie {apart:.3g} from its matrix times "
+                "the labels"
+            )
+
+
+def _check_model(labeller: Labeller) -> None:
+    """Votes on others may tell a labelled person's features no better than mu says."""
+    name, mu = type(labeller).__name__, labeller.model.mu
+    features_UF, labelled_n, labels_n = _people(0)
+    two_n = np.array([0, int((labels_n != labels_n[0]).argmax())])  # of few, one decides most
+    labelled_n, labels_n = labelled_n[two_n], labels_n[two_n]
+    other_UF = features_UF.copy()
+    other_UF[labelled_n[0]] *= -1
+    others_U = np.setdiff1d(np.arange(_PEOPLE), labelled_n[:1])
+
+    def votes(of_UF: Floats) -> Floats:
+        asked = (labeller.about(b"measured %d" % number) for number in range(_QUESTIONS))
+        return np.stack(
+            [one.label(of_UF, labelled_n, labels_n, _CLASSES)[others_U].ravel() for one in asked]
+        )
+
+    here_QV, there_QV = votes(features_UF), votes(other_UF)
+    if np.ptp(here_QV, axis=0).max() <= 1e-12:
+        raise PromiseError(
+            f"{name} says that its model is private ({labeller.model}), but its votes on "
+            f"{_QUESTIONS} questions are the same: there is no noise on what it fitted"
+        )
+    half = _QUESTIONS // 2
+    along_V = here_QV[:half].mean(axis=0) - there_QV[:half].mean(axis=0)
+    here_Q, there_Q = here_QV @ along_V, there_QV @ along_V
+    cut = (np.median(here_Q[:half]) + np.median(there_Q[:half])) / 2
+    right = int((here_Q[half:] > cut).sum())
+    wrong = int((there_Q[half:] > cut).sum())
+    proved = _least_mu(right, wrong, _QUESTIONS - half)
+    if proved > mu:
+        raise PromiseError(
+            f"{name} says that its model is private ({labeller.model}, mu {mu:.3g}), but votes on "
+            f"others tell one labelled person's features as well as mu {proved:.3g} at least"
+        )
+
+
+def _least_mu(right: int, wrong: int, of: int) -> float:
+    """A lower bound of mu (Clopper and Pearson 1934; Dong, Roth and Su 2022, Definition 2.6)."""
+    beta = scipy.stats.beta.ppf
+    found = float(beta(_MOST_WRONG, right, of - right + 1)) if right else 0.0
+    falsely = float(beta(1 - _MOST_WRONG, wrong + 1, of - wrong)) if wrong < of else 1.0
+    normal = scipy.special.ndtri
+    return float(normal(found) - normal(falsely)) if found > falsely else 0.0
+
+
+def check_defence(make: Callable[[], GradientDefence]) -> None:
+    """Refuse a defence that `protects` nothing, or whose noise does not come from its party's key.
+
+    What it protects has to leave as something else than it was, for some gradient; the same
+    gradient at the same step leaves as the same, so that a resumed run repeats; shape and type
+    stay, and the gradient that came in is not written to.
+
+    Args:
+        make: builds one, always with the same noise source.
+
+    Raises:
+        PromiseError: names the class and what was measured.
+    """
+    defence = make()
+    name = type(defence).__name__
+    if not defence.protects:
+        raise PromiseError(
+            f"{name} says in `protects` nothing that it changes, so nobody runs it; say "
+            '"contributions", "returned gradients" or both'
+        )
+    generator = torch.Generator().manual_seed(0)
+    gradient_BD = torch.randn(16, 6, generator=generator, device="cpu")
+    labels_B = torch.arange(16) % 2
+    gradient_BD += 2.0 * labels_B[:, None]
+    for released in defence.protects:
+        knows = labels_B if released == "returned gradients" else None
+        before_BD = gradient_BD.clone()
+        sent = [_protected(make(), gradient_BD, Leaving(3, "peer", knows), seed) for seed in (0, 1)]
+        if not torch.equal(gradient_BD, before_BD):
+            raise PromiseError(f"{name} writes to the gradient that it was given; return another")
+        if any(one.shape != before_BD.shape or one.dtype != before_BD.dtype for one in sent):
+            raise PromiseError(
+                f"{name} turns a gradient of {before_BD.dtype} of shape {tuple(before_BD.shape)} "
+                f"into {sent[0].dtype} of shape {tuple(sent[0].shape)}"
+            )
+        if not torch.equal(*sent):
+            raise PromiseError(
+                f"{name} sends another gradient each time: draw from the `noise` that it is built "
+                "with, never from torch or NumPy"
+            )
+        if torch.equal(sent[0], before_BD):
+            raise PromiseError(
+                f"{name} says that it protects {released}, and lets them leave as they came; take "
+                "the word out of `protects`, or change them"
+            )
+
+
+def _protected(
+    defence: GradientDefence, gradient_BD: Tensor, leaving: Leaving, seed: int
+) -> Tensor:
+    with keep_random_state():
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002 - what a defence must not read
+        return defence.protect(gradient_BD, leaving)
+
+
+def check_label_mechanism(mechanism: LabelMechanism) -> None:
+    """Refuse answers for labels that tell more of a label than `epsilon` says.
+
+    20,000 labels of each class are answered, without a prior and, where there are stages, with
+    one; of any two labels, each answer's odds may differ by e^epsilon. One that is `unsafe`
+    promises nothing and is not measured.
+
+    Raises:
+        PromiseError: names the class and what was measured.
+    """
+    if math.isinf(mechanism.epsilon):
+        return
+    name, classes = type(mechanism).__name__, mechanism.classes
+    if mechanism.unsafe:
+        raise PromiseError(
+            f"{name} says epsilon {mechanism.epsilon:g}, and unsafe = True; a mechanism that "
+            "protects says unsafe = False"
+        )
+    labels_N = torch.arange(classes).repeat_interleave(_ANSWERS)
+    priors: list[Tensor | None] = [None]
+    if mechanism.stages > 1:
+        weights_K = torch.arange(1, classes + 1, dtype=torch.float64)
+        priors.append((weights_K / weights_K.sum()).expand(len(labels_N), classes))
+    for prior_NK in priors:
+        answers_N = mechanism.answer(labels_N, key=fresh_key(), prior_NK=prior_NK)
+        counts = _counted(answers_N.numpy().reshape(classes, _ANSWERS), classes)
+        _require_odds(counts, mechanism.epsilon, name)
+
+
+def check_vote_response(response: VoteResponse) -> None:
+    """Refuse answers for votes, or for no vote, that tell more of a vote than `epsilon` says."""
+    classes = response.classes
+    votes_KK = np.vstack([np.eye(classes), np.zeros((1, classes))])
+    votes_UK = np.repeat(votes_KK, _ANSWERS, axis=0)
+    answers_U = response.answer(votes_UK, key=fresh_key(), about=b"measured")
+    counts = _counted(answers_U.reshape(classes + 1, _ANSWERS), classes)
+    _require_odds(counts, response.epsilon, type(response).__name__)
+
+
+def _counted(answers_YA: NDArray[Any], classes: int) -> NDArray[np.int64]:
+    return np.stack([np.bincount(answers_A, minlength=classes) for answers_A in answers_YA])
+
+
+def _require_odds(counts_YK: NDArray[np.int64], epsilon: float, name: str) -> None:
+    """Compare each answer's share under any two inputs; far below what chance does is allowed."""
+    shares_YK = counts_YK / counts_YK.sum(axis=1, keepdims=True)
+    errors_YK = np.sqrt(shares_YK * (1 - shares_YK) / counts_YK.sum(axis=1, keepdims=True))
+    least_K = np.clip(shares_YK - _SURE * errors_YK, 0, None).max(axis=0)
+    # Of an answer that never came, as if it had come a few times.
+    smallest = _SURE**2 / counts_YK.sum(axis=1).max()
+    most_K = np.maximum(shares_YK + _SURE * errors_YK, smallest).min(axis=0)
+    with np.errstate(divide="ignore"):
+        proved = float(np.log(least_K / most_K).max())
+    if proved > epsilon:
+        raise PromiseError(
+            f"{name} says epsilon {epsilon:g}, but some answer comes e^{proved:.3g} times as often "
+            "under one input as under another, at least"
+        )
