@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from apfed_attacks import evaluate
-from secure_apfed import PrivateRelease
+from secure_apfed import PrivateRelease, check_row_wise
 
 EPOCHS, BATCH = 8, 32
 X, y = load_breast_cancer(return_X_y=True)
@@ -33,6 +33,7 @@ def train(seed, send, off=nullcontext, record=lambda step: None):
     """Return the accuracy on test rows; `send` is what h goes through on its way."""
     torch.manual_seed(seed)
     laboratory = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 4))
+    check_row_wise(laboratory, theirs[:BATCH])  # a bound per row needs rows that stand alone
     clinic = nn.Sequential(nn.Linear(10 + 4, 16), nn.ReLU(), nn.Linear(16, 2))
     lower = torch.optim.Adam(laboratory.parameters(), lr=0.01)
     upper = torch.optim.Adam(clinic.parameters(), lr=0.01)

@@ -166,7 +166,8 @@ class Normalised(Reconstruction):
 class Weighed(Reconstruction):
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
         weight_B = features_B.norm(dim=1).softmax(0)
-        return (weight_B * (self.decoder(z_BD) - features_B).square().mean(1)).sum()
+        total: Tensor = (weight_B * (self.decoder(z_BD) - features_B).square().mean(1)).sum()
+        return total
 
 
 @pytest.mark.parametrize("kind", [Centred, Scaled, Shifted, Ranked, Normalised, Weighed])
