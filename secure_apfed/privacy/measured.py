@@ -228,7 +228,7 @@ def check_row_wise(
         >>> check_row_wise(nn.Linear(4, 2), torch.randn(8, 4))
         >>> check_row_wise(nn.BatchNorm1d(4), torch.randn(8, 4))
         Traceback (most recent call last):
-        secure_apfed.errors.PromiseError: BatchNorm1d mixes the rows of a batch: ...
+        secure_apfed.errors.PromiseError: BatchNorm1d mixes the rows of a batch in training ...
     """
     if not isinstance(x, Tensor):
         raise LocalProtocolError(f"x is a tensor of two rows or more, got {type(x).__name__}")
