@@ -6,6 +6,8 @@ files, 4 protocol or security, 5 privacy budget exhausted, 130 interrupted.
 """
 
 import gc
+import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.installing import install_extra
 from secure_apfed import progress, terminal
 from secure_apfed.commands import (
@@ -110,6 +111,7 @@ def run(
 ) -> None:
     """Align, train, protect, attack and report."""
     from secure_apfed.config.file import load_config
+    from secure_apfed.files import refuse_replacing_input
     from secure_apfed.solo.interface import fits_kept_meanwhile
 
     config = load_config(config_file, overrides=overrides or ())
@@ -117,6 +119,8 @@ def run(
     if prepare:
         _prepare(config, folder, timeout, transport, as_json=as_json)
         return
+    if not resume:
+        refuse_replacing_input(folder / "config.yaml", "--output", config_file)
     _check_what_follows(config, folder)
     if seeds is not None:
         if transport is not TransportName.memory or resume or json_events or profile:
@@ -218,10 +222,11 @@ def _train(
             return run(config, folder, **how)
     except KeyboardInterrupt:
         # The folder's config is complete, whatever --set changed in the file.
-        again = f"secure-apfed run {folder / 'config.yaml'} --output {folder} --resume"
+        again = ["run", str(folder / "config.yaml"), "--output", str(folder), "--resume"]
         if how["transport"] != "memory":
-            again += f" --transport {how['transport']}"
-        raise _InterruptedRun(f"Interrupted. Continue with: {again}") from None
+            again += ["--transport", how["transport"]]
+        command = shlex.join(["secure-apfed", *again])
+        raise _InterruptedRun(f"Interrupted. Continue with: {command}") from None
 
 
 class _InterruptedRun(Exception):  # noqa: N818 - it is no error
@@ -360,7 +365,7 @@ def execute(arguments: Sequence[str]) -> int:
             if error.name not in terminal.RESEARCH_MODULES:
                 raise
             failure = terminal.failure_of(error)
-        except (ApfedError, LocalProtocolError, RemoteProtocolError, OSError) as error:
+        except (ApfedError, OSError) as error:
             failure = terminal.failure_of(error)
         else:
             return code if isinstance(code, int) else 0
@@ -373,6 +378,8 @@ def main() -> None:
     # Loading torch makes a million objects that live to the end: they are not looked through for
     # garbage again and again, nor once more when the program ends: a quarter of a short run.
     gc.set_threshold(50_000, 20, 20)
+    # A service manager ends a process by SIGTERM: it stops as by Ctrl-C, and says how to resume.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = execute(sys.argv[1:])
     gc.freeze()
     sys.exit(code)

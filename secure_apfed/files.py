@@ -20,7 +20,7 @@ from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from secure_apfed.errors import CheckpointError
+from secure_apfed.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -236,6 +236,30 @@ def add_line(log: Path, fields: Mapping[str, Any]) -> None:
 
 def _irregular(path: Path) -> CheckpointError:
     return CheckpointError(f"{path} is not a regular file; remove what stands in its place")
+
+
+# No file of a run folder ends with one of these, so that predictions and models may lie in it.
+_FREE_SUFFIXES = (".csv", ".parquet", ".onnx")
+
+
+def refuse_replacing_input(output: Path, option: str, *inputs: Path) -> None:
+    """Raise `ConfigError` if `output` is one of the files that the same command reads.
+
+    Args:
+        output: file that the command is going to write, which may exist already.
+        option: what the user calls it, such as `--output`.
+        inputs: files that are read, and run folders, all of whose files count as read.
+    """
+    if not output.exists():
+        return
+    for path in inputs:
+        inside = path.is_dir() and path.resolve() in output.resolve().parents
+        is_part = inside and output.suffix not in _FREE_SUFFIXES
+        if is_part or (path.exists() and path.samefile(output)):
+            raise ConfigError(
+                f"{option} {output}: expected a file that this command does not read, but it is "
+                f"read from {path} and would be replaced; give {option} another name"
+            )
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:

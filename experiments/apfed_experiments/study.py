@@ -34,7 +34,7 @@ from apfed_experiments.solo import (
     solo_file,
 )
 from apfed_experiments.summary import shared_share
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
+from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import PartyTable, VerticalData, files_digest, load_data
@@ -335,7 +335,7 @@ def or_failure(name: str, task: Callable[[], _T]) -> _T | Failure:
     """What it finds; an error meant for people becomes a failure."""
     try:
         return task()
-    except (ApfedError, LocalProtocolError, RemoteProtocolError) as error:
+    except ApfedError as error:
         return Failure(name, f"{type(error).__name__}: {error}")
 
 

@@ -1,9 +1,9 @@
-"""The two roots of every protocol failure: our own misuse, and a peer's bad data.
+"""Errors that are meant for people, below one root: `ApfedError`.
 
 Run by: every role. A caller can retry after fixing a `LocalProtocolError`; a
 `RemoteProtocolError` means that bytes from a peer were wrong, stale, replayed or
-forged, and that the session with that peer must end. A `DataError` comes before any protocol: it
-is about a party's own table.
+forged, and that the session with that peer must end. A `DataError` is raised before any protocol
+begins: it is about a party's own table.
 """
 
 __all__ = [
@@ -26,12 +26,12 @@ class DataError(ApfedError):
     """A data file or table is missing, unreadable or unfit; says what to run or to fix."""
 
 
-class LocalProtocolError(ValueError):
-    """This party called a protocol wrongly: wrong type, range, order or reuse."""
+class LocalProtocolError(ApfedError, ValueError):
+    """An error of the caller: a wrong type, range or order, or a value used twice."""
 
 
-class RemoteProtocolError(RuntimeError):
-    """A peer sent something that the protocol does not allow.
+class RemoteProtocolError(ApfedError, RuntimeError):
+    """An error of a peer, which sent something that the protocol does not allow.
 
     The message names the peer, what was expected, what came (names, sizes and numbers of
     the message's form) and what to do; it never repeats a secret or a person's data.

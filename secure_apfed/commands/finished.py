@@ -532,7 +532,7 @@ def columns(
     """Rank the columns of a run of mmvfl or v_fedmv, each party's own, and cut it to the first."""
     from secure_apfed.config.file import dump_settings
     from secure_apfed.errors import ConfigError
-    from secure_apfed.files import write_atomically
+    from secure_apfed.files import refuse_replacing_input, write_atomically
     from secure_apfed.runs.columns import kept_columns, read_scores, reduced
 
     scores = read_scores(folder)
@@ -540,6 +540,7 @@ def columns(
     if output is not None:
         if keep is None:
             raise ConfigError("--output: say how many columns stay, as --keep 10 or --keep 0.3")
+        refuse_replacing_input(output, "--output", folder)
         config = reduced(_files(folder).load_config(), scores, kept)
         write_atomically(output, dump_settings(config).encode())
     if as_json:
@@ -561,8 +562,10 @@ def export(
 ) -> None:
     """Write the active's model with its encoding as ONNX, to predict without this library."""
     from secure_apfed.contrib.onnx_file import write_onnx
+    from secure_apfed.files import refuse_replacing_input
     from secure_apfed.runs.solo import load_model
 
+    refuse_replacing_input(onnx, "--onnx", folder)
     write_onnx(load_model(folder), onnx)
     if as_json:
         terminal.print_json({"onnx": onnx, "bytes": onnx.stat().st_size})

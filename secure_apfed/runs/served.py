@@ -41,7 +41,7 @@ from secure_apfed.counters import ANSWER_BOOK
 from secure_apfed.data import OwnData, PartyTable, load_blocks
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.exchange import Links, StatusKeeper, Transcript, play_one
-from secure_apfed.files import open_regular, read_json
+from secure_apfed.files import open_regular, read_json, refuse_replacing_input
 from secure_apfed.methods import METHODS, Own, fresh_secrets
 from secure_apfed.methods.alignment import DEALER
 from secure_apfed.methods.joint import Tvfl
@@ -380,6 +380,7 @@ def predict_jointly(
         ConfigError, DataError, ModelError: file, rows or kept model that do not fit.
     """
     if output is not None:
+        refuse_replacing_input(output, "--output", data, path, PartyFile.read(path).folder)
         with row_writer(output) as written:
             return predict_jointly(path, data, meet=meet, status=status, write=written)
     assert write is not None

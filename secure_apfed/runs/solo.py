@@ -27,7 +27,7 @@ from secure_apfed.data import ColumnEncoding, FeatureEncoding, TargetScale, load
 from secure_apfed.data.encoding import CellCounts
 from secure_apfed.data.inputs import ColumnDrift, DriftMeter
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.files import read_bytes, read_json, to_csv
+from secure_apfed.files import read_bytes, read_json, refuse_replacing_input, to_csv
 from secure_apfed.learning.descent import without_prefix
 from secure_apfed.models import family_for, output_shape
 from secure_apfed.runs.folder import RunFolder
@@ -315,7 +315,12 @@ def predict_file(folder: Path, path: Path, *, id_columns: Sequence[str] | None =
 def predict_into(
     folder: Path, path: Path, output: Path, *, id_columns: Sequence[str] | None = None
 ) -> Compared:
-    """Predict the rows of a file into another, which appears when it is complete."""
+    """Predict the rows of a file into another, which appears when it is complete.
+
+    Raises:
+        ConfigError: `output` is the file or one of the model's own, which it would replace.
+    """
+    refuse_replacing_input(output, "--output", path, folder)
     predictor = _Predictor(load_model(folder))
     with row_writer(output) as write:
         for ids, outputs in predictor.blocks(path, _named(folder, id_columns)):
