@@ -34,6 +34,8 @@ _OURS = ("config.yaml", "result.json", "study.yaml", "identity.pem", "party.yaml
 _DIGITS = 20
 _CHUNK = 2**20
 PartT = TypeVar("PartT")
+PathLike = str | os.PathLike[str]
+"""What every public function takes for a file or folder."""
 PARQUET = (".parquet", ".pq")
 """How names of Parquet files end."""
 ARROW = (".arrow", ".feather", ".ipc")

@@ -33,7 +33,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data.frames import as_pandas, cell_text, collected
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
-from secure_apfed.files import make_private
+from secure_apfed.files import PathLike, make_private
 from secure_apfed.intervals import Estimate, estimates
 from secure_apfed.measures import MEASURES, Measure
 from secure_apfed.methods import METHODS
@@ -198,7 +198,7 @@ def run_frames(
     label: str,
     id: str = "id",  # noqa: A002 - the word that people use for it
     method: str | Mapping[str, Any] = "votes",
-    folder: Path | str | None = None,
+    folder: PathLike | None = None,
     baselines: bool = True,
     **settings: Any,
 ) -> FramesResult:

@@ -14,6 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from secure_apfed.errors import CheckpointError, DataError
+from secure_apfed.files import PathLike
 from secure_apfed.names import check_name
 from secure_apfed.settings.alignment import AlignmentSettings
 
@@ -39,20 +40,21 @@ class AlignmentHistory:
         apfed_protocols.errors.DataError: shop aligned 1 time(s) with this party already, ...
     """
 
-    def __init__(self, path: Path, *, runs_with_a_peer: int) -> None:
+    def __init__(self, path: PathLike, *, runs_with_a_peer: int) -> None:
         if runs_with_a_peer < 1:
             raise DataError(f"runs_with_a_peer is at least 1, got {runs_with_a_peer}")
-        self._path, self._limit = path, runs_with_a_peer
+        self._path = Path(path)
+        self._limit = runs_with_a_peer
         self._load()
 
     @classmethod
-    def of_party(cls, folder: Path, party: str, *, runs_with_a_peer: int) -> "AlignmentHistory":
+    def of_party(cls, folder: PathLike, party: str, *, runs_with_a_peer: int) -> "AlignmentHistory":
         """The history of `party` in a folder that may hold those of others, as in simulations."""
         try:
             check_name(party)
         except ValueError as error:
             raise DataError(f"this party cannot name the file of a history: {error}") from None
-        return cls(folder / f"{party}.jsonl", runs_with_a_peer=runs_with_a_peer)
+        return cls(Path(folder) / f"{party}.jsonl", runs_with_a_peer=runs_with_a_peer)
 
     def admit(self, *, session: str, peers: Sequence[str], again: bool = False) -> None:
         """Note a run on the disk before anything is sent.

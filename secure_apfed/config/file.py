@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from secure_apfed.config import Config
 from secure_apfed.config.plain_yaml import KeyPath, as_yaml, parse_yaml, read_text, yaml_value
 from secure_apfed.errors import ConfigError
+from secure_apfed.files import PathLike
 from secure_apfed.settings import Settings, did_you_mean
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -209,7 +210,7 @@ def _tags(model: type[BaseModel]) -> Iterator[Any]:
             yield from get_args(field.annotation)
 
 
-def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: PathLike, *, overrides: Sequence[str] = ()) -> Config:
     """Return the run that a YAML file describes.
 
     Args:

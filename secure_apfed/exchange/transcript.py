@@ -23,7 +23,7 @@ from torch import Tensor
 
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange.envelope import Envelope, Kind
-from secure_apfed.files import MOST_BYTES, PAYLOADS, open_plain, open_regular
+from secure_apfed.files import MOST_BYTES, PAYLOADS, PathLike, open_plain, open_regular
 from secure_apfed.settings.run import TranscriptSettings
 
 _SUM = "sum"
@@ -187,9 +187,9 @@ class Transcript:
             for step, digest in epoch.opened.items()
         }
 
-    def keep_in(self, folder: Path) -> None:
+    def keep_in(self, folder: PathLike) -> None:
         """Write payloads there, to stay; what an earlier run left goes with the first epoch."""
-        self._folder = _Folder(folder.absolute())
+        self._folder = _Folder(Path(folder).absolute())
 
     def take_along(self) -> None:
         """Move payloads out of a folder that will be removed."""

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
-from secure_apfed.files import open_regular
+from secure_apfed.files import PathLike, open_regular
 from secure_apfed.names import ReleaseFigure
 from secure_apfed.privacy import accountants
 from secure_apfed.privacy.accountants import EXACT, Mechanism, NoPrivacy, compose
@@ -381,7 +381,7 @@ class PrivacyLedger:
 
     def __init__(
         self, mechanism: Mechanism | SummedRelease | VoteResponse, *, delta: float,
-        budget: float | None, rows: int, log: Path | None, seeded: bool = False,
+        budget: float | None, rows: int, log: PathLike | None, seeded: bool = False,
         figure: ReleaseFigure = "epsilon_x",
     ) -> None:  # fmt: skip
         if not 0 < delta < 1:
@@ -396,7 +396,9 @@ class PrivacyLedger:
         self._mechanism, self._delta, self._budget = mechanism, delta, budget
         kind, noise = mechanism.accountant, mechanism.noise_multiplier
         self._counts = ReleaseCounts(
-            rows=index(rows), log=log, about={"accountant": kind, "noise_multiplier": noise}
+            rows=index(rows),
+            log=None if log is None else Path(log),
+            about={"accountant": kind, "noise_multiplier": noise},
         )
         self._seeded, self.charges, self.figure = seeded, 0, figure
         self._others: Callable[..., None] | None = None

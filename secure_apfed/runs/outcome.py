@@ -22,7 +22,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import OwnData, VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Transcript
-from secure_apfed.files import read_bytes, read_json
+from secure_apfed.files import PathLike, read_bytes, read_json
 from secure_apfed.intervals import Estimate, estimates, proportion_interval
 from secure_apfed.learning.descent import without_prefix
 from secure_apfed.learning.votes import Help
@@ -276,7 +276,7 @@ class Recording:
     encoders: Mapping[str, nn.Module] = field(default_factory=dict)
 
 
-def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording:
+def load_recording(path: PathLike, *, data: VerticalData | None = None) -> Recording:
     """Load a finished run from its folder; the data is loaded anew from its configuration.
 
     Raises:
@@ -285,6 +285,7 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
         ModelError: the same of a model.
         DataError: the data is not there any more.
     """
+    path = Path(path)
     folder = RunFolder(path)
     if not folder.result.exists():
         raise CheckpointError(f"{path} holds no finished run: {folder.result.name} is missing")

@@ -24,7 +24,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Flow, Kind
 from secure_apfed.exchange.transcript import free_megabytes
-from secure_apfed.files import own_subfolder
+from secure_apfed.files import PathLike, own_subfolder
 from secure_apfed.learning.descent import predictor_of
 from secure_apfed.methods import (
     METHODS,
@@ -237,10 +237,15 @@ TRANSPORTS: Mapping[str, Callable[..., RunResult]] = {
 
 @undisturbed()
 def run(
-    config: Config, folder: Path | None, *, data: VerticalData | None = None, resume: bool = False,
-    on_progress: Callable[[Progress], None] = lambda progress: None, transport: str = "memory",
+    config: Config,
+    folder: PathLike | None,
+    *,
+    data: VerticalData | None = None,
+    resume: bool = False,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    transport: str = "memory",
     **options: Any,
-) -> RunResult:  # fmt: skip
+) -> RunResult:
     """Train, evaluate and write one run.
 
     Args:
@@ -264,4 +269,5 @@ def run(
     if transport not in TRANSPORTS:
         raise ConfigError(f"transport: {unknown_name(transport, TRANSPORTS)}")
     play = TRANSPORTS[transport]
-    return play(config, folder, data=data, resume=resume, on_progress=on_progress, **options)
+    place = None if folder is None else Path(folder)
+    return play(config, place, data=data, resume=resume, on_progress=on_progress, **options)

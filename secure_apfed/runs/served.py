@@ -41,7 +41,7 @@ from secure_apfed.counters import ANSWER_BOOK
 from secure_apfed.data import OwnData, PartyTable, load_blocks
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.exchange import Links, StatusKeeper, Transcript, play_one
-from secure_apfed.files import open_regular, read_json, refuse_replacing_input
+from secure_apfed.files import PathLike, open_regular, read_json, refuse_replacing_input
 from secure_apfed.methods import METHODS, Own, fresh_secrets
 from secure_apfed.methods.alignment import DEALER
 from secure_apfed.methods.joint import Tvfl
@@ -255,7 +255,7 @@ class _Here:
 
 @undisturbed()
 def serve_party(
-    path: Path, *, sessions: int | None = None, meet: Connect = connect,
+    path: PathLike, *, sessions: int | None = None, meet: Connect = connect,
     status: StatusKeeper | None = None, on_session: Callable[[str], None] = lambda how: None,
 ) -> None:  # fmt: skip
     """Serve joint predictions by a party's file, session after session.
@@ -267,6 +267,7 @@ def serve_party(
     Raises:
         ConfigError, DataError, ModelError: file, table or kept model that do not fit.
     """
+    path = Path(path)
     here, status = _Here.read(path), status or StatusKeeper()
     file = here.file
     if file.party == file.active:
@@ -366,7 +367,7 @@ class _Block:
 
 @undisturbed()
 def predict_jointly(
-    path: Path, data: Path, output: Path | None = None, *, meet: Connect = connect,
+    path: PathLike, data: PathLike, output: PathLike | None = None, *, meet: Connect = connect,
     status: StatusKeeper | None = None, write: Callable[[pd.DataFrame], None] | None = None,
 ) -> JointlyPredicted:  # fmt: skip
     """Predict the rows of a file by the model of all parties, and alone where that cannot be.
@@ -379,7 +380,10 @@ def predict_jointly(
     Raises:
         ConfigError, DataError, ModelError: file, rows or kept model that do not fit.
     """
+    path = Path(path)
+    data = Path(data)
     if output is not None:
+        output = Path(output)
         refuse_replacing_input(output, "--output", data, path, PartyFile.read(path).folder)
         with row_writer(output) as written:
             return predict_jointly(path, data, meet=meet, status=status, write=written)

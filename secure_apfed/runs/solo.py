@@ -27,7 +27,7 @@ from secure_apfed.data import ColumnEncoding, FeatureEncoding, TargetScale, load
 from secure_apfed.data.encoding import CellCounts
 from secure_apfed.data.inputs import ColumnDrift, DriftMeter
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.files import read_bytes, read_json, refuse_replacing_input, to_csv
+from secure_apfed.files import PathLike, read_bytes, read_json, refuse_replacing_input, to_csv
 from secure_apfed.learning.descent import without_prefix
 from secure_apfed.models import family_for, output_shape
 from secure_apfed.runs.folder import RunFolder
@@ -102,13 +102,14 @@ class SoloModel:
 
 
 @undisturbed()
-def load_model(path: Path) -> SoloModel:
+def load_model(path: PathLike) -> SoloModel:
     """Load the model of a finished run folder.
 
     Raises:
         CheckpointError: no finished run there, or its files were altered since.
         ModelError: the method has no model of its own, or the files do not fit together.
     """
+    path = Path(path)
     folder = RunFolder(path)
     folder.check(folder.config, folder.card, folder.model)
     card = read_json(folder.card, dict[str, Any])
