@@ -75,6 +75,7 @@ def tell(
             "measures": result.measures, "threshold": result.threshold,
             "undefined": result.undefined, "wire_bytes": result.wire_bytes,
             "calibration": _plain(result.calibration), "ranking": _plain(result.ranking),
+            "never_predicted": dict(result.never_predicted),
             "privacy": asdict(result.privacy),
             "promises": [promise.as_json() for promise in result.promises],
             "attacks": [attack.as_json() for attack in results],
@@ -158,7 +159,7 @@ def _show_result(
     from apfed_experiments.solo import gain_text
     from secure_apfed.measures import ACCURACY, MEASURES
     from secure_apfed.promises import promise_of_account
-    from secure_apfed.runs.outcome import measure_text, read_outcome
+    from secure_apfed.runs.outcome import measure_text, never_predicted_text, read_outcome
 
     assert result.folder is not None
     files = _files(result.folder)
@@ -174,7 +175,8 @@ def _show_result(
     if (ranking := result.ranking) is not None:
         rate = ranking.rate
         rows.append((
-            f"class {ranking.class_name}", f"{ranking.positives} of {ranking.rows} test rows, "
+            f"positive class {ranking.class_name}",
+            f"{ranking.positives} of {ranking.rows} test rows, "
             f"{100 * rate.value:.2f} %; foretold {100 * ranking.foretold:.2f} %"
             + ("" if ranking.is_met else ", which is not met"),
         ))  # fmt: skip
@@ -183,7 +185,11 @@ def _show_result(
             for name, found in ranking.intervals.items()
         ]
     if result.threshold is not None:
-        rows.append(("threshold of the second class", f"{result.threshold:.3f}"))
+        rows.append(("threshold of the positive class", f"{result.threshold:.3f}"))
+    rows += [
+        ("never predicted", never_predicted_text(name, threshold))
+        for name, threshold in result.never_predicted.items()
+    ]
     if solo is not None:
         alone = solo.best
         rows += [

@@ -199,6 +199,36 @@ def class_labels(
     return np.array([places.get(label, UNLABELLED) for label in labels], np.int64), classes
 
 
+def choose_positive(labels_N: NDArray[np.int64], classes: Sequence[str]) -> str:
+    """Return the class that has fewer labels; the last of two that have equally many."""
+    counts_K = np.bincount(labels_N[labels_N >= 0], minlength=len(classes))
+    return classes[0] if counts_K[0] < counts_K[1] else classes[1]
+
+
+def put_positive_last(
+    labels_N: NDArray[np.int64], classes: tuple[str, ...], positive: str | None, *, where: str
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Renumber labels (N,) so that the positive of two classes is class 1; None changes nothing.
+
+    Args:
+        where: what names the class, for an error.
+
+    Raises:
+        DataError: there are not two classes, or none of them is called so.
+    """
+    if positive is None:
+        return labels_N, classes
+    if len(classes) != 2 or positive not in classes:
+        raise DataError(
+            f"{where}: expected one of two classes, got {positive!r:.40} of "
+            f"{', '.join(map(_cut, classes[:_SHOWN])) or 'numbers'}; correct data.positive, or "
+            "leave it out"
+        )
+    if classes[1] == positive:
+        return labels_N, classes
+    return np.where(labels_N >= 0, 1 - labels_N, labels_N), classes[::-1]
+
+
 def _cut(label: str) -> str:
     return label if len(label) <= _WIDTH else _short(label)
 

@@ -5,6 +5,7 @@ their own rows in their own order, so that alignment is never assumed.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from secure_apfed.data.encoding import (
     locate_views,
 )
 from secure_apfed.data.files import DataSet, ImagePool, Pool, TablePool
-from secure_apfed.data.labels import UNLABELLED, TargetScale
+from secure_apfed.data.labels import UNLABELLED, TargetScale, put_positive_last
 from secure_apfed.data.partition import (
     Rows,
     choose_labelled,
@@ -69,9 +70,18 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
         own_ids = tuple(ids[rows].tolist())
         tables.append(PartyTable(name, own_ids, features, labels, encoding, located))
     train_rows, test_rows, labelled = people.active_split()
+    classes = dataset.classes
+    if settings.positive is not None:
+        where = f"data.positive of {dataset.name}"
+        for at, table in enumerate(tables):
+            if table.labels is not None:
+                labels_N, classes = put_positive_last(
+                    table.labels.numpy(), dataset.classes, settings.positive, where=where
+                )
+                tables[at] = replace(table, labels=torch.from_numpy(labels_N))
     return VerticalData(
         table=tables[0], passives=tuple(tables[1:]), targets=targets,
-        classes=dataset.classes, train_rows=train_rows, test_rows=test_rows, labelled=labelled,
+        classes=classes, train_rows=train_rows, test_rows=test_rows, labelled=labelled,
         labels_at=settings.labels_at, horizontal=settings.horizontal,
     )  # fmt: skip
 

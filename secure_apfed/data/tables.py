@@ -52,7 +52,9 @@ from secure_apfed.data.frames import (
 from secure_apfed.data.labels import (
     UNLABELLED,
     TargetScale,
+    choose_positive,
     class_labels,
+    put_positive_last,
     read_numbers,
     warn_of_empty_words,
 )
@@ -334,7 +336,9 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
     own = _active(settings, seed=seed)
     return VerticalData(
         **vars(own),
-        passives=tuple(_passive(settings, name, seed=seed) for name in party_names(settings)[1:]),
+        passives=tuple(
+            _passive(settings, name, seed=seed)[0] for name in party_names(settings)[1:]
+        ),
         labels_at=settings.labels_at,
         horizontal=settings.horizontal,
     )
@@ -433,7 +437,13 @@ def _labels_of(
         )
     listed = settings.named_classes or None
     labels, classes = class_labels(raw.labels, listed, party=party, column=column)
-    return labels, labels, classes
+    positive = settings.positive
+    if positive is None and listed is None and len(classes) == 2 and settings.split == "by_class":
+        positive = choose_positive(labels, classes)
+    # Rows are drawn by the classes in their order, so that the choice moves nobody to a test row.
+    groups = labels
+    labels, classes = put_positive_last(labels, classes, positive, where=f"{party}: positive")
+    return labels, groups, classes
 
 
 def load_own_tables(settings: DataSettings, name: str, *, seed: int) -> OwnData:
@@ -446,25 +456,29 @@ def load_own_tables(settings: DataSettings, name: str, *, seed: int) -> OwnData:
     if name == settings.active:
         own = _active(settings, seed=seed)
     else:
-        own = OwnData.of_passive(_passive(settings, name, seed=seed), settings.named_classes)
+        table, classes = _passive(settings, name, seed=seed)
+        own = OwnData.of_passive(table, classes)
     default_memory_pool().release_unused()  # of the columns as they were read
     return own
 
 
-def _passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
-    """One passive's table, with labels where it holds some, also of people whom the active tests:
-    only the party that has them can leave them out.
+def _passive(settings: DataSettings, name: str, *, seed: int) -> tuple[PartyTable, tuple[str, ...]]:
+    """Read one passive's table, and its classes where it holds labels.
+
+    It has labels of people whom the active tests, too: only the active can leave them out.
     """
     raw = read_raw(settings, name)
     features, encoding, views = _encoded(settings, name, raw, rows=np.arange(len(raw.ids)))
     labels = None
+    classes = settings.named_classes
     if settings.holds_labels(name):
-        told, _ = class_labels(
-            raw.labels, settings.named_classes, party=name, column=settings.label_column
+        told, classes = class_labels(raw.labels, classes, party=name, column=settings.label_column)
+        told, classes = put_positive_last(
+            told, classes, settings.positive, where=f"{name}: positive"
         )
         known, choice = settings.labelled, settings.split
         labels = torch.from_numpy(passive_labels(told, known, seed=seed, choice=choice, party=name))
-    return PartyTable(name, raw.ids, features, labels, encoding, views)
+    return PartyTable(name, raw.ids, features, labels, encoding, views), classes
 
 
 def _encoded(

@@ -9,7 +9,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -72,7 +72,8 @@ class Judged:
     """What a model is found to be worth, by inference variant: by the measure of the run, or by all
     where it is finished.
 
-    Without threshold it takes the likeliest class.
+    Without threshold it takes the likeliest class. `never_predicted` names the classes with labels
+    that no test row is given, each with the threshold that labelled training rows would choose.
     """
 
     measure: str
@@ -82,6 +83,7 @@ class Judged:
     threshold: float | None = None
     calibration: Calibration | None = None
     ranking: Ranking | None = None
+    never_predicted: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -90,6 +92,7 @@ class Judged:
             "measure": self.measure, "accuracy": dict(self.accuracy), "measures": self.measures,
             "threshold": self.threshold, "calibration": self.calibration, "ranking": self.ranking,
             "undefined": {name: reasons for name, reasons in undefined.items() if reasons},
+            "never_predicted": dict(self.never_predicted),
         }  # fmt: skip
 
 
@@ -117,7 +120,31 @@ def judge(
         threshold=threshold,
         calibration=calibration,
         ranking=_ranking(labels, said.get(own), measure) if final else None,
+        never_predicted=find_never_predicted(session, labels, said.get(own), trained),
     )
+
+
+def find_never_predicted(
+    session: Session, labels: TrainingLabels, tested: Scored | None, trained: Scored | None
+) -> dict[str, float | None]:
+    """Return the classes with labels that no test row is given, and the threshold that would.
+
+    Args:
+        tested, trained: scores of test rows and of labelled training rows; None: there are none,
+            or training goes on.
+
+    Returns:
+        By class the threshold of two classes that reaches the best balanced accuracy on labelled
+        training rows; None under `dp_sgd`, whose guarantee it would not have, and of more classes.
+    """
+    if tested is None or trained is None or not tested.classes or not len(tested.truth):
+        return {}
+    known = np.unique(trained.truth)
+    absent = np.setdiff1d(known, tested.decided)
+    threshold = None
+    if tested.classes == len(known) == 2 and _config_of(session).dp_sgd is None:
+        threshold = best_threshold(trained, "balanced_accuracy")
+    return {labels.held.classes[place]: threshold for place in absent.tolist()}
 
 
 def _threshold(

@@ -472,7 +472,7 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     write_outcome(run, outcome)
     judged = (
         "accuracy", "measure", "measures", "threshold", "calibration", "ranking", "undefined",
-        "wire_bytes", "help",
+        "never_predicted", "wire_bytes", "help",
     )  # fmt: skip
     return RunResult(
         method=config.method.name,

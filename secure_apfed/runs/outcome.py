@@ -136,7 +136,7 @@ class Between(Written):
 
 
 class Ranking(Written):
-    """How test rows are told from the rest that are of the second of two classes, its `positives`.
+    """How test rows are told from the rest that are of the positive one of two classes.
 
     Attributes:
         rows, positives: tested; class_name: of the positives.
@@ -221,6 +221,7 @@ class Outcome(Written):
     undefined: Mapping[str, Mapping[str, str]] = {}
     calibration: Calibration | None = None
     ranking: Ranking | None = None
+    never_predicted: Mapping[str, float | None] = {}
 
     @property
     def judged_by(self) -> Measure:
@@ -238,6 +239,16 @@ def promises_in(config: Config, outcome: Outcome) -> tuple[Promise, ...]:
     """Return what a finished run promises, by its settings and its accounts."""
     accounts = {name: account.model_dump() for name, account in outcome.contributions.items()}
     return promises_of(config, outcome.privacy, contributions=accounts)
+
+
+def never_predicted_text(name: str, threshold: float | None) -> str:
+    """Say that no test row is given a class, and which setting would change it."""
+    if threshold is None:
+        return f"no test row is given class {name}; train.class_weights: balanced may change that"
+    return (
+        f"no test row is given class {name}; with threshold: balanced_accuracy the positive class "
+        f"begins at {threshold:.3g}, chosen on labelled training rows"
+    )
 
 
 def write_outcome(folder: RunFolder, outcome: Outcome) -> None:
@@ -386,6 +397,8 @@ class RunResult:
         ranking, calibration: of the headline where it tells two classes apart; None: not measured,
             not done.
         threshold: that the active's model decides at; None: it takes the likeliest class.
+        never_predicted: classes with labels that no test row is given, each with the threshold that
+            labelled training rows would choose; None: there is none to choose.
         privacy: what was spent by the party that spent most.
         contributions: by passive that adds noise of its own, what that cost it, in plain values.
         promises: what both come to, figure by figure.
@@ -415,6 +428,7 @@ class RunResult:
     undefined: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     calibration: Calibration | None = None
     ranking: Ranking | None = None
+    never_predicted: Mapping[str, float | None] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a pickle holds: what the experimenter holds of other parties' rows stays here."""

@@ -233,6 +233,10 @@ class DataSettings(Settings):
         classes: the labels in the order of the network's outputs; null infers them from the
             active's. Other parties with labels cannot. "numbers" are no classes: so are own tables
             under `task: regression`, which need not say it, and splits read no label then.
+        positive: of two classes, the positive one: average precision, F1, lift, thresholds and
+            calibration are about it, and it is the network's second output. Null: of own tables
+            whose classes are inferred the rarer of the active's labels, or the last in order where
+            `split` is at_random, which reads no label; otherwise the last of the listed classes.
     """
 
     dataset: Annotated[str, NOBODY] = "digits"
@@ -262,12 +266,15 @@ class DataSettings(Settings):
     classes: Annotated[
         Annotated[tuple[str, ...], Field(min_length=2)] | Literal["numbers"] | None, NOBODY
     ] = None
+    positive: Annotated[str | None, NOBODY] = None
 
     def terms(self) -> dict[str, Any]:
         """Who holds labels and, where several do, how they number the classes."""
         told = {"partition", "labels_at"}
         if self.horizontal or self.labels_at:
             told.add("classes")
+            if self.positive is not None:
+                told.add("positive")
         return self.model_dump(mode="json", include=told)
 
     @property
@@ -303,6 +310,21 @@ class DataSettings(Settings):
         if len(set(map(str.strip, names))) < len(names):
             raise ValueError(f"a class is named twice among {', '.join(names)}; name each once")
         return tuple(map(str.strip, names))
+
+    @model_validator(mode="after")
+    def _positive_is_one_of_two(self) -> Self:
+        if self.positive is None:
+            return self
+        if self.classes == "numbers":
+            raise ValueError("positive: it is one of two classes, and labels are numbers here")
+        if self.classes is not None and (
+            len(self.classes) != 2 or self.positive not in self.classes
+        ):
+            raise ValueError(
+                f"positive: expected one of two classes, got {self.positive!r} of "
+                f"{', '.join(self.classes)}; correct it, or leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _are_cut_in_one_way(self) -> Self:

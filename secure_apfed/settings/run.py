@@ -71,11 +71,11 @@ class ThresholdChoice(Settings):
     """What a threshold is chosen by, in place of a measure; one of the two.
 
     Attributes:
-        cost: what it costs to miss a row of the second class, where a false alarm costs 1. Of
+        cost: what it costs to miss a row of the positive class, where a false alarm costs 1. Of
             calibrated probabilities the threshold is 1 / (1 + cost); of others the one that cost
             least on the labelled training rows.
-        rate: share of the training rows that is decided for the second class. Those without a label
-            count, too.
+        rate: share of the training rows that is decided for the positive class. Those without a
+            label count, too.
     """
 
     cost: float | None = Field(None, gt=0)
@@ -107,14 +107,15 @@ class RunSettings(Settings, ABC):
         measure: what the run is judged by, of `secure_apfed.measures.MEASURES`; the task's own
             unless given. The display, the report, the choice of the best baseline and studies go by
             it. All measures are written.
-        threshold: of two classes, the probability of the second from which on the model decides for
-            it, or accuracy, balanced_accuracy, f1, {cost: 10} or {rate: 0.05}; null: the likelier
-            class. A measure's is chosen on labelled training rows; see `ThresholdChoice`, too.
+        threshold: of two classes, the probability of the positive one (`data.positive`) from which
+            on the model decides for it, or accuracy, balanced_accuracy, f1, {cost: 10} or
+            {rate: 0.05}; null: the likelier class. A measure's is chosen on labelled training rows;
+            see `ThresholdChoice`, too.
         calibration: of two classes: "labels" straightens the model's log-odds by labelled training
-            rows, a number is the share of the second class where it is known; "auto" is "labels"
+            rows, a number is the share of the positive class where it is known; "auto" is "labels"
             where the rarer class has fewer than a third of the labels, the active predicts alone
             and no promise covers labels. Under "labels" the mean over rows without a label is the
-            share of labels that are of the second class.
+            share of labels that are of the positive class.
         passives: settings by party name; "default" holds for those not named.
         checkpoint_every: epochs between two checkpoints of every party; the last is always saved.
             It changes no figure; a run that was broken off plays again what came after its newest,

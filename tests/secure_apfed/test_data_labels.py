@@ -142,7 +142,7 @@ def test_a_number_to_predict_is_written_as_one(tmp_path: Path) -> None:
 
 def test_surrounding_blanks_are_no_part_of_a_label(tmp_path: Path) -> None:
     for enter in (from_csv, from_parquet, from_frames):
-        assert enter(("yes", " yes", "yes\u00a0", "no"), tmp_path) == ("no", "yes")
+        assert enter(("yes", " yes", "yes\u00a0", "no"), tmp_path) == ("yes", "no")
     with pytest.raises(DataError, match=r"'yes' \(8 rows\)"):  # its classes are the caller's own
         from_estimator(("yes", " yes", "no"), tmp_path)
 

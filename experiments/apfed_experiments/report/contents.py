@@ -24,7 +24,7 @@ from secure_apfed.intervals import FEWEST_POSITIVES
 from secure_apfed.learning.calibration import SKEWED
 from secure_apfed.measures import ACCURACY
 from secure_apfed.promises import worst_promise
-from secure_apfed.runs.outcome import Ranking
+from secure_apfed.runs.outcome import Ranking, never_predicted_text
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TABLES
@@ -113,13 +113,17 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
         (few is not None,
          f"{few} test rows are of the rarer class: measures may be chance; read their intervals."),
     )  # fmt: skip
+    never_predicted = (
+        f"Of the test rows: {never_predicted_text(name, threshold)}."
+        for name, threshold in run.outcome.never_predicted.items()
+    )
     attendance = run.outcome.attendance
     silent = (
         f"{name} fell silent in step {step}: of the steps from then on "
         f"{attendance.steps_without_all} went on without all passives."
         for name, step in attendance.left.items()
     )
-    return (*(sentence for holds, sentence in sentences if holds), *silent)
+    return (*(sentence for holds, sentence in sentences if holds), *never_predicted, *silent)
 
 
 def _few_positives(ranking: Ranking | None) -> int | None:

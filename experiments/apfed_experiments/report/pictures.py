@@ -137,7 +137,7 @@ def _calibration(run: ReportedRun) -> Drawn:
     )  # fmt: skip
     set_margins(figure, left=0.75, right=0.15, bottom=0.5, top=0.35)
     return figure, (
-        "Test rows in ranges of the probability of the second class, about as many each, and the "
+        "Test rows in ranges of the probability of the positive class, about as many each, and the "
         "95 % interval of the share that is of it. On the dotted line what was foretold is met."
     )
 
