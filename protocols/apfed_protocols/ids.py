@@ -560,6 +560,9 @@ class IdNormalisation:
         strip: drop white space at both ends.
         whole_numbers: a text that is a whole number counts as that number, so that 007, 7, +7 and
             7.0 are one ID; off by default, leading zeros may matter.
+        drop_punctuation: keep letters, their marks and digits alone, so that DE-123, DE 123 and
+            DE123 are one ID; off by default, since 1-23 and 12-3 become one as well. An ID that is
+            nothing else is refused.
         date_formats: such as "%d.%m.%Y": dates written so count as 2026-01-31. Each has %d, %m
             and %Y once, with something between them that is no digit.
 
@@ -572,9 +575,10 @@ class IdNormalisation:
     strip: bool = True
     whole_numbers: bool = False
     date_formats: tuple[str, ...] = ()
+    drop_punctuation: bool = False
 
     def __post_init__(self) -> None:
-        for rule in ("unicode_nfc", "case_fold", "strip", "whole_numbers"):
+        for rule in ("unicode_nfc", "case_fold", "strip", "whole_numbers", "drop_punctuation"):
             if type(given := getattr(self, rule)) is not bool:
                 raise LocalProtocolError(f"{rule}: expected True or False, got {given!r}")
         formats: object = self.date_formats
@@ -601,7 +605,10 @@ class IdNormalisation:
     @property
     def encoding(self) -> str:
         """What parties agree on as `IntersectionAgreement.encoding`, in canonical text."""
-        rules = json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False)
+        agreed = asdict(self)
+        if not self.drop_punctuation:  # who does not use the rule agrees with those who lack it
+            del agreed["drop_punctuation"]
+        rules = json.dumps(agreed, separators=(",", ":"), ensure_ascii=False)
         return f"ids v1 {rules}"
 
     def plain(self, texts: list[str]) -> list[str] | None:
@@ -609,7 +616,8 @@ class IdNormalisation:
         and dates have rules.
         """
         together = "".join(texts)
-        if self.whole_numbers or self.date_formats or not together.isascii() or JOINT in together:
+        rewrites = self.whole_numbers or self.date_formats or self.drop_punctuation
+        if rewrites or not together.isascii() or JOINT in together:
             return None
         texts = list(map(str.casefold, texts)) if self.case_fold else texts
         return list(map(str.strip, texts)) if self.strip else texts
@@ -625,6 +633,8 @@ class IdNormalisation:
             parts = [part.strip() for part in parts]
         if self.whole_numbers or self.date_formats:
             parts = list(map(self._value, parts))
+        if self.drop_punctuation:
+            parts = [part.translate(_LETTERS_AND_DIGITS) for part in parts]
         return JOINT.join(parts)
 
     def _value(self, text: str) -> str:
@@ -638,6 +648,18 @@ class IdNormalisation:
         if self.whole_numbers and len(text) < _MOST_DIGITS and _WHOLE.fullmatch(text):
             return str(int(text.partition(".")[0]))
         return text
+
+
+class _LettersAndDigits(dict[int, int | None]):
+    """A table for `str.translate` that drops what is no letter, no mark of one and no digit."""
+
+    def __missing__(self, code: int) -> int | None:
+        kept = code if unicodedata.category(chr(code))[0] in "LMN" else None
+        self[code] = kept
+        return kept
+
+
+_LETTERS_AND_DIGITS = _LettersAndDigits()
 
 
 @lru_cache
@@ -683,11 +705,20 @@ def encode_pieces(
             heads = {size: _head(size) for size in {*map(len, plain)}}
             yield [heads[len(text)] + text.encode() for text in plain]
         else:
-            yield [
-                _framed(party, row, normalisation.text(text))
-                for row, text in enumerate(texts, first)
-            ]
+            united = [normalisation.text(text) for text in texts]
+            if normalisation.drop_punctuation:
+                _refuse_empty(party, united, first)
+            yield [_framed(party, row, text) for row, text in enumerate(united, first)]
         first += len(texts)
+
+
+def _refuse_empty(party: str, texts: Sequence[str], first: int) -> None:
+    empty = [row for row, text in enumerate(texts, first) if not all(text.split(JOINT))]
+    if empty:
+        raise DataError(
+            f"{party} has {len(empty)} ID(s) without a letter or digit, in row(s) {_first(empty)}, "
+            "of which drop_punctuation leaves nothing; leave these rows out, or give each its ID"
+        )
 
 
 def _head(size: int) -> bytes:

@@ -20,7 +20,9 @@ __all__ = ["ID_RULES", "AlignmentSettings", "IdRule"]
 
 _AUTO = "auto"
 
-IdRule: TypeAlias = Literal["unicode_nfc", "strip", "case_fold", "whole_numbers"]
+IdRule: TypeAlias = Literal[
+    "unicode_nfc", "strip", "case_fold", "whole_numbers", "drop_punctuation"
+]
 ID_RULES: tuple[IdRule, ...] = get_args(IdRule)
 """What may count as equal in IDs; see `apfed_protocols.ids.IdNormalisation`."""
 

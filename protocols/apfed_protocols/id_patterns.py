@@ -1,0 +1,198 @@
+"""Patterns of IDs: in how many ways a party writes them, and the rules that unite these ways.
+
+Run by: each party on its own IDs, before and after a set intersection. A pattern shows kinds of
+characters and no character that tells people apart: `DE-1234567` and `FR-7654321` are both `A-9`.
+Parties that write one person in two ways have no common person there, and nothing else says so.
+
+Example:
+    >>> count_patterns(["DE-1234567", "de-1234568", "DE1234569"])
+    {'A-9': 1, 'A9': 1, 'a-9': 1}
+    >>> suggest_rules(["DE-1234567", "de-1234568", "DE1234569"], IdNormalisation())
+    ('case_fold', 'drop_punctuation')
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import combinations
+
+from apfed_protocols.ids import JOINT, IdNormalisation
+
+__all__ = [
+    "LEGEND",
+    "MOST_PATTERNS",
+    "count_patterns",
+    "describe_patterns",
+    "find_unmatched_patterns",
+    "pattern_of",
+    "suggest_rules",
+    "suggest_rules_for_patterns",
+]
+
+LEGEND = "A: capitals, a: small letters, 9: digits, 09: leading zeros, #: letters or digits"
+MOST_PATTERNS = 12
+"""With more patterns than these, letters and digits are not told apart."""
+_SAMPLE = 20_000
+_RULES = ("case_fold", "drop_punctuation", "whole_numbers")
+_RUN = re.compile(r"[^\W_]+")
+_WHOLE_NUMBER = re.compile(r"[+-]?0?9(\.0?9)?")
+# Fewer IDs of a pattern say nothing of its share among the common people.
+_FEWEST_IDS = 30
+_MUCH_RARER = 0.25
+
+
+def pattern_of(text: str) -> str:
+    """Return the pattern of one ID: its punctuation, and a mark for each run of other letters."""
+    return " & ".join(_pattern_of_part(part) for part in text.split(JOINT))
+
+
+def count_patterns(texts: Sequence[str]) -> dict[str, int]:
+    """Return how many IDs have each pattern, the most frequent first.
+
+    At most 20,000 IDs are read, spread evenly over all.
+    """
+    sample = _sample_of(texts)
+    counts = Counter(map(pattern_of, sample))
+    if len(counts) > MOST_PATTERNS:
+        counts = Counter(_printable(_RUN.sub("#", text.replace(JOINT, " & "))) for text in sample)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return dict(ordered)
+
+
+def describe_patterns(counts: Mapping[str, int]) -> str:
+    """Say the patterns with their shares, such as "A-9 56 %, a-9 24 %, A9 20 %"."""
+    total = sum(counts.values())
+    shown = [
+        f"{pattern} {_percent(count, total)}"
+        for pattern, count in [*counts.items()][:MOST_PATTERNS]
+    ]
+    more = len(counts) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def suggest_rules(texts: Sequence[str], rules: IdNormalisation) -> tuple[str, ...]:
+    """Return the rules that would unite most patterns of these IDs; none where none does.
+
+    Rules that would make one ID of two are not suggested.
+
+    Args:
+        texts: IDs as they stand in the party's table.
+        rules: that the parties agreed on already.
+    """
+    sample = _sample_of(texts)
+    best: tuple[str, ...] = ()
+    # Numbers of one length are padded everywhere, and no number stands there without its zeros.
+    is_padded = len({len(text) for text in sample if text.isdecimal()}) <= 1
+    fewest = len(count_patterns([*map(rules.text, sample)]))
+    distinct = len({*map(rules.text, sample)})
+    for chosen in _choices(rules):
+        if is_padded and "whole_numbers" in chosen:
+            continue
+        united = [*map(replace(rules, **dict.fromkeys(chosen, True)).text, sample)]
+        if len({*united}) < distinct:
+            continue
+        found = len(count_patterns(united))
+        if found < fewest:
+            best = chosen
+            fewest = found
+    return best
+
+
+def suggest_rules_for_patterns(
+    own: Iterable[str], theirs: Iterable[str], rules: IdNormalisation
+) -> tuple[str, ...]:
+    """Return the fewest rules under which the patterns of two parties are the same; none if none.
+
+    Args:
+        own, theirs: patterns that are frequent at each of them.
+        rules: that the parties agreed on already.
+    """
+    own_set = {*own}
+    their_set = {*theirs}
+    for chosen in _choices(rules):
+        if _united(own_set, chosen) == _united(their_set, chosen):
+            return chosen
+    return ()
+
+
+def find_unmatched_patterns(
+    texts: Sequence[str], is_common: Sequence[bool]
+) -> dict[str, tuple[int, int]]:
+    """Return the patterns that are far rarer among the common people than another pattern.
+
+    Args:
+        texts: a party's IDs; is_common: whether each was found at the other parties.
+
+    Returns:
+        By pattern (common, all) of its IDs, where at least 30 have it and its share of common
+        people is below a quarter of the share of the most common pattern.
+    """
+    patterns = [pattern_of(text) for text in texts]
+    total = Counter(patterns)
+    if len(total) > MOST_PATTERNS:
+        return {}
+    common = Counter(pattern for pattern, found in zip(patterns, is_common, strict=True) if found)
+    frequent = {pattern for pattern, count in total.items() if count >= _FEWEST_IDS}
+    best = max((common[pattern] / total[pattern] for pattern in frequent), default=0.0)
+    return {
+        pattern: (common[pattern], total[pattern])
+        for pattern in sorted(frequent)
+        if common[pattern] < _MUCH_RARER * best * total[pattern]
+    }
+
+
+def _pattern_of_part(part: str) -> str:
+    if len(part) > 1 and part[0] == "0" and part.isdecimal():
+        return "09"
+    return _printable(_RUN.sub(_mark_of, part))
+
+
+def _mark_of(run: re.Match[str]) -> str:
+    text = run.group()
+    marks = ""
+    if any(letter.isalpha() and not letter.islower() for letter in text):
+        marks += "A"
+    if any(letter.islower() for letter in text):
+        marks += "a"
+    if any(not letter.isalpha() for letter in text):
+        marks += "9"
+    return marks
+
+
+def _printable(text: str) -> str:
+    """Show characters that nobody sees by their number."""
+    return "".join(letter if letter.isprintable() else f"U+{ord(letter):04X}" for letter in text)
+
+
+def _sample_of(texts: Sequence[str]) -> Sequence[str]:
+    step = -(-len(texts) // _SAMPLE) or 1
+    return texts[::step]
+
+
+def _percent(count: int, total: int) -> str:
+    share = 100 * count / total
+    return f"{share:.0f} %" if share >= 1 else "< 1 %"
+
+
+def _choices(rules: IdNormalisation) -> list[tuple[str, ...]]:
+    """Return sets of rules that do not hold yet, the smallest first."""
+    names = {field.name for field in fields(rules)}
+    unused = [rule for rule in _RULES if rule in names and not getattr(rules, rule)]
+    return [chosen for size in range(1, len(unused) + 1) for chosen in combinations(unused, size)]
+
+
+def _united(patterns: set[str], chosen: tuple[str, ...]) -> set[str]:
+    """Return what patterns become under rules, which are known by their patterns alone."""
+    united = set[str]()
+    for pattern in patterns:
+        text = pattern
+        if "whole_numbers" in chosen and _WHOLE_NUMBER.fullmatch(text):
+            text = "9"
+        if "case_fold" in chosen:
+            text = text.replace("Aa", "a").replace("A", "a")
+        if "drop_punctuation" in chosen:
+            marks = "".join(_RUN.findall(text))
+            text = "".join(mark for mark in ("A", "a", "0", "9", "#") if mark in marks)
+        united.add(text)
+    return united

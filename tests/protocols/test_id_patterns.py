@@ -1,0 +1,122 @@
+"""Patterns of IDs: what they show, and the rules that unite ways of writing one kind of ID."""
+
+import uuid
+
+import pytest
+
+from apfed_protocols.errors import DataError, LocalProtocolError
+from apfed_protocols.id_patterns import (
+    count_patterns,
+    describe_patterns,
+    find_unmatched_patterns,
+    pattern_of,
+    suggest_rules,
+    suggest_rules_for_patterns,
+)
+from apfed_protocols.ids import IdNormalisation, encode_ids
+
+PLAIN = IdNormalisation()
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("DE-1234567", "A-9"),
+        ("de-0234567", "a-9"),
+        ("DE1234567", "A9"),
+        ("Ann", "Aa"),
+        ("0123", "09"),
+        ("0", "9"),
+        ("7", "9"),
+        ("7.0", "9.9"),
+        ("DE\x1f7", "A & 9"),
+        ("DE\u00a07", "AU+00A09"),
+        ("中文12", "A9"),
+        ("", ""),
+    ],
+)
+def test_a_pattern_shows_kinds_of_characters(text: str, pattern: str) -> None:
+    assert pattern_of(text) == pattern
+
+
+def test_patterns_of_random_texts_are_few() -> None:
+    uuids = [str(uuid.UUID(int=7**k % 2**128)) for k in range(1, 300)]
+    assert [*count_patterns(uuids)] == ["#-#-#-#-#"]
+
+
+def test_shares_are_said_in_whole_percent() -> None:
+    counts = count_patterns(["A-1"] * 56 + ["a-1"] * 24 + ["A1"] * 20)
+    assert describe_patterns(counts) == "A-9 56 %, a-9 24 %, A9 20 %"
+    assert describe_patterns({"A": 999, "a": 1}) == "A 100 %, a < 1 %"
+
+
+def spelt(*forms: str) -> list[str]:
+    return [forms[row % len(forms)].format(1000 + row) for row in range(120)]
+
+
+@pytest.mark.parametrize(
+    ("texts", "rules"),
+    [
+        (spelt("DE-{}"), ()),
+        (spelt("DE-{}", "de-{}"), ("case_fold",)),
+        (spelt("DE-{}", "DE{}", "DE {}", "DE.{}"), ("drop_punctuation",)),
+        (spelt("DE-{}", "de-{}", "DE{}"), ("case_fold", "drop_punctuation")),
+        (spelt("00{}", "{}"), ("whole_numbers",)),
+        ([f"{row:04d}" for row in range(120)], ()),
+        ([f"{row}-{row}" for row in range(1, 60)] + [f"{row}{row}" for row in range(1, 60)], ()),
+        ([], ()),
+    ],
+    ids=["one", "case", "punctuation", "both", "zeros", "padded", "would merge people", "none"],
+)
+def test_rules_that_unite_patterns_are_suggested(texts: list[str], rules: tuple[str, ...]) -> None:
+    assert suggest_rules(texts, PLAIN) == rules
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "rules"),
+    [
+        (["A-9"], ["a-9"], ("case_fold",)),
+        (["A-9"], ["A9"], ("drop_punctuation",)),
+        (["A-9"], ["a9"], ("case_fold", "drop_punctuation")),
+        (["9"], ["09", "9"], ("whole_numbers",)),
+        (["9"], ["a-9"], ()),
+    ],
+)
+def test_rules_that_unite_two_parties_are_suggested(
+    own: list[str], theirs: list[str], rules: tuple[str, ...]
+) -> None:
+    assert suggest_rules_for_patterns(own, theirs, PLAIN) == rules
+
+
+def test_a_pattern_that_nobody_else_has_is_found() -> None:
+    texts = spelt("DE-{}", "DE{}")
+    common = [text.startswith("DE-") and row % 4 == 0 for row, text in enumerate(texts)]
+    assert find_unmatched_patterns(texts, common) == {"A9": (0, 60)}
+    assert find_unmatched_patterns(texts, [True] * 120) == {}
+    assert find_unmatched_patterns(texts, [False] * 120) == {}
+    assert find_unmatched_patterns(texts[:20], common[:20]) == {}
+
+
+def test_letters_and_digits_alone_count() -> None:
+    rules = IdNormalisation(case_fold=True, drop_punctuation=True)
+    ways = ["DE-1 2.3", "de123", "D/E_123", "\u2013DE\u00a0123\u2014"]
+    assert len({encode_ids("bank", [way], rules)[0] for way in ways}) == 1
+    assert rules.text("क्षि-1") == "क्षि1"  # marks of letters stay
+    assert rules.text("a-\x1f-b") == "a\x1fb"
+
+
+def test_people_whom_the_rule_makes_one_are_refused() -> None:
+    with pytest.raises(DataError, match=r"bank has 1 repeated .* drop_punctuation=True"):
+        encode_ids("bank", ["1-23", "12-3"], IdNormalisation(drop_punctuation=True))
+
+
+def test_an_id_of_punctuation_alone_is_refused() -> None:
+    with pytest.raises(DataError, match=r"bank has 1 ID\(s\) without a letter .* row\(s\) 1,"):
+        encode_ids("bank", ["a-1", "-/-"], IdNormalisation(drop_punctuation=True))
+
+
+def test_parties_agree_on_the_rule() -> None:
+    assert "drop_punctuation" not in PLAIN.encoding
+    assert IdNormalisation(drop_punctuation=True).encoding != PLAIN.encoding
+    with pytest.raises(LocalProtocolError, match="drop_punctuation: expected True or False"):
+        IdNormalisation(drop_punctuation=1)  # type: ignore[arg-type]
