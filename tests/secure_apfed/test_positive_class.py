@@ -31,6 +31,7 @@ def settings_of(folder: Path, **data: Any) -> dict[str, Any]:
     return {
         "name": "small",
         "method": "single_view",
+        "party_seeds": "shared_for_comparison",
         "data": own,
         "model": {"network": "random_features"},
         "train": {"epochs": 1},
