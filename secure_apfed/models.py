@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from secure_apfed.errors import ModelError
 from secure_apfed.seeds import draws_nothing, threads
-from secure_apfed.settings.training import ModelSettings
+from secure_apfed.settings.training import MOST_PARAMETERS, ModelSettings
 
 Shape = tuple[int, ...]
 _PADDING = 1
@@ -32,6 +32,26 @@ _A_THREAD = 200_000_000
 _AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 8)}
 """By channels: the convolutions, and the least side of an image that they leave some map of
 (three rows for MNIST's two layers, one for CIFAR's three)."""
+
+
+def _linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
+    """Return a linear layer that is not larger than any that a run may have."""
+    require_bounded(inputs, outputs)
+    return nn.Linear(inputs, outputs, bias=bias)
+
+
+def require_bounded(inputs: int, outputs: int) -> None:
+    """Refuse a layer by arithmetic, before memory is taken for it.
+
+    Raises:
+        ModelError: it would have more parameters than `MOST_PARAMETERS`.
+    """
+    if inputs * outputs > MOST_PARAMETERS:
+        raise ModelError(
+            f"a layer from {inputs:,} to {outputs:,} numbers has {inputs * outputs:,} parameters, "
+            f"expected {MOST_PARAMETERS:,} at most; take narrower layers in model, or fewer "
+            "columns or classes"
+        )
 
 
 class NetworkFamily(Protocol):
@@ -67,12 +87,12 @@ def output_shape(module: nn.Module, features: Shape) -> Shape:
 
 def projection_to(size: int, representation: Shape) -> nn.Module:
     """The linear projection head that an active or passive puts behind its encoder."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(representation), size))
+    return nn.Sequential(nn.Flatten(), _linear(math.prod(representation), size))
 
 
 def two_layer_head(size: int, width: int, classes: int, dropout: float) -> nn.Module:
     """Tables 3 and 4: fc(size, width), ReLU, dropout, fc(width, classes)."""
-    layers = (nn.Linear(size, width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, classes))
+    layers = (_linear(size, width), nn.ReLU(), nn.Dropout(dropout), _linear(width, classes))
     return nn.Sequential(nn.Flatten(), *layers)
 
 
@@ -118,7 +138,7 @@ class Convolutional:
         image_map = output_shape(self.encoder(features, settings), features)
         layers: list[nn.Module] = []
         if len(representation) == 1:
-            layers += [nn.Linear(representation[0], math.prod(image_map)), nn.ReLU()]
+            layers += [_linear(representation[0], math.prod(image_map)), nn.ReLU()]
             layers += [nn.Unflatten(1, image_map)]
         backwards = list(zip(pairwise(self.channels), self.kernels, self.strides, strict=True))
         for (wide, narrow), kernel, stride in reversed(backwards):
@@ -162,7 +182,7 @@ class Perceptron:
 def _layers(widths: tuple[int, ...], activation: type[nn.Module]) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for wide, narrow in pairwise(widths):
-        layers += [nn.Linear(wide, narrow), activation()]
+        layers += [_linear(wide, narrow), activation()]
     return layers[:-1]
 
 
@@ -174,10 +194,10 @@ class Linear(Perceptron):
     """
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(features), settings.representation))
+        return nn.Sequential(nn.Flatten(), _linear(math.prod(features), settings.representation))
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(size, classes))
+        return nn.Sequential(nn.Flatten(), _linear(size, classes))
 
 
 class Identity(Perceptron):
@@ -187,7 +207,7 @@ class Identity(Perceptron):
         return nn.Flatten()
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        return nn.Linear(size, classes, bias=False)
+        return _linear(size, classes, bias=False)
 
 
 class Standardised(nn.Module):
@@ -230,6 +250,7 @@ class RandomFeatures(Standardised):
     phases: Tensor
 
     def __init__(self, features: int, size: int) -> None:
+        require_bounded(features, size)
         super().__init__(features)
         self.register_buffer("width", torch.tensor(math.sqrt(2 * features)))
         self.register_buffer("directions", torch.randn(features, size))
@@ -262,7 +283,7 @@ class RandomFeatureFamily(Perceptron):
         return RandomFeatures(math.prod(features), settings.random_features)
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(size, classes, bias=False))
+        return nn.Sequential(nn.Flatten(), _linear(size, classes, bias=False))
 
 
 @draws_nothing
@@ -279,6 +300,7 @@ class Projection(Standardised):
     directions: Tensor
 
     def __init__(self, features: int, numbers: int) -> None:
+        require_bounded(features, numbers)
         super().__init__(features, torch.float64)
         directions = torch.randn(features, numbers, dtype=torch.float64)
         self.register_buffer("directions", directions / math.sqrt(features * numbers))
@@ -309,7 +331,7 @@ class CrossView(RandomFeatures):
     def __init__(self, features: int, numbers: int, size: int) -> None:
         super().__init__(features + numbers, size)
         self.own = RandomFeatures(features, size)
-        self.foretold = nn.Linear(1 + features + size, numbers, bias=False)
+        self.foretold = _linear(1 + features + size, numbers, bias=False)
 
     def fit(self, features_NF: Tensor) -> None:
         """Take centre, scale and width from these rows, with nothing foretold yet."""
@@ -417,7 +439,7 @@ class Recurrent(Perceptron):
         return SequenceEncoder(settings.sequences, settings.representation)
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        return nn.Linear(size, classes, bias=False)
+        return _linear(size, classes, bias=False)
 
 
 class Selu(Perceptron):

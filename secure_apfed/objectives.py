@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
-from secure_apfed.models import Shape, family_for, output_shape, projection_to
+from secure_apfed.models import Shape, family_for, output_shape, projection_to, require_bounded
 from secure_apfed.seeds import draws_nothing
 from secure_apfed.settings.training import (
     ClusteringSettings,
@@ -152,6 +152,7 @@ class Clustering(Objective):
     ) -> None:  # fmt: skip
         super().__init__()
         clusters = settings.clusters
+        require_bounded(math.prod(representation), clusters)
         self.readout = nn.Linear(math.prod(representation), clusters)
         self.register_buffer("centres_KF", torch.zeros(clusters, math.prod(features)))
         self.register_buffer("spread", torch.ones(()))

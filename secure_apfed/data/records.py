@@ -27,6 +27,12 @@ _NO_ROWS = torch.empty(0, dtype=torch.int64)
 _ABOUT = "party"
 
 
+def _is_finite(features_NF: torch.Tensor) -> bool:
+    """Return whether all numbers are finite; rows that are one row in memory are read once."""
+    repeated = features_NF.ndim > 1 and features_NF.stride(0) == 0
+    return bool((features_NF[:1] if repeated else features_NF).isfinite().all())
+
+
 @dataclass(frozen=True, eq=False)
 class PartyTable:
     """One party's own rows.
@@ -64,7 +70,7 @@ class PartyTable:
                 f"{self.name}: its encoding gives rows of shape {self.encoding.shape}, the "
                 f"features have {tuple(self.features.shape[1:])}"
             )
-        if not bool(self.features.isfinite().all()):
+        if not _is_finite(self.features):
             bad_F = (~self.features.isfinite()).flatten(1).sum(0)
             worst = int(bad_F.argmax())
             raise DataError(

@@ -88,7 +88,7 @@ from secure_apfed.settings import THE_ACTIVE
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.protection import EVERYBODY, NOBODY, lower_is_less
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import ModelSettings
+from secure_apfed.settings.training import ModelSettings, Width
 from secure_apfed.solo import TEACHERS, Baseline, SoloTask, chosen, scored_held_out, surely_better
 from secure_apfed.solo.fitted import Fitted
 from secure_apfed.solo.interface import fits_kept_meanwhile
@@ -112,7 +112,7 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
         network="selu", hidden=(64,), representation=128
     )
     passive: ModelSettings = ModelSettings(network="selu", hidden=(128,), representation=256)
-    joint: Annotated[tuple[int, ...], THE_ACTIVE, NOBODY] = (256,)
+    joint: Annotated[tuple[Width, ...], Field(max_length=64), THE_ACTIVE, NOBODY] = (256,)
 
     title = "APC-VFL"
     predicts_alone = True

@@ -30,7 +30,7 @@ from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.data.catalogue import labels_are_numbers
 from secure_apfed.data.encoding import ColumnEncoding, View
 from secure_apfed.data.labels import TargetScale
-from secure_apfed.errors import ConfigError
+from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.exchange import Flow, Kind
 from secure_apfed.exchange.transcript import free_megabytes
 from secure_apfed.methods import METHODS, Simulation, Start, train
@@ -57,6 +57,9 @@ from secure_apfed.settings.run import TranscriptSettings
 
 _WIDE = 1024
 _LARGE_EPSILON = 10.0
+_MOST_FORECAST_BYTES = 2**31
+# Of an ID in each of two lists; of what is said of a column; of a number that is played with.
+_ID_BYTES, _COLUMN_BYTES, _NUMBER_BYTES = 150, 1500, 4
 _KEPT = (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM)
 _OPENED = "sums as the active decoded them"
 # What one passive adds to a sum, by what is summed.
@@ -143,6 +146,36 @@ def _common(config: Config, data: VerticalData) -> Tensor:
     return torch.tensor([row for row, person in enumerate(data.active.ids) if person in known])
 
 
+def _require_bounded(config: Config, shapes: Mapping[str, TableShape]) -> None:
+    """Refuse by arithmetic what a rehearsal of tables that others declared would not fit into.
+
+    Raises:
+        DataError: it would take more than `_MOST_FORECAST_BYTES`; names the party that declared
+            most, and what to change.
+    """
+    model, rows = config.model, next(iter(shapes.values())).rows
+    played = min(config.train.batch_size, rows) * STEPS * (
+        _LONGER if config.method.asks_once else 1
+    ) + _TEST_ROWS  # fmt: skip
+    if config.method.averages:
+        played = rows * STEPS + _TEST_ROWS
+    width = sum((*model.hidden, *model.head, model.representation))
+    sizes = {
+        name: shape.rows * _ID_BYTES
+        + (shape.features + (shape.classes or 0) + width) * (_COLUMN_BYTES + played * _NUMBER_BYTES)
+        for name, shape in shapes.items()
+    }
+    if (needed := sum(sizes.values())) > _MOST_FORECAST_BYTES:
+        name = max(sizes, key=sizes.__getitem__)
+        most, shape = _MOST_FORECAST_BYTES / 2**30, shapes[name]
+        raise DataError(
+            f"a forecast of these tables would take about {needed / 2**30:,.1f} GiB, expected "
+            f"{most:g} GiB at most; {name} declared most, {shape.rows:,} rows of "
+            f"{shape.features:,} features: ask {name} whether that is right, or take smaller "
+            "batches (train.batch_size) or networks (model)"
+        )
+
+
 def _declared_data(config: Config, shapes: Mapping[str, TableShape]) -> VerticalData:
     """Tables of these shapes, the active's first, in which all know the same people; no value of
     anybody's is in them.
@@ -187,6 +220,7 @@ def forecast(
     """
     began = time.perf_counter()
     if shapes is not None and config.data.dataset == TABLES:
+        _require_bounded(config, shapes)
         data = _declared_data(config, shapes)
     else:
         data = load_data(config.data, seed=config.seed)

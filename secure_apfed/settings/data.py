@@ -22,6 +22,9 @@ BUILT_IN_ACTIVE = "active"
 
 """Of a run whose training rows are normal alone."""
 
+MOST_PARTIES = 1024
+"""Of a run, at most: each has links to the others."""
+
 MOST_CATEGORIES = 256
 """Of one column, at most."""
 
@@ -39,7 +42,10 @@ _WRITES = r"\b(insert|update|delete|merge|into|create|drop|alter|truncate)\b"
 
 Missing: TypeAlias = Literal["error", "mean", "drop"]
 _Share = Annotated[float, Field(gt=0, lt=1)]
-_Views: TypeAlias = Annotated[int, Field(ge=2)] | Annotated[tuple[str, ...], Field(min_length=1)]
+_Views: TypeAlias = (
+    Annotated[int, Field(ge=2, le=MOST_PARTIES)]
+    | Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_PARTIES)]
+)
 _Count = Annotated[int, Field(ge=1)]
 
 
@@ -241,7 +247,7 @@ class DataSettings(Settings):
 
     dataset: Annotated[str, NOBODY] = "digits"
     partition: Annotated[Literal["vertical", "horizontal"], NOBODY] = "vertical"
-    clients: Annotated[int | None, NOBODY] = Field(None, ge=2)
+    clients: Annotated[int | None, NOBODY] = Field(None, ge=2, le=MOST_PARTIES)
     labels_at: Annotated[
         tuple[PartyName, ...],
         higher_is_less(PASSIVES, "labels that they hold are read out of sums or updates"),
@@ -259,7 +265,9 @@ class DataSettings(Settings):
     folder: Annotated[Path | None, NOBODY] = None
     columns: Annotated[ByParty[tuple[int | str, ...]] | None, NOBODY] = None
     view_columns: Annotated[dict[Name, ViewColumns] | None, NOBODY] = Field(None, min_length=1)
-    parties: Annotated[ByParty[PartySettings] | None, NOBODY] = None
+    parties: Annotated[
+        Annotated[ByParty[PartySettings], Field(max_length=MOST_PARTIES)] | None, NOBODY
+    ] = None
     active: Annotated[PartyName, NOBODY] = "active"
     id_column: Annotated[ColumnName | tuple[ColumnName, ...], NOBODY] = "id"
     label_column: Annotated[ColumnName, NOBODY] = "label"

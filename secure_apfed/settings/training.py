@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -25,6 +26,8 @@ __all__ = [
 ]  # fmt: skip
 
 Width = Annotated[int, Field(ge=1, le=65536)]
+MOST_PARAMETERS = 2**28
+"""Of a network's layers between each other, or of one layer: 1 GiB of float32."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 """Where a party computes, in its settings."""
 # As model.projection is read where it names no number, for comparisons.
@@ -104,6 +107,33 @@ class ModelSettings(Settings):
     random_features: Annotated[Width, NOBODY] = 300
     dropout: Annotated[float, NOBODY] = Field(0.5, ge=0, lt=1)
     head: Annotated[tuple[Width, ...], Field(max_length=64), NOBODY] = ()
+
+    @model_validator(mode="after")
+    def _is_bounded(self) -> Self:
+        """Refuse sizes by arithmetic, before any network is built; somebody else may ask for it."""
+        if (parameters := self.least_parameters) > MOST_PARAMETERS:
+            raise ValueError(
+                f"these layers have {parameters:,} parameters, expected {MOST_PARAMETERS:,} at "
+                "most; take fewer or narrower ones in hidden, head, sequences, random_features or "
+                "representation"
+            )
+        return self
+
+    @property
+    def least_parameters(self) -> int:
+        """Parameters between layers whose widths stand here, whatever the rows are."""
+        hidden = (*self.hidden, self.representation)
+        between = sum(one * other for one, other in pairwise(hidden))
+        head = sum(one * other for one, other in pairwise(self.head))
+        waves = 0
+        if self.network in ("random_features", "cross_view"):
+            waves = self.random_features * self.representation
+        size = self.representation
+        views = sum(
+            steps * channels + 6 * size * (channels + size + 2)
+            for steps, channels in self.sequences
+        )
+        return between + head + waves + views
 
 
 class ReconstructionSettings(Settings):
