@@ -24,6 +24,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from apfed_protocols.errors import UnsafeChoiceWarning
 from apfed_protocols.ids import id_texts
+from apfed_protocols.labels import by_position
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.data.encoding import fit_columns
@@ -106,13 +107,13 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             X: frame (N, columns) of the active, whose index names people; without passives also
                 an array.
-            y: labels (N,), in the order of X; where a Series names people of X, its index is X's.
+            y: labels (N,), in the order of X; the index of a Series is X's, or 0 to N - 1.
 
         Raises:
             ConfigError, DataError: as `secure_apfed.run`, and for labels that are spelled in
                 several ways, or of people in another order.
         """
-        self._require_index(X, y)
+        y = self._labels_in_order(X, y)
         X = _storable(X)
         raw, labels = self._checked(X, y)
         frame, self._named = _frame(X, raw), isinstance(X, pd.DataFrame)
@@ -147,7 +148,8 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_ = SoloModel(network, data.classes, encoding, {}, threshold=result.threshold)
         return self
 
-    def _require_index(self, X: Any, y: Any) -> None:
+    def _labels_in_order(self, X: Any, y: Any) -> Any:
+        """Return y in the order of X; raise where the frames do not say which row is whose."""
         absent = [name for name, frame in (self.passives or {}).items() if frame is None]
         if absent:
             raise ConfigError(
@@ -168,14 +170,16 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 'a Pipeline say .set_output(transform="pandas") of what stands before'
             )
         named = getattr(y, "index", None)
-        if not (self.passives and isinstance(named, pd.Index) and len(named) == len(X)):
-            return
-        unnamed = named.equals(pd.RangeIndex(len(X))) or not named.isin(X.index).any()
-        if not unnamed and not named.equals(X.index):
+        if not isinstance(named, pd.Index) or named.equals(pd.RangeIndex(len(named))):
+            return y
+        if not isinstance(X, pd.DataFrame):
+            return by_position(y, "VerticalClassifier: y", error=DataError)
+        if len(named) == len(X) and not named.equals(X.index):
             raise DataError(
                 "VerticalClassifier: the index of y names other people than that of X, or in "
-                "another order; give y.loc[X.index]"
+                "another order; give y.loc[X.index], or y.to_numpy() where it goes by place"
             )
+        return y
 
     @undisturbed()
     def predict_proba(self, X: Any) -> NDArray[np.float64]:

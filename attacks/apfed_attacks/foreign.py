@@ -23,6 +23,7 @@ from apfed_attacks.run import full_suite, guesses, prepare
 from apfed_attacks.scoring import DECOY, Truth, score
 from apfed_attacks.table import ATTACKS
 from apfed_attacks.view import AdversaryView, AttackError, Exchange, Knowledge, KnownRows
+from apfed_protocols.labels import by_position, column_names
 from secure_apfed.config import AttackChoice
 from secure_apfed.data import UNLABELLED
 from secure_apfed.exchange import Envelope, Kind, pack
@@ -147,10 +148,12 @@ def evaluate(
 ) -> Evaluation:  # fmt: skip
     """Mount every attack that the arrays of a foreign loop give something to read.
 
-    Arrays are of numpy, torch, pandas or nested lists. Without `gradients` the adversary is a party
-    that received h, and guesses labels and features that it does not have. With them it is the
-    party that made h and got the gradients of the task loss on it, as a passive of split learning,
-    and guesses labels.
+    Arrays are of numpy, torch, pandas or nested lists. Rows are positions: what has an index goes
+    by it where that holds the positions, in any order, and is refused otherwise.
+
+    Without `gradients` the adversary is a party that received h, and guesses labels and features
+    that it does not have. With them it is the party that made h and got the gradients of the task
+    loss on it, as a passive of split learning, and guesses labels.
 
     Args:
         h: (A, ...) what the adversary received or made, a row for each label; or of several steps
@@ -299,6 +302,7 @@ def _steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step]:
     if not len(h) == len(steps) == len(gradients) > 0:
         got = f"{len(steps)} steps, {len(h)} of h and {len(gradients)} of gradients"
         raise AttackError(f"h, gradients: expected one array for each step, got {got}")
+    _require_one_order(h, gradients)
     for at, (rows_B, h_B, gradient_B) in enumerate(zip(steps, h, gradients, strict=True)):
         rows_B = _positions(f"step {at}", rows_B, rows)
         h_BD = _table(f"h, step {at}", h_B, len(rows_B))
@@ -311,7 +315,20 @@ def _in_pairs(values: Any) -> bool:
     return pairs and all(type(of) is tuple and len(of) == 2 and np.ndim(of[1]) for of in values)
 
 
+def _require_one_order(h: Any, gradients: Any) -> None:
+    """Refuse frames of steps whose columns have other names, or the same in another order."""
+    every = [*h, *(() if gradients is None else gradients)]
+    named = [names for values in every if (names := column_names(values)) is not None]
+    for names in named[1:]:
+        if names != named[0]:
+            raise AttackError(
+                f"h, gradients: the columns of one step are {', '.join(names[:5])}, and of another "
+                f"{', '.join(named[0][:5])}; give all in one order of columns"
+            )
+
+
 def _array(name: str, values: Any) -> NDArray[Any]:
+    values = by_position(values, name, error=AttackError)
     if isinstance(values, Tensor):
         values = values.detach().to("cpu", torch.float32 if values.is_floating_point() else None)
     try:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from apfed_attacks.view import AttackError
+from apfed_protocols.labels import by_position
 
 __all__ = ["Recorder"]
 
@@ -57,7 +58,8 @@ class Recorder:
 
     def step(self, rows: Any) -> None:
         """Announce that the next output is of the rows at these positions (B,)."""
-        self._rows = np.array(rows.tolist() if isinstance(rows, Tensor) else rows)
+        plain = rows.tolist() if isinstance(rows, Tensor) else rows
+        self._rows = np.array(by_position(plain, "step(rows)", error=AttackError))
 
     def close(self) -> None:
         """Stop watching; what was recorded stays."""

@@ -25,6 +25,7 @@ from uuid import UUID
 import numpy as np
 
 from apfed_protocols.errors import DataError, LocalProtocolError
+from apfed_protocols.labels import column_names, require_unlabelled
 
 __all__ = [
     "EMPTY",
@@ -365,6 +366,7 @@ def id_texts(
 
 def _text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
     """Yield the texts of IDs some thousand rows at a time; of several columns joined."""
+    require_unlabelled(ids, f"{party}: {_COLUMN}", error=DataError)
     columns = _columns(ids)
     if columns is not None:
         read = (
@@ -379,6 +381,22 @@ def _text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
             if reader.all_taken:
                 yield texts
     reader.check()
+
+
+def require_one_column_order(ids_by_party: Mapping[str, Any]) -> None:
+    """Refuse frames of IDs of which one has the columns of another in another order."""
+    named = {
+        party: names
+        for party, ids in ids_by_party.items()
+        if (names := column_names(ids)) is not None
+    }
+    for party, names in named.items():
+        for other, others in named.items():
+            if names != others and sorted(names) == sorted(others):
+                raise DataError(
+                    f"{party}: the columns of its IDs are {', '.join(names)}, and those of {other} "
+                    f"{', '.join(others)}; IDs are compared column by column: give all in one order"
+                )
 
 
 def _columns(ids: Any) -> list[tuple[str, Any]] | None:

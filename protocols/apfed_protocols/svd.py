@@ -340,9 +340,9 @@ class SvdOwner(_SvdRole):
             or not _is_bounded(table_NF)
         ):  # fmt: skip
             raise LocalProtocolError(
-                f"{self.me}: a table is bounded float64 of {agreed.vectors} to {agreed.most_rows} "
-                f"rows and {own} columns, got {getattr(table_NF, 'dtype', type(table_NF))} "
-                f"{np.shape(table_NF)}"
+                f"{self.me}: a table is an array of bounded float64 of {agreed.vectors} to "
+                f"{agreed.most_rows} rows and {own} columns, got "
+                f"{getattr(table_NF, 'dtype', type(table_NF))} {np.shape(table_NF)}"
             )
         self._once()
         rotated_NF = table_NF @ masks.matrix

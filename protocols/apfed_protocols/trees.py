@@ -7,6 +7,10 @@ ends bind to; and from types that change on the way.
 One array of rank 2 or more is a batch: row k is what lies under index k of its first axis. All
 else is one row: an array of rank 0 or 1, and a list, tuple or dict of arrays and numbers (a tree),
 whose leaves follow each other; of a dict in the order of its sorted keys.
+
+Frames and series of pandas go by their labels (`apfed_protocols.labels`): their numbers are put
+into one order, and the labels are part of the digest, so that others' numbers are added to those of
+the same label or not at all. Whoever sees the digest can test a guess of all labels together.
 """
 
 import copy
@@ -16,13 +20,14 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
+from apfed_protocols.labels import Labels, read_labels
 
 __all__ = ["Flattened", "flatten", "rebuild_tree"]
 
@@ -70,7 +75,7 @@ class Flattened:
     @property
     def shapes(self) -> str:
         """In words, for errors."""
-        return ", ".join(f"{leaf.path} {list(leaf.shape)}" for leaf in self._leaves[:4]) + (
+        return ", ".join(f"{leaf.path} {leaf.form}" for leaf in self._leaves[:4]) + (
             f" and {len(self._leaves) - 4} more" if len(self._leaves) > 4 else ""
         )
 
@@ -84,6 +89,21 @@ class _Leaf:
     range: tuple[float, float]
     whole: bool
     back: Callable[[NDArray[Any]], Any]
+    labels: Labels | None = None
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What JSON says of its shape and, where it has any, of its labels."""
+        if self.labels is None or self.labels.are_positions:
+            return {"shape": self.shape}
+        return {"shape": self.shape, "labels": self.labels.names}
+
+    @property
+    def form(self) -> str:
+        """In words, for errors."""
+        named = [names for names in self.labels.names if names] if self.labels else []
+        labels = " x ".join(", ".join(names[:4]) for names in named)
+        return f"{list(self.shape)} labelled {labels}" if named else f"{list(self.shape)}"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -144,7 +164,7 @@ def _walk(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
     if isinstance(node, list | tuple):
         return [_walk(item, f"{path}[{k}]", leaves, depth + 1) for k, item in enumerate(node)]
     leaves.append(_leaf(node, path))
-    return {"shape": leaves[-1].shape}
+    return leaves[-1].spec
 
 
 def rebuild_tree(node: Any, leaves: Iterator[Any]) -> Any:
@@ -180,6 +200,7 @@ def _leaf(node: Any, path: str) -> _Leaf:
     if not hasattr(node, "__array__"):
         hint = "; leave out parameters without a gradient" if node is None else ""
         raise LocalProtocolError(f"{path} is {_kind(node)}; {_EXPECTED}{hint}")
+    labels = read_labels(node, path)
     try:
         values = np.asarray(node)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -193,7 +214,18 @@ def _leaf(node: Any, path: str) -> _Leaf:
     if not isinstance(node, np.generic | np.ndarray) and hasattr(node, "__array_namespace__"):
         back = lambda v: node.__array_namespace__().asarray(v, dtype=node.dtype)  # noqa: E731
     limits: Any = np.iinfo(dtype) if whole else np.finfo(dtype if dtype.kind == "f" else np.float32)
-    return _Leaf(path, _real(values), (float(limits.min), float(limits.max)), whole, back)
+    if labels is not None:
+        values, back = labels.arrange(values), partial(_like_frame, node, labels, dtype)
+    ends = (float(limits.min), float(limits.max))
+    return _Leaf(path, _real(values), ends, whole, back, labels)
+
+
+def _like_frame(node: Any, labels: Labels, dtype: Any, values: NDArray[Any]) -> Any:
+    """Return values in canonical order as a frame or series like `node`."""
+    own = labels.restore(values).astype(dtype.newbyteorder("="))
+    if hasattr(node, "columns"):
+        return type(node)(own, index=node.index, columns=node.columns)
+    return type(node)(own, index=node.index, name=node.name)
 
 
 def _torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from apfed_protocols.checks import is_whole
 from apfed_protocols.errors import LocalProtocolError, UnsafeChoiceWarning
+from apfed_protocols.labels import by_position
 from apfed_protocols.randomness import ForkCheck, fresh_key
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.roles import KeepsSecrets
@@ -147,8 +148,9 @@ class PrivateRelease(_Charged):
         Args:
             h: a tensor or NumPy array of shape (B, ...): float16, bfloat16 (both computed in
                 float32), float32 or float64.
-            rows: positions in the table of these B rows, each once: whole numbers in a tensor,
-                array, list or range, or a slice.
+            rows: positions in the table of these B rows, 0..N-1: whole numbers in a tensor,
+                array, list or range, or a slice. A row that occurs k times is released k times,
+                each with noise of its own, and is charged k times.
 
         Raises:
             LocalProtocolError: h or rows of a wrong type, shape or range, or a forked process;
@@ -174,7 +176,12 @@ class PrivateRelease(_Charged):
             with self._lock:
                 self._passed += len(z_BD)
         else:
-            rows_B = _positions(rows, count=len(h_BD), total=self.rows)
+            rows_B = _positions(rows, total=self.rows, asker="PrivateRelease")
+            if len(rows_B) != len(h_BD):
+                raise LocalProtocolError(
+                    f"PrivateRelease: h holds {len(h_BD)} rows and rows= names {len(rows_B)}; name "
+                    "the position of each row of h, in its order"
+                )
             clipped_BD = clip_rows(h_BD, self._guard.clip)  # may refuse, so before the charge
             if not self._measured and values.grad_fn is not None and len(values) > 1:
                 check_graph(values)
@@ -252,21 +259,76 @@ class PrivateContributions(_Charged):
         one = under_sum.SummedRelease(deviation=self.noise, **sum_of)
         super().__init__(one, epsilon, delta, rows)
 
-    def draw(self, shape: tuple[int, ...], rows: object = None) -> NDArray[np.int64]:
-        """Charge these rows of the table, and return the noise of a contribution of this shape.
+    def draw(
+        self, shape: tuple[int, ...], rows: object = None, *, people: object = None
+    ) -> NDArray[np.int64]:
+        """Charge those who move a contribution of this shape, and return the noise for it.
 
-        Up to rank 1 it is one row. Raises LocalProtocolError, BudgetExhaustedError: as
-        `PrivateRelease`, and where it is larger than stated.
+        Give one of rows and people, positions in the table as `PrivateRelease` takes them.
+
+        Args:
+            shape: of the contribution. Up to rank 1 it is one row.
+            rows: of rank 2 or more the person of each row, in order, as many as there are rows; of
+                one row everybody who stands in it. Only a contribution without rows has none.
+            people: everybody who moves any number of a contribution whose rows are not people, as
+                the gradient of a matrix of weights; needs `moved` above 1, or one row.
+
+        A person is charged once for a contribution in which all that it moves is within `moved`
+        rows, so k times where each row is of one person and k rows are of this one.
+
+        Raises:
+            LocalProtocolError: positions that `PrivateRelease` refuses, another number of them, or
+                a contribution larger than stated. BudgetExhaustedError: as `PrivateRelease`.
+                Nothing was charged then.
         """
         self._require_own_process()
-        count, numbers = (shape[0] if len(shape) > 1 else 1), math.prod(shape[len(shape) > 1 :])
+        count = self._count_rows(shape)
+        charged = self._people_of(count, len(shape), rows, people)
+        return self._source.integers(
+            tuple(shape), self.noise, step=self._charge(charged), digest=b""
+        )
+
+    def _count_rows(self, shape: tuple[int, ...]) -> int:
+        """Return how many rows a contribution of this shape has; refuse one that is not stated."""
+        sizes = isinstance(shape, tuple | list) and all(is_whole(size) for size in shape)
+        if not sizes or min(shape, default=0) < 0:
+            raise LocalProtocolError(
+                f"PrivateContributions: the shape of a contribution is whole numbers from 0 on, as "
+                f"(rows, numbers), got {shape!r:.80}"
+            )
+        count = shape[0] if len(shape) > 1 else 1
+        numbers = math.prod(shape[1:] if len(shape) > 1 else shape)
         if numbers != self._numbers or 1 < self._moved < count:
             raise LocalProtocolError(
                 f"the account is of rows of {self._numbers} numbers, {self._moved} of which a "
                 f"person moves, got a contribution of shape {tuple(shape)}; make another"
             )
-        step = self._charge(_positions(rows, count=None, total=self.rows))
-        return self._source.integers(shape, self.noise, step=step, digest=b"")
+        return count
+
+    def _people_of(self, count: int, rank: int, rows: object, people: object) -> Tensor:
+        """Return whom a contribution of `count` rows is charged to, each as often as it costs."""
+        asker = "PrivateContributions"
+        if rows is not None and people is not None:
+            raise LocalProtocolError(f"{asker}: give rows= or people=, not both")
+        each = rank > 1 and self._moved == 1 and people is None  # a row is of one person
+        if people is not None and self._moved == 1 and count > 1:
+            raise LocalProtocolError(
+                f"{asker}: moved=1 says that each of the {count} rows is of one person; name the "
+                "person of each with rows=, or make one with the `moved` rows that a person moves"
+            )
+        positions = _positions(rows if people is None else people, total=self.rows, asker=asker)
+        if people is None and rank > 1 and len(positions) != count:
+            other = "" if each else "; where its rows are not people, name all who move it, people="
+            raise LocalProtocolError(
+                f"{asker}: the contribution has {count} rows and rows= names {len(positions)}; "
+                f"name the person of each row, in order{other}"
+            )
+        if count and not len(positions):
+            raise LocalProtocolError(
+                f"{asker}: a contribution of {count} rows is of nobody; name who stands in it"
+            )
+        # All that one person moves is within the sensitivity of one release.
+        return positions if each else positions.unique()
 
     def report(self) -> str:
         return f"{super().report()}; {under_sum.contributions_statement('', seeded=False)}"
@@ -310,6 +372,8 @@ class PrivateLabels(KeepsSecrets):
                 f"{largest}, got {true.dtype} in a {type(labels).__name__}"
             )
         asked = torch.from_numpy(true.astype(np.int64).ravel())
+        if not len(asked):
+            return labels  # nothing is answered, and the labels of the table still may be
         answers = self._response.answer(asked, key=fresh_key()).numpy()
         if not self._once.acquire(blocking=False):
             raise LocalProtocolError(
@@ -335,26 +399,44 @@ def _require_numbers(of: object, **numbers: float) -> None:
             raise ConfigError(f"{type(of).__name__}: {name} is {told}, got {value!r}")
 
 
-def _positions(rows: object, *, count: int | None, total: int) -> Tensor:
-    """Return positions in a table of `total` rows, int64 of shape (`count`,), each once."""
+def _positions(rows: object, *, total: int, asker: str) -> Tensor:
+    """Return positions in a table of `total` rows, int64 of shape (B,); one may occur twice.
+
+    The one reader of rows of all that charges. Raises LocalProtocolError, before anything is
+    charged, which names `asker`.
+    """
     if rows is None:
         raise LocalProtocolError(
-            f"say with rows= which of the {total} rows these are: their positions in the table, as "
-            "TensorDataset(X, y, torch.arange(len(X))) hands them out with each batch; for rows "
-            "that are only evaluated there is PrivateRelease.off()"
+            f"{asker}: say with rows= which of the {total} rows these are: their positions in the "
+            "table, as TensorDataset(X, y, torch.arange(len(X))) hands them out with each batch; "
+            "for rows that are only evaluated there is PrivateRelease.off()"
         )
-    rows = range(*rows.indices(total)) if isinstance(rows, slice) else rows
-    found = np.asarray(rows.tolist() if isinstance(rows, Tensor) else rows)
-    found = found if found.size else found.astype(np.int64)
-    if found.dtype.kind not in "iu" or found.ndim != 1 or count not in (None, len(found)):
+    if isinstance(rows, slice):
+        try:
+            rows = range(*rows.indices(total))
+        except TypeError as error:
+            raise LocalProtocolError(f"{asker}: rows are no slice of positions: {error}") from error
+    plain = rows.tolist() if isinstance(rows, Tensor) else rows
+    positions = np.asarray(by_position(plain, f"{asker}: rows"))
+    if not positions.size:
+        positions = positions.astype(np.int64)
+    elif isinstance(plain, list | tuple) and any(isinstance(row, bool | np.bool_) for row in plain):
+        positions = positions.astype(np.bool_)  # numpy makes integers of mixed ones
+    if positions.dtype.kind not in "iu" or positions.ndim != 1:
         raise LocalProtocolError(
-            f"rows are {'' if count is None else f'{count} '}positions in the table, whole numbers "
-            f"in one list, got {found.dtype} of shape {found.shape}; of a mask give mask.nonzero()"
+            f"{asker}: rows are positions in the table, whole numbers in one list, got "
+            f"{positions.dtype} of shape {positions.shape}; of a mask give mask.nonzero()"
         )
-    different, times = np.unique(found, return_counts=True)
-    if len(different) < len(found):
+    given = isinstance(rows, Tensor) and rows.numel()
+    kind = rows.numpy(force=True).dtype if given else positions.dtype  # type: ignore[attr-defined]
+    if total - 1 > np.iinfo(kind).max:
         raise LocalProtocolError(
-            f"row {different[times.argmax()]} is {times.max()} times in this batch, and a release "
-            "holds each row once: draw batches without replacement"
+            f"{asker}: rows of {kind} go up to {np.iinfo(kind).max} and the table to {total - 1}, "
+            "so that positions may have wrapped around; give int64"
         )
-    return torch.from_numpy(found.astype(np.int64))
+    if len(positions) and not 0 <= positions.min() <= positions.max() < total:
+        raise LocalProtocolError(
+            f"{asker}: row positions lie in 0..{total - 1}, got {positions.min()}.."
+            f"{positions.max()}"
+        )
+    return torch.from_numpy(positions.astype(np.int64))

@@ -10,14 +10,18 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 from apfed_protocols import MaskedSum, StepBinding, SumAgreement, converse
 from apfed_protocols.errors import LocalProtocolError, UnsafeChoiceWarning
 from secure_apfed import BudgetExhaustedError, PrivateContributions, PrivateLabels, PrivateRelease
 from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.privacy.accountants import GaussianRelease
+from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.ledger import PrivacyLedger, cross_check
 from tests.contracts.hostile import said_in_a_fork
 from tests.secure_apfed.test_privacy_guards import scale_fits, within
@@ -124,15 +128,23 @@ def test_what_cannot_be_released_is_refused_and_costs_nothing() -> None:
     guard, h = made(), torch.zeros(2, 3)
     for values, rows, message in (
         (h, None, "say with rows= which of the 512 rows these are"),
-        (h, [1], r"rows are 2 positions in the table.*shape \(1,\)"),
+        (h, [1], "h holds 2 rows and rows= names 1"),
         (h, [0.0, 1.0], "got float64"), (h, torch.tensor([1.0, 2.0]).bfloat16(), "got float64"),
         (h, np.array([True, False]), "got bool.*mask.nonzero"), (h, {1, 2}, "got object"),
-        (h, [7, 7], "row 7 is 2 times in this batch"),
+        (h, [7, True], "got bool"), (h, [-1, 7], r"lie in 0\.\.511, got -1\.\.7"),
+        (h, np.array([200, 201], np.uint8), "rows of uint8 go up to 255 and the table to 511"),
+        (h, torch.tensor([1, 2], dtype=torch.int8), "rows of int8 go up to 127"),
+        (h, [2**70, 1], "got object"), (h, [[0, 1]], r"of shape \(1, 2\)"), (h, [], "names 0"),
+        (h, "01", "got <U2"), (h, slice("a"), "no slice of positions"),
+        (h, pd.Series([0, 1], index=["x", "y"]), "its rows have labels"),
         (h, [0, N], r"lie in 0\.\.511, got 0\.\.512"),
-        (h, slice(-1, None), r"rows are 2 positions.*shape \(1,\)"),
+        (h, slice(-1, None), "h holds 2 rows and rows= names 1"),
         (h.int(), [0, 1], "array of floats.*got torch.int32"), (h.tolist(), [0, 1], "got list"),
         (torch.tensor(1.0), [0], r"got torch.float32 of shape torch.Size\(\[\]\)"),
         (h / 0, [0, 1], "row 0 of the representations is not finite"),
+        (h + torch.inf, [0, 1], "row 0 of the representations is not finite"),
+        (h.to(torch.complex64), [0, 1], "array of floats.*got torch.complex64"),
+        (pd.DataFrame(h.numpy()), [0, 1], "array of floats"),
     ):  # fmt: skip
         with pytest.raises((LocalProtocolError, ModelError), match=message):
             guard(values, rows=rows)
@@ -177,6 +189,96 @@ def test_contributions_have_the_noise_of_all_in_their_sum_and_an_account_each() 
             PrivateContributions(**BUDGET, **{**SUMMED, "moved": moved}).draw(shape, rows=[0])
 
 
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_row_that_occurs_twice_is_released_twice(times: int) -> None:
+    """The published bound of T Gaussian releases together (Dong et al. 2022), solved anew here."""
+    guard = made()
+    z = guard(torch.zeros(times, 64), rows=[9] * times)
+    assert len({row.numpy().tobytes() for row in z}) == times
+    mu = np.sqrt(times) * 2 / guard.sigma
+
+    def delta(epsilon: float) -> float:
+        tail = norm.cdf(-epsilon / mu + mu / 2), norm.cdf(-epsilon / mu - mu / 2)
+        return float(tail[0] - np.exp(epsilon) * tail[1])
+
+    epsilon = brentq(lambda epsilon: delta(epsilon) - 1e-5, 1e-6, 30)
+    spent = guard.spent()
+    assert (spent.releases, spent.epsilon_x) == (times, pytest.approx(epsilon, rel=1e-6))
+    with pytest.raises(BudgetExhaustedError, match="release 4 of one row"):
+        guard(torch.zeros(4 - times, 64), rows=[9] * (4 - times))
+    assert guard.spent().releases == times
+
+
+def test_batches_drawn_with_replacement_run_until_the_budget_of_one_row_is_spent() -> None:
+    guard, drawn = made(epochs=8), np.random.default_rng(0)
+    counts = np.zeros(N, int)
+    for _ in range(24):
+        rows = drawn.integers(0, N, 32)
+        guard(torch.zeros(32, 3), rows=rows)
+        np.add.at(counts, rows, 1)
+    assert guard.spent().releases == counts.max()
+
+
+PEOPLE: dict[str, Any] = {
+    "a row each": ((3, 6), {"rows": [4, 5, 6]}, 1, 1),
+    "one person in two rows": ((3, 6), {"rows": [4, 5, 4]}, 1, 2),
+    "one row of three people": ((6,), {"rows": [4, 5, 6]}, 1, 1),
+    "one row, a person named twice": ((6,), {"rows": [4, 4]}, 1, 1),
+    "one row of a matrix, of three people": ((1, 6), {"people": [4, 5, 6]}, 1, 1),
+    "a loss that mixes three rows": ((3, 6), {"rows": [4, 5, 4]}, 3, 1),
+    "a matrix of weights, moved by nine": ((3, 6), {"people": range(9)}, 3, 1),
+    "no rows, of nobody": ((0, 6), {"rows": []}, 1, 0),
+}
+
+
+@pytest.mark.parametrize("case", PEOPLE)
+def test_contributions_are_charged_to_everybody_who_stands_in_them(case: str) -> None:
+    shape, who, moved, releases = PEOPLE[case]
+    private = PrivateContributions(**BUDGET, **{**SUMMED, "moved": moved})
+    assert private.draw(shape, **who).shape == shape
+    spent = private.spent()
+    assert spent.releases == releases
+    if releases:
+        one = SummedRelease(
+            deviation=private.noise, honest=3, numbers=moved * 6,
+            sensitivity=np.sqrt(moved) * (2 * (2**15 - 1) * (1 + 1e-9) + np.sqrt(6)),
+        )  # fmt: skip
+        assert spent.epsilon_x == pytest.approx(one.epsilon_of(releases, 1e-5), rel=1e-9)
+
+
+MISNAMED: dict[str, Any] = {
+    "one of a hundred": ((100, 6), {"rows": [5]}, 1, "has 100 rows and rows= names 1"),
+    "nobody of a hundred": ((100, 6), {"rows": []}, 1, "has 100 rows and rows= names 0"),
+    "nobody in one row": ((6,), {"rows": []}, 1, "a contribution of 1 rows is of nobody"),
+    "nobody moves it": ((3, 6), {"people": []}, 3, "a contribution of 3 rows is of nobody"),
+    "somebody of no rows": ((0, 6), {"rows": [1]}, 1, "has 0 rows and rows= names 1"),
+    "fewer than a mixed batch": ((3, 6), {"rows": [1]}, 3, "names 1; .* people="),
+    "people of rows that are people": ((3, 6), {"people": [1]}, 1, "moved=1 says"),
+    "both": ((1, 6), {"rows": [1], "people": [1]}, 1, "not both"),
+    "neither": ((1, 6), {}, 1, "say with rows="),
+    "negative": ((1, 6), {"rows": [-1]}, 1, r"lie in 0\.\.511"),
+    "beyond": ((1, 6), {"rows": [N]}, 1, r"lie in 0\.\.511"),
+    "bool": ((1, 6), {"rows": [True]}, 1, "got bool"),
+    "float": ((1, 6), {"rows": [1.0]}, 1, "got float64"),
+    "uint8": ((1, 6), {"people": np.array([1], np.uint8)}, 1, "rows of uint8 go up to 255"),
+    "a slice of the table": ((2, 6), {"rows": slice(None)}, 1, "names 512"),
+    "a shape of no sizes": ((1.0, 6), {"rows": [1]}, 1, "whole numbers from 0 on"),
+    "a negative shape": ((-1, 6), {"rows": [1]}, 1, "whole numbers from 0 on"),
+    "a number for a shape": (6, {"rows": [1]}, 1, "whole numbers from 0 on"),
+}
+
+
+@pytest.mark.parametrize("case", MISNAMED)
+def test_contributions_of_others_than_those_named_are_refused_and_cost_nothing(case: str) -> None:
+    shape, who, moved, message = MISNAMED[case]
+    private = PrivateContributions(**BUDGET, **{**SUMMED, "moved": moved})
+    with pytest.raises(LocalProtocolError, match=message):
+        private.draw(shape, **who)
+    assert private.spent().releases == 0
+    private.draw((1, 6), rows=[0])
+    assert private.spent().releases == 1
+
+
 def test_labels_are_answered_once_in_their_own_kind() -> None:
     true = torch.arange(30_000, dtype=torch.int32).reshape(-1, 2) % 2
     for labels in (true, true.numpy(), true > 0, true[:, 0].tolist(), (0, 1)):
@@ -193,5 +295,8 @@ def test_labels_are_answered_once_in_their_own_kind() -> None:
         ([0.5], "got float64"), ("01", "in a str"), ([True], r"holds 0\.\.299, got bool"),
         (np.zeros(3, np.uint8), "got uint8"), ([0, 300], "row 1 has label 300"),
     ):  # fmt: skip
+        private = PrivateLabels(epsilon=1.0, classes=300)
         with pytest.raises((LocalProtocolError, DataError), match=message):
-            PrivateLabels(epsilon=1.0, classes=300)(wrong)
+            private(wrong)
+        assert len(private(np.zeros(0, int))) == 0
+        assert len(private([299])) == 1  # what was refused, or empty, did not use the answer up

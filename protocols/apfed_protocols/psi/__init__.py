@@ -30,6 +30,7 @@ from apfed_protocols.ids import (
     IdNormalisation,
     encode_ids,
     require_comparable,
+    require_one_column_order,
     text_of,
 )
 from apfed_protocols.psi.circuit import (
@@ -90,7 +91,8 @@ def align(
 
     Args:
         ids_by_party: the IDs of two or more parties, distinct within each party, in any iterable
-            (row k is the k-th of it), of the kinds of `apfed_protocols.ids`.
+            (row k is the k-th of it), of the kinds of `apfed_protocols.ids`; a Series or frame
+            has the index 0 to n - 1, since what is returned are positions.
         hub: the party that all others talk to; with `ecdh` it learns pairwise overlaps.
         protocol: a key of `SET_INTERSECTIONS`, or `auto` for what `choose_protocol` says.
         normalisation: how IDs become bytes.
@@ -165,6 +167,7 @@ def _play(
     ids: dict[str, list[bytes]] = {}
     try:
         require_names("set intersection", session, list(ids_by_party))
+        require_one_column_order(ids_by_party)
         for party, column in ids_by_party.items():
             ids[party] = encode_ids(party, column, normalisation, maximum_ids=agreed["maximum_ids"])
         require_comparable({party: map(text_of, ids[party]) for party in (hub, *members)})

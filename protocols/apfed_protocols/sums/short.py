@@ -208,7 +208,7 @@ class SumSession(KeepsSecrets):
             if own.digest != flat[first].digest:
                 raise LocalProtocolError(
                     f"{name} gives {own.shapes}, but {first} {flat[first].shapes}; what is added "
-                    "has one structure and one shape at all contributors"
+                    "has one structure, one shape and the same labels at all contributors"
                 )
         return flat
 

@@ -1,0 +1,182 @@
+"""Labels of rows and columns that frames of other libraries carry: numbers go by them, or none do.
+
+Run by: whoever takes arrays of a caller. Protects from: numbers of one person or column that would
+be added to, or read as, those of another, since a frame was sorted, filtered or joined. Frames are
+known by their attributes, so that no library is imported here.
+
+Labels that are the positions 0 to n - 1, in any order, name positions: such a frame is put into
+their order and is an array from then on.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apfed_protocols.errors import LocalProtocolError
+
+__all__ = ["Labels", "by_position", "column_names", "read_labels", "require_unlabelled"]
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of a frame or series, and the order in which its numbers are added.
+
+    Attributes:
+        order: for each axis that has labels the positions of its labels in canonical order.
+        names: for each of these axes the labels in that order, as texts; None: 0 to n - 1.
+    """
+
+    order: tuple[NDArray[np.intp], ...]
+    names: tuple[tuple[str, ...] | None, ...]
+
+    @property
+    def are_positions(self) -> bool:
+        """Whether no axis has labels besides its positions."""
+        return all(names is None for names in self.names)
+
+    def arrange(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the values in canonical order."""
+        for axis, order in enumerate(self.order):
+            values = np.take(values, order, axis=axis)
+        return values
+
+    def restore(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the values in the order that they had."""
+        for axis, order in enumerate(self.order):
+            values = np.take(values, np.argsort(order), axis=axis)
+        return values
+
+
+def read_labels(values: Any, what: str) -> Labels | None:
+    """Return the labels of a pandas frame or series; None where the values have none.
+
+    Raises LocalProtocolError: labels that occur twice, or a frame of another library whose columns
+    or coordinates have names; `what` names it.
+    """
+    if isinstance(values, np.ndarray | Mapping | Sequence):
+        return None
+    _refuse_names(values, what)
+    index = getattr(values, "index", None)
+    if index is None or callable(index):
+        return None
+    columns = getattr(values, "columns", None)
+    axes = [("row", index)] if columns is None else [("row", index), ("column", columns)]
+    sorted_axes = [_sort(axis, what, noun) for noun, axis in axes]
+    return Labels(
+        order=tuple(order for order, _ in sorted_axes),
+        names=tuple(names for _, names in sorted_axes),
+    )
+
+
+def by_position(values: Any, what: str, *, error: type[Exception] = LocalProtocolError) -> Any:
+    """Return values whose rows are positions: a frame labelled 0 to n - 1 in the order of these.
+
+    What has no labels comes back as it is. Columns stay as they are.
+
+    Raises:
+        error: row labels that are no positions, so that nobody knows which row is which.
+    """
+    try:
+        index = _row_index(values, what)
+        if index is None:
+            return values
+        order, names = _sort(index, what, "row")
+    except LocalProtocolError as refused:
+        raise error(str(refused)) from refused
+    if names is not None:
+        raise error(
+            f"{what}: its rows have labels ({_some(names)}), and rows go by position here; "
+            "put them into the order of the other arrays and give .to_numpy()"
+        )
+    return values if (order == np.arange(len(order))).all() else values.iloc[order]
+
+
+def require_unlabelled(
+    values: Any, what: str, *, error: type[Exception] = LocalProtocolError
+) -> None:
+    """Refuse a series or frame whose index is another than 0 to n - 1 in that order.
+
+    For what is answered by positions, which a caller would look up among the labels.
+    """
+    arranged = by_position(values, what, error=error)
+    if arranged is not values:
+        raise error(
+            f"{what}: its rows are labelled 0 to {len(values) - 1} in another order, and the "
+            "answer is positions, which would be taken for labels; give .reset_index(drop=True)"
+        )
+
+
+def column_names(values: Any) -> tuple[str, ...] | None:
+    """Return the names of a frame's columns as texts, in order; None of what has none."""
+    if isinstance(values, np.ndarray | Mapping | Sequence):
+        return None
+    names = getattr(values, "column_names", None)  # of pyarrow
+    names = getattr(values, "columns", None) if names is None else names
+    if names is None or callable(names):
+        return None
+    return tuple(str(_plain(name)) for name in names)
+
+
+def _row_index(values: Any, what: str) -> Any:
+    if isinstance(values, np.ndarray | Mapping | Sequence):
+        return None
+    if hasattr(values, "dims") and getattr(values, "indexes", None):
+        _refuse_names(values, what)
+    index = getattr(values, "index", None)
+    return None if callable(index) or not hasattr(values, "iloc") else index
+
+
+def _refuse_names(values: Any, what: str) -> None:
+    """Refuse frames that are no pandas frames, and arrays with coordinates."""
+    if hasattr(values, "dims") and len(getattr(values, "indexes", ())):
+        raise LocalProtocolError(
+            f"{what} is a {type(values).__name__} with coordinates, which nobody compares; put the "
+            "arrays of all into one order and give .values"
+        )
+    names = None if hasattr(values, "iloc") else column_names(values)
+    if names is not None:
+        raise LocalProtocolError(
+            f"{what} is a {type(values).__name__}, whose columns have names ({_some(names)}); give "
+            "a dict of its columns, which go by their names: {name: frame[name].to_numpy() for "
+            "name in names}"
+        )
+
+
+def _sort(axis: Any, what: str, noun: str) -> tuple[NDArray[np.intp], tuple[str, ...] | None]:
+    """Return the canonical order of one axis, and its labels in that order unless 0 to n - 1."""
+    if getattr(axis, "start", None) == 0 and getattr(axis, "step", None) == 1:
+        return np.arange(len(axis)), None
+    labels = [_plain(label) for label in axis.tolist()]
+    if all(type(label) is int for label in labels) and sorted(labels) == list(range(len(labels))):
+        return np.argsort(np.array(labels, np.intp)), None
+    names = [repr(label) for label in labels]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    ordered = [names[place] for place in order]
+    twice = next((a for a, b in pairwise(ordered) if a == b), None)
+    if twice is not None:
+        raise LocalProtocolError(
+            f"{what}: {noun} label {twice:.80} occurs more than once, so that it is open which "
+            "numbers belong together; give each a label of its own, or .to_numpy()"
+        )
+    return np.array(order, np.intp), tuple(ordered)
+
+
+def _plain(label: Any) -> Any:
+    """Return a label as Python has it, so that equal ones of two libraries have one text."""
+    if isinstance(label, tuple):
+        return tuple(map(_plain, label))
+    label = label.item() if isinstance(label, np.generic) else label
+    whole = type(label) is float and math.isfinite(label) and label.is_integer()
+    return int(label) if whole else label
+
+
+def _some(names: Sequence[Any]) -> str:
+    shown = ", ".join(str(name)[:40] for name in list(names)[:_SHOWN])
+    return f"{shown}, ..." if len(names) > _SHOWN else shown
