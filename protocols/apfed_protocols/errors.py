@@ -63,4 +63,4 @@ class UnsafeChoiceWarning(UserWarning):
 
 
 class ClippingWarning(UserWarning):
-    """A contribution was clipped, so that the sum is not that of the values; says how many rows."""
+    """A contribution was clipped, or rounded to 0, so that the sum is not that of the values."""

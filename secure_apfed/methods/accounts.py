@@ -17,6 +17,7 @@ from apfed_protocols.randomness import derive_key, fresh_key
 from apfed_protocols.seal import Identity, fresh_identity
 from apfed_protocols.sums import SecureSum
 from apfed_protocols.sums.fixed_point import FixedPoint
+from apfed_protocols.sums.interface import USUAL_BITS
 from secure_apfed.defences import DEFENCES, GradientDefence, gradient_defences
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.labellers.guarantee import distance_in_steps
@@ -312,4 +313,4 @@ def _sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
 def _quantiser(config: RunSettings) -> FixedPoint:
     clip = clip_of(config)
     assert clip is not None
-    return FixedPoint(clip_norm=clip, bits=config.secure_sum.bits, contributors=1)
+    return FixedPoint(clip_norm=clip, bits=config.secure_sum.bits or USUAL_BITS, contributors=1)

@@ -26,6 +26,7 @@ from apfed_protocols.products import (
     ProductReceiver,
     SumOfProducts,
 )
+from apfed_protocols.sums.interface import USUAL_BITS
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
@@ -288,7 +289,7 @@ class EncryptedVotes(VotesMethod):
         return {
             "scheme": SumOfProducts.scheme,
             "masks": SumOfProducts.masks,
-            "bits": settings.bits,
+            "bits": settings.bits or USUAL_BITS,
             "candidates": terms.settings.candidates,
             "allow_single_passive": settings.allow_single_passive,
             **terms.noise_terms(),
@@ -314,7 +315,7 @@ class _Terms(VoteTerms):
     @property
     def levels(self) -> int:
         """L, steps of fixed point for a vote of 1."""
-        return int(2 ** (self.own.config.secure_sum.bits - 1) - 1)
+        return int(2 ** ((self.own.config.secure_sum.bits or USUAL_BITS) - 1) - 1)
 
     @cached_property
     def release(self) -> SummedRelease | None:
@@ -348,7 +349,7 @@ class _Terms(VoteTerms):
                 people=size.people,
                 columns=self.classes,
                 labelled=size.labelled,
-                bits=settings.bits,
+                bits=settings.bits or USUAL_BITS,
                 noise=release.deviation if release else None,
                 candidates=self.settings.candidates,
                 allow_single=settings.allow_single_passive,

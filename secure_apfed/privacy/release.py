@@ -288,20 +288,20 @@ class PrivateContributions(_Charged):
             tuple(shape), self.noise, step=self._charge(charged), digest=b""
         )
 
-    def _count_rows(self, shape: tuple[int, ...]) -> int:
+    def _count_rows(self, shape: object) -> int:
         """Return how many rows a contribution of this shape has; refuse one that is not stated."""
-        sizes = isinstance(shape, tuple | list) and all(is_whole(size) for size in shape)
-        if not sizes or min(shape, default=0) < 0:
+        sizes: list[Any] = list(shape) if isinstance(shape, tuple | list) else [None]
+        if not all(is_whole(size) and size >= 0 for size in sizes):
             raise LocalProtocolError(
-                f"PrivateContributions: the shape of a contribution is whole numbers from 0 on, as "
+                "PrivateContributions: the shape of a contribution is whole numbers from 0 on, as "
                 f"(rows, numbers), got {shape!r:.80}"
             )
-        count = shape[0] if len(shape) > 1 else 1
-        numbers = math.prod(shape[1:] if len(shape) > 1 else shape)
+        count = sizes[0] if len(sizes) > 1 else 1
+        numbers = math.prod(sizes[1:] if len(sizes) > 1 else sizes)
         if numbers != self._numbers or 1 < self._moved < count:
             raise LocalProtocolError(
                 f"the account is of rows of {self._numbers} numbers, {self._moved} of which a "
-                f"person moves, got a contribution of shape {tuple(shape)}; make another"
+                f"person moves, got a contribution of shape {tuple(sizes)}; make another"
             )
         return count
 

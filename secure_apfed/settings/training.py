@@ -305,7 +305,9 @@ class SumSettings(Settings):
         masks: what is added to them before.
         clip: C, the L2 bound of one row of lambda_p dl_p/dz (of the row's own loss); null: no clip
             (only where nothing is quantised). It is taken before the mean over the batch.
-        bits: fixed-point bits of one value.
+        bits: fixed-point bits of one value, 2 to 24; null: the most that the sum carries at no more
+            bytes than 16 bits take. 16 of votes, of averages, whose last digits tell what one
+            passive gave, and under noise, which is larger than what rounding loses.
         allow_single_passive: with one passive the "sum" is its gradient; refused otherwise.
         threshold: under recoverable masks, passives without whom a step has no sum. Training goes
             on without those who fall silent until fewer are left. More than half of all; null:
@@ -327,9 +329,9 @@ class SumSettings(Settings):
     clip: Annotated[
         float | None, higher_is_less(EVERYBODY, "one row, or one party, may move a sum further")
     ] = Field(1.0, gt=0)
-    bits: Annotated[int, higher_is_less(PASSIVES, "sums are told more finely")] = Field(
-        16, ge=2, le=24
-    )
+    bits: Annotated[
+        int | None, higher_is_less(PASSIVES, "sums are told more finely", null=16)
+    ] = Field(None, ge=2, le=24)
     allow_single_passive: Annotated[
         bool, other_is_less(PASSIVES, "the active reads what the only one adds", False, True)
     ] = False

@@ -279,7 +279,8 @@ def outcome(name: str, one: Any, two: Any) -> Any:
 
 
 def require_right_or_refused(name: str, one: pd.DataFrame, two: pd.DataFrame) -> None:
-    refused = ""
+    refused: str = ""
+    found: Any = None
     try:
         found = outcome(name, one, two)
     except REFUSALS as error:

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,7 +115,7 @@ MISUSES: dict[str, Any] = {
     "a: leaf .0. is None; .*without a gradient": lambda: call({**GOOD, "a": [None]}),
     "a: a contribution is of object": lambda: call({**GOOD, "a": np.array([None])}),
     "is of integers, and a sum is off by up to": lambda: secure_sum(
-        "masked", NAMES, to="x", clip=1e6
+        "masked", NAMES, to="x", clip=1e6, bits=16
     )(dict.fromkeys(NAMES, np.ones(2, int))),
     "beyond 127, the end of its type": lambda: secure_sum("masked", NAMES, to="x", clip=999)(
         dict.fromkeys(NAMES, np.full(2, 100, np.int8))
@@ -183,17 +184,211 @@ def test_misuse_costs_a_session_nothing_and_a_fork_is_refused() -> None:
         assert "belongs to the process that made it" in said["step"]
 
 
-def test_rows_beyond_the_clip_are_counted_and_said_once() -> None:
+def warnings_of(call: Callable[[], object]) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [str(one.message) for one in caught if one.category is ap.ClippingWarning]
+
+
+def test_rows_beyond_the_clip_are_counted_and_said_at_1_10_100() -> None:
     session = secure_sum("masked", NAMES, to="x", clip=2)
     long = {name: np.ones((3, 16)) if name == "b" else np.zeros((3, 16)) for name in NAMES}
     with pytest.warns(ap.ClippingWarning, match="b clipped 3 of 3 rows to norm 2, .* norm 4"):
         assert np.allclose(session(long), 0.5, atol=1e-3)
-    session(long)
+    said = [warnings_of(lambda: session(long)) for _ in range(40)]
+    assert [3 * (at + 2) for at, each in enumerate(said) if each] == [12, 102]
     held = session.clipping["b"]
-    assert (held.rows, held.clipped, held.largest_norm) == (6, 6, 4.0)
-    agreed = secure_sum("masked", NAMES, to="x", clip="agree")
-    assert np.allclose(agreed({**long, "a": np.full((3, 16), 0.6)}), 1.6, atol=1e-3)
-    assert (agreed.clip, agreed.clipping["b"].clipped) == (4.0, 0)
+    assert (held.rows, held.clipped, held.largest_norm) == (123, 123, 4.0)
+
+
+def test_numbers_below_the_rounding_are_counted_and_said_at_1_10_100() -> None:
+    session = secure_sum("masked", NAMES, to="x", clip=10, bits=16)
+    small = {name: np.full(4, 1e-5) if name == "a" else np.ones(4) for name in NAMES}
+    with pytest.warns(ap.ClippingWarning, match="a: 4 of 4 numbers are below half a step"):
+        session(small)
+    said = [warnings_of(lambda: session(small)) for _ in range(30)]
+    assert [at + 2 for at, each in enumerate(said) if each] == [10]
+    held = session.clipping["a"]
+    assert (held.numbers, held.lost, held.too_small) == (124, 124, 31)
+    assert session.clipping["b"].too_small == 0
+    assert not warnings_of(lambda: session(dict.fromkeys(NAMES, np.zeros(4))))
+    many = {name: np.array([1e-5] + [1.0] * 10) for name in NAMES}  # fewer than a tenth are lost
+    assert not warnings_of(lambda: secure_sum("masked", NAMES, to="x", clip=10, bits=16)(many))
+
+
+def test_a_sum_with_noise_says_nothing_of_numbers_below_the_rounding() -> None:
+    session = secure_sum("masked", NAMES, to="x", clip=10, noise=30)
+    assert not warnings_of(lambda: session(dict.fromkeys(NAMES, np.full(4, 1e-5))))
+
+
+def of_norm(norm: float, seed: int = 0, rows: int = 5) -> Any:
+    drawn = np.random.default_rng(seed).normal(size=(rows, 8))
+    return norm * drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+
+
+def relative_error(found: Any, right: Any) -> float:
+    return float(np.linalg.norm(found - right) / np.linalg.norm(right))
+
+
+def test_an_agreed_clip_has_headroom() -> None:
+    session = secure_sum("masked", NAMES, to="x", clip="agree")
+    session({name: of_norm(2.0) for name in NAMES})
+    assert session.clip == 8.0
+    assert not warnings_of(lambda: session({name: of_norm(7.9) for name in NAMES}))
+    assert (session.clip, session.clipping["a"].clipped) == (8.0, 0)
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("masked", 7), ("recoverable", 3), ("masked bfv", 2)])
+@pytest.mark.parametrize("growth", [10.0, 0.1])
+def test_a_clip_is_agreed_anew_where_values_outgrow_or_fall_below_it(
+    kind: str, steps: int, growth: float
+) -> None:
+    session = secure_sum(kind, NAMES, to="x", clip="agree", bits=16)
+    clips = []
+    for step in range(steps):
+        values = {
+            name: of_norm(growth ** (step * 7 / steps), seed=place)
+            for place, name in enumerate(NAMES)
+        }
+        assert not warnings_of(lambda given=values: clips.append(session(given)))  # type: ignore[misc]
+        assert relative_error(clips[-1], sum(values.values())) < 0.1
+    assert {one.clipped for one in session.clipping.values()} == {0}
+    assert {one.rows for one in session.clipping.values()} == {5 * steps}  # counted on through all
+
+
+@pytest.mark.parametrize("others", [1, 2, 9])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("lie", [0.0, 1e25])
+def test_one_contributor_moves_the_agreed_clip_by_256_at_most(
+    lie: float, seed: int, others: int
+) -> None:
+    honest = {f"p{place}": of_norm(3.0, seed=seed + place) for place in range(others)}
+    names = ["liar", *honest] if seed else [*honest, "liar"]
+    session = secure_sum("masked", names, to="x", clip="agree")
+    values = {**honest, "liar": of_norm(lie)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ap.ClippingWarning)
+        total = session(values)
+        session(values)
+    assert 4 * 4 <= session.clip <= 256 * 4
+    added = of_norm(session.clip) if lie else 0
+    right = sum(honest.values())
+    assert relative_error(total - added, right) < 1e-3
+    assert {session.clipping[name].clipped for name in honest} == {0}
+
+
+@pytest.mark.parametrize(("count", "is_clipped"), [(2, True), (3, False)])
+def test_a_tiny_size_clips_the_other_of_two_which_is_told_and_nobody_of_three(
+    count: int, is_clipped: bool
+) -> None:
+    session = secure_sum("masked", NAMES[:count], to="x", clip="agree")
+    values = {name: of_norm(1e-20 if name == "a" else 1.0) for name in NAMES[:count]}
+    said = warnings_of(lambda: session(values))
+    assert any(each.startswith("b clipped 5 of 5 rows") for each in said) is is_clipped
+    assert any(each.startswith("a: 40 of 40 numbers") for each in said) is not is_clipped
+
+
+def play_apart(session_of: Callable[[], ap.SumSession], values: Any) -> list[Any]:
+    """Each party in a thread with a session and a queue of its own; what each ends with."""
+    inboxes: dict[str, Any] = {me: SimpleQueue() for me in (*NAMES, "x")}
+    bodies: dict[str, Any] = {}
+
+    def party(me: str) -> Any:
+        session = session_of()
+        links: dict[str, Any] = {
+            "send": lambda to, body: inboxes[to].put((me, body)),
+            "receive": lambda: inboxes[me].get(timeout=20),
+        }
+        own = [None if me == "x" else one[me] for one in values]
+        role: Any = session.join(me, first=own[0], **links)
+        clips = [session.clip]
+        for step in own:
+            before = role
+            role = session.agree_anew(role, me, values=step, **links)
+            assert (role is before) is (session.clip == clips[-1])
+            clips.append(session.clip)
+        if me != "x":
+            bodies[me] = role.contribute(own[-1])
+            return clips
+        return clips, role
+
+    with ThreadPoolExecutor(4) as pool:
+        ended = [*pool.map(party, (*NAMES, "x"))]
+    clips, receiver = ended.pop()
+    total = receiver.decode(receiver.combine(bodies), values[-1]["a"])
+    return [total, clips, *ended]
+
+
+def test_parties_apart_agree_anew_on_what_one_process_agrees_on() -> None:
+    sizes = (1.0, 3.0, 100.0, 100.0, 1e-4)
+    values = [{name: of_norm(size, seed=ord(name)) for name in NAMES} for size in sizes]
+    total, *clips = play_apart(
+        lambda: secure_sum("masked", NAMES, to="x", clip="agree", session="s", bits=16), values
+    )
+    alone = secure_sum("masked", NAMES, to="x", clip="agree", bits=16)
+    here = []
+    for given in values:
+        alone(given)
+        here.append(alone.clip)
+    assert len({tuple(each) for each in clips}) == 1
+    assert clips[0][1:] == here
+    assert len(set(here)) == 3
+    assert relative_error(total, sum(values[-1].values())) < 0.01
+
+
+def test_messages_that_run_ahead_of_an_agreement_are_kept_for_what_they_belong_to() -> None:
+    session = secure_sum("masked", NAMES, to="x", clip="agree", session="s")
+    other = secure_sum("masked", NAMES, to="x", clip="agree", session="s")
+    other({name: of_norm(1.5) for name in NAMES})  # settles on the same clip
+    ahead = next(iter(other.contributor("b").start())).body
+    arriving = iter([("b", b"\1"), ("b", ahead), ("c", b"\1"), ("c", ahead), ("x", ahead)])
+    links: Any = {"send": lambda *_: None, "receive": lambda: next(arriving)}
+    role = session.join("a", first=of_norm(1.5), **links)
+    assert role.finished
+
+
+BAD_SIZES = {"nothing": b"", "two bytes": b"\1\1", "no exponent": b"\x65", "a flag": b"\x66"}
+
+
+@pytest.mark.parametrize("bad", BAD_SIZES)
+def test_a_size_that_is_none_is_refused(bad: str) -> None:
+    session = secure_sum("masked", NAMES, to="x", clip="agree", session="s")
+    with pytest.raises(RemoteProtocolError, match="b told a no size of its rows"):
+        session.join("a", first=1.0, send=lambda *_: None, receive=lambda: ("b", BAD_SIZES[bad]))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "ckks", "bfv", *usable(["crypten"])])
+@pytest.mark.parametrize("contributors", [2, 3, 20, 200])
+def test_default_bits_are_the_most_at_no_more_bytes(kind: str, contributors: int) -> None:
+    names = [f"p{place}" for place in range(contributors)]
+
+    def make(bits: int | None) -> Any:
+        try:
+            return secure_sum(kind, names, to="x", by="y", clip=1, bits=bits).described
+        except LocalProtocolError:
+            return None
+
+    chosen = make(None)
+    bits, usual = chosen.agreement.bits, make(16)
+    finer = [make(more) for more in range(bits + 1, 25)]
+    assert bits >= 16 or usual is None
+    assert all(one is None or one.value_bytes > chosen.value_bytes for one in finer)
+    if usual is not None:
+        assert chosen.value_bytes == usual.value_bytes
+
+
+def test_noise_in_steps_keeps_the_bits_that_its_steps_go_by() -> None:
+    session = secure_sum("masked", NAMES, to="x", clip=1, noise=5)
+    assert session.described.agreement.bits == 16
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "ckks", "bfv"])
+def test_bytes_of_a_value_are_those_that_a_contribution_has(kind: str) -> None:
+    session = secure_sum(kind, NAMES, to="x", by="y", clip=1)
+    contributors, _ = session._roles
+    body = contributors["a"].contribute(np.zeros((64, 256)))
+    assert len(body) / (64 * 256) == pytest.approx(session.described.value_bytes, rel=0.1)
 
 
 def test_threads_take_turns_and_a_step_is_used_once() -> None:

@@ -32,7 +32,7 @@ from apfed_attacks.view import AttackError, Played
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import PlainSum
 from apfed_protocols.sums.fixed_point import clip_rows
-from apfed_protocols.sums.interface import FloatArray, StepBinding, SumAgreement
+from apfed_protocols.sums.interface import USUAL_BITS, FloatArray, StepBinding, SumAgreement
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import VerticalData, load_data
@@ -321,8 +321,8 @@ class LiveRun(LiveSession[ApfedActive]):
         plain = PlainSum(
             SumAgreement(
                 session=contract.session, receiver=contract.active, combiner=AGGREGATOR,
-                contributors=tuple(names), clip_norm=settings.clip or 1.0, bits=settings.bits,
-                allow_single=True,
+                contributors=tuple(names), clip_norm=settings.clip or 1.0,
+                bits=settings.bits or USUAL_BITS, allow_single=True,
             ),
             clip=settings.clip is not None,
         )  # fmt: skip

@@ -54,14 +54,25 @@ def checked_matrix(values_BD: object) -> FloatArray:
     return values_BD
 
 
+TOO_MANY_CLIPPED = 0.01
+"""Share of rows beyond the bound above which another bound is asked for."""
+TOO_MANY_LOST = 0.1
+"""Share of numbers other than 0 that round to 0 above which a contribution is too small: of normal
+numbers that have it a sum is off by about 7 %.
+"""
+
+
 @dataclass
 class Clipping:
-    """What one party clipped so far: its own knowledge, which no message carries.
+    """What one party's contributions lost to clip and rounding: its own knowledge, never sent.
 
     Attributes:
         rows, clipped: how many rows it contributed, and how many of them were beyond the bound.
         largest_norm: the largest L2 norm of a row before it was clipped; infinite where its
             squares overflow.
+        numbers, lost: how many numbers other than 0 it contributed, and how many of them lie below
+            half a step of fixed point, so that 0 was added.
+        too_small: contributions of which `TOO_MANY_LOST` or more were lost.
         quiet: warn of nothing; for a caller that reports these figures itself.
     """
 
@@ -69,22 +80,49 @@ class Clipping:
     clipped: int = 0
     largest_norm: float = 0.0
     quiet: bool = False
+    numbers: int = 0
+    lost: int = 0
+    too_small: int = 0
 
     def count(self, norm_B: NDArray[np.float64], clip_norm: float) -> None:
         self.rows += len(norm_B)
         self.clipped += int(np.count_nonzero(norm_B > clip_norm))
         self.largest_norm = max(self.largest_norm, float(norm_B.max()))
 
-    def warn(self, me: str, clip_norm: float, already: int) -> None:
-        """Say what was clipped if it is the first time, `already` being the count before."""
-        if self.clipped and not already and not self.quiet:
+    def count_lost(self, numbers: int, kept: int) -> None:
+        """Count one contribution: its numbers other than 0 before and after rounding."""
+        lost = numbers - kept
+        self.numbers += numbers
+        self.lost += lost
+        if lost and lost >= TOO_MANY_LOST * numbers:
+            self.too_small += 1
+
+    def warn(self, me: str, point: "FixedPoint", before: "Clipping") -> None:
+        """Warn where a count reached 1, 10, 100, ... since `before`."""
+        if self.quiet:
+            return
+        if reached_power_of_ten(before.clipped, self.clipped):
             warnings.warn(
-                f"{me} clipped {self.clipped} of {self.rows} rows to norm {clip_norm:g}, the "
+                f"{me} clipped {self.clipped} of {self.rows} rows to norm {point.clip_norm:g}, the "
                 f"largest of norm {self.largest_norm:.3g}: the sum is of what was left. Agree on a "
                 f"larger clip where that is not meant; {me}'s `clipping` counts on",
                 ClippingWarning,
                 stacklevel=4,
             )
+        if reached_power_of_ten(before.too_small, self.too_small):
+            warnings.warn(
+                f"{me}: {self.lost} of {self.numbers} numbers are below half a step of fixed "
+                f"point, {point.clip_norm / point.levels / 2:.3g}, and were added as 0; so were a "
+                f"tenth or more in {self.too_small} contributions. Agree on a smaller clip than "
+                f"{point.clip_norm:g} or more bits than {point.bits}; {me}'s `clipping` counts on",
+                ClippingWarning,
+                stacklevel=4,
+            )
+
+
+def reached_power_of_ten(before: int, after: int) -> bool:
+    """Return whether a count that grew reached or passed one of 1, 10, 100, ..."""
+    return after > 0 and len(str(after)) > (len(str(before)) if before else 0)
 
 
 def clip_rows(
@@ -186,6 +224,9 @@ class FixedPoint:
         levels_BD *= self.levels / self.clip_norm
         # A norm of C (1 + 1e-15 sqrt(D)) rounds to `levels`, never beyond.
         np.rint(levels_BD, out=levels_BD)
+        if clipping is not None and not self.noise:  # which is larger than what rounding loses
+            kept = int(np.count_nonzero(levels_BD))
+            clipping.count_lost(int(np.count_nonzero(values_BD)), kept)
         if noise_BD is None and not self.noise:
             return levels_BD.astype(width)
         noise_BD = self.checked_noise(noise_BD, values_BD.shape)

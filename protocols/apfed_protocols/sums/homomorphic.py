@@ -131,6 +131,12 @@ class HomomorphicSum(SecureSum, ABC):
     def packing(self) -> Packing:
         return self.headroom.packing
 
+    @property
+    def value_bytes(self) -> float:
+        """Of two polynomials of residues, over the values that lie in their slots."""
+        ciphertext = 2 * DEGREE * math.ceil(self.headroom.primes[0] / 8)
+        return ciphertext / (self.packing.slots * self.packing.fields)
+
     def integers(self, slots: NDArray[Any]) -> NDArray[np.int64]:
         return slots.astype(np.int64, copy=False)
 

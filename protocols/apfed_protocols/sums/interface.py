@@ -25,6 +25,10 @@ _DIGEST_BYTES = 32
 _POSITION_BYTES = 2
 _MAX_CONTRIBUTORS = 1024
 _MIN_CLIP_NORM, _MAX_CLIP_NORM = 1e-30, 1e30
+MOST_BITS = 24
+"""Signed fixed-point bits of one value, at most: floats of 32 bits hold no more."""
+USUAL_BITS = 16
+"""Bits of an agreement that does not say: the unit of noise that is given in steps goes by them."""
 FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.int64]
 
@@ -54,7 +58,7 @@ class SumAgreement:
     combiner: str
     contributors: tuple[str, ...]
     clip_norm: float
-    bits: int = 16
+    bits: int = USUAL_BITS
     allow_single: bool = False
     threshold: int | None = None
     noise: int | None = None
@@ -100,8 +104,8 @@ class SumAgreement:
             raise LocalProtocolError(
                 f"clip_norm lies in {_MIN_CLIP_NORM:g}..{_MAX_CLIP_NORM:g}, got {self.clip_norm!r}"
             )
-        if not 2 <= self.bits <= 24:
-            raise LocalProtocolError(f"bits lies in 2..24, got {self.bits}")
+        if not 2 <= self.bits <= MOST_BITS:
+            raise LocalProtocolError(f"bits lies in 2..{MOST_BITS}, got {self.bits}")
         if self.threshold is not None and not 1 <= self.threshold <= len(self.contributors):
             raise LocalProtocolError(
                 f"threshold lies in 1..{len(self.contributors)}, the number of contributors, got "

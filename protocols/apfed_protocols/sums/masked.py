@@ -265,6 +265,10 @@ class MaskedSum(SecureSum):
     def word(self) -> Word:
         return _RINGS[self.ring_bits]
 
+    @property
+    def value_bytes(self) -> float:
+        return self.word.itemsize
+
     def receiver(self) -> "MaskedReceiver":
         return MaskedReceiver(self)
 

@@ -11,7 +11,7 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from numbers import Number
 from typing import Any, ClassVar, Protocol, overload
@@ -48,6 +48,9 @@ __all__ = [
     "role_of",
     "template",
 ]
+
+
+_INTEGER_BYTES = 8.0
 
 
 class KeepsSecrets:
@@ -171,6 +174,11 @@ class SecureSum(DescribedSum, ABC):
         )
         return "\n".join(parts)
 
+    @property
+    def value_bytes(self) -> float:
+        """Bytes on the wire of one value of a long contribution, frames apart."""
+        return _INTEGER_BYTES
+
     @abstractmethod
     def receiver(self) -> "SumReceiver": ...
 
@@ -255,7 +263,8 @@ class SumContributor(Role, ABC):
                 bound.
 
         Warns:
-            ClippingWarning: the first time that rows are beyond C; `clipping` counts all.
+            ClippingWarning: the 1st, 10th, 100th, ... time that a row is beyond C, or that a tenth
+                or more of a contribution's numbers round to 0; `clipping` counts all.
         """
         refuse_gradients(values, self.me)
         flat = flatten(values)
@@ -267,7 +276,7 @@ class SumContributor(Role, ABC):
         self, flat: Flattened, binding: StepBinding, noise_BD: IntArray | None
     ) -> bytes:
         values_BD, deviation = flat.matrix, self._sum.agreement.noise
-        already = self.clipping.clipped
+        before = replace(self.clipping)
         if noise_BD is None and deviation is not None:
             noise_BD = discrete_gaussian(
                 self._noise_key, binding.digest, deviation=deviation, shape=values_BD.shape
@@ -279,7 +288,7 @@ class SumContributor(Role, ABC):
         blobs = self._protect(numbers_BD, binding)
         rows, columns = values_BD.shape
         body = self._frames.contribution(self.me, binding, (rows, columns), blobs)
-        self.clipping.warn(self.me, self._sum.agreement.clip_norm, already)
+        self.clipping.warn(self.me, self._sum.fixed_point, before)
         return body
 
     @property

@@ -24,8 +24,15 @@ from apfed_protocols.gradients import (
 )
 from apfed_protocols.randomness import ForkCheck, fresh_key
 from apfed_protocols.sums import SECURE_SUMS
-from apfed_protocols.sums.fixed_point import Clipping, checked_matrix, clip_rows
-from apfed_protocols.sums.interface import StepBinding, SumAgreement, spelled
+from apfed_protocols.sums.bits import choose_bits
+from apfed_protocols.sums.fixed_point import (
+    TOO_MANY_CLIPPED,
+    Clipping,
+    FixedPoint,
+    checked_matrix,
+    clip_rows,
+)
+from apfed_protocols.sums.interface import MOST_BITS, USUAL_BITS, StepBinding, SumAgreement, spelled
 from apfed_protocols.sums.put_away import Book, take_up
 from apfed_protocols.sums.recoverable import RecoverableSum
 from apfed_protocols.sums.roles import (
@@ -49,13 +56,21 @@ _SHORT = {
     "masked bfv": spelled("bfv", "pairwise"),
 }
 _LEAST_EXPONENT, _MOST_EXPONENT = -99, 99
+_MOST_EARLY = 1024
+_FITS = 101
+_DOES_NOT_FIT = 102
+_HEADROOM_EXPONENTS = 2
+"""How far C lies above the largest row: values may grow fourfold before one is clipped."""
+_SWAY_EXPONENTS = 6
+"""How far one contributor raises C above the lower median: the bits that it costs the others."""
 Role = SumReceiver | SumCombiner | SumContributor | ReceivingCombiner
 
 
 def secure_sum(
     name: str, contributors: Iterable[str], *, to: str, clip: float | Literal["agree"],
-    by: str | None = None, bits: int = 16, session: str | None = None, threshold: int | None = None,
-    noise: int | None = None, allow_single: bool = False, allow_single_reader: bool = False,
+    by: str | None = None, bits: int | None = None, session: str | None = None,
+    threshold: int | None = None, noise: int | None = None, allow_single: bool = False,
+    allow_single_reader: bool = False,
 ) -> "SumSession":  # fmt: skip
     """A sum, ready to be called with the values of all contributors, or to hand out its roles.
 
@@ -70,12 +85,17 @@ def secure_sum(
         contributors: names of those who add, in an order that all parties know.
         to: who reads the sum.
         clip: C, the L2 bound of a row of what one contributes (`apfed_protocols.trees` says what a
-            row is); rows beyond it are scaled down to it, with a warning. "agree": the smallest
-            power of two that no row of the first values exceeds. To find it each contributor
+            row is); rows beyond it are scaled down to it, with a warning. "agree": 4 times the
+            largest row of the first values, as `ClipAgreement` finds it, and anew in any call in
+            one process in which 1 % of a contributor's rows are beyond it, or a tenth of its
+            numbers are lost below the rounding and a smaller one would help. Each contributor
             tells all parties the power of two at or above its own largest row, and no more.
         by: who combines. None: `to`, which needs a sum under masks.
         bits: of one number in fixed point, sign included; each contributor adds an error of at
-            most C / (2^bits - 2) to a number.
+            most C / (2^bits - 2) to a number. None: the most that this sum carries at no more bytes
+            than 16 bits take, up to 24; with noise, whose steps go by them, 16. Where few values
+            are possible (hard votes, say) the last digits of a sum may tell who gave which: say
+            fewer.
         session: names this sum, the same at all parties. None: a random one, for one process.
         threshold: under "recoverable", how many must answer; None: all. Below all, whoever reads
             the sum can read one contributor's part out of two sums.
@@ -100,12 +120,17 @@ def secure_sum(
         combiner=to if by is None else by,
         contributors=contributors,  # type: ignore[arg-type]  # which makes them a tuple
         clip_norm=1.0 if clip == "agree" else clip,
-        bits=bits,
+        bits=USUAL_BITS if bits is None else bits,
         threshold=threshold,
         noise=noise,
         allow_single=allow_single,
     )
-    described = kind(agreement, allow_single_reader=allow_single_reader)
+
+    def make(bits: int) -> SecureSum:
+        return kind(replace(agreement, bits=bits), allow_single_reader=allow_single_reader)
+
+    is_chosen = bits is None and noise is None
+    described = make(choose_bits(make) if is_chosen else agreement.bits)
     return SumSession(described, agreed=clip != "agree")
 
 
@@ -118,6 +143,9 @@ class SumSession(KeepsSecrets):
 
     def __init__(self, described: SecureSum, *, agreed: bool = True) -> None:
         self.described, self._agreed = described, agreed
+        # What an agreement tells is not covered by the noise, so there is one of them.
+        self._agrees_anew = not agreed and described.agreement.noise is None
+        self._early: list[tuple[str, bytes]] = []
         self._turn, self._step, self._left = threading.Lock(), 0, set[str]()
         self._fork_check = ForkCheck("this sum")
 
@@ -138,7 +166,8 @@ class SumSession(KeepsSecrets):
                 empty or no numbers (no step is used then); or a copy by a fork.
 
         Warns:
-            ClippingWarning: the first time that a contributor's rows are beyond the clip.
+            ClippingWarning: the 1st, 10th, 100th, ... time that a contributor's row is beyond the
+                clip, or that a tenth or more of its numbers round to 0.
         """
         self._fork_check.require()
         require_numbers(values, "this sum")
@@ -147,8 +176,15 @@ class SumSession(KeepsSecrets):
         if connected:
             require_addable_gradients({name: values[name] for name in flat})
         with self._turn:
-            if not self._agreed:
-                parties = {name: ClipAgreement(name, flat, flat[name].matrix) for name in flat}
+            if not self._agreed or self._agrees_anew:
+                agreement = self.described.agreement
+                current = agreement.clip_norm if self._agreed else None
+                parties = {
+                    name: ClipAgreement(
+                        name, flat, own.matrix, current=current, bits=agreement.bits
+                    )
+                    for name, own in flat.items()
+                }
                 converse(parties)
                 self._settle(next(iter(parties.values())).clip)
             total = self._added(flat)
@@ -291,27 +327,117 @@ class SumSession(KeepsSecrets):
             LocalProtocolError: no party has that name; or no first values where there must be.
             RemoteProtocolError: a peer's message is malformed, unexpected or of a stranger.
         """
-        agreement = self.described.agreement
-        everybody = {agreement.receiver, agreement.combiner, *agreement.contributors}
         if not self._agreed:
-            matrix = None if first is None else flatten(first).matrix
-            if me in agreement.contributors and matrix is None:
-                raise LocalProtocolError(f"{me} gives its first values, for a clip to be agreed")
-            names = agreement.contributors
-            agree = ClipAgreement(me, names, matrix, told=everybody)
-            hold(agree, me, everybody - {me}, send=send, receive=receive)
-            self._settle(agree.clip)
-        return join_sum(self.described, me, send=send, receive=receive)
+            self._agree(me, send, receive, first, anew=False)
+        return self._join(me, send, receive)
+
+    def agree_anew(
+        self, role: Role, me: str, *, send: Callable[[str, bytes], object],
+        receive: Callable[[], tuple[str, bytes]], values: Any = None,
+    ) -> Role:  # fmt: skip
+        """Ask all contributors whether the agreed clip still fits, and agree anew if it does not.
+
+        For roles in processes of their own, made by `join` with `clip="agree"`. All parties call it
+        between the same two steps, by a rule that all know: before each step, or before steps 1, 2,
+        4, 8, ... What is agreed follows from what all heard, so it is the same at every party. Each
+        contributor tells all parties one bit; where somebody's values do not fit, each its size as
+        in `ClipAgreement`. A contributor that always says no learns the others' sizes anew each
+        time, and costs them a set-up if these differ.
+
+        Args:
+            role: of `me` so far.
+            send, receive: as of `join`; contributions go another way, as another queue.
+            values: a contributor's, which it is about to contribute.
+
+        Returns:
+            The same role where C stays; else a new one under the new C, with keys of its own, whose
+            steps begin at 0. The old one is of no more use.
+
+        Raises:
+            LocalProtocolError, RemoteProtocolError: as `join`, or the clip was a number.
+        """
+        if not self._agrees_anew:
+            raise LocalProtocolError(
+                f"{me}: nothing is agreed anew where the clip is a number, or under noise, which "
+                f'does not cover what an agreement tells; it is {self.clip:g}. Say clip="agree" '
+                "and no noise, or begin a new sum"
+            )
+        self._require_clip()
+        if not self._agree(me, send, receive, values, anew=True):
+            return role
+        joined = self._join(me, send, receive)
+        if isinstance(joined, SumContributor) and isinstance(role, SumContributor):
+            joined.clipping = role.clipping
+        return joined
+
+    def _agree(
+        self, me: str, send: Callable[[str, bytes], object],
+        receive: Callable[[], tuple[str, bytes]], values: Any, *, anew: bool,
+    ) -> bool:  # fmt: skip
+        """Hold the agreement of a clip over links; return whether it is another one."""
+        agreement = self.described.agreement
+        names = agreement.contributors
+        everybody = {agreement.receiver, agreement.combiner, *names}
+        matrix = None if values is None else flatten(values).matrix
+        if me in names and matrix is None:
+            which = "its next values" if anew else "its first values"
+            raise LocalProtocolError(f"{me} gives {which}, for a clip to be agreed")
+        current = agreement.clip_norm if anew else None
+        agree = ClipAgreement(
+            me, names, matrix, told=everybody, current=current, bits=agreement.bits
+        )
+
+        def receive_of_agreement() -> tuple[str, bytes]:
+            """Return the next message that is of this agreement; keep those that run ahead."""
+            for place, (sender, body) in enumerate(self._early):
+                if agree.awaits(sender, body):
+                    del self._early[place]
+                    return sender, body
+            while True:
+                sender, body = receive()
+                if sender not in everybody or agree.awaits(sender, body):
+                    return sender, body
+                if len(self._early) >= _MOST_EARLY:
+                    raise RemoteProtocolError(
+                        f"{sender} sent {me} {len(body)} bytes while a clip is agreed, after "
+                        f"{_MOST_EARLY} messages that belong to no agreement; contributions go "
+                        "another way than what `receive` returns here"
+                    )
+                self._early.append((sender, body))
+
+        hold(agree, me, everybody - {me}, send=send, receive=receive_of_agreement)
+        return self._settle(agree.clip)
+
+    def _join(
+        self, me: str, send: Callable[[str, bytes], object],
+        receive: Callable[[], tuple[str, bytes]],
+    ) -> Role:  # fmt: skip
+        """Hold the set-up, those messages first that came while the clip was agreed."""
+        return join_sum(
+            self.described,
+            me,
+            send=send,
+            receive=lambda: self._early.pop(0) if self._early else receive(),
+        )
 
     def take_up(self, me: str, sealed: bytes, key: bytes, *, book: Book) -> SumContributor:
         """The role that `put_away` sealed; see `apfed_protocols.sums.put_away.take_up`."""
         return take_up(self.described, me, sealed, key, book=book)
 
-    def _settle(self, clip: float) -> None:
+    def _settle(self, clip: float) -> bool:
+        """Take an agreed clip; return whether it is another one, so that roles are made anew."""
+        if self._agreed and clip == self.described.agreement.clip_norm:
+            return False
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsafeChoiceWarning)  # of the plain sum, said before
             agreement = replace(self.described.agreement, clip_norm=clip)
             self.described, self._agreed = replace(self.described, agreement=agreement), True
+        if "_roles" in self.__dict__:
+            counted = self.clipping
+            del self.__dict__["_roles"]
+            for name, role in self._roles[0].items():
+                role.clipping = counted[name]
+        return True
 
     def _require_clip(self) -> None:
         if not self._agreed:
@@ -322,55 +448,134 @@ class SumSession(KeepsSecrets):
 
 
 class ClipAgreement(KeepsSecrets):
-    """A conversation in which contributors find one clip that their first values do not exceed.
+    """A conversation in which contributors find one clip for the values that they hold now.
 
     Each tells all parties the exponent of the power of two at or above the largest norm of its
-    rows: which of about 200 sizes its largest row has, and nothing else. The clip is the largest.
+    rows: which of about 200 sizes its largest row has, and nothing else; or that its values are
+    zero, and then it has no say. C is 4 times the largest that was told, for values that grow, and
+    at most 4 * 64 times the lower median of what was told.
+
+    What one contributor that lies can do: of three or more that tell a size, raise C to 256 times
+    the largest honest size at most, which costs the others 6 of their bits, and lower it to 4 times
+    the smallest honest size at most, so that longer honest rows are clipped, with a warning. Of two
+    that tell a size nobody knows who lies: a huge size costs 6 bits, and a tiny one makes the
+    other's rows be clipped to nearly nothing, which that one is warned of. A contributor that
+    deviates adds any numbers up to C in any case.
 
     Args:
         me: a contributor, or somebody who listens.
         contributors: who tells.
         matrix: the rows of `me`, (B, D); None: it listens.
         told: all parties; None: the contributors.
+        current: C so far, in an agreement anew: each first tells whether it still fits, one bit,
+            and sizes only if somebody's does not. None: there is none yet.
+        bits: of the sum, by which a contributor knows that its values are too small for C.
     """
 
     def __init__(
         self, me: str, contributors: Collection[str], matrix: Any = None,
-        told: Collection[str] | None = None,
+        told: Collection[str] | None = None, *, current: float | None = None,
+        bits: int = MOST_BITS,
     ) -> None:  # fmt: skip
         self.me, self._contributors = me, tuple(contributors)
         self._told = sorted({*(contributors if told is None else told)} - {me})
-        self._exponents = {} if matrix is None else {me: _exponent(matrix)}
+        self._current = current
+        self._own = None if matrix is None else _exponent(matrix)
+        self._fits: dict[str, bool] = {}
+        self._exponents: dict[str, int] = {}
+        if self._own is not None and current is None:
+            self._exponents[me] = self._own
+        elif self._own is not None and current is not None:
+            self._fits[me] = _still_fits(matrix, self._own, current, bits)
 
     def start(self) -> Iterable[Outgoing]:
-        body = self._exponents.get(self.me, 0).to_bytes(1, "big", signed=True)
-        return [Outgoing(to, body) for to in self._told] if self._exponents else []
+        if self._own is None:
+            return []
+        if self._current is None:
+            return self._tell(self._own)
+        return [*self._tell(_FITS if self._fits[self.me] else _DOES_NOT_FIT), *self._answer()]
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        exponent = int.from_bytes(body[:1], "big", signed=True)
-        fits = len(body) == 1 and _LEAST_EXPONENT <= exponent <= _MOST_EXPONENT
-        if sender not in self._contributors or sender in self._exponents or not fits:
+        number = int.from_bytes(body[:1], "big", signed=True) if len(body) == 1 else None
+        asks = self._current is not None and sender not in self._fits
+        allowed = (_FITS, _DOES_NOT_FIT) if asks else range(_LEAST_EXPONENT, _MOST_EXPONENT + 1)
+        if sender not in self._contributors or sender in self._exponents or number not in allowed:
+            expected = "whether the clip still fits" if asks else "one exponent"
             raise RemoteProtocolError(
-                f"{sender} told {self.me} no size of its rows: expected one exponent of "
+                f"{sender} told {self.me} no size of its rows: expected {expected} of "
                 f"{_LEAST_EXPONENT}..{_MOST_EXPONENT} of each of {', '.join(self._contributors)}, "
                 f"got {len(body)} bytes"
             )
-        self._exponents[sender] = exponent
+        assert number is not None
+        if asks:
+            self._fits[sender] = number == _FITS
+            return self._answer()
+        self._exponents[sender] = number
         return ()
+
+    def awaits(self, sender: str, body: bytes) -> bool:
+        """Return whether this message is the next of its sender in this agreement.
+
+        Who has heard everybody goes on, and what it sends then may overtake what others told.
+        """
+        if sender not in self._contributors or sender in self._exponents:
+            return False
+        if self._current is None or sender not in self._fits:
+            return True
+        number = int.from_bytes(body[:1], "big", signed=True)
+        return len(body) == 1 and _LEAST_EXPONENT <= number <= _MOST_EXPONENT
+
+    def _tell(self, number: int) -> list[Outgoing]:
+        body = number.to_bytes(1, "big", signed=True)
+        return [Outgoing(to, body) for to in self._told]
+
+    def _answer(self) -> list[Outgoing]:
+        """Tell the own size once everybody said whether C fits, and somebody's does not."""
+        if self._own is None or self.me in self._exponents or not self._asked_all:
+            return []
+        if all(self._fits.values()):
+            return []
+        self._exponents[self.me] = self._own
+        return self._tell(self._own)
+
+    @property
+    def _asked_all(self) -> bool:
+        return len(self._fits) == len(self._contributors)
 
     @property
     def finished(self) -> bool:
-        return len(self._exponents) == len(self._contributors)
+        stays = self._current is not None and self._asked_all and all(self._fits.values())
+        return stays or len(self._exponents) == len(self._contributors)
 
     @property
     def clip(self) -> float:
-        """C, a power of two. Raises LocalProtocolError: all first values were zero."""
-        largest = max(self._exponents.values())
-        if largest == _LEAST_EXPONENT:
+        """C, a power of two or the one so far. Raises LocalProtocolError: all values are zero."""
+        if self._current is not None and all(self._fits.values()):
+            return self._current
+        sizes = sorted(size for size in self._exponents.values() if size != _LEAST_EXPONENT)
+        if not sizes and self._current is not None:
+            return self._current
+        if not sizes:
             raise LocalProtocolError(
                 "no clip fits first values that are zero at all contributors; say a number"
             )
-        return float(2.0**largest)
+        median = sizes[(len(sizes) - 1) // 2]
+        agreed = min(sizes[-1], median + _SWAY_EXPONENTS) + _HEADROOM_EXPONENTS
+        return float(2.0 ** min(agreed, _MOST_EXPONENT))
+
+
+def _still_fits(matrix: Any, own: int, current: float, bits: int) -> bool:
+    """Return whether these rows, whose largest has the size 2^own, are added well under a clip.
+
+    They are not where more than `TOO_MANY_CLIPPED` of the rows lie beyond it; nor where they are
+    `Clipping.too_small` and a smaller clip would help.
+    """
+    seen = Clipping()
+    FixedPoint(clip_norm=current, bits=bits, contributors=1).quantise(matrix, clipping=seen)
+    if seen.clipped > TOO_MANY_CLIPPED * seen.rows:
+        return False
+    smaller = 2.0 ** (own + _HEADROOM_EXPONENTS + 1) <= current
+    return not (seen.too_small and smaller)
 
 
 def _exponent(matrix: Any) -> int:
