@@ -45,6 +45,7 @@ __all__ = [
     "encode_pieces",
     "id_texts",
     "require_comparable",
+    "require_one_column_order",
     "text_of",
 ]
 

@@ -101,15 +101,22 @@ def by_position(values: Any, what: str, *, error: type[Exception] = LocalProtoco
 def require_unlabelled(
     values: Any, what: str, *, error: type[Exception] = LocalProtocolError
 ) -> None:
-    """Refuse a series or frame whose index is another than 0 to n - 1 in that order.
+    """Refuse a series or frame in whose index a position of one row is the label of another.
 
-    For what is answered by positions, which a caller would look up among the labels.
+    For what is answered by positions: a caller who looked one up would get another row, and no
+    error. Labels that are no positions, such as those that dropped rows leave, look up nothing.
     """
-    arranged = by_position(values, what, error=error)
-    if arranged is not values:
+    index = _row_index(values, what)
+    if index is None or (getattr(index, "start", None) == 0 and getattr(index, "step", None) == 1):
+        return
+    labels = [_plain(label) for label in index.tolist()]
+    if any(
+        type(label) is int and 0 <= label < len(labels) and label != place
+        for place, label in enumerate(labels)
+    ):
         raise error(
-            f"{what}: its rows are labelled 0 to {len(values) - 1} in another order, and the "
-            "answer is positions, which would be taken for labels; give .reset_index(drop=True)"
+            f"{what}: the answer is positions from 0, and its index has such numbers as labels of "
+            "other rows; give .reset_index(drop=True), or .to_numpy()"
         )
 
 

@@ -179,19 +179,23 @@ def ids_of(two: Any) -> Any:
 
 
 def aligned(one: Any, two: Any) -> Any:
-    rows = align({"a": ids_of(one).tolist(), "b": ids_of(two)}, hub="a")
-    return sorted(zip(rows["a"].tolist(), rows["b"].tolist(), strict=True))
+    own = ids_of(one)
+    other = ids_of(two)
+    rows = align({"a": own.tolist(), "b": other}, hub="a")
+    common = zip(own.iloc[rows["a"]], other.iloc[rows["b"]], strict=True)
+    return sorted(map(tuple, common))
 
 
 def aligned_by_columns(one: Any, two: Any) -> Any:
     plain = one.map("{:.6f}".format).reset_index(drop=True)
     rows = align({"a": plain, "b": two.map("{:.6f}".format)}, hub="a")
-    return sorted(zip(rows["a"].tolist(), rows["b"].tolist(), strict=True))
+    common = zip(one["age"].iloc[rows["a"]], two["age"].iloc[rows["b"]], strict=True)
+    return sorted(map(tuple, common))
 
 
 def encoded(one: Any, two: Any) -> Any:
     del one
-    return encode_ids("a", ids_of(two), IdNormalisation())
+    return sorted(encode_ids("a", ids_of(two), IdNormalisation()))
 
 
 def decomposed(one: Any, two: Any) -> Any:

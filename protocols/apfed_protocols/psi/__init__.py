@@ -91,8 +91,8 @@ def align(
 
     Args:
         ids_by_party: the IDs of two or more parties, distinct within each party, in any iterable
-            (row k is the k-th of it), of the kinds of `apfed_protocols.ids`; a Series or frame
-            has the index 0 to n - 1, since what is returned are positions.
+            (row k is the k-th of it), of the kinds of `apfed_protocols.ids`; what is
+            returned are positions, so an index with such numbers at other rows is refused.
         hub: the party that all others talk to; with `ecdh` it learns pairwise overlaps.
         protocol: a key of `SET_INTERSECTIONS`, or `auto` for what `choose_protocol` says.
         normalisation: how IDs become bytes.

@@ -52,8 +52,8 @@ def align_with(
     Args:
         peer: the other party's name.
         ids: distinct, in any iterable (row k is the k-th of it), of the kinds of
-            `apfed_protocols.ids`; of a set in the order of this very object. A Series or frame has
-            the index 0 to n - 1, since what is returned are positions.
+            `apfed_protocols.ids`; of a set in the order of this very object. What is returned
+            are positions, so an index with such numbers at other rows is refused.
         link: as of `secure_apfed.open_link`; or (send, receive) of another that authenticates the
             peer and encrypts: send(body) delivers bytes, receive(timeout_s) returns the peer's
             next, or raises TimeoutError, or another OSError or EOFError where it broke.
