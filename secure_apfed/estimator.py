@@ -107,7 +107,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             X: frame (N, columns) of the active, whose index names people; without passives also
                 an array.
-            y: labels (N,), in the order of X; the index of a Series is X's, or 0 to N - 1.
+            y: labels (N,), in the order of X; the index of a Series is X's, or numbers of rows.
 
         Raises:
             ConfigError, DataError: as `secure_apfed.run`, and for labels that are spelled in
@@ -174,6 +174,9 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return y
         if not isinstance(X, pd.DataFrame):
             return by_position(y, "VerticalClassifier: y", error=DataError)
+        numbered = named.inferred_type == "integer" != X.index.inferred_type
+        if numbered and not named.isin(X.index).any():
+            return y  # numbers of rows, such as a split leaves, beside names of people
         if len(named) == len(X) and not named.equals(X.index):
             raise DataError(
                 "VerticalClassifier: the index of y names other people than that of X, or in "

@@ -342,10 +342,22 @@ def test_messages_that_run_ahead_of_an_agreement_are_kept_for_what_they_belong_t
     other = secure_sum("masked", NAMES, to="x", clip="agree", session="s")
     other({name: of_norm(1.5) for name in NAMES})  # settles on the same clip
     ahead = next(iter(other.contributor("b").start())).body
-    arriving = iter([("b", b"\1"), ("b", ahead), ("c", b"\1"), ("c", ahead), ("x", ahead)])
+    fits = b"\x65"  # what b and c say of the next agreement, which a has not begun
+    arriving = iter(
+        [
+            ("b", b"\1"),
+            ("b", ahead),
+            ("c", b"\1"),
+            ("b", fits),
+            ("c", ahead),
+            ("c", fits),
+            ("x", ahead),
+        ]
+    )
     links: Any = {"send": lambda *_: None, "receive": lambda: next(arriving)}
     role = session.join("a", first=of_norm(1.5), **links)
     assert role.finished
+    assert session.agree_anew(role, "a", values=of_norm(1.5), **links) is role
 
 
 BAD_SIZES = {"nothing": b"", "two bytes": b"\1\1", "no exponent": b"\x65", "a flag": b"\x66"}

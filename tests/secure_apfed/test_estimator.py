@@ -229,6 +229,8 @@ def test_rows_that_name_others_or_nobody_are_refused() -> None:
     model.fit(active, pd.Series(labels))  # names nobody: by place
     with pytest.raises(DataError, match=r"in another order; give y\.loc\[X\.index\]"):
         model.fit(active, named[::-1])
+    with pytest.raises(DataError, match="names other people"):
+        model.fit(active, named.set_axis([f"q{place}" for place in range(len(named))]))
     with pytest.raises(DataError, match=r"^lab: 1 IDs occur more than once, the first in row 0"):
         VerticalClassifier({"lab": passive.set_axis([1, 2, 1, *range(3, 96)])}, HELPED).fit(
             active, labels

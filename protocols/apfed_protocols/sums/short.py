@@ -397,13 +397,7 @@ class SumSession(KeepsSecrets):
                 sender, body = receive()
                 if sender not in everybody or agree.awaits(sender, body):
                     return sender, body
-                if len(self._early) >= _MOST_EARLY:
-                    raise RemoteProtocolError(
-                        f"{sender} sent {me} {len(body)} bytes while a clip is agreed, after "
-                        f"{_MOST_EARLY} messages that belong to no agreement; contributions go "
-                        "another way than what `receive` returns here"
-                    )
-                self._early.append((sender, body))
+                self._keep_early(me, sender, body)
 
         hold(agree, me, everybody - {me}, send=send, receive=receive_of_agreement)
         return self._settle(agree.clip)
@@ -412,13 +406,28 @@ class SumSession(KeepsSecrets):
         self, me: str, send: Callable[[str, bytes], object],
         receive: Callable[[], tuple[str, bytes]],
     ) -> Role:  # fmt: skip
-        """Hold the set-up, those messages first that came while the clip was agreed."""
-        return join_sum(
-            self.described,
-            me,
-            send=send,
-            receive=lambda: self._early.pop(0) if self._early else receive(),
-        )
+        """Hold the set-up; messages of one byte are of the next agreement, and are kept for it."""
+
+        def receive_of_setup() -> tuple[str, bytes]:
+            for place, (_, body) in enumerate(self._early):
+                if len(body) != 1:
+                    return self._early.pop(place)
+            while True:
+                sender, body = receive()
+                if len(body) != 1:
+                    return sender, body
+                self._keep_early(me, sender, body)
+
+        return join_sum(self.described, me, send=send, receive=receive_of_setup)
+
+    def _keep_early(self, me: str, sender: str, body: bytes) -> None:
+        if len(self._early) >= _MOST_EARLY:
+            raise RemoteProtocolError(
+                f"{sender} sent {me} {len(body)} bytes, after {_MOST_EARLY} messages that "
+                "belong to no agreement or set-up under way; contributions go another way than what "
+                "`receive` returns here"
+            )
+        self._early.append((sender, body))
 
     def take_up(self, me: str, sealed: bytes, key: bytes, *, book: Book) -> SumContributor:
         """The role that `put_away` sealed; see `apfed_protocols.sums.put_away.take_up`."""
