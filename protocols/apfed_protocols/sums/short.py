@@ -424,8 +424,8 @@ class SumSession(KeepsSecrets):
         if len(self._early) >= _MOST_EARLY:
             raise RemoteProtocolError(
                 f"{sender} sent {me} {len(body)} bytes, after {_MOST_EARLY} messages that "
-                "belong to no agreement or set-up under way; contributions go another way than what "
-                "`receive` returns here"
+                "belong to no agreement or set-up under way; contributions go another way than "
+                "what `receive` returns here"
             )
         self._early.append((sender, body))
 
