@@ -329,9 +329,9 @@ class SumSettings(Settings):
     clip: Annotated[
         float | None, higher_is_less(EVERYBODY, "one row, or one party, may move a sum further")
     ] = Field(1.0, gt=0)
-    bits: Annotated[
-        int | None, higher_is_less(PASSIVES, "sums are told more finely", null=16)
-    ] = Field(None, ge=2, le=24)
+    bits: Annotated[int | None, higher_is_less(PASSIVES, "sums are told more finely", null=16)] = (
+        Field(None, ge=2, le=24)
+    )
     allow_single_passive: Annotated[
         bool, other_is_less(PASSIVES, "the active reads what the only one adds", False, True)
     ] = False
