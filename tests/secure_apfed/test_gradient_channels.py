@@ -180,6 +180,7 @@ def test_what_cannot_train_through_a_channel_is_refused(channel: str) -> None:
 
 
 NO_CHANNEL = {
+    "measures a function of its caller, and returns no tensor": "check_row_wise",
     "describes": (
         "BfvSum CkksSum CryptenSum MaskedBfvSum MaskedSum PlainSum RecoverableSum SecureSum "
         "SECURE_SUMS SET_INTERSECTIONS StepBinding SumAgreement IntersectionAgreement Output "
@@ -188,6 +189,7 @@ NO_CHANNEL = {
         "make_guard RepresentationGuard"
     ),
     "errors": (
+        "PromiseError "
         "ApfedError BudgetExhaustedError CheckpointError ClippingWarning ConfigError DataError "
         "FewRowsWarning LocalProtocolError ModelError NoHelpWarning PartyLeftError "
         "RemoteProtocolError UnsafeChoiceWarning"
@@ -197,6 +199,7 @@ NO_CHANNEL = {
         "Transcript converse fresh_identity fresh_run_key open_link take_part"
     ),
     "takes IDs or counts": (
+        "BookInMemory "
         "AlignmentHistory IdNormalisation PrivacyLedger align align_with canonical_ids "
         "count_common discrete_gaussian encode_ids intersection share_membership "
         "PrivateContributions __version__"
