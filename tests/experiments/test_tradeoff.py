@@ -135,7 +135,7 @@ def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(study_file: Pat
         "none",
     ]
     worse = board_of(study, noise=(0.5, 0.3))
-    assert [row["defence"] for row in on_the_front(worse.rows, "labels")] == ["none"]
+    assert [row["defence"] for row in on_the_front(worse.rows, "passive reads labels")] == ["none"]
 
 
 def test_a_study_runs_leaves_out_what_fails_and_writes_its_page(
