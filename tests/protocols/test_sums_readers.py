@@ -353,7 +353,8 @@ def test_what_was_answered_is_known_in_a_later_session(session: str, tmp_path: P
             "recoverable", NAMES, to=RECEIVER, clip=8, session=name, threshold=2,
             allow_single_reader=True,
         )  # fmt: skip
-        roles = {me: again.contributor(me, book=tmp_path / me) for me in NAMES}
+        first = not leaves
+        roles = {me: again.contributor(me, book=tmp_path / me, new_book=first) for me in NAMES}
         hub, unasked = drive(roles, lambda me, q: OWN[me])
         unasked |= leaves
         if leaves:
@@ -361,6 +362,10 @@ def test_what_was_answered_is_known_in_a_later_session(session: str, tmp_path: P
                 hub.step(b"q", SHAPE)
         else:
             hub.step(b"q", SHAPE)
+    with pytest.raises(LocalProtocolError, match="book of answered questions is missing"):
+        again.contributor("a", book=tmp_path / "lost")
+    with pytest.raises(LocalProtocolError, match="there is a book already"):
+        again.contributor("a", book=tmp_path / "a", new_book=True)
     with pytest.raises(LocalProtocolError, match=r"needs all contributors .* leave book out"):
         ap.secure_sum("masked", NAMES, to="x", clip=1).contributor("a", book=tmp_path / "a")
 

@@ -43,6 +43,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from os import PathLike
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -331,9 +332,9 @@ class RecoverableSum(MaskedSum):
         return RecoverableReceiver(self)
 
     def contributor(
-        self, me: str, *, book: str | PathLike[str] | None = None
+        self, me: str, *, book: str | PathLike[str] | None = None, new_book: bool = False
     ) -> "RecoverableContributor":
-        return RecoverableContributor(self, me, AnsweredCircles(book))
+        return RecoverableContributor(self, me, AnsweredCircles(book, new_book=new_book))
 
     def combiner(self) -> SumCombiner:
         return RecoverableCombiner(self)
@@ -369,14 +370,29 @@ class AnsweredCircles:
     model; see `apfed_protocols.sums.readers`.
 
     Args:
-        book: a file on this party's disk, made here if it is missing, that remembers beyond this
-            process and session; None: memory alone. Who loses it answers again.
+        book: a file on this party's disk that remembers beyond this process and session; None:
+            memory alone.
+        new_book: make it, for the first session.
+
+    Raises LocalProtocolError: the book is missing and `new_book` does not say to make it, or the
+    other way round.
     """
 
-    def __init__(self, book: str | PathLike[str] | None = None) -> None:
+    def __init__(self, book: str | PathLike[str] | None = None, *, new_book: bool = False) -> None:
         self._book = book
         self._circles: dict[str, tuple[str, ...]] = {}
         if book is not None:
+            path = Path(book)
+            if not new_book and not path.exists():
+                raise LocalProtocolError(
+                    f"{path}: the book of answered questions is missing, so they would "
+                    "be answered again in another circle; put it back from a copy, or say "
+                    "new_book=True in the first session"
+                )
+            if new_book and path.exists():
+                raise LocalProtocolError(
+                    f"{path}: there is a book already; leave new_book out to go on with it"
+                )
             with closing(sqlite3.connect(book)) as opened, opened:
                 opened.execute(_CIRCLES_TABLE)
 

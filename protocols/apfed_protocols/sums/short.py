@@ -272,14 +272,18 @@ class SumSession(KeepsSecrets):
         """By contributor what calls in this process clipped."""
         return {name: role.clipping for name, role in self._roles[0].items()}
 
-    def contributor(self, me: str, *, book: str | PathLike[str] | None = None) -> SumContributor:
+    def contributor(
+        self, me: str, *, book: str | PathLike[str] | None = None, new_book: bool = False
+    ) -> SumContributor:
         """Return the role of one who adds, for a process of its own. See `join` for its set-up.
 
         Args:
             book: under recoverable masks, a file on this party's disk that remembers which
                 questions were answered among whom, in all sessions that name it.
+            new_book: make it, for the first session.
 
-        Raises LocalProtocolError: a book for a sum that needs all, where circles never differ.
+        Raises LocalProtocolError: the book is missing, or there already where a new one is to be
+        made; a book for a sum that needs all, where circles never differ.
         """
         self._require_clip()
         if book is None:
@@ -289,7 +293,7 @@ class SumSession(KeepsSecrets):
                 f"{me}: {self.described.name} needs all contributors in every step, so it has no "
                 "book of who was counted; leave book out (`take_up` has a book of its own)"
             )
-        return self.described.contributor(me, book=book)
+        return self.described.contributor(me, book=book, new_book=new_book)
 
     def receiver(self) -> SumReceiver | ReceivingCombiner:
         """The role of who reads, which also combines where nobody else was named."""
