@@ -60,14 +60,16 @@ def test_a_hostile_size_is_refused_where_settings_are_read(case: str) -> None:
 
 @pytest.mark.parametrize("network", ["mlp", "selu", "enriched", "linear", "random_features"])
 def test_no_encoder_is_built_for_columns_beyond_the_bound(network: str) -> None:
-    settings = ModelSettings(network=network, hidden=(512,), random_features=512)
+    settings = ModelSettings.model_validate(
+        {"network": network, "hidden": (512,), "random_features": 512}
+    )
     with pytest.raises(ModelError, match="parameters, expected"):
         NETWORKS[network].encoder((MOST_PARAMETERS // 16,), settings)
 
 
 @pytest.mark.parametrize("network", ["mlp", "selu", "enriched", "linear", "identity"])
 def test_no_head_or_decoder_is_built_beyond_the_bound(network: str) -> None:
-    settings = ModelSettings(network=network, hidden=(512,))
+    settings = ModelSettings.model_validate({"network": network, "hidden": (512,)})
     with pytest.raises(ModelError, match="parameters, expected"):
         NETWORKS[network].decoder((2**24,), (2**10,), settings)
     with pytest.raises(ModelError, match="parameters, expected"):
@@ -92,7 +94,10 @@ SHAPES: dict[str, dict[str, int]] = {
 def test_a_declared_table_is_refused_before_it_is_made(method: str, case: str) -> None:
     config = load_config_text(RUN, overrides=[f"method={method}"])
     shapes = {"bank": TableShape(rows=100, features=2, labelled=50, classes=2)}
-    shapes |= {"shop": TableShape(**SHAPES[case]), "clinic": TableShape(rows=100, features=2)}
+    shapes |= {
+        "shop": TableShape.model_validate(SHAPES[case]),
+        "clinic": TableShape(rows=100, features=2),
+    }
     if case == "classes":
         shapes["bank"] = shapes.pop("shop")
     with pytest.raises(DataError, match=r"shop declared most|bank declared most"):
