@@ -319,7 +319,7 @@ def check_objective(objective: Any, z_BD: Tensor, features_B: Tensor, *, owner: 
         PromiseError: names the class, the word and what moved.
         LocalProtocolError: fewer than two rows.
     """
-    if not objective.row_wise:
+    if not getattr(objective, "row_wise", False):
         return
     moved = find_moved_gradient(objective, z_BD, features_B)
     if moved is not None:
