@@ -97,7 +97,8 @@ def made(folder: Path, method: str, **changes: Any) -> Mapping[str, Path]:
     results = played(*(lambda file=file: play_party(file) for file in files.values()))
     assert [result for result in results if isinstance(result, Exception)] == []
     for name, file in files.items():
-        file.write_text(file.read_text() + f"serve: {MANY}\n")
+        settings = yaml.safe_load(file.read_text()) | {"serve": MANY}
+        file.write_text(yaml.safe_dump(settings))
         shutil.copytree(file.parent, folder / "trained" / name)
     return {**files, "new": folder / "new.csv", "bank.csv": folder / "bank.csv"}
 

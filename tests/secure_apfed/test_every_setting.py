@@ -271,7 +271,9 @@ def test_hidden_overlaps_go_through(
     if base == "split_nn_sum":
         assert "not served, since a lookup tells whom" in capsys.readouterr().out
     run = tmp_path / "shop" / project.RUN
-    run.write_text(run.read_text().replace("overlaps: hidden", "overlaps: shown"))
+    run.write_text(
+        run.read_text().replace("overlaps: hidden", "overlaps: shown\n  protocol: opprf")
+    )
     checks = _Checks(tmp_path / "shop" / "party.yaml")
     with pytest.raises(ConfigError, match=r"differs .* in alignment\.pairwise_overlaps"):
         list(checks._contract())
