@@ -8,22 +8,27 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from apfed_protocols.errors import PartyLeftError
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.between.certificates import Authority, make_authority
 from secure_apfed.cli import execute
+from secure_apfed.commands.check import _Checks
 from secure_apfed.config.file import load_config_text
 from secure_apfed.config.plain_yaml import as_yaml, parse_yaml
+from secure_apfed.errors import ConfigError
 from secure_apfed.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, in_words
 from secure_apfed.runs import project
 from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.runs.local import free_addresses
 from secure_apfed.runs.party import PartyFile
+from secure_apfed.runs.revocation import RevocationWatch
 from secure_apfed.settings.data import TableShape
 from tests.docs.pages import blocks
 from tests.secure_apfed.small_runs import told
@@ -449,7 +454,9 @@ def test_a_party_is_checked_and_plans_alone(
     assert found.pop("rules.restarts")[1].startswith("20, by default 0; protects the passives")
     assert found.pop("guard.mechanism")[0] == "note"
     assert {name: state for name, (state, _) in found.items()} == {
-        **dict.fromkeys(("settings", "contract", "table", "folder", "certificate"), "ok"),
+        **dict.fromkeys(
+            ("settings", "contract", "table", "folder", "revoked", "certificate"), "ok"
+        ),
         **dict.fromkeys(("bank", "clinic", "aggregator", "clock, version"), "note"),
     }
     assert found["table"][1] == "280 rows, no ID twice, most read as 3 digits, 2 features"
@@ -511,6 +518,68 @@ def test_a_party_is_checked_and_plans_alone(
     (home / "identity.pem").unlink()
     error = told(capsys, "check", "--config", config, code=2)["error"]["message"]
     assert "holds no identity.pem" in error
+
+
+def certificate_findings(home: Path) -> dict[str, tuple[str, str]]:
+    """Return what `check` says of certificates, or why it is wrong."""
+    checks = _Checks(home / "party.yaml")
+    return {one.name: (one.state, one.value) for one in checks._tried("tls", checks._certificate)}
+
+
+def test_a_project_reads_its_list_of_what_is_revoked(
+    here: Organisations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the guide: nobody edits party.yaml, and `certs revoke` protects."""
+    bank, shop = here.home("bank"), here.home("shop") / "certificate.pem"
+    monkeypatch.chdir(here.base)
+    listed = bank / "revoked.txt"
+    assert PartyFile.read(bank / "party.yaml").tls.revoked == listed  # type: ignore[union-attr]
+    assert certificate_findings(bank)["revoked"][0] == "ok"
+    watch = RevocationWatch(PartyFile.read(bank / "party.yaml"))
+    envelope: Any = SimpleNamespace(sender="shop", receiver="bank")
+    watch.received(envelope, b"")
+    said = told(capsys, "certs", "revoke", shop, "--list", listed)
+    assert said["read_by"] == [str(bank / "party.yaml")]
+    with pytest.raises(PartyLeftError, match="shop is revoked by the list of bank"):
+        watch.received(envelope, b"")
+    state, value = certificate_findings(bank)["revoked"]
+    assert (state, "among them shop" in value) == ("optional", True)
+    listed.unlink()
+    with pytest.raises(ConfigError, match="bank cannot read"):
+        watch.received(envelope, b"")
+
+
+def test_a_list_that_nobody_reads_is_no_protection(
+    here: Organisations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank, identity = here.home("bank"), "ab" * 32
+    monkeypatch.chdir(here.base)
+    listed = bank / "more-revoked.txt"
+    refused = told(capsys, "certs", "revoke", identity, "--list", listed, code=2)
+    assert "no party's file reads it, so it protects nobody" in refused["error"]["message"]
+    state, value = certificate_findings(bank)["tls"]
+    assert (state, "more-revoked.txt revokes something, and tls.revoked" in value) == (
+        "missing", True,
+    )  # fmt: skip
+    for_others = told(capsys, "certs", "revoke", identity, "--list", listed, "--for-others")
+    assert for_others["read_by"] == []
+    file = bank / "party.yaml"
+    file.write_text(file.read_text().replace("revoked.txt", "more-revoked.txt"))
+    assert told(capsys, "certs", "revoke", identity, "--list", listed)["read_by"] == [str(file)]
+    # Joining again, as for a renewed certificate, leaves the list that its owner named.
+    project.accept(bank / project.SEALED, "bank", bank)
+    assert "more-revoked.txt" in file.read_text()
+
+
+def test_a_project_that_was_sealed_again_is_joined_again(here: Organisations) -> None:
+    shop = here.home("shop")
+    assert "sealed certificate" not in certificate_findings(shop)
+    answers = [here.home(name) / project.ANSWER.format(name) for name in OTHERS]
+    project.seal(answers, here.home("bank"))
+    shutil.copy(here.home("bank") / project.SEALED, shop / project.SEALED)
+    assert "join that file again" in certificate_findings(shop)["sealed certificate"][1]
+    project.accept(shop / project.SEALED, "shop", shop)
+    assert "sealed certificate" not in certificate_findings(shop)
 
 
 def test_preparing_reads_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
