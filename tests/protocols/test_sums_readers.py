@@ -348,20 +348,27 @@ def test_other_questions_are_answered_in_a_smaller_circle() -> None:
 @pytest.mark.parametrize("session", ["the same", "another"])
 def test_what_was_answered_is_known_in_a_later_session(session: str, tmp_path: Path) -> None:
     """A role that begins anew with the same book refuses what the last one would have refused."""
-    for name, leaves in (("the same", set[str]()), (session, {VICTIM})):
-        again: Any = ap.secure_sum(
-            "recoverable", NAMES, to=RECEIVER, clip=8, session=name, threshold=2,
+
+    def begin(name: str) -> Any:
+        return ap.secure_sum(
+            "recoverable",
+            NAMES,
+            to=RECEIVER,
+            clip=8,
+            session=name,
+            threshold=2,
             allow_single_reader=True,
-        )  # fmt: skip
-        first = not leaves
-        roles = {me: again.contributor(me, book=tmp_path / me, new_book=first) for me in NAMES}
-        hub, unasked = drive(roles, lambda me, q: OWN[me])
-        unasked |= leaves
-        if leaves:
-            with pytest.raises(RemoteProtocolError, match="reader asks a again about what"):
-                hub.step(b"q", SHAPE)
-        else:
-            hub.step(b"q", SHAPE)
+        )
+
+    first = begin("the same")
+    again = begin(session)
+    roles = {me: first.contributor(me, book=tmp_path / me, new_book=True) for me in NAMES}
+    drive(roles, lambda me, q: OWN[me])[0].step(b"q", SHAPE)
+    roles = {me: again.contributor(me, book=tmp_path / me) for me in NAMES}
+    hub, unasked = drive(roles, lambda me, q: OWN[me])
+    unasked.add(VICTIM)
+    with pytest.raises(RemoteProtocolError, match="reader asks a again about what"):
+        hub.step(b"q", SHAPE)
     with pytest.raises(LocalProtocolError, match="book of answered questions is missing"):
         again.contributor("a", book=tmp_path / "lost")
     with pytest.raises(LocalProtocolError, match="there is a book already"):
