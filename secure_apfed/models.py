@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from secure_apfed.errors import ModelError
+from secure_apfed.rank import count_columns, most_numbers
 from secure_apfed.seeds import draws_nothing, threads
 from secure_apfed.settings.training import MOST_PARAMETERS, ModelSettings
 
@@ -162,13 +163,13 @@ class Perceptron:
     activation: ClassVar[type[nn.Module]] = nn.ReLU
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """features, flattened -> `settings.representation` numbers after an activation."""
-        widths = (math.prod(features), *settings.hidden, settings.representation)
+        """features, flattened -> `settings.representation_size` numbers after an activation."""
+        widths = (math.prod(features), *settings.hidden, settings.representation_size)
         return nn.Sequential(nn.Flatten(), *_layers(widths, self.activation), self.activation())
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
         """fc(size, first hidden width), ReLU, dropout, fc(that width, K)."""
-        width = settings.hidden[0] if settings.hidden else settings.representation
+        width = settings.hidden[0] if settings.hidden else settings.representation_size
         return two_layer_head(size, width, classes, settings.dropout)
 
     def decoder(self, representation: Shape, features: Shape, settings: ModelSettings) -> nn.Module:
@@ -194,7 +195,9 @@ class Linear(Perceptron):
     """
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), _linear(math.prod(features), settings.representation))
+        return nn.Sequential(
+            nn.Flatten(), _linear(math.prod(features), settings.representation_size)
+        )
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
         return nn.Sequential(nn.Flatten(), _linear(size, classes))
@@ -291,27 +294,48 @@ class Projection(Standardised):
     """x -> z W / sqrt(F D), float64, with z the standardised x: rows are about 1 long.
 
     Johnson and Lindenstrauss 1984 (Extensions of Lipschitz mappings into a Hilbert space). Nothing
-    of it is trained; W comes from torch's generator.
+    of it is trained; W comes from torch's generator. It is linear: of D numbers at or above the
+    rank of x everything of x can be read, so `fit` refuses a D above half of that.
 
     Args:
         features: F, flattened; numbers: D.
+        allow_reading_all: take any D.
     """
 
     directions: Tensor
 
-    def __init__(self, features: int, numbers: int) -> None:
+    def __init__(self, features: int, numbers: int, *, allow_reading_all: bool = False) -> None:
         require_bounded(features, numbers)
         super().__init__(features, torch.float64)
+        self._allow_reading_all = allow_reading_all
         directions = torch.randn(features, numbers, dtype=torch.float64)
         self.register_buffer("directions", directions / math.sqrt(features * numbers))
 
     def fit(self, features_NF: Tensor) -> None:
-        """Standardise by these rows."""
-        self._standardise(features_NF.flatten(1).to(self.centre))
+        """Standardise by these rows. Raises ModelError: D is above half of their columns."""
+        rows_NF = features_NF.flatten(1).to(self.centre)
+        numbers, columns = self.directions.shape[1], count_columns(rows_NF)
+        most = most_numbers(columns)
+        if numbers > most and not self._allow_reading_all:
+            raise ModelError(
+                f"a projection to {numbers} numbers of {columns} columns that differ is refused, "
+                f"since whoever knows some people reads the others' columns from it; take {most} "
+                "numbers or fewer, or more columns"
+            )
+        self._standardise(rows_NF)
 
     def forward(self, features_B: Tensor) -> Tensor:
         projected_BD: Tensor = self.standardised(features_B.to(self.centre)) @ self.directions
         return projected_BD
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Take D from what is loaded: parties settle on it, and settings may leave it open."""
+        stored = state_dict.get(f"{prefix}directions")
+        if stored is not None and stored.dim() == 2 and len(stored) == len(self.directions):
+            self.directions = torch.empty_like(stored)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 @draws_nothing
@@ -375,9 +399,9 @@ class CrossViewFamily(RandomFeatureFamily):
     """Random features of a row and of what others see of the person, as far as the row tells it."""
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """`settings.random_features` of a row and a forecast of `settings.representation`."""
+        """`settings.random_features` of a row and a forecast of `settings.representation_size`."""
         width = math.prod(features)
-        return CrossView(width, settings.representation, settings.random_features)
+        return CrossView(width, settings.representation_size, settings.random_features)
 
 
 class SequenceEncoder(nn.Module):
@@ -436,7 +460,7 @@ class Recurrent(Perceptron):
                 f"{features}; say [steps, channels] of each view, which takes 1 + steps * channels "
                 "columns"
             )
-        return SequenceEncoder(settings.sequences, settings.representation)
+        return SequenceEncoder(settings.sequences, settings.representation_size)
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
         return _linear(size, classes, bias=False)
@@ -477,7 +501,7 @@ class EnrichedFamily(Selu):
     """
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Makes features -> features, flattened, and `settings.representation` numbers."""
+        """Makes features -> features, flattened, and `settings.representation_size` numbers."""
         layers = list(super().encoder(features, settings).children())
         return Enriched(nn.Sequential(*layers[:-1]))
 
@@ -517,7 +541,7 @@ def threads_for(settings: ModelSettings, batch: int, tables: Iterable[Shape]) ->
     """
     most, worth = torch.get_num_threads(), 1
     for shape in tables:
-        widths = (math.prod(shape), *settings.hidden, settings.representation)
+        widths = (math.prod(shape), *settings.hidden, settings.representation_size)
         work = batch * sum(one * other for one, other in pairwise(widths))
         large = isinstance(family_for(settings, shape), Convolutional)
         worth = max(worth, most if large else min(most, work // _A_THREAD))

@@ -22,7 +22,7 @@ from scipy.special import softmax
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from apfed_attacks.interface import Attack, FloatArray
+from apfed_attacks.interface import Attack, FloatArray, Prediction
 from apfed_attacks.view import AdversaryView, AttackError
 from secure_apfed.labellers import Spreading
 from secure_apfed.seeds import derive_seed, shuffled
@@ -35,7 +35,7 @@ _UNLABELLED_WEIGHT = 0.3  # weight of a row whose label is not known
 _LEAST_VARIANCE = 1e-3
 _SMALLEST = 1e-12
 _MOST = 128
-_KEPT: OrderedDict[str, FloatArray] = OrderedDict()
+_KEPT: OrderedDict[str, Prediction] = OrderedDict()
 
 
 class ColumnAttack(Attack):
@@ -189,7 +189,7 @@ def fitted(model: Any, rows_nF: FloatArray, wanted: NDArray[Any] | None) -> Any:
         return model.fit(rows_nF, wanted)
 
 
-def guessed_once(guess: Callable[[], FloatArray], *made_of: NDArray[Any] | str | int) -> FloatArray:
+def guessed_once(guess: Callable[[], Prediction], *made_of: NDArray[Any] | str | int) -> Prediction:
     """Return what `guess` returns, or returned where it was made of the same; nobody changes it.
 
     Baselines are the same for every run on the same data and seed.
@@ -197,7 +197,7 @@ def guessed_once(guess: Callable[[], FloatArray], *made_of: NDArray[Any] | str |
     key = joblib.hash(made_of)
     if key not in _KEPT:
         _KEPT[key] = guess()
-        _KEPT[key].setflags(write=False)
+        _KEPT[key].values.setflags(write=False)
         if len(_KEPT) > _MOST:
             _KEPT.popitem(last=False)
     _KEPT.move_to_end(key)

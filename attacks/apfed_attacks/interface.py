@@ -7,7 +7,7 @@ returns a `Guess`; it never sees the truth, so it can neither score itself nor c
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import wraps
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -35,13 +35,16 @@ class Prediction:
         values: (N, K) class scores, (N, F) features, or (N, 1) scores of membership; of scores of
             any scale the highest is the guess.
         clusters: the K columns are clusters without names, which the scorer names by the truth.
+        held_out: how well the same fit predicts known rows that it was not fitted to, R2; None: it
+            was not tried. Where a guess says it, the adversary chooses by it.
     """
 
     values: FloatArray
     clusters: bool = False
+    held_out: float | None = None
 
     def at(self, rows: NDArray[Any]) -> "Prediction":
-        return Prediction(self.values[rows], self.clusters)
+        return replace(self, values=self.values[rows])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -156,10 +159,12 @@ class Attack(Settings, ABC):
 class AttackResult:
     """One attack by one adversary on one run; plain values only.
 
-    A failed attack proves no privacy. `variant` and `baseline` are the best ones by `metric`
-    on the scored rows, so both maxima are optimistic by selection, and alike: the adversary
-    chooses among its variants and the baselines proper, which it may fall back on, and the
-    baseline among the latter and the decoys, of which each variant has one. An advantage below
+    A failed attack proves no privacy. A regression's `variant` is the one that predicts known rows
+    best that it was not fitted to (`Prediction.held_out`), and so is its `baseline`: the rows that
+    are scored choose nothing. Other attacks have no such rows: their two are the best by `metric`
+    on the scored rows, so both maxima are optimistic by selection, and alike. Either way the
+    adversary chooses among its variants and the baselines proper, which it may fall back on, and
+    the baseline among the latter and the decoys, of which each variant has one. An advantage below
     0 therefore means no more than one as far above 0: the decoys had more luck.
 
     Attributes:

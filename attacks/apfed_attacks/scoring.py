@@ -267,10 +267,18 @@ def score(
         {name: dict(scale.measure(values(item), actual)) for name, item in items.items()}
         for items in (guess.attacks, guess.baselines, guess.decoys, guess.references)
     )
-    # Whoever saw releases may ignore them. Of equals the attack is named, not the baseline.
-    variant, best = _best({**attacks, **baselines}, scale.metric)
     without = {**baselines, **{f"{name}{DECOY}": figures for name, figures in decoys.items()}}
-    baseline, floor = _best(without, scale.metric)
+    decoy_guesses = {f"{name}{DECOY}": item for name, item in guess.decoys.items()}
+    held_out = {
+        name: item.held_out
+        for name, item in {**guess.attacks, **guess.baselines, **decoy_guesses}.items()
+        if item.held_out is not None
+    }
+    if all(item.held_out is None for item in guess.attacks.values()):
+        held_out = {}  # baselines alone have been held against known rows
+    # Whoever saw releases may ignore them. Of equals the attack is named, not the baseline.
+    variant, best = _choose({**attacks, **baselines}, held_out, scale.metric)
+    baseline, floor = _choose(without, held_out, scale.metric)
     chosen = values({**guess.baselines, **guess.attacks}[variant])
     return AttackResult(
         **_declared(attack, view, seed, scored=len(actual)),
@@ -358,6 +366,25 @@ def _actual(attack: Attack, view: AdversaryView, truth: Truth) -> Array:
     if victim is None or victim not in truth.features:
         raise AttackError(f"{attack.name} guesses features of {victim!r}, which holds none")
     return truth.features[victim].double().numpy()
+
+
+def _choose(
+    figures: Mapping[str, Figures], held_out: Mapping[str, float], metric: str
+) -> tuple[str, float]:
+    """Return the name and figure of what predicts known rows best that it was not fitted to; of
+    the highest `metric` where no attack holds out any.
+    """
+    judged = {
+        name: held_out[name]
+        for name, measured in figures.items()
+        if math.isfinite(held_out.get(name, math.nan)) and measured[metric] is not None
+    }
+    if not judged:
+        return _best(figures, metric)
+    name = max(judged, key=judged.__getitem__)
+    figure = figures[name][metric]
+    assert figure is not None
+    return name, figure
 
 
 def _best(figures: Mapping[str, Figures], metric: str) -> tuple[str, float]:

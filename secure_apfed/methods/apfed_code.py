@@ -23,6 +23,7 @@ projection.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Envelope, Kind, Links, pack
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import fit_linear
@@ -41,11 +43,12 @@ from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.method import Agreed, Helper, Learner, Own, Steps
 from secure_apfed.methods.student import Student, StudentActive, side_by_side, warn_of_no_help
 from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumMethod
-from secure_apfed.methods.terms import check_passives, clip_of
+from secure_apfed.methods.terms import check_passives, clip_of, require_own_terms, settings_of
 from secure_apfed.models import CrossView, Projection, Shape
 from secure_apfed.privacy.noise import clip_rows
+from secure_apfed.rank import count_columns, most_numbers
 from secure_apfed.seeds import one_thread, seeded
-from secure_apfed.settings.method import MethodSettings, Side
+from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import (
     FOLDS,
@@ -71,7 +74,9 @@ _PARTS = 5
 
 
 class ApfedCodeSettings(MethodSettings):
-    """APFed at a public code; D is `model.representation`. See `MethodSettings`."""
+    """APFed at a public code; D is `model.representation`, or what the passives allow of it. See
+    `MethodSettings`.
+    """
 
     name: Literal["apfed_code"]
 
@@ -85,11 +90,6 @@ class ApfedCodeSettings(MethodSettings):
                 "model.network: what passives tell is foretold by a network of its own; say "
                 f"cross_view with method {self.name}, got {config.model.network}"
             )
-
-    @property
-    def offers(self) -> tuple[Side, ...]:
-        """See `MethodSettings`: the settings say all that there is."""
-        return ()
 
     @property
     def happens(self) -> frozenset[str]:
@@ -237,7 +237,9 @@ class CodeActive(StudentActive):
     student: CodeStudent
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor, summed: SessionSum) -> None:
-        student, config = CodeStudent(own, rows), own.config
+        model = own.config.model.model_copy(update={"representation": summed.shape[0]})
+        own = replace(own, config=own.config.model_copy(update={"model": model}))
+        student, config, self.model = CodeStudent(own, rows), own.config, model
         guarantee = "nothing of the active's features or labels is told to anybody"
         super().__init__(own, student, headline=config.method.name, guarantee=guarantee)
         self.contract, self.sum = contract, summed.active()
@@ -281,8 +283,15 @@ class CodePassive(SumHelper):
         super().__init__(summed.passive(people=len(rows), repeatable=True))
         rows_NF = own.data.table.features[rows]
         with seeded(own.secrets.seed, own.name, "projection"):
-            self._projection = Projection(math.prod(rows_NF.shape[1:]), *summed.shape)
-        self._projection.fit(rows_NF)
+            self._projection = Projection(
+                math.prod(rows_NF.shape[1:]), *summed.shape,
+                allow_reading_all=_lets_all_be_read(own),
+            )  # fmt: skip
+        try:
+            self._projection.fit(rows_NF)
+        except ModelError:
+            columns = count_columns(rows_NF)
+            raise _too_many(own.name, summed.shape[0], columns, "common people") from None
         self._told_ND = self._projection(rows_NF)
         clip = clip_of(own.config)
         if clip is not None:
@@ -312,20 +321,41 @@ class ApfedCode(SumMethod):
 
     settings = ApfedCodeSettings
 
+    def offer(self, own: Own) -> RepresentationTerms | None:
+        """Of a passive: how many numbers of a person it lets be summed, at most what is asked for.
+        Raises ConfigError: more are asked for than half of its columns, which it alone counts.
+        """
+        if own.name == own.active:
+            return None
+        model, most = own.config.model, own.config.model.representation_size
+        if _lets_all_be_read(own):
+            return _row_of(own.config, most)
+        columns = count_columns(own.data.table.features)
+        allowed = most_numbers(columns)
+        if not allowed or (model.representation != "auto" and most > allowed):
+            raise _too_many(own.name, max(1, allowed and most), columns, "rows")
+        return _row_of(own.config, min(most, allowed))
+
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
-        check_passives(own.config, own.passives)
-        shape = (own.config.model.representation,)
-        told = RepresentationTerms(
-            shape=shape, dtype="float64", minimum_norm=0.0,
-            maximum_norm=clip_of(own.config) or _UNBOUNDED,
-        )  # fmt: skip
+        """D is the least that a passive offers; where the settings say D, each offers it."""
+        config = own.config
+        check_passives(config, own.passives)
+        most = config.model.representation_size
+        numbers = {name: math.prod(offered.shape) for name, offered in offers.items()}
+        for name, offered in offers.items():
+            least = numbers[name] if config.model.representation == "auto" else most
+            require_own_terms(own.name, name, offered, _row_of(config, min(least, most)))
+        told = _row_of(config, min(numbers.values()))
         terms = PassiveTerms(objective=None, weight=1.0, representation=told)
+        readable = [name for name in own.passives if settings_of(config, name).allow_reading_all]
+        secure_sum = agreed_sum(own, session, told.shape)
         return Agreed(
-            passives=dict.fromkeys(own.passives, terms), secure_sum=agreed_sum(own, session, shape)
+            passives=dict.fromkeys(own.passives, terms),
+            secure_sum={**secure_sum, "numbers": told.shape[0], "all_can_be_read_of": readable},
         )
 
     def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
-        return Projection(math.prod(features), config.model.representation)
+        return Projection(math.prod(features), config.model.representation_size)
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         return CodeActive(own, contract, rows, SessionSum.of(own, contract))
@@ -337,3 +367,40 @@ class ApfedCode(SumMethod):
 def _blocks(people: int, contract: Contract) -> tuple[Tensor, ...]:
     blocks: tuple[Tensor, ...] = torch.arange(people).split(contract.batch_size)
     return blocks
+
+
+def _row_of(config: RunSettings, numbers: int) -> RepresentationTerms:
+    return RepresentationTerms(
+        shape=(numbers,), dtype="float64", minimum_norm=0.0,
+        maximum_norm=clip_of(config) or _UNBOUNDED,
+    )  # fmt: skip
+
+
+def _lets_all_be_read(own: Own) -> bool:
+    """Whether this passive takes any D. Raises ConfigError: the settings say so, its file not."""
+    said = settings_of(own.config, own.name).allow_reading_all
+    if said and not own.allow_reading_all:
+        raise ConfigError(
+            f"{own.name}: the settings say passives.{own.name}.allow_reading_all (or "
+            "passives.default), which lets whoever reads the sums read all of its columns, and its "
+            "own file does not agree; write allow_reading_all: true in the file of "
+            f"{own.name} (party.yaml), or take it out of the settings of all parties"
+        )
+    return said
+
+
+def _too_many(me: str, numbers: int, columns: int, rows: str) -> ConfigError:
+    most = most_numbers(columns)
+    less = (
+        f"say model.representation: {most} or less in the settings of all parties, or auto"
+        if most
+        else "give it more columns, or take another method"
+    )
+    return ConfigError(
+        f"model.representation: {numbers} number{'' if numbers == 1 else 's'} of each person would "
+        f"be summed, and {me} allows {most}, half of the {columns} columns that differ in its "
+        f"{rows}: from more, whoever reads the sum and knows some people reads the others' "
+        f"columns; {less}. To let everything be read all the same: passives: {{{me}: "
+        "{allow_reading_all: true}}, and where parties run apart allow_reading_all: true in its "
+        "own file"
+    )

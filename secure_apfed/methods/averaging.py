@@ -485,7 +485,7 @@ def _recurrent(own: Own) -> SequenceViews:
     with seeded(own.secrets.seed, own.name, "networks"):
         encoder, _ = encoder_and_head(config.model, table.shape, classes)
         assert isinstance(encoder, SequenceEncoder)
-        size = 2 * config.model.representation
+        size = 2 * config.model.representation_size
         heads = nn.ModuleList(nn.Linear(size, classes, bias=False) for _ in encoder.sequences)
     assert table.labels is not None
     labels_N = torch.full_like(table.labels, UNLABELLED)

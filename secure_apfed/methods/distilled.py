@@ -574,7 +574,7 @@ class VFedTransTrainer(DistilledTrainer):
 
     def __init__(self, own: Own, rows: Tensor) -> None:
         model, features = own.config.model, own.data.table.shape
-        family, vectors = family_for(model, features), model.representation
+        family, vectors = family_for(model, features), model.representation_size
         with seeded(own.secrets.seed, own.name, "student"):
             enriched = family.encoder(features, model)
             assert isinstance(enriched, Enriched)
@@ -660,7 +660,7 @@ class VFedTrans(Method):
         features = {name: math.prod(offered.shape) for name, offered in offers.items()}
         for name, count in features.items():
             require_own_terms(own.name, name, offers[name], _row_of(count))
-        total, vectors = sum(features.values()), own.config.model.representation
+        total, vectors = sum(features.values()), own.config.model.representation_size
         if total > MOST_FEATURES:
             raise ConfigError(
                 f"data: the parties have {total} features together, and no more than "

@@ -28,6 +28,7 @@ from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.seeds import shuffled
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.training import ModelSettings
 
 FOR_THE_AGGREGATOR, FOR_AN_ANSWER, FOR_THE_ACTIVE = 2, 4, 8
 """Units of patience: whoever is waited for may itself wait for those before it, and names them."""
@@ -119,6 +120,8 @@ class Own:
         held: what it has of the run's data; None where it has none (aggregator, dealer).
         aligned: rows of its table by position, of an earlier session; None: intersect now.
         predicts: digest of the contract of the run whose model predicts; None: a session trains.
+        allow_reading_all: whether its own file agrees to settings that let all of its columns be
+            read; so it does where one process plays all.
         contributed: told of each contribution to a sum as it is before the sum protects it, by
             step, alignment positions (B,) and values (B, D); for its own record alone.
     """
@@ -132,6 +135,7 @@ class Own:
     held: OwnData | None = field(default=None, repr=False)
     aligned: Tensor | None = field(default=None, repr=False)
     predicts: str | None = None
+    allow_reading_all: bool = True
     contributed: Callable[[int, Tensor, Tensor], None] | None = None
 
     @property
@@ -275,6 +279,7 @@ class Learner(Role, ABC):
         agreement: by passive, how far its votes agree with others', where each one's are read in
             this session.
         help: what its labelled rows say of votes that it asked for.
+        model: settings of its networks, where parties settled on numbers that the run's leave open.
     """
 
     training_rows: Tensor
@@ -282,6 +287,7 @@ class Learner(Role, ABC):
     smallest_batch: int = 2
     training: WholeTraining | None = None
     rounding: float | None = None
+    model: ModelSettings | None = None
 
     def __init__(self) -> None:
         self.left: dict[str, int] = {}

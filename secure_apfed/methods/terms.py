@@ -288,7 +288,7 @@ def rows_of_a_step(config: RunSettings, rows: int, *, aligned_share: float, step
     if not method.decomposes:
         return batch
     # There are no fewer aligned rows than vectors, in a rehearsal either.
-    least = config.model.representation / max(aligned_share, 1 / rows)
+    least = config.model.representation_size / max(aligned_share, 1 / rows)
     return min(rows, max(batch, math.ceil(least)))
 
 

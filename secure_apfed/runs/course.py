@@ -341,7 +341,7 @@ class RunWriter:
         privacy = outcome.privacy
         return {
             "card_version": _CARD_VERSION,
-            "model": self._config.model.model_dump(mode="json"),
+            "model": (session.learner.model or self._config.model).model_dump(mode="json"),
             "method": self._config.method.name,
             "run": self._config.name,
             "dataset": self._config.data.dataset,

@@ -48,6 +48,7 @@ from secure_apfed.files import (
     write_atomically,
 )
 from secure_apfed.methods import METHODS, roles_of
+from secure_apfed.methods.terms import settings_of
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.folder import PartyFolder, RunFolder
 from secure_apfed.runs.keeper import PartyEnd, config_digest
@@ -280,6 +281,7 @@ def prepare_parties(
             listen=peers[name].address,
             peers={peer: peers[peer] for peer in names if peer != name},
             table=Path(_TABLE) if data is not None and data.own(name) is not None else None,
+            allow_reading_all=settings_of(config, name).allow_reading_all,
             timeout_s=timeout_s,
             meet_s=max(_MEET_S, timeout_s),
             **ways[name],

@@ -202,6 +202,8 @@ class PartyFile(OwnLimits):
         timeout_s: one unit of patience: how long a peer may be silent whose turn it is. Who
             waits for somebody's answer to others is patient for up to eight of them.
         meet_s: how long to wait until all others are connected.
+        allow_reading_all: whether this party agrees to settings that let all of its columns be
+            read from sums (`passives.NAME.allow_reading_all` of the run).
         serve: of joint predictions, after the training.
         minima: by setting, as {rules.minimum_batch: 20}: the least that this party takes part with.
             Of a choice the one that protects least, as {party_seeds: secret}.
@@ -225,6 +227,7 @@ class PartyFile(OwnLimits):
     table: Path | None = None
     timeout_s: float = Field(60.0, gt=0, le=86_400)
     meet_s: float = Field(60.0, gt=0, le=86_400)
+    allow_reading_all: bool = False
     serve: ServeSettings = ServeSettings()
 
     @classmethod
@@ -544,6 +547,7 @@ def joined(
             own=Own(
                 config=config, name=file.party, active=file.active, passives=file.passives,
                 secrets=secrets, known=known, held=data,
+                allow_reading_all=file.allow_reading_all,
                 contributed=record.contributed if config.attacks else None,
             ),
             role=role,

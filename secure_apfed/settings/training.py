@@ -28,6 +28,7 @@ __all__ = [
 Width = Annotated[int, Field(ge=1, le=65536)]
 MOST_PARAMETERS = 2**28
 """Of a network's layers between each other, or of one layer: 1 GiB of float32."""
+_AUTO_NUMBERS = 32
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 """Where a party computes, in its settings."""
 # As model.projection is read where it names no number, for comparisons.
@@ -63,6 +64,8 @@ class ModelSettings(Settings):
         hidden: widths of the hidden layers (mlp, selu and enriched only).
         representation: numbers of the encoder's output; of its part that is not the row itself
             (enriched), of what passives tell (cross_view), or of one direction of one view (gru).
+            "auto" is 32, but no more than every passive allows of what passives tell: half of its
+            columns that differ. A larger number is refused there.
         projection: numbers of the linear projection that is sent to the passives; "none" sends the
             encoder's output as it is; "auto" is 64, but "none" for a plain (unprotected) APFed-R.
             So does the authors' release.
@@ -97,8 +100,13 @@ class ModelSettings(Settings):
     ] = "auto"
     hidden: Annotated[tuple[Width, ...], Field(max_length=64), NOBODY] = (64,)
     representation: Annotated[
-        Width, higher_is_less(EVERYBODY, "more numbers of each row are sent, or summed")
-    ] = 32
+        Width | Literal["auto"],
+        higher_is_less(
+            EVERYBODY,
+            "more numbers of each row are sent, or summed",
+            numbers={"auto": _AUTO_NUMBERS},
+        ),
+    ] = "auto"
     projection: Annotated[
         Width | Literal["auto", "none"],
         higher_is_less(ACTIVE, "more numbers of each row are sent", numbers=_PROJECTIONS),
@@ -122,18 +130,23 @@ class ModelSettings(Settings):
     @property
     def least_parameters(self) -> int:
         """Parameters between layers whose widths stand here, whatever the rows are."""
-        hidden = (*self.hidden, self.representation)
+        hidden = (*self.hidden, self.representation_size)
         between = sum(one * other for one, other in pairwise(hidden))
         head = sum(one * other for one, other in pairwise(self.head))
         waves = 0
         if self.network in ("random_features", "cross_view"):
-            waves = self.random_features * self.representation
-        size = self.representation
+            waves = self.random_features * self.representation_size
+        size = self.representation_size
         views = sum(
             steps * channels + 6 * size * (channels + size + 2)
             for steps, channels in self.sequences
         )
         return between + head + waves + views
+
+    @property
+    def representation_size(self) -> int:
+        """Numbers of the encoder's output; the most, where parties settle on fewer."""
+        return _AUTO_NUMBERS if self.representation == "auto" else self.representation
 
 
 class ReconstructionSettings(Settings):
@@ -257,6 +270,9 @@ class PassiveSettings(Settings):
         objective: what it optimises; null takes the method's own (apfed_r, apfed_c).
         weight: lambda_p >= 0 of Eq. (8), which the passive applies. The active cannot change it.
         model: its networks; null takes the run's `model`.
+        allow_reading_all: whether sums may hold more numbers of a person than half of its columns
+            that differ, where they are linear in these: whoever reads them and knows a few people
+            can read everything of everybody. Where parties run apart, its own file says so, too.
     """
 
     objective: ObjectiveSettings | None = None
@@ -271,6 +287,9 @@ class PassiveSettings(Settings):
         ),
     ] = Field(1.0, ge=0)
     model: ModelSettings | None = None
+    allow_reading_all: Annotated[
+        bool, other_is_less(PASSIVES, "who reads a sum reads their columns", False, True)
+    ] = False
 
 
 class NoiseSettings(Settings):

@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from apfed_attacks.features.regression import Regression, guess_features
-from apfed_attacks.interface import FloatArray, Guess, Prediction
+from apfed_attacks.interface import FloatArray, Guess
 from apfed_attacks.live.strategy import ActiveAttack, ActiveSeat, notes_of
 from apfed_attacks.view import AdversaryView, Knowledge
 
@@ -79,11 +79,11 @@ class DecoderExtraction(ActiveAttack):
         positions, order = notes["people"].sort()
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
         answers_ND = notes["opened"][order].numpy(force=True)
-        exact = {"affine on answers": Prediction(_affine(regress, answers_ND))}
+        exact = {"affine on answers": regress.judged(lambda known: _affine(known, answers_ND))}
         if "gram" in notes:
             turned_NR = _unrotated(notes["zero"][order], notes["gram"]).numpy(force=True)
             if turned_NR.shape[1] <= regress.pairs.shape[1]:
-                exact["gram"] = Prediction(_procrustes(regress, turned_NR))
+                exact["gram"] = regress.judged(lambda known: _procrustes(known, turned_NR))
         return replace(guess, attacks={**exact, **guess.attacks})
 
 

@@ -36,8 +36,8 @@ class SumRegression(FeatureAttack):
     """Regress opened sums, alone and beside what the active has, to the victim's features.
 
     Attacks use the last epoch's sums, what is left of them where pseudo-labels were sent, and that
-    of all kept epochs. Baselines, with the same shadow rows: their mean, and own features x, also
-    with the own labels, which a sum tells again.
+    of all kept epochs. Baselines, with the same shadow rows: their mean, own features x, the own
+    labels, which a sum tells again, and both.
     """
 
     name = "sum_regression"
@@ -70,7 +70,8 @@ class SumRegression(FeatureAttack):
         if len(read) > 1:
             columns["all epochs"] = torch.cat(list(read.values()), dim=1)
         x_NF = self.own(view, positions, seed)
-        both_NF = np.hstack([x_NF, _own_labels(view, positions)])
+        labels_NF = _own_labels(view, positions)
+        both_NF = np.hstack([x_NF, labels_NF])
         scaled = {name: self.scaled(values, seed) for name, values in columns.items()}
         together = {
             f"{key} and labels": of_NF
@@ -78,7 +79,7 @@ class SumRegression(FeatureAttack):
             for key, of_NF in beside(name, released_NF, both_NF).items()
         }
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
-        own = {"x": x_NF, "x and labels": both_NF}
+        own = {"x": x_NF, "labels": labels_NF, "x and labels": both_NF}
         return regress.guess(regress.on({**scaled, **together}), own)
 
 

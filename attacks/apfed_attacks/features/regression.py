@@ -1,13 +1,14 @@
 """A victim's features out of columns, learnt from shadow rows; shared by attacks on features.
 
 Attacks and baselines get the same regressors and the same shadow rows; only their columns
-differ. Nothing here chooses among the regressors.
+differ. Of each fit it is said how well it predicts known rows that it was not fitted to; the
+adversary chooses by that, and never by the rows that are scored (`apfed_attacks.scoring`).
 
-Letters: N rows, n of them shadow rows, U the others, F the victim's features.
+Letters: N rows, n of them shadow rows, U the others, C columns, F the victim's features.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
@@ -33,17 +34,78 @@ from apfed_attacks.live.strategy import ActiveAttack
 from apfed_attacks.view import AdversaryView, AttackError
 
 _ALPHAS = np.logspace(-2, 4, 13)
+_WEAKER_ALPHAS = np.logspace(-10, 4, 29)
+"""Strengths of `LeastSquares`, from next to none: where columns determine features, any more
+keeps a part of them back."""
+_LEAST_SINGULAR = 1e-13
+"""Of the largest singular value: below it a direction is rounding."""
+_FREE = 1e-9
+"""Of a row's weight in its own fit, below 1: above it nothing is left to predict the row by."""
+_HELD_OUT = 5
+"""One in so many known rows tells how well a network predicts the others."""
+_JUDGED = 10
+"""Known rows, about, that are left out in turn where a fit has no closed form of that."""
 _BATCH = 200
 # (hidden width, most iterations, seed, rows) -> an unfitted scikit-learn regressor of many outputs.
 # Where one batch holds all rows their order changes nothing, and shuffling takes half of the time.
 REGRESSORS: Mapping[str, Callable[[int, int, int, int], Any]] = {
     "ridge": lambda *_: RidgeCV(_ALPHAS),
+    "least squares": lambda *_: LeastSquares(),
     "mlp": lambda width, iterations, seed, rows: MLPRegressor(
         hidden_layer_sizes=(width,), alpha=1.0, learning_rate_init=2e-3,
         max_iter=iterations, random_state=seed, batch_size=min(_BATCH, rows),
         shuffle=rows > _BATCH,
     ),
 }  # fmt: skip
+
+
+_NETWORK = "mlp"
+
+
+class LeastSquares:
+    """A linear regression of the rank, or with the ridge, that predicts known rows best.
+
+    Candidates are least squares of minimum norm at every rank of the known rows (singular values
+    that are cut off), and ridge regression from strength 1e-10 on. One is chosen by leave-one-out
+    errors, in closed form (Golub, Heath and Wahba 1979, Generalized cross-validation, Section 2,
+    PRESS): each known row is predicted by a fit without it.
+
+    Attributes:
+        best_score_: minus the mean squared leave-one-out error of the chosen candidate.
+    """
+
+    best_score_: float
+
+    def fit(self, rows_nC: FloatArray, wanted: NDArray[Any]) -> Self:
+        wanted_nF = wanted.reshape(len(wanted), -1).astype(np.float64)
+        rows, self._centre_C, self._mean_F = len(rows_nC), rows_nC.mean(0), wanted_nF.mean(0)
+        left_nR, sizes_R, right_RC = np.linalg.svd(rows_nC - self._centre_C, full_matrices=False)
+        rank = int((sizes_R > max(sizes_R[0], 1e-300) * _LEAST_SINGULAR).sum()) if rows > 1 else 0
+        left_nR, sizes_R, right_RC = left_nR[:, :rank], sizes_R[:rank], right_RC[:rank]
+        centred_nF = wanted_nF - self._mean_F
+        along_RF = left_nR.T @ centred_nF
+        kept = np.tri(rank + 1, rank, -1)  # the first so many directions, from none to all
+        strengths = _WEAKER_ALPHAS[:, None]
+        filters = np.vstack([kept, sizes_R**2 / (sizes_R**2 + strengths)])
+        errors = [self._left_out(one_R, left_nR, along_RF, centred_nF) for one_R in filters]
+        best = int(np.argmin(errors))
+        self.best_score_ = -errors[best]
+        self._weight_CF = right_RC.T @ ((filters[best] / sizes_R)[:, None] * along_RF)
+        return self
+
+    def predict(self, rows_NC: FloatArray) -> FloatArray:
+        return np.asarray((rows_NC - self._centre_C) @ self._weight_CF + self._mean_F)
+
+    @staticmethod
+    def _left_out(
+        filter_R: FloatArray, left_nR: FloatArray, along_RF: FloatArray, centred_nF: FloatArray
+    ) -> float:
+        """Return the mean squared error of each row by the fit without it; inf if there is none."""
+        own_n = 1 / len(left_nR) + np.square(left_nR) @ filter_R
+        if own_n.max() > 1 - _FREE:
+            return float("inf")
+        rest_nF = (centred_nF - left_nR @ (filter_R[:, None] * along_RF)) / (1 - own_n)[:, None]
+        return float(np.square(rest_nF).mean())
 
 
 class FeatureAttack(ColumnAttack):
@@ -107,12 +169,36 @@ class Regression:
         return torch.from_numpy(~self.shadow)
 
     def on(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
-        """Fit each regressor on each of the sets (N, F); predict the other rows."""
-        return {
+        """Fit each regressor on each of the sets (N, F); predict the other rows.
+
+        A network is held against known rows on that set alone on which linear fits are best: it
+        takes another fit.
+        """
+        found = {
             f"{how} on {name}": self._fit(how, values_NF)
             for name, values_NF in columns.items()
             for how in REGRESSORS
+            if how != _NETWORK
         }
+        best = max(found, key=lambda name: found[name].held_out or -np.inf, default="")
+        for name, values_NF in columns.items():
+            is_judged = best.partition(" on ")[2] == name
+            found[f"{_NETWORK} on {name}"] = self._fit(_NETWORK, values_NF, is_judged=is_judged)
+        return found
+
+    def judged(self, guess: Callable[["Regression"], FloatArray]) -> Prediction:
+        """Return what `guess` makes of the rows that are guessed, with its R2 on some known rows,
+        each guessed by a fit without it.
+        """
+        errors, known = [], np.flatnonzero(self.shadow)
+        for place in range(0, len(known), max(1, len(known) // _JUDGED)):
+            shadow = self.shadow.copy()
+            shadow[known[place]] = False
+            rest = replace(self, shadow=shadow, pairs=np.delete(self.pairs, place, axis=0))
+            at = int((~shadow)[: known[place]].sum())
+            errors.append(np.square(guess(rest)[at] - self.pairs[place]).mean())
+        spread = float(np.square(self.pairs - self.pairs.mean(axis=0)).mean()) or 1.0
+        return Prediction(guess(self), held_out=1 - float(np.mean(errors)) / spread)
 
     def guess(self, attacks: Mapping[str, Prediction], own: Mapping[str, FloatArray]) -> Guess:
         """What these attacks make of the rows that are guessed, beside the same from own columns.
@@ -120,30 +206,60 @@ class Regression:
         Own ones, sets of (N, F), hold no release; of a decoy nobody reads what they tell.
         """
         mean_UF = np.tile(self.pairs.mean(axis=0), (int((~self.shadow).sum()), 1))
-        baselines = {"mean of the shadow rows": Prediction(mean_UF)}
+        shadow_rows = len(self.pairs)
+        by_others = 1 - (shadow_rows / (shadow_rows - 1)) ** 2  # each row by the mean of the others
+        baselines = {"mean of the shadow rows": Prediction(mean_UF, held_out=by_others)}
         if not self.decoy:
             baselines |= self.on(own)
         return Guess(positions=self.positions[self.unknown], attacks=attacks, baselines=baselines)
 
-    def _fit(self, how: str, values_NF: FloatArray) -> Prediction:
+    def _fit(self, how: str, values_NF: FloatArray, *, is_judged: bool = True) -> Prediction:
         centre_F, scale = self.pairs.mean(axis=0), self.pairs.std() or 1.0
+        wanted_nF = (self.pairs - centre_F) / scale
+        known_nC = values_NF[self.shadow]
+        spread = float(np.square(wanted_nF).mean()) or 1.0
 
-        def guess() -> FloatArray:
-            wanted_nF = (self.pairs - centre_F) / scale
-            made = REGRESSORS[how](self.hidden, self.iterations, self.seed % 2**32, len(wanted_nF))
+        def fit(rows_n: NDArray[Any]) -> Any:
+            made = REGRESSORS[how](self.hidden, self.iterations, self.seed % 2**32, len(rows_n))
             # scikit-learn warns of one column that is no vector.
-            wanted = wanted_nF[:, 0] if wanted_nF.shape[1] == 1 else wanted_nF
-            found_U = fitted(made, values_NF[self.shadow], wanted).predict(values_NF[~self.shadow])
-            return np.asarray(found_U.reshape(-1, wanted_nF.shape[1]) * scale + centre_F)
+            wanted = wanted_nF[rows_n, 0] if wanted_nF.shape[1] == 1 else wanted_nF[rows_n]
+            return fitted(made, known_nC[rows_n], wanted)
+
+        def guess() -> Prediction:
+            rows_n = np.arange(len(wanted_nF))
+            made = fit(rows_n)
+            found_UF = made.predict(values_NF[~self.shadow]).reshape(-1, wanted_nF.shape[1])
+            error = None
+            if how != _NETWORK:
+                error = -float(made.best_score_)
+            elif is_judged and len(rows_n) >= _HELD_OUT:
+                out_n = rows_n % _HELD_OUT == 0
+                said_nF = fit(rows_n[~out_n]).predict(known_nC[out_n])
+                error = float(
+                    np.square(said_nF.reshape(wanted_nF[out_n].shape) - wanted_nF[out_n]).mean()
+                )
+            held_out = None if error is None else 1 - error / spread
+            return Prediction(found_UF * scale + centre_F, held_out=held_out)
 
         made_of = (self.hidden, self.iterations, self.seed, self.shadow, self.pairs, values_NF)
-        return Prediction(guessed_once(guess, how, *made_of))
+        return guessed_once(guess, how, str(is_judged), *made_of)
 
 
 def ridge(known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray) -> Prediction:
     """Fit ridge regression on P known rows; predict N others, (N, F)."""
     found_NF = RidgeCV(_ALPHAS).fit(known_PC, wanted_PF).predict(columns_NC)
     return Prediction(found_NF.reshape(len(columns_NC), -1))
+
+
+def regressed(
+    known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray
+) -> dict[str, Prediction]:
+    """Return ridge regression and least squares from own columns x, by name; see `ridge`."""
+    exact_NF = LeastSquares().fit(known_PC, wanted_PF).predict(columns_NC)
+    return {
+        "ridge on x": ridge(known_PC, wanted_PF, columns_NC),
+        "least squares on x": Prediction(exact_NF),
+    }
 
 
 def guess_features(

@@ -160,15 +160,15 @@ def _scores(
     """Class scores (N, K) of all rows by a probe that was fitted to the known ones."""
     iterations, classes = view.iterations, view.knowledge.classes
 
-    def guess() -> FloatArray:
+    def guess() -> Prediction:
         known_N = labels_N >= 0
         probe = PROBES[name](iterations, seed % 2**32)
         fitted(probe, columns_NF[known_N], labels_N[known_N])
         scores_NK = np.zeros((len(columns_NF), classes))
         scores_NK[:, probe.classes_] = probe.predict_proba(columns_NF)
-        return scores_NK
+        return Prediction(scores_NK)
 
-    return guessed_once(guess, name, iterations, seed, classes, columns_NF, labels_N)
+    return guessed_once(guess, name, iterations, seed, classes, columns_NF, labels_N).values
 
 
 def named(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict[str, Prediction]:

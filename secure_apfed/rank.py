@@ -1,0 +1,60 @@
+"""Count columns that differ, and say what a sum of linear images of them gives away.
+
+A sum of D numbers a person that is linear in the passives' columns is a system of D equations in
+as many unknowns as these columns have rank. People who are known give its coefficients. With D at
+least that rank it has one solution: every column of everybody else is read by least squares.
+
+Run by: whoever holds the columns; it alone knows their rank. Letters: N rows, F columns.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+_MOST_ROWS = 4096
+"""Rows that are looked at, evenly spread; fewer rows never have a higher rank."""
+_LEAST_SCALE = 1e-6
+_LEAST_VARIANCE = 1e-4
+"""Of the direction that varies most: what varies less counts as a copy of other columns."""
+
+
+def count_columns(rows_NF: Tensor) -> int:
+    """Return the numerical rank of these rows' standardised columns.
+
+    Constant columns, copies and sums of other columns do not count, and neither does a direction
+    whose deviation is below 1 % of the largest one's.
+    """
+    step = max(1, math.ceil(len(rows_NF) / _MOST_ROWS))
+    rows_NF = rows_NF[::step].flatten(1).detach().to("cpu", torch.float64)
+    if not rows_NF.numel():
+        return 0
+    scale_F = rows_NF.std(0, correction=0)
+    differs_F = scale_F > _LEAST_SCALE
+    z_NF = (rows_NF - rows_NF.mean(0))[:, differs_F] / scale_F[differs_F]
+    if not z_NF.numel():
+        return 0
+    square = z_NF.T @ z_NF if z_NF.shape[1] <= len(z_NF) else z_NF @ z_NF.T
+    variances = torch.linalg.eigvalsh(square)
+    return int((variances > variances[-1] * _LEAST_VARIANCE).sum())
+
+
+def most_numbers(columns: int) -> int:
+    """Return the most numbers a person that a party lets be summed of so many columns: half."""
+    return columns // 2
+
+
+def describe_rank(numbers: float, columns: int | None) -> str:
+    """Say how much of the passives' columns so many opened numbers a person can tell.
+
+    Args:
+        numbers: linear in the columns, of one person, over the whole run.
+        columns: of all whose columns enter, that differ; None: each holder alone knows.
+    """
+    said = f"{numbers:,.0f} number{'' if numbers == 1 else 's'} of "
+    if columns is None:
+        return f"{said}columns that each party alone has counted"
+    said += f"{columns:,} column{'' if columns == 1 else 's'}"
+    if numbers >= columns:
+        return f"{said}: everything can be read"
+    return f"{said}: at most {numbers / columns:.0%} of what unrelated columns hold can be read"
