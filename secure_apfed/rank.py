@@ -8,9 +8,14 @@ Run by: whoever holds the columns; it alone knows their rank. Letters: N rows, F
 """
 
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from secure_apfed.settings.run import RunSettings
 
 _MOST_ROWS = 4096
 """Rows that are looked at, evenly spread; fewer rows never have a higher rank."""
@@ -58,3 +63,25 @@ def describe_rank(numbers: float, columns: int | None) -> str:
     if numbers >= columns:
         return f"{said}: everything can be read"
     return f"{said}: at most {numbers / columns:.0%} of what unrelated columns hold can be read"
+
+
+def describe_opened(
+    config: "RunSettings",
+    classes: int,
+    columns: Sequence[int] | None,
+    *,
+    numbers: int | None = None,
+) -> str | None:
+    """Say of a run what the numbers that the active opens tell of the passives' columns.
+
+    Args:
+        columns: that differ, of each party whose columns enter; None: not known here.
+        numbers: a person, where parties settled on them; None: as the settings say.
+
+    Returns:
+        None where nothing linear is opened, or nobody has counted it.
+    """
+    most = config.method.linear_numbers(config, classes)
+    if not 0 < most < math.inf:
+        return None
+    return describe_rank(most if numbers is None else numbers, sum(columns) if columns else None)

@@ -125,15 +125,16 @@ _JOINTLY = {"epochs": 60, "batch_size": 128, "learning_rate": 0.1, "evaluate_eve
 _NETWORKS = ("apfed_c", "apfed_r", "tvfl")
 _GUARDS = {"apfed_r-frozen": "frozen_gaussian", "apfed_r-fresh": "gaussian"}
 _CODE, _MIXED, _TEACHER_SUM = "apfed_code", "mixed-rows", "joint_teacher_sum"
+_WIDE, _WIDE_MIXED = f"{_CODE}-64", f"{_MIXED}-64"
 _CONTROLS = {
-    _CODE: _MIXED, "apfed_c": _LAMBDA_0, "apfed_r": _LAMBDA_0, **dict.fromkeys(_GUARDS, _BOUNDED),
+    _CODE: _MIXED, _WIDE: _WIDE_MIXED, "apfed_c": _LAMBDA_0, "apfed_r": _LAMBDA_0,
+    **dict.fromkeys(_GUARDS, _BOUNDED),
 }  # fmt: skip
 """Of other methods it is no help."""
 _CODED = {"network": "cross_view", "random_features": 1000}
-_NUMBERS: Mapping[str, int] = {
-    _CODE: 64, _MIXED: 64, f"{_CODE}-4": 4, f"{_CODE}-16": 16,
-}  # fmt: skip
-_NUMBERS_UNDER_NOISE = 32
+_NUMBERS = (4, 16, 64)
+"""Of a person, whatever passives allow; `_CODE` and `_MIXED` take what they allow."""
+_ALL_READ: Mapping[str, Any] = {"default": {"allow_reading_all": True}}
 _LOGISTIC = {"labeller": "logistic"}
 """Whose votes a person without a label moves in no way but by the own one."""
 _VOTES: Mapping[str, dict[str, Any]] = {
@@ -159,9 +160,13 @@ _METHODS: Mapping[str, dict[str, Any]] = {
     **{name: {"method": {"name": name}} for name in _NETWORKS},
     **{name: {"method": {"name": "apfed_r"}} for name in _GUARDS},
     **{name: {"method": {"name": "apfed_c"}} for name in (_LAMBDA_0, _BOUNDED)},
-    **{name: {"method": {"name": _CODE}, "model": {**_CODED, "representation": numbers},
-              "train": {"epochs": 1}}
-       for name, numbers in _NUMBERS.items()},
+    **{name: {"method": {"name": _CODE}, "model": _CODED, "train": {"epochs": 1}}
+       for name in (_CODE, _MIXED)},
+    **{name: {
+           "method": {"name": _CODE}, "model": {**_CODED, "representation": numbers},
+           "train": {"epochs": 1}, "passives": _ALL_READ,
+       }
+       for numbers in _NUMBERS for name in (f"{_CODE}-{numbers}", f"{_MIXED}-{numbers}")},
 }  # fmt: skip
 
 
@@ -253,7 +258,7 @@ class GainCase:
         kind = _NoHelpPoint if self.method == _NO_HELP else _GainPoint
         return kind(
             config=self.config, folder=folder, figures_only=True, alone=self.alone,
-            known=self.of.known, mixed=self.method == _MIXED,
+            known=self.of.known, mixed=self.method in (_MIXED, _WIDE_MIXED),
         )  # fmt: skip
 
     @property
@@ -277,7 +282,6 @@ class GainCase:
         if self.method == _TEACHER_SUM:  # a bound of 1 cuts what linear networks make
             settings["secure_sum"] = {**settings["secure_sum"], "clip": 8.0}
         if self.epsilon is not None and self.method in (_CODE, _MIXED):
-            settings["model"] = {**_CODED, "representation": _NUMBERS_UNDER_NOISE}
             settings["secure_sum"] = {
                 **settings["secure_sum"], "noise": {"epsilon": self.epsilon},
             }  # fmt: skip
@@ -329,7 +333,7 @@ def _cases() -> dict[str, GainCase]:
         *((_CODE, data, n, None)
           for data in ("digits", "handwritten-zer") for n in (20, 50, 200)),
         *((_CODE, f"handwritten-{view}", 50, None) for view in ("fou", "kar", "mor")),
-        *((f"{_CODE}-{numbers}", data, 50, None) for numbers in (4, 16)
+        *((f"{_CODE}-{numbers}", data, 50, None) for numbers in _NUMBERS
           for data in ("digits", "handwritten-zer", "handwritten-fou")),
         *((_CODE, data, 50, None) for data in ("mnist-3-1", "fashion-mnist-3-1")),
         (_CODE, "breast-cancer-errors", 20, None),

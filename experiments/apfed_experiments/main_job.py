@@ -106,7 +106,7 @@ _PLAIN = {**_NO_GUARD, "secure_sum": {"scheme": "plain", "masks": "none"}}
 _STUDENT = {**_NO_GUARD, **MASKED, **STUDENT}
 _CODED = {
     **_STUDENT,
-    "model": {"network": "cross_view", "representation": 64, "random_features": 1000},
+    "model": {"network": "cross_view", "random_features": 1000},
 }
 _ENDLESS = 100.0
 _JOINTLY = {"epochs": 20, "batch_size": 64, "learning_rate": 0.1, "evaluate_every": 20}

@@ -111,6 +111,10 @@ class SingleViewSettings(MethodSettings):
     weighs_classes = True
     tasks = ("classification", "regression")
 
+    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+        """Nobody sends anything."""
+        return 0
+
 
 class ApfedSettings(MethodSettings):
     """APFed, whatever passives optimise; see `MethodSettings`."""

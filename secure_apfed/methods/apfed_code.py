@@ -91,6 +91,9 @@ class ApfedCodeSettings(MethodSettings):
                 f"cross_view with method {self.name}, got {config.model.network}"
             )
 
+    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+        return config.model.representation_size
+
     @property
     def happens(self) -> frozenset[str]:
         return super().happens - {"representations are summed"} | {"projections are summed"}
@@ -327,14 +330,22 @@ class ApfedCode(SumMethod):
         """
         if own.name == own.active:
             return None
-        model, most = own.config.model, own.config.model.representation_size
-        if _lets_all_be_read(own):
-            return _row_of(own.config, most)
-        columns = count_columns(own.data.table.features)
-        allowed = most_numbers(columns)
-        if not allowed or (model.representation != "auto" and most > allowed):
-            raise _too_many(own.name, max(1, allowed and most), columns, "rows")
-        return _row_of(own.config, min(most, allowed))
+        most = own.config.model.representation_size
+        if not _lets_all_be_read(own):
+            most = _allowed(own.config, own.name, count_columns(own.data.table.features))
+        return _row_of(own.config, most)
+
+    def settled(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
+        least = config.model.representation_size
+        for name, count in columns.items():
+            if not settings_of(config, name).allow_reading_all:
+                least = min(least, _allowed(config, name, count))
+        passives = {
+            name: settings_of(config, name).model_copy(update={"allow_reading_all": True})
+            for name in (*config.passives, *columns)
+        }  # they have agreed, and need not count again
+        model = config.model.model_copy(update={"representation": least})
+        return config.model_copy(update={"model": model, "passives": passives})
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         """D is the least that a passive offers; where the settings say D, each offers it."""
@@ -387,6 +398,14 @@ def _lets_all_be_read(own: Own) -> bool:
             f"{own.name} (party.yaml), or take it out of the settings of all parties"
         )
     return said
+
+
+def _allowed(config: RunSettings, me: str, columns: int) -> int:
+    """Return how many numbers a passive lets be summed. Raises ConfigError: fewer than it must."""
+    asked, allowed = config.model.representation_size, most_numbers(columns)
+    if not allowed or (config.model.representation != "auto" and asked > allowed):
+        raise _too_many(me, asked if allowed else 1, columns, "rows")
+    return min(asked, allowed)
 
 
 def _too_many(me: str, numbers: int, columns: int, rows: str) -> ConfigError:

@@ -81,6 +81,10 @@ class AveragingSettings(FedMvSettings):
 
     averages = "weights"
 
+    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+        """Weights are of no person."""
+        return 0
+
     def check(self, config: RunSettings) -> None:
         super().check(config)
         weighted = [name for name, passive in config.passives.items() if passive.weight != 1.0]

@@ -153,6 +153,10 @@ class VFedTransSettings(MethodSettings, DistillationSettings):
     predicts_alone = True
     teacher = "shared singular vectors"
 
+    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+        """Of all parties' columns, the active's too."""
+        return config.model.representation_size
+
     def check(self, config: RunSettings) -> None:
         if config.model.network != "enriched" or config.model.head:
             raise ValueError(

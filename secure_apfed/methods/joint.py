@@ -145,6 +145,16 @@ class SummedSplitNnSettings(MethodSettings):
     returns_gradients = True
     stops_early = True
 
+    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+        """In each epoch by other weights; through other layers than linear ones nearly so."""
+        return _summed_numbers(config, config.model) * config.train.epochs
+
+
+def _summed_numbers(config: RunSettings, model: ModelSettings) -> int:
+    """Return the numbers of a representation that passives sum, which all have alike."""
+    named = [settings.model or model for settings in config.passives.values()]
+    return max((of.representation_size for of in named), default=model.representation_size)
+
 
 def _uniform(own_BD: Tensor, like_BD: Tensor) -> Tensor:
     low, high = own_BD.min(), own_BD.max()
@@ -892,6 +902,10 @@ class TeacherSettings(FormSettings):
                 f"and no epsilon of one label covers that; use {HEAD}, or leave epsilon out"
             )
         return self
+
+    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+        releases = config.train.epochs + self.asks_again
+        return _summed_numbers(config, self.model) * releases
 
     @property
     def asks_again(self) -> bool:

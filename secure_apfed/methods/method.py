@@ -382,6 +382,12 @@ class Method(ABC):
         """The network whose output this passive sends, before training; where it sends any."""
         raise LocalProtocolError(f"{passive} sends no output of a network in {self.settings.title}")
 
+    def settled(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
+        """Return these settings with what passives with so many columns that differ settle on.
+        Raises ConfigError: they refuse.
+        """
+        return config
+
     def labels_learnt(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
         """The active's rows whose labels it learns from; `aligned`: its row at each position."""
         rows = held.labelled_rows

@@ -134,6 +134,10 @@ class OneViewSettings(MultiviewSettings):
 
     averages = "pseudo-labels"
 
+    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+        """In each round by other weights, about pseudo-labels that the active sent itself."""
+        return classes * config.train.epochs
+
     def of_party(self, name: str) -> Self:
         return self.model_copy(
             update={str(of): by for of, by in self.parties.get(name, {}).items()}

@@ -59,6 +59,7 @@ from secure_apfed.methods.method import (
 from secure_apfed.methods.terms import ROWS_AT_ONCE, asked_of, may_lack
 from secure_apfed.phases import begins
 from secure_apfed.privacy.ledger import PrivacyLedger
+from secure_apfed.rank import count_columns, describe_opened
 from secure_apfed.settings import SilentPassive
 from secure_apfed.settings.run import RunSettings
 
@@ -510,7 +511,20 @@ class Session:
     def secure_sum(self) -> dict[str, object]:
         """Public parameters of the sum and its rounding, empty where there is none."""
         agreed = dict(self.contract.secure_sum)
-        return {**agreed, "rounding": self.learner.rounding} if agreed else {}
+        if not agreed:
+            return {}
+        opened = describe_opened(
+            self.entered.own.config, len(self.entered.own.data.classes), self.columns(),
+            numbers=agreed.get("numbers"),
+        )  # fmt: skip
+        said = {} if opened is None else {"opened": opened}
+        return {**agreed, "rounding": self.learner.rounding, **said}
+
+    def columns(self) -> Sequence[int] | None:
+        """Columns that differ, of each party whose columns enter what is opened; None: each counts
+        its own.
+        """
+        return None
 
     def attendance(self) -> dict[str, object]:
         """Who fell silent in this session; empty where there is no sum."""
@@ -580,6 +594,7 @@ class Simulation(Session):
 
     def __init__(self, method: Method, start: Start) -> None:
         data, config = start.data, start.config
+        self._data = data
         active, passives = data.active.name, tuple(table.name for table in data.passives)
         roles = roles_of(method, config, active, passives)
         transcript = Transcript(config.kept)
@@ -603,6 +618,11 @@ class Simulation(Session):
             self.helpers[name] = assisted.role
             if name in passives:
                 self.alignment[name] = assisted.rows
+
+    def columns(self) -> Sequence[int]:
+        data = self._data
+        tables = data.tables if self.entered.own.config.method.decomposes else data.passives
+        return [count_columns(table.features) for table in tables]
 
     def play(self, script: Script[T]) -> T:
         """Play a script of the active to its end, and the others as far as they get meanwhile."""

@@ -169,6 +169,10 @@ class VoteSettings(MethodSettings):
     def inductive(self) -> bool:
         return LABELLERS[self.labeller].inductive
 
+    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+        """Labellers bend what they read, but those whose votes are a linear fit's own numbers."""
+        return classes if self.signs_votes else 0
+
     def noise(self, config: RunSettings) -> NoiseSettings | None:
         return None if self.epsilon is None else NoiseSettings(epsilon=self.epsilon)
 

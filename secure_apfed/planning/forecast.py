@@ -51,6 +51,7 @@ from secure_apfed.privacy.guard import make_guard
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.randomised_response import make_label_mechanism
 from secure_apfed.promises import Promise, promises_of
+from secure_apfed.rank import count_columns, describe_opened
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.data import TABLES, TableShape
 from secure_apfed.settings.run import TranscriptSettings
@@ -245,7 +246,8 @@ def forecast(
     scales = growth(config, steps=steps / few, rows=len(taught) / (batch * few))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
-        rehearse = partial(_rehearse, config, data, batch=batch, aligned=share, labelled=labelled)
+        settled = _settled(config, data, shapes)
+        rehearse = partial(_rehearse, settled, data, batch=batch, aligned=share, labelled=labelled)
         played = rehearse(few)
         step_seconds, longer = played.step_seconds, _LONGER * STEPS
         if config.method.asks_once and steps > longer:  # much is the same of however many rows
@@ -297,8 +299,48 @@ def forecast(
         delta_passives=config.delta if noise else None,
         releases_passives=releases if noise else None,
         intersections=intersections,
-        warnings=tuple(_warnings(config, played, links, privacy.epsilon_x, len(data.passives))),
+        warnings=(
+            *_warnings(config, played, links, privacy.epsilon_x, len(data.passives)),
+            *_opened(settled, data, shapes),
+        ),
     )
+
+
+def _columns(
+    config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
+) -> dict[str, int]:
+    """Columns that differ, of each party whose columns enter what is opened; of tables that are
+    declared alone, all columns.
+    """
+    tables = data.tables if config.method.decomposes else data.passives
+    if shapes is not None and config.data.dataset == TABLES:
+        return {table.name: shapes[table.name].features for table in tables}
+    return {table.name: count_columns(table.features) for table in tables}
+
+
+def _is_counted(config: Config, data: VerticalData) -> bool:
+    return 0 < config.method.linear_numbers(config, len(data.classes)) < math.inf
+
+
+def _settled(config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None) -> Config:
+    """The settings with numbers that these passives agree to; a rehearsal's tables are random."""
+    if not _is_counted(config, data):
+        return config
+    settled = METHODS[config.method.name].settled(config, _columns(config, data, shapes))
+    assert isinstance(settled, Config)
+    return settled
+
+
+def _opened(
+    config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
+) -> Iterator[str]:
+    """What the numbers that the active opens tell of columns."""
+    if not _is_counted(config, data):
+        return
+    columns = list(_columns(config, data, shapes).values())
+    said = describe_opened(config, len(data.classes), columns)
+    whose = "all parties'" if config.method.decomposes else "the passives'"
+    yield f"of each person the active opens numbers that are linear in {whose} columns: {said}"
 
 
 def _links(

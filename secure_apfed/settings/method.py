@@ -6,6 +6,7 @@ beside the method's code, in the file of the method; nothing outside of `secure_
 for a method by its name. What it says is public: every party agrees to it with the contract.
 """
 
+import math
 from abc import ABC
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
 
@@ -107,6 +108,17 @@ class MethodSettings(Settings, ABC):
     def noise(self, config: "RunSettings") -> NoiseSettings | None:
         """What passives add to what they let out, to gradients or to votes; None: nothing."""
         return config.secure_sum.noise
+
+    def linear_numbers(self, config: "RunSettings", classes: int) -> float:
+        """Return how many numbers of a person, linear in the passives' columns or as good as that,
+        the active opens over the run, at most.
+
+        Where that reaches the rank of these columns, whoever knows a few people reads everybody's
+        (`secure_apfed.rank`). 0: what it opens is no such image, which
+        tests/secure_apfed/test_rank.py measures. Infinite, unless a method says less: nobody has
+        counted.
+        """
+        return math.inf
 
     def rehearsed(self, steps: int, epochs: int) -> Self:
         """The same for a rehearsal of so many steps in place of a run of so many epochs."""

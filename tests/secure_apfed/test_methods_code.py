@@ -27,6 +27,7 @@ def config_of(**changes: Any) -> Config:
     usual = {
         "data": DIGITS, "train": {"epochs": 1, "device": "cpu"},
         "model": {"network": "cross_view", "representation": 32, "random_features": 300},
+        "passives": {"default": {"allow_reading_all": True}},
     }  # fmt: skip
     return small_config("apfed_code", **{**usual, **changes})
 
@@ -98,7 +99,7 @@ def test_a_projection_keeps_distances_and_its_rows_are_about_one_long() -> None:
     rows_NF = torch.randn(200, 50, generator=torch.Generator().manual_seed(1)) * 7 + 3
     rows_NF[:, 4] = 2.0
     torch.manual_seed(0)
-    projection = Projection(50, 400)
+    projection = Projection(50, 400, allow_reading_all=True)
     projection.fit(rows_NF)
     told_ND = projection(rows_NF)
     assert told_ND.square().sum(1).mean() == pytest.approx(0.98, rel=0.05)

@@ -266,7 +266,11 @@ def coalitions_of(run: Reported) -> tuple[tuple[str, str], ...]:
 
 
 def limits_of(run: Reported) -> tuple[str, ...]:
-    return tuple(limit.sentence for limit in LIMITS if limit.holds(run.facts))
+    limits = tuple(limit.sentence for limit in LIMITS if limit.holds(run.facts))
+    opened = run.outcome.sum.get("opened") if isinstance(run, ReportedRun) else None
+    if opened is None:
+        return limits
+    return (f"Of each person the active opens, linear in others' columns, {opened}.", *limits)
 
 
 def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
