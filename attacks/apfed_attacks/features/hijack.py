@@ -29,7 +29,7 @@ from torch import Tensor
 
 from apfed_attacks.columns import own_columns
 from apfed_attacks.features.feature_space import decoder_for, layers, simulator_for, slope_penalty
-from apfed_attacks.features.regression import regressed
+from apfed_attacks.features.regression import ridge
 from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.live.strategy import AnsweringAttack, notes_of
 from apfed_attacks.view import AdversaryView, AttackError, Knowledge, released
@@ -45,7 +45,7 @@ _AT_ONCE = 500  # rows that are encoded or decoded together
 class HijackAttack(AnsweringAttack):
     """Hijack while training; decode the representations of the last epoch.
 
-    Baselines, with the same outsiders: their mean, and linear regressions from the own features.
+    Baselines, with the same outsiders: their mean, and ridge regression from the own features.
 
     Attributes:
         strength: kappa, by which the answer is multiplied.
@@ -106,7 +106,7 @@ class HijackAttack(AnsweringAttack):
         if own is not None:
             own_NC = _doubles(own_columns(view, positions))
             own_PC = _doubles(_as_own_columns(own, own_NC.shape[1]))
-            baselines |= regressed(own_PC, public_PF, own_NC)
+            baselines["ridge on x"] = ridge(own_PC, public_PF, own_NC)
         return Guess(positions=positions, attacks=attacks, baselines=baselines)
 
 

@@ -39,8 +39,9 @@ _WEAKER_ALPHAS = np.logspace(-10, 4, 29)
 keeps a part of them back."""
 _LEAST_SINGULAR = 1e-13
 """Of the largest singular value: below it a direction is rounding."""
-_FREE = 1e-9
-"""Of a row's weight in its own fit, below 1: above it nothing is left to predict the row by."""
+_FREE = 0.05
+"""Of a row's weight in its own fit, the least that other rows have: below it its leave-one-out
+error says little, and the least of many such errors is luck."""
 _HELD_OUT = 5
 """One in so many known rows tells how well a network predicts the others."""
 _JUDGED = 10
@@ -249,17 +250,6 @@ def ridge(known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray) -
     """Fit ridge regression on P known rows; predict N others, (N, F)."""
     found_NF = RidgeCV(_ALPHAS).fit(known_PC, wanted_PF).predict(columns_NC)
     return Prediction(found_NF.reshape(len(columns_NC), -1))
-
-
-def regressed(
-    known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray
-) -> dict[str, Prediction]:
-    """Return ridge regression and least squares from own columns x, by name; see `ridge`."""
-    exact_NF = LeastSquares().fit(known_PC, wanted_PF).predict(columns_NC)
-    return {
-        "ridge on x": ridge(known_PC, wanted_PF, columns_NC),
-        "least squares on x": Prediction(exact_NF),
-    }
 
 
 def guess_features(

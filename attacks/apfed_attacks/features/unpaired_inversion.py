@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from apfed_attacks.columns import own_columns
 from apfed_attacks.features.feature_space import energy_distance, layers, slope_penalty
-from apfed_attacks.features.regression import FeatureAttack, regressed
+from apfed_attacks.features.regression import FeatureAttack, ridge
 from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, AttackError, released
 from secure_apfed.seeds import derive_seed, seeded, shuffled
@@ -36,7 +36,7 @@ class UnpairedInversion(FeatureAttack):
     """Simulate the victim's encoder on public rows; decode what it released.
 
     Baselines, with the same rows: their mean, the same computation on the own features x in
-    place of h, and, where it knows whose rows it has, linear regressions from x.
+    place of h, and, where it knows whose rows it has, ridge regression from x.
 
     Attributes:
         shadow_rows: these people's h is not used, and they are not guessed.
@@ -98,7 +98,7 @@ class UnpairedInversion(FeatureAttack):
             baselines["decoded x"] = decoded(x_NC)
             if self.conditioned:
                 known = (rows.double().numpy(force=True) for rows in (x_PC, public_PF, x_NC))
-                baselines |= regressed(*known)
+                baselines["ridge on x"] = ridge(*known)
         return Guess(positions=positions, attacks=attacks, baselines=baselines)
 
 
