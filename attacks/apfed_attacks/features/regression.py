@@ -236,9 +236,10 @@ class Regression:
             elif is_judged and len(rows_n) >= _HELD_OUT:
                 out_n = rows_n % _HELD_OUT == 0
                 said_nF = fit(rows_n[~out_n]).predict(known_nC[out_n])
-                error = float(
-                    np.square(said_nF.reshape(wanted_nF[out_n].shape) - wanted_nF[out_n]).mean()
-                )
+                missed_n = np.square(said_nF.reshape(wanted_nF[out_n].shape) - wanted_nF[out_n])
+                error_n = missed_n.mean(axis=1)
+                # So few rows are lucky too often; a network has to be better by a standard error.
+                error = float(error_n.mean() + error_n.std() / np.sqrt(len(error_n)))
             held_out = None if error is None else 1 - error / spread
             return Prediction(found_UF * scale + centre_F, held_out=held_out)
 
