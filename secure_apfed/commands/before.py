@@ -136,7 +136,13 @@ def _declared(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
     own = TableShape() if held is None else shape_of(held, columns=False)
     told = {file.party: own}
     if sealed.exists():
-        answers = Signed.read(sealed).opened(Sealed, sealed).answered
+        opened = Signed.read(sealed).opened(Sealed, sealed)
+        answers = opened.answered
+        for organisation, conflict in opened.proposed.conflicts:
+            terminal.show_note(
+                f"note: {organisation} runs {' and '.join(conflict.parties)}, which was allowed by "
+                f"name: together they {conflict.gets}"
+            )
         told = {name: said.table for name, said in answers.items() if said.table} | told
     names = (file.active, *file.passives)
     if alike := [name for name in names if name not in told]:

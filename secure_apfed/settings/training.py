@@ -408,7 +408,7 @@ class RuleSettings(Settings):
     ] = 0
     silent_passive: Annotated[
         SilentPassive | None,
-        other_is_less(PASSIVES, "sums of fewer are opened", ("stop", "wait"), (None, "recover")),
+        other_is_less(PASSIVES, "sums of fewer are opened", ("stop", "wait", None), "recover"),
     ] = None
     patience_s: Annotated[float | None, NOBODY] = Field(None, gt=0, le=86_400)
     restarts: Annotated[

@@ -64,7 +64,8 @@ def test_pairs_under_every_sum(scheme: str, passives: int, pair: tuple[str, str]
     found = gets(config_of("apfed_r", scheme), passives, *pair)
     reads = [each for each in found if each.startswith("read ")]
     if pair == ("active", "aggregator"):
-        below_all = scheme != "plain + recoverable masks" or passives > 3  # two thirds and one
+        # Recoverable masks need all passives unless a threshold is named.
+        below_all = scheme != "plain + recoverable masks"
         assert bool(reads) == (scheme in READ_BY_BOTH and below_all), found
     elif pair == ("active", "p0"):
         assert bool(reads) == (passives == 2), found
@@ -81,6 +82,13 @@ def test_all_passives_but_one_and_the_active_read_the_last(scheme: str) -> None:
     config = config_of("apfed_r", scheme)
     assert any("remaining passive" in each for each in gets(config, 4, "active", "p0", "p1", "p2"))
     assert not any("remaining" in each for each in gets(config, 4, "active", "p0", "p1"))
+
+
+def test_active_and_aggregator_read_out_of_recoverable_masks_below_all() -> None:
+    scheme = "plain + recoverable masks"
+    config = config_of("apfed_r", scheme, ["secure_sum.threshold=3"])
+    assert "out of two sums" in gets(config, 4, "active", "aggregator")[0]
+    assert not any("read" in each for each in gets(config, 3, "active", "aggregator"))
 
 
 @pytest.mark.parametrize(("threshold", "passives", "helping", "reads"), [

@@ -165,7 +165,13 @@ WEAKENED: dict[str, Case] = {
     "rules.restarts": Case(
         ("rules={silent_passive: wait, patience_s: 9, restarts: 1}",), 0
     ),
-    "rules.silent_passive": Case((), "stop", shown=False),
+    "rules.silent_passive": Case(
+        (
+            "rules.silent_passive=recover",
+            "secure_sum={scheme: plain, masks: recoverable, threshold: 2}",
+        ),
+        "stop",
+    ),
     "rules.spare_answers": Case(("rules.spare_answers=1000000",), 2),
     "secure_sum.allow_single_passive": Case(("secure_sum.allow_single_passive=true",), False),
     "secure_sum.bits": Case(("secure_sum.bits=24",), 16),
