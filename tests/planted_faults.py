@@ -1,4 +1,4 @@
-"""Forty small faults that an engineer could make, each with the tests that should notice it.
+"""Fifty small faults that an engineer could make, each with the tests that should notice it.
 
 `tests/test_planted_faults.py` plants one at a time in a copy of the code. Whoever takes tests away
 runs it before and after; whoever changes a quoted place changes the quotation, too.
@@ -213,6 +213,52 @@ one_known_person_answered: test_methods_apfed.py
     Among strangers a single person of a passive is answered about alone.
 -if known < self.contract.minimum_batch or is_narrow(own_BD, self.terms):
 +if is_narrow(own_BD, self.terms):
+--- secure_apfed/methods/apfed_code.py
+another_question_answered: test_methods_code.py
+    A passive answers whatever the active asks of it.
+-if message.payload != _REQUEST or self._asked:
++if self._asked:
+help_that_nobody_judged: test_methods_code.py
+    Passives that know nothing are believed all the same.
+-            if surely_better(said[best], alone, measure, seed=seed):
++            if said[best] is not None:
+no_help_not_reported: test_methods_code.py
+    A run whose passives did not help says nothing of it.
+-if student.helped is None:
++if student.helped is not None:
+--- secure_apfed/models.py
+projections_of_any_length: test_methods_code.py
+    A passive's projected rows grow with its columns, and a clip cuts most of them.
+-directions / math.sqrt(features * numbers)
++directions / math.sqrt(numbers)
+--- secure_apfed/solo/__init__.py
+own_network_teaches: test_solo.py
+    The run's own network is among the teachers that read others' numbers.
+-tuple(baseline for name, baseline in BASELINES.items() if name != "network")
++tuple(BASELINES.values())
+worst_solo_model_chosen: test_solo.py
+    Help is compared with the worst solo model, which anything is better than.
+-return max(found, key=found.__getitem__)
++return min(found, key=found.__getitem__)
+--- secure_apfed/planning/forecast.py
+labels_of_all_rows_counted: test_data_labels.py
+    A plan promises labels of rows that have none.
+-labelled_rows=labelled,
++labelled_rows=teaching,
+teaching_rows_forgotten: test_data_labels.py
+    A plan leaves out the rows without a label, which are taught, too.
+-teaching_rows=teaching,
++teaching_rows=labelled,
+--- attacks/apfed_attacks/foreign.py
+luck_is_a_finding: test_attacks_foreign.py
+    What luck gives, too, is reported as a leak.
+-return self.score - float(np.mean(self.null))
++return self.score
+--- attacks/apfed_attacks/features/unpaired_inversion.py
+too_few_public_rows: test_attacks_foreign.py
+    An attack without public rows crashes, where it should say what it lacks.
+-if len(shadow) < 2:
++if len(shadow) < 0:
 """
 
 

@@ -160,29 +160,35 @@ def test_wheel_ships_every_file_of_the_packages_and_nothing_else(
     assert f"{distribution}/py.typed" in names
 
 
+FOLDERS = ("protocols", "attacks", "experiments")
+IMPORTS = (
+    "from apfed_protocols import *",  # every everyday name
+    "from secure_apfed import *",
+    f"import {', '.join((*FOLDERS, *PACKAGES))}",
+    *(f"print({name}.__file__)" for name in (*FOLDERS, *PACKAGES)),
+)
+ALL_ATTACKS = "evaluate(**record.arrays(), labels=y, own=x)"
+"""Half a minute, with which the examples of the README end."""
+
+
+@pytest.mark.parametrize("evaluated", [
+    ALL_ATTACKS.replace("own=x", "own=x, attacks='label_gradients'"),
+    pytest.param(ALL_ATTACKS, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_packages_and_examples_run_beside_folders_with_the_names_of_ours(
-    clean_bin: Path, tmp_path: Path
+    evaluated: str, clean_bin: Path, tmp_path: Path
 ) -> None:
-    folders = ("protocols", "attacks", "experiments")
-    for name in folders:
+    for name in FOLDERS:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
-    (tmp_path / "example.py").write_text(
-        "\n".join(
-            [
-                *blocks("README.md", "python"),
-                *blocks("protocols/README.md", "python"),
-                "from apfed_protocols import *",  # every everyday name
-                "from secure_apfed import *",
-                f"import {', '.join((*folders, *PACKAGES))}",
-                *(f"print({name}.__file__)" for name in (*folders, *PACKAGES)),
-            ]
-        )
-    )
+    examples = "\n".join([*blocks("README.md", "python"), *blocks("protocols/README.md", "python")])
+    assert examples.count(ALL_ATTACKS) == 1
+    examples = examples.replace(ALL_ATTACKS, evaluated)
+    (tmp_path / "example.py").write_text("\n".join([examples, *IMPORTS]))
     printed = _run(str(clean_bin / "python"), "example.py", cwd=tmp_path).split()
-    told = printed[-len(folders) - len(PACKAGES) :]  # after what the README prints
-    assert told[: len(folders)] == [str(tmp_path / name / "__init__.py") for name in folders]
-    assert all(Path(place).is_relative_to(clean_bin.parent) for place in told[len(folders) :])
+    told = printed[-len(FOLDERS) - len(PACKAGES) :]  # after what the README prints
+    assert told[: len(FOLDERS)] == [str(tmp_path / name / "__init__.py") for name in FOLDERS]
+    assert all(Path(place).is_relative_to(clean_bin.parent) for place in told[len(FOLDERS) :])
     for arguments in (["--help"], ["run", "--help"]):
         assert "Usage" in _run(str(clean_bin / "secure-apfed"), *arguments, cwd=tmp_path)
 

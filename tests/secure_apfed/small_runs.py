@@ -56,7 +56,7 @@ def small_config(method: Said = "apfed_c", **changes: Any) -> Config:
             "random_features": 40,
         }
     if kind.reads_sequences:
-        kept = {"dataset": "synthetic_keystrokes", "partition": "horizontal", "limit": 240}
+        kept = {"dataset": "synthetic_keystrokes", "partition": "horizontal", "limit": 120}
         sequences = list(find_dataset("synthetic_keystrokes").sequences.values())
         model = {"network": "gru", "sequences": sequences, "representation": 4}
         settings |= {"data": kept, "model": model}

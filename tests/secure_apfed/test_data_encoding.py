@@ -324,7 +324,7 @@ def in_files(frame: Frame, encoding: ColumnEncoding, folder: Path) -> Iterator[t
         yield load_features(folder / name, encoding)[1]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(tables(), st.sampled_from(sorted(READERS)), st.data())
 def test_every_reader_says_the_same(
     tmp_path_factory: pytest.TempPathFactory, frame: Frame, trained: str, data: st.DataObject

@@ -309,7 +309,7 @@ def test_the_plan_counts_labels(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert execute(["plan", str(path)]) == 3
     assert "all of class paid" in said_to_people(capsys)
     text = (
-        "method: votes\nmodel: {network: random_features}\n"
+        "method: votes\nmodel: {network: random_features, random_features: 20}\n"
         "secure_sum: {scheme: plain, masks: none, allow_single_passive: true}"
     )
     for labelled in (400, 24):

@@ -21,11 +21,12 @@ from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 DIGITS = {"dataset": "digits", "views": 4, "labelled": 50, "limit": 900}
+FEW_DIGITS = {**DIGITS, "limit": 240}
 
 
 def config_of(**changes: Any) -> Config:
     usual = {
-        "data": DIGITS, "train": {"epochs": 1, "device": "cpu"},
+        "data": FEW_DIGITS, "train": {"epochs": 1, "device": "cpu"},
         "model": {"network": "cross_view", "representation": 32, "random_features": 300},
         "passives": {"default": {"allow_reading_all": True}},
     }  # fmt: skip
@@ -66,7 +67,7 @@ def test_what_leaves_the_active_is_the_same_whatever_it_holds() -> None:
 
 
 def test_it_helps_by_what_the_passives_know_and_says_where_it_does_not() -> None:
-    config = config_of()
+    config = config_of(data=DIGITS)
     data = load_data(config.data, seed=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", NoHelpWarning)
