@@ -1,4 +1,4 @@
-"""Fifty small faults that an engineer could make, each with the tests that should notice it.
+"""Forty-nine small faults that an engineer could make, each with the tests that should notice it.
 
 `tests/test_planted_faults.py` plants one at a time in a copy of the code. Whoever takes tests away
 runs it before and after; whoever changes a quoted place changes the quotation, too.

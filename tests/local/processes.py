@@ -28,8 +28,11 @@ TRAIN = {"epochs": 3, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
 PHASES = {"agreement", "alignment", "set-up", "training", "checkpoint"}
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# What the active's measures import, for seconds.
-_IMPORTED = ("torch.utils.tensorboard", "sklearn.metrics")
+# What the active's measures import, for seconds; and the commands, where one plays a party.
+_IMPORTED = (
+    "torch.utils.tensorboard", "sklearn.metrics", "secure_apfed.commands.apart",
+    "apfed_experiments.report", "apfed_experiments.solo", "apfed_attacks.run",
+)  # fmt: skip
 _CONTEXT.set_forkserver_preload(["tests.local.processes", *_IMPORTED])
 _LENGTH_BYTES = 2
 _GO_ON = "go-on"
