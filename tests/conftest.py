@@ -103,6 +103,10 @@ def _below(request: pytest.FixtureRequest, *folders: str) -> bool:
     return any(request.path.is_relative_to(Path(__file__).parent / name) for name in folders)
 
 
+_FEW_TREES = 12
+"""Of each forest that learns votes; those of a run have five times as many."""
+
+
 @pytest.fixture(autouse=True)
 def _few_baselines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of tests measure, choose of, and are taught by two solo baselines; all have tests of
@@ -118,6 +122,7 @@ def _few_baselines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr("secure_apfed.solo.BASELINES", few)
         if any(map(request.node.get_closest_marker, ("every_teacher", "slow"))):
             return
+        monkeypatch.setattr("secure_apfed.methods.student._GROWN", _FEW_TREES)
         for method in ("apfed_code", "distilled"):
             monkeypatch.setattr(f"secure_apfed.methods.{method}.TEACHERS", tuple(few.values()))
 

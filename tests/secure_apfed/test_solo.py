@@ -400,3 +400,13 @@ def test_parts_follow_from_the_seed_and_leave_every_class_a_label() -> None:
     (part,) = held_out(labels, 5, 0)
     assert len(part) == ENOUGH_LABELS // 5
     assert set(np.bincount(labels[part]).tolist()) == {len(part) // 4}
+
+
+@pytest.mark.parametrize("names", [("wrong", "right"), ("right", "wrong")])
+def test_the_best_on_labels_held_out_is_chosen(names: tuple[str, str]) -> None:
+    """Whichever stands first among equals."""
+    task = SoloTask.of(rows(10), np.arange(10), np.arange(10) % 2, classes=2)
+    witnesses = {name: Witness(*[name == "right"] * 20) for name in names}
+    for name, witness in witnesses.items():
+        witness.name = name  # by which its fits are kept
+    assert chosen(task, among=witnesses.values()) is witnesses["right"]
