@@ -1,5 +1,6 @@
 """APFed at a public code: nothing told, helped where that helps, and charged once."""
 
+import math
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -75,7 +76,7 @@ def test_it_helps_by_what_the_passives_know_and_says_where_it_does_not() -> None
     with pytest.warns(NoHelpWarning, match="help is not used"):
         alone = run(config, None, data=with_others_rows(data, seed=0))
     assert alone.accuracy["apfed_code"] < helped.accuracy["apfed_code"] - 0.05
-    assert (helped.privacy.epsilon_x, helped.privacy.releases) == (0.0, 0)
+    assert (helped.privacy.epsilon_x, helped.privacy.releases) == (math.inf, 0)
 
 
 def test_noise_under_the_sum_is_charged_once_a_person() -> None:
@@ -85,7 +86,7 @@ def test_noise_under_the_sum_is_charged_once_a_person() -> None:
     for spent in result.contributions.values():
         assert 7.9 < spent["epsilon"] <= 8.0
         assert spent["releases"] == 1
-    assert result.privacy.epsilon_x == 0.0
+    assert result.privacy.epsilon_x == math.inf, "it counts representations, and none is sent"
 
 
 @pytest.mark.parametrize("ask", [b"", b"\x00"])
