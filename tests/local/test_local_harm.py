@@ -15,6 +15,7 @@ from secure_apfed.audit_log import compare_logs, verify_log
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
+from secure_apfed.counters import restart_in
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind
 from secure_apfed.runs.local import Way
@@ -224,8 +225,13 @@ def test_checkpoints_of_another_run_or_party_are_refused(stopped: Parties, tmp_p
 def test_nobody_begins_anew_over_what_others_hold(stopped: Parties) -> None:
     before = {path: path.read_bytes() for path in stopped.run.path.rglob("checkpoint-*")}
     lost = stopped.run.party("active")
-    for path in (*lost.glob("checkpoint-*"), *lost.glob("ledger-*")):
+    ledgers = [*lost.glob("ledger-*")]
+    for path in (*lost.glob("checkpoint-*"), *ledgers):
         path.unlink()
+    with stopped.started(resume=True):
+        assert "is missing, and audit.log" in stopped.watch(["active"])["active"]["message"]
+    for path in ledgers:
+        restart_in(lost, path.name, party="active")
     said = stopped.play(resume=True)  # the active begins anew, since it has nothing to go on from
     assert "begins anew, and the folder of passive-1 holds step" in said["passive-1"]["message"]
     assert all(path.read_bytes() == before[path] for path in before if path.parent != lost)
