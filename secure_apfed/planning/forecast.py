@@ -160,7 +160,7 @@ def _require_bounded(config: Config, shapes: Mapping[str, TableShape]) -> None:
     ) + _TEST_ROWS  # fmt: skip
     if config.method.averages:
         played = rows * STEPS + _TEST_ROWS
-    width = sum((*model.hidden, *model.head, model.representation))
+    width = sum((*model.hidden, *model.head, model.representation_size))
     sizes = {
         name: shape.rows * _ID_BYTES
         + (shape.features + (shape.classes or 0) + width) * (_COLUMN_BYTES + played * _NUMBER_BYTES)
