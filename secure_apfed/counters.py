@@ -26,7 +26,10 @@ from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.files import open_plain, open_regular, read_json, to_json, write_atomically
 from secure_apfed.promises import Promise
 
-__all__ = ["ANSWER_BOOK", "COUNTERS", "WITNESS", "CounterFiles", "open_counters", "restart_counter"]
+__all__ = [
+    "ANSWER_BOOK", "COUNTERS", "WITNESS", "Count", "CounterFiles", "CounterKind", "Restart",
+    "counted_logs", "kind_of", "open_counters", "restart_counter", "restart_in",
+]  # fmt: skip
 
 ANSWER_BOOK = "answered.sqlite"
 """In a passive's folder, what it answered of joint predictions."""

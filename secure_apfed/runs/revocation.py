@@ -19,7 +19,9 @@ from secure_apfed.files import read_json
 if TYPE_CHECKING:
     from secure_apfed.runs.party import PartyFile
 
-__all__ = ["REVOKED", "Reader", "RevocationWatch", "find_readers", "find_unread_lists"]
+__all__ = [
+    "REVOKED", "Reader", "RevocationWatch", "find_readers", "find_unread_lists", "revoked_names",
+]  # fmt: skip
 
 REVOKED = "revoked.txt"
 """In a party's folder, what it refuses; `project seal` and `join` make it."""
