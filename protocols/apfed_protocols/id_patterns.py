@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import combinations
+from typing import Any
 
 from apfed_protocols.ids import JOINT, IdNormalisation
 
@@ -89,7 +90,8 @@ def suggest_rules(texts: Sequence[str], rules: IdNormalisation) -> tuple[str, ..
     for chosen in _choices(rules):
         if is_padded and "whole_numbers" in chosen:
             continue
-        united = [*map(replace(rules, **dict.fromkeys(chosen, True)).text, sample)]
+        added: dict[str, Any] = dict.fromkeys(chosen, True)
+        united = [*map(replace(rules, **added).text, sample)]
         if len({*united}) < distinct:
             continue
         found = len(count_patterns(united))
