@@ -27,9 +27,19 @@ from secure_apfed.files import open_plain, open_regular, read_json, to_json, wri
 from secure_apfed.promises import Promise
 
 __all__ = [
-    "ANSWER_BOOK", "COUNTERS", "WITNESS", "Count", "CounterFiles", "CounterKind", "Restart",
-    "counted_logs", "kind_of", "open_counters", "restart_counter", "restart_in",
-]  # fmt: skip
+    "ANSWER_BOOK",
+    "COUNTERS",
+    "WITNESS",
+    "Count",
+    "CounterFiles",
+    "CounterKind",
+    "Restart",
+    "counted_logs",
+    "kind_of",
+    "open_counters",
+    "restart_counter",
+    "restart_in",
+]
 
 ANSWER_BOOK = "answered.sqlite"
 """In a passive's folder, what it answered of joint predictions."""

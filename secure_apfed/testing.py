@@ -2,7 +2,7 @@
 
 For authors of objectives, labellers, guards, defences, tasks, label mechanisms and networks: call
 the function of the kind in a test of your own. Our own tables are tested with the same functions
-(`tests/contracts/test_words.py`), and runs measure the same words on their first batch. Each
+(`tests/secure_apfed/test_words.py`), and runs measure the same words on their first batch. Each
 function returns nothing, or raises `PromiseError` with the class, the word and what was measured.
 
 A measurement finds many broken words and proves none: who says too much of code that these rows do

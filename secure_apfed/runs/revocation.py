@@ -20,8 +20,13 @@ if TYPE_CHECKING:
     from secure_apfed.runs.party import PartyFile
 
 __all__ = [
-    "REVOKED", "Reader", "RevocationWatch", "find_readers", "find_unread_lists", "revoked_names",
-]  # fmt: skip
+    "REVOKED",
+    "Reader",
+    "RevocationWatch",
+    "find_readers",
+    "find_unread_lists",
+    "revoked_names",
+]
 
 REVOKED = "revoked.txt"
 """In a party's folder, what it refuses; `project seal` and `join` make it."""

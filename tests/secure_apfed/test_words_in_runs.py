@@ -377,7 +377,7 @@ def test_a_mean_of_the_features_is_found_by_the_check_alone_and_the_report_says_
 def test_every_table_that_a_bound_rests_on_has_a_broken_word_here() -> None:
     tables = [NETWORKS, OBJECTIVES, LABELLERS, GUARDS, TASKS[Classification.name]]
     assert all(any(planted[0] is table for planted, *_ in BROKEN.values()) for table in tables)
-    assert DEFENCES  # no bound rests on a defence: see tests/contracts/test_words.py
+    assert DEFENCES  # no bound rests on a defence: see tests/secure_apfed/test_words.py
     bounded = {str(settings["method"]) for _, settings, _ in BROKEN.values()}
     noised = [name for name in METHODS if any(name in said for said in bounded)]
     silent = set(METHODS) - set(noised)
