@@ -219,6 +219,7 @@ def _train(
         board = progress.Board()
         with progress.showing(board, as_json=as_json, json_events=json_events):
             how = {**how, "on_progress": board.tell_progress, "on_status": board.tell}
+            how["on_work"] = lambda party, work: board.tell_work(work, party)
             return run(config, folder, **how)
     except KeyboardInterrupt:
         # The folder's config is complete, whatever --set changed in the file.

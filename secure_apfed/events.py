@@ -4,6 +4,7 @@ Read by: whoever writes a program that watches parties (`secure-apfed party --js
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, create_model
@@ -18,6 +19,33 @@ class Moment(Status):
     """Where a party stands, where that changed, and every half minute; at: seconds since 1970."""
 
     at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Progress):
+    """How far the training is; seconds_left: of all its epochs at this pace, null: too early."""
+
+    seconds_left: float | None = None
+
+
+class LongWork(BaseModel):
+    """Work that takes long, beside the training, where it went on or ended.
+
+    Attributes:
+        party: whose; empty: of the process that writes.
+        name: what is done; part: what of it is on now, or empty.
+        done, total: how many parts, of how many.
+        seconds_left: at this pace; null: too early to say.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    party: str
+    name: str
+    done: int
+    total: int
+    part: str
+    seconds_left: float | None
 
 
 class Failure(BaseModel):
@@ -60,7 +88,9 @@ class _Finite(GenerateJsonSchema):
 
 def schema() -> dict[str, Any]:
     """JSON schema of one line: an object with one of these keys, or the end of a run."""
-    kinds = {"progress": Progress, "status": Moment, "error": Failure}
+    kinds = {
+        "progress": Training, "work": LongWork, "status": Moment, "error": Failure,
+    }  # fmt: skip
     models: list[type[BaseModel]] = [
         create_model(name, __config__=ConfigDict(extra="forbid"), **{name: (kind, ...)})  # type: ignore[call-overload]
         for name, kind in kinds.items()

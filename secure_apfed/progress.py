@@ -1,9 +1,11 @@
 """How far a run is, and where its parties stand: bars, panels, plain lines, or JSON for programs.
 
-On a terminal a bar or a panel that is drawn anew; in a log a line an epoch, and one when something
-changed that a person would want to know; with `--json-events` one JSON object a line on stdout. Of
-a party nothing comes more often than once a second. A name or number that a peer chose is checked
-before it gets here, and no other text of a peer is shown, but why it refuses this party.
+On a terminal a line or a panel that is drawn anew; in a log a line a minute of training and other
+long work, and one of a party when something changed that a person would want to know; with
+`--json-events` one JSON object a line on stdout. Of a party nothing comes more often than once a
+second. Each line says how long the rest takes (`secure_apfed.working.TimeLeft`). A name or number
+that a peer chose is checked before it gets here, and no other text of a peer is shown, but why it
+refuses this party.
 """
 
 import contextlib
@@ -13,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,49 +24,49 @@ from rich.live import Live
 from rich.text import Text
 
 from secure_apfed.files import to_json, write_atomically
+from secure_apfed.working import TimeLeft, Work, describe_time_left, observing_work
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.progress import Progress as Bars
     from rich.progress import ProgressColumn
 
     from secure_apfed.exchange import Status, Waiting
+    from secure_apfed.exchange.status import Meeting
     from secure_apfed.runs.outcome import Progress
 
 _PERIOD_S = 1.0
-_AGAIN_S = 30.0  # a line although nothing changed
+_AGAIN_S = 30.0  # an event although nothing changed
 _DRAWN_PER_S = 4
 _LINE_S = 60.0
+_BAR_WIDTH = 24
 
 
 @contextmanager
-def watching(name: str, *, quiet: bool) -> Iterator["Callable[[Progress], None]"]:
-    """Show a run's progress on stderr; yields what `run` calls with each `Progress`."""
-    console = Console(stderr=True)
-    if quiet:
-        yield lambda progress: None
-    elif console.is_terminal:
-        from rich.progress import TextColumn, TimeRemainingColumn
+def watching(
+    name: str, *, quiet: bool, console: Console | None = None
+) -> Iterator["Callable[[Progress], None]"]:
+    """Show a run in this process on stderr; yields what `run` calls with each `Progress`."""
+    board = Board(name=name)
+    with observing_work(board.tell_work), showing(board, as_json=quiet, console=console):
+        yield board.tell_progress
 
-        with _bars(TextColumn("{task.fields[told]}"), TimeRemainingColumn()) as bars:
-            task = bars.add_task(f"{name}: alignment and setup", total=None, told="")
-            yield lambda progress: bars.update(
-                task, description=f"{name}: epoch {progress.epoch}/{progress.epochs}",
-                completed=progress.step, total=progress.steps, told=figures(progress),
-            )  # fmt: skip
-    else:
-        newest: list[Progress] = []
 
-        def update(progress: "Progress") -> None:
-            """Keep what is newest; tell it when its epoch is over."""
-            if newest and newest[0].epoch != progress.epoch:
-                console.print(_progress_of(newest[0]), highlight=False)
-            newest[:] = [progress]
+@contextmanager
+def working(
+    party: str = "", *, as_json: bool, json_events: bool = False, console: Console | None = None
+) -> Iterator[None]:
+    """Show the long work that this block reports: see `showing`; `party`: whose it is."""
+    board = Board()
 
-        try:
-            yield update
-        finally:
-            if newest:
-                console.print(_progress_of(newest[0]), highlight=False)
+    def tell_work(work: Work) -> None:
+        board.tell_work(work, party)
+
+    with (
+        observing_work(tell_work),
+        showing(board, as_json=as_json, json_events=json_events, console=console),
+    ):
+        yield
 
 
 @contextmanager
@@ -84,26 +86,28 @@ def downloading(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], Non
 
 
 @contextmanager
-def counting(name: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a count on stderr, and how long the rest takes if it goes on as the later half did (the
-    first may have been there before): a bar, or lines; yields what is called with (done, in all).
+def counting(
+    name: str, *, quiet: bool, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[int, int], None]]:
+    """Show a count on stderr, and how long the rest takes (see `TimeLeft`): a bar, or a line a
+    minute; yields what is called with (done, in all).
     """
     from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-    console, times, told = Console(stderr=True), [time.monotonic()], 0.0
+    console = Console(stderr=True)
+    time_left = TimeLeft(clock)
+    printed_at = -math.inf
 
     def left(done: int, total: int) -> str:
-        times.append(time.monotonic())
-        half = (len(times) - 1) // 2
-        each = (times[-1] - times[half]) / (len(times) - 1 - half)
-        return f"about {math.ceil(each * (total - done) / 60)} min left" if 0 < done < total else ""
+        time_left.mark(done)
+        return describe_time_left(time_left.seconds(total))
 
     def line(done: int, total: int) -> None:
-        nonlocal told
-        said = f"{name}: {done} of {total}  {left(done, total)}"
-        if times[-1] - told >= _LINE_S or done == total:
-            told = times[-1]
-            console.print(said.strip(), highlight=False)
+        nonlocal printed_at
+        text = f"{name}: {done} of {total}  {left(done, total)}"
+        if clock() - printed_at >= _LINE_S or done == total:
+            printed_at = clock()
+            console.print(text.strip(), highlight=False)
 
     if not quiet and not console.is_terminal:
         yield line
@@ -143,16 +147,22 @@ def _progress_of(progress: "Progress") -> str:
 
 
 class Board:
-    """What is shown: the parties' states, and how far the active's training is.
+    """What is shown: the parties' states, how far the active's training is, and other long work.
 
     Args:
         source: states of the parties that are played here, read at each drawing.
+        name: of the run, shown before its epochs.
     """
 
-    def __init__(self, source: "Callable[[], Sequence[Status]]" = tuple) -> None:
-        self._source = source
+    def __init__(
+        self, source: "Callable[[], Sequence[Status]]" = tuple, *, name: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._source, self._name, self._clock = source, name, clock
         self._told: dict[str, Status] = {}
         self.progress: Progress | None = None
+        self._training = TimeLeft(clock)
+        self._work: dict[tuple[str, str], tuple[Work, TimeLeft]] = {}
 
     @property
     def statuses(self) -> "tuple[Status, ...]":
@@ -164,7 +174,70 @@ class Board:
         self._told = {**self._told, status.party: status}
 
     def tell_progress(self, progress: "Progress") -> None:
+        if self.progress is None:  # what came before the first step is no part of a step
+            self._training = TimeLeft(self._clock)
+        self._training.mark(progress.step)
         self.progress = progress
+
+    def tell_work(self, work: Work, party: str = "") -> None:
+        """Note how far some work of a party is; work that is over is shown no more."""
+        key = (party, work.name)
+        every = dict(self._work)
+        before = every.pop(key, None)
+        if not work.is_over:
+            time_left = TimeLeft(self._clock) if before is None else before[1]
+            time_left.mark(work.done)
+            every[key] = work, time_left
+        self._work = every  # replaced whole: another thread reads it
+
+    def forget_work(self) -> None:
+        """Show no work that a session left unfinished."""
+        self._work = {}
+
+    @property
+    def works(self) -> "tuple[WorkLeft, ...]":
+        """All long work that is on, with the estimate of its rest."""
+        return tuple(
+            WorkLeft(work=work, party=party, seconds_left=time_left.seconds(work.total))
+            for (party, _), (work, time_left) in self._work.items()
+        )
+
+    @property
+    def training_seconds_left(self) -> float | None:
+        """How long the rest of all epochs takes; None: too early to say."""
+        return None if self.progress is None else self._training.seconds(self.progress.steps)
+
+    @property
+    def progress_line(self) -> str:
+        """Epoch, figures and time left, for a line; empty before training."""
+        if self.progress is None:
+            return ""
+        left = describe_time_left(self.training_seconds_left)
+        name = f"{self._name}: " if self._name else ""
+        return f"{name}{_progress_of(self.progress)}  {left}".rstrip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkLeft:
+    """Long work of a party (empty: of this process), and how long its rest takes at this pace."""
+
+    work: Work
+    party: str
+    seconds_left: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it in plain values, as an event."""
+        return {"party": self.party, **asdict(self.work), "seconds_left": self.seconds_left}
+
+    @property
+    def line(self) -> str:
+        """It as people read it."""
+        work = self.work
+        far = "" if work.total == 1 else f"{work.done:,} of {work.total:,}"
+        now = f"now {work.part}" if work.part and far else work.part
+        facts = ", ".join(filter(None, (far, now, describe_time_left(self.seconds_left))))
+        name = f"{self.party}: {work.name}" if self.party else work.name
+        return f"{name}: {facts}" if facts else name
 
 
 @contextmanager
@@ -177,7 +250,8 @@ def showing(
     """
     console = console or Console(stderr=True)
     if json_events:
-        with _ticking(_Events(board).tick):
+        events = _Events(board)
+        with _ticking(events.tick):
             yield board
     elif as_json:
         yield board
@@ -188,8 +262,12 @@ def showing(
         with drawn:
             yield board
     else:
-        with _ticking(_PartyLines(board, console).tick):
-            yield board
+        lines = _Lines(board, console)
+        try:
+            with _ticking(lines.tick):
+                yield board
+        finally:
+            lines.end()
 
 
 @contextmanager
@@ -263,21 +341,32 @@ def _exposition(board: Board) -> str:
 
 
 class _Events:
-    """One JSON object a line: `{"progress": {...}}`, and `{"status": {...}}` of each party that
-    changed.
+    """One JSON object a line: `{"progress": {...}}`, `{"work": {...}}`, and `{"status": {...}}` of
+    each party that changed.
     """
 
     def __init__(self, board: Board) -> None:
         self._board = board
         self._progress: Progress | None = None
+        self._works: dict[tuple[str, str], Work] = {}
         self._last: dict[str, tuple[object, float]] = {}
 
     def tick(self) -> None:
-        progress = self._board.progress
+        board = self._board
+        progress = board.progress
         if progress is not None and progress != self._progress:
             self._progress = progress
-            _write({"progress": asdict(progress)})
-        for status in self._board.statuses:
+            left = board.training_seconds_left
+            _write({"progress": {**asdict(progress), "seconds_left": left}})
+        works = {(on.party, on.work.name): on for on in board.works}
+        for key, on in works.items():
+            if self._works.get(key) != on.work:
+                _write({"work": on.as_json()})
+        for key in self._works.keys() - works.keys():
+            ended = replace(self._works[key], done=self._works[key].total)
+            _write({"work": WorkLeft(work=ended, party=key[0], seconds_left=0.0).as_json()})
+        self._works = {key: on.work for key, on in works.items()}
+        for status in board.statuses:
             facts = _facts(status), status.sent_bytes, status.received_bytes, status.step
             past, at = self._last.get(status.party, (None, 0.0))
             now = time.monotonic()
@@ -287,25 +376,53 @@ class _Events:
         sys.stdout.flush()
 
 
-class _PartyLines:
-    """A line of a party whose phase, epoch or peers changed; see `_Events`."""
+class _Lines:
+    """Lines of a log: of a party where its phase or its peers changed; and one a minute of it, of
+    the training, and of each long work.
+    """
 
-    def __init__(self, board: Board, console: Console) -> None:
-        self._board, self._console = board, console
-        self._last: dict[str, tuple[object, float]] = {}
-        self._epoch = 0
+    def __init__(
+        self, board: Board, console: Console, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._board, self._console, self._clock = board, console, clock
+        self._last: dict[object, tuple[object, float]] = {}
+        self._progress: Progress | None = None
 
     def tick(self) -> None:
-        progress = self._board.progress
-        if progress is not None and progress.epoch != self._epoch:
-            self._epoch = progress.epoch
-            self._print(_progress_of(progress))
+        if self._board.progress is not None and self._is_due("epoch", None):
+            self._print_progress()
+        works = self._board.works
+        for on in works:
+            if self._is_due((on.party, on.work.name), None):
+                self._print(on.line)
+        self._forget_all_but({(on.party, on.work.name) for on in works})
         for status in self._board.statuses:
-            past, at = self._last.get(status.party, (None, 0.0))
-            now = time.monotonic()
-            if _facts(status) != past or now - at >= _AGAIN_S:
-                self._last[status.party] = _facts(status), now
+            if self._is_due(status.party, _facts(status)):
                 self._print(_line_of(status))
+
+    def end(self) -> None:
+        """Print the newest progress, if no line showed it."""
+        with contextlib.suppress(OSError, ValueError):
+            if self._board.progress != self._progress:
+                self._print_progress()
+
+    def _is_due(self, key: object, facts: object) -> bool:
+        now = self._clock()
+        past = self._last.get(key)
+        is_due = past is None or past[0] != facts or now - past[1] >= _LINE_S
+        if is_due:
+            self._last[key] = facts, now
+        return is_due
+
+    def _forget_all_but(self, works: "set[tuple[str, str]]") -> None:
+        """Let work that begins anew have a line at once."""
+        for key in [*self._last]:
+            if isinstance(key, tuple) and key not in works:
+                del self._last[key]
+
+    def _print_progress(self) -> None:
+        self._progress = self._board.progress
+        self._print(self._board.progress_line)
 
     def _print(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
@@ -323,9 +440,22 @@ def _facts(status: "Status") -> tuple[object, ...]:
 def _line_of(status: "Status") -> str:
     at = status.phase if status.step is None else f"{status.phase}, step {status.step}"
     parts = [f"{status.party}: {at}", *_troubles(status)]
+    if status.meets:
+        parts.append(_describe_meeting(status, status.meets))
     if status.waits:
         parts.append(f"waits for {_waited(status.waits)}")
     return "; ".join([*parts, _counted(status)])
+
+
+def _describe_meeting(status: "Status", meets: "Meeting") -> str:
+    """Return for whom a party waits before a session, since when, and how many are here."""
+    missing = " and ".join(status.names("expected"))
+    every = len(status.peers) + 1
+    here = every - len(status.names("expected"))
+    return (
+        f"waits for {missing} since {meets.since_s:.0f} s, gives up after {meets.patience_s:g} s; "
+        f"{here} of {every} parties are here"
+    )
 
 
 def _troubles(status: "Status") -> list[str]:
@@ -336,16 +466,20 @@ def _troubles(status: "Status") -> list[str]:
         elif peer.state == "left":
             told.append(f"{name} left")
         elif peer.state == "expected":
-            told.append(f"{name} is expected" + (f": {peer.refusal}" if peer.refusal else ""))
-        elif status.phase == "connecting":
-            told.append(f"{name} is here")
+            if peer.refusal:
+                told.append(f"{name} is expected: {peer.refusal}")
+            elif status.meets is None:
+                told.append(f"{name} is expected")
     return told
 
 
 def _waited(waits: "Waiting") -> str:
     step = "" if waits.step is None or waits.step < 0 else f" of step {waits.step}"
     kinds, senders = " or ".join(waits.kinds), " or ".join(waits.senders)
-    return f"{kinds}{step} from {senders}, {waits.since_s:.0f} s of {waits.patience_s:g} s"
+    return (
+        f"{kinds}{step} from {senders} since {waits.since_s:.0f} s, gives up after "
+        f"{waits.patience_s:g} s"
+    )
 
 
 def _counted(status: "Status") -> str:
@@ -354,6 +488,23 @@ def _counted(status: "Status") -> str:
 
 
 def _panel(board: Board) -> Group:
-    """How far the training is, and each party's line, which is drawn anew."""
-    progress = [] if board.progress is None else [_progress_of(board.progress)]
-    return Group(*map(Text, [*progress, *map(_line_of, board.statuses)]))
+    """How far the training and other work is, and each party's line, which is drawn anew."""
+    return Group(
+        *_bar_of(board),
+        *(Text(on.line) for on in board.works),
+        *(Text(_line_of(status)) for status in board.statuses),
+    )
+
+
+def _bar_of(board: Board) -> "Sequence[RenderableType]":
+    """A bar of all steps, and epoch, figures and time left in a line; nothing before training."""
+    progress = board.progress
+    if progress is None:
+        return ()
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    bar = ProgressBar(total=max(progress.steps, 1), completed=progress.step, width=_BAR_WIDTH)
+    row = Table.grid(padding=(0, 1))
+    row.add_row(bar, Text(board.progress_line))
+    return (row,)

@@ -3,7 +3,7 @@
 Run by: the experimenter, who holds the recording of all parties.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
 from typing import Any
@@ -30,6 +30,7 @@ from secure_apfed.runs.outcome import Recording
 from secure_apfed.seeds import derive_seed, shuffled, undisturbed
 from secure_apfed.settings import unknown_name
 from secure_apfed.tasks import TASKS
+from secure_apfed.working import report_work
 
 __all__ = [
     "ALL",
@@ -100,11 +101,20 @@ def mount(
     how: Any = {"seed": seed, "device": device, "on_score": on_score}
     shapes, batch = [of.shape for of in recording.data.tables], recording.config.train.batch_size
     with threads_for(recording.config.model, batch, shapes):
-        return tuple(
-            Trial(attack, recording, parties, victim, **how).result()
+        trials = [
+            Trial(attack, recording, parties, victim, **how)
             for attack in attacks
             for parties, victim in _pairs(attack, recording)
-        )
+        ]
+        return tuple(_results_of(trials))
+
+
+def _results_of(trials: Sequence["Trial"]) -> Iterator[AttackResult]:
+    """Yield what each trial found, and report how many are done."""
+    for done, trial in enumerate(trials):
+        report_work("attacks", done, len(trials), trial.attack.name)
+        yield trial.result()
+    report_work("attacks", len(trials), len(trials))
 
 
 def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -62,6 +62,7 @@ from secure_apfed.solo.interface import (
     IntArray,
     fits_kept_meanwhile,
 )
+from secure_apfed.working import report_work
 
 LEFT_OUT = (
     "what the active does alone is left out: without the noise of dp_sgd it would tell of training "
@@ -75,6 +76,7 @@ RANKINGS = ("auc", "average_precision")
 _LAMBDAS = tuple(10.0**power for power in range(-3, 5))
 _COSINES = 300
 _FOLDS, _FEWEST = 5, 4
+_BASELINES = "solo baselines"
 _SAMPLES = (500, 5000)
 REGRESSORS: Mapping[str, str] = {
     "ridge": "Ridge regression",
@@ -364,7 +366,8 @@ def compare_numbers(
     }  # fmt: skip
     folds = KFold(min(_FOLDS, count), shuffle=True, random_state=state("folds"))
     found = []
-    for name, title in REGRESSORS.items():
+    for done, (name, title) in enumerate(REGRESSORS.items()):
+        report_work(_BASELINES, done, len(REGRESSORS), title)
         said_n = cross_val_predict(models[name], x_nF, y_n, cv=folds)
         value = measure.of(Scored(truth=y_n, scores=said_n))
         test_B = models[name].fit(x_nF, y_n).predict(x_BF)
@@ -372,6 +375,7 @@ def compare_numbers(
             name=name, title=title, validation=None if math.isnan(value) else value,
             test=measure.of(_keep(said, name, Scored(truth=y_B, scores=test_B))),
         ))  # fmt: skip
+    report_work(_BASELINES, len(REGRESSORS), len(REGRESSORS))
     return found
 
 
@@ -386,7 +390,8 @@ def compare(
     """
     found, task = [], task.few
     with fits_kept_meanwhile():
-        for name, baseline in baselines.items():
+        for done, (name, baseline) in enumerate(baselines.items()):
+            report_work(_BASELINES, done, len(baselines), baseline.title)
             validation = validation_of(baseline, task, measure)
             scores_BK = probabilities_of(baseline.fit(task).scores(test_BF))
             scored = _keep(said, name, Scored(truth=labels_B, scores=scores_BK))
@@ -399,6 +404,7 @@ def compare(
                 name=name, title=baseline.title, validation=validation, test=measure.of(scored),
                 ranked=ranked,
             ))  # fmt: skip
+    report_work(_BASELINES, len(baselines), len(baselines))
     return found
 
 

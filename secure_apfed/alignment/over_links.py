@@ -52,6 +52,7 @@ from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
 from secure_apfed.exchange.links import Links, Signs, most_signs
 from secure_apfed.files import read_bytes, write_atomically
 from secure_apfed.settings.alignment import AlignmentSettings
+from secure_apfed.working import report_work
 
 Rows = NDArray[np.int64]
 _OPENING_BYTES = 2**16
@@ -74,7 +75,10 @@ def signs_of_alignment(maximum_ids: int, members: int) -> int:
 
 
 class ProgressTo:
-    """Gives signs of the progress of a role, which counts each piece of its work anew."""
+    """Gives signs of the progress of a role, which counts each piece of its work anew.
+
+    It reports that progress as long work of this process, too.
+    """
 
     def __init__(self, signs: Signs) -> None:
         self._signs, self._done = signs, 0
@@ -82,6 +86,7 @@ class ProgressTo:
     def __call__(self, progress: Progress) -> None:
         before = self._done if progress.done > self._done else 0
         self._signs.worked(progress.done - before)
+        report_work(f"alignment, {progress.work}", progress.done, progress.total)
         self._done = progress.done if progress.done < progress.total else 0
 
 
@@ -275,7 +280,9 @@ class _End:
             admit_run(self._settings, self._me, self._peers, session=agreed.session, again=again)
             self.unfinished.has_ids(own.fingerprint)
             for bucket in range(start, agreed.buckets):
+                report_work("alignment, buckets", bucket, agreed.buckets)
                 await self._bucket(own, agreed, sizes, bucket)
+            report_work("alignment, buckets", agreed.buckets, agreed.buckets)
             own.clear()
 
     def _signs(self, buckets: int, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -20,6 +20,7 @@ from secure_apfed import progress, terminal
 from secure_apfed.commands import AsJson, JsonEvents, MetricsFile, finished
 from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.promises import epsilon_words, figure_title
+from secure_apfed.working import observing_work
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -88,25 +89,34 @@ def party(
     file, status, records = PartyFile.read(config), StatusKeeper(), list[OwnRecord]()
     expand(load_config(file.config).attacks)  # a misspelt one is refused before hours of training
     board = progress.Board(lambda: (status.status(),))
+    me, how = file.party, {"as_json": as_json, "json_events": json_events}
+
+    def tell_restart(why: str) -> None:
+        board.forget_work()
+        typer.echo(why, err=True)
+
     with (
         progress.metering(board, metrics_file),
+        observing_work(lambda work: board.tell_work(work, me)),
         progress.showing(board, as_json=as_json, json_events=json_events),
     ):
         result = play_party(
             config, resume=resume, on_progress=board.tell_progress, status=status,
-            on_restart=lambda why: typer.echo(why, err=True), on_record=records.append,
+            on_restart=tell_restart, on_record=records.append,
         )  # fmt: skip
     quiet = as_json or json_events
-    finished.attack_own(records[0], file.folder, quiet=quiet)
+    with progress.working(me, **how):
+        finished.attack_own(records[0], file.folder, quiet=quiet)
     if result is None or result.folder is None:
         if not end_with_stdin:  # else whoever started it reports
             finished.tell_helper(file.folder, quiet=quiet)
         return
     settings = RunFolder(result.folder).load_config()
     if not end_with_stdin:
-        finished.tell(settings, result, baselines=baselines, quiet=quiet)
+        finished.tell(settings, result, baselines=baselines, quiet=quiet, json_events=json_events)
     elif baselines:  # whoever started it reports
-        finished.alone(settings, result, quiet=quiet)
+        with progress.working(me, **how):
+            finished.alone(settings, result, quiet=quiet)
 
 
 def serve(

@@ -21,7 +21,7 @@ import msgpack
 import typer
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed import terminal
+from secure_apfed import progress, terminal
 from secure_apfed.commands import AsJson, Finding, State
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 
@@ -47,7 +47,7 @@ def check(
 
     Who does not listen yet is no fault. Whatever is ends with the exit code of a run that met it.
     """
-    checks = _Checks(config)
+    checks = _Checks(config, is_quiet=as_json)
     findings = list(checks.all(meet))
     if as_json:
         told = [{**asdict(each), "state": _MARKS[each.state].lower()} for each in findings]
@@ -63,13 +63,13 @@ def check(
 class _Checks:
     """One party's; `code` is the exit code of the first thing that is wrong, or 0."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_quiet: bool = False) -> None:
         from secure_apfed.config.file import load_config
         from secure_apfed.runs.folder import PartyFolder
         from secure_apfed.runs.party import PartyFile, role_of
         from secure_apfed.runs.project import SEALED, Sealed, Signed
 
-        self.path = path
+        self.path, self.is_quiet = path, is_quiet
         self.file = file = PartyFile.read(path)
         self.config, self.code = load_config(file.config), 0
         self.role = role_of(file, self.config)
@@ -259,13 +259,17 @@ class _Checks:
 
     def _meeting(self, meet_s: float) -> Iterator[Finding]:
         """Meet all others as for a run, and compare versions, clocks and what would be signed."""
-        from secure_apfed.exchange import Links, play_one
+        from secure_apfed.exchange import Links, StatusKeeper, play_one
         from secure_apfed.runs.party import connect
         from secure_apfed.runs.project import digest_of
 
         file, me = self.file, self.file.party
         waits = file.model_copy(update={"meet_s": meet_s})
-        transport = connect(waits, self.identity, self.known)
+        status = StatusKeeper()
+        status.begin(me, list(file.peers), None, meet_s=meet_s)
+        board = progress.Board(lambda: (status.status(),))
+        with progress.showing(board, as_json=self.is_quiet):
+            transport = connect(waits, self.identity, self.known, status.misses)
         links = Links(me, list(file.peers), transport.post, lambda envelope, size: None)
         mine = {
             "version": _version(), "settings": digest_of(self.config.terms()).hex(),

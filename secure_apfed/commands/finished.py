@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def tell(
     config: "Config", result: "RunResult", *, baselines: bool, quiet: bool,
-    phases: Phases | None = None,
+    phases: Phases | None = None, json_events: bool = False,
 ) -> None:  # fmt: skip
     """Measure and write what belongs beside a finished run, and print all of it; what its phases
     took where they are given.
@@ -43,7 +43,9 @@ def tell(
     folder = result.folder
     assert folder is not None
     begins("baselines")
-    solo = alone(config, result, quiet=quiet) if baselines else None
+    how = {"as_json": quiet and not json_events, "json_events": json_events}
+    with progress.working(config.data.active_name if json_events else "", **how):
+        solo = alone(config, result, quiet=quiet) if baselines else None
     begins("attacks")
     if config.attacks and not quiet:
         names = ", ".join(dict.fromkeys(choice.name for choice in config.attacks))
@@ -56,7 +58,8 @@ def tell(
     if (recording := result.recorded) is None:
         results = _of_each(folder)
     else:
-        results = mount_attacks(folder, recording=recording)
+        with progress.working(**how):
+            results = mount_attacks(folder, recording=recording)
     begins("report")
     page = report_if_possible(folder)
     if page is not None and result.recorded is None:
@@ -252,7 +255,8 @@ def attack(
     if not as_json:
         terminal.show_note(f"mounting {', '.join(dict.fromkeys(choice.name for choice in chosen))}")
     where = None if device is None else find_device(device)
-    results = mount_attacks(folder, chosen, seed=seed, device=where)
+    with progress.working(as_json=as_json):
+        results = mount_attacks(folder, chosen, seed=seed, device=where)
     page = report_if_possible(folder)
     headlines = headlines_by_direction(results, _files(folder).load_config())
     if as_json:

@@ -105,8 +105,8 @@ def leaks(
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # without rules a plain sum is the point
     warnings.simplefilter("ignore", NarrowBatchWarning)  # of honest steps before an attack
-    with one_thread():
-        found = play(only or LEAKS, store)
+    with one_thread(), progress.counting("parts", quiet=as_json) as on_done:
+        found = play(only or LEAKS, store, on_done=on_done)
     if as_json:
         terminal.print_json({name: [plain(row) for row in rows] for name, rows in found.items()})
         return

@@ -55,6 +55,13 @@ class Waiting(_Frozen):
     patience_s: float
 
 
+class Meeting(_Frozen):
+    """Since when a party waits for the others to connect, and for how long in all, in seconds."""
+
+    since_s: float
+    patience_s: float
+
+
 class Status(_Frozen):
     """One party at one moment.
 
@@ -62,7 +69,7 @@ class Status(_Frozen):
         phase: connecting; agreement, alignment, set-up, training, prediction or checkpoint; ended
             or failed.
         step: of the last envelope, null before training.
-        waits: null while it computes.
+        waits: null while it computes; meets: null but while it waits for peers to connect.
         session: 1 of the first that this process began, 2 of the one after a restart.
         figure, epsilon, promise: what it promises of all that it let out over all sessions, by its
             name in `secure_apfed.promises.FIGURES`: "bounded" by a finite epsilon, "no guarantee"
@@ -73,6 +80,7 @@ class Status(_Frozen):
     phase: str
     step: int | None
     waits: Waiting | None
+    meets: Meeting | None = None
     peers: dict[str, PeerStatus]
     epsilon: float | None
     figure: Figure = "epsilon_x"
@@ -118,16 +126,26 @@ class StatusKeeper:
         self._meter: Meter | None = None
         self._promise = _BEFORE
         self._missing: Mapping[str, str] = {}
+        self._meets_since = self._meet_s = 0.0
         self._bytes: dict[str, list[int]] = {}
         self._unheard_since: dict[str, float] = {}
         self._sign_at: dict[str, float] = {}
         self._session = 0
         self._left: set[str] = set()
 
-    def begin(self, party: str, peers: Collection[str], meter: Meter) -> None:
-        """Be told whose session this is, before anybody is connected; a later one begins anew."""
+    def begin(
+        self, party: str, peers: Collection[str], meter: Meter | None, *, meet_s: float = 0.0
+    ) -> None:
+        """Be told whose session this is, before anybody is connected; a later one begins anew.
+
+        Args:
+            meter: of what it promises; None: it sends nothing that one counts.
+            meet_s: how long it waits until all peers are connected; 0: not told.
+        """
         with self._lock:
-            self._party, self._meter, self._promise = party, meter, meter.promise
+            self._party, self._meter = party, meter
+            self._promise = meter.promise if meter else _BEFORE
+            self._meets_since, self._meet_s = self._clock(), meet_s
             self._phase, self._awaited = "connecting", None
             self._missing = dict.fromkeys(peers, "")
             self._bytes = {name: [0, 0] for name in peers}
@@ -192,8 +210,12 @@ class StatusKeeper:
                     senders=awaited.senders, kinds=awaited.kinds, step=awaited.step,
                     since_s=now - self._since, patience_s=self._patience_s,
                 )  # fmt: skip
+            meets = None
+            if self._phase == "connecting" and self._missing and self._meet_s:
+                since_s = now - self._meets_since
+                meets = Meeting(since_s=since_s, patience_s=self._meet_s)
             return Status(
-                party=self._party, phase=self._phase, step=self._step, waits=waits,
+                party=self._party, phase=self._phase, step=self._step, waits=waits, meets=meets,
                 peers={name: self._peer(name, now) for name in self._bytes},
                 figure=self._promise.figure, epsilon=self._promise.epsilon,
                 promise=self._promise.state, session=self._session,

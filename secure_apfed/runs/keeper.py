@@ -28,6 +28,7 @@ from secure_apfed.runs.columns import keep_scores
 from secure_apfed.runs.folder import PartyFolder, read_sealed, save_tensors, signed
 from secure_apfed.runs.outcome import Contributions, Privacy, Written
 from secure_apfed.runs.spending import ReleaseMeter, worst_of
+from secure_apfed.working import working_on
 
 _VERSION = 5
 _KEPT = "joint"
@@ -153,7 +154,8 @@ class PartyKeeper:
                 "ledgers": {name: save_tensors(ledger) for name, ledger in state.ledgers.items()},
                 "notes": dict(state.notes),
             }
-            self._folder.steps.write(state.step, msgpack.packb(content))
+            with working_on("checkpoint", f"step {state.step}"):
+                self._folder.steps.write(state.step, msgpack.packb(content))
         if state.step > 0:  # all others are as far
             forget_alignment(self._folder.path)
 
@@ -184,6 +186,12 @@ class PartyKeeper:
         if self._of is None or not found:
             return None
         path = steps.path(found[-1])
+        with working_on("resuming", f"step {found[-1]}"):
+            return self._read_step(path)
+
+    def _read_step(self, path: Path) -> dict[str, Any]:
+        """Read one checkpoint. Raises CheckpointError: it is none, or not of this party's run."""
+        assert self._of is not None
         try:
             content: dict[str, Any] = msgpack.unpackb(read_sealed(path), strict_map_key=False)
             if content["version"] != _VERSION:

@@ -65,6 +65,7 @@ from secure_apfed.runs.outcome import (
 from secure_apfed.runs.party import PartyFile, Peer, Tls
 from secure_apfed.seeds import usable_cores
 from secure_apfed.settings.data import TABLES
+from secure_apfed.working import Work, read_work_event
 
 Way: TypeAlias = Literal["tcp", "grpc", "relay", "nvflare"]
 """How the parties of a trial reach each other."""
@@ -185,13 +186,14 @@ def run_locally(
     config: Config, folder: Path | None, *, data: VerticalData | None = None, resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None, timeout_s: float = 60.0,
     on_status: Callable[[Status], None] = lambda status: None, over: Way = "tcp",
-    baselines: bool = False,
+    on_work: Callable[[str, Work], None] = lambda party, work: None, baselines: bool = False,
 ) -> RunResult:  # fmt: skip
     """Train, evaluate and write one run, whose parties' folders lie in its own; see
     `secure_apfed.run`.
 
-    Of each party `on_status` hears in a thread, once a second at most, and so does `on_progress`
-    of the active. With `baselines` its process measures, too, what it would do alone.
+    Of each party `on_status` hears in a thread, once a second at most, and so do `on_progress` of
+    the active, and `on_work` of a party's name and of what long work it is at. With `baselines` the
+    active's process measures, too, what it would do alone.
     """
     if folder is None:
         raise ConfigError("parties that run apart need a folder each; name a run folder")
@@ -212,6 +214,8 @@ def run_locally(
             asked = [*(["--resume"] if resume else []), *([] if baselines else ["--no-baselines"])]
 
             def hear(event: Mapping[str, Any]) -> None:
+                if isinstance(work := event.get("work"), dict):
+                    on_work(*read_work_event(work))
                 if isinstance(status := event.get("status"), dict):
                     known = {name: status[name] for name in Status.model_fields & status.keys()}
                     on_status(Status.model_validate(known))

@@ -504,7 +504,7 @@ def audited(
     log = AuditLog(folder / FILE_NAME, file.party, identity, known, meter, counters=counters)
     with closing(log) as audit:
         known[file.party] = identity.public
-        status.begin(file.party, file.peers, meter)
+        status.begin(file.party, file.peers, meter, meet_s=file.meet_s)
         transport = meet(file, identity, known, status.misses)
         status.connected()
         yield known, audit, transport

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -138,6 +137,7 @@ def test_who_left_is_left_whether_it_said_so_or_not_until_all_begin_again() -> N
         keeper.begin("ann", ["bob"], FakeMeter())
         assert keeper.status().session == session
         assert (keeper.status().phase, keeper.status().names("expected")) == ("connecting", ["bob"])
+        assert keeper.status().meets is None, "nobody said how long it waits"
         keeper.misses({"bob": "its key is another"})
         assert keeper.status().peers["bob"].refusal == "its key is another"
         keeper.connected()
@@ -193,15 +193,19 @@ def test_a_log_has_a_line_a_change_and_no_more() -> None:
     lines = shown(status(), well, well, status(phase="ended", waits=None)).splitlines()
     assert len(lines) == 3
     assert lines[0] == (
-        "ann: training, step 3; bob silent for 4 s; waits for sum of step 3 from bob, "
-        "4 s of 240 s; epsilon_x no guarantee  0.0 MB sent  2.0 MB received"
+        "ann: training, step 3; bob silent for 4 s; waits for sum of step 3 from bob since 4 s, "
+        "gives up after 240 s; epsilon_x no guarantee  0.0 MB sent  2.0 MB received"
     )
     assert "silent" not in lines[1]
     assert lines[2].startswith("ann: ended")
     cid = {**bob, "state": "expected", "refusal": "its key is another"}
     here = {"bob": {**bob, "state": "connected"}, "cid": cid}
-    first = shown(status(phase="connecting", step=None, waits=None, peers=here))
-    assert first.startswith("ann: connecting; bob is here; cid is expected: its key is another; ")
+    meets = {"since_s": 12.3, "patience_s": 600.0}
+    first = shown(status(phase="connecting", step=None, waits=None, meets=meets, peers=here))
+    assert first.startswith(
+        "ann: connecting; cid is expected: its key is another; waits for cid since 12 s, gives up "
+        "after 600 s; 2 of 3 parties are here; "
+    )
 
 
 def test_a_panel_shows_every_party_and_what_it_waits_for() -> None:
@@ -309,7 +313,7 @@ def test_what_a_real_run_says_is_as_its_schema(
             for way in ("sent", "received"):
                 link = f'{way}_bytes_total party="{name}",peer="{peer}"'
                 assert metrics[link] == own[f"{way}_bytes"] > 0
-    assert kinds == {"status", "progress", "result"}
+    assert kinds - {"work"} == {"status", "progress", "result"}
     assert execute(["party", "--config", str(tmp_path / "none.yaml"), "--json-events"]) == 2
     error = json.loads(capsys.readouterr().out)
     line.validate(error)
@@ -318,14 +322,15 @@ def test_what_a_real_run_says_is_as_its_schema(
 
 
 def test_a_study_tells_how_long_the_rest_takes_whatever_was_there_before(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    now = iter([0.0, 1.0, 2.0, 3.0, 4.0, 604.0, 1204.0, 1804.0, 2404.0])
-    monkeypatch.setattr(shown_progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    with shown_progress.counting("runs", quiet=False) as on_done:
-        for done in range(1, 9):  # the first four take a second each
+    now = [0.0]
+    with shown_progress.counting("runs", quiet=False, clock=lambda: now[0]) as on_done:
+        for done in range(1, 9):
+            now[0] += 1 if done < 5 else 600  # the first four were there
             on_done(done, 12 if done < 8 else 8)
     assert capsys.readouterr().err.splitlines() == [
+        "runs: 1 of 12",
         "runs: 5 of 12  about 24 min left",
         "runs: 6 of 12  about 41 min left",
         "runs: 7 of 12  about 38 min left",

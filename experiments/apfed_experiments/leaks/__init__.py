@@ -56,19 +56,26 @@ PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
 }  # fmt: skip
 
 
-def play(names: Iterable[str], store: Path | None = None) -> dict[str, list[Row]]:
+def play(
+    names: Iterable[str], store: Path | None = None, *,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, list[Row]]:  # fmt: skip
     """The rows of these parts; each replaces its rows in `store` as soon as it ends.
+
+    `on_done` is told how many parts are done, of how many.
 
     Raises ConfigError where `store` holds something else; nothing was played.
     """
     stored = _read(store) if store else {}
     found: dict[str, list[Row]] = {}
-    for name in names:
+    names = tuple(names)
+    for done, name in enumerate(names, start=1):
         found[name] = [setting.line() for setting in PARTS[name]()]
         if store:
             stored[name] = [plain(row) for row in found[name]]
             ordered = {part: stored[part] for part in PARTS if part in stored}
             write_text(store, to_json(ordered, indent=1) + "\n")
+        on_done(done, len(names))
     return found
 
 

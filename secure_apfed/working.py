@@ -1,0 +1,134 @@
+"""What long work this process is at, how far that is, and how long the rest takes.
+
+Run by: each process for itself. Code reports each part of its long work with `report_work`; outside
+`observing_work` that does nothing. The one estimate of the time left (`TimeLeft`) reads a clock
+that is given to it, so that displays, events and tests share it.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "TimeLeft", "Work", "describe_time_left", "observing_work", "read_work_event",
+    "report_work", "working_on",
+]  # fmt: skip
+
+_MOST_MARKS = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One piece of long work, and how far it is.
+
+    Attributes:
+        name: what is done, such as "solo baselines".
+        done: how many of its parts are done; total: of how many.
+        part: the part that is on now; empty: it has no name.
+    """
+
+    name: str
+    done: int
+    total: int
+    part: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is left."""
+        return self.done >= self.total
+
+
+class TimeLeft:
+    """An estimate of how long the rest of some work takes, by when its parts ended.
+
+    The pace is that of the later half of the marks: a slow first part (loading, compiling), or
+    parts that were there before, count no longer than the first half of the work. Nothing is
+    estimated before two parts have ended.
+
+    Args:
+        clock: seconds, as `time.monotonic` gives them.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._marks: list[tuple[float, float]] = [(clock(), 0.0)]
+
+    def mark(self, done: float) -> None:
+        """Note that so many parts are done now; fewer than before begin anew."""
+        last = self._marks[-1][1]
+        if done < last:
+            self._marks = [(self._clock(), done)]
+        elif done > last:
+            self._marks.append((self._clock(), done))
+        if len(self._marks) > _MOST_MARKS:
+            del self._marks[1:-1:2]
+
+    def seconds(self, total: float) -> float | None:
+        """Return the seconds that the rest of `total` parts takes; None: too early to say."""
+        ended, done = self._marks[-1]
+        rest = total - done
+        if rest <= 0:
+            return 0.0
+        intervals = len(self._marks) - 1
+        if intervals < 2:
+            return None
+        since, before = self._marks[intervals // 2]
+        pace = (ended - since) / (done - before)
+        on_it = self._clock() - ended
+        # The part that is on may be nearly over; those behind it have all their time before them.
+        current = min(rest, 1.0)
+        return pace * (rest - current) + max(pace * current - on_it, 0.0)
+
+
+def describe_time_left(seconds: float | None) -> str:
+    """Return an estimate as people read it; empty where there is none, or nothing is left."""
+    if seconds is None or not 0 < seconds < math.inf:
+        return ""
+    if seconds < 60:
+        return f"about {math.ceil(seconds)} s left"
+    minutes = math.ceil(seconds / 60)
+    if minutes < 120:
+        return f"about {minutes} min left"
+    return f"about {minutes / 60:.1f} h left"
+
+
+def read_work_event(event: Mapping[str, Any]) -> tuple[str, Work]:
+    """Return whose work it is, and the work, of an event that `WorkLeft.as_json` wrote."""
+    name, part = str(event["name"]), str(event["part"])
+    work = Work(name=name, done=int(event["done"]), total=int(event["total"]), part=part)
+    return str(event["party"]), work
+
+
+_Observer = Callable[[Work], None]
+_OBSERVER: ContextVar[_Observer | None] = ContextVar("observer", default=None)
+
+
+@contextmanager
+def observing_work(tell: _Observer) -> Iterator[None]:
+    """Give all work that is reported in this block to `tell`."""
+    before = _OBSERVER.set(tell)
+    try:
+        yield
+    finally:
+        _OBSERVER.reset(before)
+
+
+def report_work(name: str, done: int, total: int, part: str = "") -> None:
+    """Report how far some work is, to whoever observes it."""
+    tell = _OBSERVER.get()
+    if tell is not None:
+        tell(Work(name=name, done=done, total=total, part=part))
+
+
+@contextmanager
+def working_on(name: str, part: str = "") -> Iterator[None]:
+    """Report that this block is one piece of work without parts; it is over whatever comes."""
+    report_work(name, 0, 1, part)
+    try:
+        yield
+    finally:
+        report_work(name, 1, 1, part)

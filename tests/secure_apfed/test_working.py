@@ -1,0 +1,298 @@
+"""How long the rest of long work takes, who reports such work, and how it is shown."""
+
+import io
+import json
+import math
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from rich.console import Console
+
+from apfed_attacks import run as attacks_run
+from apfed_experiments import leaks
+from apfed_experiments.solo import compare, compare_numbers
+from apfed_protocols.psi.interface import Progress as Aligning
+from secure_apfed import progress as shown_progress
+from secure_apfed.alignment.over_links import ProgressTo
+from secure_apfed.events import schema
+from secure_apfed.exchange import StatusKeeper
+from secure_apfed.measures import ACCURACY, MEASURES
+from secure_apfed.progress import Board, _Events, _Lines
+from secure_apfed.runs.outcome import Progress
+from secure_apfed.working import (
+    TimeLeft,
+    Work,
+    describe_time_left,
+    observing_work,
+    read_work_event,
+    report_work,
+    working_on,
+)
+
+LINE = jsonschema.Draft202012Validator(schema())
+
+
+class Clock:
+    """Seconds that a test lets pass."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def left_after(seconds: Sequence[float], total: float, *, on_it: float = 0.0) -> float | None:
+    """Return the estimate after parts that took so long, so many seconds into the next."""
+    clock = Clock()
+    time_left = TimeLeft(clock)
+    for done, took in enumerate(seconds, start=1):
+        clock.now += took
+        time_left.mark(done)
+    clock.now += on_it
+    return time_left.seconds(total)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "total", "on_it", "left"),
+    [
+        pytest.param([], 10, 0, None, id="nothing ended"),
+        pytest.param([60], 10, 0, None, id="a slow first part alone says nothing"),
+        pytest.param([2, 2], 10, 0, 16, id="steady"),
+        pytest.param([60, 2, 2, 2], 10, 0, 12, id="a slow first part is forgotten"),
+        pytest.param([0, 0, 0, 0, 5, 5, 5, 5], 10, 0, 10, id="what was there before is forgotten"),
+        pytest.param([2, 2], 10, 1.5, 14.5, id="it falls while a part is on"),
+        pytest.param([2, 2], 10, 99, 14, id="a part that takes long is no more than over"),
+        pytest.param([2, 2], 2, 0, 0, id="all is done"),
+        pytest.param([2, 2], 1, 0, 0, id="more is done than there is"),
+        pytest.param([0, 0], 5, 0, 0, id="it took no time"),
+    ],
+)
+def test_the_rest_is_estimated_by_the_later_half(
+    seconds: Sequence[float], total: float, on_it: float, left: float | None
+) -> None:
+    assert left_after(seconds, total, on_it=on_it) == (
+        None if left is None else pytest.approx(left)
+    )
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_counts_no_step_before_it() -> None:
+    clock = Clock()
+    time_left = TimeLeft(clock)
+    for step in (501, 502, 503, 504):
+        clock.now += 3
+        time_left.mark(step)
+    assert time_left.seconds(604) == pytest.approx(300)
+
+
+def test_an_estimate_of_many_steps_keeps_few_marks_and_begins_anew_where_it_falls_back() -> None:
+    clock = Clock()
+    time_left = TimeLeft(clock)
+    for step in range(1, 5001):
+        clock.now += 0.5
+        time_left.mark(step)
+        time_left.mark(step)  # the end of an epoch tells the same step once more
+    assert time_left.seconds(6000) == pytest.approx(500)
+    assert len(time_left._marks) <= 513
+    time_left.mark(3)
+    assert time_left.seconds(6000) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, ""), (0.0, ""), (math.inf, ""), (math.nan, ""), (-1.0, ""), (0.2, "about 1 s left"),
+        (59.0, "about 59 s left"), (60.0, "about 1 min left"), (61.0, "about 2 min left"),
+        (7_140.0, "about 119 min left"), (9_000.0, "about 2.5 h left"),
+    ],
+)  # fmt: skip
+def test_an_estimate_reads_in_the_unit_that_fits(seconds: float | None, words: str) -> None:
+    assert describe_time_left(seconds) == words
+
+
+def test_work_is_told_to_whoever_observes_it_and_is_over_when_it_fails() -> None:
+    seen: list[Work] = []
+    report_work("nobody looks", 0, 3)
+    with observing_work(seen.append):
+        with pytest.raises(ValueError, match="no"), working_on("checkpoint", "step 3"):
+            raise ValueError("no")
+        report_work("solo baselines", 1, 8, "Random forest")
+    report_work("nobody looks", 1, 3)
+    assert [(work.name, work.done, work.total, work.is_over) for work in seen] == [
+        ("checkpoint", 0, 1, False), ("checkpoint", 1, 1, True), ("solo baselines", 1, 8, False),
+    ]  # fmt: skip
+
+
+def solo_of_classes() -> None:
+    baselines: Any = {
+        name: SimpleNamespace(title=name, fit=lambda task: SimpleNamespace(scores=scores_of))
+        for name in ("one", "two")
+    }
+
+    def scores_of(rows: Any) -> Any:
+        return np.tile([0.2, 0.8], (len(rows), 1))
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr("apfed_experiments.solo.validation_of", lambda *given: 0.5)
+    task: Any = SimpleNamespace(classes=2)
+    task.few = task
+    try:
+        compare(task, np.zeros((4, 1)), np.array([0, 1, 1, 1]), baselines, measure=ACCURACY)
+    finally:
+        patch.undo()
+
+
+def solo_of_numbers() -> None:
+    draw = np.random.default_rng(0)
+    features = draw.normal(size=(12, 2))
+    patch = pytest.MonkeyPatch()
+    patch.setattr("apfed_experiments.solo.REGRESSORS", {"ridge": "Ridge", "mean": "Mean"})
+    try:
+        how = {"measure": MEASURES["rmse"]}
+        compare_numbers(features, features[:, 0], features[:4], features[:4, 0], **how)
+    finally:
+        patch.undo()
+
+
+def attacks() -> None:
+    trial: Any = SimpleNamespace(attack=SimpleNamespace(name="mia"), result=lambda: None)
+    assert len([*attacks_run._results_of([trial, trial])]) == 2
+
+
+def alignment() -> None:
+    signs: Any = SimpleNamespace(worked=lambda count: None)
+    for done in (4, 10):
+        ProgressTo(signs)(Aligning(party="ann", work="blinding", done=done, total=10))
+
+
+# What reports itself as long work: by name, with how often at least.
+REPORTS: dict[str, tuple[Callable[[], None], str, int]] = {
+    "baselines of classes": (solo_of_classes, "solo baselines", 3),
+    "baselines of numbers": (solo_of_numbers, "solo baselines", 3),
+    "attacks": (attacks, "attacks", 3),
+    "alignment": (alignment, "alignment, blinding", 2),
+}
+
+
+@pytest.mark.parametrize("kind", REPORTS)
+def test_long_work_reports_each_part_and_its_end(kind: str) -> None:
+    play, name, least = REPORTS[kind]
+    seen: list[Work] = []
+    with observing_work(seen.append):
+        play()
+    assert {work.name for work in seen} == {name}
+    assert len(seen) >= least
+    assert [work.is_over for work in seen] == [False] * (len(seen) - 1) + [True]
+    assert sorted(work.done for work in seen) == [work.done for work in seen]
+
+
+def test_parts_of_a_study_of_leaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaks, "PARTS", {"one": lambda: iter(()), "two": lambda: iter(())})
+    told: list[tuple[int, int]] = []
+    leaks.play(["one", "two"], on_done=lambda done, total: told.append((done, total)))
+    assert told == [(1, 2), (2, 2)]
+
+
+def training(epoch: int, step: int, **more: Any) -> Progress:
+    usual: dict[str, Any] = {"loss": 0.5, "accuracy": None, "epsilon": None, "wire_bytes": 0}
+    return Progress(epoch=epoch, epochs=9, step=step, steps=90, **{**usual, **more})
+
+
+def board_of(clock: Clock) -> Board:
+    """A training at 2 seconds a step, whose first took a minute, beside a long alignment."""
+    board = Board(name="late", clock=clock)
+    for step in range(1, 9):
+        clock.now += 60 if step == 1 else 2
+        board.tell_progress(training(1, step))
+        board.tell_work(Work(name="buckets", done=step, total=50, part="reading"), "ann")
+    return board
+
+
+def test_a_line_says_how_long_the_rest_takes() -> None:
+    board = board_of(Clock())
+    assert board.progress_line.startswith("late: epoch 1/9  loss 0.5000")
+    assert board.progress_line.endswith("about 3 min left")
+    (on,) = board.works
+    assert on.line == "ann: buckets: 8 of 50, now reading, about 2 min left"
+    out = io.StringIO()
+    with shown_progress.showing(board, console=Console(file=out, force_terminal=True, width=160)):
+        pass
+    for words in ("epoch 1/9", "about 3 min left", "buckets: 8 of 50"):
+        assert words in out.getvalue()
+    board.tell_work(Work(name="buckets", done=50, total=50), "ann")
+    assert board.works == ()
+    board.tell_work(Work(name="checkpoint", done=0, total=1, part="step 8"))
+    assert [on.line for on in board.works] == ["checkpoint: step 8"]
+    board.forget_work()
+    assert board.works == ()
+
+
+def test_a_log_has_a_line_a_minute_and_the_last_one() -> None:
+    clock = Clock()
+    board = board_of(clock)
+    out = io.StringIO()
+    lines = _Lines(board, Console(file=out, width=200), clock)
+    for second in range(130):
+        clock.now += 1
+        board.tell_progress(training(1 + second // 20, 9 + second // 2))
+        lines.tick()
+    assert len(out.getvalue().splitlines()) == 2 * 3
+    board.tell_progress(training(9, 90, loss=0.25))
+    lines.end()
+    lines.end()
+    assert out.getvalue().splitlines()[6:] == ["late: epoch 9/9  loss 0.2500  0.0 MB sent"]
+
+
+def test_events_tell_the_time_left_and_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    board = board_of(Clock())
+    events = _Events(board)
+    events.tick()
+    events.tick()
+    board.tell_work(Work(name="buckets", done=50, total=50), "ann")
+    events.tick()
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [[*event] for event in said] == [["progress"], ["work"], ["work"]]
+    assert said[0]["progress"]["seconds_left"] == pytest.approx(164)
+    assert said[1]["work"] == {
+        "party": "ann", "name": "buckets", "done": 8, "total": 50, "part": "reading",
+        "seconds_left": pytest.approx(84),
+    }  # fmt: skip
+    assert (said[2]["work"]["done"], said[2]["work"]["seconds_left"]) == (50, 0.0)
+    for event in said:
+        LINE.validate(event)
+    assert not LINE.is_valid({"work": {**said[1]["work"], "secret": 1}})
+    assert read_work_event(said[1]["work"]) == (
+        "ann", Work(name="buckets", done=8, total=50, part="reading"),
+    )  # fmt: skip
+
+
+def test_nothing_is_shown_under_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with shown_progress.watching("late", quiet=True) as on_progress:
+        on_progress(training(1, 1))
+    with shown_progress.working(as_json=True):
+        report_work("solo baselines", 1, 8)
+    with shown_progress.counting("runs", quiet=True) as on_done:
+        on_done(1, 2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_party_says_since_when_it_waits_and_how_long_it_will() -> None:
+    clock = Clock()
+    keeper = StatusKeeper(clock)
+    keeper.begin("ann", ["bob", "cid"], None, meet_s=600)
+    keeper.misses({"cid": ""})
+    clock.now += 12
+    status = keeper.status()
+    assert status.meets is not None
+    assert (status.meets.since_s, status.meets.patience_s) == (12, 600)
+    assert (
+        "waits for cid since 12 s, gives up after 600 s; 2 of 3 parties are here"
+        in shown_progress._line_of(status)
+    )
+    LINE.validate({"status": {"at": 0.0, **status.model_dump()}})
+    keeper.connected()
+    assert keeper.status().meets is None
