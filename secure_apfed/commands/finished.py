@@ -72,6 +72,10 @@ def tell(
         phases.end()
     if quiet:
         from apfed_attacks.headlines import headlines_by_direction
+        from secure_apfed.runs.departures import (
+            describe_departures,
+            describe_shared_organisations,
+        )
 
         terminal.print_json({
             "method": result.method, "accuracy": result.accuracy, "measure": result.measure,
@@ -84,6 +88,8 @@ def tell(
             "attacks": [attack.as_json() for attack in results],
             "directions": [of.as_json() for of in headlines_by_direction(results, config)],
             "contributions": result.contributions, "stated": result.stated,
+            "less_protected": describe_departures(config),
+            "shared_organisations": describe_shared_organisations(folder),
             "solo": None if solo is None else solo.model_dump(mode="json"),
             "folder": folder, "report": page,
             "tradeoff": None if board is None else board.table.plain(),
@@ -162,6 +168,7 @@ def _show_result(
     from apfed_experiments.solo import gain_text
     from secure_apfed.measures import ACCURACY, MEASURES
     from secure_apfed.promises import promise_of_account
+    from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
     from secure_apfed.runs.outcome import measure_text, never_predicted_text, read_outcome
 
     assert result.folder is not None
@@ -219,6 +226,14 @@ def _show_result(
     rows += [
         (headline.direction.title, headline.text)
         for headline in headlines_by_direction(results, config)
+    ]
+    rows += [
+        (title, "; ".join(sentences))
+        for title, sentences in (
+            ("protects less than by default", describe_departures(config)),
+            ("run by one organisation", describe_shared_organisations(result.folder)),
+        )
+        if sentences
     ]
     rows.append(("run folder", str(result.folder)))
     if page is not None:

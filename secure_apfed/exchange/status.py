@@ -74,6 +74,8 @@ class Status(_Frozen):
         figure, epsilon, promise: what it promises of all that it let out over all sessions, by its
             name in `secure_apfed.promises.FIGURES`: "bounded" by a finite epsilon, "no guarantee"
             (infinite), or "nothing is sent" (null).
+        less_protected: a sentence of each setting that protects less than by default, and of each
+            organisation that reads or alters more because it runs several parties.
     """
 
     party: str
@@ -86,6 +88,7 @@ class Status(_Frozen):
     figure: Figure = "epsilon_x"
     promise: State
     session: int = 1
+    less_protected: tuple[str, ...] = ()
 
     @property
     def sent_bytes(self) -> int:
@@ -131,22 +134,31 @@ class StatusKeeper:
         self._unheard_since: dict[str, float] = {}
         self._sign_at: dict[str, float] = {}
         self._session = 0
+        self._less_protected: tuple[str, ...] = ()
         self._left: set[str] = set()
 
     def begin(
-        self, party: str, peers: Collection[str], meter: Meter | None, *, meet_s: float = 0.0
+        self,
+        party: str,
+        peers: Collection[str],
+        meter: Meter | None,
+        *,
+        meet_s: float = 0.0,
+        less_protected: Iterable[str] = (),
     ) -> None:
         """Be told whose session this is, before anybody is connected; a later one begins anew.
 
         Args:
             meter: of what it promises; None: it sends nothing that one counts.
             meet_s: how long it waits until all peers are connected; 0: not told.
+            less_protected: sentences of what protects less; see `Status`.
         """
         with self._lock:
             self._party, self._meter = party, meter
             self._promise = meter.promise if meter else _BEFORE
             self._meets_since, self._meet_s = self._clock(), meet_s
             self._phase, self._awaited = "connecting", None
+            self._less_protected = tuple(less_protected)
             self._missing = dict.fromkeys(peers, "")
             self._bytes = {name: [0, 0] for name in peers}
             self._sign_at = dict.fromkeys(self._bytes, self._clock())
@@ -219,6 +231,7 @@ class StatusKeeper:
                 peers={name: self._peer(name, now) for name in self._bytes},
                 figure=self._promise.figure, epsilon=self._promise.epsilon,
                 promise=self._promise.state, session=self._session,
+                less_protected=self._less_protected,
             )  # fmt: skip
 
     def _peer(self, name: str, now: float) -> PeerStatus:

@@ -44,6 +44,7 @@ from secure_apfed.methods.terms import task_of
 from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.promises import Promise, promises_of, worst_promise
 from secure_apfed.runs.calibration import calibrate
+from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
 from secure_apfed.runs.folder import RunFolder, keep_scored, save_tensors, signed
 from secure_apfed.runs.outcome import (
     Calibration,
@@ -318,6 +319,8 @@ class RunWriter:
             "attendance": session.attendance(),
             "guarantee": guarantee,
             "apart": self._heard is not None,
+            "less_protected": describe_departures(self._config),
+            "shared_organisations": describe_shared_organisations(folder.path),
         }
         if session.statements:
             said = {name: of.as_json(name) for name, of in session.statements.items()}

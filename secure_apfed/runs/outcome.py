@@ -195,6 +195,9 @@ class Outcome(Written):
             of an older version holds none. Who reads a folder asks `promises_in` instead.
         stated: by passive that ran apart, what it signed; `statements.json` holds the signatures.
         help: what the active's labelled rows say of votes; None: nobody voted.
+        less_protected: a sentence of each setting that protects less than by default.
+        shared_organisations: a sentence of each organisation that reads or alters more because it
+            runs several parties, where a sealed project says who runs them.
     """
 
     method: str
@@ -222,6 +225,8 @@ class Outcome(Written):
     calibration: Calibration | None = None
     ranking: Ranking | None = None
     never_predicted: Mapping[str, float | None] = {}
+    less_protected: tuple[str, ...] = ()
+    shared_organisations: tuple[str, ...] = ()
 
     @property
     def judged_by(self) -> Measure:

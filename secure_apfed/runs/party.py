@@ -34,6 +34,7 @@ from secure_apfed.methods import METHODS, Own, Session, assist, lead, new_sessio
 from secure_apfed.models import threads_for
 from secure_apfed.names import Name, PartyName
 from secure_apfed.runs.course import Course, RunWriter, Watch
+from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
 from secure_apfed.runs.folder import PartyFolder, RunFolder, no_checkpoint
 from secure_apfed.runs.keeper import PartyKeeper
 from secure_apfed.runs.outcome import Progress, RunResult
@@ -504,7 +505,11 @@ def audited(
     log = AuditLog(folder / FILE_NAME, file.party, identity, known, meter, counters=counters)
     with closing(log) as audit:
         known[file.party] = identity.public
-        status.begin(file.party, file.peers, meter, meet_s=file.meet_s)
+        less = (
+            *describe_departures(load_config(file.config)),
+            *describe_shared_organisations(file.folder),
+        )
+        status.begin(file.party, file.peers, meter, meet_s=file.meet_s, less_protected=less)
         transport = meet(file, identity, known, status.misses)
         status.connected()
         yield known, audit, transport

@@ -24,6 +24,7 @@ from secure_apfed.intervals import FEWEST_POSITIVES
 from secure_apfed.learning.calibration import SKEWED
 from secure_apfed.measures import ACCURACY
 from secure_apfed.promises import worst_promise
+from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
 from secure_apfed.runs.outcome import Ranking, never_predicted_text
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
@@ -268,9 +269,25 @@ def coalitions_of(run: Reported) -> tuple[tuple[str, str], ...]:
 def limits_of(run: Reported) -> tuple[str, ...]:
     limits = tuple(limit.sentence for limit in LIMITS if limit.holds(run.facts))
     opened = run.outcome.sum.get("opened") if isinstance(run, ReportedRun) else None
-    if opened is None:
-        return limits
-    return (f"Of each person the active opens, linear in others' columns, {opened}.", *limits)
+    if opened is not None:
+        limits = (f"Of each person the active opens, linear in others' columns, {opened}.", *limits)
+    return (*less_of(run), *limits)
+
+
+def less_of(run: Reported) -> tuple[str, ...]:
+    """Return a line of settings that protect less than by default, and of who runs several parties.
+
+    Both are read from the run's settings and folder, whatever a result says of them.
+    """
+    folder = run.path if isinstance(run, ReportedRun) else run.own.path
+    departures = describe_departures(run.config)
+    together = describe_shared_organisations(folder)
+    lines = list[str]()
+    if departures:
+        lines.append(f"Settings that protect less than by default: {'; '.join(departures)}.")
+    if together:
+        lines.append(f"Run by one organisation: {'; '.join(together)}.")
+    return tuple(lines)
 
 
 def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,51 @@
+"""Settings that protect less stay visible: in the result, the status and the report of a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from apfed_experiments.report.contents import less_of
+from apfed_experiments.report.run import read_run
+from secure_apfed.exchange import StatusKeeper
+from secure_apfed.promises import Promise
+from secure_apfed.runs import project
+from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
+from secure_apfed.runs.run import run
+from tests.links.test_project import OTHERS, Organisations
+from tests.secure_apfed.small_runs import small_config
+
+
+class _Meter:
+    charges = 0
+    promise = Promise(figure="epsilon_x", epsilon=None, why="no session began yet")
+
+
+@pytest.mark.parametrize(("rows", "said"), [(1, True), (2, False)])
+def test_a_departure_stands_in_result_status_and_report(
+    rows: int, said: bool, tmp_path: Path
+) -> None:
+    config = small_config(
+        "single_view", train={"epochs": 1, "batch_size": 64}, alignment={"minimum_rows": rows}
+    )
+    run(config, tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    status = StatusKeeper()
+    status.begin("bank", ["shop"], _Meter(), describe_departures(config))
+    surfaces = (
+        result["less_protected"], status.status().less_protected, less_of(read_run(tmp_path / "run"))
+    )  # fmt: skip
+    for sentences in surfaces:
+        assert ("alignment.minimum_rows is 1 (by default 2)" in "\n".join(sentences)) is said
+    assert result["shared_organisations"] == []
+
+
+def test_an_organisation_with_several_parties_is_named(tmp_path: Path) -> None:
+    made = Organisations(tmp_path)
+    pair = [["bank", "aggregator"]]
+    proposal = made.propose(run_by={"aggregator": "Bank"}, together=pair)
+    answers = [made.answer(name, proposal, together=pair) for name in OTHERS]
+    project.seal(answers, made.home("bank"))
+    (first, *_) = describe_shared_organisations(made.home("bank"))
+    assert first.startswith("one organisation, 'Bank', runs bank and aggregator: together they")
+    assert describe_shared_organisations(made.home("shop")) == ()
