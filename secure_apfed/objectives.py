@@ -153,6 +153,7 @@ class Clustering(Objective):
         super().__init__()
         clusters = settings.clusters
         require_bounded(math.prod(representation), clusters)
+        require_bounded(math.prod(features), clusters)
         self.readout = nn.Linear(math.prod(representation), clusters)
         self.register_buffer("centres_KF", torch.zeros(clusters, math.prod(features)))
         self.register_buffer("spread", torch.ones(()))

@@ -49,6 +49,8 @@ from secure_apfed.names import column_name
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import MOST_CATEGORIES, Missing, ViewColumns
 
+MOST_IMAGE_NUMBERS = 2**22
+"""Of one image, over all channels: one of 1,182 x 1,182 pixels in colour."""
 _ROUNDING = 8 * np.finfo(np.float64).eps
 _SAME = 1e-6  # of a number that a file has in float32, too
 RawFeatures: TypeAlias = pd.DataFrame | NDArray[np.generic]
@@ -486,6 +488,12 @@ class ImageEncoding(Settings):
 
     @model_validator(mode="after")
     def _strip_is_inside(self) -> Self:
+        # Of a card that somebody sent: a network is asked what it makes of such an image.
+        if (numbers := self.channels * self.height * self.width) > MOST_IMAGE_NUMBERS:
+            raise ValueError(
+                f"channels * height * width are {numbers:,} numbers of an image, expected "
+                f"{MOST_IMAGE_NUMBERS:,} at most"
+            )
         if not self.first_row < self.end_row <= self.height:
             raise ValueError(
                 f"the strip of rows {self.first_row} to {self.end_row} is not inside 0 to "

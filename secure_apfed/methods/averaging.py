@@ -63,7 +63,7 @@ from secure_apfed.methods.sum_end import (
     SumMethod,
 )
 from secure_apfed.methods.terms import check_passives, clip_of, require_own_terms
-from secure_apfed.models import SequenceEncoder, encoder_and_head
+from secure_apfed.models import SequenceEncoder, encoder_and_head, require_bounded
 from secure_apfed.seeds import derive_seed, seeded
 from secure_apfed.settings.protection import NOBODY
 from secure_apfed.settings.run import RunSettings
@@ -490,6 +490,7 @@ def _recurrent(own: Own) -> SequenceViews:
         encoder, _ = encoder_and_head(config.model, table.shape, classes)
         assert isinstance(encoder, SequenceEncoder)
         size = 2 * config.model.representation_size
+        require_bounded(size * len(encoder.sequences), classes)
         heads = nn.ModuleList(nn.Linear(size, classes, bias=False) for _ in encoder.sequences)
     assert table.labels is not None
     labels_N = torch.full_like(table.labels, UNLABELLED)

@@ -53,14 +53,19 @@ from secure_apfed.privacy.randomised_response import make_label_mechanism
 from secure_apfed.promises import Promise, promises_of
 from secure_apfed.rank import count_columns, describe_opened
 from secure_apfed.secure_sums import sum_kind
+from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TABLES, TableShape
 from secure_apfed.settings.run import TranscriptSettings
+from secure_apfed.settings.training import ModelSettings
 
 _WIDE = 1024
 _LARGE_EPSILON = 10.0
 _MOST_FORECAST_BYTES = 2**31
 # Of an ID in each of two lists; of what is said of a column; of a number that is played with.
 _ID_BYTES, _COLUMN_BYTES, _NUMBER_BYTES = 150, 1500, 4
+# Of a parameter: itself, its gradient, and the two moments of Adam.
+_PARAMETER_BYTES = 16
+_MOST_NETWORK_BYTES = 2**31
 _KEPT = (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM)
 _OPENED = "sums as the active decoded them"
 # What one passive adds to a sum, by what is summed.
@@ -154,13 +159,13 @@ def _require_bounded(config: Config, shapes: Mapping[str, TableShape]) -> None:
         DataError: it would take more than `_MOST_FORECAST_BYTES`; names the party that declared
             most, and what to change.
     """
-    model, rows = config.model, next(iter(shapes.values())).rows
+    rows = next(iter(shapes.values())).rows
     played = min(config.train.batch_size, rows) * STEPS * (
         _LONGER if config.method.asks_once else 1
     ) + _TEST_ROWS  # fmt: skip
     if config.method.averages:
         played = rows * STEPS + _TEST_ROWS
-    width = sum((*model.hidden, *model.head, model.representation_size))
+    width = max(map(_count_widths, _models_in(config)))
     sizes = {
         name: shape.rows * _ID_BYTES
         + (shape.features + (shape.classes or 0) + width) * (_COLUMN_BYTES + played * _NUMBER_BYTES)
@@ -174,6 +179,50 @@ def _require_bounded(config: Config, shapes: Mapping[str, TableShape]) -> None:
             f"{most:g} GiB at most; {name} declared most, {shape.rows:,} rows of "
             f"{shape.features:,} features: ask {name} whether that is right, or take smaller "
             "batches (train.batch_size) or networks (model)"
+        )
+
+
+def _models_in(settings: Settings) -> Iterator[ModelSettings]:
+    """Yield the sizes of every network that these settings speak of, wherever they stand."""
+    if isinstance(settings, ModelSettings):
+        yield settings
+        return
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        parts = value.values() if isinstance(value, Mapping) else (value,)
+        for part in parts:
+            if isinstance(part, Settings):
+                yield from _models_in(part)
+
+
+def _count_widths(model: ModelSettings) -> int:
+    """Return how many numbers a row becomes on its way through a network."""
+    waves = model.random_features if model.network in ("random_features", "cross_view") else 0
+    return sum((*model.hidden, *model.head, waves, model.representation_size))
+
+
+def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
+    """Refuse by arithmetic networks that a rehearsal of all parties would not fit into memory.
+
+    `features`: of each party's rows; 0 where they are not known yet.
+
+    Raises:
+        DataError: they would take more than `_MOST_NETWORK_BYTES`; names the sizes to change.
+    """
+    parameters = 0
+    for model in _models_in(config):
+        first = (*model.hidden, model.representation_size)[0]
+        if model.network in ("random_features", "cross_view"):
+            first = model.random_features
+        between = model.least_parameters * max(1, len(features))
+        # An encoder, and a decoder that mirrors it.
+        parameters += 2 * (between + first * sum(features))
+    if (needed := parameters * _PARAMETER_BYTES) > _MOST_NETWORK_BYTES:
+        raise DataError(
+            f"the networks of all parties would have about {parameters:,} parameters, and a "
+            f"forecast would take about {needed / 2**30:,.1f} GiB for them, expected "
+            f"{_MOST_NETWORK_BYTES / 2**30:g} GiB at most; take narrower layers in model (hidden, "
+            "head, representation, random_features, sequences), also under passives and method"
         )
 
 
@@ -220,7 +269,10 @@ def forecast(
     `alone`: what tells the seconds of the baselines, which are forecast only with it.
     """
     began = time.perf_counter()
-    if shapes is not None and config.data.dataset == TABLES:
+    declared = shapes is not None and config.data.dataset == TABLES
+    features = [shape.features for shape in shapes.values()] if shapes and declared else []
+    _require_bounded_networks(config, features)
+    if shapes is not None and declared:
         _require_bounded(config, shapes)
         data = _declared_data(config, shapes)
     else:

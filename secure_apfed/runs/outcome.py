@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import msgpack
 import safetensors
+import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.torch import load
@@ -343,9 +344,10 @@ def _encoders_in(folder: RunFolder, config: Config, data: VerticalData) -> Mappi
         encoders = {}
         for table in data.passives:
             features = tuple(table.features.shape[1:])
-            encoder = METHODS[config.method.name].sent_network(config, table.name, features)
-            state = without_prefix(table.name, tensors)
-            encoder.to(next(iter(state.values())).dtype).load_state_dict(state)
+            # Takes no more memory than the tensors, whatever the settings ask for.
+            with torch.device("meta"):
+                encoder = METHODS[config.method.name].sent_network(config, table.name, features)
+            encoder.load_state_dict(without_prefix(table.name, tensors), assign=True)
             encoders[table.name] = encoder.eval()
     except (RuntimeError, StopIteration, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{folder.encoders} does not hold the encoders: {error}") from error

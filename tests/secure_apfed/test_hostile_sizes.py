@@ -1,19 +1,40 @@
 """Sizes that somebody else chose are refused by arithmetic, before memory is taken for them."""
 
-import contextlib
+import itertools
 import json
-import subprocess
-import sys
+import os
+import resource
+import types
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from pydantic import ValidationError
 
-from apfed_protocols.errors import ApfedError
+from apfed_protocols.errors import ApfedError, RemoteProtocolError
+from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
+from secure_apfed.data.encoding import ImageEncoding
 from secure_apfed.errors import ConfigError, DataError, ModelError
+from secure_apfed.exchange import Kind
+from secure_apfed.exchange.agreement import Greeting
+from secure_apfed.exchange.codec import TensorSpec, unpack
+from secure_apfed.exchange.envelope import Envelope
+from secure_apfed.methods import METHODS
 from secure_apfed.models import NETWORKS, Projection
+from secure_apfed.objectives import Clustering
 from secure_apfed.planning.forecast import forecast
+from secure_apfed.settings import EACH_ALONE, Settings
 from secure_apfed.settings.data import TableShape
-from secure_apfed.settings.training import MOST_PARAMETERS, ModelSettings
+from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.training import MOST_PARAMETERS, ClusteringSettings, ModelSettings
+from tests.memory import traced
+from tests.secure_apfed.small_runs import small_config
 
 RUN = (
     "{name: late, method: apfed_r, data: {dataset: tables, active: bank, parties: "
@@ -104,44 +125,338 @@ def test_a_declared_table_is_refused_before_it_is_made(method: str, case: str) -
         forecast(config, dict(sorted(shapes.items())))
 
 
-WALK = """
-import json, resource, sys
-resource.setrlimit(resource.RLIMIT_AS, (12 * 2**30, 12 * 2**30))
-from tests.secure_apfed.test_hostile_sizes import walk
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-walk(json.loads(sys.argv[1]))
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps([before, after]))
-"""
-# Numbers without a bound of their own, and what may be large without taking memory.
-LARGE = [
-    "seed=99999999999999999999", "train.epochs=1000000000", "train.batch_size=1000000000",
-    "rules.spare_answers=1000000000", "rules.minimum_batch=1000000000",
-    "alignment.maximum_ids=4000000000", "train.schedule_steps=1000000000", "colluders=1000000000",
-    f"model.hidden=[{WIDE}, 4000]", f"model.representation={WIDE}", f"model.projection={WIDE}",
-    *(override for override, _ in REFUSED.values()),
-]  # fmt: skip
+# Every number that a proposal carries, generated from the declarations of the settings.
+HOSTILE = (2**16, 2**20, 2**31, 10**9)
+LONGEST = 65
+MiB = 2**20
 
 
-def walk(overrides: list[str]) -> None:
-    """Read each run, and refuse it or not; nothing but an error of ours may come of it."""
-    for override in overrides:
-        try:
-            load_config_text(RUN, overrides=[override]).terms()
-        except ApfedError:
+@dataclass(frozen=True, kw_only=True)
+class NumericKey:
+    """A key of numbers, with what its section must say beside it.
+
+    Attributes:
+        path: names and places, from the top; beside: constants of the sections that it lies in.
+        values: hostile ones.
+    """
+
+    path: tuple[str | int, ...]
+    beside: tuple[tuple[tuple[str | int, ...], str], ...]
+    values: tuple[Any, ...]
+
+    @property
+    def method(self) -> str:
+        return next((value for path, value in self.beside if path[0] == "method"), "apfed_r")
+
+    @property
+    def title(self) -> str:
+        names = [str(name) for name in self.path]
+        return f"{'.'.join(names)} of {'/'.join(value for _, value in self.beside) or 'a run'}"
+
+
+def alternatives(annotation: Any) -> Iterator[Any]:
+    """Yield the types that a value may have."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        yield from alternatives(typing.get_args(annotation)[0])
+    elif origin in (typing.Union, types.UnionType):
+        for part in typing.get_args(annotation):
+            yield from alternatives(part)
+    else:
+        yield annotation
+
+
+def is_settings(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Settings)
+
+
+def hostile_values(kind: Any) -> Iterator[Any]:
+    """Yield hostile values of a number, or of a tuple of numbers."""
+    if kind in (int, float):
+        yield from HOSTILE
+    if typing.get_origin(kind) is not tuple:
+        return
+    first, *rest = typing.get_args(kind)
+    for part in alternatives(first):
+        for value in hostile_values(part):
+            if Ellipsis in rest:
+                yield from ([value], [value] * (LONGEST - 1), [value] * LONGEST)
+            else:
+                yield [value] * (1 + len(rest))
+
+
+def sections_in(kind: Any, name: str) -> Iterator[tuple[Any, tuple[str | int, ...]]]:
+    """Yield the settings that a type holds, and their place below it."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if is_settings(kind):
+        yield kind, ()
+    elif origin is dict:
+        place = "default" if name == "passives" else "bank"
+        yield from ((part, (place,)) for part in alternatives(parts[1]) if is_settings(part))
+    elif origin is tuple:
+        found = [part for one in parts for part in alternatives(one)]
+        yield from ((part, (0,)) for part in found if is_settings(part))
+
+
+def numeric_keys(
+    kind: type[Settings], path: tuple[str | int, ...] = (), beside: Any = ()
+) -> Iterator[NumericKey]:
+    """Yield every key of numbers that all parties would hold."""
+    fields = kind.model_fields
+    alone = {name: typing.get_args(field.annotation) for name, field in fields.items()
+             if typing.get_origin(field.annotation) is typing.Literal}  # fmt: skip
+    constants = [((*path, name), value[0]) for name, value in alone.items() if len(value) == 1]
+    beside = (*beside, *(each for each in constants if isinstance(each[1], str)))
+    for name, field in fields.items():
+        if EACH_ALONE in field.metadata and name not in ("dealer", "pairwise_overlaps"):
             continue
+        here = (*path, name)
+        if here == ("method",):
+            for called, method in METHODS.items():
+                chosen = (((*here, "name"), called),)
+                yield from numeric_keys(method.settings, here, (*beside, *chosen))
+            continue
+        for part in alternatives(field.annotation):
+            below = list(sections_in(part, name))
+            for section, place in below:
+                yield from numeric_keys(section, (*here, *place), beside)
+            if not below and (values := tuple(hostile_values(part))):
+                yield NumericKey(path=here, beside=tuple(dict.fromkeys(beside)), values=values)
+
+
+KEYS = {key.title: key for key in numeric_keys(RunSettings)}
+
+
+def base_of(method: str) -> dict[str, Any]:
+    """Return settings of a small run of three own tables by this method."""
+    settings = small_config(method).model_dump(mode="json", exclude_unset=True)
+    parties: dict[str, Any] = {"bank": {}, "shop": {}, "clinic": {}}
+    data: dict[str, Any] = {"dataset": "tables", "active": "bank", "parties": parties}
+    if METHODS[method].declared.has_passives and not METHODS[method].declared.aligns:
+        data |= {"partition": "horizontal", "classes": ["no", "yes"]}
+    settings["data"] = data
+    if settings["model"].get("network") == "gru":
+        settings["model"]["sequences"] = [[2, 3]]
+    return settings
+
+
+def put(settings: Any, path: tuple[str | int, ...], value: Any) -> None:
+    """Set one key, and make the sections above it."""
+    for name, after in pairwise(path):
+        if isinstance(name, int):
+            settings = settings[name]
+            continue
+        if not isinstance(settings.get(name), dict | list):
+            settings[name] = [{}] if isinstance(after, int) else {}
+        settings = settings[name]
+    settings[path[-1]] = value
+
+
+def settings_with(*chosen: tuple[NumericKey, Any]) -> dict[str, Any]:
+    """Return a run of which these keys have these values."""
+    settings = base_of(chosen[0][0].method)
+    for key, value in chosen:
+        for path, constant in key.beside:
+            put(settings, path, constant)
+        put(settings, key.path, value)
+    return settings
+
+
+def read_or_refuse(*chosen: tuple[NumericKey, Any]) -> Config | None:
+    """Read a run, or None: it was refused, by a sentence that names one of the keys."""
+    settings = settings_with(*chosen)
+    why = ""
+    try:
+        config = Config.model_validate(json.loads(json.dumps(settings)), strict=False)
+        config.terms()
+    except (ApfedError, ValidationError, ValueError) as error:
+        why = str(error)
+    if not why:
+        return config
+    names = [str(name) for key, _ in chosen for name in key.path if name not in (0, "default")]
+    assert any(name in why for name in names), why
+    return None
+
+
+def in_a_child(work: Callable[[], Any], *, most_bytes: int = 3 * 2**30) -> tuple[Any, int]:
+    """Return what a forked process gives that may take so much memory more, and what it took.
+
+    Anything but an error of ours comes back as its name; a process that was killed as "killed".
+    """
+    torch.set_num_threads(1)
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (taken + most_bytes, taken + most_bytes))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            gave = work()
+        except ApfedError as error:
+            gave = f"refused: {error}"
+        except BaseException as error:  # noqa: BLE001 - the test asserts that there is none
+            gave = f"{type(error).__name__}: {error}"
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        os.write(writing, json.dumps([gave, 1024 * peak]).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as lines:
+        content = lines.read()
+    os.waitpid(child, 0)
+    return tuple(json.loads(content)) if content else ("killed", 0)
+
+
+def walk_reading(titles: Sequence[str]) -> dict[str, str]:
+    """Read every hostile value of these keys; return what went wrong, by key and value."""
+    wrong = {}
+    for title in titles:
+        for value in KEYS[title].values:
+            try:
+                read_or_refuse((KEYS[title], value))
+            except Exception as error:  # noqa: BLE001 - named, and asserted to be none
+                wrong[f"{title} = {str(value)[:40]}"] = f"{type(error).__name__}: {error}"[:200]
+    return wrong
+
+
+def test_the_walk_finds_the_keys_that_made_bombs() -> None:
+    found = {".".join(map(str, key.path)) for key in KEYS.values()}
+    assert found >= {
+        "model.hidden", "model.sequences", "passives.default.model.hidden", "method.model.hidden",
+        "passives.default.objective.clusters", "data.views", "train.batch_size", "method.mask_rows",
+        "alignment.maximum_ids", "secure_sum.bits", "rules.spare_answers", "defences.0.keep",
+    }  # fmt: skip
+    assert len(KEYS) > 100
+
+
+SAMPLED = [*KEYS][::7]
 
 
 def test_reading_hostile_sizes_takes_no_memory() -> None:
-    call = [sys.executable, "-c", WALK, json.dumps(LARGE)]
-    told = subprocess.run(call, capture_output=True, text=True, check=True)
-    before, after = map(int, json.loads(told.stdout.splitlines()[-1]))
-    assert after - before < 200 * 1024, "kB"
+    wrong, peak = in_a_child(lambda: walk_reading(SAMPLED))
+    assert wrong == {}
+    assert peak < 200 * MiB
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("override", LARGE[:11])
-def test_what_is_read_is_forecast_within_memory_or_refused(override: str) -> None:
-    shapes = dict.fromkeys(("bank", "shop", "clinic"), TableShape())
-    with contextlib.suppress(ApfedError):
-        forecast(load_config_text(RUN, overrides=[override]), shapes)
+def test_reading_any_hostile_size_takes_no_memory() -> None:
+    wrong, peak = in_a_child(lambda: walk_reading([*KEYS]))
+    assert wrong == {}
+    assert peak < 300 * MiB
+
+
+def forecast_of(config: Config, **sizes: int) -> str:
+    shapes = dict.fromkeys(("bank", "shop", "clinic"), TableShape(rows=200, features=6))
+    shapes["bank"] = TableShape(rows=200, features=6, labelled=100, classes=2)
+    if sizes:
+        shapes["shop"] = TableShape(**{"rows": 200, "features": 6, **sizes})
+    forecast(config, shapes)
+    return "forecast"
+
+
+MOST_PEAK = 2**31
+WIDTHS = ("model.hidden", "model.representation", "model.projection", "model.head",
+          "model.random_features")  # fmt: skip
+CODE = ((("method", "name"), "apfed_code"),)
+PAIRS = [*itertools.combinations(WIDTHS, 2), *((each, "train.batch_size") for each in WIDTHS)]
+
+
+def walk_pair(one: str, other: str) -> str:
+    """Read a pair of which one multiplies the other, and forecast it if it is taken."""
+    first, second = (next(key for key in KEYS.values() if ".".join(map(str, key.path)) == name)
+                     for name in (one, other))  # fmt: skip
+    largest = [2**16, [2**16]]
+    chosen = [
+        (key, largest[isinstance(key.values[0], list)] if key.path[0] == "model" else 10**9)
+        for key in (first, second)
+    ]
+    if "model.random_features" in (one, other):
+        chosen = [(replace(key, beside=CODE), value) for key, value in chosen]
+    config = read_or_refuse(*chosen)
+    return "not read" if config is None else forecast_of(config)
+
+
+@pytest.mark.parametrize("pair", [WIDTHS[:2], (WIDTHS[1], WIDTHS[4])], ids=":".join)
+def test_a_pair_that_multiplies_is_refused_or_small(pair: tuple[str, str]) -> None:
+    gave, peak = in_a_child(lambda: walk_pair(*pair))
+    assert gave == "not read" or gave.startswith("refused: "), gave
+    assert peak < 200 * MiB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", PAIRS, ids=":".join)
+def test_every_pair_that_multiplies_is_refused_or_small(pair: tuple[str, str]) -> None:
+    gave, peak = in_a_child(lambda: walk_pair(*pair))
+    assert gave in ("not read", "forecast") or gave.startswith("refused: "), gave
+    assert peak < MOST_PEAK
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", KEYS)
+def test_what_is_read_is_forecast_within_memory_or_refused(title: str) -> None:
+    key = KEYS[title]
+    configs = [config for value in key.values if (config := read_or_refuse((key, value)))]
+    if not configs:
+        return
+    gave, peak = in_a_child(lambda: forecast_of(configs[-1]))
+    assert gave == "forecast" or gave.startswith("refused: "), gave
+    assert peak < MOST_PEAK
+
+
+def test_networks_of_all_parties_are_counted_before_any_is_built() -> None:
+    config = load_config_text(RUN, overrides=[f"model.hidden=[{WIDE}, 4000]"])
+    gave, peak = in_a_child(lambda: forecast_of(config))
+    assert "take narrower layers in model" in gave
+    assert peak < 100 * MiB
+
+
+def test_an_objective_holds_no_centres_beyond_the_bound() -> None:
+    settings = ClusteringSettings(clusters=4096)
+    with pytest.raises(ModelError, match="parameters, expected"):
+        Clustering(settings, representation=(4,), features=(2**20,), model=ModelSettings())
+
+
+# What a file or a message declares, beside what it holds.
+DECLARED: dict[str, Callable[[], object]] = {
+    "an image": lambda: ImageEncoding(channels=1, height=2**16, width=2**16, end_row=2**16),
+    "a strip of an image": lambda: ImageEncoding(channels=2**31, height=1, width=1, end_row=1),
+    "a tensor of a payload": lambda: unpack(
+        b"\0\0\0\1\x80" + tensors_of({"x": declared([2**40], 2**42)}),
+        {"x": TensorSpec(torch.float32, (None,))}, sender="shop",
+    ),
+    "a tensor without numbers": lambda: unpack(
+        b"\0\0\0\1\x80" + tensors_of({"x": declared([2**40, 0], 0)}),
+        {"x": TensorSpec(torch.float32, (None,))}, sender="shop",
+    ),
+    "metadata of a payload": lambda: unpack(b"\xff\xff\xff\xff\x80", {}, sender="shop"),
+    "a list in metadata": lambda: unpack(b"\0\0\0\5\xdd\xff\xff\xff\xff", {}, sender="shop"),
+    "an envelope's header": lambda: Envelope.parse_header(b"\xdd\xff\xff\xff\xff"),
+    "a greeting": lambda: Greeting.parse(message(b"\xdd\xff\xff\xff\xff"), bytes(32)),
+    "a greeting's text": lambda: Greeting.parse(message(b"\x92\xdb\xff\xff\xff\xff"), bytes(32)),
+}  # fmt: skip
+
+
+def declared(shape: list[int], end: int) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}
+
+
+def tensors_of(header: dict[str, Any]) -> bytes:
+    """Return a safetensors file of a header alone."""
+    told = json.dumps(header).encode()
+    return len(told).to_bytes(8, "little") + told
+
+
+def message(payload: bytes) -> Envelope:
+    return Envelope(
+        session="s", step=-1, kind=Kind.GREETING, sender="shop", receiver="bank", sequence=0,
+        payload=payload,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DECLARED)
+def test_what_is_declared_and_not_there_takes_no_memory(case: str) -> None:
+    with (
+        traced() as peak,
+        pytest.raises((RemoteProtocolError, ValidationError)) as raised,
+    ):
+        DECLARED[case]()
+    assert peak() < MiB
+    assert str(raised.value).isprintable() or isinstance(raised.value, ValidationError)
