@@ -24,6 +24,7 @@ from rich.live import Live
 from rich.text import Text
 
 from secure_apfed.files import to_json, write_atomically
+from secure_apfed.peer_text import escape_text
 from secure_apfed.working import TimeLeft, Work, describe_time_left, observing_work
 
 if TYPE_CHECKING:
@@ -425,7 +426,7 @@ class _Lines:
         self._print(self._board.progress_line)
 
     def _print(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(escape_text(text)), soft_wrap=True)
 
 
 def _write(event: Mapping[str, Any]) -> None:
@@ -491,8 +492,8 @@ def _panel(board: Board) -> Group:
     """How far the training and other work is, and each party's line, which is drawn anew."""
     return Group(
         *_bar_of(board),
-        *(Text(on.line) for on in board.works),
-        *(Text(_line_of(status)) for status in board.statuses),
+        *(Text(escape_text(on.line)) for on in board.works),
+        *(Text(escape_text(_line_of(status))) for status in board.statuses),
     )
 
 

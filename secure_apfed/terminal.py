@@ -73,7 +73,7 @@ def failure_of(error: Exception) -> Failure:
 def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
     """Print one panel on stderr, or one JSON object on stdout; with `debug` the traceback too."""
     if debug and failure.cause is not None:
-        traceback.print_exception(failure.cause, file=sys.stderr)
+        sys.stderr.write(_printable("".join(traceback.format_exception(failure.cause))))
     if as_json:
         print_json({"error": {
             "kind": failure.kind, "exit_code": failure.code, "message": failure.message,
@@ -95,6 +95,11 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 def show_note(text: str) -> None:
     _console(stderr=True).print(Text(_printable(text), style="dim"))
+
+
+def show_line(text: str) -> None:
+    """Print one line on stderr, as long as it is."""
+    sys.stderr.write(escape_text(text) + "\n")
 
 
 def _printable(text: str) -> str:

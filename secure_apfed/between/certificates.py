@@ -7,6 +7,7 @@ keys that were lost and are listed as revoked. Who a party is rests on its ident
 """
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,12 +19,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.errors import ConfigError
+from secure_apfed.peer_text import quote_text
 
 RENEWAL = (
     "have another one made: in a project the organiser runs `secure-apfed project seal` again with "
     "all answers, and each party joins the new sealed.json"
 )
 _MOST_BYTES = 2**20
+_MOST_NAMES = 8
 _CLOCKS_APART = dt.timedelta(minutes=5)
 _HEX = frozenset("0123456789abcdef")
 _OTHER_USES = (
@@ -43,6 +46,11 @@ def certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
     except (x509.ExtensionNotFound, ValueError):
         return ()
     return tuple(names.value.get_values_for_type(x509.DNSName))
+
+
+def _quote_names(names: Sequence[str]) -> str:
+    """Return names of a certificate that somebody showed, as text that nobody takes for ours."""
+    return ", ".join(map(quote_text, names[:_MOST_NAMES])) or "nobody"
 
 
 def _listed_as(certificate: x509.Certificate) -> set[str]:
@@ -117,8 +125,8 @@ class Credentials:
             )
         elif name is not None and name not in names:
             wrong = (
-                f"is for {', '.join(names)}, not for {name}; a party's certificate has the party's "
-                "name as a DNS name"
+                f"is for {_quote_names(names)}, not for {name}; a party's certificate has "
+                "the party's name as a DNS name"
             )
         elif _listed_as(own) & revoked:
             wrong = "is revoked; have another one made"
@@ -149,7 +157,7 @@ def require_caller(name: str, pem: bytes, revoked: frozenset[str]) -> None:
     names = certificate_names(shown)
     if name not in names:
         raise RemoteProtocolError(
-            f"{name} came with a certificate for {', '.join(names) or 'nobody'}; where a proxy "
+            f"{name} came with a certificate for {_quote_names(names)}; where a proxy "
             f"calls for {name}, say behind_proxy: true of {name} in the party's file"
         )
     if _listed_as(shown) & revoked:

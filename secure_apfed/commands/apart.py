@@ -93,7 +93,7 @@ def party(
 
     def tell_restart(why: str) -> None:
         board.forget_work()
-        typer.echo(why, err=True)
+        terminal.show_line(why)
 
     with (
         progress.metering(board, metrics_file),
@@ -137,7 +137,7 @@ def serve(
     with contextlib.suppress(SystemExit), progress.showing(board, json_events=json_events):
         serve_party(
             config, sessions=sessions, status=status,
-            on_session=lambda how: typer.echo(how, err=True),
+            on_session=terminal.show_line,
         )  # fmt: skip
 
 

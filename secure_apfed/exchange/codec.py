@@ -16,6 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.peer_text import quote_text
 
 _LENGTH_BYTES = 4
 _META_LIMIT = 1 << 16
@@ -76,7 +77,7 @@ def unpack(
         raise RemoteProtocolError(f"{sender} sent a payload that cannot be parsed") from error
     if tensors.keys() != expected.keys():
         raise RemoteProtocolError(
-            f"{sender} sent the tensors {sorted(tensors)}, expected {sorted(expected)}"
+            f"{sender} sent the tensors {quote_text(sorted(tensors))}, expected {sorted(expected)}"
         )
     for name, spec in expected.items():
         tensor = tensors[name]

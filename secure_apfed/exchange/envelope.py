@@ -100,7 +100,7 @@ class Envelope:
         for name in (self.sender, self.receiver):
             if not 0 < len(name) <= _NAME_LIMIT:
                 raise LocalProtocolError(
-                    f"a party's name has 1 to {_NAME_LIMIT} characters, got {name!r}"
+                    f"a party's name has 1 to {_NAME_LIMIT} characters, got {quote_text(name)}"
                 )
         if self.sender == self.receiver:
             raise LocalProtocolError(f"{self.sender} cannot write to itself")

@@ -25,6 +25,7 @@ from apfed_protocols.errors import (
 )
 from apfed_protocols.seal import SealedLink
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind, quote_reason
+from secure_apfed.peer_text import quote_text
 
 IN_PARTS = frozenset({Kind.ALIGNMENT, Kind.SUM_SETUP, Kind.COIN, Kind.LOOKUP})
 """Kinds of messages that travel in parts, also where one part is enough."""
@@ -330,7 +331,8 @@ class Links:
             if ends != (self._session, sender, self.me):
                 raise RemoteProtocolError(
                     f"{self.me}: a frame on the link from {sender} claims to be from "
-                    f"{claimed.sender!r} to {claimed.receiver!r} in session {claimed.session!r}"
+                    f"{quote_text(claimed.sender)} to {quote_text(claimed.receiver)} in session "
+                    f"{quote_text(claimed.session)}"
                 )
             if self._seals:
                 seal = self._seals[sender]

@@ -23,6 +23,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.seal import SEAL_OVERHEAD_BYTES, Identity, SealedLink, fresh_run_key, verify
 from secure_apfed.exchange.envelope import quote_reason
 from secure_apfed.exchange.resumable_link import MOST_FRAME, Connection
+from secure_apfed.peer_text import quote_text
 
 MOST_SEALED = MOST_FRAME + SEAL_OVERHEAD_BYTES
 """Bytes of the longest frame on a sealed connection."""
@@ -83,7 +84,8 @@ class _Hello(NamedTuple):
             version, *fields = msgpack.unpackb(message)
             if version != _VERSION:
                 raise RemoteProtocolError(
-                    f"the other end speaks version {version!r} of the hello, this party {_VERSION}"
+                    f"the other end speaks version {quote_text(version)} of the hello, this party "
+                    f"{_VERSION}"
                 )
             if [type(field) for field in fields] != [str, str, bytes, str]:
                 raise TypeError("fields of other types")
@@ -171,13 +173,14 @@ def _require_expected(me: LocalEnd, name: str, theirs: _Hello) -> None:
     """Refuse whoever should not be there, before this party signs anything."""
     if name not in me.known or theirs.receiver != me.name:
         raise RemoteProtocolError(
-            f"{theirs.sender!r} comes to {theirs.receiver!r}, but this is {me.name}, whose session "
-            f"is with {', '.join(sorted(me.known))}; whoever is in it is named in the party's file"
+            f"{quote_text(theirs.sender)} comes to {quote_text(theirs.receiver)}, but this is "
+            f"{me.name}, whose session is with {', '.join(sorted(me.known))}; whoever is "
+            "in it is named in the party's file"
         )
     if theirs.sender != name:
         raise RemoteProtocolError(
-            f"{theirs.sender!r} answers where {me.name} expects {name}; correct the address of "
-            f"{name} in the file of {me.name}"
+            f"{quote_text(theirs.sender)} answers where {me.name} expects {name}; correct the "
+            f"address of {name} in the file of {me.name}"
         )
 
 

@@ -30,6 +30,7 @@ from secure_apfed.errors import DataError, ModelError
 from secure_apfed.files import PathLike, read_bytes, read_json, refuse_replacing_input, to_csv
 from secure_apfed.learning.descent import without_prefix
 from secure_apfed.models import family_for, output_shape
+from secure_apfed.peer_text import quote_text
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.data import DataSettings
@@ -115,8 +116,8 @@ def load_model(path: PathLike) -> SoloModel:
     card = read_json(folder.card, dict[str, Any])
     if not card.get("predicts_alone"):
         raise ModelError(
-            f"{path} holds a run of {card.get('method')}, whose model needs every party to "
-            "predict; docs/which-method.md says which predict alone"
+            f"{path} holds a run of {quote_text(card.get('method'))}, whose model needs "
+            "every party to predict; docs/which-method.md says which predict alone"
         )
     parts = read_json(folder.card, _Parts)
     if not folder.model.exists():
@@ -140,8 +141,8 @@ def load_model(path: PathLike) -> SoloModel:
 def _task(parts: _Parts, card: Path) -> Task:
     if parts.task not in TASKS or (parts.targets is None) is not bool(parts.classes):
         raise ModelError(
-            f"{card} tells of task {parts.task!r:.40}, {len(parts.classes)} classes and "
-            f"{'no' if parts.targets is None else 'a'} scale of targets, which is no model of this "
+            f"{card} tells of task {quote_text(parts.task, most=40)}, {len(parts.classes)} classes "
+            f"and {'no' if parts.targets is None else 'a'} scale of targets, which is no model of this "
             f"version; tasks are {', '.join(TASKS)}: restore the file from a copy"
         )
     try:
