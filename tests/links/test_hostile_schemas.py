@@ -278,7 +278,7 @@ def test_of_a_request_nothing_but_its_key_is_taken() -> None:
     assert x509.load_pem_x509_certificate(signed).subject.rfc4514_string() == "CN=shop"
 
 
-class _Refusal(Exception):
+class _RefusalError(Exception):
     """What gRPC raises: text of the other end."""
 
     def __init__(self, text: str) -> None:
@@ -289,7 +289,7 @@ class _Refusal(Exception):
         return self._text
 
 
-ME = LocalEnd("bank", fresh_identity(), {"shop": bytes(32)})
+ME = LocalEnd(name="bank", identity=fresh_identity(), known={"shop": bytes(32)})
 FIELDS_OF_ENVELOPE = ("session", "sender", "receiver")
 
 
@@ -332,7 +332,7 @@ def test_a_message_s_text_is_quoted_in_what_refuses_it(message: str, text: str) 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_what_a_call_over_grpc_ended_with_is_one_line(text: str) -> None:
-    assert _told_by(_Refusal(TEXTS[text])).isprintable()
+    assert _told_by(_RefusalError(TEXTS[text])).isprintable()
 
 
 @pytest.mark.parametrize("text", TEXTS)
