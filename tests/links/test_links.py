@@ -153,7 +153,7 @@ REMOTE: dict[str, tuple[Callable[[Pair], Any], str, str]] = {
     ),
     "a gateway that ann was told nothing of": (
         lambda pair: pair.meet_at_a_gateway(gateway(pair), ann_knows=False),
-        "say behind_proxy: true of bob", "bob came with a certificate for localhost",
+        "say behind_proxy: true of bob", "bob came with a certificate for 'localhost'",
     ),
     "a gateway that swaps keys": (
         lambda pair: pair.meet_at_a_gateway(Swapping(pair, keys=True)),
@@ -366,7 +366,7 @@ CALLERS: dict[str, tuple[Callable[[Pair], Any], str]] = {
     ),
     "another's name": (
         lambda pair: (pair.authority.issue("cid"), "ann", someone(pair)),
-        "bob came with a certificate for cid",
+        "bob came with a certificate for 'cid'",
     ),
     "not in the session": (
         lambda pair: (pair.authority.issue("eve"), "ann", someone(pair, "eve")),
