@@ -271,9 +271,10 @@ def forecast(
     began = time.perf_counter()
     declared = shapes is not None and config.data.dataset == TABLES
     features = [shape.features for shape in shapes.values()] if shapes and declared else []
-    _require_bounded_networks(config, features)
     if shapes is not None and declared:
         _require_bounded(config, shapes)
+    _require_bounded_networks(config, features)
+    if shapes is not None and declared:
         data = _declared_data(config, shapes)
     else:
         data = load_data(config.data, seed=config.seed)

@@ -285,7 +285,7 @@ def test_of_a_peer_that_dials_again_and_again_the_newest_connection_is_taken() -
 
 LOCAL: dict[str, tuple[Callable[[Pair], object], str]] = {
     "expired": (lambda pair: pair.show("ann", days=-1), "ann-certificate.pem has expired at"),
-    "wrong name": (lambda pair: pair.show("ann", as_name="eve"), "is for eve, not for ann"),
+    "wrong name": (lambda pair: pair.show("ann", as_name="eve"), "is for .eve., not for ann"),
     "of another authority": (
         lambda pair: pair.say("ann", tls=pair.keep("ann", other_ca(pair, "ann"))),
         "ann-certificate.pem is of another authority than those",

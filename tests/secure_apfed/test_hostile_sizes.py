@@ -302,7 +302,8 @@ def in_a_child(work: Callable[[], Any], *, most_bytes: int = 3 * 2**30) -> tuple
     with os.fdopen(reading, "rb") as lines:
         content = lines.read()
     os.waitpid(child, 0)
-    return tuple(json.loads(content)) if content else ("killed", 0)
+    gave, peak = json.loads(content) if content else ("killed", 0)
+    return gave, int(peak)
 
 
 def walk_reading(titles: Sequence[str]) -> dict[str, str]:
