@@ -65,6 +65,8 @@ _MOST_FORECAST_BYTES = 2**31
 _ID_BYTES, _COLUMN_BYTES, _NUMBER_BYTES = 150, 1500, 4
 # Of a parameter: itself, its gradient, and the two moments of Adam.
 _PARAMETER_BYTES = 16
+# Of a number that is sent: at both ends, masked, and in the record.
+_COPIES_SENT = 4
 _MOST_NETWORK_BYTES = 2**31
 _KEPT = (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM)
 _OPENED = "sums as the active decoded them"
@@ -198,7 +200,9 @@ def _models_in(settings: Settings) -> Iterator[ModelSettings]:
 def _count_widths(model: ModelSettings) -> int:
     """Return how many numbers a row becomes on its way through a network."""
     waves = model.random_features if model.network in ("random_features", "cross_view") else 0
-    return sum((*model.hidden, *model.head, waves, model.representation_size))
+    sent = model.projection if isinstance(model.projection, int) else 0
+    layers = sum((*model.hidden, *model.head, waves, model.representation_size))
+    return layers + _COPIES_SENT * sent
 
 
 def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:

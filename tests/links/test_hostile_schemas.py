@@ -315,7 +315,8 @@ MESSAGES: dict[str, Callable[[str], object]] = {
     "a hello's version": lambda text: _Hello.parse(msgpack.packb((text, "a", "b", bytes(32), ""))),
     "a relay's hello": lambda text: _Entry.parse(msgpack.packb([[text], text, text, text]), b""),
     "names of tensors": lambda text: unpack(
-        pack({text: _ONE, f"{text}2": _ONE.clone()}), {"x": TensorSpec(_ONE.dtype, (1,))}, sender="shop"
+        pack({text: _ONE, f"{text}2": _ONE.clone()}), {"x": TensorSpec(_ONE.dtype, (1,))},
+        sender="shop",
     ),
 }  # fmt: skip
 
