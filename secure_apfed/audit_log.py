@@ -58,6 +58,7 @@ _BEGINNING, _BETWEEN = b'{"chain":"', b'",'
 _BODY_AT = len(_BEGINNING) + 2 * _CHAIN_BYTES + len(_BETWEEN)
 _Hex16: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 CounterName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,127}$")]
+_FileName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,127}$")]
 _Hex32: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Count: TypeAlias = Annotated[int, Field(ge=0, le=_MOST_SIZE)]
 _Number: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
@@ -165,6 +166,21 @@ class Restarted(_Written):
     number: _Count
 
 
+class Ended(_Written):
+    """The party ended the project in its folder.
+
+    Attributes:
+        deleted: names of files and folders that are gone.
+        kept: SHA-256, hex, of what is to be kept.
+        counters_are_as_noted: whether all counters were as the log notes them.
+    """
+
+    event: Literal["ended"] = "ended"
+    deleted: tuple[_FileName, ...] = Field(max_length=_MOST_COUNTERS)
+    kept: dict[_FileName, _Hex32] = Field(max_length=_MOST_COUNTERS)
+    counters_are_as_noted: bool
+
+
 class Signed(_Written):
     """The party's signature of the chain so far, Ed25519, hex."""
 
@@ -172,7 +188,7 @@ class Signed(_Written):
     signature: str = Field(pattern="^[0-9a-f]{128}$")
 
 
-Line: TypeAlias = Opened | Agreed | Frame | Refused | Counted | Restarted | Signed
+Line: TypeAlias = Opened | Agreed | Frame | Refused | Counted | Restarted | Ended | Signed
 
 
 _EVENTS: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="event")])
@@ -357,6 +373,10 @@ class AuditLog:
         """Note that the operator let a counter go on by name."""
         self._write(restart)
 
+    def ended(self, end: Ended) -> None:
+        """Note that the party ended the project in its folder."""
+        self._write(end)
+
     def sync(self) -> None:
         """Return once all lines are on the disk."""
         self._note_counters(saved=True)
@@ -449,6 +469,7 @@ class Summary:
             ledger counts what it sent, which promises nothing.
         counters: the last note of each counter that was not restarted since, by the name of its
             file; restarts: which counters the operator let go on by name, in order.
+        ended: what was deleted and kept when the party ended the project; None: it did not.
     """
 
     path: Path
@@ -468,6 +489,7 @@ class Summary:
     epsilon: float | None = None
     counters: dict[str, Counted] = field(default_factory=dict)
     restarts: list[Restarted] = field(default_factory=list)
+    ended: Ended | None = None
     _flows: dict[tuple[str, str, Kind | None], Flow] = field(default_factory=dict, repr=False)
 
     @property
@@ -486,7 +508,7 @@ class Summary:
         restarts = [restart.model_dump(mode="json") for restart in self.restarts]
         return {
             **plain, "counters": counters, "restarts": restarts, "signed": self.signed,
-            "flows": list(flows),
+            "flows": list(flows), "ended": self.ended and self.ended.model_dump(mode="json"),
         }  # fmt: skip
 
     def add(self, number: int, line: Line, *, before: bytes) -> None:
@@ -505,6 +527,8 @@ class Summary:
         elif isinstance(line, Restarted):
             self.counters.pop(line.counter, None)
             self.restarts.append(line)
+        elif isinstance(line, Ended):
+            self.ended = line
         else:
             self.agreed += 1
 

@@ -13,7 +13,7 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ __all__ = [
     "Count",
     "CounterFiles",
     "CounterKind",
+    "NothingReleased",
     "Restart",
     "counted_logs",
     "kind_of",
@@ -260,6 +261,11 @@ class CounterFiles:
     def counting(self) -> frozenset[str]:
         """The names of those that counted anything."""
         return frozenset(name for name, count in self._noted.items() if count.number)
+
+    def without(self, names: Collection[str]) -> "CounterFiles":
+        """Return what is on record of all counters but these, whose files are gone on purpose."""
+        noted = {name: count for name, count in self._noted.items() if name not in names}
+        return CounterFiles(self._folder, self._party, noted, watches=False)
 
     def _stamps(self) -> Iterator[tuple[str, tuple[int, int]]]:
         """Yield name, and time and size, of each counter's file."""
@@ -523,7 +529,7 @@ def _free_place(folder: Path, name: str) -> Path:
     return folder / f"{name}.aside-{number}"
 
 
-class _NothingReleased:
+class NothingReleased:
     """A meter of a process that releases nothing; see `secure_apfed.exchange.status.Meter`."""
 
     charges = 0
@@ -544,7 +550,7 @@ def restart_in(folder: Path, name: str, *, party: str) -> Restart:
         done = restart_counter(folder, name, party=party, now=time.time())
         peers = {peer: bytes.fromhex(key) for peer, key in done.peers.items()}
         log = AuditLog(
-            folder / FILE_NAME, party, own.identity(), peers, _NothingReleased(),
+            folder / FILE_NAME, party, own.identity(), peers, NothingReleased(),
             counters=done.files,
         )  # fmt: skip
         with closing(log):

@@ -1,6 +1,6 @@
-"""Certificates for TLS between parties: checked at both ends, and made for a trial.
+"""Certificates for TLS between parties: checked at both ends, and made for a project or a trial.
 
-Run by: every party, on its own files and on what a caller shows; and by whoever sets up a trial. An
+Run by: every party, on its own files and on what a caller shows; and by whoever makes them. An
 organisation's own authority does as well: a party's certificate bears the party's name as a DNS
 name among its subject alternative names, for clients and servers. Protects from: strangers, and
 keys that were lost and are listed as revoked. Who a party is rests on its identity, not on these.
@@ -22,8 +22,8 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.peer_text import quote_text
 
 RENEWAL = (
-    "have another one made: in a project the organiser runs `secure-apfed project seal` again with "
-    "all answers, and each party joins the new sealed.json"
+    "have another one made: in a project the party runs `secure-apfed certs request`, the "
+    "organiser `certs renew`, and the party `certs accept`; no words are compared again"
 )
 _MOST_BYTES = 2**20
 _MOST_NAMES = 8
@@ -166,7 +166,7 @@ def require_caller(name: str, pem: bytes, revoked: frozenset[str]) -> None:
 
 @dataclass(frozen=True)
 class Authority:
-    """A trial's own authority, which makes the parties' certificates."""
+    """An authority, which makes the parties' certificates."""
 
     certificate: bytes
     key: bytes = field(repr=False)
@@ -208,16 +208,24 @@ class Authority:
         )
 
 
-def certificate_request(name: str) -> tuple[bytes, bytes]:
-    """A request that an authority signs, and the new key that it is of, both in PEM."""
+def certificate_request(name: str, key: bytes | None = None) -> tuple[bytes, bytes]:
+    """Return a request that an authority signs, and the key that it is of, both in PEM.
+
+    Raises ConfigError: `key` is none that could have been made here; None: a new one is made.
+    """
     secret = ec.generate_private_key(ec.SECP256R1())
+    if key is not None:
+        given = serialization.load_pem_private_key(key, password=None)
+        if not isinstance(given, ec.EllipticCurvePrivateKey):
+            raise ConfigError(f"the key of {name} is of another kind than is made here")
+        secret = given
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     made = x509.CertificateSigningRequestBuilder().subject_name(subject)
     request = made.sign(secret, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
     return request, _secret_pem(secret)
 
 
-def make_authority(name: str = "secure-apfed trial", *, days: float = 3650) -> Authority:
+def make_authority(name: str = "secure-apfed authority", *, days: float = 3650) -> Authority:
     secret = ec.generate_private_key(ec.SECP256R1())
     made = (
         _builder(name, secret.public_key(), days)

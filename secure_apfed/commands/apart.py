@@ -30,12 +30,15 @@ if TYPE_CHECKING:
 _LAST_WORDS_S = 10.0
 certs_app = typer.Typer(
     no_args_is_help=True,
-    help="Look at certificates, and revoke them; `secure-apfed project` makes them.",
+    help="Look at certificates, renew and revoke them; `secure-apfed project` makes them.",
 )
 _PARTED = 4
 audit_log_app = typer.Typer(
     no_args_is_help=True, help="Verify a party's audit log, or compare those of two parties."
 )
+_PartyConfig = Annotated[
+    Path, typer.Option("--config", metavar="PARTY.yaml", help="The party's own file.")
+]
 _Log = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="A party's folder, or its audit.log alone.")
 ]
@@ -239,6 +242,57 @@ def show(
     terminal.show_rows("Certificates", tuple(described[0]), rows)
 
 
+@certs_app.command("request")
+def request(
+    config: _PartyConfig,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Of another key, since the one in use leaked.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ask the project's organiser for a new certificate; identity and words stay as they are."""
+    from secure_apfed.runs.renewal import request_certificate
+
+    path = request_certificate(config, new_key=new_key)
+    if as_json:
+        terminal.print_json({"request": path})
+    else:
+        typer.echo(f"Send {path} to the organiser, who runs `secure-apfed certs renew` with it.")
+
+
+@certs_app.command("renew")
+def renew(
+    asked: Annotated[Path, typer.Argument(metavar="REQUEST", help="What a party sent.")],
+    folder: Annotated[Path, typer.Option(help="The organiser's own.")],
+    days: Annotated[float, typer.Option(min=0.01, max=3650, help="How long it is valid.")] = 365,
+    as_json: AsJson = False,
+) -> None:
+    """At the organiser: issue a certificate under the authority that sealed the project."""
+    from secure_apfed.runs.renewal import renew_certificate
+
+    path = renew_certificate(asked, folder, days=days)
+    if as_json:
+        terminal.print_json({"renewed": path})
+    else:
+        typer.echo(f"Send {path} to whoever asked, who runs `secure-apfed certs accept` with it.")
+
+
+@certs_app.command("accept")
+def accept(
+    renewed: Annotated[Path, typer.Argument(metavar="RENEWED", help="What the organiser sent.")],
+    config: _PartyConfig,
+    as_json: AsJson = False,
+) -> None:
+    """Show the renewed certificate from the next start on; at another party: note it."""
+    from secure_apfed.runs.renewal import accept_renewed
+
+    found = accept_renewed(renewed, config)
+    if as_json:
+        terminal.print_json({"holder": found.holder})
+    else:
+        typer.echo(f"The renewed certificate of {found.holder} is in its place.")
+
+
 @certs_app.command("revoke")
 def revoke(
     what: Annotated[
@@ -401,6 +455,10 @@ def _show_log(summary: "Summary") -> None:
         )
         for done in summary.restarts
     ]
+    if (ended := summary.ended) is not None:
+        day = dt.datetime.fromtimestamp(ended.at, dt.UTC)
+        deleted, kept = (", ".join(names) or "nothing" for names in (ended.deleted, ended.kept))
+        rows.append(("project ended", f"{day:%Y-%m-%d}; deleted {deleted}; kept {kept}"))
     terminal.show_rows("Audit log", ("", ""), rows)
     flows = [
         (flow.peer, flow.event, flow.kind or "-", f"{flow.envelopes:,}", f"{flow.size:,}")

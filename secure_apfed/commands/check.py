@@ -168,7 +168,10 @@ class _Checks:
             yield Finding("table", "labels", "ok", f"{told}{classes}")
 
     def _folder(self) -> Iterator[Finding]:
+        from secure_apfed.runs.folder import require_not_ended
+
         folder, tls = self.file.folder, self.file.tls
+        require_not_ended(folder)
         if (free := shutil.disk_usage(folder).free) < _LITTLE_DISK:
             raise CheckpointError(f"{folder} has {terminal.size(free)} left; make room for 1 GB")
         for path in (folder, folder / "identity.pem", *([tls.key] if tls else [])):
@@ -223,13 +226,17 @@ class _Checks:
     def _compare_with_sealed(self) -> Iterator[Finding]:
         """Whether the project was sealed again, and this party still shows what came before."""
         from secure_apfed.runs.project import SEALED
+        from secure_apfed.runs.revocation import renewed_pem
 
         tls, sealed = self.file.tls, self.sealed
         if tls is None or sealed is None or self.file.party not in sealed.certificates:
             return
         shown = tls.certificate.read_text(encoding="utf-8", errors="replace")
         authorities = tls.ca.read_text(encoding="utf-8", errors="replace")
-        if shown != sealed.certificates[self.file.party] or sealed.ca not in authorities:
+        newest = renewed_pem(
+            self.file.folder, self.file.party, sealed.certificates[self.file.party]
+        )
+        if shown != newest or sealed.ca not in authorities:
             told = (
                 f"{tls.certificate} or {tls.ca} is not the one of {self.file.folder / SEALED}: "
                 "where no authority of your own renewed it, join that file again"

@@ -3,6 +3,8 @@
 Part of the composition root: what a party would learn is read from the report's tables.
 """
 
+import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from apfed_experiments.report.who_learns import RunFacts
     from secure_apfed.config import Config
     from secure_apfed.planning.forecast import Link
+    from secure_apfed.runs.ending import EndPlan
     from secure_apfed.runs.project import Proposal, Sealed
     from secure_apfed.settings.data import TableShape
 
@@ -109,6 +112,60 @@ def seal_answers(
     sealed = seal(answers, folder, days=days)
     then = f"Send {folder / SEALED} to all others; each joins it."
     _tell_sealed(sealed, folder, then, as_json=as_json)
+
+
+@project_app.command("end")
+def end(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="FOLDER", help="The party's, in place of --config.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="PARTY.yaml", help="The party's own file.")
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Delete, and sign the end; else it is only shown.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """End a project in a party's folder: delete what is secret or answers, and sign what is kept.
+
+    Without --yes it shows what it would do, and asks on a terminal. Nothing begins in the folder
+    afterwards; each party ends its own.
+    """
+    from secure_apfed.runs.ending import end_project, find_owner, plan_end
+
+    owner = find_owner(folder, config)
+    plan = plan_end(owner)
+    if not as_json:
+        _show_end(plan)
+    asks = not (yes or as_json or plan.is_done) and sys.stdin.isatty()
+    if yes or (asks and typer.confirm("Delete these, and end the project here?")):
+        done = end_project(owner, now=time.time())
+        if as_json:
+            terminal.print_json({**done.as_json(), "is_ended": True})
+        elif not plan.is_done:
+            typer.echo(
+                f"The project is ended in {owner.folder}, and its audit log says so, signed. Keep "
+                "what is listed and the last chain value somewhere else; copies and backups of "
+                "what was deleted are yours to delete, and the other parties end their own."
+            )
+        return
+    if as_json:
+        terminal.print_json({**plan.as_json(), "is_ended": plan.ended_at is not None})
+    elif not plan.is_done:
+        typer.echo("Nothing was deleted. To end the project here, say the same with --yes.")
+
+
+def _show_end(plan: "EndPlan") -> None:
+    if plan.is_done:
+        terminal.show_note(
+            f"the project of {plan.owner.party} was ended in {plan.owner.folder} before; there is "
+            "nothing to do"
+        )
+        return
+    rows = [(name, terminal.size(size), why) for name, why, size in plan.deletes]
+    terminal.show_rows(f"Deleted at {plan.owner.party}", ("file", "size", "what it is"), rows)
+    terminal.show_rows("\nTo be kept", ("file", "why"), list(plan.keeps.items()))
 
 
 def join(

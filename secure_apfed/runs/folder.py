@@ -4,6 +4,7 @@ Every file is written beside its place and moved there in one step. The folder i
 alone: labels, models and ledgers lie in it, so no other local user may enter.
 """
 
+import datetime as dt
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -35,6 +37,7 @@ from secure_apfed.files import (
     open_regular,
     own_subfolder,
     read_bytes,
+    read_json,
     read_text,
     to_json,
     write_atomically,
@@ -52,6 +55,49 @@ _KEPT = 2
 _TORN = re.compile(
     r"\.([\w-]+\.(bin|json|jsonl|msgpack|pem|safetensors|yaml)|SHA256SUMS)\.[a-z0-9_]{8}"
 )
+
+
+PROJECT_ENDED = "project-ended.json"
+"""In a party's folder, that its project was ended there, and what was deleted."""
+
+
+class FolderInUseError(CheckpointError):
+    """Another process runs in a folder."""
+
+
+class Ending(BaseModel):
+    """What `project-ended.json` holds.
+
+    Attributes:
+        deletes: names of what is deleted; is_complete: it is, and the audit log says so.
+        counters_are_as_noted: whether they were when it began; None: that was not looked at.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    party: str
+    at: float
+    deletes: tuple[str, ...] = ()
+    is_complete: bool
+    counters_are_as_noted: bool | None = None
+
+
+def read_ending(folder: Path) -> Ending | None:
+    """Return how the project was ended in a party's folder; None: it was not."""
+    path = folder / PROJECT_ENDED
+    return read_json(path, Ending) if os.path.lexists(path) else None
+
+
+def require_not_ended(folder: Path) -> None:
+    """Refuse to begin anything in a folder whose project was ended. Raises CheckpointError."""
+    ending = read_ending(folder)
+    if ending is not None:
+        day = dt.datetime.fromtimestamp(ending.at, dt.UTC)
+        raise CheckpointError(
+            f"the project of {ending.party} was ended in {folder} on {day:%Y-%m-%d} "
+            f"({PROJECT_ENDED} says so), so nothing begins there any more; for another project, "
+            "join in a new folder"
+        )
 
 
 class RunFolder:
@@ -102,7 +148,7 @@ class RunFolder:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise CheckpointError(
+            raise FolderInUseError(
                 f"another process is running in {self.path}; wait for it, or choose another folder"
             ) from None
         try:

@@ -127,7 +127,7 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
         return {name: {"link": over} for name in folders}
     from secure_apfed.between.certificates import make_authority
 
-    authority = make_authority()
+    authority = make_authority("secure-apfed trial")
     way: dict[str, Any] = {
         "link": "grpc", "tls": Tls(ca=_CA, certificate=_CERTIFICATE, key=_KEY),
     }  # fmt: skip

@@ -35,7 +35,7 @@ from secure_apfed.models import threads_for
 from secure_apfed.names import Name, PartyName
 from secure_apfed.runs.course import Course, RunWriter, Watch
 from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
-from secure_apfed.runs.folder import PartyFolder, RunFolder, no_checkpoint
+from secure_apfed.runs.folder import PartyFolder, RunFolder, no_checkpoint, require_not_ended
 from secure_apfed.runs.keeper import PartyKeeper
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.own_record import OwnRecord
@@ -371,7 +371,7 @@ class _OverGrpc(_OverTcp):
         if not file.insecure_plaintext_on_loopback:
             raise ConfigError(
                 f"{file.party}: link: grpc needs `tls` with ca, certificate and key (secure-apfed "
-                "certs makes them for a trial)"
+                "project makes them)"
             )
         named = [file.listen, file.relay, *(peer.address for peer in file.peers.values())]
         self._grpc.warn_of_plaintext(
@@ -523,6 +523,7 @@ def joined(
 ) -> Iterator[Joined]:  # fmt: skip
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
     status = status or StatusKeeper()
+    require_not_ended(file.folder)
     config = load_config(file.config)
     require_own_limits(file, config)
     rules, role = config.rules, role_of(file, config)

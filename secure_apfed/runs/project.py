@@ -43,13 +43,15 @@ from secure_apfed.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, in_words
 from secure_apfed.methods import METHODS, roles_of
 from secure_apfed.names import Name
 from secure_apfed.peer_text import check_version, escape_text, find_unprintable, quote_text
-from secure_apfed.runs.folder import PartyFolder
+from secure_apfed.runs.folder import PartyFolder, require_not_ended
 from secure_apfed.runs.party import ANSWERED, PARTY_FILE, OwnLimits, PartyFile, Place, shape_of
-from secure_apfed.runs.revocation import REVOKED
+from secure_apfed.runs.revocation import RENEWED, REVOKED, renewed_pem
 from secure_apfed.settings import EACH_ALONE, Settings
 from secure_apfed.settings.data import TABLES, TableShape
 
 ANSWER, PROPOSAL, SEALED, RUN = ANSWERED, "proposal.json", "sealed.json", "run.yaml"
+AUTHORITY_KEY = "authority-key.pem"
+"""In the organiser's folder, what issues certificates of the project."""
 _TABLE = "table.safetensors"
 _CA, _CERTIFICATE, _KEY, _RELAY = "ca.pem", "certificate.pem", "key.pem", "relay"
 _PURPOSE = b"project v1"
@@ -59,8 +61,8 @@ _HEX_32 = re.compile("[0-9a-f]{64}")
 _NOT_LOOKED_AT = frozenset(
     {"request", "relay_request", "certificate", "ca", "certificates", "answers", "proposal"}
 )
-_Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-_Pem = Annotated[str, Field(max_length=2**15, pattern=r"^[\n -~]*$")]
+Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Pem = Annotated[str, Field(max_length=2**15, pattern=r"^[\n -~]*$")]
 # Of one party, and yet the same at all: a name, and what chooses the intersection.
 _NOTHING_REVOKED = (
     b"# Certificates (SHA-256 or serial number) and identities that this party refuses, in hex, a "
@@ -68,7 +70,7 @@ _NOTHING_REVOKED = (
 )
 _SAID_TO_ALL = ("name", "dealer", "pairwise_overlaps")
 _SAID_OF_TABLES = ("dataset", "partition", "labels_at", "active", "id_column", "label_column")
-_DocumentT = TypeVar("_DocumentT", bound="_Document")
+_DocumentT = TypeVar("_DocumentT", bound="Document")
 
 
 Show: TypeAlias = Callable[["Proposal", Config, TableShape | None], None]
@@ -84,7 +86,7 @@ def _canonical(content: Any) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
-class _Document(Settings):
+class Document(Settings):
     """What `party` signs by its `identity`."""
 
     kind: str
@@ -92,14 +94,14 @@ class _Document(Settings):
         default_factory=lambda: metadata.version("secure-apfed")
     )
     party: Name
-    identity: _Hex32
+    identity: Hex32
 
     @property
     def words(self) -> str:
         return in_words(bytes.fromhex(self.identity), IDENTITY_WORDS)
 
 
-class Proposal(_Document):
+class Proposal(Document):
     """What the organiser, `party`, asks all to take part in.
 
     Attributes:
@@ -202,7 +204,7 @@ class Proposal(_Document):
         return self
 
 
-class Answer(_Document):
+class Answer(Document):
     """What a party says to a proposal, of which `proposal` is the digest.
 
     Attributes:
@@ -212,11 +214,11 @@ class Answer(_Document):
     """
 
     kind: Literal["answer"] = "answer"
-    proposal: _Hex32
-    request: _Pem | None = None
-    certificate: _Pem | None = None
-    ca: _Pem | None = None
-    relay_request: _Pem | None = None
+    proposal: Hex32
+    request: Pem | None = None
+    certificate: Pem | None = None
+    ca: Pem | None = None
+    relay_request: Pem | None = None
     table: TableShape | None = None
 
 
@@ -227,7 +229,7 @@ class Signed(Settings):
     signature: str = Field(pattern="^[0-9a-f]{128}$")
 
     @classmethod
-    def by(cls, identity: Identity, content: _Document) -> Self:
+    def by(cls, identity: Identity, content: Document) -> Self:
         document = content.model_dump(mode="json")
         signature = identity.sign(_PURPOSE, content.kind.encode(), _canonical(document))
         return cls(document=document, signature=signature.hex())
@@ -283,7 +285,7 @@ class Signed(Settings):
             ) from None
 
 
-class Sealed(_Document):
+class Sealed(Document):
     """The project that all hold: the proposal, all answers, and the parties' certificates (PEM).
 
     One that exists is one all of whose signatures fit; whose keys they are, people compare.
@@ -293,7 +295,7 @@ class Sealed(_Document):
     proposal: Signed
     answers: dict[Name, Signed]
     ca: Annotated[str, Field(max_length=2**20, pattern=r"^[\n -~]*$")]
-    certificates: dict[Name, _Pem]
+    certificates: dict[Name, Pem]
 
     @cached_property
     def proposed(self) -> Proposal:
@@ -505,7 +507,9 @@ def _answer(
 def seal(paths: Sequence[Path], folder: Path, *, days: float = 365) -> Sealed:
     """At the organiser: put the answers together, its own among them, and write the project.
 
-    Sealing the same answers again renews all certificates: their authority's key is kept nowhere.
+    Sealing the same answers again renews all certificates under another authority, and so changes
+    the project's words; `secure_apfed.runs.renewal` renews one under the same authority, whose key
+    stays in this folder.
     """
     written, identity = Signed.read(folder / PROPOSAL), PartyFolder(folder).identity()
     proposal = written.opened(Proposal, folder / PROPOSAL)
@@ -521,7 +525,7 @@ def seal(paths: Sequence[Path], folder: Path, *, days: float = 365) -> Sealed:
                 f"{path}: {found.party} answered twice, as {other.words!r} and as {found.words!r}; "
                 "ask it by telephone which words are its own, and leave the other file out"
             )
-    authority, certificates = make_authority(), dict[str, str]()
+    authority, certificates = make_authority("secure-apfed project authority"), dict[str, str]()
     authorities = {authority.certificate.decode(): None}
     for name, signed in answers.items():
         given = signed.opened(Answer, name)
@@ -539,6 +543,7 @@ def seal(paths: Sequence[Path], folder: Path, *, days: float = 365) -> Sealed:
         )  # fmt: skip
     except ValidationError as error:
         raise RemoteProtocolError(f"this cannot be sealed: {_first_of(error)}") from None
+    write_atomically(folder / AUTHORITY_KEY, authority.key, private=True)
     Signed.by(identity, sealed).write(folder / SEALED)
     return accept(folder / SEALED, proposal.party, folder)
 
@@ -547,6 +552,7 @@ def accept(path: Path, party: str, folder: Path) -> Sealed:
     """At each party: take over a sealed project that holds what it answered, and write party.yaml,
     of which those keys stay as they are that the project does not say.
     """
+    require_not_ended(folder)
     mine, proposed = Signed.read(folder / ANSWER.format(party)), Signed.read(folder / PROPOSAL)
     sealed = Signed.read(path).opened(Sealed, path)
     proposal = sealed.proposed
@@ -561,7 +567,11 @@ def accept(path: Path, party: str, folder: Path) -> Sealed:
             f"{sealed.answered[party].words!r}; send {proposal.party} yours again, and ask it by "
             "telephone who sent the other one"
         )
-    files = {_CA: sealed.ca, _CERTIFICATE: sealed.certificates.get(party)}
+    _forget_renewed(folder, sealed)
+    certificate = sealed.certificates.get(party)
+    if certificate is not None:
+        certificate = renewed_pem(folder, party, certificate)
+    files = {_CA: sealed.ca, _CERTIFICATE: certificate}
     if proposal.relay_by == party:
         files[f"{_RELAY}-{_CERTIFICATE}"] = sealed.certificates.get(_RELAY)
     for name, pem in files.items():
@@ -587,6 +597,14 @@ def accept(path: Path, party: str, folder: Path) -> Sealed:
     write_atomically(written, as_yaml({**kept, **made}).encode())
     PartyFile.read(written)
     return sealed
+
+
+def _forget_renewed(folder: Path, sealed: Sealed) -> None:
+    """Remove renewed certificates of a project that was sealed before this one."""
+    for path in folder.glob(RENEWED.format("*")):
+        document = read_json(path, dict[str, Any]).get("document", {})
+        if not isinstance(document, dict) or document.get("project") != sealed.digest.hex():
+            path.unlink()
 
 
 def _party_file(sealed: Sealed, party: str) -> dict[str, Any]:

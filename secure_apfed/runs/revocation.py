@@ -20,16 +20,20 @@ if TYPE_CHECKING:
     from secure_apfed.runs.party import PartyFile
 
 __all__ = [
+    "RENEWED",
     "REVOKED",
     "Reader",
     "RevocationWatch",
     "find_readers",
     "find_unread_lists",
+    "renewed_pem",
     "revoked_names",
 ]
 
 REVOKED = "revoked.txt"
 """In a party's folder, what it refuses; `project seal` and `join` make it."""
+RENEWED = "renewed-{}.json"
+"""In a party's folder, the renewed certificate of a party, by its name."""
 _PARTY_FILES = ("party.yaml", "party.yml")
 _MOST_FILES = 1000
 
@@ -122,8 +126,18 @@ def _marks_of(file: "PartyFile") -> dict[str, frozenset[str]]:
         certificates = document.get("certificates", {}) if isinstance(document, dict) else {}
         for name, pem in certificates.items() if isinstance(certificates, dict) else ():
             if name in marks and isinstance(pem, str):
-                marks[name] |= listed_as(pem.encode())
+                marks[name] |= listed_as(renewed_pem(file.folder, name, pem).encode())
     return {name: frozenset(found) for name, found in marks.items()}
+
+
+def renewed_pem(folder: Path, name: str, sealed: str) -> str:
+    """Return a party's newest certificate that this folder knows: a renewed one, or `sealed`."""
+    path = folder / RENEWED.format(name)
+    if not path.is_file():
+        return sealed
+    document = read_json(path, dict[str, Any]).get("document", {})
+    pem = document.get("certificate") if isinstance(document, dict) else None
+    return pem if isinstance(pem, str) else sealed
 
 
 class RevocationWatch:

@@ -53,7 +53,7 @@ from secure_apfed.methods.serving import (
     serve,
 )
 from secure_apfed.promises import NOTHING_SENT, Promise, promise_of_party
-from secure_apfed.runs.folder import PartyFolder
+from secure_apfed.runs.folder import PartyFolder, read_ending, require_not_ended
 from secure_apfed.runs.keeper import Kept, read_kept
 from secure_apfed.runs.party import (
     Connect,
@@ -221,6 +221,7 @@ class _Here:
     @classmethod
     def read(cls, path: Path) -> "_Here":
         file = PartyFile.read(path)
+        require_not_ended(file.folder)
         config, folder = load_config(file.config), PartyFolder(file.folder)
         require_own_limits(file, config)
         method = joint_method(METHODS[config.method.name])
@@ -279,6 +280,11 @@ def serve_party(
         held = _served_table(here, here.kept)
     with here.folder.locked(), status:
         while sessions is None or played < sessions:
+            if read_ending(here.folder.path) is not None:
+                on_session(
+                    f"the project of {file.party} was ended in its folder: it serves no more"
+                )
+                break
             limits = PartyFile.read(path).serve  # as they are now
             here = replace(here, file=here.file.model_copy(update={"serve": limits}))
             try:

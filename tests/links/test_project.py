@@ -514,7 +514,7 @@ def test_a_party_is_checked_and_plans_alone(
         made = signer.sign(answer["request"].encode(), "shop", days=days)
         (home / "certificate.pem").write_bytes(made)
         state, value = checked(code)["certificate"]
-        assert (state, why in value, "`secure-apfed project seal`" in value) == (how, True, True)
+        assert (state, why in value, "`secure-apfed certs request`" in value) == (how, True, True)
     (home / "identity.pem").unlink()
     error = told(capsys, "check", "--config", config, code=2)["error"]["message"]
     assert "holds no identity.pem" in error

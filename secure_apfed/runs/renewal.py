@@ -1,0 +1,214 @@
+"""Renewing the certificate of one party of a sealed project; nobody compares words again.
+
+Run by: the party, which asks and takes over; the organiser, who issues under the authority that the
+project was sealed with; and others, who may note what was renewed. A request is signed by the
+identity that the sealed project has of the party, the answer by that of the organiser, so both are
+as certain as the words that were compared then. Protects from: requests and certificates of
+anybody else. The sealed project, its words and all identities stay as they are.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.x509 import load_pem_x509_certificate, load_pem_x509_certificates
+
+from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.between.certificates import Authority, Credentials, certificate_request
+from secure_apfed.errors import ConfigError
+from secure_apfed.files import read_bytes, write_atomically
+from secure_apfed.names import Name
+from secure_apfed.runs.folder import PartyFolder, require_not_ended
+from secure_apfed.runs.party import PartyFile
+from secure_apfed.runs.project import (
+    AUTHORITY_KEY,
+    SEALED,
+    Document,
+    Hex32,
+    Pem,
+    Sealed,
+    Signed,
+)
+from secure_apfed.runs.revocation import RENEWED
+
+__all__ = [
+    "REQUESTED", "CertificateRequest", "RenewedCertificate", "accept_renewed", "renew_certificate",
+    "request_certificate",
+]  # fmt: skip
+
+REQUESTED = "renewal-{}.json"
+"""What a party sends to the organiser, by its name."""
+_NEXT_KEY, _NEXT_CERTIFICATE = "next-key.pem", "next-certificate.pem"
+_MOST_KEY = 2**16
+
+
+class CertificateRequest(Document):
+    """A party asks for a new certificate; `project`: digest, hex, of the sealed project."""
+
+    kind: Literal["certificate request"] = "certificate request"
+    project: Hex32
+    request: Pem
+
+
+class RenewedCertificate(Document):
+    """The organiser's answer: the new certificate of the party `holder`."""
+
+    kind: Literal["renewed certificate"] = "renewed certificate"
+    project: Hex32
+    holder: Name
+    certificate: Pem
+
+
+def request_certificate(config: Path, *, new_key: bool = False) -> Path:
+    """At a party: write what it asks of the organiser; return that file.
+
+    Args:
+        new_key: ask for a certificate of another key, since the one in use leaked; that one stays
+            in its place until the certificate is accepted. The project can then no longer be sealed
+            again from the answer that this party gave.
+    """
+    file = PartyFile.read(config)
+    require_not_ended(file.folder)
+    tls = _require_tls(file, config)
+    sealed, _ = _read_sealed(file.folder)
+    in_use = None if new_key else read_bytes(tls.key, most=_MOST_KEY)
+    request, key = certificate_request(file.party, in_use)
+    if new_key:
+        write_atomically(file.folder / _NEXT_KEY, key, private=True)
+    identity = PartyFolder(file.folder).identity()
+    asked = CertificateRequest(
+        party=file.party, identity=identity.public.hex(), project=sealed.digest.hex(),
+        request=request.decode(),
+    )  # fmt: skip
+    path = file.folder / REQUESTED.format(file.party)
+    Signed.by(identity, asked).write(path)
+    return path
+
+
+def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
+    """At the organiser: issue a certificate for a request; return the file for the party.
+
+    Raises:
+        ConfigError: this is not the organiser's folder, or it holds no key of the authority.
+        RemoteProtocolError: the request is not of who the sealed project says, or of another one.
+    """
+    require_not_ended(folder)
+    sealed, source = _read_sealed(folder)
+    identity = PartyFolder(folder).identity()
+    if sealed.identity != identity.public.hex():
+        raise ConfigError(
+            f"{folder} is not of {sealed.party}, who sealed {source} and alone renews certificates"
+        )
+    asked = Signed.read(path).opened(CertificateRequest, path)
+    _require_signer(asked, sealed, path, signer=asked.party)
+    if sealed.answered[asked.party].request is None:
+        raise ConfigError(
+            f"{path}: {asked.party} has an authority of its own, which makes its certificates"
+        )
+    authority = Authority(*_read_authority(folder, sealed))
+    made = RenewedCertificate(
+        party=sealed.party, identity=sealed.identity, project=asked.project, holder=asked.party,
+        certificate=authority.sign(asked.request.encode(), asked.party, days=days).decode(),
+    )  # fmt: skip
+    renewed = folder / RENEWED.format(asked.party)
+    Signed.by(identity, made).write(renewed)
+    return renewed
+
+
+def accept_renewed(path: Path, config: Path) -> RenewedCertificate:
+    """At the party: show the new certificate from now on. At another party: note it.
+
+    A process that runs goes on with the old one until it is started again. Where this was killed,
+    the same call finishes it.
+
+    Raises:
+        RemoteProtocolError: it is not of the organiser, or of another project.
+        ConfigError: it does not fit a key of this party, or is of an authority not in `tls.ca`.
+    """
+    file = PartyFile.read(config)
+    require_not_ended(file.folder)
+    tls = _require_tls(file, config)
+    sealed, _ = _read_sealed(file.folder)
+    signed = Signed.read(path)
+    renewed = signed.opened(RenewedCertificate, path)
+    _require_signer(renewed, sealed, path, signer=sealed.party)
+    if renewed.holder not in sealed.answered:
+        raise RemoteProtocolError(f"{path}: {renewed.holder} is no party of this project")
+    own = renewed.holder == file.party
+    if own:
+        next_certificate = file.folder / _NEXT_CERTIFICATE
+        pem = renewed.certificate.encode()
+        key = _key_of(pem, file.folder / _NEXT_KEY, tls.key)
+        write_atomically(next_certificate, pem)
+        try:
+            Credentials.load(tls.ca, next_certificate, key, name=file.party)
+        finally:
+            next_certificate.unlink()
+        write_atomically(tls.certificate, pem)
+        if key != tls.key:
+            key.replace(tls.key)
+    kept = file.folder / RENEWED.format(renewed.holder)
+    if not (kept.exists() and kept.samefile(path)):
+        signed.write(kept)
+    return renewed
+
+
+def _key_of(certificate: bytes, next_key: Path, in_use: Path) -> Path:
+    """Return the key that a certificate is of: the one that waits for it, or the one in use."""
+    public = load_pem_x509_certificate(certificate).public_key()
+    if next_key.exists():
+        content = read_bytes(next_key, most=_MOST_KEY)
+        if serialization.load_pem_private_key(content, password=None).public_key() == public:
+            return next_key
+    return in_use
+
+
+def _require_tls(file: PartyFile, config: Path) -> Any:
+    if file.tls is None:
+        raise ConfigError(f"{config}: {file.party} has no `tls`, so it shows no certificate")
+    return file.tls
+
+
+def _read_sealed(folder: Path) -> tuple[Sealed, Path]:
+    path = folder / SEALED
+    if not path.exists():
+        raise ConfigError(
+            f"{folder} holds no {SEALED}; an authority of your own renews its certificates itself"
+        )
+    return Signed.read(path).opened(Sealed, path), path
+
+
+def _require_signer(
+    document: CertificateRequest | RenewedCertificate, sealed: Sealed, path: Path, *, signer: str
+) -> None:
+    """Refuse what is of another project, or not signed by who the sealed project says."""
+    known: Mapping[str, str] = {name: each.identity for name, each in sealed.answered.items()}
+    if document.project != sealed.digest.hex():
+        raise RemoteProtocolError(
+            f"{path}: it is of another project than {SEALED} here; ask {document.party} which of "
+            "the two holds"
+        )
+    if document.party != signer or known.get(signer) != document.identity:
+        raise RemoteProtocolError(
+            f"{path}: it is signed by {document.words!r} as {document.party}, and the sealed "
+            f"project knows {signer} by another identity; ask {signer} by telephone who sent it"
+        )
+
+
+def _read_authority(folder: Path, sealed: Sealed) -> tuple[bytes, bytes]:
+    """Return certificate and key of the project's authority, in PEM."""
+    path = folder / AUTHORITY_KEY
+    if not path.exists():
+        raise ConfigError(
+            f"{path} is missing, which issues certificates of this project: put it back from its "
+            "copy; without it, seal the answers again, and all compare the new words"
+        )
+    key = read_bytes(path, most=_MOST_KEY)
+    public = serialization.load_pem_private_key(key, password=None).public_key()
+    for certificate in load_pem_x509_certificates(sealed.ca.encode()):
+        if certificate.public_key() == public:
+            return certificate.public_bytes(serialization.Encoding.PEM), key
+    raise ConfigError(
+        f"{path} is not the key of the authority that sealed this project; put it back"
+    )

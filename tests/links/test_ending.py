@@ -1,0 +1,413 @@
+"""The end of a project in a party's folder, and certificates that are renewed before it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+
+from apfed_protocols.seal import fresh_identity
+from secure_apfed.audit_log import FILE_NAME, AuditLog, verify_log
+from secure_apfed.between.certificates import Credentials, fingerprint
+from secure_apfed.cli import execute
+from secure_apfed.counters import ANSWER_BOOK, CounterFiles, NothingReleased
+from secure_apfed.runs import ending, project, renewal
+from secure_apfed.runs.folder import PROJECT_ENDED, PartyFolder, read_ending, require_not_ended
+from secure_apfed.runs.party import PartyFile, ServeSettings
+from secure_apfed.runs.revocation import RevocationWatch, revoked_names
+from secure_apfed.runs.served import AnswerBook, serve_party
+from tests.links.test_project import OTHERS, PARTIES, Organisations, certificate_findings
+from tests.secure_apfed.small_runs import told
+
+SECRETS = (
+    "joint.safetensors", "checkpoint-12.bin", "recording-12.bin", "transcript.msgpack",
+    "transcript-1.bin", "alignment.safetensors", "encoders.safetensors", "table.safetensors",
+    "next-key.pem", "key.pem", "relay-key.pem", "authority-key.pem",
+)  # fmt: skip
+STAYS = (
+    "contract.json", "statements.json", "model.safetensors", "model.json", "result.json",
+    "ended.json", "ledger-shop.jsonl", "run.yaml", "report.html",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
+    made = Organisations(
+        tmp_path_factory.mktemp("sealed"), addresses=[f"127.0.0.1:{port}" for port in (7, 8, 9)]
+    )
+    made.sealed()
+    return made
+
+
+@pytest.fixture
+def here(sealed: Organisations, tmp_path: Path) -> Organisations:
+    """A copy of those who joined, to be harmed."""
+    copy = shutil.copytree(sealed.base, tmp_path / "copy")
+    for run in copy.glob(f"*/*/{project.RUN}"):
+        run.write_text(run.read_text().replace(str(sealed.base), str(copy)))
+    harmed = Organisations.__new__(Organisations)
+    harmed.__dict__ |= sealed.__dict__ | {"base": copy}
+    return harmed
+
+
+@pytest.fixture
+def shop(here: Organisations) -> Path:
+    """A passive's folder after a training, with a book of answers that its audit log notes."""
+    home = here.home("shop")
+    for name in (*SECRETS, *STAYS):
+        if not (home / name).exists():
+            (home / name).write_bytes(b"")
+    (home / "alignment").mkdir()
+    (home / "alignment" / "secret.bin").write_bytes(b"secret")
+    book = AnswerBook(home / ANSWER_BOOK, "shop", ServeSettings(), people=200, run="r")
+    book.answers([b"somebody"], None)
+    book.close()
+    peers = {name: fresh_identity().public for name in PARTIES if name != "shop"}
+    log = AuditLog(
+        home / FILE_NAME, "shop", PartyFolder(home).identity(), peers, NothingReleased(),
+        counters=CounterFiles(home, "shop"),
+    )  # fmt: skip
+    log.close()
+    return home
+
+
+def config_of(home: Path) -> str:
+    return str(home / "party.yaml")
+
+
+def test_an_end_shows_first_what_it_would_delete(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in shop.iterdir() if path.is_file()}
+    said = told(capsys, "project", "end", "--config", config_of(shop))
+    assert said["is_ended"] is False
+    named = [each["file"] for each in said["deletes"]]
+    assert named[:2] == ["joint.safetensors", ANSWER_BOOK]
+    assert set(named) == {*SECRETS, "alignment", ANSWER_BOOK}
+    assert {"contract.json", FILE_NAME, "statements.json", "model.json"} <= set(said["keeps"])
+    assert execute(["project", "end", str(shop)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Nothing was deleted. To end the project here, say the same with --yes." in out
+    assert {path: path.read_bytes() for path in shop.iterdir() if path.is_file()} == before
+
+
+def test_an_end_deletes_signs_and_is_done_once(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    identity = PartyFolder(shop).identity().public.hex()
+    assert told(capsys, "project", "end", shop, "--yes")["is_ended"]
+    assert not [name for name in (*SECRETS, "alignment", ANSWER_BOOK) if (shop / name).exists()]
+    assert not [
+        name for name in (*STAYS, "identity.pem", "party.yaml") if not (shop / name).exists()
+    ]
+    summary = verify_log(shop, identity=identity)
+    assert summary.ended is not None
+    assert set(summary.ended.deleted) == {*SECRETS, "alignment", ANSWER_BOOK}
+    assert {"contract.json", "model.json", "sealed.json"} <= set(summary.ended.kept)
+    assert "identity.pem" not in summary.ended.kept, "a log is for others to read"
+    shown = told(capsys, "audit-log", "verify", shop)
+    assert shown["ended"]["deleted"][0] == "joint.safetensors"
+    assert execute(["audit-log", "verify", str(shop)]) == 0
+    assert "project ended" in capsys.readouterr().out
+    log = (shop / FILE_NAME).read_bytes()
+    again = told(capsys, "project", "end", shop, "--yes")
+    assert (again["deletes"], again["ended_at"]) == ([], summary.ended.at)
+    assert execute(["project", "end", str(shop), "--yes"]) == 0
+    assert "there is nothing to do" in " ".join(capsys.readouterr().err.split())
+    assert (shop / FILE_NAME).read_bytes() == log
+    (shop / "joint.safetensors").write_bytes(b"put back from a copy")
+    assert (
+        told(capsys, "project", "end", shop, "--yes")["deletes"][0]["file"] == "joint.safetensors"
+    )
+    assert not (shop / "joint.safetensors").exists()
+
+
+# What begins in a party's folder.
+BEGINS = ("party", "serve", "check", "certs request")
+
+
+@pytest.mark.parametrize("command", BEGINS)
+def test_nothing_begins_where_the_project_was_ended(
+    command: str, shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ending.end_project(ending.find_owner(shop, None), now=0.0)
+    capsys.readouterr()
+    silent = "--json-events" if command == "serve" else "--json"
+    assert execute([*command.split(), "--config", config_of(shop), silent]) == 3
+    said = capsys.readouterr().out
+    assert "on 1970-01-01 (project-ended.json says so), so nothing begins there any more" in said
+
+
+def test_nobody_predicts_jointly_or_joins_again_where_it_was_ended(
+    here: Organisations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bank = here.home("bank")
+    ending.end_project(ending.find_owner(bank, None), now=0.0)
+    rows = here.base / "bank" / "bank.csv"
+    call = ("predict", "--model", bank, "--data", rows, "--jointly", config_of(bank))
+    assert "was ended in" in told(capsys, *call, code=3)["error"]["message"]
+    join = ("join", bank / project.SEALED, "--as", "bank", "--folder", bank)
+    assert "was ended in" in told(capsys, *join, code=3)["error"]["message"]
+
+
+def test_an_end_that_was_killed_is_finished_by_the_same_call(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = ending.find_owner(shop, None)
+    whole = ending._delete
+    left = iter(range(3))
+
+    def delete(path: Path) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        whole(path)
+
+    monkeypatch.setattr(ending, "_delete", delete)
+    with pytest.raises(KeyboardInterrupt):
+        ending.end_project(owner, now=5.0)
+    with pytest.raises(Exception, match="was ended in"):
+        require_not_ended(shop)
+    monkeypatch.setattr(ending, "_delete", whole)
+    assert ending.plan_end(owner).ended_at is None
+    ending.end_project(owner, now=6.0)
+    summary = verify_log(shop, identity=PartyFolder(shop).identity().public.hex())
+    assert summary.ended is not None
+    assert set(summary.ended.deleted) == {*SECRETS, "alignment", ANSWER_BOOK}
+    assert summary.ended.counters_are_as_noted
+    assert ending.plan_end(owner).is_done
+
+
+@pytest.mark.parametrize("is_trained", [False, True], ids=["training", "serving"])
+def test_who_runs_is_told_how_to_stop_and_nothing_is_deleted(is_trained: bool, shop: Path) -> None:
+    owner = ending.find_owner(shop, None)
+    if not is_trained:
+        (shop / "ended.json").unlink()
+    with PartyFolder(shop).locked(), pytest.raises(Exception, match=r"Ctrl-C, SIGTERM"):
+        ending.end_project(owner, now=1.0)
+    assert all((shop / name).exists() for name in SECRETS)
+    assert (read_ending(shop) is not None) is is_trained
+    ending.end_project(owner, now=2.0)
+    assert ending.plan_end(owner).is_done
+
+
+def test_a_server_ends_before_its_next_session(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from secure_apfed.runs import served
+
+    file = PartyFile.read(shop / "party.yaml")
+    stub: Any = type("Stub", (), {"file": file, "folder": PartyFolder(shop), "kept": None})()
+    monkeypatch.setattr(served._Here, "read", lambda path: stub)
+    ending._mark(ending.find_owner(shop, None), (), 1.0, is_complete=False)
+    said: list[str] = []
+    serve_party(shop / "party.yaml", on_session=said.append)
+    assert said == ["the project of shop was ended in its folder: it serves no more"]
+
+
+def _altered(home: Path) -> None:
+    path = home / FILE_NAME
+    path.write_bytes(path.read_bytes().replace(b"opened", b"0pened", 1))
+
+
+# What keeps an end from beginning, with what is told.
+UNENDED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "log altered": (_altered, "line 1"),
+    "no identity": (lambda home: (home / "identity.pem").unlink(), "holds no identity.pem"),
+    "marker cut off": (lambda home: (home / PROJECT_ENDED).write_text("{"), "is not JSON"),
+}
+
+
+@pytest.mark.parametrize("harm", UNENDED)
+def test_an_end_that_cannot_be_signed_deletes_nothing(harm: str, shop: Path) -> None:
+    change, why = UNENDED[harm]
+    owner = ending.find_owner(shop, None)
+    change(shop)
+    with pytest.raises(Exception, match=why):
+        ending.end_project(owner, now=1.0)
+    assert all((shop / name).exists() for name in (*SECRETS, ANSWER_BOOK))
+
+
+def test_links_are_deleted_and_nothing_behind_them(shop: Path, tmp_path: Path) -> None:
+    behind = tmp_path / "behind"
+    behind.mkdir()
+    (behind / "mine").write_bytes(b"mine")
+    shutil.rmtree(shop / "alignment")
+    (shop / "alignment").symlink_to(behind)
+    (shop / "joint.safetensors").unlink()
+    (shop / "joint.safetensors").symlink_to(behind / "mine")
+    ending.end_project(ending.find_owner(shop, None), now=1.0)
+    assert (behind / "mine").read_bytes() == b"mine"
+    assert not (shop / "alignment").is_symlink()
+    assert not (shop / "joint.safetensors").is_symlink()
+
+
+def test_a_folder_says_whose_it_is_by_its_log_where_its_file_is_gone(
+    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shop / "party.yaml").unlink()
+    assert ending.find_owner(shop, None).party == "shop"
+    for call in (
+        [],
+        [str(shop), "--config", config_of(shop)],
+        [str(tmp_path)],
+        [str(tmp_path / "x")],
+    ):
+        message = told(capsys, "project", "end", *call, code=2)["error"]["message"]
+        assert "--config" in message or "is no folder" in message
+
+
+def issuer_and_subject(pem: bytes) -> str:
+    made = x509.load_pem_x509_certificate(pem)
+    return f"{made.issuer.rfc4514_string()} {made.subject.rfc4514_string()}"
+
+
+@pytest.mark.parametrize("new_key", [False, True], ids=["same key", "new key"])
+@pytest.mark.parametrize("holder", ["shop", "bank"])
+def test_a_certificate_is_renewed_and_nobody_compares_words(
+    holder: str, new_key: bool, here: Organisations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, bank = here.home(holder), here.home("bank")
+    files = {name: (home / f"{name}.pem").read_bytes() for name in ("ca", "certificate", "key")}
+    sealed = (home / project.SEALED).read_bytes()
+    asked = told(
+        capsys, "certs", "request", "--config", config_of(home), *(["--new-key"] * new_key)
+    )["request"]
+    made = told(capsys, "certs", "renew", asked, "--folder", bank, "--days", "500")["renewed"]
+    for _ in range(2):  # the second time changes nothing more
+        assert told(capsys, "certs", "accept", made, "--config", config_of(home)) == {
+            "holder": holder
+        }
+    after = {name: (home / f"{name}.pem").read_bytes() for name in files}
+    assert (home / project.SEALED).read_bytes() == sealed, "the words are of this file"
+    assert after["ca"] == files["ca"]
+    assert after["certificate"] != files["certificate"]
+    assert (after["key"] != files["key"]) is new_key
+    assert not list(home.glob("next-*"))
+    assert (home / "key.pem").stat().st_mode & 0o777 == 0o600
+    paths = [home / f"{name}.pem" for name in files]
+    Credentials.load(*paths, name=holder)
+    assert "trial" not in issuer_and_subject(after["certificate"])
+    assert "trial" not in issuer_and_subject(files["certificate"])
+    days = told(capsys, "certs", "show", home / "certificate.pem")["certificates"][0]["days_left"]
+    assert days >= 499
+    found = certificate_findings(home)
+    assert found["certificate"][0] == "ok"
+    assert "sealed certificate" not in found, "the renewed one is the one to show"
+    project.accept(bank / project.SEALED, holder, home)  # the same project, joined again
+    assert (home / "certificate.pem").read_bytes() == after["certificate"]
+
+
+def test_others_may_note_a_renewed_certificate_and_revoke_the_old_one(here: Organisations) -> None:
+    shop, clinic = here.home("shop"), here.home("clinic")
+    old = fingerprint(x509.load_pem_x509_certificate((shop / "certificate.pem").read_bytes()))
+    made = renewal.renew_certificate(
+        renewal.request_certificate(shop / "party.yaml", new_key=True), here.home("bank")
+    )
+    new = fingerprint(
+        x509.load_pem_x509_certificate(
+            json.loads(made.read_text())["document"]["certificate"].encode()
+        )
+    )
+    file = PartyFile.read(clinic / "party.yaml")
+    assert revoked_names(file, frozenset({old})) == ["shop"]
+    renewal.accept_renewed(made, clinic / "party.yaml")
+    assert revoked_names(file, frozenset({old})) == []
+    assert revoked_names(file, frozenset({new})) == ["shop"]
+    assert RevocationWatch(file)._marks["shop"] >= {new}
+    # A project that is sealed anew has other certificates.
+    project.seal([here.home(name) / project.ANSWER.format(name) for name in OTHERS],
+                 here.home("bank"))  # fmt: skip
+    project.accept(here.home("bank") / project.SEALED, "clinic", clinic)
+    assert not list(clinic.glob("renewed-*"))
+
+
+def _signed_by_another(path: Path) -> None:
+    content = json.loads(path.read_text())["document"]
+    identity = fresh_identity()
+    content["identity"] = identity.public.hex()
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    signature = identity.sign(b"project v1", str(content["kind"]).encode(), canonical)
+    path.write_text(json.dumps({"document": content, "signature": signature.hex()}))
+
+
+def _altered_file(path: Path) -> None:
+    path.write_text(path.read_text().replace('"project": "', '"project": "0', 1))
+
+
+FORGED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "altered": (_altered_file, "its signature does not fit"),
+    "of another key": (_signed_by_another, "knows (shop|bank) by another identity"),
+    "of another kind": (
+        lambda path: shutil.copyfile(path.parent / "sealed.json", path),
+        "expected a file of the kind",
+    ),
+    "cut off": (lambda path: path.write_text(path.read_text()[:50]), "is not JSON"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("harm", FORGED)
+@pytest.mark.parametrize("which", ["request", "renewed"])
+def test_what_somebody_else_asks_or_renews_is_refused(
+    which: str, harm: str, here: Organisations
+) -> None:
+    change, why = FORGED[harm]
+    shop, bank = here.home("shop"), here.home("bank")
+    before = (shop / "certificate.pem").read_bytes(), (shop / "key.pem").read_bytes()
+    asked = renewal.request_certificate(shop / "party.yaml", new_key=True)
+    if which == "request":
+        change(asked)
+        with pytest.raises(Exception, match=why):
+            renewal.renew_certificate(asked, bank)
+        assert not list(bank.glob("renewed-*"))
+        return
+    made = renewal.renew_certificate(asked, bank)
+    change(made)
+    with pytest.raises(Exception, match=why):
+        renewal.accept_renewed(made, shop / "party.yaml")
+    assert ((shop / "certificate.pem").read_bytes(), (shop / "key.pem").read_bytes()) == before
+
+
+# Who cannot renew, and why.
+UNRENEWED: dict[str, tuple[Callable[[Organisations], object], str]] = {
+    "not the organiser": (
+        lambda here: (
+            shutil.rmtree(here.home("bank"))
+            or shutil.copytree(here.home("clinic"), here.home("bank"))
+        ),
+        "is not of bank, who sealed",
+    ),
+    "no key": (
+        lambda here: (here.home("bank") / "authority-key.pem").unlink(),
+        "is missing, which",
+    ),
+    "another key": (
+        lambda here: shutil.copyfile(
+            here.home("shop") / "key.pem", here.home("bank") / "authority-key.pem"
+        ),
+        "is not the key of the authority",
+    ),
+}
+
+
+@pytest.mark.parametrize("harm", UNRENEWED)
+def test_only_the_organiser_renews_and_by_the_same_authority(
+    harm: str, here: Organisations
+) -> None:
+    change, why = UNRENEWED[harm]
+    asked = renewal.request_certificate(here.home("shop") / "party.yaml")
+    change(here)
+    with pytest.raises(Exception, match=why):
+        renewal.renew_certificate(asked, here.home("bank"))
+
+
+def test_a_certificate_of_one_party_is_no_other_ones(here: Organisations) -> None:
+    shop, bank = here.home("shop"), here.home("bank")
+    asked = renewal.request_certificate(shop / "party.yaml", new_key=True)
+    made = renewal.renew_certificate(asked, bank)
+    (shop / "next-key.pem").unlink()
+    with pytest.raises(Exception, match="is not the key of"):
+        renewal.accept_renewed(made, shop / "party.yaml")
+    before = (here.home("clinic") / "certificate.pem").read_bytes()
+    renewal.accept_renewed(made, here.home("clinic") / "party.yaml")
+    assert (here.home("clinic") / "certificate.pem").read_bytes() == before
