@@ -216,6 +216,7 @@ def agreed_sum(own: Own, session: str, shape: Shape) -> dict[str, Any]:
     config = own.config
     secure_sum, plan = sum_and_noise(config, session, own.active, own.passives, shape)
     settings = config.secure_sum.model_dump(mode="json", exclude={"threshold"})
+    settings["bits"] = secure_sum.agreement.bits  # derived where the settings say none
     noise = config.method.noise(config)
     if plan is not None and noise is not None:
         settings["noise"] = noise.model_dump(mode="json") | asdict(plan)

@@ -116,7 +116,7 @@ def test_a_party_that_ended_before_it_came_is_named_at_once_with_why() -> None:
     lines = Lines()
     lines.calls["ann"].stopped("bob", "DataError: its own log.txt says more\x1b[2J")
     with pytest.raises(
-        PartyLeftError, match="ann has no link to bob: bob stopped: DataError: "
+        PartyLeftError, match="ann has no link to bob: bob stopped: 'DataError: "
     ) as told:
         Linked.meet("ann", lines.calls["ann"].ways(), patience_s=20, meet_s=20)
     assert "\x1b" not in str(told.value)

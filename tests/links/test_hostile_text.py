@@ -25,7 +25,10 @@ from tests.links.test_project import Organisations, signed
 EVIL = "http://203.0.113.9/evil"
 HIDDEN = f"a\x1b[2J\x9b1m\r\n\u202e\u2066\u200b\x07{EVIL}"
 COMMAND = f"0.1.1 -i {EVIL} ; `id` $(id)"
-COMMANDS = re.compile(r"pip install|secure-apfed [a-z]|openssl|--set|--at |--run-by|--allow")
+COMMANDS = re.compile(
+    r"pip install|openssl|--set|--at |--run-by|--allow"
+    r"|secure-apfed [a-z]"
+)
 
 
 def is_shown_safely(text: str) -> None:

@@ -212,7 +212,7 @@ def test_a_history_is_not_agreed_on(tmp_path: Path) -> None:
     assert none.maximum_ids == agreement.maximum_ids
     assert none.minimum_rows == agreement.minimum_rows
     assert intersection(kept, session="s").agreement == intersection(none, session="s").agreement
-    assert kept.for_a_trial() == AlignmentSettings(protocol=kept.protocol, minimum_rows=1)
+    assert kept.for_a_trial() == AlignmentSettings(protocol=kept.backend, minimum_rows=1)
 
 
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

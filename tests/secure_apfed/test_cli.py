@@ -189,7 +189,7 @@ def test_doctor_names_what_is_lacking(capsys: Capture, monkeypatch: pytest.Monke
     assert all(finding.remedy for finding in found.values() if finding.state != "ok")
     lacking = found.pop("nowhere")
     assert lacking.state == "missing"
-    assert "pip install" in lacking.remedy
+    assert lacking.remedy.startswith("make setup")
     assert healthy(tuple(found.values()))
 
 
@@ -330,8 +330,9 @@ def test_each_kind_of_error_has_its_exit_code(
     fails.side_effect = ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
     capsys.readouterr()
     assert execute(["report", "runs/one"]) == 2
-    said = "matplotlib is not installed; run: python -m pip install 'matplotlib>=3.9'"
-    assert said in said_to_people(capsys)
+    said = said_to_people(capsys)
+    assert "matplotlib is not installed; run: python -m pip install '" in said
+    assert "'matplotlib>=3.9'" in said
 
 
 def test_an_error_is_a_panel_or_under_debug_a_traceback(config_file: Path, capsys: Capture) -> None:

@@ -349,7 +349,9 @@ def test_the_password_is_read_from_where_the_settings_say_and_told_nobody(
 
 def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    with pytest.raises(ConfigError, match="not installed; run: python -m pip install 'sqlal"):
+    with pytest.raises(
+        ConfigError, match=r"SQLAlchemy is not installed; run: python -m pip install .*'sqlalchemy"
+    ):
         table_of(settings(tmp_path, database=SQLITE))
 
 

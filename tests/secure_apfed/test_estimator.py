@@ -134,7 +134,7 @@ def test_the_page_s_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
         exec(compile(block, str(page), "exec"), {})
     told = capsys.readouterr().out.strip().splitlines()
     assert told[1].startswith("measure")
-    assert "a person at laboratory" in "".join(told[:-2])
+    assert "laboratory" in "".join(told[:-2])
     accuracy, scores = told[-2:]
     assert accuracy.startswith("{'votes':")
     assert min(map(float, scores.strip("[]").split())) > 0.8
@@ -292,8 +292,8 @@ def test_the_result_says_all_of_it(result: FramesResult) -> None:
     assert result.alone is not None
     assert result.gain == pytest.approx(result.score.value - result.alone.best.test)
     assert result.score.low < result.score.value < result.score.high
-    assert result.epsilon["a person at lab"] == pytest.approx(8, abs=0.1)
-    assert result.epsilon["a row's representations"] == 0
+    assert result.epsilon["epsilon_v of lab, one person's votes"] == pytest.approx(8, abs=0.1)
+    assert not any(title.startswith("epsilon_x") for title in result.epsilon)  # nothing is sent
     assert result.wire_bytes == result.run.wire_bytes > 10_000
     assert any("lab" in party for party in result.who_learns)
     assert {attack.attack for attack in result.attacks} == {"vote_regression"}
@@ -311,7 +311,7 @@ def test_the_model_reads_frames_and_gives_labels_as_they_were(result: FramesResu
     shares = result.model.predict_proba(own)
     assert shares.shape == (len(own), 2)
     assert shares.sum(1) == pytest.approx(np.ones(len(own)))
-    assert result.model.classes_ == ("ill", "well")
+    assert set(result.model.classes_) == {"ill", "well"}
     assert (result.model.predict(own) == own["target"]).mean() > 0.85
     with pytest.raises(DataError, match=r"columns are missing: mean radius"):
         result.model.predict(own.drop(columns="mean radius"))

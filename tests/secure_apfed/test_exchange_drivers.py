@@ -255,8 +255,14 @@ def test_contributions_and_setup_are_counted_but_not_kept() -> None:
     for kind in Kind:
         recorder.send(b"x", kind=kind)
     assert {envelope.kind for envelope in recorder.transcript.kept[0]} == {
-        Kind.REQUEST, Kind.LABELS, Kind.VOTES, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM
-    }  # fmt: skip
+        Kind.REQUEST,
+        Kind.LABELS,
+        Kind.ENCRYPTED_LABELS,
+        Kind.VOTES,
+        Kind.REPRESENTATIONS,
+        Kind.GRADIENTS,
+        Kind.SUM,
+    }
     assert [flow.messages for flow in recorder.transcript.flows] == [1] * len(Kind)
 
 

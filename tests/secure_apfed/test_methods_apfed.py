@@ -200,7 +200,12 @@ def trained(passives: int, **secure_sum: Any) -> tuple[Session, list[Tensor]]:
         step_config(
             "apfed",
             passives=passive_settings([RECONSTRUCTION, CONTRASTIVE], passives),
-            secure_sum={"clip": 0.5, "allow_single_passive": passives == 1, **secure_sum},
+            secure_sum={
+                "clip": 0.5,
+                "bits": 16,
+                "allow_single_passive": passives == 1,
+                **secure_sum,
+            },
         ),
         vertical_data(passives),
     )

@@ -105,7 +105,7 @@ def test_limits_and_bad_arguments(name: str) -> None:
 
 def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
-    with pytest.raises(ConfigError, match=r"needs dp_accounting.*secure-apfed\[experiments\]"):
+    with pytest.raises(ConfigError, match=r"needs dp_accounting.*pip install .*'dp-accounting>="):
         epsilon_of("pld", 1.0, 1)
 
 

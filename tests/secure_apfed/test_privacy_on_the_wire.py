@@ -182,7 +182,7 @@ def test_calibration_keeps_its_budget_to_the_end_and_the_report_says_so(tmp_path
         assert 7.9 < account["epsilon"] <= 8.0
     read = read_run(tmp_path / "run")
     assert read.facts.noisy
-    title = "epsilon_c of passive-1, one person in sums, networks held fixed, T 3"
+    title = "epsilon_c of passive-1, one person in sums, networks held fixed"
     assert dict(accounting_of(read))[title].startswith("8")
     assert privacy_document(read)["accounting"]["contributions"]["passive-2"]["releases"] == 3
 

@@ -143,6 +143,12 @@ WEAKENED: dict[str, Case] = {
     "model.projection": Case(("model.projection=none",), 64),
     "model.representation": Case(("model.representation=33",), 32),
     "party_seeds": Case(("party_seeds=shared_for_comparison",), "secret"),
+    "passives.*.allow_reading_all": Case(
+        ("passives.default.allow_reading_all=true",),
+        False,
+        path="passives.default.allow_reading_all",
+        method="apfed_code",
+    ),
     "passives.*.model.network": Case(
         ("passives={default: {model: {network: linear}}}",), "mlp",
         path="passives.default.model.network",
@@ -191,6 +197,7 @@ def run_of(case: Case) -> Config:
     data = "{dataset: digits, views: 4}"
     model = "{network: enriched}" if case.method == TRANS else "{}"
     model = "{network: selu}" if case.method == "apc_vfl" else model
+    model = "{network: cross_view}" if case.method == "apfed_code" else model
     model = "{network: identity}" if case.method == "mmvfl" else model
     text = BASE.format(method=case.method, data=data, model=model)
     return load_config_text(text, overrides=case.said)
