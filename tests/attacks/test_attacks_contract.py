@@ -610,7 +610,7 @@ class _Deaf(LiveRun):
 DEAF: list[tuple[str, ActiveAttack]] = [
     ("apfed_c", ChosenRepresentations(people=80, shadow_rows=20, iterations=20)),
     ("apfed_r", DecoderExtraction(people=80, shadow_rows=20, iterations=20)),
-    ("apfed_r", Isolation(way="subset", people=64, shadow_rows=20, iterations=20)),
+    ("apfed_r", Isolation(way="subset", people=80, shadow_rows=40, iterations=20)),
 ]
 
 
