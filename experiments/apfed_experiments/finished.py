@@ -13,7 +13,7 @@ import torch
 
 from apfed_attacks.headlines import Headline, headlines_by_direction
 from apfed_attacks.interface import AttackResult
-from apfed_experiments.solo import SoloRecord, read_solo
+from apfed_experiments.solo import RunGain, SoloRecord, measure_gain, read_solo
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
@@ -32,8 +32,9 @@ from secure_apfed.runs.outcome import (
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
     """One finished run: what was asked and reached, results of attacks, None where none were
-    mounted, what the active would do alone, None where nobody measured it, and how each test row
-    moves the figure, empty where that was not kept.
+    mounted, what the active would do alone, None where nobody measured it, how each test row moves
+    the figure, empty where that was not kept, and what help added over the best that the active
+    does alone on the same rows, None where that is not known.
     """
 
     config: Config
@@ -41,6 +42,7 @@ class FinishedRun:
     attacks: tuple[AttackResult, ...] | None
     solo: SoloRecord | None = None
     influence: tuple[float, ...] = ()
+    gain: RunGain | None = None
 
     @property
     def figure(self) -> str:
@@ -80,11 +82,14 @@ def read_finished_run(path: Path) -> FinishedRun:
         raise CheckpointError(f"{path}: has no result.json: {reason}")
     folder.check(folder.config, folder.result)
     attacks, config = path / "attacks.json", folder.load_config()
+    solo = read_solo(config, folder.solo) if folder.solo.is_file() else None
+    gain = None if solo is None else solo.gain or measure_gain(folder, config, solo)
     return FinishedRun(
         config=config,
         outcome=read_outcome(folder),
         attacks=read_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
-        solo=read_solo(config, folder.solo) if folder.solo.is_file() else None,
+        solo=solo,
+        gain=gain,
     )
 
 

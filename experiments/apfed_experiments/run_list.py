@@ -16,7 +16,14 @@ from typing import Any
 
 from apfed_attacks.headlines import NOT_ATTACKED, Headline, worst_by_kind
 from apfed_experiments.finished import FinishedRun, read_finished_run
-from apfed_experiments.solo import SoloRecord, read_solo, solo_file
+from apfed_experiments.solo import (
+    OTHER_ROWS,
+    RunGain,
+    SoloRecord,
+    measure_gain,
+    read_solo,
+    solo_file,
+)
 from secure_apfed.config import Config
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.errors import ApfedError, DataError
@@ -45,9 +52,9 @@ class ListedRun:
     broken, or how much of it is done; date: of the last change of the file that tells how far it
     came; accuracy: of the method's own inference, None also where the task is no classification;
     value: of the measure that the run is judged by; alone: what the active would do alone, None
-    where nobody measured it; promise: of what leaves a party, where least is promised; leaks: by
-    kind of direction, the highest advantage, which of many is above 0 by chance; attacked:
-    whether any attack was mounted.
+    where nobody measured it; run_gain: over the best of it, on the same rows; promise: of what
+    leaves a party, where least is promised; leaks: by kind of direction, the highest advantage,
+    which of many is above 0 by chance; attacked: whether any attack was mounted.
     """
 
     path: Path
@@ -60,6 +67,7 @@ class ListedRun:
     measure: Measure = ACCURACY
     value: float | None = None
     alone: SoloRecord | None = None
+    run_gain: RunGain | None = None
     promise: Promise | None = None
     wire_bytes: int | None = None
     leaks: Mapping[str, Headline]
@@ -68,11 +76,8 @@ class ListedRun:
 
     @property
     def gain(self) -> float | None:
-        """How much better than the best solo baseline, by the measure; one run shows no help."""
-        if self.value is None or self.alone is None or self.alone.judged_by != self.measure:
-            return None
-        gain = self.measure.gain(self.value, self.alone.best.test)
-        return None if math.isnan(gain) else gain
+        """How much better than the best solo baseline on the same rows; one run shows no help."""
+        return None if self.run_gain is None else self.run_gain.value
 
     @property
     def reached(self) -> str:
@@ -90,7 +95,7 @@ class ListedRun:
             return "alone not measured"
         if self.alone.judged_by != self.measure:
             return f"alone measured by {self.alone.judged_by.title}"
-        return self.measure.gain_text(self.value, self.alone.best.test)
+        return OTHER_ROWS if self.run_gain is None else self.run_gain.points
 
     @property
     def data(self) -> str:
@@ -198,8 +203,11 @@ def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
     share = next(iter(run.outcome.accuracy.values()))  # NaN where nothing is classified
     beside = solo_file(run.config, row.path.parent)  # that runs of a study share
     shared = read_solo(run.config, beside) if run.solo is None and beside.is_file() else None
+    folder = RunFolder(row.path)
+    gain = run.gain if shared is None else measure_gain(folder, run.config, shared)
     return replace(
         row, state=State.FINISHED, config=run.config, alone=run.solo or shared,
+        run_gain=gain,
         accuracy=None if math.isnan(share) else share, measure=run.outcome.judged_by,
         value=next(iter(run.outcome.scores.values())), promise=run.promise,
         wire_bytes=run.outcome.wire_bytes, attacked=run.attacks is not None,

@@ -47,11 +47,18 @@ from secure_apfed.runs.folder import (
     RunFolder,
     keep_scored,
     read_scored,
+    read_scored_file,
     read_sealed,
     read_tested,
     write_sealed,
 )
-from secure_apfed.runs.outcome import Outcome, Written
+from secure_apfed.runs.outcome import (
+    Count,
+    Outcome,
+    Written,
+    count_measured_rows,
+    read_outcome,
+)
 from secure_apfed.seeds import derive_seed, one_thread, undisturbed
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.solo import BASELINES, Baseline, SoloTask, validation_of
@@ -70,6 +77,8 @@ LEFT_OUT = (
     "in another folder"
 )
 
+
+OTHER_ROWS = "the run and its baselines were not measured on the same test rows"
 
 RANKINGS = ("auc", "average_precision")
 """Told of each baseline of two classes, whatever it is chosen by."""
@@ -110,11 +119,53 @@ def best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> B
     return max(results, key=lambda result: measure.rank(result.validation))
 
 
+class RunGain(Written):
+    """What help added in one run: its model over the best baseline, both on the same test rows.
+
+    Attributes:
+        measure: that both are measured by; baseline: title of the best baseline.
+        rows: of how many test rows.
+        reached, alone: the measure of the model, and of the baseline.
+        value: how much better the model is.
+        low, high: 95 % interval of `value` over the test rows, paired; None: scores were not kept,
+            or the rows are too few.
+    """
+
+    measure: Annotated[str, AfterValidator(lambda name: find_measure(name).name)]
+    baseline: str
+    rows: Count
+    reached: float
+    alone: float
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def points(self) -> str:
+        """The gain with its unit."""
+        return MEASURES[self.measure].points_text(self.value)
+
+    @property
+    def interval(self) -> str:
+        """The ends of the interval with their unit; empty without."""
+        if self.low is None or self.high is None:
+            return ""
+        low, high = map(MEASURES[self.measure].points_text, (self.low, self.high))
+        return f"{low} to {high}"
+
+    @property
+    def text(self) -> str:
+        """The gain, over what, on which rows, and its interval."""
+        over = f"{self.points} against {self.baseline} on the same {self.rows:,} test rows"
+        return f"{over}, 95 % over them, paired: {self.interval}" if self.interval else over
+
+
 class SoloRecord(Written):
     """The file: digests of the settings and of the active's own table, the measure, each
     baseline's, and whether labels are true or what a run's label mechanism answered for training
     rows. `people`: who tests, where influences are kept. `sample`: of how many rows the baselines
-    learnt, where not of all.
+    learnt, where not of all. `rows`: of how many test rows `test` is: beside a run those that its
+    model was measured on; None: an older version's, of all. `gain`: of that run over the best.
     """
 
     settings: str
@@ -124,6 +175,8 @@ class SoloRecord(Written):
     measure: Annotated[str, AfterValidator(lambda name: find_measure(name).name)] = ACCURACY.name
     people: tuple[str, ...] = ()
     sample: int | None = None
+    rows: Count | None = None
+    gain: RunGain | None = None
 
     @property
     def judged_by(self) -> Measure:
@@ -142,16 +195,23 @@ class SoloRecord(Written):
         """By what the best was: without labels there is only what favours it."""
         return "by its own labels" if self.labels == "true" else "by the answers for its labels"
 
-    def sentence(self, reached: float) -> str:
-        """How a run of this value stands beside it; one run shows no more than that."""
-        alone, measure = self.best, self.judged_by
+    def describe_best(self) -> str:
+        """Say which baseline is the best, how it was chosen, and on which rows it was tested."""
         learnt = "" if self.labels == "true" else ", taught by the same answers,"
         learnt += f" of a sample of {self.sample:,} rows" if self.sample else ""
+        rows = "" if self.rows is None else f" on {self.rows:,} test rows"
         return (
-            f"{measure.gain_text(reached, alone.test)} in {measure.title} against {alone.title}, "
-            f"the best that the active does alone{learnt} {self.chosen} "
-            f"({measure.text(alone.test)}); "
-            "one run shows no gain, only several seeds do (secure-apfed run CONFIG --seeds 5)"
+            f"{self.best.title}, the best that the active does alone{learnt} {self.chosen}: "
+            f"{self.judged_by.title} {self.judged_by.text(self.best.test)}{rows}"
+        )
+
+    def describe_gain(self, gain: RunGain | None) -> str:
+        """Say what help added in one run, or why that is not known; one run shows no more."""
+        if gain is None:
+            return f"no gain can be told over {self.best.title}: {OTHER_ROWS}"
+        return (
+            f"{gain.text}; one run shows no gain, only several seeds do "
+            "(secure-apfed run CONFIG --seeds 5)"
         )
 
 
@@ -172,9 +232,18 @@ def solo_file(config: Config, folder: Path) -> Path:
     return folder / f"solo-{settings_digest(config)[:16]}.json"
 
 
+def scores_beside(path: Path) -> Path:
+    """Return where the scores of all baselines of a study's solo file are kept."""
+    return path.with_suffix(".safetensors")
+
+
 @undisturbed()
-def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -> SoloRecord:
+def keep_solo(
+    config: Config, path: Path, *, data: VerticalData | None = None, with_scores: bool = False
+) -> SoloRecord:
     """Measure the baselines of labels as they are and write the file, unless it is there.
+
+    `with_scores`: what each says of test rows is kept beside it, for `restrict_solo`.
 
     Raises:
         ConfigError: the labels are private: then they are for a finished run (`beside_run`).
@@ -196,7 +265,42 @@ def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -
         return kept
     own = (data or load_data(config.data, seed=config.seed)).own(config.data.active_name)
     assert own is not None
-    return _measured(config, path, own, files=files)
+    kept_in = scores_beside(path) if with_scores else None
+    return _measured(config, path, own, files=files, every=kept_in)
+
+
+def restrict_solo(solo: SoloRecord, path: Path, tested: Tensor) -> SoloRecord | None:
+    """Return the baselines of a study as they are on some of its test rows.
+
+    Args:
+        path: the study's solo file.
+        tested: of all test rows whether each is among them, bool.
+
+    Returns:
+        None where the scores of the baselines were not kept, or are of other rows.
+    """
+    scores = scores_beside(path)
+    if not scores.is_file():
+        return None
+    places = tested.nonzero().flatten().numpy()
+    baselines = []
+    for baseline in solo.baselines:
+        scored = read_scored_file(scores, baseline.name, threshold=None)
+        if len(scored.truth) != len(tested):
+            return None
+        some = scored.rows(places)
+        moved = influence(some, solo.judged_by) if baseline.influence else np.empty(0)
+        baselines.append(
+            replace(
+                baseline,
+                test=solo.judged_by.of(some),
+                ranked={name: MEASURES[name].of(some) for name in baseline.ranked},
+                influence=tuple(moved.tolist()) if np.isfinite(moved).all() else (),
+            )
+        )
+    people = tuple(solo.people[place] for place in places) if solo.people else ()
+    changed = {"baselines": tuple(baselines), "people": people, "rows": len(places)}
+    return solo.model_copy(update=changed)
 
 
 def beside_run(config: Config, folder: Path, trained: OwnData | None) -> SoloRecord | None:
@@ -208,16 +312,42 @@ def beside_run(config: Config, folder: Path, trained: OwnData | None) -> SoloRec
     path = RunFolder(folder).solo
     if config.dp_sgd is not None:
         return None
-    if trained is not None:
-        return _measured(config, path, trained, scored=RunFolder(folder).solo_scored)
-    return read_solo(config, path) if path.is_file() else None
+    if trained is None:
+        return read_solo(config, path) if path.is_file() else None
+    files = RunFolder(folder)
+    own = _with_tested_rows(trained, files)
+    record = _measured(config, path, own, scored=files.solo_scored)
+    gain = measure_gain(files, config, record) if files.result.is_file() else None
+    if gain is not None:
+        record = record.model_copy(update={"gain": gain})
+        _write_solo(path, record)
+    return record
+
+
+def _with_tested_rows(own: OwnData, files: RunFolder) -> OwnData:
+    """Leave the test rows that the run's own model says something of; all where it does of none."""
+    tested = read_tested(files) if files.scored.exists() else None
+    if tested is None or len(tested) != len(own.test_rows) or not bool(tested.any()):
+        return own
+    return replace(own, test_rows=own.test_rows[tested.to(own.test_rows.device)])
+
+
+def _write_solo(path: Path, record: SoloRecord) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(path, to_json(record.model_dump(mode="json")).encode())
 
 
 def _measured(
-    config: Config, path: Path, own: OwnData, *, files: str = "", scored: Path | None = None
+    config: Config,
+    path: Path,
+    own: OwnData,
+    *,
+    files: str = "",
+    scored: Path | None = None,
+    every: Path | None = None,
 ) -> SoloRecord:
     """Measure and write the baselines; `scored`: where what the best says of test rows is, too;
-    else what each test row moves is kept of all.
+    else what each test row moves is kept of all, and what all say in `every`, if given.
     """
     said: dict[str, Scored] = {}
     with one_thread():
@@ -234,10 +364,12 @@ def _measured(
     record = SoloRecord(
         settings=settings_digest(config), baselines=tuple(found), measure=config.measure,
         files=files, labels="answered" if config.labels_are_private else "true", people=people,
-        sample=MOST_ROWS if len(learnt) > MOST_ROWS else None,
+        sample=MOST_ROWS if len(learnt) > MOST_ROWS else None, rows=len(own.test_rows),
     )  # fmt: skip
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomically(path, to_json(record.model_dump(mode="json")).encode())
+    if every is not None:
+        every.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        keep_scored(every, said)
+    _write_solo(path, record)
     if scored is not None:
         keep_scored(scored, {record.best.name: said[record.best.name]})
     return record
@@ -414,25 +546,58 @@ def _keep(said: dict[str, Scored] | None, name: str, scored: Scored) -> Scored:
     return scored
 
 
-def gain_text(folder: RunFolder, outcome: Outcome, solo: SoloRecord) -> str | None:
-    """What help added on these test rows with its interval over them, paired; None where the
-    scores of both were not kept, or are of other rows.
+def measure_gain(folder: RunFolder, config: Config, solo: SoloRecord) -> RunGain | None:
+    """Return what help added, by the scores of the model and of the best baseline on the same rows.
+
+    Where scores were not kept there is no interval, and a gain only where both were measured on as
+    many test rows of one split.
+
+    Returns:
+        None: both were measured on other rows or by other measures, or nothing defines it.
     """
-    variant, alone, measure = next(iter(outcome.accuracy)), solo.best, solo.judged_by
-    reached = read_scored(folder, variant, threshold=outcome.threshold)
-    other = read_scored(folder, alone.name, threshold=None, alone=True)
-    if reached is None or other is None or solo.measure != outcome.measure:
+    outcome = read_outcome(folder)
+    variant = next(iter(outcome.accuracy))
+    best = solo.best
+    measure = solo.judged_by
+    if solo.measure != outcome.measure:
         return None
+    reached = read_scored(folder, variant, threshold=outcome.threshold)
+    other = read_scored(folder, best.name, threshold=None, alone=True)
+    if reached is None or other is None:
+        return _gain_of_figures(config, outcome, solo)
     tested = read_tested(folder)
     if tested is not None and len(tested) == len(other.truth) > len(reached.truth):
         other = other.rows(tested.nonzero().flatten().numpy())
     gain = gain_between(reached, other, measure)
-    if gain is None or math.isnan(gain.low):
+    if gain is None:
         return None
-    value, low, high = map(measure.points_text, (gain.value, gain.low, gain.high))
-    return (
-        f"{value} against {alone.title} on the same {len(other.truth)} test rows, 95 % over them, "
-        f"paired: {low} to {high}"
+    return RunGain(
+        measure=measure.name,
+        baseline=best.title,
+        rows=len(other.truth),
+        reached=measure.of(reached),
+        alone=measure.of(other),
+        value=gain.value,
+        low=None if math.isnan(gain.low) else gain.low,
+        high=None if math.isnan(gain.high) else gain.high,
+    )
+
+
+def _gain_of_figures(config: Config, outcome: Outcome, solo: SoloRecord) -> RunGain | None:
+    """Return the difference of two figures of the same rows, without an interval."""
+    variant = next(iter(outcome.accuracy))
+    rows = count_measured_rows(config, outcome, variant)
+    rows_of_baseline = outcome.test_rows if solo.rows is None else solo.rows
+    value = solo.judged_by.gain(outcome.scores[variant], solo.best.test)
+    if rows is None or rows != rows_of_baseline or math.isnan(value):
+        return None
+    return RunGain(
+        measure=solo.measure,
+        baseline=solo.best.title,
+        rows=rows,
+        reached=outcome.scores[variant],
+        alone=solo.best.test,
+        value=value,
     )
 
 

@@ -31,6 +31,7 @@ from apfed_experiments.solo import (
     influence_kept,
     keep_solo,
     read_solo,
+    restrict_solo,
     solo_file,
 )
 from apfed_experiments.summary import shared_share
@@ -42,8 +43,14 @@ from secure_apfed.data.encoding import ColumnEncoding, FeatureEncoding, ImageEnc
 from secure_apfed.errors import ApfedError, CheckpointError, DataError, NoHelpWarning
 from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
 from secure_apfed.measures import MEASURES
-from secure_apfed.runs.folder import RunFolder, read_scored, resumable
-from secure_apfed.runs.outcome import Contributions, Outcome, Privacy, Written
+from secure_apfed.runs.folder import RunFolder, read_scored, read_tested, resumable
+from secure_apfed.runs.outcome import (
+    Contributions,
+    Outcome,
+    Privacy,
+    Written,
+    count_measured_rows,
+)
 from secure_apfed.runs.run import PastAlignment, aligned_once, run
 from secure_apfed.seeds import one_thread
 from secure_apfed.settings.data import DataSettings
@@ -275,7 +282,7 @@ def finish(trial: Trial) -> FinishedRun:
             kept = measured_once(
                 trial.path, _KeptOutcome, trial.settings, lambda: {"outcome": played()}
             ).outcome
-            solo = _solo(trial)
+            solo = _solo_on_tested_rows(trial, kept)
             return FinishedRun(
                 config=trial.config, outcome=kept, attacks=None, solo=solo,
                 influence=kept.influence,
@@ -295,12 +302,12 @@ def finish(trial: Trial) -> FinishedRun:
     name, measure = next(iter(outcome.scores)), MEASURES[outcome.measure]
     said = read_scored(folder, name, threshold=outcome.threshold)
     moved = () if said is None else influence_kept(found.config.data, said, measure)
-    return replace(found, solo=_solo(trial), influence=moved)
+    return replace(found, solo=_solo_on_tested_rows(trial, outcome), influence=moved)
 
 
-def _keep_alone(config: Config, path: Path) -> None:
+def _keep_alone(config: Config, path: Path, *, with_scores: bool) -> None:
     with fits_kept_by(fits_beside(path.parent)):
-        keep_solo(config, path, data=_data_of(config))
+        keep_solo(config, path, data=_data_of(config), with_scores=with_scores)
 
 
 def _data_of(config: Config) -> VerticalData:
@@ -317,6 +324,22 @@ def _solo(trial: Trial) -> SoloRecord | None:
     """What the active would do alone on the trial's data, where the study measured it."""
     path = solo_file(trial.alone, trial.point.folder)
     return read_solo(trial.alone, path) if path.is_file() else None
+
+
+def _solo_on_tested_rows(trial: Trial, outcome: Outcome) -> SoloRecord | None:
+    """Return the baselines on the very test rows that the trial's own model was measured on.
+
+    Joint inference may be measured on fewer rows than the active has: nothing is compared with
+    baselines of the others.
+    """
+    solo = _solo(trial)
+    rows = count_measured_rows(trial.config, outcome, next(iter(outcome.accuracy)))
+    if solo is None or rows is None or rows == outcome.test_rows:
+        return solo
+    tested = None if trial.keeps_figures else read_tested(RunFolder(trial.path))
+    if tested is None or int(tested.sum()) != rows:
+        return None
+    return restrict_solo(solo, solo_file(trial.alone, trial.point.folder), tested)
 
 
 @dataclass(frozen=True)
@@ -361,22 +384,33 @@ def figures_of(run: FinishedRun) -> Figures:
     """The run's measure of each way of inference and solo baseline, and each attack that applied.
 
     target: "task", "solo" or that of the attack; name: the way of inference, the method's own
-    first, the baseline or the attack's setting; metric, score; baseline: of a solo baseline the
-    measure on held-out labels, of an attack what it gains `advantage` over; influence: of the
-    first and of baselines, by person, where it was kept.
+    first, the baseline or the attack's setting; metric, score; rows: of how many test rows the
+    score is; baseline: of a solo baseline the measure on held-out labels, of an attack what it
+    gains `advantage` over; influence: of the first and of baselines, by person, where it was kept.
+    Baselines of other test rows than the method's own inference are left out.
     """
     people = () if run.solo is None else run.solo.people
+    counts = {
+        name: count_measured_rows(run.config, run.outcome, name) for name in run.outcome.scores
+    }
+    own_rows = next(iter(counts.values()))
     told = run.influence
     for name, reached in run.outcome.scores.items():
-        found = {"name": name, "metric": run.outcome.measure, "score": reached}
+        found = {
+            "name": name,
+            "metric": run.outcome.measure,
+            "score": reached,
+            "rows": counts[name],
+        }
         yield {"target": "task", **found, "influence": _by_person(told, people)}
         told = ()
-    if run.solo is not None:
+    if run.solo is not None and _is_of_rows(run.solo, run.outcome, own_rows):
         for of in run.solo.baselines:
             found = {
                 "name": of.name,
                 "metric": run.solo.measure,
                 "score": of.test,
+                "rows": own_rows,
                 "influence": _by_person(of.influence, people),
             }
             yield {"target": "solo", **found, "baseline": of.validation}
@@ -389,6 +423,12 @@ def figures_of(run: FinishedRun) -> Figures:
             "score": attack.score[metric] or 0.0,
             "baseline": attack.baselines[baseline][metric] or 0.0, "advantage": attack.advantage,
         }  # fmt: skip
+
+
+def _is_of_rows(solo: SoloRecord, outcome: Outcome, rows: int | None) -> bool:
+    """Whether baselines were measured on as many test rows as a figure; older ones do not say."""
+    rows_of_solo = outcome.test_rows if solo.rows is None else solo.rows
+    return rows is None or rows_of_solo is None or rows == rows_of_solo
 
 
 def _by_person(influence: Sequence[float], people: Sequence[str]) -> "pd.Series[float] | None":
@@ -464,8 +504,14 @@ class Study:
         """
         trials = self.trials
         alone = {solo_file(of.alone, of.point.folder): of.alone for of in trials if solo}
+        compared_jointly = {
+            solo_file(trial.alone, trial.point.folder)
+            for trial in trials
+            if "the active predicts alone" not in trial.config.method.happens
+        }
         tasks: list[tuple[str, Callable[[], Any]]] = [
-            (str(path), partial(_keep_alone, of, path)) for path, of in alone.items()
+            (str(path), partial(_keep_alone, of, path, with_scores=path in compared_jointly))
+            for path, of in alone.items()
         ]
         for trial in trials:
             task = partial(finish, trial)
@@ -480,7 +526,7 @@ class Study:
         for trial in trials:
             ran = found[trial.name]
             if isinstance(ran, FinishedRun) and ran.solo is None:
-                found[trial.name] = replace(ran, solo=_solo(trial))
+                found[trial.name] = replace(ran, solo=_solo_on_tested_rows(trial, ran.outcome))
         return results_of(((trial, found[trial.name]) for trial in trials), figures=figures)
 
 

@@ -156,6 +156,8 @@ class Gain:
         shared: of the intervals; see `shared_share`.
         control: mean of the same run without help, where one was made; over_control: the gain over
             it, which is what others' messages were worth.
+        rows: the fewest and the most test rows of a seed, on which both were measured; None: not
+            known.
     """
 
     baseline: str
@@ -168,6 +170,7 @@ class Gain:
     measure: str = ACCURACY.name
     control: float | None = None
     over_control: Interval | None = None
+    rows: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, rows: pd.DataFrame, control: pd.DataFrame | None = None) -> "Gain | None":
@@ -193,6 +196,7 @@ class Gain:
             hindsight=best, over_hindsight=over(by_name.get_group(best)),
             control=None if without is None else float(without["score"].mean()),
             over_control=None if without is None else _paired(own, without, sign, shared),
+            rows=_count_rows(own),
         )  # fmt: skip
 
     def text(self, gain: Interval) -> str:
@@ -203,9 +207,17 @@ class Gain:
         return f"{gain.text(form='+.3f')} {measure.title}"
 
     @property
+    def _on_rows(self) -> str:
+        if self.rows is None:
+            return ""
+        fewest, most = self.rows
+        counts = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
+        return f", on the same {counts} test rows of each seed"
+
+    @property
     def sentence(self) -> str:
         gain = self.over_chosen
-        told = f"{self.text(gain)} over {self.baseline}, the best alone"
+        told = f"{self.text(gain)} over {self.baseline}, the best alone{self._on_rows}"
         if math.isnan(gain.low):
             return f"One seed: {told}, which shows nothing yet."
         if gain.low > 0:
@@ -277,6 +289,13 @@ def accuracy_of(rows: pd.DataFrame) -> "pd.Series[float]":
 def _headline(rows: pd.DataFrame) -> pd.DataFrame:
     """The figure of the method's own inference in each run, by seed."""
     return rows[rows["target"] == "task"].drop_duplicates("seed").set_index("seed")
+
+
+def _count_rows(rows: pd.DataFrame) -> tuple[int, int] | None:
+    """Return the fewest and the most test rows of a seed; None where one does not say."""
+    if "rows" not in rows or rows["rows"].isna().any():
+        return None
+    return int(rows["rows"].min()), int(rows["rows"].max())
 
 
 def _paired(one: pd.DataFrame, other: pd.DataFrame, sign: float, shared: float) -> Interval:

@@ -165,23 +165,33 @@ def _show_result(
     solo: "SoloRecord | None", page: Path | None,
 ) -> None:  # fmt: skip
     from apfed_attacks.headlines import headlines_by_direction
-    from apfed_experiments.solo import gain_text
+    from apfed_experiments.finished import read_finished_run
+    from apfed_experiments.variants import describe_tested_rows, title_variant
     from secure_apfed.measures import ACCURACY, MEASURES
     from secure_apfed.promises import promise_of_account
     from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
     from secure_apfed.runs.outcome import measure_text, never_predicted_text, read_outcome
 
     assert result.folder is not None
-    files = _files(result.folder)
+    finished = read_finished_run(result.folder)
     measure = MEASURES[result.measure]
+    titles = {name: title_variant(config.method, name) for name in result.accuracy}
+    tested = {
+        name: describe_tested_rows(config, finished.outcome, name) for name in result.accuracy
+    }
     rows = [
-        (f"{measure.title}, {name}", measure_text(measure, name, value, result.undefined))
-        for name, value in result.scores.items() if measure is not ACCURACY or math.isnan(value)
-    ]  # fmt: skip
+        (
+            f"{measure.title}, {titles[name]}",
+            f"{measure_text(measure, name, value, result.undefined)} {tested[name]}",
+        )
+        for name, value in result.scores.items()
+        if measure is not ACCURACY or math.isnan(value)
+    ]
     rows += [
-        (f"accuracy, {name}", f"{100 * value:.2f} %")
-        for name, value in result.accuracy.items() if not math.isnan(value)
-    ]  # fmt: skip
+        (f"accuracy, {titles[name]}", f"{100 * value:.2f} % {tested[name]}")
+        for name, value in result.accuracy.items()
+        if not math.isnan(value)
+    ]
     if (ranking := result.ranking) is not None:
         rate = ranking.rate
         rows.append((
@@ -201,13 +211,10 @@ def _show_result(
         for name, threshold in result.never_predicted.items()
     ]
     if solo is not None:
-        alone = solo.best
         rows += [
-            (f"best alone, {alone.title}", solo.judged_by.text(alone.test)),
-            ("help", solo.sentence(next(iter(result.scores.values())))),
+            ("best alone", solo.describe_best()),
+            ("gain", solo.describe_gain(finished.gain)),
         ]
-        gained = gain_text(files, read_outcome(files), solo)
-        rows += [] if gained is None else [("gain", gained)]
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
     figure = config.method.figure
     rows += [(promise.title(), promise.sentence) for promise in result.promises]

@@ -93,6 +93,7 @@ class Judged:
             "measure": self.measure, "accuracy": dict(self.accuracy), "measures": self.measures,
             "threshold": self.threshold, "calibration": self.calibration, "ranking": self.ranking,
             "undefined": {name: reasons for name, reasons in undefined.items() if reasons},
+            "measured_rows": {name: len(scored.truth) for name, scored in self.said.items()},
             "never_predicted": dict(self.never_predicted),
         }  # fmt: skip
 

@@ -481,8 +481,8 @@ def keep_scored(path: Path, said: Mapping[str, Scored], *, tested: Tensor | None
     """
     tensors = {} if tested is None else {_TESTED: tested}
     for name, scored in said.items():
-        tensors[f"{name}/truth"] = torch.from_numpy(scored.truth)
-        tensors[f"{name}/scores"] = torch.from_numpy(scored.scores)
+        tensors[f"{name}/truth"] = torch.tensor(scored.truth)
+        tensors[f"{name}/scores"] = torch.tensor(scored.scores)
     write_atomically(path, save_tensors(tensors), private=True)
 
 
@@ -496,6 +496,15 @@ def read_scored(
     if not path.exists():
         return None
     folder.check(path)
+    return read_scored_file(path, variant, threshold=threshold)
+
+
+def read_scored_file(path: Path, variant: str, *, threshold: float | None) -> Scored:
+    """Read what one model said of test rows from a file that `keep_scored` wrote.
+
+    Raises:
+        CheckpointError: the file holds no scores of it.
+    """
     try:
         tensors = load(read_bytes(path))
         truth, scores = tensors[f"{variant}/truth"], tensors[f"{variant}/scores"]

@@ -199,6 +199,8 @@ class Outcome(Written):
         less_protected: a sentence of each setting that protects less than by default.
         shared_organisations: a sentence of each organisation that reads or alters more because it
             runs several parties, where a sealed project says who runs them.
+        measured_rows: by inference variant, of how many test rows it says something; a run of an
+            older version tells none. Readers ask `count_measured_rows` instead.
     """
 
     method: str
@@ -228,6 +230,7 @@ class Outcome(Written):
     never_predicted: Mapping[str, float | None] = {}
     less_protected: tuple[str, ...] = ()
     shared_organisations: tuple[str, ...] = ()
+    measured_rows: Mapping[str, Count] = {}
 
     @property
     def judged_by(self) -> Measure:
@@ -245,6 +248,18 @@ def promises_in(config: Config, outcome: Outcome) -> tuple[Promise, ...]:
     """Return what a finished run promises, by its settings and its accounts."""
     accounts = {name: account.model_dump() for name, account in outcome.contributions.items()}
     return promises_of(config, outcome.privacy, contributions=accounts)
+
+
+def count_measured_rows(config: Config, outcome: Outcome, variant: str) -> int | None:
+    """Return of how many test rows an inference variant was measured; None: not known.
+
+    Joint inference says something of the people alone whom all parties know, and may be measured
+    on fewer test rows than the active has.
+    """
+    count = outcome.measured_rows.get(variant)
+    if count is None and variant == config.method.name:
+        return outcome.test_rows if "the active predicts alone" in config.method.happens else None
+    return count
 
 
 def never_predicted_text(name: str, threshold: float | None) -> str:
@@ -414,6 +429,7 @@ class RunResult:
             None where another process played it.
         help: what labelled rows say of votes that were asked for; None: nobody voted.
         said: of the test rows, by variant; empty where another process played the active.
+        measured_rows: by variant, of how many test rows it says something.
         recorded: what the experimenter holds, where one process played all parties.
     """
 
@@ -436,6 +452,7 @@ class RunResult:
     calibration: Calibration | None = None
     ranking: Ranking | None = None
     never_predicted: Mapping[str, float | None] = field(default_factory=dict)
+    measured_rows: Mapping[str, int] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a pickle holds: what the experimenter holds of other parties' rows stays here."""

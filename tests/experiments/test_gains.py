@@ -269,7 +269,8 @@ def test_baselines_are_of_the_data_and_of_the_actives_own_table(tmp_path: Path) 
     path = tmp_path / "solo.json"
     record = keep_solo(config, path)
     assert read_solo(config, path) == record
-    assert "one run shows no gain" in record.sentence(0.9)
+    assert record.rows == 30
+    assert "on 30 test rows" in record.describe_best()
     with pytest.raises(CheckpointError, match="other data or settings"):
         read_solo(config.model_copy(update={"seed": 1}), path)
     (tmp_path / "shop.csv").write_text("id,c\np1,1\n")
@@ -323,7 +324,7 @@ def test_baselines_of_many_labels_learn_from_a_sample_and_say_so(
     monkeypatch.setattr(RidgeCV, "fit", fit)
     record = keep_solo(case.config, tmp_path / "solo.json")
     assert record.sample == 60
-    assert "of a sample of 60 rows" in record.sentence(0.5)
+    assert "of a sample of 60 rows" in record.describe_best()
     assert 40 <= max(learnt) <= 64  # each class at least once
 
 

@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 
 from apfed_experiments.report import write_report
-from apfed_experiments.solo import keep_solo
+from apfed_experiments.solo import RunGain, keep_solo
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
@@ -171,8 +171,9 @@ def test_baselines_are_chosen_by_the_measure(tmp_path: Path) -> None:
     values = [one.validation for one in record.baselines if one.validation is not None]
     assert record.measure == "log_loss"
     assert record.best.validation == min(values) != max(values)
-    assert "in log loss against" in record.sentence(0.1)
-    assert record.sentence(record.best.test - 0.125).startswith("+0.125")
+    assert f"log loss {record.best.test:.3f} on" in record.describe_best()
+    gain = RunGain(measure="log_loss", baseline="x", rows=9, reached=0.1, alone=0.225, value=0.125)
+    assert record.describe_gain(gain).startswith("+0.125 against x on the same 9 test rows;")
     assert MEASURES["log_loss"].rank(math.inf) == -math.inf
     assert all(np.isfinite(one.test) for one in record.baselines)
 

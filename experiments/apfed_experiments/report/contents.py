@@ -14,6 +14,7 @@ from apfed_experiments import words
 from apfed_experiments.report.own import ReportedParty
 from apfed_experiments.report.run import Audited, ReportedRun
 from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Role, rule_for
+from apfed_experiments.solo import OTHER_ROWS, SoloRecord
 from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import most_guesses
 from secure_apfed.data import find_dataset
@@ -137,23 +138,22 @@ def _few_positives(ranking: Ranking | None) -> int | None:
 
 def tiles_of(run: ReportedRun) -> Iterator[Tile]:
     outcome = run.outcome
-    tested = f"of {words.count(outcome.test_rows)} test rows" if outcome.test_rows else "of tests"
     measure = outcome.judged_by
     if measure is not ACCURACY:
         for variant, value in outcome.scores.items():
+            tested = run.describe_rows(variant)
             why = outcome.undefined.get(variant, {}).get(measure.name, tested)
             title = f"{run.title_of(variant)} {measure.title}"
             yield Tile(title, measure.text(value), why if math.isnan(value) else tested)
     classifies = TASKS[run.config.task].tells == Classification.tells
     for variant, share in outcome.accuracy.items() if classifies else ():
+        tested = run.describe_rows(variant)
         why = outcome.undefined.get(variant, {}).get(ACCURACY.name, tested)
         title = f"{run.title_of(variant)} accuracy"
         yield Tile(title, ACCURACY.text(share) if math.isnan(share) else words.percent(share),
                    why if math.isnan(share) else tested)  # fmt: skip
     if run.solo is not None:
-        alone = run.solo.best
-        told = run.solo.judged_by.text(alone.test)
-        yield Tile("best alone", told, f"{alone.title}, {run.solo.chosen}")
+        yield from _solo_tiles(run, run.solo)
     yield _promise_tile(run)
     for headline in run.headlines:
         yield Tile(headline.direction.title, headline.short, headline.note)
@@ -165,6 +165,21 @@ def tiles_of(run: ReportedRun) -> Iterator[Tile]:
     device = run.versions.get("device")
     where = f"on {device}" if isinstance(device, str) else ""
     yield Tile("duration", words.duration(outcome.seconds), where)
+
+
+def _solo_tiles(run: ReportedRun, solo: SoloRecord) -> Iterator[Tile]:
+    """Return the best baseline and the gain over it, which are of the same rows, or say why not."""
+    gain = run.gain
+    value = solo.best.test if gain is None else gain.alone
+    rows = solo.rows if gain is None else gain.rows
+    on = "" if rows is None else f", of {rows:,} test rows"
+    note = f"{solo.best.title}, {solo.chosen}{on}"
+    yield Tile("best alone", solo.judged_by.text(value), note)
+    if gain is None:
+        yield Tile("gain", "not told", OTHER_ROWS)
+        return
+    ends = f", 95 %: {gain.interval}" if gain.interval else ""
+    yield Tile("gain", gain.points, f"over it, on the same {gain.rows:,} test rows{ends}")
 
 
 def _promise_tile(run: ReportedRun) -> Tile:
@@ -428,7 +443,8 @@ def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[s
             "stated": dict(run.stated),
         },
         "solo": None if run.solo is None else run.solo.model_dump(mode="json"),
-        "gain": run.gained,
+        "gain": None if run.gain is None else run.gain.text,
+        "gain_figures": None if run.gain is None else run.gain.model_dump(mode="json"),
         "directions": [headline.as_json() for headline in run.headlines],
         "attacks": [result.as_json() for result in run.attacks or ()],
         "agreement_of_votes": run.outcome.model_dump()["agreement"],

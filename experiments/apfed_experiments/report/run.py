@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from apfed_experiments.audit.release import Audit, audit_release
 from apfed_experiments.finished import FinishedRun, read_finished_run
 from apfed_experiments.report.own import OwnSide, read_charges, stated_rows
 from apfed_experiments.report.who_learns import Role, RunFacts
-from apfed_experiments.solo import gain_text
+from apfed_experiments.variants import describe_tested_rows, title_variant
 from apfed_protocols.randomness import fresh_key
 from secure_apfed.exchange import Flow
 from secure_apfed.files import read_json, read_json_lines
@@ -87,12 +86,6 @@ class ReportedRun(FinishedRun):
         passives = list(self.roles.values()).count(Role.PASSIVE)
         return RunFacts.of(self.config, passives=passives, apart=self.outcome.apart)
 
-    @cached_property
-    def gained(self) -> str | None:
-        """What help added with its interval; see `gain_text`."""
-        files = RunFolder(self.path)
-        return None if self.solo is None else gain_text(files, self.outcome, self.solo)
-
     @property
     def stated(self) -> tuple[tuple[str, str], ...]:
         return tuple(stated_rows(self.outcome, RunFolder(self.path)))
@@ -102,12 +95,12 @@ class ReportedRun(FinishedRun):
         return "passives take part" in self.config.method.happens
 
     def title_of(self, variant: str) -> str:
-        """The name for people of a way to predict, as `outcome.accuracy` names it."""
-        title, name = self.config.method.title, self.config.method.name
-        suffix = variant.removeprefix(f"{name}_")
-        if variant == name:
-            return title
-        return variant if suffix == variant else f"{title.partition(',')[0]}-{suffix.upper()}"
+        """Return the title of a way to predict, as `outcome.accuracy` names it."""
+        return title_variant(self.config.method, variant)
+
+    def describe_rows(self, variant: str) -> str:
+        """Say on how many test rows a way to predict was measured."""
+        return describe_tested_rows(self.config, self.outcome, variant)
 
 
 def read_run(path: Path) -> ReportedRun:

@@ -1,0 +1,52 @@
+"""Titles of the ways in which a run predicts, and of how many test rows each was measured.
+
+Run by: reports, tables and the terminal. A run measures its model under one key of `accuracy` for
+each way to predict: the method's own name, and names that say who takes part.
+"""
+
+from collections.abc import Mapping
+
+from secure_apfed.config import Config
+from secure_apfed.runs.outcome import Outcome, count_measured_rows
+from secure_apfed.settings.method import MethodSettings
+
+__all__ = ["describe_tested_rows", "title_variant"]
+
+_WAYS: Mapping[str, str] = {
+    "0": "{name}-0, zeros for the others",
+    "a": "{name}-A, own average for the others",
+    "r": "{name}-R, random values for the others",
+    "alone": "{name}, the active left alone",
+    "together": "{name}, all parties present",
+}
+"""By what follows the name of a method in a key, the title of that way to predict."""
+
+
+def title_variant(method: MethodSettings, variant: str) -> str:
+    """Return the title of a way to predict; a key of no known way stays as it is.
+
+    Example:
+        >>> from secure_apfed.methods import METHODS
+        >>> title_variant(METHODS["tvfl"].declared, "tvfl_alone")
+        'TVFL, the active left alone'
+    """
+    if variant == method.name:
+        return method.title
+    way = _WAYS.get(variant.removeprefix(f"{method.name}_"))
+    return variant if way is None else way.format(name=method.title.partition(",")[0])
+
+
+def describe_tested_rows(config: Config, outcome: Outcome, variant: str) -> str:
+    """Say of how many test rows a figure of this way to predict is.
+
+    Where that is fewer than the active has, the sentence says both.
+    """
+    rows = count_measured_rows(config, outcome, variant)
+    every = outcome.test_rows
+    if rows is None:
+        return "rows not known" if every is None else f"of some of {every:,} test rows"
+    if every is None or rows == every:
+        return f"of {rows:,} test rows"
+    if not rows:
+        return f"of none of {every:,} test rows"
+    return f"of {rows:,} of {every:,} test rows, whom all parties know"
