@@ -169,6 +169,7 @@ def _run_seeds(
     config: "Config", folder: Path, seeds: int, jobs: int, *, baselines: bool, as_json: bool
 ) -> None:
     from apfed_experiments.several import run_seeds
+    from apfed_experiments.verdict import describe_seeds
 
     with progress.counting(f"{config.name}: seeds", quiet=as_json) as on_done:
         found = run_seeds(
@@ -183,6 +184,7 @@ def _run_seeds(
         terminal.print_json(found.as_json())
         return
     terminal.show_rows(f"{config.name}: {seeds} seeds", ("", ""), found.rows())
+    terminal.show_rows("\nVerdict", ("", ""), describe_seeds(found))
     terminal.show_note(found.note)
     typer.echo(folder if page is None else page)
 

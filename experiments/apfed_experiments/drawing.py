@@ -1,5 +1,6 @@
 """How every picture looks and is written: colours that keep their meaning, settings, margins."""
 
+import math
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -100,12 +101,77 @@ def drawing(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
 
 
 def draw_line(
-    axes: Axes, places: Sequence[float], intervals: Sequence[Interval], *, scale: float = 1.0,
+    axes: Axes,
+    places: Sequence[float],
+    intervals: Sequence[Interval],
+    *,
+    scale: float = 1.0,
+    most: float = math.inf,
+    fmt: str,
     **look: Any,
-) -> None:  # fmt: skip
+) -> None:
+    """Draw means with their intervals, joined by a line where there are several.
+
+    Args:
+        scale: of the intervals on the axis.
+        most: that a value can be, in units of the intervals; error bars end there.
+        fmt: of matplotlib, a marker and a line style.
+    """
     means = [scale * one.mean for one in intervals]
-    arms = np.reshape([one.arms(scale) for one in intervals], (-1, 2)).T
-    axes.errorbar(places, means, yerr=arms, capsize=2.5, **look)
+    arms = np.reshape([one.arms(scale, most=most) for one in intervals], (-1, 2)).T
+    marker_alone = fmt.rstrip("-:.") or fmt
+    shape = fmt if len(means) > 1 else marker_alone
+    axes.errorbar(places, means, yerr=arms, capsize=2.5, fmt=shape, **look)
+
+
+def draw_epsilons(
+    axes: Axes, epsilons: Sequence[float], *, filled: Sequence[bool], colour: str
+) -> list[float]:
+    """Draw a dot for each epsilon at the heights 0, -1, ..., on powers of ten.
+
+    What is no point of that scale stands beyond a break, at a tick of its own: an epsilon of 0,
+    where nothing is sent, and an infinite one, which is no guarantee.
+
+    Returns:
+        The place of each on the axis: log10 of a finite epsilon, else that of its tick.
+    """
+    powers = [math.log10(epsilon) for epsilon in epsilons if 0 < epsilon < math.inf]
+    low = math.floor(min(powers, default=0.0))
+    high = max(math.ceil(max(powers, default=0.0)), low + 1)
+    ticks = {float(power): f"{10.0**power:g}" for power in range(low, high + 1)} if powers else {}
+    unsent = low - 1.0
+    endless = high + 1.0
+    if 0 in epsilons:
+        ticks[unsent] = "nothing\nis sent"
+        _draw_break(axes, low - 0.5)
+    if math.inf in epsilons:
+        ticks[endless] = "\u221e, no\nguarantee"
+        _draw_break(axes, high + 0.5)
+    places = [
+        unsent if epsilon == 0 else endless if math.isinf(epsilon) else math.log10(epsilon)
+        for epsilon in epsilons
+    ]
+    for height, (place, is_filled) in enumerate(zip(places, filled, strict=True)):
+        face = colour if is_filled else "white"
+        axes.plot(place, -height, "o", color=colour, markerfacecolor=face)
+    axes.set_xticks(list(ticks), list(ticks.values()), fontsize=7)
+    axes.set_xlim(min(ticks, default=0.0) - 0.6, max(ticks, default=0.0) + 0.6)
+    return places
+
+
+def _draw_break(axes: Axes, place: float) -> None:
+    """Mark that the axis does not go on through this place as a scale."""
+    axes.axvline(place, color=OTHER, linewidth=1, linestyle=(0, (1, 3)))
+    axes.annotate(
+        "//",
+        (place, 0),
+        xycoords=("data", "axes fraction"),
+        ha="center",
+        va="center",
+        color=INK,
+        backgroundcolor="white",
+        fontsize=8,
+    )
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:

@@ -16,8 +16,25 @@ from joblib import Parallel, delayed
 from matplotlib.axes import Axes
 
 from apfed_attacks.headlines import NOT_ATTACKED
-from apfed_experiments.columns import EPSILON, P_HOLM, Column, Table, adjust, within, write_text
-from apfed_experiments.drawing import ATTACK, OTHER, OURS, Picture, drawing, name_rows
+from apfed_experiments.columns import (
+    EPSILON,
+    P_HOLM,
+    Column,
+    Table,
+    adjust,
+    missing_leak,
+    within,
+    write_text,
+)
+from apfed_experiments.drawing import (
+    ATTACK,
+    OTHER,
+    OURS,
+    Picture,
+    draw_epsilons,
+    drawing,
+    name_rows,
+)
 from apfed_experiments.report import write_report
 from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.study import (
@@ -32,6 +49,7 @@ from apfed_experiments.study import (
     base_config,
 )
 from apfed_experiments.summary import Interval, Row, Summary
+from apfed_experiments.verdict import ComparedLine, describe_comparison
 from secure_apfed.config import Config
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.methods import METHODS
@@ -63,6 +81,7 @@ _INFERENCE: Mapping[str, str] = {
     "tvfl_r": "TVFL-R",
     "joint_teacher_sum_together": "Teacher, all parties",
 }
+_WAYS: Mapping[str, str] = {"alone": "left alone", "together": "all parties"}
 _DIRECTIONS: Mapping[str, tuple[str, str]] = {
     "labels": ("passive reads labels", "balanced accuracy"),
     "features": ("active reads features of passives", "R2"),
@@ -108,7 +127,6 @@ _CODED = {
     **_STUDENT,
     "model": {"network": "cross_view", "random_features": 1000},
 }
-_ENDLESS = 100.0
 _JOINTLY = {"epochs": 20, "batch_size": 64, "learning_rate": 0.1, "evaluate_every": 20}
 _TAUGHT_JOINTLY = {
     **_STUDENT,
@@ -153,6 +171,14 @@ def config_of(line: Line, base: Config) -> Config:
     return line.of(usual, name=f"{base.name}-{line.key}")
 
 
+def title_line(line: Line, inference: str) -> str:
+    """Return the title of a line for one way to predict: the line's own, or who takes part."""
+    way = inference.removeprefix(f"{line.method}_")
+    if inference in _INFERENCE or way == inference:
+        return _INFERENCE.get(inference, line.label)
+    return f"{line.label}, {_WAYS.get(way, way)}"
+
+
 def points_of(base: Config, folder: Path) -> list[Point]:
     return [
         Point(config=config_of(line, base), folder=folder / base.name, line=line, alone=base)
@@ -172,8 +198,8 @@ def compare(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Tab
         for at, (inference, accuracy) in enumerate(summary.accuracies.items()):
             alone = at == 0 and method.settings.predicts_alone
             rows.append({
-                "method": _INFERENCE.get(inference, line.label), **line.said,
-                "accuracy": accuracy, "summary": summary,
+                "method": title_line(line, inference), **line.said,
+                "accuracy": accuracy, "summary": summary, "config": point.config,
                 "gain": summary.gain.over_chosen if alone and summary.gain else None,
                 "bytes": summary.wire_bytes, "epsilon": summary.epsilon_of(method.declared),
                 **{
@@ -188,6 +214,29 @@ def compare(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Tab
         f"rows, {seeds} seed{'' if seeds == 1 else 's'}"
     )  # fmt: skip
     return Table(COLUMNS, rows, title)
+
+
+def lines_of(table: Table) -> list[ComparedLine]:
+    """Return the lines of a comparison as its verdict needs them, one for each method."""
+    found = []
+    for row in table.rows:
+        leaks = {kind: row[key] for key, (kind, _) in _DIRECTIONS.items() if row[key] is not None}
+        config = row["config"]
+        found.append(
+            ComparedLine(
+                name=f"{row['method']} ({row['protection']})",
+                epsilon=row["epsilon"],
+                wire_bytes=row["bytes"],
+                gain=row["gain"],
+                leaks=leaks,
+                missing={
+                    kind: missing_leak(config, kind)
+                    for kind, _ in _DIRECTIONS.values()
+                    if kind not in leaks
+                },
+            )
+        )
+    return found
 
 
 def run_main_job(
@@ -219,7 +268,8 @@ def run_main_job(
         reported = [point.trial(seeds[0]).path for point in of_base]
         links = [(of.name, f"{of.relative_to(folder)}/report.html") for of in reported]
         picture = draw(path.with_suffix(".png"), table)
-        shown.append(Part(table=table, picture=picture, reports=links))
+        lines = describe_comparison(lines_of(table))
+        shown.append(Part(table=table, picture=picture, reports=links, lines=lines))
     list(reports)
     title = "The main job: what help is worth where few rows have a label"
     write_comparison(folder, title=title, reading=READING, parts=shown)
@@ -233,20 +283,27 @@ def draw(path: Path, table: Table) -> Picture:
         _dots(gain, rows, [row["gain"] for row in rows], colour=OURS, scale=100)
         gain.set(title="Gain", xlabel="points over the best solo model")
         gain.axvline(0, color=OTHER, linestyle=":", linewidth=1.2)
-        spent = [Interval.of([min(row["epsilon"], _ENDLESS)]) for row in rows]
-        _dots(epsilon, rows, spent, colour=OURS)
-        epsilon.set(title="Epsilon", xlabel=f"{_ENDLESS:g}: no noise", xscale="symlog")
-        epsilon.set_xlim(-0.3, 2 * _ENDLESS)
+        filled = [bool(row["protected"]) for row in rows]
+        draw_epsilons(epsilon, [row["epsilon"] for row in rows], filled=filled, colour=OURS)
+        epsilon.set(title="Epsilon")
         for axes, (key, (kind, metric)) in zip(reads, _DIRECTIONS.items(), strict=True):
             _dots(axes, rows, [row[key] for row in rows], colour=ATTACK)
-            axes.set(title=kind.replace(" reads", "\nreads"), xlabel=f"{metric} over baseline")
+            axes.set(title=_fold_title(kind), xlabel=f"{metric} over baseline")
             axes.axvline(0, color=OTHER, linewidth=1)
     return Picture(
         path=path,
         title=table.title,
         caption="Means over the seeds with 95 % intervals; a gain is drawn where the active "
-        "predicts alone. Dotted: the best solo baseline. Protected lines are filled.",
+        "predicts alone. Dotted: the best solo baseline. Protected lines are filled. Beyond the "
+        "break of the axis of epsilon stands what is no figure.",
     )
+
+
+def _fold_title(kind: str) -> str:
+    """Return the title of a narrow panel in three lines."""
+    reader, what = kind.split(" reads ")
+    folded = what.replace(" of ", "\nof ")
+    return f"{reader} reads\n{folded}"
 
 
 def _dots(

@@ -24,6 +24,7 @@ from apfed_experiments.solo import (
     read_solo,
     solo_file,
 )
+from apfed_experiments.verdict import VerdictLine, describe_run
 from secure_apfed.config import Config
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.errors import ApfedError, DataError
@@ -73,6 +74,7 @@ class ListedRun:
     leaks: Mapping[str, Headline]
     attacked: bool = False
     report: bool = False
+    verdict: tuple[VerdictLine, ...] = ()
 
     @property
     def gain(self) -> float | None:
@@ -144,6 +146,7 @@ class ListedRun:
             "promise": None if self.promise is None else self.promise.as_json(),
             "wire_bytes": self.wire_bytes,
             "attacked": self.attacked,
+            "verdict": dict(self.verdict),
             "worst_attacks": {kind: leak.as_json() for kind, leak in self.leaks.items()},
         }  # fmt: skip
 
@@ -208,6 +211,7 @@ def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
     return replace(
         row, state=State.FINISHED, config=run.config, alone=run.solo or shared,
         run_gain=gain,
+        verdict=describe_run(replace(run, solo=run.solo or shared, gain=gain)),
         accuracy=None if math.isnan(share) else share, measure=run.outcome.judged_by,
         value=next(iter(run.outcome.scores.values())), promise=run.promise,
         wire_bytes=run.outcome.wire_bytes, attacked=run.attacks is not None,

@@ -16,6 +16,7 @@ from apfed_experiments.finished import FinishedRun
 from apfed_experiments.solo import RANKINGS
 from apfed_experiments.study import Figures, OnDone, Point, Study, figures_of
 from apfed_experiments.summary import Gain, Interval, Summary, accuracy_of
+from apfed_experiments.verdict import describe_seeds
 from secure_apfed.config import Config
 from secure_apfed.files import to_json
 from secure_apfed.measures import MEASURES, Measure
@@ -100,14 +101,18 @@ class SeveralSeeds:
             (kind, f"{leak.advantage.text(form='+.3f')} ({leak.name})")
             for kind, leak in found.leakage.items()
         ]
-        rows += [(kind, missing_leak(self.config, kind)) for kind in self._not_attacked]
+        rows += self.not_attacked.items()
         return rows
 
     @property
-    def _not_attacked(self) -> list[str]:
-        """The directions of this run of which no attack ran under any seed."""
+    def not_attacked(self) -> dict[str, str]:
+        """The directions of this run of which no attack ran under any seed, each with why."""
         kinds = [direction.kind for direction in expected_directions(self.config)]
-        return [kind for kind in kinds if kind not in self.summary.leakage]
+        return {
+            kind: missing_leak(self.config, kind)
+            for kind in kinds
+            if kind not in self.summary.leakage
+        }
 
     def as_json(self) -> dict[str, Any]:
         found = self.summary
@@ -124,9 +129,8 @@ class SeveralSeeds:
             },
             "epsilon": found.epsilon_of(self.config.method), "wire_bytes": found.wire_bytes,
             "leakage": {target: leak.as_json() for target, leak in found.leakage.items()},
-            "not_attacked": {
-                kind: missing_leak(self.config, kind) for kind in self._not_attacked
-            },
+            "not_attacked": self.not_attacked,
+            "verdict": dict(describe_seeds(self)),
             "folders": {str(seed): str(path) for seed, path in self.folders.items()},
         }  # fmt: skip
 

@@ -93,12 +93,23 @@ class Interval:
         mean, low, high = (f"{scale * value:{form}}" for value in (self.mean, self.low, self.high))
         return mean if math.isnan(self.low) else f"{mean} [{low}, {high}]"
 
-    def arms(self, scale: float = 1.0) -> list[list[float]]:
-        """How far the ends lie from the mean, as matplotlib's error bars take them; 0 without."""
+    def arms(
+        self, scale: float = 1.0, *, least: float = -math.inf, most: float = math.inf
+    ) -> list[list[float]]:
+        """Return how far the ends lie from the mean, as matplotlib's error bars take them.
+
+        Args:
+            scale: of both, in units of the interval.
+            least, most: that the value can be, in units of the interval; bars end there.
+
+        Returns:
+            Lengths below and above the mean; 0 where there is no interval.
+        """
         if math.isnan(self.low):
             return [[0.0], [0.0]]
         # Ends of equal values may lie on the wrong side of their mean by a rounding.
-        below, above = self.mean - self.low, self.high - self.mean
+        below = self.mean - max(self.low, least)
+        above = min(self.high, most) - self.mean
         return [[scale * max(0.0, below)], [scale * max(0.0, above)]]
 
 

@@ -28,6 +28,7 @@ from apfed_experiments.columns import (
     Column,
     Table,
     adjust,
+    missing_leak,
     shown,
     stored,
     within,
@@ -38,7 +39,8 @@ from apfed_experiments.report import write_report
 from apfed_experiments.report.page import write_page
 from apfed_experiments.study import Failure, OnDone, Point, Results, Study
 from apfed_experiments.summary import Interval, Leakage, Row, Summary
-from apfed_experiments.words import epsilon, number
+from apfed_experiments.verdict import ComparedLine, describe_comparison
+from apfed_experiments.words import epsilon
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text, load_settings_text
 from secure_apfed.config.plain_yaml import read_text, yaml_value
@@ -46,6 +48,7 @@ from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.files import make_private, to_json
 from secure_apfed.measures import ACCURACY
 from secure_apfed.names import RunName
+from secure_apfed.promises import describe_epsilon
 from secure_apfed.settings import Settings
 
 Reference: TypeAlias = Literal["single_view", "centralised", "tvfl"]
@@ -280,7 +283,8 @@ def row_of(point: DefencePoint, summary: Summary, undefended: Interval) -> Row:
         "gain": summary.gain, "p_holm": math.nan, "epsilon_x": summary.epsilon_x,
         "epsilon_y": summary.epsilon_y, "epsilon_passives": summary.epsilon_passives,
         "releases": summary.releases, "leakage": dict(summary.leakage), **scores,
-        "label": point.label, "epsilon": summary.epsilon_of(point.config.method), "point": point,
+        "wire_bytes": summary.wire_bytes, "label": point.label, "point": point,
+        "epsilon": summary.epsilon_of(point.config.method),
     }  # fmt: skip
 
 
@@ -439,6 +443,15 @@ def draw(figure: Figure, board: Board, target: str) -> list[Text]:
     return numbers
 
 
+def describe_protection(row: Row) -> str:
+    """Return the epsilons of a point by name, with what is no figure in words, for a legend."""
+    figure = row["point"].config.method.figure
+    of_rows = describe_epsilon(figure, row["epsilon"] or None)
+    of_labels = describe_epsilon("epsilon_y", row["epsilon_y"])
+    counted = f", {row['releases']:,} releases of a row" if row["releases"] else ""
+    return f"{of_rows}{counted}; {of_labels}"
+
+
 def _draw_points(axes: Axes, shown: Sequence[Row], target: str) -> list[Text]:
     defences = dict.fromkeys(row["defence"] for row in shown)
     styles = dict(zip(defences, cycle(zip(COLOURS, _MARKERS, strict=True)), strict=False))
@@ -446,11 +459,11 @@ def _draw_points(axes: Axes, shown: Sequence[Row], target: str) -> list[Text]:
     for count, row in enumerate(shown, start=1):
         colour, marker = styles[row["defence"]]
         leak, accuracy = row["leakage"][target].advantage, row["accuracy"]
-        epsilons = f"{number(row['epsilon'])}, {number(row['epsilon_y'])}, {row['releases']}"
         axes.errorbar(
-            leak.mean, 100 * accuracy.mean, xerr=leak.arms(), yerr=accuracy.arms(100),
+            leak.mean, 100 * accuracy.mean, xerr=leak.arms(),
+            yerr=accuracy.arms(100, least=0.0, most=1.0),
             fmt=marker, color=colour, markersize=7, elinewidth=1, capsize=2,
-            label=f"{count}  {row['label']} ({epsilons})",
+            label=f"{count}  {row['label']} ({describe_protection(row)})",
         )  # fmt: skip
         numbers.append(
             axes.text(
@@ -495,9 +508,26 @@ def run_tradeoff(
     write_text(folder / "points.json", to_json(table.plain(), indent=2))
     deltas = {row["point"].config.delta for row in board.rows}
     at_delta = f"ε_x holds at delta {', '.join(f'{delta:g}' for delta in sorted(deltas))}."
+    lines = [
+        ComparedLine(
+            name=row["label"],
+            epsilon=row["epsilon"],
+            wire_bytes=row["wire_bytes"],
+            gain=None if row["gain"] is None else row["gain"].over_chosen,
+            leaks={kind: leak.advantage for kind, leak in row["leakage"].items()},
+            missing={
+                kind: missing_leak(row["point"].config, kind)
+                for kind in board.targets
+                if kind not in row["leakage"]
+            },
+        )
+        for row in board.rows
+        if not row["reference"]
+    ]
     reports = [(point.label, f"{point.trial(0).name}/report.html") for point in reported]
     write_page(
         folder, "tradeoff.html.jinja", title=f"Trade-off {tradeoff.name}", header=table.header,
+        lines=describe_comparison(lines),
         pictures=[_write_picture(board, target, folder) for target in board.targets],
         reading=f"{READING} {at_delta}", rows=table.cells, reports=reports, failures=board.failures,
     )  # fmt: skip

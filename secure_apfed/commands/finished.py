@@ -38,7 +38,8 @@ def tell(
     """Measure and write what belongs beside a finished run, and print all of it; what its phases
     took where they are given.
     """
-    from apfed_experiments.finished import mount_attacks
+    from apfed_experiments.finished import mount_attacks, read_finished_run
+    from apfed_experiments.verdict import describe_run
 
     folder = result.folder
     assert folder is not None
@@ -91,6 +92,7 @@ def tell(
             "less_protected": describe_departures(config),
             "shared_organisations": describe_shared_organisations(folder),
             "solo": None if solo is None else solo.model_dump(mode="json"),
+            "verdict": dict(describe_run(read_finished_run(folder))),
             "folder": folder, "report": page,
             "tradeoff": None if board is None else board.table.plain(),
             "phases": phases and {name: asdict(phase) for name, phase in phases.items()},
@@ -167,6 +169,7 @@ def _show_result(
     from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.finished import read_finished_run
     from apfed_experiments.variants import describe_tested_rows, title_variant
+    from apfed_experiments.verdict import describe_run
     from secure_apfed.measures import ACCURACY, MEASURES
     from secure_apfed.promises import promise_of_account
     from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
@@ -246,6 +249,7 @@ def _show_result(
     if page is not None:
         rows.append(("report", str(page)))
     terminal.show_rows("Result", ("", ""), rows)
+    terminal.show_rows("\nVerdict", ("", ""), describe_run(finished))
 
 
 def attack(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from apfed_experiments.variants import title_variant
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
@@ -92,6 +93,17 @@ def test_what_is_declared_is_true_of_what_a_run_sends_and_keeps(played: Played) 
     assert bool(recording.encoders) is networks
     assert networks or told.decomposes or told.teacher is None
     assert told.sums_gradients or told.own_objective is None
+
+
+def test_every_way_to_predict_has_a_title_and_its_rows(played: Played) -> None:
+    result = played.result
+    titles = [title_variant(played.config.method, name) for name in result.accuracy]
+    assert len(set(titles)) == len(titles)
+    assert not set(titles) & set(result.accuracy)
+    counts = {name: len(scored.truth) for name, scored in result.said.items()}
+    outcome = read_outcome(RunFolder(played.folder / "whole"))
+    assert outcome.measured_rows == result.measured_rows == counts
+    assert counts.keys() == result.accuracy.keys()
 
 
 def test_who_predicts_alone_does_so_from_its_folder(played: Played) -> None:

@@ -15,6 +15,7 @@ from apfed_experiments.report.own import ReportedParty
 from apfed_experiments.report.run import Audited, ReportedRun
 from apfed_experiments.report.who_learns import COALITIONS, LIMITS, Role, rule_for
 from apfed_experiments.solo import OTHER_ROWS, SoloRecord
+from apfed_experiments.verdict import describe_run
 from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import most_guesses
 from secure_apfed.data import find_dataset
@@ -413,6 +414,7 @@ def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[s
         "run": run.config.name,
         "method": run.config.method.name,
         "contract_sha256": run.contract_sha256,
+        "verdict": dict(describe_run(run)),
         "warnings": warnings_of(run),
         "threat_model": {
             "parties": dict(run.roles),

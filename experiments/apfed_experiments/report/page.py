@@ -21,6 +21,7 @@ from apfed_experiments.report.run import Audited, ReportedRun
 from apfed_experiments.run_list import ListedRun, State, settings_in
 from apfed_experiments.several import SeveralSeeds
 from apfed_experiments.solo import LEFT_OUT
+from apfed_experiments.verdict import VerdictLine, describe_party, describe_run, describe_seeds
 from secure_apfed.config.file import dump_settings
 from secure_apfed.files import write_atomically
 from secure_apfed.measures import MEASURES
@@ -39,6 +40,7 @@ def render(
     return fill(
         "report.html.jinja",
         run=run,
+        lines=describe_run(run),
         contents=contents,
         measured=measured,
         pictures=pictures,
@@ -63,6 +65,7 @@ def render_party(party: ReportedParty) -> str:
         "party.html.jinja",
         party=party, own=own, method=party.config.method.title, role=role,
         attacks=party.attacks,
+        lines=describe_party(party),
         tiles=[
             *contents.traffic_of(party, own.name),
             *(contents.Tile(name, value, "") for name, value in party.promise_rows),
@@ -119,11 +122,14 @@ def write_page(folder: Path, template: str, **values: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One data set of a comparison; label and address, relative to the page, of reports of runs."""
+    """One data set of a comparison; label and address, relative to the page, of reports of runs;
+    lines: its verdict.
+    """
 
     table: Table
     picture: Picture
     reports: Sequence[tuple[str, str]] = ()
+    lines: Sequence[VerdictLine] = ()
 
 
 def write_comparison(folder: Path, *, title: str, reading: str, parts: Sequence[Part]) -> None:
@@ -137,6 +143,7 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
     page = fill(
         "runs.html.jinja",
         title=title,
+        newest=next((run for run in runs if run.verdict), None),
         states=[(str(state), sum(run.state is state for run in runs)) for state in State],
         targets=leaked,
         rows=[(run, _figures(run, leaked), _address(run, path.parent)) for run in runs],
@@ -172,7 +179,8 @@ def write_seeds_page(found: SeveralSeeds, folder: Path) -> Path:
         rows.append((quote(link) if page.is_file() else None, cells))
     content = fill(
         "several.html.jinja", title=f"{found.config.name}: {len(found.reached)} seeds",
-        note=found.note, together=found.together(), header=header, rows=rows,
+        lines=describe_seeds(found), note=found.note, together=found.together(),
+        header=header, rows=rows,
     )  # fmt: skip
     write_atomically(folder / "report.html", content.encode(), private=True)
     return folder / "report.html"

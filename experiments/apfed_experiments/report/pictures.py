@@ -7,6 +7,7 @@ it shows, or None where there is nothing to show.
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -33,6 +34,7 @@ from secure_apfed.measures import Measure, calibration_curve
 
 _WIDTH = 8.0
 _MANY_EPOCHS = 25
+_LONGEST_NAME = 36
 Drawn = tuple[Figure, str] | None
 
 
@@ -60,43 +62,63 @@ def write_pictures(run: ReportedRun, folder: Path) -> tuple[Picture, ...]:
 
 
 def _learning(run: ReportedRun) -> Drawn:
-    if len(run.epochs) < 2:  # what is fitted in one go has no curve
+    """Draw curves of what was measured in several epochs; a single value is no curve."""
+    losses = [(row.epoch, row.loss) for row in run.epochs if row.loss is not None]
+    losses = losses if len(losses) > 1 else []
+    curves = _curves_of(run)
+    if not losses and not curves:
         return None
-    epochs = [row.epoch for row in run.epochs]
-    losses = [row.loss for row in run.epochs if row.loss is not None]
     figure = Figure(figsize=(_WIDTH, 3.1))
-    panels = figure.subplots(1, 2 if losses else 1, squeeze=False)[0]
-    right = panels[-1]
-    marker = "o" if len(epochs) <= _MANY_EPOCHS else None
+    panels = figure.subplots(1, 1 + bool(losses and curves), squeeze=False)[0]
+    many = len(run.epochs) > _MANY_EPOCHS
+    look: dict[str, Any] = {"marker": None if many else "o", "markersize": 3.5}
+    parts = []
+    beside = 0.1
     if losses:
-        left = panels[0]
-        left.plot(epochs, losses, color=OURS, marker=marker, markersize=3.5)
-        left.set(title="Training loss", xlabel="epoch", ylabel="mean task loss")
-        left.set_ylim(bottom=0)
+        panels[0].plot(*zip(*losses, strict=True), color=OURS, **look)
+        panels[0].set(title="Training loss", xlabel="epoch", ylabel="mean task loss")
+        panels[0].set_ylim(bottom=0)
+        parts.append("task loss on the rows that it trains on")
+    if curves:
+        measure = run.outcome.judged_by
+        ends = []
+        for at, (variant, points) in enumerate(curves.items()):
+            color = OURS if at == 0 else OTHER
+            panels[-1].plot(*zip(*points, strict=True), color=color, **look)
+            ends.append((points[-1][1], run.title_of(variant), color))
+        rows = f"per cent {run.describe_rows(next(iter(curves)))}".partition(", whom")[0]
+        panels[-1].set(
+            title=f"Test {measure.title}",
+            xlabel="epoch",
+            ylabel=rows if measure.share else measure.title,
+        )
+        last = max(points[-1][0] for points in curves.values())
+        beside += inches_of(_label_ends(panels[-1], last, ends, measure))
+        parts.append(f"{measure.title} on rows that no training step saw")
+    for axes in panels:
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    set_margins(figure, left=0.7, right=beside, bottom=0.5, top=0.32, between=0.85)
+    caption = f"The active's {', and its '.join(parts)}."
+    if left_out := [run.title_of(name) for name in run.outcome.accuracy if name not in curves]:
+        caption += f" Measured once, and so no curve: {'; '.join(left_out)}."
+    return figure, caption
+
+
+def _curves_of(run: ReportedRun) -> dict[str, list[tuple[int, float]]]:
+    """Return epoch and value by way to predict, of those that several epochs measured."""
     measure = run.outcome.judged_by
     scale = 100 if measure.share else 1
     measured = [(row.epoch, row.scores(measure.name)) for row in run.epochs if row.accuracy]
-    ends: list[tuple[float, str, str]] = []
-    for at, variant in enumerate(run.outcome.accuracy):
+    curves = {}
+    for variant in run.outcome.accuracy:
         points = [
             (epoch, scale * values[variant])
             for epoch, values in measured
             if math.isfinite(values.get(variant, math.nan))
         ]
-        if points:
-            color = OURS if at == 0 else OTHER
-            right.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=3.5)
-            ends.append((points[-1][1], run.title_of(variant), color))
-    right.set(
-        title=f"Test {measure.title}", xlabel="epoch",
-        ylabel="per cent of test rows" if measure.share else measure.title,
-    )  # fmt: skip
-    beside = inches_of(_label_ends(right, epochs[-1], ends, measure))
-    for axes in panels:
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    set_margins(figure, left=0.7, right=0.1 + beside, bottom=0.5, top=0.32, between=0.85)
-    trained = "task loss on the rows that it trains on, and its " if losses else ""
-    return figure, f"The active's {trained}{measure.title} on rows that no training step saw."
+        if len(points) > 1:
+            curves[variant] = points
+    return curves
 
 
 def _label_ends(
@@ -149,7 +171,8 @@ def _attacks(results: Sequence[AttackResult]) -> Drawn:
         attack = result.score.get(metric)
         baseline = result.baselines.get(str(result.baseline), {}).get(metric)
         if result.applicable and attack is not None and baseline is not None:
-            name = f"{attack_title(result)}\nby {result.adversary}"
+            by = f"by {result.adversary}, {_shorten(str(result.variant))}"
+            name = f"{attack_title(result)}\n{by}"
             by_metric.setdefault(plain(metric), []).append((name, attack, baseline))
     if not by_metric:
         return None
@@ -177,6 +200,11 @@ def _attacks(results: Sequence[AttackResult]) -> Drawn:
     )
 
 
+def _shorten(variant: str) -> str:
+    """Return the name of an attack's variant, cut where it would push the picture aside."""
+    return variant if len(variant) <= _LONGEST_NAME else f"{variant[: _LONGEST_NAME - 3]}..."
+
+
 def _draw_dumbbells(axes: Axes, metric: str, rows: Sequence[tuple[str, float, float]]) -> None:
     for place, (_, attack, baseline) in enumerate(rows):
         axes.plot([baseline, attack], [place, place], color=FAINT, linewidth=5, zorder=1)
@@ -194,6 +222,11 @@ def _draw_dumbbells(axes: Axes, metric: str, rows: Sequence[tuple[str, float, fl
     axes.margins(x=0.12)
 
 
+def _name_curve(result: AttackResult) -> str:
+    name = f"{plain(result.attack)} by {result.adversary}, {_shorten(str(result.variant))}"
+    return f"{name}, AUC {result.score['auc']:.3f}"
+
+
 def _roc(run: ReportedRun) -> Drawn:
     shown = [result for result in run.attacks or () if result.roc]
     if not shown:
@@ -203,7 +236,7 @@ def _roc(run: ReportedRun) -> Drawn:
     for result in shown:
         false, true = (np.array(rates) for rates in zip(*result.roc, strict=True))
         axes.step(false, true, where="post", color=ATTACK, linewidth=1.8,
-                  label=f"{result.variant}, AUC {result.score['auc']:.3f}")  # fmt: skip
+                  label=_name_curve(result))  # fmt: skip
     least = 1 / max(sum(result.counts.values()) for result in shown)
     axes.plot([least, 1], [least, 1], color=OTHER, linestyle=":", label="guessing")
     axes.set(

@@ -327,7 +327,7 @@ def _draw(path: Path, board: Board) -> None:
             if board.table.axis:
                 _curves(axes, lines, board.table)
             else:
-                _dots(axes, lines)
+                _dots(axes, lines, board.table)
                 axes.set_xlabel(board.table.unit)
             if shared:
                 axes.label_outer()
@@ -342,7 +342,12 @@ def _draw(path: Path, board: Board) -> None:
         )
 
 
-def _dots(axes: Axes, lines: Sequence[Row]) -> None:
+def _find_most(table: PaperTable) -> float:
+    """Return the largest value that a figure of this unit can have; infinite where none is."""
+    return 100.0 if "%" in table.unit or "per cent" in table.unit else math.inf
+
+
+def _dots(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
     """A dot a line, the first on top, and the paper's a little below."""
     ours: dict[str, Any] = {"fmt": "o", "color": OURS, "label": "here, 95 % interval"}
     theirs: dict[str, Any] = {"fmt": "D", "color": OTHER, "label": "paper, standard deviation"}
@@ -352,7 +357,8 @@ def _dots(axes: Axes, lines: Sequence[Row]) -> None:
             (_beside(row), -0.18, {**theirs, "markerfacecolor": "white"}),
         ):
             if of is not None:
-                axes.errorbar(of.mean, up - height, xerr=of.arms(), capsize=2.5, **look)
+                arms = of.arms(most=_find_most(table))
+                axes.errorbar(of.mean, up - height, xerr=arms, capsize=2.5, **look)
     name_rows(axes, [row["line"].series for row in lines])
     axes.set_ylim(-len(lines) + 0.4, 0.6)
 
@@ -380,7 +386,8 @@ def _curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
             ]  # fmt: skip
             if shown:
                 places, found = zip(*shown, strict=True)
-                draw_line(axes, places, found, color=colour, markersize=5, **look)
+                most = _find_most(table)
+                draw_line(axes, places, found, color=colour, markersize=5, most=most, **look)
     axes.set(xlabel=table.axis, ylabel=table.unit)
     axes.set_xticks(ticks, [table.ticks.get(at, f"{at:g}") for at in ticks])
     means = [row["interval"].mean for row in lines if row["interval"] is not None]

@@ -1,0 +1,357 @@
+"""The verdict on a run, in four lines of plain words, from what its folder says alone.
+
+Run by: reports, lists of runs, pages of studies and the terminal, which show it before anything
+else. The lines answer in this order: what was protected from whom, and what that cost; what help
+was worth, over which baseline; what attacks still read; what was not attacked, and why. Each says
+so where its answer is "nothing" or "not known".
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from apfed_attacks.headlines import Headline, headlines_by_direction
+from apfed_experiments import words
+from apfed_experiments.solo import LEFT_OUT, OTHER_ROWS
+from apfed_experiments.summary import Interval
+from apfed_experiments.variants import describe_tested_rows
+from secure_apfed.data.catalogue import view_count
+from secure_apfed.promises import FIGURES, Promise, epsilon_words, figure_title
+from secure_apfed.secure_sums import sum_kind
+from secure_apfed.settings.run import RunSettings
+
+if TYPE_CHECKING:
+    from apfed_experiments.finished import FinishedRun
+    from apfed_experiments.report.own import ReportedParty
+    from apfed_experiments.several import SeveralSeeds
+
+__all__ = [
+    "ComparedLine",
+    "VerdictLine",
+    "describe_comparison",
+    "describe_party",
+    "describe_run",
+    "describe_seeds",
+]
+
+PROTECTED = "protected, at what cost"
+HELP = "what help was worth"
+READ = "what attacks still read"
+NOT_ATTACKED = "not attacked"
+_MEMBERSHIP = "outsider reads who trained"
+_NAMES_SHOWN = 3
+
+
+class VerdictLine(NamedTuple):
+    """One line: what it answers, and the answer."""
+
+    title: str
+    text: str
+
+
+def describe_run(run: "FinishedRun") -> tuple[VerdictLine, ...]:
+    """Return the verdict on one finished run."""
+    return (
+        VerdictLine(PROTECTED, _describe_protection(run)),
+        VerdictLine(HELP, _describe_help(run)),
+        VerdictLine(READ, _describe_found(run.headlines)),
+        VerdictLine(NOT_ATTACKED, _describe_missing(run.headlines)),
+    )
+
+
+def _describe_protection(run: "FinishedRun") -> str:
+    config = run.config
+    outcome = run.outcome
+    cost = f"Cost: {words.size(outcome.wire_bytes)} sent, {words.duration(outcome.seconds)}."
+    return f"{_describe_promises(config, run.promises)} {_describe_sum(config)}{cost}"
+
+
+def _describe_promises(config: RunSettings, promises: Sequence[Promise]) -> str:
+    """Say what is bounded, what has no guarantee, and of what nothing is sent."""
+    bounded = [
+        f"{_name_protected(config, promise)}: {promise.figure} {promise.text}"
+        for promise in promises
+        if promise.state == "bounded"
+    ]
+    unbounded = [
+        f"{_name_protected(config, promise)} ({promise.why or 'no bound'})"
+        for promise in promises
+        if promise.state == "no guarantee"
+    ]
+    unsent = [
+        f"{FIGURES[promise.figure][0]} ({promise.why or 'nothing of that kind leaves'})"
+        for promise in promises
+        if promise.state == "nothing is sent"
+    ]
+    parts = [f"Bounded: {'; '.join(bounded)}." if bounded else "No epsilon bounds anything."]
+    if unbounded:
+        parts.append(f"No guarantee for {'; '.join(unbounded)}.")
+    if unsent:
+        parts.append(f"Nothing is sent of {'; '.join(unsent)}.")
+    return " ".join(parts)
+
+
+def _name_protected(config: RunSettings, promise: Promise) -> str:
+    """Return what a figure speaks of, whose that is, and from whom it is protected."""
+    passives = promise.party or "each passive"
+    owner, reader = {
+        "epsilon_x": ("the active", "the passives"),
+        "epsilon_v": (passives, "the active"),
+        "epsilon_c": (passives, "whoever reads the sum"),
+        "epsilon_y": ("the active", "the passives"),
+        "epsilon_model": ("the active", "whoever has the model"),
+    }[promise.figure]
+    if promise.figure == "epsilon_x" and config.method.representations_from == "passives":
+        owner = "each passive"
+        reader = "the active"
+    return f"{FIGURES[promise.figure][0]} of {owner}, from {reader}"
+
+
+def _describe_sum(config: RunSettings) -> str:
+    """Say whether a sum hides single contributions; empty where nothing is summed."""
+    if "contributions are summed" not in config.method.happens:
+        return ""
+    kind = sum_kind(config.secure_sum)
+    if kind.unsafe:
+        return f"The sum ({kind.name}) hides nothing from the aggregator. "
+    if not config.data.horizontal and view_count(config.data) == 2:
+        return "There is one passive, so its sum is its own contribution. "
+    return f"The secure sum ({kind.name}) hides single contributions. "
+
+
+def _describe_help(run: "FinishedRun") -> str:
+    outcome = run.outcome
+    variant = next(iter(outcome.accuracy))
+    measure = outcome.judged_by
+    value = measure.text(outcome.scores[variant])
+    title = f"{measure.title[0].upper()}{measure.title[1:]}"
+    reached = (
+        f"{title} {value} {describe_tested_rows(run.config, outcome, variant)}: "
+        f"{_describe_gain(run)}"
+    )
+    if "passives take part" not in run.config.method.happens:
+        return f"No party helped, the active trained alone. {reached}"
+    if outcome.help is not None and not outcome.help.used:
+        return f"Help was disabled, labelled rows did not let it in ({outcome.help}). {reached}"
+    return reached
+
+
+def _describe_gain(run: "FinishedRun") -> str:
+    if run.config.dp_sgd is not None:
+        return f"the gain is not known; {LEFT_OUT}."
+    if run.solo is None:
+        return "the gain is not known, since nobody measured what the active would do alone."
+    if run.solo.measure != run.outcome.measure:
+        by = run.solo.judged_by.title
+        return f"the gain is not known, since the active alone was measured by {by}."
+    gain = run.gain
+    if gain is None:
+        return f"the gain over {run.solo.best.title} is not known; {OTHER_ROWS}."
+    over = f"over {gain.baseline}, the best of the active alone, on the same {gain.rows:,} rows"
+    if gain.low is None or gain.high is None:
+        return f"{gain.points} {over}, without an interval, which shows nothing yet."
+    told = f"{gain.points} {over} (95 % over these rows: {gain.interval})"
+    if gain.low > 0:
+        verdict = "better with help in this run; other seeds may differ"
+    elif gain.high < 0:
+        verdict = "worse than alone in this run"
+    else:
+        verdict = "no gain shown"
+    return f"{told}; {verdict}."
+
+
+def _describe_found(headlines: Iterable[Headline]) -> str:
+    """Say what attacks gained by direction, and that nothing is known where none ran."""
+    ran = [headline for headline in headlines if headline.worst is not None]
+    if not ran:
+        return "Not known: no attack ran."
+    told = "; ".join(
+        f"{headline.direction.title} {words.signed(headline.advantage)}, {_name_attack(headline)}"
+        for headline in ran
+    )
+    if all(headline.state == "nothing found" for headline in ran):
+        return f"The attacks that ran found nothing, which proves no privacy: {told}."
+    return f"Over what the same adversary guesses without the run: {told}."
+
+
+def _name_attack(headline: Headline) -> str:
+    worst = headline.worst
+    assert worst is not None
+    metric = words.plain(str(worst.metric))
+    return f"{metric} by {words.plain(worst.attack)} ({worst.variant})"
+
+
+def _describe_missing(headlines: Sequence[Headline]) -> str:
+    """Say of which directions no attack ran, each with its reason."""
+    by_reason: dict[str, list[str]] = {}
+    for headline in headlines:
+        if headline.worst is None:
+            by_reason.setdefault(headline.note, []).append(headline.direction.title)
+    if all(headline.direction.target != "membership" for headline in headlines):
+        by_reason.setdefault("no attack of this direction was chosen", []).append(_MEMBERSHIP)
+    if not by_reason:
+        return "Every direction of this run was attacked; attacks that nobody wrote stay unknown."
+    return "; ".join(f"{', '.join(titles)}: {why}" for why, titles in by_reason.items()) + "."
+
+
+def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
+    """Return the verdict of a party that helped, on its own part."""
+    name = party.own.name
+    role = str(party.roles[name])
+    promises = party.own.promises(party.config, role)
+    told = "; ".join(f"{promise.title(fixed=True)}: {promise.sentence}" for promise in promises)
+    sent = sum(flow.wire_bytes for flow in party.flows if flow.sender == name)
+    headlines = headlines_by_direction(party.attacks or ())
+    missing = [headline for headline in headlines if headline.worst is None]
+    if not headlines:
+        not_attacked = f"No attack was mounted on what {name} let out."
+    elif missing:
+        not_attacked = _describe_reasons(missing)
+    else:
+        not_attacked = f"Nothing that this run chose to attack at {name} was left out."
+    return (
+        VerdictLine(PROTECTED, f"{told}. Cost: {words.size(sent)} sent."),
+        VerdictLine(HELP, f"Told in the report of {party.contract.active}; not seen from here."),
+        VerdictLine(READ, _describe_found(headlines)),
+        VerdictLine(NOT_ATTACKED, not_attacked),
+    )
+
+
+def _describe_reasons(headlines: Iterable[Headline]) -> str:
+    return "; ".join(f"{each.direction.title}: {each.note}" for each in headlines) + "."
+
+
+def describe_seeds(found: "SeveralSeeds") -> tuple[VerdictLine, ...]:
+    """Return the verdict on a run under several seeds."""
+    config = found.config
+    summary = found.summary
+    figure = config.method.figure
+    largest = epsilon_words(summary.epsilon_of(config.method) or None)
+    if summary.gain is not None:
+        worth = summary.gain.sentence
+    elif config.dp_sgd is not None:
+        worth = f"Not known; {LEFT_OUT}."
+    else:
+        worth = "Not known: what the active would do alone was not measured on the same rows."
+    read = [
+        f"{kind} {leak.advantage.text(form='+.3f')}, {words.plain(leak.metric)} by {leak.name}"
+        for kind, leak in summary.leakage.items()
+    ]
+    missing = [f"{kind}: {why}" for kind, why in found.not_attacked.items()]
+    return (
+        VerdictLine(
+            PROTECTED,
+            f"{figure_title(figure)}: {largest}, the largest of {summary.seeds} seeds. "
+            f"{_describe_sum(config)}Cost: {words.size(summary.wire_bytes)} sent a run.",
+        ),
+        VerdictLine(HELP, worth),
+        VerdictLine(READ, f"{'; '.join(read)}." if read else "Not known: no attack ran."),
+        VerdictLine(
+            NOT_ATTACKED,
+            f"{'; '.join(missing)}." if missing else "Every direction of this run was attacked.",
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedLine:
+    """One line of a comparison, as its verdict needs it.
+
+    Attributes:
+        name: of the line, for people.
+        epsilon: of what leaves a party; infinite: no guarantee, 0: nothing is sent.
+        wire_bytes: on all links.
+        gain: over the best solo baseline on the same rows; None: none is told.
+        leaks: by direction, the advantage of the attack that gained most.
+        missing: by direction of which no attack ran, why.
+    """
+
+    name: str
+    epsilon: float
+    wire_bytes: float
+    gain: Interval | None
+    leaks: Mapping[str, Interval]
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+def describe_comparison(lines: Sequence[ComparedLine]) -> tuple[VerdictLine, ...]:
+    """Return the verdict on several lines beside each other."""
+    return (
+        VerdictLine(PROTECTED, _describe_epsilons(lines)),
+        VerdictLine(HELP, _describe_gains(lines)),
+        VerdictLine(READ, _describe_leaks(lines)),
+        VerdictLine(NOT_ATTACKED, _describe_directions_missing(lines)),
+    )
+
+
+def _describe_epsilons(lines: Sequence[ComparedLine]) -> str:
+    bounded = sorted(
+        (line for line in lines if 0 < line.epsilon < math.inf), key=lambda line: line.epsilon
+    )
+    unsent = [line.name for line in lines if line.epsilon == 0]
+    unbounded = [line.name for line in lines if math.isinf(line.epsilon)]
+    told = ", ".join(f"{line.name} {line.epsilon:.3g}" for line in bounded[:_NAMES_SHOWN])
+    more = ", ..." if len(bounded) > _NAMES_SHOWN else ""
+    shown = f" ({told}{more})" if told else ""
+    parts = [f"With a finite epsilon: {_count(len(bounded), len(lines))}{shown}."]
+    if unsent:
+        parts.append(f"Nothing is sent by {_list(unsent)}.")
+    if unbounded:
+        parts.append(f"No guarantee: {_list(unbounded)}.")
+    sent = [line.wire_bytes for line in lines]
+    if sent:
+        parts.append(f"Cost: {words.size(min(sent))} to {words.size(max(sent))} sent a run.")
+    return " ".join(parts)
+
+
+def _describe_gains(lines: Sequence[ComparedLine]) -> str:
+    told = [(line.name, line.gain) for line in lines if line.gain is not None]
+    if not told:
+        return "Not known: no line has a gain over what the active does alone."
+    over = "over the best of the active alone, on the same rows"
+    if all(math.isnan(gain.low) for _, gain in told):
+        return f"One seed, which shows nothing yet: the gains {over} have no interval."
+    paid = [(name, gain) for name, gain in told if gain.low > 0]
+    cost = [name for name, gain in told if gain.high < 0]
+    parts = [f"Help paid {over} in {_count(len(paid), len(told))}"]
+    if paid:
+        name, gain = max(paid, key=lambda item: item[1].mean)
+        parts[0] += f", most in {name}: {gain.text(scale=100, form='+.1f')} points"
+    parts[0] += "."
+    if cost:
+        parts.append(f"It cost in {_list(cost)}.")
+    if len(paid) + len(cost) < len(told):
+        parts.append("The others show no gain.")
+    return " ".join(parts)
+
+
+def _describe_leaks(lines: Sequence[ComparedLine]) -> str:
+    parts = []
+    for kind in dict.fromkeys(kind for line in lines for kind in line.leaks):
+        found = [(line.name, line.leaks[kind]) for line in lines if kind in line.leaks]
+        name, worst = max(found, key=lambda item: item[1].mean)
+        above = sum(interval.low > 0 for _, interval in found)
+        shown = "" if math.isnan(worst.low) else f", above 0 in {_count(above, len(found))}"
+        parts.append(f"{kind}: at most {worst.text(form='+.3f')} ({name}){shown}")
+    return f"{'; '.join(parts)}." if parts else "Not known: no attack ran."
+
+
+def _describe_directions_missing(lines: Sequence[ComparedLine]) -> str:
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for line in lines:
+        for kind, why in line.missing.items():
+            by_reason.setdefault((kind, why), []).append(line.name)
+    if not by_reason:
+        return "Every direction was attacked in every line."
+    return "; ".join(f"{kind}, {why}: {_list(of)}" for (kind, why), of in by_reason.items()) + "."
+
+
+def _count(some: int, every: int) -> str:
+    return f"{some} of {every} lines"
+
+
+def _list(names: Sequence[str]) -> str:
+    named = list(dict.fromkeys(names))
+    more = len(named) - _NAMES_SHOWN
+    return ", ".join(named[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
