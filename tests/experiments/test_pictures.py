@@ -1,0 +1,158 @@
+"""What pictures draw: no figure where there is none, and a name for everything in them."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from apfed_attacks.interface import AttackResult
+from apfed_experiments.drawing import draw_epsilons, draw_line
+from apfed_experiments.report import pictures, read_run
+from apfed_experiments.summary import Interval
+from apfed_experiments.tradeoff import describe_protection
+from tests.experiments.run_folder import attacked, config_of, write_run
+
+
+@pytest.fixture
+def axes() -> Axes:
+    found = Figure().subplots()
+    assert isinstance(found, Axes)
+    return found
+
+
+def ticks_of(axes: Axes) -> dict[str, float]:
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    return dict(zip(labels, axes.get_xticks(), strict=True))
+
+
+def test_infinity_has_a_tick_of_its_own_beyond_a_break(axes: Axes) -> None:
+    places = draw_epsilons(
+        axes, [8.0, math.inf, 0.0, 0.25], filled=[True, False, True, True], colour="red"
+    )
+    ticks = ticks_of(axes)
+    assert places == [math.log10(8), ticks["\u221e, no\nguarantee"], ticks["nothing\nis sent"],
+                      math.log10(0.25)]  # fmt: skip
+    numbers = [place for label, place in ticks.items() if label[0].isdigit()]
+    assert ticks["nothing\nis sent"] < min(numbers) < max(numbers) < places[1]
+    assert [label for label in ticks if label[0].isdigit()] == ["0.1", "1", "10"]
+    breaks = [text for text in axes.texts if text.get_text() == "//"]
+    assert len(breaks) == 2
+    low, high = axes.get_xlim()
+    assert low < min(places) < max(places) < high
+
+
+# Epsilons, and the ticks that they need; a scale stands only where a value lies on it.
+SCALES: dict[str, tuple[list[float], int, int]] = {
+    "none": ([], 0, 0),
+    "endless": ([math.inf, math.inf], 0, 1),
+    "nothing sent": ([0.0], 0, 1),
+    "one power": ([1.0], 2, 0),
+    "huge": ([1e6, math.inf], 2, 1),
+}
+
+
+@pytest.mark.parametrize("case", SCALES)
+def test_ticks_are_of_what_there_is(case: str, axes: Axes) -> None:
+    epsilons, numbers, words = SCALES[case]
+    draw_epsilons(axes, epsilons, filled=[True] * len(epsilons), colour="red")
+    ticks = ticks_of(axes)
+    assert sum(label[0].isdigit() for label in ticks) == numbers
+    assert len(ticks) == numbers + words
+    assert len(axes.texts) == words
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [
+        (Interval(0.98, 0.94, 1.02), [[4.0], [2.0]]),
+        (Interval(0.02, -0.02, 0.06), [[2.0], [4.0]]),
+        (Interval(0.5, 0.4, 0.6), [[10.0], [10.0]]),
+        (Interval(1.0, 1.0, 1.0), [[0.0], [0.0]]),
+        (Interval(0.9, math.nan, math.nan), [[0.0], [0.0]]),
+    ],
+)
+def test_error_bars_of_a_share_end_where_shares_do(
+    interval: Interval, expected: list[list[float]]
+) -> None:
+    below, above = interval.arms(100, least=0.0, most=1.0)
+    assert [below, above] == [pytest.approx(expected[0]), pytest.approx(expected[1])]
+
+
+@pytest.mark.parametrize(("count", "style"), [(1, "None"), (2, "-")])
+def test_a_single_point_is_no_line(count: int, style: str, axes: Axes) -> None:
+    intervals = [Interval(0.9, 0.8, 1.1)] * count
+    draw_line(axes, [1.0, 2.0][:count], intervals, scale=100, most=1.0, fmt="o-", color="red")
+    line = axes.lines[0]
+    assert line.get_linestyle() == style
+    assert line.get_marker() == "o"
+    assert axes.collections[0].get_datalim(axes.transData).y1 <= 100 + 1e-9
+
+
+def run_of(folder: Path, accuracy: dict[str, float], epochs: dict[str, int]) -> Any:
+    """Return a run each of whose variants was measured in the last so many epochs."""
+    path = write_run(folder / "run", config_of("tvfl"), accuracy=accuracy)
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for at, row in enumerate(rows):
+        kept = {name for name, count in epochs.items() if at >= len(rows) - count}
+        row["accuracy"] = {name: row["accuracy"][name] for name in kept} or None
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_run(path)
+
+
+def test_a_value_that_was_measured_once_is_no_curve(tmp_path: Path) -> None:
+    run = run_of(tmp_path, {"tvfl": 0.9, "tvfl_0": 0.3}, {"tvfl": 1, "tvfl_0": 6})
+    drawn = pictures._learning(run)
+    assert drawn is not None
+    figure, caption = drawn
+    assert [len(axes.lines) for axes in figure.axes] == [1, 1]
+    assert all(len(line.get_xdata()) > 1 for axes in figure.axes for line in axes.lines)
+    assert "Measured once, and so no curve: TVFL, all views." in caption
+
+
+def test_without_any_curve_the_loss_stands_alone(tmp_path: Path) -> None:
+    run = run_of(tmp_path, {"tvfl": 0.9}, {"tvfl": 1})
+    drawn = pictures._learning(run)
+    assert drawn is not None
+    assert len(drawn[0].axes) == 1
+
+
+def test_attacks_are_drawn_with_their_variant() -> None:
+    long = attacked(0.1, adversary="passive-2", variant="a variant of a very long name " * 3)
+    drawn = pictures._attacks([attacked(0.2, variant="h and x"), long])
+    assert drawn is not None
+    labels = [label.get_text() for label in drawn[0].axes[0].get_yticklabels()]
+    assert labels[0].endswith("by passive-1, h and x")
+    assert "by passive-2, a variant of a very" in labels[1]
+    assert labels[1].endswith("...")
+
+
+def test_the_curve_of_membership_names_attack_adversary_and_variant() -> None:
+    result = attacked(
+        0.1, target="membership", attack="membership", adversary="outsider",
+        variant="above models", score={"auc": 0.6}, roc=((0.0, 0.0), (1.0, 1.0)),
+    )  # fmt: skip
+    assert pictures._name_curve(result) == "membership by outsider, above models, AUC 0.600"
+    assert isinstance(result, AttackResult)
+
+
+class _Point:
+    config = config_of()
+
+
+# Epsilons of a point, and what its line of the legend says.
+LEGENDS = {
+    "bounded": (8.0, 2.0, 6, "epsilon_x 8, 6 releases of a row; epsilon_y 2"),
+    "endless": (math.inf, math.inf, 0, "epsilon_x no guarantee; epsilon_y no guarantee"),
+    "nothing": (0.0, math.inf, 0, "epsilon_x nothing is sent; epsilon_y no guarantee"),
+}
+
+
+@pytest.mark.parametrize("case", LEGENDS)
+def test_a_legend_names_each_of_its_figures(case: str) -> None:
+    of_rows, of_labels, releases, expected = LEGENDS[case]
+    row = {"epsilon": of_rows, "epsilon_y": of_labels, "releases": releases, "point": _Point()}
+    assert describe_protection(row) == expected
