@@ -18,6 +18,8 @@ import pandas as pd
 import pytest
 from sklearn.datasets import load_breast_cancer
 
+from apfed_experiments.finished import read_finished_run
+from apfed_experiments.verdict import describe_run
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed import progress, terminal
@@ -78,7 +80,12 @@ def test_a_run_leaves_what_the_folder_promises_and_tells_it(printed: tuple[Path,
     assert "masks among the passives remain" in page
     assert "labels of active by model completion" in page
     assert re.search(r"epoch 3/3 +loss \d\.\d{4}.* epsilon_x \S+ +\d+\.\d MB sent", err)
-    assert "accuracy, apfed_c" in out
+    assert re.search(r"accuracy, APFed-C +\d+\.\d\d % of 142 test rows", out)
+    lines = dict(describe_run(read_finished_run(folder)))
+    for title, text in lines.items():
+        start = re.escape(" ".join(text.split()[:4])).replace(r"\ ", r"\s+")
+        assert re.search(rf"{title}\s+{start}", out[out.index("Verdict") :])
+    assert out.index("Verdict") > out.index("run folder"), "the verdict is read last"
     assert re.search(r"epsilon_x, one row's releases +8 at delta 1e-05, T 3", out)
     assert re.search(r"epsilon_y, one training label +no guarantee", out)
     assert re.search(r"epsilon_model, one whole record +no guarantee", out)
@@ -90,6 +97,7 @@ def test_json_is_what_the_folder_holds(config_file: Path, tmp_path: Path, capsys
     result = json.loads((tmp_path / "r" / "result.json").read_text())
     assert answer["accuracy"] == result["accuracy"]
     assert answer["privacy"]["epsilon_y"] == "inf"
+    assert len(answer["verdict"]) == 4
     assert {one["adversary"] for one in answer["attacks"]} == {"passive-1", "passive-2"}
     assert Path(answer["report"]).is_file()
 
@@ -296,7 +304,8 @@ def test_seeds_refuse_other_ways(config_file: Path, tmp_path: Path, capsys: Capt
     assert execute([*several, "--no-baselines", "--set", "attacks=[]"]) == 0
     out, err = capsys.readouterr()
     assert "seed 0" in out
-    assert "help" not in out, "nothing was measured to compare with"
+    assert "points over" not in out, "nothing was measured to compare with"
+    assert re.search(r"what help was worth\s+Not known", out)
     assert re.search(r"each party\s+drew a\s+secret seed", err)
     for other in (["--transport", "local"], ["--resume"], ["--profile"]):
         assert execute([*several, *other]) == 2
