@@ -173,7 +173,7 @@ def _show_result(
     from secure_apfed.measures import ACCURACY, MEASURES
     from secure_apfed.promises import promise_of_account
     from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
-    from secure_apfed.runs.outcome import measure_text, never_predicted_text, read_outcome
+    from secure_apfed.runs.outcome import measure_text, never_predicted_text
 
     assert result.folder is not None
     finished = read_finished_run(result.folder)
