@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -92,7 +92,8 @@ def party(
     file, status, records = PartyFile.read(config), StatusKeeper(), list[OwnRecord]()
     expand(load_config(file.config).attacks)  # a misspelt one is refused before hours of training
     board = progress.Board(lambda: (status.status(),))
-    me, how = file.party, {"as_json": as_json, "json_events": json_events}
+    me = file.party
+    how: dict[str, Any] = {"as_json": as_json, "json_events": json_events}
 
     def tell_restart(why: str) -> None:
         board.forget_work()

@@ -44,7 +44,7 @@ def tell(
     folder = result.folder
     assert folder is not None
     begins("baselines")
-    how = {"as_json": quiet and not json_events, "json_events": json_events}
+    how: dict[str, Any] = {"as_json": quiet and not json_events, "json_events": json_events}
     with progress.working(config.data.active_name if json_events else "", **how):
         solo = alone(config, result, quiet=quiet) if baselines else None
     begins("attacks")

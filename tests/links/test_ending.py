@@ -368,13 +368,15 @@ def test_what_somebody_else_asks_or_renews_is_refused(
     assert ((shop / "certificate.pem").read_bytes(), (shop / "key.pem").read_bytes()) == before
 
 
+def exchange_folder(folder: Path, other: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(other, folder)
+
+
 # Who cannot renew, and why.
 UNRENEWED: dict[str, tuple[Callable[[Organisations], object], str]] = {
     "not the organiser": (
-        lambda here: (
-            shutil.rmtree(here.home("bank"))
-            or shutil.copytree(here.home("clinic"), here.home("bank"))
-        ),
+        lambda here: exchange_folder(here.home("bank"), here.home("clinic")),
         "is not of bank, who sealed",
     ),
     "no key": (

@@ -266,6 +266,7 @@ def read_or_refuse(*chosen: tuple[NumericKey, Any]) -> Config | None:
     """Read a run, or None: it was refused, by a sentence that names one of the keys."""
     settings = settings_with(*chosen)
     why = ""
+    config: Config | None = None
     try:
         config = Config.model_validate(json.loads(json.dumps(settings)), strict=False)
         config.terms()
@@ -348,7 +349,8 @@ def forecast_of(config: Config, **sizes: int) -> str:
     shapes = dict.fromkeys(("bank", "shop", "clinic"), TableShape(rows=200, features=6))
     shapes["bank"] = TableShape(rows=200, features=6, labelled=100, classes=2)
     if sizes:
-        shapes["shop"] = TableShape(**{"rows": 200, "features": 6, **sizes})
+        declared: dict[str, Any] = {"rows": 200, "features": 6, **sizes}
+        shapes["shop"] = TableShape(**declared)
     forecast(config, shapes)
     return "forecast"
 

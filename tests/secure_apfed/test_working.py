@@ -152,8 +152,8 @@ def solo_of_numbers() -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr("apfed_experiments.solo.REGRESSORS", {"ridge": "Ridge", "mean": "Mean"})
     try:
-        how = {"measure": MEASURES["rmse"]}
-        compare_numbers(features, features[:, 0], features[:4], features[:4, 0], **how)
+        parts = (features, features[:, 0], features[:4], features[:4, 0])
+        compare_numbers(*parts, measure=MEASURES["rmse"])
     finally:
         patch.undo()
 
@@ -224,9 +224,9 @@ def test_a_line_says_how_long_the_rest_takes() -> None:
     for words in ("epoch 1/9", "about 3 min left", "buckets: 8 of 50"):
         assert words in out.getvalue()
     board.tell_work(Work(name="buckets", done=50, total=50), "ann")
-    assert board.works == ()
+    assert len(board.works) == 0
     board.tell_work(Work(name="checkpoint", done=0, total=1, part="step 8"))
-    assert [on.line for on in board.works] == ["checkpoint: step 8"]
+    assert [work.line for work in board.works] == ["checkpoint: step 8"]
     board.forget_work()
     assert board.works == ()
 
