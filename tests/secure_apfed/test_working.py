@@ -224,7 +224,7 @@ def test_a_line_says_how_long_the_rest_takes() -> None:
     for words in ("epoch 1/9", "about 3 min left", "buckets: 8 of 50"):
         assert words in out.getvalue()
     board.tell_work(Work(name="buckets", done=50, total=50), "ann")
-    assert len(board.works) == 0
+    assert not board.works
     board.tell_work(Work(name="checkpoint", done=0, total=1, part="step 8"))
     assert [work.line for work in board.works] == ["checkpoint: step 8"]
     board.forget_work()
