@@ -7,8 +7,10 @@ Letters: A rows, B rows of a step, D numbers of a representation, F features.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -17,7 +19,9 @@ from numpy.typing import NDArray
 from scipy.stats import t as student
 from torch import Tensor
 
-from apfed_attacks.interface import Attack, AttackResult
+from apfed_attacks.headlines import NOT_ATTACKED
+from apfed_attacks.interface import Attack, AttackResult, Target
+from apfed_attacks.pace import OnProgress, OutOfTime, Pace, watch_in_terminal
 from apfed_attacks.recorded import class_priors
 from apfed_attacks.run import full_suite, guesses, prepare
 from apfed_attacks.scoring import DECOY, Truth, score
@@ -36,6 +40,7 @@ __all__ = ["Evaluation", "Finding", "evaluate"]
 
 Step: TypeAlias = tuple[Tensor, Tensor, Tensor | None]  # rows (B,), h (B, D), gradients (B, D)
 _ADVERSARY, _OTHER = "adversary", "the other party"
+_RECEIVER, _MAKER = "whoever receives h", "whoever makes h and gets gradients back"
 _BY_CHANCE = 0.005
 # Where nobody names attacks, those that train networks for long do so for less.
 _QUICK: Mapping[str, Mapping[str, Any]] = {
@@ -57,9 +62,11 @@ class Finding:
     Attributes:
         results: as of a run of ours, for each exchange of releases between rows; the metric is
             the balanced accuracy of labels, whose chance is one over the classes, or R^2.
+        reader: who mounts it, in words.
     """
 
     results: tuple[AttackResult, ...]
+    reader: str = "whoever sees what was sent"
 
     @property
     def result(self) -> AttackResult:
@@ -99,8 +106,34 @@ class Finding:
 
     @property
     def verdict(self) -> str:
+        """The verdict in a few words; `sentence` says it to somebody who knows no attack."""
         target, variant = self.result.target, self.result.variant
         return f"{target} found by {variant}" if self.found else "nothing found"
+
+    @property
+    def sentence(self) -> str:
+        """What this attack reads, and what the same knowledge reads without what was sent."""
+        target, known = self.result.target, self.result.counts["known"]
+        reader = self.reader
+        with_help = f" and knows {known:,} rows already" if known else ""
+        score, null = self.score, float(np.mean(self.null))
+        if target == "labels":
+            figure = f"guesses {score:.0%} of the labels right"
+            figure += f" where guessing without what was sent gets {null:.0%}"
+            figure += " (mean over classes)"
+        else:
+            figure = f"reconstructs the other party's {target} with R2 {score:.2f} where guessing"
+            figure += f" without what was sent gets {null:.2f} (1 is everything)"
+        if self.found:
+            return f"{target.capitalize()} leak: {reader}{with_help} {figure}, by {self._name}."
+        return (
+            f"No leak of {target} was found: with its best attack {reader}{with_help} {figure}, "
+            f"by {self._name}. Other attacks may find more."
+        )
+
+    @property
+    def _name(self) -> str:
+        return self.result.attack.replace("_", " ")
 
     def as_json(self) -> dict[str, Any]:
         """The figures by name, as a line of the table has them; `null` is the mean."""
@@ -112,32 +145,111 @@ class Finding:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` found: of each attack that applied one finding for each set of options.
+    """What `evaluate` found.
 
-    `lacking` says of every other attack, by name, in a sentence why it was not mounted.
+    Attributes:
+        findings: of each attack that applied one for each set of options.
+        lacking: of every other attack, by name, a sentence that says why it was not mounted.
+        not_tried: of every set of options that did not fit into `seconds`, by name, a sentence that
+            says how long it would have taken.
     """
 
     findings: tuple[Finding, ...]
     lacking: Mapping[str, str]
+    not_tried: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, attack: str) -> Finding:
         """Return an attack's finding of highest advantage. AttackError: it was not mounted."""
         if not (found := [one for one in self.findings if one.result.attack == attack]):
-            raise AttackError(f"{attack}: {self.lacking.get(attack, 'was not asked for')}")
+            raise AttackError(self._why_one(attack))
         return max(found, key=lambda one: one.advantage)
 
+    def worst(self, target: Target) -> Finding | None:
+        """Return the finding that says most of this target; None: it was not attacked.
+
+        A leak that luck does not explain comes before one of higher advantage that it may.
+        """
+        of_target = [one for one in self.findings if one.result.target == target]
+        return max(of_target, key=lambda one: (one.found, one.advantage), default=None)
+
+    @property
+    def verdicts(self) -> tuple[str, ...]:
+        """One sentence for each direction: who reads whose what, or that nobody tried and why."""
+        targets: list[Target] = ["labels", "features"]
+        targets += [one.result.target for one in self.findings]
+        worst = {target: self.worst(target) for target in targets}
+        return tuple(
+            finding.sentence if finding is not None else self._say_not_attacked(target)
+            for target, finding in worst.items()
+        )
+
+    def why(self, attack: str | None = None) -> str:
+        """Return why this attack was not mounted; None: of all that were not, a line each.
+
+        AttackError: it was mounted, or there is none of this name.
+        """
+        if attack is None:
+            reasons = {**self.lacking, **self.not_tried}
+            return "\n".join(f"{name}: {reason}" for name, reason in reasons.items())
+        partly = self._not_tried_of(attack)
+        if attack in self.lacking or partly:
+            return self._why_one(attack)
+        if any(one.result.attack == attack for one in self.findings):
+            raise AttackError(f"{attack} was mounted: see evaluation[{attack!r}]")
+        raise AttackError(self._why_one(attack))
+
+    def _why_one(self, attack: str) -> str:
+        if attack in self.lacking:
+            return f"{attack}: {self.lacking[attack]}"
+        not_tried = self._not_tried_of(attack)
+        return "\n".join(not_tried) if not_tried else f"{attack}: was not asked for"
+
+    def _not_tried_of(self, attack: str) -> list[str]:
+        names = [name for name in self.not_tried if name.partition(" ")[0] == attack]
+        return [f"{name}: not tried, {self.not_tried[name]}" for name in names]
+
+    def _say_not_attacked(self, target: str) -> str:
+        """Say that nobody tried to read this target, and the commonest reason."""
+        names = [name for name in self.lacking if ATTACKS[name].target == target]
+        late = [name for name in self.not_tried if ATTACKS[name.split()[0]].target == target]
+        counted = Counter(self.lacking[name] for name in names)
+        needed = [reason for reason in counted if reason.startswith("needs ")]
+        reason = max(needed or counted, key=lambda one: counted[one], default="none was asked for")
+        if late:
+            reason = f"{len(late)} attacks did not fit into the seconds given"
+        return f"{target.capitalize()}: {NOT_ATTACKED}, so nothing is known of a leak ({reason})."
+
     def as_json(self) -> dict[str, Any]:
-        return {"findings": [one.as_json() for one in self.findings], "lacking": {**self.lacking}}
+        return {
+            "verdicts": list(self.verdicts),
+            "findings": [one.as_json() for one in self.findings],
+            "lacking": {**self.lacking},
+            "not_tried": {**self.not_tried},
+        }
 
     def to_frame(self) -> "pd.DataFrame":
         import pandas as pd
 
-        return pd.DataFrame(self.as_json()["findings"])
+        return pd.DataFrame([one.as_json() for one in self.findings])
 
     def __str__(self) -> str:
-        table = self.to_frame().to_string(index=False, float_format="{:.3f}".format)
-        lacking = [f"  {name}: {reason}" for name, reason in self.lacking.items()]
-        return "\n".join([table, "Not mounted:", *lacking, "A failed attack proves no privacy."])
+        lines = [*self.verdicts, ""]
+        if self.findings:
+            frame = self.to_frame()
+            lines.append(frame.to_string(index=False, float_format="{:.3f}".format))
+        if self.lacking:
+            needed = Counter(_short_reason(reason) for reason in self.lacking.values())
+            counted = ", ".join(f"{reason} ({count})" for reason, count in needed.most_common())
+            lines.append(f"Not mounted, {len(self.lacking)} attacks: {counted}; .why() says each.")
+        if self.not_tried:
+            names = ", ".join(self.not_tried)
+            lines.append(f"Not tried, since the seconds given were spent: {names}.")
+        return "\n".join([*lines, "A failed attack proves no privacy."])
+
+
+def _short_reason(reason: str) -> str:
+    """Return the missing argument, or that nothing of what the attack reads was sent."""
+    return reason.partition(",")[0] if reason.startswith("needs ") else "nothing to read here"
 
 
 @undisturbed()
@@ -145,6 +257,7 @@ def evaluate(
     *, h: Any, labels: Any = None, features: Any = None, own: Any = None, gradients: Any = None,
     known: Any = None, steps: Any = None, attacks: Iterable[str | AttackChoice] | None = None,
     exchanges: int = 5, seed: int = 0, device: torch.device | str = "cpu",
+    seconds: float | None = None, on_progress: OnProgress | None = None,
 ) -> Evaluation:  # fmt: skip
     """Mount every attack that the arrays of a foreign loop give something to read.
 
@@ -173,6 +286,10 @@ def evaluate(
         exchanges: of releases between rows, for the null; 2 or more.
         seed: of all that is drawn; global generators are neither read nor moved.
         device: where attacks compute.
+        seconds: a budget for all attacks together. The shortest run first; what does not fit is
+            named in `Evaluation.not_tried`. It may be passed by one pass of one attack.
+        on_progress: called with an `EvaluationProgress` before each attack and after each pass, the
+            first time with a forecast. None: a line of standard error, where that is a terminal.
 
     Raises:
         AttackError: arrays do not belong together, hold NaN, or leave nothing to guess.
@@ -183,6 +300,8 @@ def evaluate(
         raise AttackError(f"seed= is an integer, and steps= a list of positions, got {got}")
     if (labels is None and features is None) or exchanges < 2:
         raise AttackError("give labels= or features=, to score guesses by, and 2 exchanges or more")
+    if seconds is not None and not _is_positive(seconds):
+        raise AttackError(f"seconds= is a number above 0, or None for no budget, got {seconds!r}")
     names, places = ((), None) if labels is None else _classes(labels)
     rows = len(_array("features", features) if places is None else places)
     private = None if features is None else _table("features", features, rows)
@@ -202,7 +321,8 @@ def evaluate(
     given = {"labels": names, "features": features is not None, "gradients": answered}
     given["steps"] = len(envelopes) > 1
     needs = {name: f"needs {name}=, {of}" for name, of in _ARGUMENTS.items() if not given[name]}
-    findings, lacking = list[Finding](), dict[str, str]()
+    lacking = dict[str, str]()
+    planned = list[tuple[Attack, AdversaryView]]()
     for attack in _attacks(attacks, drawn=known is None):
         view = AdversaryView(
             role="passive" if "passive" in attack.roles else attack.roles[0],
@@ -223,16 +343,60 @@ def evaluate(
         try:
             if reason := next(filter(None, reasons), None):
                 raise AttackError(reason)
-            view = replace(view, knowledge=_known(attack, truth, at, view.knowledge, seed))
-            found = guesses(attack, view, seed, exchanges)
-            results = [score(attack, view, one, truth, seed) for one in found]
+            known_here = _known(attack, truth, at, view.knowledge, seed)
         except AttackError as error:
             lacking.setdefault(attack.name, str(error))
         else:
-            findings.append(Finding(tuple(results)))
+            planned.append((attack, replace(view, knowledge=known_here)))
+    reader = _MAKER if answered else _RECEIVER
+
+    def attack_once(attack: Attack, view: AdversaryView, note_pass: Callable[[], None]) -> Finding:
+        made = guesses(attack, view, seed, exchanges, note_pass)
+        return Finding(tuple(score(attack, view, one, truth, seed) for one in made), reader)
+
+    with watch_in_terminal(on_progress) as report:
+        names_of = [(_title(attack), attack) for attack, _ in planned]
+        pace = Pace(names_of, exchanges=exchanges, budget=seconds, on_progress=report)
+        findings, not_tried = _mount_in_turn(planned, pace, attack_once, lacking)
     mounted = {one.result.attack for one in findings}
     rest = {name: reason for name, reason in lacking.items() if name not in mounted}
-    return Evaluation(tuple(findings), rest)
+    return Evaluation(findings, rest, not_tried)
+
+
+def _mount_in_turn(
+    planned: Sequence[tuple[Attack, AdversaryView]],
+    pace: Pace,
+    attack_once: Callable[[Attack, AdversaryView, Callable[[], None]], Finding],
+    lacking: dict[str, str],
+) -> tuple[tuple[Finding, ...], dict[str, str]]:
+    """Return the findings in the order planned, and why the others did not fit into the budget.
+
+    An attack that finds nothing to read is added to `lacking`.
+    """
+    findings = dict[int, Finding]()
+    not_tried = dict[str, str]()
+    for number in pace.order:
+        attack, view = planned[number]
+        try:
+            with pace.timing(number) as note_pass:
+                findings[number] = attack_once(attack, view, note_pass)
+        except OutOfTime as error:
+            not_tried[_title(attack)] = str(error)
+        except AttackError as error:
+            lacking.setdefault(attack.name, str(error))
+    pace.finish()
+    return tuple(findings[number] for number in sorted(findings)), not_tried
+
+
+def _is_positive(seconds: Any) -> bool:
+    return isinstance(seconds, Real) and not isinstance(seconds, bool) and seconds > 0
+
+
+def _title(attack: Attack) -> str:
+    """Return the attack's name and the options that are not its defaults."""
+    options = attack.model_dump(exclude_defaults=True)
+    said = ", ".join(f"{name} {value}" for name, value in options.items())
+    return f"{attack.name} ({said})" if said else attack.name
 
 
 def _attacks(names: Iterable[str | AttackChoice] | None, *, drawn: bool) -> Iterator[Attack]:

@@ -219,11 +219,21 @@ class Trial:
         return replace(self.ignorance(), **facts).to(self._device), truth
 
 
-def guesses(attack: Attack, view: AdversaryView, seed: int, exchanges: int = 1) -> list[Guess]:
-    """Return what the attack guesses, once beside the decoys of each exchange of releases."""
+def guesses(
+    attack: Attack,
+    view: AdversaryView,
+    seed: int,
+    exchanges: int = 1,
+    on_pass: Callable[[], None] = lambda: None,
+) -> list[Guess]:
+    """Return what the attack guesses, once beside the decoys of each exchange of releases.
+
+    `on_pass` is called after each run of the attack; what it raises ends them.
+    """
     # Small fits get slower with more threads, and their sums would differ.
     with _libraries().limit(limits=1), config_context(skip_parameter_validation=True):
         found = [attack.run(view, seed)] * exchanges
+        on_pass()
         for number, guess in enumerate(found if attack.exchangeable else ()):
             decoy = exchanged(view, derive_seed(seed, "exchange", number) if number else seed)
             if decoy is None:
@@ -233,6 +243,7 @@ def guesses(attack: Attack, view: AdversaryView, seed: int, exchanges: int = 1) 
             except AttackError:
                 continue  # what the attack found is told, whatever becomes of its decoy
             found[number] = with_decoys(guess, lucky)
+            on_pass()
         return found
 
 

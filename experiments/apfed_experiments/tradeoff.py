@@ -396,14 +396,30 @@ def _write_picture(board: Board, target: str, folder: Path) -> Picture:
     )
 
 
-def draw(figure: Figure, board: Board, target: str) -> list[Text]:
+def describe_protection(row: Row) -> str:
+    """Return the epsilons of a point by name, with what is no figure in words, for a legend."""
+    figure = row["point"].config.method.figure
+    of_rows = describe_epsilon(figure, row["epsilon"] or None)
+    of_labels = describe_epsilon("epsilon_y", row["epsilon_y"])
+    counted = f", {row['releases']:,} releases of a row" if row["releases"] else ""
+    return f"{of_rows}{counted}; {of_labels}"
+
+
+def draw(
+    figure: Figure,
+    board: Board,
+    target: str,
+    *,
+    describe: Callable[[Row], str] = describe_protection,
+) -> list[Text]:
+    """Draw the board's points for one target; `describe` says in the legend what each promises."""
     references = [row for row in board.rows if row["reference"]]
     shown = [row for row in board.rows if target in row["leakage"] and not row["reference"]]
     # The legend has two columns; one line of it is for the front.
     lines = math.ceil((len(shown) + len(references) + 2) / 2)
     figure.set_size_inches(_WIDTH_INCHES, _PLOT_INCHES + _LINE_INCHES * lines)
     axes = figure.subplots()
-    numbers = _draw_points(axes, shown, target)
+    numbers = _draw_points(axes, shown, target, describe)
     front = on_the_front(shown, target)
     if len(front) > 1:
         axes.plot(
@@ -443,16 +459,9 @@ def draw(figure: Figure, board: Board, target: str) -> list[Text]:
     return numbers
 
 
-def describe_protection(row: Row) -> str:
-    """Return the epsilons of a point by name, with what is no figure in words, for a legend."""
-    figure = row["point"].config.method.figure
-    of_rows = describe_epsilon(figure, row["epsilon"] or None)
-    of_labels = describe_epsilon("epsilon_y", row["epsilon_y"])
-    counted = f", {row['releases']:,} releases of a row" if row["releases"] else ""
-    return f"{of_rows}{counted}; {of_labels}"
-
-
-def _draw_points(axes: Axes, shown: Sequence[Row], target: str) -> list[Text]:
+def _draw_points(
+    axes: Axes, shown: Sequence[Row], target: str, describe: Callable[[Row], str]
+) -> list[Text]:
     defences = dict.fromkeys(row["defence"] for row in shown)
     styles = dict(zip(defences, cycle(zip(COLOURS, _MARKERS, strict=True)), strict=False))
     numbers: list[Text] = []
@@ -463,7 +472,7 @@ def _draw_points(axes: Axes, shown: Sequence[Row], target: str) -> list[Text]:
             leak.mean, 100 * accuracy.mean, xerr=leak.arms(),
             yerr=accuracy.arms(100, least=0.0, most=1.0),
             fmt=marker, color=colour, markersize=7, elinewidth=1, capsize=2,
-            label=f"{count}  {row['label']} ({describe_protection(row)})",
+            label=f"{count}  {row['label']} ({describe(row)})",
         )  # fmt: skip
         numbers.append(
             axes.text(

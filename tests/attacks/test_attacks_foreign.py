@@ -1,6 +1,8 @@
 """Attacks on loops that are not ours: what is found, what is refused, and what a recorder keeps."""
 
 import copy
+import io
+import math
 import pickle
 import re
 from itertools import product
@@ -13,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from apfed_attacks import ATTACKS, AttackError, Recorder, evaluate
+from apfed_attacks import ATTACKS, AttackError, Recorder, evaluate, foreign, pace
+from apfed_attacks.pace import EvaluationProgress
 from apfed_attacks.view import AdversaryView, Exchange, Knowledge, KnownRows, Opened, Played
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import AttackChoice
@@ -38,7 +41,8 @@ def test_gradients_of_logits_are_labels_and_luck_is_chance() -> None:
         assert np.mean(one.null) == pytest.approx(1 / 3, abs=0.1)
     assert found["model_completion"].verdict == "nothing found"
     assert set(found.to_frame()["attack"]) | set(found.lacking) == set(FAST)
-    assert all(f"  {name}: {reason}" in str(found) for name, reason in found.lacking.items())
+    told = found.why().splitlines()
+    assert told == [f"{name}: {reason}" for name, reason in found.lacking.items()]
     with pytest.raises(AttackError, match="temporal: needs steps=, with h of two passes"):
         found["temporal"]
     lacking = evaluate(h=NOISE[0], features=X, attacks=FAST, known=range(40)).lacking
@@ -200,3 +204,161 @@ def test_a_recorder_refuses_what_it_would_record_wrongly() -> None:
                 bottom(x)
         assert record.arrays()["gradients"] is None
     assert not bottom._forward_hooks
+
+
+# Time, and what a stranger reads.
+
+
+class Clock:
+    """A clock that a test moves; each pass of an attack takes so many of its seconds."""
+
+    def __init__(self, seconds_of_a_pass: dict[str, float]) -> None:
+        self.now = 1000.0
+        self.seconds_of_a_pass = seconds_of_a_pass
+        self.passes: list[str] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def guesses(self, attack: Any, view: Any, seed: int, exchanges: int, on_pass: Any) -> Any:
+        def count_pass() -> None:
+            self.passes.append(attack.name)
+            self.now += self.seconds_of_a_pass.get(attack.name, 1.0)
+            on_pass()
+
+        return self.original(attack, view, seed, exchanges, count_pass)
+
+    original = staticmethod(foreign.guesses)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock({"label_gradients": 10.0})
+    monkeypatch.setattr(pace, "time", clock)
+    monkeypatch.setattr(foreign, "guesses", clock.guesses)
+    return clock
+
+
+FEW = [AttackChoice(name="label_gradients", options={"labels_per_class": 0}), "gradient_direction"]
+BOTH = {"label_gradients", "gradient_direction"}
+SEEN: dict[str, Any] = {"h": LOGITS, "gradients": ERROR, "labels": Y, "attacks": FEW}
+
+
+def test_progress_counts_attacks_and_its_forecast_is_measured(clock: Clock) -> None:
+    told: list[EvaluationProgress] = []
+    found = evaluate(**SEEN, exchanges=2, on_progress=told.append)
+    assert told[0].done == 0 < told[0].seconds_left
+    assert [one.done for one in told] == sorted(one.done for one in told)
+    assert {one.total for one in told} == {len(found.findings)}
+    assert told[0].attack == "label_gradients (labels_per_class 0)"
+    assert told[1].seconds == 10
+    # Two passes of this attack, then those that are not measured yet, predicted by this one.
+    assert told[1].seconds_left == 2 * 10 + 3 * 10 * (len(found.findings) - 1)
+    assert (told[-1].attack, told[-1].seconds_left) == ("", 0)
+    assert told[-1].seconds == clock.now - 1000
+    assert told[-1].done == told[-1].total
+    assert str(told[1]).startswith(f"evaluate: 0 of {told[0].total} attacks done, label_gradients")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "mounted"),
+    [(1e-9, set()), (25.0, {"gradient_direction"}), (1e6, BOTH), (math.inf, BOTH)],
+)
+def test_what_does_not_fit_into_the_budget_is_named(
+    clock: Clock, seconds: float, mounted: set[str]
+) -> None:
+    every = evaluate(**SEEN, exchanges=2)
+    found = evaluate(**SEEN, exchanges=2, seconds=seconds)
+    assert {one.result.attack for one in found.findings} == mounted
+    assert len(found.findings) + len(found.not_tried) == len(every.findings)
+    assert found.findings == tuple(one for one in every.findings if one in found.findings)
+    for name, reason in found.not_tried.items():
+        assert f"of seconds={seconds:g}" in reason
+        assert name in str(found)
+        assert f"{name}: not tried, {reason}" in found.why(name.split()[0])
+        assert name in found.as_json()["not_tried"]
+    if not mounted:
+        assert "Labels: not attacked, so nothing is known of a leak" in found.verdicts[0]
+        with pytest.raises(AttackError, match="not tried, it would take about"):
+            found["gradient_direction"]
+
+
+def test_an_attack_that_proves_slow_ends_after_the_pass_that_shows_it(clock: Clock) -> None:
+    found = evaluate(**{**SEEN, "attacks": FEW[:1]}, exchanges=5, seconds=30.0)
+    assert found.findings == ()
+    assert "after 1 of 6 passes the rest needs about 50 s" in found.why()
+
+
+@pytest.mark.parametrize("wrong", [0, -1, math.nan, True, "10", [1]])
+def test_a_budget_that_is_no_number_above_0_is_refused(wrong: Any) -> None:
+    with pytest.raises(AttackError, match="seconds= is a number above 0"):
+        evaluate(**SEEN, seconds=wrong)
+
+
+class Stream(io.StringIO):
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+def test_only_a_terminal_shows_progress_and_no_output_is_touched(
+    terminal: bool, given: bool, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    out, err = Stream(terminal=True), Stream(terminal=terminal)
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    evaluate(**SEEN, exchanges=2, on_progress=(lambda progress: None) if given else None)
+    assert out.getvalue() == ""
+    assert bool(err.getvalue()) == (terminal and not given)
+    assert err.getvalue() == "" or err.getvalue().endswith("\r\x1b[K")  # the line is cleared
+
+
+def test_a_process_without_standard_error_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    assert evaluate(**SEEN, exchanges=2).findings
+
+
+def test_each_direction_is_told_in_one_sentence(clock: Clock) -> None:
+    leak, silent = evaluate(**SEEN, exchanges=2).verdicts
+    assert re.fullmatch(
+        r"Labels leak: whoever makes h and gets gradients back guesses 100% of the labels right "
+        r"where guessing without what was sent gets \d+% \(mean over classes\), by .*\.", leak,
+    )  # fmt: skip
+    assert silent.startswith("Features: not attacked, so nothing is known of a leak (")
+    few = [
+        AttackChoice(name="model_completion", options={"labels_per_class": 0}),
+        "inverse_network",
+    ]
+    noise = {"h": NOISE[0], "own": X, "attacks": few}
+    labels, features = evaluate(**noise, labels=Y, exchanges=2).verdicts
+    assert labels.startswith("No leak of labels was found: with its best attack whoever receives h")
+    assert features.endswith(
+        "(needs features=, those of the party that made h, to score what it guesses)."
+    )
+
+
+def test_refusals_are_one_line_and_why_tells_each(clock: Clock) -> None:
+    few: list[Any] = [
+        "temporal",
+        "inverse_network",
+        "label_gradients",
+        "gradient_direction",
+        "vote_regression",
+    ]
+    few.append(AttackChoice(name="model_completion", options={"labels_per_class": 0}))
+    found = evaluate(h=NOISE[0], labels=Y, attacks=few, exchanges=2)
+    (line,) = [one for one in str(found).splitlines() if one.startswith("Not mounted")]
+    counts = [int(count) for count in re.findall(r"\((\d+)\)", line)]
+    assert sum(counts) == len(found.lacking)
+    assert "needs gradients= (" in line
+    assert found.why("temporal") == f"temporal: {found.lacking['temporal']}"
+    for name, says in (("model_completion", "was mounted"), ("nonsense", "was not asked for")):
+        with pytest.raises(AttackError, match=says):
+            found.why(name)

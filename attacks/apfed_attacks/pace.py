@@ -1,0 +1,195 @@
+"""How long `evaluate` takes: a forecast before it starts, the time left, and a budget of seconds.
+
+Run by: whoever calls `evaluate`. Nothing here changes what an attack computes. One *pass* is one
+run of one attack: on what was sent, or on one exchange of releases between rows.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from apfed_attacks.interface import Attack
+
+__all__ = ["EvaluationProgress", "OnProgress", "OutOfTime", "Pace", "watch_in_terminal"]
+
+_SECONDS_PER_ITERATION: Mapping[str, float] = {
+    "semi_supervised": 0.023,
+    "unpaired_inversion": 0.029,
+}
+"""Of attacks that train networks: of one core, on 400 rows of 4 numbers."""
+_SECONDS_PER_PASS = 0.2
+"""Of every other attack, likewise; what was measured replaces both."""
+_START_OF_LINE = "\r\x1b[K"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationProgress:
+    """How far `evaluate` is.
+
+    Attributes:
+        attack: the attack that runs now, with its options; empty: all are done.
+        done, total: attacks, where each set of options counts by itself.
+        seconds: since the first attack started.
+        seconds_left: predicted by how long passes took so far; 0 at the end.
+    """
+
+    attack: str
+    done: int
+    total: int
+    seconds: float
+    seconds_left: float
+
+    def __str__(self) -> str:
+        left = f"about {_in_words(self.seconds_left)} left"
+        return f"evaluate: {self.done} of {self.total} attacks done, {self.attack}, {left}"
+
+
+OnProgress: TypeAlias = Callable[[EvaluationProgress], None]
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+class OutOfTime(Exception):  # noqa: N818  # nothing is wrong: the caller's budget is spent
+    """An attack that does not fit into the budget; its text says why."""
+
+
+class Pace:
+    """The clock of one call: which attacks are planned, how long they took, what is left.
+
+    Args:
+        planned: the attacks with their names, in any order.
+        exchanges: of releases, each of which is one more pass of an attack that has decoys.
+        budget: seconds for all of them together; None: as long as they take.
+        on_progress: called before each attack, after each pass, and once at the end.
+    """
+
+    def __init__(
+        self,
+        planned: Sequence[tuple[str, Attack]],
+        *,
+        exchanges: int,
+        budget: float | None,
+        on_progress: OnProgress,
+    ) -> None:
+        self._names = [name for name, _ in planned]
+        self._expected = [_expected_seconds(attack) for _, attack in planned]
+        self._passes = [1 + exchanges * attack.exchangeable for _, attack in planned]
+        self._measured: dict[int, float] = {}  # seconds of a pass, by attack
+        self._finished: set[int] = set()
+        self._budget = budget
+        self._on_progress = on_progress
+        self._begin = time.monotonic()
+
+    @property
+    def order(self) -> list[int]:
+        """The planned attacks as they run: as given, or under a budget the shortest first."""
+        every = list(range(len(self._names)))
+        return every if self._budget is None else sorted(every, key=self._seconds_of)
+
+    @contextmanager
+    def timing(self, attack: int) -> Iterator[Callable[[], None]]:
+        """Time one attack; yield what is to be called after each of its passes.
+
+        Raises:
+            OutOfTime: the attack does not fit into the rest of the budget, or no longer does.
+        """
+        try:
+            self._require_time(self._seconds_of(attack), "it would take about")
+            self._report(attack, passes=0)
+            begin, passes = time.monotonic(), 0
+
+            def note_pass() -> None:
+                nonlocal passes
+                passes += 1
+                self._measured[attack] = (time.monotonic() - begin) / passes
+                rest = (self._passes[attack] - passes) * self._measured[attack]
+                if passes < self._passes[attack]:
+                    done = f"after {passes} of {self._passes[attack]} passes the rest needs about"
+                    self._require_time(rest, done)
+                self._report(attack, passes=passes)
+
+            yield note_pass
+        finally:
+            self._finished.add(attack)
+
+    def finish(self) -> None:
+        """Report that nothing is left."""
+        done = len(self._names)
+        self._on_progress(
+            EvaluationProgress(
+                attack="", done=done, total=done, seconds=self._seconds_spent(), seconds_left=0.0
+            )
+        )
+
+    def _seconds_spent(self) -> float:
+        return time.monotonic() - self._begin
+
+    def _seconds_of(self, attack: int, *, passes_done: int = 0) -> float:
+        """Predict the seconds that the rest of an attack's passes take."""
+        per_pass = self._measured.get(attack, self._speed() * self._expected[attack])
+        return max(0, self._passes[attack] - passes_done) * per_pass
+
+    def _speed(self) -> float:
+        """Return how much longer passes took than expected; 1 before the first."""
+        expected = sum(self._expected[attack] for attack in self._measured)
+        return sum(self._measured.values()) / expected if expected else 1.0
+
+    def _require_time(self, needed: float, what: str) -> None:
+        if self._budget is None:
+            return
+        left = max(0.0, self._budget - self._seconds_spent())
+        if needed > left:
+            raise OutOfTime(
+                f"{what} {needed:.3g} s, and of seconds={self._budget:g} {left:.3g} s are left"
+            )
+
+    def _report(self, attack: int, *, passes: int) -> None:
+        waiting = set(range(len(self._names))) - self._finished - {attack}
+        left = self._seconds_of(attack, passes_done=passes)
+        left += sum(map(self._seconds_of, waiting))
+        if self._budget is not None:
+            left = min(left, max(0.0, self._budget - self._seconds_spent()))
+        self._on_progress(
+            EvaluationProgress(
+                attack=self._names[attack],
+                done=len(self._finished),
+                total=len(self._names),
+                seconds=self._seconds_spent(),
+                seconds_left=left,
+            )
+        )
+
+
+def _expected_seconds(attack: Attack) -> float:
+    if attack.name in _SECONDS_PER_ITERATION:
+        return attack.iterations * _SECONDS_PER_ITERATION[attack.name]
+    return _SECONDS_PER_PASS
+
+
+@contextmanager
+def watch_in_terminal(on_progress: OnProgress | None) -> Iterator[OnProgress]:
+    """Yield the caller's `on_progress`, or one that keeps a line of standard error up to date.
+
+    That line is written only where standard error is a terminal, and cleared at the end.
+    """
+    stream = sys.stderr
+    if on_progress is not None:
+        yield on_progress
+    elif stream is None or not stream.isatty():
+        yield lambda progress: None
+    else:
+
+        def write_line(progress: EvaluationProgress) -> None:
+            stream.write(f"{_START_OF_LINE}{progress if progress.attack else ''}")
+            stream.flush()
+
+        try:
+            yield write_line
+        finally:
+            stream.write(_START_OF_LINE)
+            stream.flush()

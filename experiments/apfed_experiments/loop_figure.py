@@ -1,0 +1,171 @@
+"""The picture of a trade-off of one's own training loop, as `tradeoff` draws it of runs.
+
+Run by: whoever varied a defence in an own loop and has for each strength an accuracy, an epsilon
+and what attacks found (`apfed_attacks.evaluate`).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any, TypeAlias
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from apfed_attacks.foreign import Evaluation, Finding
+from apfed_attacks.interface import Target
+from apfed_experiments.drawing import STYLE
+from apfed_experiments.summary import Interval, Leakage, Row
+from apfed_experiments.tradeoff import Board, draw
+from apfed_experiments.words import number
+from secure_apfed.errors import DataError
+
+__all__ = ["tradeoff_figure"]
+
+Point: TypeAlias = Mapping[str, Any]
+_NEEDED = ("label", "accuracy", "attack")
+_KNOWN = (*_NEEDED, "epsilon")
+_EXAMPLE = '{"label": "noise 1.0", "accuracy": 0.91, "epsilon": 8, "attack": 0.12}'
+
+
+def tradeoff_figure(
+    points: Sequence[Point], *, target: Target | None = None, title: str | None = None
+) -> Figure:
+    """Draw accuracy against what attacks read, one numbered mark for each point.
+
+    Each point is a mapping with the keys
+
+    - `label`: what was done there, for the legend;
+    - `accuracy`: a share, 0 to 1, or several of as many seeds, drawn with their 95 % interval;
+    - `attack`: an advantage of your own, or what `evaluate` returned (of several seeds a list);
+    - `epsilon`: the guarantee, 0 or more; left out, None or infinite: "no guarantee".
+
+    Of evaluations that attack is drawn whose advantage is the highest, by its mean over the seeds.
+    The figure belongs to no window and changes no setting of matplotlib: `figure.savefig("a.png")`.
+
+    Args:
+        target: which target's attacks are drawn; None: the one that every evaluation attacked.
+        title: above the picture; None: one that names the target.
+
+    Raises:
+        DataError: a point lacks a key, or a number is none or out of range; names the point.
+    """
+    if isinstance(points, Mapping | str) or not isinstance(points, Sequence) or not points:
+        raise DataError(f"points: expected a list of mappings such as {_EXAMPLE}, got {points!r}")
+    for place, point in enumerate(points, start=1):
+        _check_keys(point, place)
+    names = [str(point["label"]) for point in points]
+    shown = target or _common_target(points, names)
+    rows = [_row_of(point, name, shown) for point, name in zip(points, names, strict=True)]
+    with mpl.rc_context(STYLE):
+        figure = Figure(layout="constrained")
+        draw(figure, Board(rows), shown, describe=_describe_point)
+        (axes,) = figure.axes
+        axes.set_title(title or f"Accuracy against leakage: {shown}")
+    return figure
+
+
+def _check_keys(point: Any, place: int) -> None:
+    if not isinstance(point, Mapping):
+        raise DataError(f"point {place}: expected a mapping such as {_EXAMPLE}, got {point!r}")
+    if missing := [key for key in _NEEDED if key not in point]:
+        raise DataError(f"point {place}: lacks {', '.join(missing)}; give a mapping as {_EXAMPLE}")
+    if unknown := [str(key) for key in point if key not in _KNOWN]:
+        raise DataError(f"point {place}: keys are {', '.join(_KNOWN)}, got {', '.join(unknown)}")
+
+
+def _describe_point(row: Row) -> str:
+    epsilon = row["epsilon"]
+    return "no guarantee" if math.isinf(epsilon) else f"epsilon {number(epsilon)}"
+
+
+def _row_of(point: Point, name: str, target: str) -> Row:
+    accuracies = _numbers(point["accuracy"], f"point {name!r}: accuracy", low=0, high=1)
+    epsilon = point.get("epsilon")
+    where = f"point {name!r}: epsilon"
+    spent = math.inf if epsilon is None else _number(epsilon, where, low=0, high=math.inf)
+    return {
+        "reference": False,
+        "gain": None,
+        "defence": name,
+        "label": name,
+        "accuracy": Interval.of(accuracies),
+        "epsilon": spent,
+        "leakage": {target: _leakage_of(point["attack"], name, target)},
+    }
+
+
+def _evaluations(attack: Any) -> list[Evaluation]:
+    """Return the evaluations that a point gives; none where it gives numbers."""
+    every = list(attack) if isinstance(attack, list | tuple) else [attack]
+    return every if every and all(isinstance(one, Evaluation) for one in every) else []
+
+
+def _common_target(points: Sequence[Point], names: Sequence[str]) -> str:
+    of_points = [
+        {finding.result.target for one in evaluations for finding in one.findings}
+        for point in points
+        if (evaluations := _evaluations(point["attack"]))
+    ]
+    if not of_points:
+        return "attack"
+    common = sorted(set.intersection(*map(set, of_points)))
+    if len(common) != 1:
+        got = ", ".join(common) or "none"
+        raise DataError(
+            f"the evaluations of {', '.join(names)} all attacked {got}; say which one is drawn, "
+            'such as target="labels"'
+        )
+    return common[0]
+
+
+def _leakage_of(attack: Any, name: str, target: str) -> Leakage:
+    evaluations = _evaluations(attack)
+    if not evaluations:
+        advantages = _numbers(attack, f"point {name!r}: attack", low=-math.inf, high=math.inf)
+        return _leakage(target, "attack", "score", advantages)
+    by_setting: dict[str, list[Finding]] = {}
+    for evaluation in evaluations:
+        for finding in evaluation.findings:
+            if finding.result.target == target:
+                by_setting.setdefault(finding.result.setting, []).append(finding)
+    if not by_setting:
+        reasons = evaluations[0].why().splitlines()
+        first = f" ({reasons[0]})" if reasons else ""
+        raise DataError(f"point {name!r}: no attack on {target} was mounted{first}")
+    worst = max(
+        by_setting, key=lambda setting: np.mean([one.advantage for one in by_setting[setting]])
+    )
+    findings = by_setting[worst]
+    metric = str(findings[0].result.metric)
+    return _leakage(target, worst, metric, [one.advantage for one in findings])
+
+
+def _leakage(target: str, attack: str, metric: str, advantages: Sequence[float]) -> Leakage:
+    return Leakage(
+        target=target,
+        attack=attack,
+        metric=metric,
+        advantage=Interval.of(advantages),
+        score=math.nan,
+        baseline=math.nan,
+        missing="",
+    )
+
+
+def _numbers(values: Any, where: str, *, low: float, high: float) -> list[float]:
+    several = not isinstance(values, str) and np.ndim(values) == 1 and len(values) > 0
+    every = list(values) if several else [values]
+    return [_number(one, where, low=low, high=high) for one in every]
+
+
+def _number(value: Any, where: str, *, low: float, high: float) -> float:
+    """Return a number from `low` to `high`; infinity only where `low` is finite, as of epsilon."""
+    value = value.item() if np.ndim(value) == 0 and hasattr(value, "item") else value
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    allows_infinity = math.isfinite(low)
+    if not is_number or not low <= value <= high or (math.isinf(value) and not allows_infinity):
+        wanted = f"a number from {low:g} to {high:g}" if allows_infinity else "a number"
+        raise DataError(f"{where}: expected {wanted}, got {value!r}")
+    return float(value)
