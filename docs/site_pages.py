@@ -9,6 +9,14 @@ Between `<!-- KIND: WHAT -->` and `<!-- end -->` a page holds what one of `BLOCK
 - `diff: apfed_plain/apfed_secure`: what one of docs/examples changes in another.
 - `bench: psi/*/10000`: what docs/performance/psi.json holds of cases that are like `*/10000`.
 
+A single figure of a sentence has its source behind it, which a reader does not see:
+
+- `+11.8<!-- =results.gains:votes-digits-n20:gain -->` is a cell of `docs/data/results.json`, found
+  by the beginnings of its row and of its column, in small letters with hyphens;
+- `3.4<!-- =performance.make-run:main:minutes -->` is a case of `docs/performance/make-run.json`.
+
+A sentence may round and leave signs and leading zeros out; what it says otherwise is renewed.
+
 Files at the top of the repository, and the report's tables, are pages of the site, too.
 """
 
@@ -32,6 +40,12 @@ PAGES = {
     "who-learns-what.md": SENTENCES,
 }
 _BLOCK = re.compile(r"<!-- (?P<kind>\w+): (?P<what>\S+) -->\n.*?<!-- end -->", re.DOTALL)
+_FIGURE = re.compile(
+    r"(?<![\w.,/])(?P<shown>[+-]?(?:\d[\d,]*)?\.?\d+(?:(?: points| %)?[ \n]+\[[-+.\d, \n]+\])?)"
+    r"<!-- =(?P<source>\S+) -->"
+)
+_SOURCE = re.compile(r"<!-- =(\S+) -->")
+_SINGLE = re.compile(r"[+-]?(?:\d[\d,]*)?\.?\d+(?:e[+-]?\d+)?")
 _EVIDENT = ("number", "text", "true, false", "list")
 _TAGS = ("kind", "name")
 _TOLD_AT_ONCE = ("attacks", "own", "passive")  # what their keys are stands elsewhere
@@ -45,7 +59,96 @@ def renewed(text: str) -> str:
         kind, what = match["kind"], match["what"]
         return f"<!-- {kind}: {what} -->\n{BLOCKS[kind](what)}\n<!-- end -->"
 
-    return _BLOCK.sub(fill, text)
+    def quote(match: re.Match[str]) -> str:
+        source = match["source"]
+        return f"{quote_figure(match['shown'], read_source(source), source)}<!-- ={source} -->"
+
+    if len(_FIGURE.findall(text)) != len(_SOURCE.findall(text)):
+        behind = {match.end() for match in _FIGURE.finditer(text)}
+        alone = [match[1] for match in _SOURCE.finditer(text) if match.end() not in behind]
+        raise ValueError(f"sources that stand behind no figure: {', '.join(alone)}")
+    return _FIGURE.sub(quote, _BLOCK.sub(fill, text))
+
+
+def quote_figure(shown: str, stored: str, source: str) -> str:
+    """Return the stored figure as the sentence writes its own: decimals, signs, leading zeros.
+
+    ValueError: the sentence has more numbers than the source.
+    """
+    written, known = _SINGLE.findall(shown), _SINGLE.findall(stored)
+    if len(written) > len(known):
+        raise ValueError(f"{source} holds {stored!r}, and a page says {shown!r}")
+    values = iter(zip(written, known, strict=False))
+    return _SINGLE.sub(lambda match: _as_written(*next(values)), shown)
+
+
+def _as_written(written: str, known: str) -> str:
+    decimals = min(len(one.partition(".")[2]) for one in (written, known))
+    if "e" in known:
+        return known
+    value = float(known.replace(",", ""))
+    sign = "+" if written.startswith("+") else ""
+    comma = "," if "," in written or "," in known else ""
+    text = f"{value:{sign}{comma}.{decimals}f}"
+    without_zero = written.lstrip("+-").startswith(".")
+    return re.sub(r"^([+-]?)0\.", r"\1.", text) if without_zero else text
+
+
+def read_source(source: str) -> str:
+    """Return the figure that a source names, as it is stored.
+
+    ValueError: it names no figure, or several.
+    """
+    place, *keys = source.split(":")
+    folder, _, name = place.partition(".")
+    if len(keys) != 2 or not name:
+        raise ValueError(f"{source}: expected FILE.TABLE:ROW:COLUMN")
+    if folder == "performance":
+        return _measured_case(source, name, *keys)
+    tables = json.loads((DOCS / f"data/{folder}.json").read_bytes())
+    if "rows" not in tables.get(name, {}) or "of" in tables[name]:
+        raise ValueError(f"{source}: docs/data/{folder}.json has no table {name} of its own")
+    table = tables[name]
+    row = _only_one(source, keys[0], row_slugs(table["rows"]))
+    column = _only_one(source, keys[1], [[slug(column)] for column in table["columns"]])
+    return str(table["rows"][row][column])
+
+
+def _measured_case(source: str, name: str, case: str, field: str) -> str:
+    rows = json.loads((DOCS / f"performance/{name}.json").read_bytes())["rows"]
+    row = rows[_only_one(source, case, [[slug(row["case"])] for row in rows])]
+    value = row["seconds"] / 60 if field == "minutes" else row[field]
+    return f"{value:.4f}"
+
+
+def slug(text: str) -> str:
+    """Return a text in small letters, with hyphens for all that is neither letter nor digit."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def row_slugs(rows: list[list[str]]) -> list[list[str]]:
+    """Return each row's names: its first cell, its first two, and so on to the fourth.
+
+    An empty cell stands for the one above it.
+    """
+    names, above = [], [""] * 4
+    for row in rows:
+        first = [cell or before for cell, before in zip(row[:4], above, strict=False)]
+        names.append([slug(" ".join(first[:count])) for count in range(1, len(first) + 1)])
+        above = first
+    return names
+
+
+def _only_one(source: str, key: str, names: list[list[str]]) -> int:
+    """Return the place of the only one that has this name, or else whose name begins so."""
+    found = [place for place, every in enumerate(names) if key in every]
+    if not found:
+        begins = f"{key}-"
+        found = [at for at, every in enumerate(names) if f"{every[-1]}-".startswith(begins)]
+    if len(found) != 1:
+        known = ", ".join(every[0] for every in names)
+        raise ValueError(f"{source}: {key!r} names {len(found)} of {known}")
+    return found[0]
 
 
 def _markdown(columns: list[str], rows: list[list[str]]) -> str:

@@ -1,6 +1,7 @@
 """The picture of a trade-off of one's own loop: what it draws, what it refuses, what it leaves."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from apfed_attacks.foreign import Evaluation, Finding
 from apfed_attacks.interface import AttackResult
 from apfed_experiments import tradeoff_figure
 from secure_apfed.errors import DataError
+from tests.docs.pages import program_of
 
 OPEN: dict[str, Any] = {"label": "open", "accuracy": 0.9, "attack": 0.3}
 NOISY: dict[str, Any] = {"label": "noisy", "accuracy": [0.8, 0.7], "epsilon": 8, "attack": [0.1, 0]}
@@ -81,7 +83,7 @@ def test_a_target_is_asked_for_where_evaluations_have_two() -> None:
     point = {**OPEN, "attack": both}
     with pytest.raises(DataError, match="attacked features, labels; say which one is drawn"):
         tradeoff_figure([point])
-    assert advantages_in(tradeoff_figure([point], target="features")) == [0.2]
+    assert advantages_in(tradeoff_figure([point], target="features")) == pytest.approx([0.2])
     nothing = Evaluation((), {"norm": "needs h"})
     with pytest.raises(DataError, match=r"'open': no attack on labels was mounted \(norm: needs h"):
         tradeoff_figure([{**OPEN, "attack": nothing}], target="labels")
@@ -109,3 +111,12 @@ def test_a_target_is_asked_for_where_evaluations_have_two() -> None:
 def test_points_that_cannot_be_drawn_are_named(points: Any, says: str) -> None:
     with pytest.raises(DataError, match=says):
         tradeoff_figure(points)
+
+
+def test_the_printed_example_draws_its_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = program_of("docs/add-an-attack.md", tmp_path, at=2)
+    assert "1  no defence (no guarantee)" in legend_of(example.figure)
+    assert (tmp_path / "tradeoff.png").stat().st_size > 1000
