@@ -79,15 +79,15 @@ def quote_figure(shown: str, stored: str, source: str) -> str:
     if len(written) > len(known):
         raise ValueError(f"{source} holds {stored!r}, and a page says {shown!r}")
     values = iter(zip(written, known, strict=False))
-    return _SINGLE.sub(lambda match: _as_written(*next(values)), shown)
+    return _SINGLE.sub(lambda match: _as_written(*next(values), signed="+" in shown), shown)
 
 
-def _as_written(written: str, known: str) -> str:
+def _as_written(written: str, known: str, *, signed: bool) -> str:
     decimals = min(len(one.partition(".")[2]) for one in (written, known))
     if "e" in known:
         return known
     value = float(known.replace(",", ""))
-    sign = "+" if written.startswith("+") else ""
+    sign = "+" if signed else ""
     comma = "," if "," in written or "," in known else ""
     text = f"{value:{sign}{comma}.{decimals}f}"
     without_zero = written.lstrip("+-").startswith(".")
