@@ -78,11 +78,16 @@ def quote_figure(shown: str, stored: str, source: str) -> str:
     written, known = _SINGLE.findall(shown), _SINGLE.findall(stored)
     if len(written) > len(known):
         raise ValueError(f"{source} holds {stored!r}, and a page says {shown!r}")
-    values = iter(zip(written, known, strict=False))
-    return _SINGLE.sub(lambda match: _as_written(*next(values), signed="+" in shown), shown)
+    signs = [_all_signed(written[:1])] + [_all_signed(written[1:])] * len(written[1:])
+    values = iter(zip(written, known, signs, strict=False))
+    return _SINGLE.sub(lambda match: _as_written(*next(values)), shown)
 
 
-def _as_written(written: str, known: str, *, signed: bool) -> str:
+def _all_signed(numbers: list[str]) -> bool:
+    return all(one.startswith(("+", "-")) for one in numbers)
+
+
+def _as_written(written: str, known: str, signed: bool) -> str:
     decimals = min(len(one.partition(".")[2]) for one in (written, known))
     if "e" in known:
         return known
