@@ -99,7 +99,7 @@ class Pace:
             OutOfTime: the attack does not fit into the rest of the budget, or no longer does.
         """
         try:
-            self._require_time(self._seconds_of(attack), "it would take about")
+            self._require_time(self._least_seconds_of(attack), "it would take about")
             self._report(attack, passes=0)
             begin, passes = time.monotonic(), 0
 
@@ -133,6 +133,17 @@ class Pace:
         """Predict the seconds that the rest of an attack's passes take."""
         per_pass = self._measured.get(attack, self._speed() * self._expected[attack])
         return max(0, self._passes[attack] - passes_done) * per_pass
+
+    def _least_seconds_of(self, attack: int) -> float:
+        """Predict an attack's seconds so that one that fits is not refused before it is measured.
+
+        That is one pass as others went, or all as fast as the fastest: a slow attack before it must
+        not make all others look slow.
+        """
+        ratios = [seconds / self._expected[other] for other, seconds in self._measured.items()]
+        fastest = min([1.0, *ratios])
+        every_pass = self._passes[attack] * self._expected[attack] * fastest
+        return max(self._speed() * self._expected[attack], every_pass)
 
     def _speed(self) -> float:
         """Return how much longer passes took than expected; 1 before the first."""
