@@ -26,6 +26,7 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
     "docs/index.md": ("a run in five minutes",),
     "docs/start.md": ("Start in five minutes",),
     "docs/tutorial.md": ("After a minute the bank reads",),
+    "docs/when-a-party-dies.md": ("one a minute of training",),
     "docs/between-organisations.md": (
         "for 15 s",
         "After 15 s",
