@@ -17,13 +17,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from functools import cache, lru_cache
+from functools import cache
 from itertools import chain, zip_longest
 from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
 
 import numpy as np
 
+from apfed_protocols.date_formats import check_date_format, read_date
 from apfed_protocols.errors import DataError, LocalProtocolError
 from apfed_protocols.labels import column_names, require_unlabelled
 
@@ -98,7 +99,6 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
 MOST_IDS = 10_000_000
 """The largest set that an intersection takes, unless the parties agree on another."""
 _MOST_COLUMNS = 2**16 - 1
-_FIELD = re.compile("(%[dmY])")
 _WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
 
 
@@ -605,18 +605,10 @@ class IdNormalisation:
             raise LocalProtocolError(f"date_formats takes several, as ({formats!r},)")
         object.__setattr__(self, "date_formats", tuple(self.date_formats))
         for form in self.date_formats:
-            parts = _FIELD.findall(form)
-            between = [text for text in _FIELD.split(form)[2:-1:2] if text]
-            plain = not re.search(r"[%\d]", _FIELD.sub("", form))
-            if sorted(parts) != ["%Y", "%d", "%m"] or len(between) != 2 or not plain:
-                raise LocalProtocolError(
-                    f"date_formats: {form!r} must have %d, %m and %Y once, and between them "
-                    "something that is no digit, as in %d.%m.%Y"
-                )
-            if form == "%Y-%d-%m":
-                raise LocalProtocolError(
-                    "date_formats: %Y-%d-%m reads like 2026-01-31, which is a date"
-                )
+            try:
+                check_date_format(form)
+            except ValueError as error:
+                raise LocalProtocolError(str(error)) from None
 
     def __str__(self) -> str:
         return " ".join(f"{rule.name}={getattr(self, rule.name)!r}" for rule in fields(self))
@@ -658,12 +650,8 @@ class IdNormalisation:
 
     def _value(self, text: str) -> str:
         """The agreed form of a number or a date; other texts stay."""
-        for pattern in _patterns(self.date_formats):
-            if found := pattern.fullmatch(text):
-                try:
-                    return date(*(int(found[field]) for field in "Ymd")).isoformat()
-                except ValueError:  # such as the 31st of February
-                    continue
+        if (found := read_date(text, self.date_formats)) is not None:
+            return found.isoformat()
         if self.whole_numbers and len(text) < _MOST_DIGITS and _WHOLE.fullmatch(text):
             return str(int(text.partition(".")[0]))
         return text
@@ -679,15 +667,6 @@ class _LettersAndDigits(dict[int, int | None]):
 
 
 _LETTERS_AND_DIGITS = _LettersAndDigits()
-
-
-@lru_cache
-def _patterns(formats: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    digits = {"%d": "(?P<d>[0-9]{1,2})", "%m": "(?P<m>[0-9]{1,2})", "%Y": "(?P<Y>[0-9]{4})"}
-    return tuple(
-        re.compile("".join(digits.get(part) or re.escape(part) for part in _FIELD.split(form)))
-        for form in formats
-    )
 
 
 def encode_ids(

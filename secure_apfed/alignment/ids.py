@@ -88,11 +88,13 @@ class IdFile:
             reader.check()
 
     def _open(self) -> "tuple[Dataset, Callable[[int], str] | None]":
-        """Rows of which no more than a piece is held, but of .xz; and how a row of CSV is found."""
+        """Rows of which no more than a piece is held, but of .xz and of files with lines above the
+        names; and how a row of CSV is found.
+        """
         import pyarrow
-        from pyarrow import csv, dataset
+        from pyarrow import csv, dataset, input_stream
 
-        from secure_apfed.data.frames import files_of, kind_of, packed_rows
+        from secure_apfed.data.frames import files_of, kind_of, packed_rows, read_csv_head
 
         if not isinstance(self._given, Path):
             return dataset.dataset(self._given), None
@@ -103,17 +105,27 @@ class IdFile:
             column_types=dict.fromkeys(self._columns, pyarrow.string()), strings_can_be_null=True,
             null_values=sorted(EMPTY),
         )  # fmt: skip
-        lines = csv.ParseOptions(newlines_in_values=True)
-        form = dataset.CsvFileFormat(parse_options=lines, convert_options=options)
         rows = []
+        above = 0
         for file in files:
-            if file.suffix == ".xz":  # which pyarrow does not unpack
-                with lzma.open(file) as plain:
-                    whole = csv.read_csv(plain, parse_options=lines, convert_options=options)
+            head = read_csv_head(file, source=self._party, refuses_titles=False)
+            above = head.lines
+            lines = csv.ParseOptions(newlines_in_values=True, delimiter=head.separator)
+            if above or file.suffix == ".xz":  # which pyarrow's data sets do not take
+                with lzma.open(file) if file.suffix == ".xz" else input_stream(str(file)) as plain:
+                    whole = csv.read_csv(
+                        plain,
+                        read_options=csv.ReadOptions(skip_rows=above),
+                        parse_options=lines,
+                        convert_options=options,
+                    )
                 rows.append(dataset.dataset(whole))
             else:
+                form = dataset.CsvFileFormat(parse_options=lines, convert_options=options)
                 rows.append(dataset.dataset(str(file), format=form))
-        return dataset.dataset(rows), None if len(files) > 1 else lambda row: f"line {row + 2}"
+        if len(files) > 1:
+            return dataset.dataset(rows), None
+        return dataset.dataset(rows), lambda row: f"line {row + 2 + above}"
 
     @contextmanager
     def _readable(self) -> Iterator[None]:

@@ -31,9 +31,19 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from apfed_protocols.ids import EMPTY
+from secure_apfed.data.faults import (
+    Advice,
+    Fault,
+    FaultList,
+    Remedy,
+    TableError,
+    describe_remedies,
+)
 from secure_apfed.data.frames import (
     BLANK,
+    FEW_CATEGORIES,
     TRUTHS,
+    are_padded_codes,
     days_of,
     is_date,
     is_duration,
@@ -51,11 +61,16 @@ from secure_apfed.settings.data import MOST_CATEGORIES, Missing, ViewColumns
 
 MOST_IMAGE_NUMBERS = 2**22
 """Of one image, over all channels: one of 1,182 x 1,182 pixels in colour."""
+NO_FEATURES = (
+    "{source}: no feature columns are left beside IDs, labels and what is under ignore; take a "
+    "column out of ignore, or name a table with features"
+)
+_FILLED: tuple[Missing, ...] = ("mean", "drop")
 _ROUNDING = 8 * np.finfo(np.float64).eps
 _SAME = 1e-6  # of a number that a file has in float32, too
 RawFeatures: TypeAlias = pd.DataFrame | NDArray[np.generic]
-# By kind, how the numbers that are standardised are read.
-_READ = MappingProxyType({"numeric": numbers_of, "date": days_of, "duration": spans_of})
+# By kind, how the numbers that are standardised are read; of dates `_numbers` says it.
+_READ = MappingProxyType({"numeric": numbers_of, "duration": spans_of})
 
 
 class _Encoded(NamedTuple):
@@ -94,6 +109,7 @@ class NumericColumn(Settings):
     Attributes:
         constant: whether all rows that it was fitted to held the mean; then nothing says what
             another value means, and the feature is 0 whatever a cell says.
+        date_formats: in which dates may be written beside 2026-01-31.
     """
 
     name: str
@@ -101,6 +117,7 @@ class NumericColumn(Settings):
     scale: float = Field(1.0, gt=0)
     constant: bool = False
     kind: Literal["numeric", "date", "duration"] = "numeric"
+    date_formats: tuple[str, ...] = ()
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -108,7 +125,7 @@ class NumericColumn(Settings):
 
     def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
         """Return (N, 1); an empty cell becomes 0, the mean."""
-        numbers_N = _numbers(column, self.kind, source=source)
+        numbers_N = _numbers(column, self.kind, source=source, formats=self.date_formats)
         empty_N, other_N = np.isnan(numbers_N), np.zeros(len(numbers_N), dtype=bool)
         standard_N = np.where(empty_N, 0.0, (numbers_N - self.mean) / self.scale)
         if self.constant:
@@ -117,9 +134,14 @@ class NumericColumn(Settings):
         return _Encoded(standard_N[:, None], empty_N, other_N)
 
 
-def _numbers(column: "pd.Series", kind: str, *, source: str) -> NDArray[np.float64]:
+def _numbers(
+    column: "pd.Series", kind: str, *, source: str, formats: Sequence[str] = ()
+) -> NDArray[np.float64]:
     """The finite numbers (N,) that are standardised; NaN where a cell is empty."""
-    numbers = _READ[kind](column, source=source)
+    if kind == "date":
+        numbers = days_of(column, source=source, formats=formats)
+    else:
+        numbers = _READ[kind](column, source=source)
     if infinite := int(np.count_nonzero(np.isinf(numbers))):
         raise DataError(
             f"{source}: column {column.name!r} has {infinite} infinite numbers; mend them"
@@ -301,48 +323,74 @@ class ColumnEncoding(Settings):
         return found if list(found.columns) == names else found.set_axis(names, axis=1)
 
 
-def _refuse_empty(counts: Counter[str], *, source: str, party: str = "X") -> None:
+def _refuse_empty(counts: Counter[str], *, source: str, advice: Advice | None = None) -> None:
     lacking = ", ".join(f"{name} ({count})" for name, count in (+counts).items())
-    if lacking:
-        raise DataError(
+    if not lacking:
+        return
+    advice = advice or Advice("X")
+    remedies: tuple[Remedy, ...] = tuple((advice.set_value("missing", way),) for way in _FILLED)
+    raise TableError([
+        Fault(
             f"{source}: empty cells in {lacking}; fill them, or train with "
-            f"data.parties.{party}.missing: mean, or drop, in the run's file"
+            f"{describe_remedies(remedies)} in the run's file",
+            remedies,
         )
+    ])  # fmt: skip
+
+
+def refuse_empty_cells(frame: pd.DataFrame, *, categorical: Sequence[str], advice: Advice) -> None:
+    """Refuse empty cells of a table; a column that holds nothing else has a fault of its own."""
+    counts = Counter[str]()
+    for name in frame.columns:
+        empty_N = is_empty(frame[name], BLANK if name in categorical else EMPTY)
+        if not empty_N.all():
+            counts[str(name)] = int(empty_N.sum())
+    _refuse_empty(counts, source=advice.party, advice=advice)
 
 
 def fit_columns(
     frame: pd.DataFrame, *, categorical: Sequence[str] = (), missing: Missing = "error",
-    most: int | None = None, source: str,
+    most: int | None = None, source: str, formats: Sequence[str] = (),
+    advice: Advice | None = None,
 ) -> ColumnEncoding:  # fmt: skip
     """Return the encoding of all columns of `frame`, with statistics of all its rows; the standard
     deviation is the population's, and of equally frequent categories the first are kept.
+
+    Raises:
+        TableError: names what is wrong with any column, and the settings that mend it.
     """
+    advice = advice or Advice(source)
     if not frame.shape[1]:
-        raise DataError(
-            f"{source}: no feature columns are left; name some as numeric or categorical"
-        )
+        raise DataError(NO_FEATURES.format(source=source))
+    faults = FaultList()
     if missing != "mean":
-        empty = {
-            str(name): int(is_empty(frame[name], BLANK if name in categorical else EMPTY).sum())
-            for name in frame.columns
-        }
-        _refuse_empty(Counter(empty), source=source, party=source)
-    columns = [
-        _fit_categories(frame[name], most, source=source)
-        if name in categorical
-        else _fit_numbers(frame[name], source=source)
-        for name in frame.columns
-    ]
+        with faults.gather():
+            refuse_empty_cells(frame, categorical=categorical, advice=advice)
+    columns = list[Column]()
+    for name in frame.columns:
+        with faults.gather():
+            if name in categorical:
+                columns.append(_fit_categories(frame[name], most, advice=advice))
+            else:
+                columns.append(_fit_numbers(frame[name], formats, advice=advice))
+    faults.check()
     return ColumnEncoding(columns=tuple(columns), missing=missing)
 
 
-def _fit_numbers(column: "pd.Series", *, source: str) -> NumericColumn:
+def _fit_numbers(
+    column: "pd.Series", formats: Sequence[str] = (), *, advice: Advice
+) -> NumericColumn:
     kind: Literal["numeric", "date", "duration"] = "numeric"
-    if is_date(column) or is_duration(column):
-        kind = "date" if is_date(column) else "duration"
-    numbers, name = _numbers(column, kind, source=source), str(column.name)
+    source, written = advice.party, tuple[str, ...]()
+    if is_date(column):
+        kind = "date"
+    elif is_date(column, formats):
+        kind, written = "date", tuple(formats)
+    elif is_duration(column):
+        kind = "duration"
+    numbers, name = _numbers(column, kind, source=source, formats=written), str(column.name)
     known = numbers[~np.isnan(numbers)]
-    _check_any(len(known), column, source)
+    _check_any(len(known), column, advice)
     with np.errstate(over="ignore", invalid="ignore"):
         mean, deviation = float(known.mean()), float(known.std())
     if not (np.isfinite(mean) and np.isfinite(deviation)):
@@ -350,21 +398,33 @@ def _fit_numbers(column: "pd.Series", *, source: str) -> NumericColumn:
             f"{source}: the values of column {name!r} are too large to standardise; rescale it"
         )
     if deviation == 0 or np.ptp(known) <= _ROUNDING * np.abs(known).max():
-        return NumericColumn(name=name, mean=float(known[0]), constant=True, kind=kind)
-    return NumericColumn(name=name, mean=mean, scale=deviation, kind=kind)
+        return NumericColumn(
+            name=name, mean=float(known[0]), constant=True, kind=kind, date_formats=written
+        )
+    return NumericColumn(name=name, mean=mean, scale=deviation, kind=kind, date_formats=written)
 
 
-def _fit_categories(column: "pd.Series", most: int | None, *, source: str) -> CategoricalColumn:
+def _fit_categories(column: "pd.Series", most: int | None, *, advice: Advice) -> CategoricalColumn:
     texts = texts_of(column, words=EMPTY)
     counts = Counter(text for text in texts if text is not None)
-    _check_any(len(counts), column, source)
+    _check_any(len(counts), column, advice)
     if len(counts) > MOST_CATEGORIES and most is None:
-        raise DataError(
-            f"{source}: column {column.name!r} has {len(counts)} categories, at most "
-            f"{MOST_CATEGORIES} are one-hot encoded; drop it, group the rare ones, or in the run's "
-            f"file name it under data.parties.{source}.numeric or .ignore, or say "
-            f"data.parties.{source}.rare_categories: {{most: 64}}"
-        )
+        name = str(column.name)
+        remedies: list[Remedy] = [
+            (advice.set_value("rare_categories", {"most": FEW_CATEGORIES}),),
+            (advice.add_to_list("ignore", name),),
+        ]
+        is_listed = name in advice.lists.get("categorical", ())
+        if are_padded_codes(column) and not is_listed:
+            remedies.append((advice.add_to_list("numeric", name),))
+        raise TableError([
+            Fault(
+                f"{advice.party}: column {name!r} has {len(counts)} categories, at most "
+                f"{MOST_CATEGORIES} are one-hot encoded; group the rare ones, or say "
+                f"{describe_remedies(remedies)} in the run's file",
+                tuple(remedies),
+            )
+        ])  # fmt: skip
     kept = sorted(counts, key=lambda text: (-counts[text], text))[: most or MOST_CATEGORIES]
     return CategoricalColumn(
         name=str(column.name), categories=tuple(sorted(kept)),
@@ -373,9 +433,12 @@ def _fit_categories(column: "pd.Series", most: int | None, *, source: str) -> Ca
     )  # fmt: skip
 
 
-def _check_any(count: int, column: "pd.Series", source: str) -> None:
+def _check_any(count: int, column: "pd.Series", advice: Advice) -> None:
     if not count:
-        raise DataError(f"{source}: column {column.name!r} is empty; put it under ignore")
+        name = str(column.name)
+        remedies: tuple[Remedy, ...] = ((advice.add_to_list("ignore", name),),)
+        message = f"{advice.party}: column {name!r} is empty; say {describe_remedies(remedies)}"
+        raise TableError([Fault(message, remedies)])
 
 
 @dataclass(frozen=True)
@@ -397,7 +460,8 @@ class View:
 
 def fit_views(
     frame: pd.DataFrame, views: Mapping[str, ViewColumns], *, categorical: Sequence[str] = (),
-    missing: Missing = "error", most: int | None = None, source: str,
+    missing: Missing = "error", most: int | None = None, source: str, formats: Sequence[str] = (),
+    advice: Advice | None = None,
 ) -> ColumnEncoding:  # fmt: skip
     """Return the encoding of all columns of the views, one after another; see `fit_columns`."""
     columns: list[Column] = []
@@ -405,7 +469,13 @@ def fit_views(
         part = only_columns(frame, view.columns)
         if view.sequence is None:
             fitted = fit_columns(
-                part, categorical=categorical, missing=missing, most=most, source=source
+                part,
+                categorical=categorical,
+                missing=missing,
+                most=most,
+                source=source,
+                formats=formats,
+                advice=advice,
             )
             columns += fitted.columns
         else:

@@ -11,8 +11,11 @@ text, or says one of the words that mean empty (`EMPTY`) and are no categories o
 Letters: N rows.
 """
 
+import bz2
 import datetime
 import decimal
+import gzip
+import lzma
 import math
 import numbers
 import re
@@ -20,8 +23,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from csv import Error as CsvError
+from csv import reader as split_csv
+from dataclasses import dataclass
 from functools import partial
-from lzma import LZMAError
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +37,13 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import ArrowException, compute, csv, default_memory_pool
 
+from apfed_protocols.date_formats import read_date
 from apfed_protocols.ids import EMPTY
+from secure_apfed.data.faults import Advice, Fault, Remedy, describe_remedies
 from secure_apfed.errors import DataError
 from secure_apfed.files import ARROW, PARQUET
 from secure_apfed.names import column_name
+from secure_apfed.settings.data import MOST_CATEGORIES
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
@@ -49,8 +58,8 @@ BLANK = frozenset({""})
 """What is empty in every column, whatever was learnt."""
 
 LINES = "lines of the file"
-"""Attribute of a frame whose rows are lines of CSV files: of each its first row, and its name where
-there are several.
+"""Attribute of a frame whose rows are lines of CSV files: of each its first row, its name where
+there are several, and how many lines stand above the names of its columns.
 """
 
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ][\d:.]+(Z|[+-]\d{2}:?\d{2})?)?", re.ASCII)
@@ -83,11 +92,36 @@ _LOOK_ALIKES: Mapping[str, tuple[re.Pattern[str], str]] = {
         re.compile(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{4}[/.]\d{1,2}[/.]\d{1,2}"), "2026-01-31",
     ),
 }  # fmt: skip
+_DATE_FORMATS = (
+    *(f"%d{sign}%m{sign}%Y" for sign in "./-"),
+    *(f"%m{sign}%d{sign}%Y" for sign in "./-"),
+    *(f"%Y{sign}%m{sign}%d" for sign in "./"),
+)
+FEW_CATEGORIES = 64
+"""So many categories are proposed where a column has too many."""
+
 # As texts, of which a blank one alone is empty.
 _TEXTS: Any = {"dtype": str, "keep_default_na": False, "na_values": [""], "index_col": False}
 # Whole numbers would become floats, which lack digits, where one is empty.
 _WHOLE: Mapping[Any, Any] = {pyarrow.int64(): pd.Int64Dtype(), pyarrow.uint64(): pd.UInt64Dtype()}
 _PACKINGS = (".gz", ".bz2", ".xz", ".zst")
+_SEPARATOR = re.compile(r"sep=(?P<sign>.*)", re.IGNORECASE)
+_MOST_HEAD_LINES = 200
+_LINES_BEHIND = 5  # a title that they stand behind
+_WIDEST = 2**20  # of a line that is looked at above the names
+
+
+@dataclass(frozen=True)
+class CsvHead:
+    """What stands above the names of a CSV file.
+
+    Attributes:
+        lines: so many lines are no part of the table: comments, and one that names the separator.
+        separator: the character between two cells.
+    """
+
+    lines: int = 0
+    separator: str = ","
 
 
 def collected(frame: Any, *, party: str) -> Any:
@@ -251,24 +285,158 @@ def packed_rows(files: Sequence[Path], path: Path, source: str) -> "Dataset":
 def _csv_blocks(
     files: Sequence[Path], source: str, rows: int | None = None
 ) -> Iterator[pd.DataFrame]:
-    # Pandas gives repeated names another one, so headers are read as they stand.
-    heads = [pd.read_csv(path, header=None, nrows=1, **_TEXTS).iloc[0] for path in files]
-    _check_names(files, heads, source)
+    heads = [read_csv_head(path, source=source) for path in files]
+    names_of_files = list(map(_read_names, files, heads))
+    _check_names(files, names_of_files, source, heads)
     first = 0
-    for path, names in zip(files, heads, strict=True):
-        lines = ((first, path.name if len(files) > 1 else ""),)
-        if rows is None and (whole := _plain_csv(path, names.tolist())) is not None:
+    for path, head, names in zip(files, heads, names_of_files, strict=True):
+        lines = ((first, path.name if len(files) > 1 else "", head.lines),)
+        if rows is None and (whole := _plain_csv(path, names, head)) is not None:
             whole.attrs[LINES], first = lines, first + len(whole)
             yield whole
             continue
-        with pd.read_csv(path, iterator=True, chunksize=rows, **_TEXTS) as blocks:
+        options = {**_TEXTS, "sep": head.separator}
+        with (
+            _open_below(path, head) as file,
+            pd.read_csv(file, iterator=True, chunksize=rows, **options) as blocks,
+        ):
             for frame in blocks:
                 frame.attrs[LINES] = lines
                 first += len(frame)
                 yield frame
 
 
-def _plain_csv(path: Path, names: Sequence[Any]) -> pd.DataFrame | None:
+def _read_names(path: Path, head: CsvHead) -> list[Any]:
+    """Return a file's names as they stand: pandas would give repeated ones another one."""
+    with _open_below(path, head) as file:
+        row = pd.read_csv(file, header=None, nrows=1, sep=head.separator, **_TEXTS).iloc[0]
+    return list(row)
+
+
+def read_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> CsvHead:
+    """Read the lines above the names: those that begin with #, and `sep=;` as spreadsheets write.
+
+    A line such as #id,age holds the names, if it has as many cells as the next line, which is no
+    comment; behind a comment's # stands a blank, or another number of cells.
+
+    Raises:
+        DataError: a line there is neither, or names no separator; names the line.
+    """
+    with _open_text(path, errors="replace") as file:
+        read_line = partial(file.readline, _WIDEST)
+        lines = [line.rstrip("\r\n") for line in islice(iter(read_line, ""), _MOST_HEAD_LINES)]
+    if lines:
+        lines[0] = lines[0].removeprefix("\ufeff")
+    separator = ","
+    above = 0
+    for number, line in enumerate(lines, 1):
+        bare = line.strip(" ")
+        if bare[:1] == bare[-1:] == '"':
+            bare = bare[1:-1]
+        if named := _SEPARATOR.fullmatch(bare):
+            where = f"{source}: line {number} of {path} is {line!r:.40}"
+            separator = _read_separator(named["sign"], where=where)
+        elif line.startswith("#"):
+            if _holds_names(lines, number, separator):
+                break
+        elif bare:
+            break
+        else:
+            continue
+        above = number
+    else:
+        if len(lines) == _MOST_HEAD_LINES:
+            raise DataError(
+                f"{source}: the first {_MOST_HEAD_LINES} lines of {path} begin with # or are "
+                "blank; remove them, so that the names of its columns come first"
+            )
+    if refuses_titles:
+        _refuse_titles(lines, above, separator, path=path, source=source)
+    return CsvHead(above, separator)
+
+
+def _read_separator(sign: str, *, where: str) -> str:
+    sign = "\t" if sign == "\\t" else sign
+    # What stands in numbers, words or around texts cannot stand between cells.
+    if len(sign) != 1 or sign.isalnum() or sign in "\"'\\ .+-_" or not sign.isascii():
+        raise DataError(
+            f"{where}, and one sign between cells is expected there, as in sep=; - correct this "
+            "line, or remove it"
+        )
+    return sign
+
+
+def _holds_names(lines: Sequence[str], number: int, separator: str) -> bool:
+    """Whether a line that begins with # has as many cells as the line behind it."""
+    if lines[number - 1][1:2] in ("#", " ", "\t"):
+        return False
+    behind = next((line for line in lines[number:] if line.strip()), "#")
+    if behind.startswith("#") or _SEPARATOR.fullmatch(behind):
+        return False
+    cells = len(_split_line(behind, separator))
+    return cells > 1 and len(_split_line(lines[number - 1], separator)) == cells
+
+
+def _refuse_titles(
+    lines: Sequence[str], above: int, separator: str, *, path: Path, source: str
+) -> None:
+    """Refuse a title above the names: a line of one cell above lines of several."""
+    at = next((at for at in range(above, len(lines)) if lines[at].strip()), len(lines))
+    first = lines[at] if at < len(lines) else ""
+    others = {sign for sign in ";\t|" if separator == ","}
+    if not first or '"' in first or not others.isdisjoint(first):
+        return
+    if sum(bool(cell.strip()) for cell in _split_line(first, separator)) > 1:
+        return
+    for number, line in enumerate(lines[at + 1 : at + 1 + _LINES_BEHIND], at + 2):
+        cells = len(_split_line(line, separator))
+        if cells == 1:  # of a table with another separator
+            cells = max((len(_split_line(line, sign)) for sign in others), default=1)
+            cells = cells if cells > 2 else 1
+        if cells > 1:
+            raise DataError(
+                f"{source}: line {at + 1} of {path} has one cell, and line {number} has {cells}; "
+                "remove what stands above the names of the columns, or begin these lines with #"
+            )
+
+
+def _split_line(line: str, separator: str) -> list[str]:
+    try:
+        return next(split_csv([line], delimiter=separator), [])
+    except CsvError:
+        return [line]
+
+
+def _open_text(path: Path, *, errors: str = "strict") -> Any:
+    """Open a CSV file, packed or not."""
+    options: dict[str, Any] = {"mode": "rt", "encoding": "utf-8", "errors": errors, "newline": ""}
+    if path.suffix == ".gz":
+        return gzip.open(path, **options)
+    if path.suffix == ".bz2":
+        return bz2.open(path, **options)
+    if path.suffix == ".xz":
+        return lzma.open(path, **options)
+    if path.suffix == ".zst":
+        import zstandard
+
+        return zstandard.open(path, **options)
+    return path.open(**options)
+
+
+@contextmanager
+def _open_below(path: Path, head: CsvHead) -> Iterator[Any]:
+    """Open a CSV file for pandas at the names of its columns."""
+    if not head.lines:
+        yield path
+        return
+    # Pandas itself would take a quote in a comment for the beginning of a cell.
+    with _open_text(path) as file:
+        for _ in range(head.lines):
+            file.readline()
+        yield file
+
+
+def _plain_csv(path: Path, names: Sequence[Any], head: CsvHead) -> pd.DataFrame | None:
     """The cells of a whole file as texts, as pandas reads them, in a fraction of its time; None of
     what only pandas takes, or refuses with a reason: rows of other lengths, an open quote.
     """
@@ -279,7 +447,8 @@ def _plain_csv(path: Path, names: Sequence[Any]) -> pd.DataFrame | None:
         content = pyarrow.input_stream(str(path)).read_buffer()
         table = csv.read_csv(
             pyarrow.BufferReader(content),
-            parse_options=csv.ParseOptions(newlines_in_values=True),
+            read_options=csv.ReadOptions(skip_rows=head.lines),
+            parse_options=csv.ParseOptions(newlines_in_values=True, delimiter=head.separator),
             convert_options=csv.ConvertOptions(
                 column_types=texts, null_values=[""], strings_can_be_null=True
             ),
@@ -297,10 +466,13 @@ def _plain_csv(path: Path, names: Sequence[Any]) -> pd.DataFrame | None:
     return frame
 
 
-def _check_names(files: Sequence[Path], names: Sequence[Iterable[str]], source: str) -> None:
+def _check_names(
+    files: Sequence[Path], names: Sequence[Iterable[str]], source: str,
+    heads: Sequence[CsvHead] = (),
+) -> None:  # fmt: skip
     """Of each file's columns; those of one table have the same."""
-    for path, own in zip(files, names, strict=True):
-        refuse_names(own, path, source)
+    for path, own, head in zip_longest(files, names, heads, fillvalue=CsvHead()):
+        refuse_names(own, path, source, separator=head.separator)
         if parts := {*map(str, own)} ^ {*map(str, names[0])}:
             raise DataError(
                 f"{source}: {path} and {files[0]} differ in the columns "
@@ -350,7 +522,7 @@ def _readable(path: Path, kind: str, source: str) -> Iterator[None]:
         ) from error
     except FileNotFoundError as error:
         raise DataError(f"{source}: there is no file {path}; check the path") from error
-    except (OSError, EOFError, LZMAError, ImportError) as error:  # .zst asks for zstandard
+    except (OSError, EOFError, lzma.LZMAError, ImportError) as error:  # .zst asks for zstandard
         raise DataError(f"{source}: {path} cannot be read ({error})") from error
     except UnicodeDecodeError as error:
         raise DataError(
@@ -364,14 +536,17 @@ def _readable(path: Path, kind: str, source: str) -> Iterator[None]:
         ) from error
 
 
-def refuse_names(given: Iterable[str], path: Path | str, source: str) -> None:
+def refuse_names(
+    given: Iterable[str], path: Path | str, source: str, *, separator: str = ","
+) -> None:
     """Two columns of one name, and one column whose name holds what elsewhere parts columns."""
     names = pd.Series(list(given), dtype=object)
     for sign, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
-        if len(names) == 1 and sign in str(names.iloc[0]):
+        if len(names) == 1 and separator == "," and sign in str(names.iloc[0]):
+            written = sign.replace("\t", "\\t")
             raise DataError(
                 f"{source}: the first line of {path} has no comma, but {called}; save it with "
-                "commas between the columns"
+                f"commas between the columns, or put a line above it that says sep={written}"
             )
     names = names.dropna().map(column_name)
     repeated = names[names.duplicated()].unique()
@@ -483,8 +658,8 @@ def place_of(column: "pd.Series | pd.DataFrame", row: int) -> str:
     """
     number = column.index[row]
     if lines := column.attrs.get(LINES):
-        first, file = max(line for line in lines if line[0] <= number)
-        return f"line {number - first + 2}{file and f' of {file}'}"
+        first, file, above = max(line for line in lines if line[0] <= number)
+        return f"line {number - first + 2 + above}{file and f' of {file}'}"
     return f"row {number} (from 0)"
 
 
@@ -507,8 +682,7 @@ def numbers_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
         found[left] = cells.iloc[left].map(TRUTHS).to_numpy(np.float64, na_value=np.nan)
     else:
         known, found = _each(column, _number)
-    remedy = "mend them, or declare the column categorical"
-    _require_all(column, known, found, "is numeric", "not numbers", remedy, source=source)
+    _require_all(column, known, found, "is numeric", "not numbers", "mend them", source=source)
     return found
 
 
@@ -534,24 +708,34 @@ def _number(cell: Any) -> float:
     return np.nan
 
 
-def days_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
+def days_of(
+    column: "pd.Series", *, source: str, formats: Sequence[str] = ()
+) -> NDArray[np.float64]:
     """Return days (N,) since 1970-01-01, with fractions of a day; NaN where a cell is empty. What
-    names no time zone is in UTC.
+    names no time zone is in UTC. `formats`: in which dates may be written beside 2026-01-31.
     """
     if isinstance(column.dtype, np.dtype | pd.DatetimeTZDtype) and column.dtype.kind == "M":
         moments, known = column, column.notna().to_numpy()
     else:
         cells, empty = _cells(column)
         known = ~empty
-        fit = [cell if _is_date(cell) else None for cell in cells]
+        fit = [_as_date(cell, formats) for cell in cells]
         moments = pd.Series(fit, index=column.index, dtype=object)
     moments = pd.to_datetime(moments, format="ISO8601", errors="coerce", utc=True)
     # In microseconds: nanoseconds end in 2262, before the 9999-12-31 of an open end.
     since = moments.dt.tz_convert(None).dt.as_unit("us").to_numpy() - np.datetime64(0, "us")
     days = np.asarray(since / np.timedelta64(1, "D"), dtype=np.float64)
-    _require_all(column, known, days, "holds dates", "none", "write them as 2026-01-31",
-                 source=source)  # fmt: skip
+    remedy = f"write them as {' or '.join(('2026-01-31', *formats))}"
+    _require_all(column, known, days, "holds dates", "none", remedy, source=source)
     return days
+
+
+def _as_date(cell: Any, formats: Sequence[str]) -> Any:
+    """Return a date that pandas reads; None where a cell is none."""
+    if isinstance(cell, str) and formats and not _ISO.fullmatch(cell):
+        found = read_date(cell, formats)
+        return None if found is None else found.isoformat()
+    return cell if _is_date(cell) else None
 
 
 def spans_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
@@ -634,9 +818,13 @@ def is_empty(column: "pd.Series", words: Set[str] = EMPTY) -> NDArray[np.bool_]:
     return nulls
 
 
-def is_date(column: "pd.Series") -> bool:
-    """Whether a column holds dates: read as such, or texts in ISO 8601 alone (2026-01-31)."""
-    return column.dtype.kind == "M" or _all(column, _is_date)
+def is_date(column: "pd.Series", formats: Sequence[str] = ()) -> bool:
+    """Whether a column holds dates: read as such, or texts in ISO 8601 alone (2026-01-31), or in
+    one of these formats.
+    """
+    if column.dtype.kind == "M":
+        return True
+    return _all(column, lambda cell: _as_date(cell, formats) is not None)
 
 
 def is_duration(column: "pd.Series") -> bool:
@@ -644,8 +832,9 @@ def is_duration(column: "pd.Series") -> bool:
     return column.dtype.kind == "m" or _all(column, _is_duration)
 
 
-def has_measures(column: "pd.Series") -> bool:
-    return is_numeric(column) or is_date(column) or is_duration(column)
+def has_measures(column: "pd.Series", formats: Sequence[str] = ()) -> bool:
+    """Whether a column holds numbers, dates or durations."""
+    return is_numeric(column) or is_date(column, formats) or is_duration(column)
 
 
 def are_padded_codes(column: "pd.Series") -> bool:
@@ -735,29 +924,77 @@ def _each(
     return ~empty, np.array([np.nan if none else read(cell) for cell, none in pairs], np.float64)
 
 
-def refuse_look_alikes(column: "pd.Series", *, source: str) -> None:
-    """Refuse texts that would become categories, and are mostly numbers or dates to a reader."""
+def find_look_alike(
+    column: "pd.Series", *, advice: Advice, most: int | None = None
+) -> Fault | None:
+    """Return a fault if texts would become categories, and are mostly numbers or dates to a reader.
+
+    Args:
+        column: its cells; one that was declared categorical before it came here has no fault.
+        advice: of the party whose table it is.
+        most: how many categories the party takes, if it says so.
+    """
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return None
     texts = texts_of(column)
     counts = Counter(text for text in texts if text is not None)
     known = counts.total()
     numbers = pd.to_numeric(pd.Series(list(counts), dtype=str), errors="coerce")
     stray = {text for text, number in zip(counts, numbers, strict=True) if np.isnan(number)}
     strays = sum(counts[text] for text in stray)
+    name = str(column.name)
     if 0 < strays < (1 - _MOSTLY) * known:
-        raise DataError(
-            f"{source}: {strays} of {known} cells of column {column.name!r} are text and the rest "
-            f"are numbers, first in {_first(texts, stray, column)}; mend them, or list the "
-            "column under numeric or categorical"
+        remedies = category_remedies(column, advice=advice, most=most)
+        return Fault(
+            f"{advice.party}: {strays} of {known} cells of column {name!r} are text and the rest "
+            f"are numbers, first in {_first(texts, stray, column)}; mend them, or say "
+            f"{describe_remedies(remedies)}",
+            remedies,
         )
     for what, (pattern, instead) in _LOOK_ALIKES.items():
         alike = {text for text in counts if pattern.fullmatch(text)}
         cells = sum(counts[text] for text in alike)
         if cells > _MOSTLY * known:
-            raise DataError(
-                f"{source}: {cells} of {known} cells of column {column.name!r} look like "
-                f"{what}, first in {_first(texts, alike, column)}; write {instead}, or list the "
-                "column under categorical or ignore"
+            remedies = (
+                *_date_remedies(list(counts), advice=advice),
+                *category_remedies(column, advice=advice, most=most),
             )
+            return Fault(
+                f"{advice.party}: {cells} of {known} cells of column {name!r} look like "
+                f"{what}, first in {_first(texts, alike, column)}; write {instead}, or say "
+                f"{describe_remedies(remedies)}",
+                remedies,
+            )
+    return None
+
+
+def category_remedies(
+    column: "pd.Series", *, advice: Advice, most: int | None = None
+) -> tuple[Remedy, ...]:
+    """Return the settings that take a column as categories, and those that leave it out."""
+    name = str(column.name)
+    declared: Remedy = (advice.add_to_list("categorical", name),)
+    if most is None and len({*texts_of(column, words=EMPTY)} - {None}) > MOST_CATEGORIES:
+        declared = (*declared, advice.set_value("rare_categories", {"most": FEW_CATEGORIES}))
+    return declared, (advice.add_to_list("ignore", name),)
+
+
+def _date_remedies(texts: Sequence[str], *, advice: Advice) -> list[Remedy]:
+    """Return the formats by which all these texts are dates, as settings."""
+    fitting = [
+        form
+        for form in _DATE_FORMATS
+        if all(_ISO.fullmatch(text) or read_date(text, [form]) for text in texts)
+    ]
+    orders = {"%d": "the day comes first", "%m": "the month comes first"}
+    return [
+        (
+            advice.add_to_list(
+                "date_formats", form, remark=orders.get(form[:2], "") if len(fitting) > 1 else ""
+            ),
+        )
+        for form in fitting
+    ]
 
 
 def _first(texts: Sequence[str | None], of: Set[str], column: "pd.Series") -> str:

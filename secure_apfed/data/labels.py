@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from apfed_protocols.ids import EMPTY
+from secure_apfed.data.faults import Fault, Remedy, SettingLine, TableError, describe_remedies
 from secure_apfed.errors import DataError, SuspectColumnWarning
 
 UNLABELLED = -100
@@ -33,6 +34,7 @@ UNLABELLED = -100
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _FARTHEST = 99.0  # deviations; UNLABELLED is no target
 _SHOWN, _WIDTH = 5, 40
+_MOST_PROPOSED = 20
 _SIGNS = {
     **dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-"),
     ord("\u2044"): "/", ord("\u2019"): "'",
@@ -101,6 +103,7 @@ def read_numbers(texts: Sequence[str | None], *, party: str, column: str) -> NDA
 def require_one_spelling(
     labels: Iterable[str | None], *, where: str, remedy: str = "list all under data.classes",
     listed: Sequence[str] = (), about: Collection[str] | None = None,
+    remedies: Sequence[Remedy] = (),
 ) -> None:  # fmt: skip
     """Refuse texts that differ only in how one label is spelled.
 
@@ -108,6 +111,7 @@ def require_one_spelling(
     of one value ("1", "1.0", "1,0", "01", "+1", "1e0", "1,000" beside "1000"), words of truth
     ("True", "T", "1"), quotes around a word, and blanks and dashes within ("class 1", "class1").
     Settings may name labels that no row has (`listed`), or those that alone matter (`about`).
+    `remedies`: settings that take them as different, which are said in place of `remedy`.
     """
     counts = Counter(label for label in labels if label is not None)
     plain = {label: _plain(label) for label in (*counts, *listed)}
@@ -121,11 +125,14 @@ def require_one_spelling(
     ]
     if found:
         more = f", and {len(found) - _SHOWN} labels more" if len(found) > _SHOWN else ""
-        raise DataError(
+        remedy = f"say {describe_remedies(remedies)}" if remedies else remedy
+        message = (
             f"{where} spells one label in several ways, each of which would be a class of its own: "
             f"{'; '.join(found[:_SHOWN])}{more}; write each label in one way, or {remedy} if they "
             "are different classes"
         )
+        # Which spelling is right is for people to say: no setting is proposed to be pasted.
+        raise TableError([Fault(message, ((), *remedies))])
 
 
 def warn_of_empty_words(
@@ -139,9 +146,12 @@ def warn_of_empty_words(
     if read := {text: labels.count(text) for text in sorted(empty.intersection(labels)) if text}:
         counts = ", ".join(f"{text!r} ({rows})" for text, rows in read.items())
         taken = "count as empty" if count else "are a class each, and do not count as empty"
+        classes = (label for label in labels if label)
+        remedies = _propose_classes(tuple(dict.fromkeys((*listed, *_found(classes)))))
+        say = f"say {describe_remedies(remedies)}" if remedies else "list them under data.classes"
         warnings.warn(
-            f"{party}: labels {counts} of column {column!r} {taken}; list them under data.classes "
-            "if they are classes, else leave their cells empty",
+            f"{party}: labels {counts} of column {column!r} {taken}; {say} if they are classes, "
+            "else leave their cells empty",
             SuspectColumnWarning,
             stacklevel=3,
         )
@@ -185,18 +195,30 @@ def class_labels(
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Each row's class (N,), `UNLABELLED` where it has no label, and the names of the classes."""
     where = f"{party}: column {column!r}"
+    named = _found(label for label in labels if label is not None)
+    every = tuple(dict.fromkeys((*(listed or ()), *named)))
+    remedies = _propose_classes(every)
     if listed is None:
-        require_one_spelling(labels, where=where)
+        require_one_spelling(labels, where=where, remedies=remedies)
     classes = _found(labels) if listed is None else listed
     places: dict[str | None, int] = {label: place for place, label in enumerate(classes)}
     if outside := Counter(label for label in labels if label is not None and label not in places):
-        require_one_spelling(labels, where=where, listed=classes, about=outside)
-        raise DataError(
+        require_one_spelling(labels, where=where, listed=classes, about=outside, remedies=remedies)
+        add = f"say {describe_remedies(remedies)}" if remedies else "add the class"
+        message = (
             f"{party}: {outside.total()} labels lie outside the classes "
             f"{', '.join(map(_cut, classes))}, such as "
-            f"{', '.join(map(_cut, sorted(outside)[:_SHOWN]))}; mend them, or add the class"
+            f"{', '.join(map(_cut, sorted(outside)[:_SHOWN]))}; mend them, or {add}"
         )
+        raise TableError([Fault(message, ((), *remedies))])
     return np.array([places.get(label, UNLABELLED) for label in labels], np.int64), classes
+
+
+def _propose_classes(classes: Sequence[str]) -> tuple[Remedy, ...]:
+    """Return the setting that lists these classes; none where a person would not read it."""
+    if len(classes) > _MOST_PROPOSED or max(map(len, classes), default=0) > _WIDTH:
+        return ()
+    return ((SettingLine(("data", "classes"), tuple(classes)),),)
 
 
 def choose_positive(labels_N: NDArray[np.int64], classes: Sequence[str]) -> str:
@@ -233,7 +255,7 @@ def _cut(label: str) -> str:
     return label if len(label) <= _WIDTH else _short(label)
 
 
-def _found(labels: Sequence[str | None]) -> tuple[str, ...]:
+def _found(labels: Iterable[str | None]) -> tuple[str, ...]:
     found = {label for label in labels if label is not None}
     whole = all(map(_WHOLE.fullmatch, found))
     return tuple(sorted(found, key=Decimal)) if whole else tuple(sorted(found))

@@ -11,7 +11,7 @@ import difflib
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,25 +28,39 @@ from apfed_protocols.ids import EMPTY, JOINT, id_texts
 from secure_apfed.data.catalogue import labels_are_numbers, party_names
 from secure_apfed.data.databases import query_table
 from secure_apfed.data.encoding import (
+    NO_FEATURES,
     CellCounts,
     ColumnEncoding,
     View,
+    fit_columns,
     fit_views,
     locate_views,
     parse_encoding,
+    refuse_empty_cells,
+)
+from secure_apfed.data.faults import (
+    Advice,
+    Fault,
+    FaultList,
+    Remedy,
+    SettingLine,
+    TableError,
+    describe_remedies,
 )
 from secure_apfed.data.frames import (
     BLANK,
     are_padded_codes,
+    category_remedies,
     files_of,
+    find_look_alike,
     has_measures,
     is_csv,
     is_empty,
     is_numeric,
+    numbers_of,
     only_columns,
     place_of,
     read_frame,
-    refuse_look_alikes,
     to_texts,
 )
 from secure_apfed.data.labels import (
@@ -62,7 +76,7 @@ from secure_apfed.data.partition import choose_labelled, generator, passive_labe
 from secure_apfed.data.records import OwnData, PartyTable, VerticalData, check_distinct
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, SuspectColumnWarning
 from secure_apfed.files import read_json
-from secure_apfed.settings.data import DataSettings, PartySettings, ViewColumns
+from secure_apfed.settings.data import TABLES, DataSettings, ViewColumns
 
 _FEWEST_ROWS = 20
 _DISTINCT = 0.5
@@ -72,7 +86,7 @@ _NAMELESS = "Unnamed: "  # as pandas calls columns without a name, and numbers t
 _ALL = "all"
 
 
-def _warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, source: str) -> None:
+def _warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, advice: Advice) -> None:
     if len(features) < _FEWEST_ROWS:
         return
     for name, column in features.items():
@@ -84,9 +98,9 @@ def _warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, source: 
             why = "whole numbers without a gap"
         if why:
             _warn(
-                f"{source}: column {name!r} looks like an ID: its {len(column)} rows hold {why}; a "
-                "model learns such rows by heart and nothing else from it. Put it under ignore "
-                "unless it is a feature"
+                f"{advice.party}: column {name!r} looks like an ID: its {len(column)} rows hold "
+                f"{why}; a model learns such rows by heart and nothing else from it. Unless it is "
+                f"a feature, say {advice.add_to_list('ignore', str(name))}"
             )
 
 
@@ -103,7 +117,7 @@ def _warn(what: str) -> None:
 
 def warn_of_labels(
     features: pd.DataFrame, labels: Sequence[str | None], *, source: str, label: str,
-    numbers: bool = False,
+    numbers: bool = False, advice: Advice | None = None,
 ) -> None:  # fmt: skip
     """Warn of a column that alone tells every known label: by its values, or by cuts between them.
 
@@ -126,8 +140,9 @@ def warn_of_labels(
         if any(tells(*part) for part in parts):
             _warn(
                 f"{source}: column {name!r} alone tells {label!r} of all {len(known)} rows that "
-                "have one; it may be the label in disguise, or known only after it. Put it under "
-                "ignore unless it is there when the model predicts"
+                "have one; it may be the label in disguise, or known only after it. Unless it is "
+                "there when the model predicts, say "
+                f"{(advice or Advice(source)).add_to_list('ignore', str(name))}"
             )
 
 
@@ -167,12 +182,17 @@ def _orders(column: "pd.Series", truth: "pd.Series") -> bool:
 
 @dataclass(frozen=True, eq=False)
 class RawTable:
-    """A party's rows as read; labels as texts where it holds any, None where the cell is empty."""
+    """A party's rows as read; labels as texts where it holds any, None where the cell is empty.
+
+    Attributes:
+        suspects: columns with a fault, which no encoding can be fitted to.
+    """
 
     ids: tuple[str, ...]
     features: pd.DataFrame
     categorical: tuple[str, ...]
     labels: tuple[str | None, ...] = ()
+    suspects: frozenset[str] = frozenset()
 
     def at(self, rows: NDArray[np.int64]) -> "RawTable":
         return RawTable(
@@ -180,11 +200,45 @@ class RawTable:
             self.features.iloc[rows],
             self.categorical,
             tuple(self.labels[row] for row in rows),
+            self.suspects,
         )
 
 
+@dataclass(frozen=True)
+class _Chosen:
+    """Which columns are features: numeric ones, dates among them, and categorical ones.
+
+    Attributes:
+        suspects: those of them with a fault.
+    """
+
+    numeric: tuple[str, ...]
+    categorical: tuple[str, ...]
+    suspects: frozenset[str]
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (*self.numeric, *self.categorical)
+
+
 def read_raw(settings: DataSettings, name: str) -> RawTable:
-    """Read the table of this party, with labels where the settings say that it holds some."""
+    """Read the table of this party, with labels where the settings say that it holds some.
+
+    Raises:
+        TableError: what is wrong with it, all at once.
+    """
+    faults = FaultList()
+    raw = _read_raw(settings, name, faults)
+    faults.check()
+    return raw
+
+
+def _read_raw(settings: DataSettings, name: str, faults: FaultList) -> RawTable:
+    """Read a table and add what is wrong with it to the faults; its rows are of no use then.
+
+    Raises:
+        DataError: nothing more can be found out about it.
+    """
     party = (settings.parties or {})[name]
     label_column = settings.label_column if settings.holds_labels(name) else None
     id_columns = settings.id_columns(name)
@@ -196,42 +250,112 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
     )
     if not len(frame):
         raise DataError(f"{name}: {party.called} has no rows")
-    named = (*texts, *(party.numeric or ()), *party.ignore)
-    if absent := [column for column in dict.fromkeys(named) if column not in frame.columns]:
-        raise DataError(
-            f"{name}: {party.called} lacks the columns {', '.join(absent)}; it has "
-            f"{', '.join(map(str, frame.columns))}{_guess(absent[0], frame)}"
-        )
-    numeric, categorical = _choose(frame, party, taken=(*id_columns, *labels))
-    if label_column is None and settings.label_column in (*numeric, *categorical):
-        raise DataError(
-            f"{name}: its column {settings.label_column!r} is called like the active's labels, "
-            "which a passive must not train on; put it under ignore or rename it"
-        )
-    for column in categorical:
-        if is_csv(frame) and party.encoding is None:
-            frame[column] = _without_words(frame[column], source=name)
-    if party.missing == "drop":
-        empty = [is_empty(frame[column]) for column in numeric]
-        empty += [is_empty(frame[column], BLANK) for column in categorical]
-        frame = frame[~np.any(empty, axis=0)]
-    if not len(frame):
-        raise DataError(
-            f"{name}: data.parties.{name}.missing: drop leaves no row of {party.called}; say mean"
-        )
-    label_texts = _labels(frame, label_column, settings, party=name)
-    ids = tuple(_ids(frame, id_columns, file=party.called, party=name))
-    check_distinct(ids, party=name, place=lambda row: place_of(frame, row))
-    for column in {*frame.columns} - {*numeric, *categorical}:
+    _require_columns(frame, settings, name)
+    advice = _advice_for(settings, name)
+    chosen = _choose_columns(frame, settings, name, taken=(*id_columns, *labels), faults=faults)
+    for column in chosen.categorical:
+        listed = column in (party.categorical or ())
+        if is_csv(frame) and party.encoding is None and not listed:
+            frame[column] = _without_words(frame[column], advice=advice)
+    if settings.missing_at(name) == "drop":
+        frame = _drop_empty(frame, chosen, advice=advice, called=party.called)
+    label_texts: tuple[str | None, ...] = (None,) * len(frame)
+    with faults.gather():
+        label_texts = _labels(frame, label_column, settings, party=name)
+    ids = tuple(map(str, range(len(frame))))
+    with faults.gather():
+        ids = tuple(_ids(frame, id_columns, file=party.called, party=name))
+        check_distinct(ids, party=name, place=lambda row: place_of(frame, row))
+    for column in {*frame.columns} - {*chosen.all}:
         del frame[column]  # in place: of a long table there is no second copy
-    features = only_columns(frame, (*numeric, *categorical))
-    _warn_of_ids(features, categorical, source=name)
+    features = only_columns(frame, chosen.all)
+    _warn_of_ids(features, chosen.categorical, advice=advice)
     if label_column is not None:
         warn_of_labels(
             features, label_texts, source=name, label=label_column,
-            numbers=labels_are_numbers(settings),
+            numbers=labels_are_numbers(settings), advice=advice,
         )  # fmt: skip
-    return RawTable(ids, features, categorical, label_texts)
+    return RawTable(ids, features, chosen.categorical, label_texts, chosen.suspects)
+
+
+def _advice_for(settings: DataSettings, name: str) -> Advice:
+    """Return what proposes settings of this party beside those that it has."""
+    party = (settings.parties or {})[name]
+    lists = {
+        "numeric": party.numeric or (),
+        "categorical": party.categorical or (),
+        "ignore": party.ignore,
+        "date_formats": settings.date_formats_at(name),
+    }
+    return Advice(name, lists)
+
+
+def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> None:
+    """Refuse a table that lacks a column that the settings name."""
+    party = (settings.parties or {})[name]
+    named = {
+        "id_column": settings.id_columns(name),
+        "label_column": (settings.label_column,) if settings.holds_labels(name) else (),
+        "categorical": party.categorical or (),
+        "numeric": party.numeric or (),
+        "ignore": party.ignore,
+    }
+    every = dict.fromkeys(column for columns in named.values() for column in columns)
+    absent = [column for column in every if column not in frame.columns]
+    if not absent:
+        return
+    near = {column: _nearest(column, frame) for column in absent}
+    guesses = {column: other for column, other in near.items() if other}
+    remedy = list[SettingLine]()
+    advice = Advice(name)
+    for key, columns in named.items():
+        renamed = tuple(guesses.get(column, column) for column in columns)
+        if renamed == columns:
+            continue
+        value: Any = renamed[0] if len(columns) == 1 and key.endswith("_column") else renamed
+        if key == "label_column":
+            remedy.append(SettingLine(("data", key), value))
+        else:
+            remedy.append(advice.set_value(key, value))
+    message = (
+        f"{name}: {party.called} lacks the columns {', '.join(absent)}; it has "
+        f"{', '.join(map(str, frame.columns))}"
+    )
+    if not guesses:
+        raise DataError(message)
+    ((column, other), *_) = guesses.items()
+    remedies: tuple[Remedy, ...] = (tuple(remedy),)
+    message += f"; if {column!r} is called {other!r}, say {describe_remedies(remedies)}"
+    raise TableError([Fault(message, remedies)])
+
+
+def _nearest(absent: str, frame: pd.DataFrame) -> str:
+    names = {str(one).casefold(): str(one) for one in frame.columns}
+    near = difflib.get_close_matches(absent.casefold(), names, n=1)
+    return names[near[0]] if near else ""
+
+
+def _drop_empty(
+    frame: pd.DataFrame, chosen: _Chosen, *, advice: Advice, called: str
+) -> pd.DataFrame:
+    """Return the rows without an empty cell among the features."""
+    empty = {column: is_empty(frame[column]) for column in chosen.numeric}
+    empty |= {column: is_empty(frame[column], BLANK) for column in chosen.categorical}
+    is_left = ~np.any(list(empty.values()), axis=0) if empty else np.ones(len(frame), dtype=bool)
+    if is_left.any():
+        return frame[is_left]
+    without = [column for column, cells in empty.items() if cells.all()]
+    others = [cells for column, cells in empty.items() if column not in without]
+    remedy: Remedy = (advice.add_to_list("ignore", *without),) if without else ()
+    if not others or np.any(others, axis=0).all():
+        remedy = (*remedy, advice.set_value("missing", "mean"))
+    raise TableError([
+        Fault(
+            f"{advice.party}: missing: drop leaves no row of {called}; say "
+            f"{describe_remedies([remedy])}",
+            (remedy,),
+        )
+    ])  # fmt: skip
 
 
 def _labels(
@@ -251,12 +375,6 @@ def _labels(
     return tuple(None if text == "" or text in empty else text for text in texts)
 
 
-def _guess(absent: str, frame: pd.DataFrame) -> str:
-    names = {str(one).casefold(): str(one) for one in frame.columns}
-    near = difflib.get_close_matches(absent.casefold(), names, n=1)
-    return f"; is {absent!r} called {names[near[0]]!r}?" if near else ""
-
-
 def given_table(settings: DataSettings, name: str) -> Path | pyarrow.Table:
     """A path, or what the query of this party tells now."""
     party = (settings.parties or {})[name]
@@ -274,43 +392,165 @@ def party_path(settings: DataSettings, file: Path | None) -> Path:
     return (settings.folder or Path()).expanduser() / file.expanduser()
 
 
-def _choose(
-    frame: pd.DataFrame, party: PartySettings, *, taken: tuple[str, ...]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The numeric columns, dates among them, and the categorical ones: as named, else by type."""
-    if party.numeric is not None or party.categorical is not None:
-        return party.numeric or (), party.categorical or ()
-    left = [name for name in frame.columns if name not in (*taken, *party.ignore)]
-    if nameless := [name for name in left if name.startswith(_NAMELESS)]:
-        place = int(nameless[0].removeprefix(_NAMELESS)) + 1
-        raise DataError(
-            f"{party.called} has no name for its column {place} (from 1); name it in the first "
-            f"line, leave the column out, or put {nameless[0]!r} under ignore"
+def _choose_columns(
+    frame: pd.DataFrame, settings: DataSettings, name: str, *, taken: tuple[str, ...],
+    faults: FaultList,
+) -> _Chosen:  # fmt: skip
+    """Choose the features: columns as the party's lists name them, the others by their type."""
+    party = (settings.parties or {})[name]
+    advice, formats = _advice_for(settings, name), settings.date_formats_at(name)
+    lists = {"numeric": party.numeric or (), "categorical": party.categorical or ()}
+    listed = {*lists["numeric"], *lists["categorical"]} - {*party.ignore}
+    if contrary := [one for names in lists.values() for one in names if one in party.ignore]:
+        _warn(
+            f"{name}: {', '.join(contrary)} is left out, since data.parties.{name}.ignore names "
+            "it beside another list"
         )
-    numeric = tuple(name for name in left if has_measures(frame[name]))
-    categorical = tuple(name for name in left if name not in numeric)
-    for column in categorical:
+    suspects = set[str]()
+    if settings.holds_labels(name) and settings.label_column in listed:
+        listed.remove(settings.label_column)
+        suspects.add(settings.label_column)
+        faults.add(_label_as_feature(settings.label_column, lists, advice=advice))
+    left = [one for one in frame.columns if one not in (*taken, *party.ignore, *listed)]
+    if nameless := [one for one in left if one.startswith(_NAMELESS)]:
+        suspects.update(nameless)
+        faults.add(_nameless(nameless, called=party.called, advice=advice))
+    by_type = [one for one in left if has_measures(frame[one], formats)]
+    numeric = [*(one for one in lists["numeric"] if one in listed), *by_type]
+    categorical = [one for one in lists["categorical"] if one in listed]
+    most = party.rare_categories.most
+    if party.encoding is None:
+        texts = [one for one in lists["numeric"] if one in listed]
+        if wrong := _without_numbers(frame, texts, formats, party=name):
+            suspects.update(wrong)
+            faults.add(_texts_as_numbers(frame, wrong, advice=advice, most=most))
+    others = [one for one in left if one not in by_type]
+    categorical += others
+    if party.encoding is None:
+        checked = [one for one in others if one not in suspects]
+        suspects |= _check_categories(frame, checked, advice=advice, most=most, faults=faults)
+    if not settings.holds_labels(name) and settings.label_column in (*numeric, *categorical):
+        suspects.add(settings.label_column)
+        faults.add(_label_at_passive(settings.label_column, advice=advice))
+    return _Chosen(tuple(numeric), tuple(categorical), frozenset(suspects))
+
+
+def _check_categories(
+    frame: pd.DataFrame, columns: Sequence[str], *, advice: Advice, most: int | None,
+    faults: FaultList,
+) -> set[str]:  # fmt: skip
+    """Return those of the columns that a reader would not take for categories; add their faults."""
+    suspects = set[str]()
+    for column in columns:
         if are_padded_codes(frame[column]):
             _warn(
-                f"{party.called}: column {column!r} holds digits, some with leading zeros, and is "
-                "taken as a category; list it under numeric if its cells are numbers, or under "
-                "categorical"
+                f"{advice.party}: column {column!r} holds digits, some with leading zeros, and is "
+                f"taken as a category; say {advice.add_to_list('categorical', column)} if it is "
+                f"one, or {advice.add_to_list('numeric', column)} if its cells are numbers"
             )
-        else:
-            # What a stray text among numbers must not silently do is to make each a category.
-            refuse_look_alikes(frame[column], source=party.called)
-    return numeric, categorical
+        # What a stray text among numbers must not silently do is to make each a category.
+        elif fault := find_look_alike(frame[column], advice=advice, most=most):
+            suspects.add(column)
+            faults.add(TableError([fault]))
+    return suspects
 
 
-def _without_words(column: "pd.Series", *, source: str) -> "pd.Series":
+def _label_as_feature(
+    column: str, lists: Mapping[str, Sequence[str]], *, advice: Advice
+) -> TableError:
+    remedy: Remedy = tuple(
+        advice.drop_from_list(key, column) for key, names in lists.items() if column in names
+    )
+    return TableError([
+        Fault(
+            f"{advice.party}: its column {column!r} holds the labels, and is listed as a feature; "
+            f"say {describe_remedies([remedy])}",
+            (remedy,),
+        )
+    ])  # fmt: skip
+
+
+def _label_at_passive(column: str, *, advice: Advice) -> TableError:
+    remedy: Remedy = (advice.add_to_list("ignore", column),)
+    return TableError([
+        Fault(
+            f"{advice.party}: its column {column!r} is called like the active's labels, which a "
+            f"passive must not train on; rename it, or say {describe_remedies([remedy])}",
+            (remedy,),
+        )
+    ])  # fmt: skip
+
+
+def _nameless(columns: Sequence[str], *, called: str, advice: Advice) -> TableError:
+    places = ", ".join(str(int(one.removeprefix(_NAMELESS)) + 1) for one in columns)
+    remedy: Remedy = (advice.add_to_list("ignore", *columns),)
+    return TableError([
+        Fault(
+            f"{advice.party}: {called} has no name for its column {places} (from 1); name it in "
+            f"the first line, leave the column out, or say {describe_remedies([remedy])}",
+            (remedy,),
+        )
+    ])  # fmt: skip
+
+
+def _without_numbers(
+    frame: pd.DataFrame, columns: Sequence[str], formats: Sequence[str], *, party: str
+) -> list[str]:
+    """Return those of these columns that hold cells that are no numbers."""
+    wrong = []
+    for column in columns:
+        if has_measures(frame[column], formats):
+            continue
+        try:
+            numbers_of(frame[column], source=party)
+        except DataError:
+            wrong.append(column)
+    return wrong
+
+
+def _texts_as_numbers(
+    frame: pd.DataFrame, columns: Sequence[str], *, advice: Advice, most: int | None
+) -> TableError:
+    """Return the fault of columns that are listed as numeric and hold texts."""
+    rare_categories = [
+        line
+        for column in columns
+        for line in category_remedies(frame[column], advice=advice, most=most)[0][1:]
+    ]
+    remedies: tuple[Remedy, ...] = (
+        (
+            advice.drop_from_list("numeric", *columns),
+            advice.add_to_list("categorical", *columns),
+            *rare_categories[:1],
+        ),
+        (advice.add_to_list("ignore", *columns),),
+    )
+    reason = ""
+    try:
+        numbers_of(frame[columns[0]], source=advice.party)
+    except DataError as error:
+        reason = str(error)
+    return TableError([
+        Fault(
+            f"{reason}{_also(columns[1:])}, or say {describe_remedies(remedies)}",
+            remedies,
+        )
+    ])  # fmt: skip
+
+
+def _also(columns: Sequence[str]) -> str:
+    return f" (so are cells of {', '.join(columns)})" if columns else ""
+
+
+def _without_words(column: "pd.Series", *, advice: Advice) -> "pd.Series":
     """A column of a CSV file, where words such as NA count as empty, even among texts."""
     empty = is_empty(column)
     texts = (cell.strip() for cell in column[empty].tolist() if isinstance(cell, str))
-    if said := Counter(text for text in texts if text):
-        counts = ", ".join(f"{word!r} ({count})" for word, count in sorted(said.items()))
+    if words := Counter(text for text in texts if text):
+        counts = ", ".join(f"{word!r} ({count})" for word, count in sorted(words.items()))
         _warn(
-            f"{source}: cells {counts} of column {column.name!r} count as empty; if they are a "
-            "category, write another word, or save the table as Parquet, where they are texts"
+            f"{advice.party}: cells {counts} of column {column.name!r} count as empty; if they are "
+            f"a category, say {advice.add_to_list('categorical', str(column.name))}"
         )
     return column.mask(empty) if empty.any() else column
 
@@ -332,16 +572,51 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
     """Return all parties' tables, the active first, each in its file's order.
 
     The active's rows are split with the seed; its test rows need not be known to all.
+
+    Raises:
+        TableError: what is wrong with all tables.
+        ConfigError: a table is not named here, and those that are have no fault.
     """
-    own = _active(settings, seed=seed)
+    faults = FaultList()
+    unnamed = list[ConfigError]()
+    passives = list[PartyTable]()
+    own: OwnData | None = None
+    for name in party_names(settings):
+        try:
+            with faults.gather():
+                if name == settings.active:
+                    own = _active(settings, seed=seed)
+                else:
+                    passives.append(_passive(settings, name, seed=seed)[0])
+        except ConfigError as error:
+            unnamed.append(error)
+    faults.check()
+    if unnamed:
+        raise unnamed[0]
+    assert own is not None
     return VerticalData(
         **vars(own),
-        passives=tuple(
-            _passive(settings, name, seed=seed)[0] for name in party_names(settings)[1:]
-        ),
+        passives=tuple(passives),
         labels_at=settings.labels_at,
         horizontal=settings.horizontal,
     )
+
+
+def find_table_faults(settings: DataSettings, name: str, *, seed: int) -> tuple[Fault, ...]:
+    """Return all faults of one party's table."""
+    faults = FaultList()
+    with faults.gather():
+        load_own_tables(settings, name, seed=seed)
+    return tuple(faults.faults)
+
+
+def has_table_here(settings: DataSettings, name: str) -> bool:
+    """Whether the settings name a file of this party that is on this machine."""
+    party = (settings.parties or {}).get(name)
+    if settings.dataset != TABLES or party is None or party.file is None:
+        return False
+    path = party_path(settings, party.file)
+    return path.exists() or bool(set(path.name) & set("*?[") and [*path.parent.glob(path.name)])
 
 
 def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> str:
@@ -384,8 +659,13 @@ def _active(settings: DataSettings, *, seed: int) -> OwnData:
     Rows with an empty cell in the label column train without a label and test nothing.
     """
     name = settings.active
-    raw = read_raw(settings, name)
-    labels, groups, classes = _labels_of(settings, raw, party=name)
+    faults = FaultList()
+    raw = _read_raw(settings, name, faults)
+    with faults.gather():
+        labels, groups, classes = _labels_of(settings, raw, party=name)
+    if faults:
+        _gather_column_faults(settings, name, raw, faults)
+        faults.check()
     known = np.flatnonzero(groups != UNLABELLED)
     share, choice = settings.test_fraction, settings.split
     train, test = (
@@ -467,18 +747,52 @@ def _passive(settings: DataSettings, name: str, *, seed: int) -> tuple[PartyTabl
 
     It has labels of people whom the active tests, too: only the active can leave them out.
     """
-    raw = read_raw(settings, name)
-    features, encoding, views = _encoded(settings, name, raw, rows=np.arange(len(raw.ids)))
+    faults = FaultList()
+    raw = _read_raw(settings, name, faults)
     labels = None
     classes = settings.named_classes
-    if settings.holds_labels(name):
-        told, classes = class_labels(raw.labels, classes, party=name, column=settings.label_column)
-        told, classes = put_positive_last(
-            told, classes, settings.positive, where=f"{name}: positive"
-        )
-        known, choice = settings.labelled, settings.split
-        labels = torch.from_numpy(passive_labels(told, known, seed=seed, choice=choice, party=name))
+    with faults.gather():
+        if settings.holds_labels(name):
+            told, classes = class_labels(
+                raw.labels, classes, party=name, column=settings.label_column
+            )
+            told, classes = put_positive_last(
+                told, classes, settings.positive, where=f"{name}: positive"
+            )
+            known, choice = settings.labelled, settings.split
+            labels = torch.from_numpy(
+                passive_labels(told, known, seed=seed, choice=choice, party=name)
+            )
+    if faults:
+        _gather_column_faults(settings, name, raw, faults)
+        faults.check()
+    features, encoding, views = _encoded(settings, name, raw, rows=np.arange(len(raw.ids)))
     return PartyTable(name, raw.ids, features, labels, encoding, views), classes
+
+
+def _gather_column_faults(
+    settings: DataSettings, name: str, raw: RawTable, faults: FaultList
+) -> None:
+    """Add what is wrong with the columns of a table that has other faults already."""
+    party = (settings.parties or {})[name]
+    advice = _advice_for(settings, name)
+    if party.encoding is not None or not raw.features.shape[1]:
+        return
+    if settings.missing_at(name) == "error":
+        with faults.gather():
+            refuse_empty_cells(raw.features, categorical=raw.categorical, advice=advice)
+    others = [column for column in raw.features.columns if column not in raw.suspects]
+    if others:
+        with faults.gather():
+            fit_columns(
+                only_columns(raw.features, others),
+                categorical=raw.categorical,
+                missing="mean",
+                most=party.rare_categories.most,
+                source=name,
+                formats=settings.date_formats_at(name),
+                advice=advice,
+            )
 
 
 def _encoded(
@@ -488,18 +802,31 @@ def _encoded(
 
     A given encoding tells of none of its rows; else it is fitted to these.
     """
-    party = (settings.parties or {})[name]
+    party, advice = (settings.parties or {})[name], _advice_for(settings, name)
     views, counts = _views_of(settings, name, raw.features), CellCounts()
     if party.encoding is None:
-        encoding = fit_views(
-            raw.features if len(rows) == len(raw.ids) else raw.features.iloc[rows], views,
-            categorical=raw.categorical, missing=party.missing,
-            most=party.rare_categories.most, source=name,
-        )  # fmt: skip
+        missing = settings.missing_at(name)
+        faults = FaultList()
+        if missing == "error":  # of all rows, and not alone of those that it is fitted to
+            with faults.gather():
+                refuse_empty_cells(raw.features, categorical=raw.categorical, advice=advice)
+        with faults.gather():
+            encoding = fit_views(
+                raw.features if len(rows) == len(raw.ids) else raw.features.iloc[rows], views,
+                categorical=raw.categorical, missing="mean" if faults else missing,
+                most=party.rare_categories.most, source=name,
+                formats=settings.date_formats_at(name), advice=advice,
+            )  # fmt: skip
+        faults.check()
     else:
         encoding = _given_encoding(party_path(settings, party.encoding), party.encoding, name)
+        columns = tuple(column.name for column in encoding.columns)
+        if unused := [column for column in raw.features.columns if column not in columns]:
+            _warn(
+                f"{name}: {party.encoding} does not know the columns {', '.join(unused)}, which "
+                f"are left out; if that is right, say {advice.add_to_list('ignore', *unused)}"
+            )
         if settings.view_columns is None:
-            columns = tuple(column.name for column in encoding.columns)
             views = {view: ViewColumns(columns=columns) for view in views}
     located = locate_views(encoding, views, source=name)
     features = encoding.encode(raw.features, source=name, counts=counts)
@@ -523,7 +850,7 @@ def _views_of(settings: DataSettings, name: str, features: pd.DataFrame) -> dict
     """The party's views by the columns of its own; one of all columns where none are named."""
     columns = tuple(map(str, features.columns))
     if not columns:
-        raise DataError(f"{name}: no feature columns are left; name some as numeric or categorical")
+        raise DataError(NO_FEATURES.format(source=name))
     if settings.view_columns is None:
         return {_ALL if settings.horizontal else name: ViewColumns(columns=columns)}
     every = settings.view_columns.items()
@@ -532,8 +859,12 @@ def _views_of(settings: DataSettings, name: str, features: pd.DataFrame) -> dict
     wrong = [column for column in dict.fromkeys((*listed, *columns))
              if listed.count(column) != 1 or column not in columns]  # fmt: skip
     if wrong:
-        raise DataError(
+        message = (
             f"{name}: view_columns must name each of its feature columns once, and all of a view "
-            f"or none; look at {', '.join(wrong[:5])}: put them under ignore, or into one view"
+            f"or none; look at {', '.join(wrong[:5])}: put them into one view"
         )
+        if any(column in listed for column in wrong):
+            raise DataError(message)
+        remedy: Remedy = (_advice_for(settings, name).add_to_list("ignore", *wrong),)
+        raise TableError([Fault(f"{message}, or say {describe_remedies([remedy])}", (remedy,))])
     return own

@@ -69,7 +69,16 @@ _NOTHING_REVOKED = (
     b"line each.\n# It is read again whenever it changes: secure-apfed certs revoke ... --list\n"
 )
 _SAID_TO_ALL = ("name", "dealer", "pairwise_overlaps")
-_SAID_OF_TABLES = ("dataset", "partition", "labels_at", "active", "id_column", "label_column")
+_SAID_OF_TABLES = (
+    "dataset",
+    "partition",
+    "labels_at",
+    "active",
+    "id_column",
+    "label_column",
+    "missing",
+    "date_formats",
+)
 _DocumentT = TypeVar("_DocumentT", bound="Document")
 
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from apfed_protocols.date_formats import check_date_format
 from secure_apfed.names import ByParty, ColumnName, Name, PartyName
 from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import NOBODY, PASSIVES, higher_is_less
@@ -41,6 +42,7 @@ _QUOTED = re.compile(
 _WRITES = r"\b(insert|update|delete|merge|into|create|drop|alter|truncate)\b"
 
 Missing: TypeAlias = Literal["error", "mean", "drop"]
+DateFormats: TypeAlias = tuple[Annotated[str, AfterValidator(check_date_format)], ...]
 _Share = Annotated[float, Field(gt=0, lt=1)]
 _Views: TypeAlias = (
     Annotated[int, Field(ge=2, le=MOST_PARTIES)]
@@ -149,12 +151,14 @@ class PartySettings(Settings):
             given. null: a query, or the table lies at that party, and nowhere else.
         database: in place of a file, a query.
         id_column: one or several columns that name a row; null takes `data.id_column`.
-        numeric: columns to standardise.
-        categorical: columns to one-hot encode; where both are null, every other column, by its
-            type. Naming one list uses it alone.
-        ignore: columns to leave out.
+        numeric: columns to standardise, whatever their cells look like.
+        categorical: columns to one-hot encode. Words such as NA and None are categories there, and
+            a blank cell alone is empty. Columns that neither list names are taken by their type.
+        ignore: columns to leave out, also of the two lists; all others are used.
         missing: "error" names empty cells, "mean" takes a numeric column's mean and no category,
-            "drop" leaves the row out.
+            "drop" leaves the row out. Null takes `data.missing`.
+        date_formats: such as "%d.%m.%Y", beside 2026-01-31: columns whose cells are all dates
+            written so are days since 1970-01-01. Null takes `data.date_formats`.
         rare_categories: what becomes of columns with many categories.
         encoding: JSON file with the encoding to use, or a model card that holds one; null fits it
             to own rows, of which it then tells. It is means, scales and categories.
@@ -166,7 +170,8 @@ class PartySettings(Settings):
     numeric: tuple[ColumnName, ...] | None = None
     categorical: tuple[ColumnName, ...] | None = None
     ignore: tuple[ColumnName, ...] = ()
-    missing: Missing = "error"
+    missing: Missing | None = None
+    date_formats: DateFormats | None = None
     rare_categories: RareCategories = RareCategories()
     encoding: Path | None = None
 
@@ -178,6 +183,20 @@ class PartySettings(Settings):
     def _has_one_table(self) -> Self:
         if self.file is not None and self.database is not None:
             raise ValueError("give the table as file or as database, one of the two")
+        return self
+
+    @model_validator(mode="after")
+    def _lists_part_columns(self) -> Self:
+        ignored = set(self.ignore)
+        both = [
+            name
+            for name in self.numeric or ()
+            if name in (self.categorical or ()) and name not in ignored
+        ]
+        if both:
+            raise ValueError(
+                f"{', '.join(both)} is listed under numeric and under categorical; leave it in one"
+            )
         return self
 
 
@@ -233,6 +252,8 @@ class DataSettings(Settings):
         view_columns: view -> its columns, for own tables. A party's views are those whose columns
             it has, and they must be all of its columns. Null: one view a party.
         parties: party -> its table, for `dataset: tables`.
+        missing: what all parties do about empty cells, unless a party's own setting says else.
+        date_formats: how dates are written at all parties, unless a party's own setting says else.
         active: which of `parties` is the active.
         id_column: columns that name a row in every party's file, unless the party differs.
         label_column: the column of labels, at whoever holds any.
@@ -268,6 +289,8 @@ class DataSettings(Settings):
     parties: Annotated[
         Annotated[ByParty[PartySettings], Field(max_length=MOST_PARTIES)] | None, NOBODY
     ] = None
+    missing: Annotated[Missing, NOBODY] = "error"
+    date_formats: Annotated[DateFormats, NOBODY] = ()
     active: Annotated[PartyName, NOBODY] = "active"
     id_column: Annotated[ColumnName | tuple[ColumnName, ...], NOBODY] = "id"
     label_column: Annotated[ColumnName, NOBODY] = "label"
@@ -306,6 +329,15 @@ class DataSettings(Settings):
         """The columns that name a row in the own table of this party."""
         given = (self.parties or {})[name].id_column or self.id_column
         return (given,) if isinstance(given, str) else given
+
+    def missing_at(self, name: str) -> Missing:
+        """Return what this party does about empty cells."""
+        return (self.parties or {})[name].missing or self.missing
+
+    def date_formats_at(self, name: str) -> tuple[str, ...]:
+        """Return how dates are written in the own table of this party."""
+        own = (self.parties or {})[name].date_formats
+        return self.date_formats if own is None else own
 
     def holds_labels(self, name: str) -> bool:
         return self.horizontal or name == self.active_name or name in self.labels_at

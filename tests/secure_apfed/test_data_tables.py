@@ -105,7 +105,7 @@ def test_settings_that_do_not_fit_the_file(folder: Path) -> None:
     for options, message in (
         ({"numeric": ["colour"]}, "shop: shop.parquet lacks the columns colour; it has customer"),
         ({"ignore": ["colour"], "id_column": "person"}, "lacks the columns person, colour"),
-        ({"numeric": []}, "shop: no feature columns are left"),
+        ({"ignore": ["visits", "spent", "member"]}, "shop: no feature columns are left"),
     ):
         with pytest.raises(DataError, match=message):
             load_data(settings(folder, shop_options=options), seed=0)
@@ -117,7 +117,7 @@ def test_settings_that_do_not_fit_the_file(folder: Path) -> None:
 def test_named_columns_ignored_columns_and_two_id_columns(folder: Path) -> None:
     options = {"numeric": ["spent"], "id_column": ["customer", "visits"]}
     data = load_data(settings(folder, shop_options=options), seed=0)
-    assert data.passives[0].features.shape == (ROWS, 1)
+    assert data.passives[0].features.shape == (ROWS, 3)  # spent, and member, which nothing names
     assert data.passives[0].ids[0] == f"{shop()['customer'][0]}\x1f{shop()['visits'][0]}"
     ignoring = load_data(settings(folder, shop_options={"ignore": ["member", "spent"]}), seed=0)
     assert ignoring.passives[0].features.shape == (ROWS, 1)

@@ -1,0 +1,57 @@
+"""Dates as people write them: formats such as "%d.%m.%Y", and the dates that texts are by them.
+
+Run by: each party on its own texts. IDs and features are read by the same formats.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import date
+from functools import lru_cache
+
+__all__ = ["check_date_format", "read_date"]
+
+_FIELD = re.compile("(%[dmY])")
+_DIGITS = {"%d": "(?P<d>[0-9]{1,2})", "%m": "(?P<m>[0-9]{1,2})", "%Y": "(?P<Y>[0-9]{4})"}
+
+
+def check_date_format(form: str) -> str:
+    """Return the format if it can be read in one way alone.
+
+    Raises:
+        ValueError: it is ambiguous, or lacks day, month or year.
+    """
+    parts = _FIELD.findall(form)
+    between = [text for text in _FIELD.split(form)[2:-1:2] if text]
+    is_plain = not re.search(r"[%\d]", _FIELD.sub("", form))
+    if sorted(parts) != ["%Y", "%d", "%m"] or len(between) != 2 or not is_plain:
+        raise ValueError(
+            f"date_formats: {form!r} must have %d, %m and %Y once, and between them something "
+            "that is no digit, as in %d.%m.%Y"
+        )
+    if form == "%Y-%d-%m":
+        raise ValueError("date_formats: %Y-%d-%m reads like 2026-01-31, which is a date")
+    return form
+
+
+def read_date(text: str, formats: Sequence[str]) -> date | None:
+    """Return the date that a text is by the first format that reads it; None where none does.
+
+    Example:
+        >>> read_date("31.1.2026", ["%d.%m.%Y"])
+        datetime.date(2026, 1, 31)
+    """
+    for pattern in _compile_formats(tuple(formats)):
+        if found := pattern.fullmatch(text):
+            try:
+                return date(*(int(found[field]) for field in "Ymd"))
+            except ValueError:  # such as the 31st of February
+                continue
+    return None
+
+
+@lru_cache
+def _compile_formats(formats: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    return tuple(
+        re.compile("".join(_DIGITS.get(part) or re.escape(part) for part in _FIELD.split(form)))
+        for form in formats
+    )

@@ -1,0 +1,169 @@
+"""Faults of the parties' tables: all are reported at once, each with the settings that mend it.
+
+Run by: a party on its own table. A reader raises `TableError` for what it finds; `FaultList`
+gathers the faults of a table, or of several, until everything that can be read was read.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from secure_apfed.errors import DataError
+
+# What YAML 1.1 reads as it is written; of words some are truths, or nothing.
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_ -]*[A-Za-z0-9_]|[A-Za-z_]")
+_YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "none"})
+
+
+@dataclass(frozen=True)
+class SettingLine:
+    """One setting of a run's file: its path, its value, and a remark.
+
+    Example:
+        >>> str(SettingLine(("data", "parties", "bank", "categorical"), ("cylinders",)))
+        'data.parties.bank.categorical: [cylinders]'
+    """
+
+    path: tuple[str, ...]
+    value: Any
+    remark: str = ""
+
+    def __str__(self) -> str:
+        return f"{'.'.join(self.path)}: {format_value(self.value)}"
+
+
+Remedy: TypeAlias = tuple[SettingLine, ...]
+"""Settings that mend a fault together."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a table.
+
+    Attributes:
+        message: party, column, count, place and what to do.
+        remedies: settings of which one mends it; the first one is proposed.
+    """
+
+    message: str
+    remedies: tuple[Remedy, ...] = ()
+
+
+class TableError(DataError):
+    """A party's table, or several, cannot be used; holds all faults that were found."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.faults = tuple(faults)
+        lines = [fault.message for fault in self.faults]
+        if len(lines) > 1:
+            lines = [f"{len(lines)} faults:", *(f"- {line}" for line in lines)]
+        super().__init__("\n".join(lines))
+
+    @property
+    def settings(self) -> str:
+        """The proposed settings of all faults as YAML, to paste into the run's file."""
+        return format_settings(
+            [line for fault in self.faults for remedy in fault.remedies[:1] for line in remedy]
+        )
+
+
+class FaultList:
+    """The faults that were found so far."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.faults)
+
+    def add(self, error: DataError) -> None:
+        """Add what an error reports, unless it was added before."""
+        faults = error.faults if isinstance(error, TableError) else (Fault(str(error)),)
+        self.faults += [fault for fault in faults if fault not in self.faults]
+
+    @contextmanager
+    def gather(self) -> Iterator[None]:
+        """Add what the block raises of a table, and go on behind it."""
+        try:
+            yield
+        except DataError as error:
+            self.add(error)
+
+    def check(self) -> None:
+        """Raise TableError if there is a fault."""
+        if self.faults:
+            raise TableError(self.faults)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The settings that mend one party's table, beside those that it has already.
+
+    Attributes:
+        party: whose table it is.
+        lists: by key of the party's settings, what stands in lists there.
+    """
+
+    party: str
+    lists: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def add_to_list(self, key: str, *names: str, remark: str = "") -> SettingLine:
+        """Propose the party's list of this key with these names in it."""
+        listed = tuple(dict.fromkeys((*self.lists.get(key, ()), *names)))
+        return self.set_value(key, listed, remark=remark)
+
+    def drop_from_list(self, key: str, *names: str) -> SettingLine:
+        """Propose the party's list of this key without these names."""
+        return self.set_value(
+            key, tuple(name for name in self.lists.get(key, ()) if name not in names)
+        )
+
+    def set_value(self, key: str, value: Any, *, remark: str = "") -> SettingLine:
+        """Propose a value of the party's settings."""
+        return SettingLine(("data", "parties", self.party, key), value, remark)
+
+
+def describe_remedies(remedies: Sequence[Remedy]) -> str:
+    """Say the remedies in words, as "A and B, or C"."""
+    return ", or ".join(" and ".join(map(str, remedy)) for remedy in remedies)
+
+
+def format_settings(lines: Sequence[SettingLine]) -> str:
+    """Return YAML in which lists of one key are united; of other values the first one counts."""
+    values = dict[tuple[str, ...], Any]()
+    remarks = dict[tuple[str, ...], str]()
+    for line in lines:
+        known = values.setdefault(line.path, line.value)
+        if isinstance(known, tuple) and isinstance(line.value, tuple):
+            values[line.path] = tuple(dict.fromkeys((*known, *line.value)))
+        if line.remark:
+            remarks.setdefault(line.path, line.remark)
+    written = list[str]()
+    above: tuple[str, ...] = ()
+    for path in sorted(values, key=lambda path: path[:-1]):
+        for depth, key in enumerate(path[:-1]):
+            if path[: depth + 1] != above[: depth + 1]:
+                written.append(f"{'  ' * depth}{format_value(key)}:")
+                above = path[: depth + 1]
+        remark = f"  # {remarks[path]}" if path in remarks else ""
+        indent = "  " * (len(path) - 1)
+        written.append(f"{indent}{format_value(path[-1])}: {format_value(values[path])}{remark}")
+        above = path[:-1]
+    return "\n".join(written)
+
+
+def format_value(value: Any) -> str:
+    """Return a value as YAML in one line; texts are quoted where YAML would read another thing."""
+    if isinstance(value, Mapping):
+        inner = (f"{format_value(key)}: {format_value(own)}" for key, own in value.items())
+        return f"{{{', '.join(inner)}}}"
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(format_value, value))}]"
+    if isinstance(value, str):
+        if _PLAIN.fullmatch(value) and value.lower() not in _YAML_WORDS:
+            return value
+        return json.dumps(value, ensure_ascii=not value.isprintable())
+    return json.dumps(value)
