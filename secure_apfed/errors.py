@@ -13,6 +13,7 @@ __all__ = [
     "NoHelpWarning",
     "PromiseError",
     "SuspectColumnWarning",
+    "UnmatchedIdsWarning",
     "UnseenCellsWarning",
 ]
 
@@ -43,6 +44,10 @@ class NarrowBatchWarning(UserWarning):
 
 class SuspectColumnWarning(UserWarning):
     """A column that looks like an ID or like the label, among the features."""
+
+
+class UnmatchedIdsWarning(UserWarning):
+    """IDs of one pattern that hardly ever match: other parties may write them in another way."""
 
 
 class UnseenCellsWarning(UserWarning):

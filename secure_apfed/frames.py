@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from pyarrow import ArrowException
+from pyarrow import ArrowException, Table
 from torch import Tensor
 
 from apfed_protocols.errors import UnsafeChoiceWarning
@@ -33,6 +33,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data.frames import as_pandas, cell_text, collected
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
+from secure_apfed.faults import FaultList
 from secure_apfed.files import PathLike, make_private
 from secure_apfed.intervals import Estimate, estimates
 from secure_apfed.measures import MEASURES, Measure
@@ -215,7 +216,8 @@ def run_frames(
             attacks and reports read; None: all is written to a temporary folder and removed.
         baselines: whether to measure what the active does alone.
         settings: further ones of a run's YAML file by section, as train={"epochs": 4}; of `data`
-            those that name no file, as data={"labelled": 50}.
+            those that name no file, as data={"labelled": 50}; of a party's own those that read its
+            columns, as data={"parties": {"shop": {"categorical": ["branch"]}}}.
 
     Raises:
         DataError: a frame does not fit; names party and column.
@@ -271,16 +273,31 @@ def _config(
 ) -> Config:  # fmt: skip
     given = {"name": "frames", **settings, "method": method}
     own = given.get("data") or {}
-    if named := sorted({"dataset", "parties", "folder", "id_column", "label_column"} & set(own)):
+    if named := sorted({"dataset", "folder", "id_column", "label_column"} & set(own)):
         raise ConfigError(f"data.{named[0]}: the frames say this; leave it out, or say label or id")
+    parties = _parties(own.get("parties") or {}, files)
     known = METHODS.get(str(method.get("name") if isinstance(method, Mapping) else method))
     if known and known.settings.representations_from is None:  # a guard has nothing to protect
         given.setdefault("guard", {"mechanism": "none"})
     given["data"] = {
-        "dataset": _TABLES, **data, **own,
-        "parties": {name: {"file": file, "missing": "mean"} for name, file in files.items()},
+        "dataset": _TABLES, "missing": "mean", **data, **own, "parties": parties,
     }  # fmt: skip
     return load_config_text(json.dumps(given, default=_plain), source="run_frames")
+
+
+def _parties(
+    given: Mapping[str, Mapping[str, Any]], files: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Return the settings of each party's table: its file, and how its columns are read."""
+    if unknown := sorted(set(given) - set(files)):
+        raise ConfigError(
+            f"data.parties: there is no frame of {', '.join(unknown)}; there are those of "
+            f"{', '.join(files)}"
+        )
+    for name, own in given.items():
+        if named := sorted({"file", "database", "id_column"} & set(own)):
+            raise ConfigError(f"data.parties.{name}.{named[0]}: the frames say this; leave it out")
+    return {name: {**given.get(name, {}), "file": file} for name, file in files.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -365,24 +382,33 @@ def _names_of_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:
 
 def _write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
     """Write each as a Parquet file in a folder that its owner alone may enter."""
+    faults = FaultList()
     for party, frame in frames.items():
         for column in frame.columns:
-            kind = pd.api.types.infer_dtype(frame[column], skipna=True)
-            if kind.startswith("mixed"):
-                raise DataError(
-                    f"{party}: column {column!r} holds cells of several kinds ({kind}); make them "
-                    "all numbers or all text, as with .astype(str), or drop the column"
-                )
+            with faults.gather():
+                _check_column(frame[column], party=party)
+    faults.check()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_private(folder)
     for party, name in _names_of_files(frames).items():
-        try:
-            frames[party].to_parquet(folder / name, index=False)
-        except (ArrowException, ValueError) as error:
-            raise DataError(
-                f"{party}: its frame cannot be written as Parquet ({error}); drop or convert the "
-                "column"
-            ) from error
+        frames[party].to_parquet(folder / name, index=False)
+
+
+def _check_column(column: "pd.Series", *, party: str) -> None:
+    """Refuse a column that no Parquet file takes."""
+    kind = pd.api.types.infer_dtype(column, skipna=True)
+    if kind.startswith("mixed"):
+        raise DataError(
+            f"{party}: column {column.name!r} holds cells of several kinds ({kind}); make them "
+            "all numbers or all text, as with .astype(str), or drop the column"
+        )
+    try:
+        Table.from_pandas(column.to_frame(), preserve_index=False)
+    except (ArrowException, ValueError, TypeError) as error:
+        raise DataError(
+            f"{party}: column {column.name!r} cannot be written as Parquet ({error}); make numbers "
+            "or text of it, as with .astype(str), or drop it"
+        ) from error
 
 
 def _ids(frame: pd.DataFrame, given: Any, column: str, *, party: str) -> list[str]:

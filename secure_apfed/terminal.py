@@ -19,6 +19,7 @@ from rich.text import Text
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.installing import install_extra
 from secure_apfed import errors
+from secure_apfed.faults import TableError
 from secure_apfed.files import to_json
 from secure_apfed.peer_text import escape_text
 
@@ -66,7 +67,7 @@ def failure_of(error: Exception) -> Failure:
         (Exception, _DATA, "This cannot be done"),
     )
     code, title = next((code, title) for kind, code, title in table if isinstance(error, kind))
-    kind = type(error).__name__
+    kind = "DataError" if isinstance(error, TableError) else type(error).__name__
     return Failure(code=code, title=title, kind=kind, message=str(error), cause=error)
 
 
@@ -74,10 +75,14 @@ def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
     """Print one panel on stderr, or one JSON object on stdout; with `debug` the traceback too."""
     if debug and failure.cause is not None:
         sys.stderr.write(_printable("".join(traceback.format_exception(failure.cause))))
+    faults, settings = _faults_of(failure.cause)
     if as_json:
-        print_json({"error": {
+        error: dict[str, Any] = {
             "kind": failure.kind, "exit_code": failure.code, "message": failure.message,
-        }})  # fmt: skip
+        }  # fmt: skip
+        if faults:
+            error |= {"faults": faults, "settings": settings}
+        print_json({"error": error})
         return
     panel = Panel(
         Text(_printable(failure.message)),
@@ -86,6 +91,23 @@ def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
         border_style="red",
     )
     Console(stderr=True).print(panel)
+    if settings:
+        show_settings(settings, stderr=True)
+
+
+def _faults_of(error: Exception | None) -> tuple[list[str], str]:
+    """Return the faults of tables that an error holds, and the settings that mend them, as YAML."""
+    if not isinstance(error, TableError):
+        return [], ""
+    return [fault.message for fault in error.faults], error.settings
+
+
+def show_settings(settings: str, *, stderr: bool = False) -> None:
+    """Print settings as YAML without a border, so that they can be copied."""
+    console = _console(stderr=stderr)
+    title = "\nOr add these lines below the same keys of the run's file:"
+    console.print(Text(_printable(title), style="bold"))
+    console.print(Text(_printable(settings)), soft_wrap=True)
 
 
 def print_json(value: Mapping[str, Any]) -> None:

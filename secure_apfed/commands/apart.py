@@ -107,6 +107,7 @@ def party(
         result = play_party(
             config, resume=resume, on_progress=board.tell_progress, status=status,
             on_restart=tell_restart, on_record=records.append,
+            on_common=lambda common: terminal.show_note(f"{common.party}: {common.sentence}"),
         )  # fmt: skip
     quiet = as_json or json_events
     with progress.working(me, **how):

@@ -51,11 +51,16 @@ def check(
     findings = list(checks.all(meet))
     if as_json:
         told = [{**asdict(each), "state": _MARKS[each.state].lower()} for each in findings]
-        terminal.print_json({"party": checks.file.party, "code": checks.code, "findings": told})
+        terminal.print_json({
+            "party": checks.file.party, "code": checks.code, "findings": told,
+            "settings": checks.settings,
+        })  # fmt: skip
     else:
         title = f"{checks.file.party}: {'not ready' if checks.code else 'ready'}"
         rows = [(_MARKS[each.state], each.name, each.value) for each in findings]
         terminal.show_rows(title, ("", "what", "found"), rows)
+        if checks.settings:
+            terminal.show_settings(checks.settings)
     if checks.code:
         raise typer.Exit(checks.code)
 
@@ -65,11 +70,13 @@ class _Checks:
 
     def __init__(self, path: Path, *, is_quiet: bool = False) -> None:
         from secure_apfed.config.file import load_config
+        from secure_apfed.faults import FaultList
         from secure_apfed.runs.folder import PartyFolder
         from secure_apfed.runs.party import PartyFile, role_of
         from secure_apfed.runs.project import SEALED, Sealed, Signed
 
         self.path, self.is_quiet = path, is_quiet
+        self.faults = FaultList()
         self.file = file = PartyFile.read(path)
         self.config, self.code = load_config(file.config), 0
         self.role = role_of(file, self.config)
@@ -80,11 +87,25 @@ class _Checks:
         sealed = file.folder / SEALED
         self.sealed = Signed.read(sealed).opened(Sealed, sealed) if sealed.exists() else None
 
+    @property
+    def settings(self) -> str:
+        """The settings that mend the faults of tables, as YAML; empty where none does."""
+        from secure_apfed.faults import TableError
+
+        return TableError(self.faults.faults).settings
+
     def all(self, meet_s: float | None) -> Iterator[Finding]:
         told = f"{self.role} of {self.config.method.title}, version {_version()}"
         yield Finding("settings", "settings", "ok", told)
-        for examine in (self._limits, self._contract, self._table, self._folder, self._certificate):
-            yield from self._tried(examine.__name__.strip("_"), examine)
+        for examine in (
+            self._limits,
+            self._contract,
+            self._table,
+            self._others_tables,
+            self._folder,
+            self._certificate,
+        ):
+            yield from self._tried(examine.__name__.strip("_").replace("_", " "), examine)
         if meet_s is not None and not self.code:
             yield from self._tried("meeting", partial(self._meeting, meet_s))
         elif not self.code:
@@ -99,8 +120,19 @@ class _Checks:
                 yield from list(examine())
             except _ERRORS as error:
                 self.code = self.code or terminal.failure_of(error).code
-                yield Finding(name, name, "missing", str(error))
+                yield from self._failed(name, error)
         yield from (Finding(name, name, "optional", str(one.message)) for one in warned)
+
+    def _failed(self, name: str, error: Exception) -> Iterator[Finding]:
+        """Say how something failed; of a table each fault."""
+        from secure_apfed.faults import TableError
+
+        if not isinstance(error, TableError):
+            yield Finding(name, name, "missing", str(error))
+            return
+        self.faults.add(error)
+        for fault in error.faults:
+            yield Finding(name, name, "missing", fault.message)
 
     def _limits(self) -> Iterator[Finding]:
         """What protects less than by default, and whether the party's own file allows it."""
@@ -166,6 +198,21 @@ class _Checks:
             told = f"{len(own.labelled_rows):,} rows to learn from, {len(own.test_rows):,} to test"
             classes = f"; classes {', '.join(own.classes)}" if own.classes else ""
             yield Finding("table", "labels", "ok", f"{told}{classes}")
+
+    def _others_tables(self) -> Iterator[Finding]:
+        """Look at tables of other parties whose files lie on this machine, as in a trial."""
+        from secure_apfed.data.tables import find_table_faults, has_table_here
+        from secure_apfed.faults import TableError
+
+        faults = []
+        for name in self.config.data.parties or {}:
+            if name != self.file.party and has_table_here(self.config.data, name):
+                found = find_table_faults(self.config.data, name, seed=self.config.seed)
+                faults += found
+                if not found:
+                    yield Finding("table", f"table of {name}", "ok", "read here, too: no fault")
+        if faults:
+            raise TableError(faults)
 
     def _folder(self) -> Iterator[Finding]:
         from secure_apfed.runs.folder import require_not_ended

@@ -173,7 +173,7 @@ def _show_result(
     from secure_apfed.measures import ACCURACY, MEASURES
     from secure_apfed.promises import promise_of_account
     from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
-    from secure_apfed.runs.outcome import measure_text, never_predicted_text
+    from secure_apfed.runs.outcome import measure_text, never_predicted_text, read_common
 
     assert result.folder is not None
     finished = read_finished_run(result.folder)
@@ -207,6 +207,7 @@ def _show_result(
             (MEASURES[name].title, found.text(MEASURES[name]))
             for name, found in ranking.intervals.items()
         ]
+    rows += [(f"people of {one.party}", one.sentence) for one in read_common(_files(result.folder))]
     if result.threshold is not None:
         rows.append(("threshold of the positive class", f"{result.threshold:.3f}"))
     rows += [

@@ -39,8 +39,8 @@ from pyarrow import ArrowException, compute, csv, default_memory_pool
 
 from apfed_protocols.date_formats import read_date
 from apfed_protocols.ids import EMPTY
-from secure_apfed.data.faults import Advice, Fault, Remedy, describe_remedies
 from secure_apfed.errors import DataError
+from secure_apfed.faults import Advice, Fault, FaultList, Remedy, describe_remedies
 from secure_apfed.files import ARROW, PARQUET
 from secure_apfed.names import column_name
 from secure_apfed.settings.data import MOST_CATEGORIES
@@ -92,6 +92,15 @@ _LOOK_ALIKES: Mapping[str, tuple[re.Pattern[str], str]] = {
         re.compile(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{4}[/.]\d{1,2}[/.]\d{1,2}"), "2026-01-31",
     ),
 }  # fmt: skip
+# By type of pandas or kind of numpy, what a column holds that no table has, and what to do.
+_STRANGE_TYPES: Mapping[type | str, tuple[str, str]] = {
+    pd.IntervalDtype: (
+        "intervals",
+        "make texts of them, as with .astype(str), or numbers, as with .map(lambda cell: cell.mid)",
+    ),
+    pd.PeriodDtype: ("periods", "make dates of them, as with .dt.to_timestamp()"),
+    "c": ("complex numbers", "give their real and imaginary parts columns of their own"),
+}
 _DATE_FORMATS = (
     *(f"%d{sign}%m{sign}%Y" for sign in "./-"),
     *(f"%m{sign}%d{sign}%Y" for sign in "./-"),
@@ -157,7 +166,22 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
         raise repeated
     if isinstance(frame, pd.DataFrame) and frame.index.name is not None:
         named = named.reset_index() if str(frame.index.name) not in named.columns else named
-    return named
+    return _plain_columns(named, party=party)
+
+
+def _plain_columns(frame: pd.DataFrame, *, party: str) -> pd.DataFrame:
+    """Return the same with sparse columns filled; refuse columns of types that no file has."""
+    faults = FaultList()
+    dense = dict[str, Any]()
+    for name, dtype in frame.dtypes.items():
+        inner = dtype.categories.dtype if isinstance(dtype, pd.CategoricalDtype) else dtype
+        if isinstance(dtype, pd.SparseDtype):
+            dense[str(name)] = frame[name].sparse.to_dense()
+        for kind, (holds, remedy) in _STRANGE_TYPES.items():
+            if isinstance(inner, kind) if isinstance(kind, type) else inner.kind == kind:
+                faults.add(DataError(f"{party}: column {name!r} holds {holds}; {remedy}"))
+    faults.check()
+    return frame.assign(**dense) if dense else frame
 
 
 def is_table(path: Path) -> bool:

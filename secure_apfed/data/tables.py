@@ -38,15 +38,6 @@ from secure_apfed.data.encoding import (
     parse_encoding,
     refuse_empty_cells,
 )
-from secure_apfed.data.faults import (
-    Advice,
-    Fault,
-    FaultList,
-    Remedy,
-    SettingLine,
-    TableError,
-    describe_remedies,
-)
 from secure_apfed.data.frames import (
     BLANK,
     are_padded_codes,
@@ -75,6 +66,15 @@ from secure_apfed.data.labels import (
 from secure_apfed.data.partition import choose_labelled, generator, passive_labels, split_rows
 from secure_apfed.data.records import OwnData, PartyTable, VerticalData, check_distinct
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, SuspectColumnWarning
+from secure_apfed.faults import (
+    Advice,
+    Fault,
+    FaultList,
+    Remedy,
+    SettingLine,
+    TableError,
+    describe_remedies,
+)
 from secure_apfed.files import read_json
 from secure_apfed.settings.data import TABLES, DataSettings, ViewColumns
 
@@ -269,7 +269,8 @@ def _read_raw(settings: DataSettings, name: str, faults: FaultList) -> RawTable:
     for column in {*frame.columns} - {*chosen.all}:
         del frame[column]  # in place: of a long table there is no second copy
     features = only_columns(frame, chosen.all)
-    _warn_of_ids(features, chosen.categorical, advice=advice)
+    sound = [column for column in features.columns if column not in chosen.suspects]
+    _warn_of_ids(only_columns(features, sound), chosen.categorical, advice=advice)
     if label_column is not None:
         warn_of_labels(
             features, label_texts, source=name, label=label_column,
@@ -309,7 +310,7 @@ def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> 
     remedy = list[SettingLine]()
     advice = Advice(name)
     for key, columns in named.items():
-        renamed = tuple(guesses.get(column, column) for column in columns)
+        renamed = tuple(dict.fromkeys(guesses.get(column, column) for column in columns))
         if renamed == columns:
             continue
         value: Any = renamed[0] if len(columns) == 1 and key.endswith("_column") else renamed
@@ -821,17 +822,18 @@ def _encoded(
     else:
         encoding = _given_encoding(party_path(settings, party.encoding), party.encoding, name)
         columns = tuple(column.name for column in encoding.columns)
-        if unused := [column for column in raw.features.columns if column not in columns]:
-            _warn(
-                f"{name}: {party.encoding} does not know the columns {', '.join(unused)}, which "
-                f"are left out; if that is right, say {advice.add_to_list('ignore', *unused)}"
-            )
         if settings.view_columns is None:
             views = {view: ViewColumns(columns=columns) for view in views}
     located = locate_views(encoding, views, source=name)
     features = encoding.encode(raw.features, source=name, counts=counts)
     if party.encoding is not None:
         counts.warn(source=name)
+        known = {column.name for column in encoding.columns}
+        if unused := [column for column in raw.features.columns if column not in known]:
+            _warn(
+                f"{name}: {party.encoding} does not know the columns {', '.join(unused)}, which "
+                f"are left out; if that is right, say {advice.add_to_list('ignore', *unused)}"
+            )
     return features, encoding, located
 
 

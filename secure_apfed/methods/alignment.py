@@ -33,8 +33,9 @@ from secure_apfed.alignment.over_links import (
     relaying,
     signs_of_alignment,
 )
+from secure_apfed.alignment.overlap import CommonPeople, describe_common
 from secure_apfed.data import UNLABELLED, OwnData
-from secure_apfed.errors import DataError, FewRowsWarning
+from secure_apfed.errors import DataError, FewRowsWarning, UnmatchedIdsWarning
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.intervals import FEWEST_POSITIVES, FEWEST_ROWS
 from secure_apfed.learning.calibration import SKEWED
@@ -118,6 +119,19 @@ async def align_as_passive(own: Own, links: Links, session: str) -> Tensor:
         own.active, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=FOR_THE_ACTIVE
     )
     return place_rows(message, rows_P, most=settings.maximum_ids)
+
+
+def describe_people(own: Own, rows_U: Tensor) -> CommonPeople:
+    """Return how many of its people a party found at the others, with (U,) rows of its table.
+
+    Warns UnmatchedIdsWarning: IDs of one pattern are far rarer among them than its other IDs.
+    """
+    found = describe_common(
+        own.name, own.data.table.ids, rows_U.numpy(), own.config.alignment, active=own.active
+    )
+    if found.warning:
+        warnings.warn(found.warning, UnmatchedIdsWarning, stacklevel=3)
+    return found
 
 
 async def deal(own: Own, links: Links, session: str) -> None:

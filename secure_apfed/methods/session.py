@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.alignment.overlap import CommonPeople
 from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole, Resumption
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -39,6 +40,7 @@ from secure_apfed.methods.alignment import (
     align_as_passive,
     allow_signs,
     deal,
+    describe_people,
     needs_dealer,
     require_labels,
 )
@@ -83,6 +85,7 @@ class Entered:
         own: what it brings; contract, signatures: of the session.
         rows: of its table by position of the alignment; empty where it has none.
         role: what it plays from here.
+        common: what it found out about its people by the alignment; None: nothing was aligned.
     """
 
     own: Own
@@ -90,6 +93,7 @@ class Entered:
     signatures: Mapping[str, bytes]
     rows: Tensor = field(repr=False)
     role: Role
+    common: CommonPeople | None = None
 
     def keep(self, step: int, *, tensors: Mapping[str, Tensor], **notes: Any) -> None:
         """Save what this party is before `step`, with more tensors and notes of its own."""
@@ -321,12 +325,20 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
     if contract.passives and contract.resumes is None:
         await meet_all(links, helpers)
     rows = torch.empty(0, dtype=torch.int64) if rows is None else rows
+    common = None
+    if contract.passives and method.declared.aligns:
+        common = describe_people(own, rows)
     require_labels(method, own.config, own.data, rows)
     learner = method.learner(own, contract, rows)
     await learner.set_up(links)
     await meet_all(links, helpers)
     entered = Entered(
-        own=own, contract=contract, signatures=agreement.signatures, rows=rows, role=learner
+        own=own,
+        contract=contract,
+        signatures=agreement.signatures,
+        rows=rows,
+        role=learner,
+        common=common,
     )
     _restore(learner, state)
     return entered, learner
@@ -355,8 +367,16 @@ async def assist(
         helper = method.aggregator(own, contract)
     else:
         helper = method.passive(own, contract, rows)
+    common = None
+    if role == "passive" and method.declared.aligns:
+        common = describe_people(own, rows)
     here = Entered(
-        own=own, contract=contract, signatures=agreement.signatures, rows=rows, role=helper
+        own=own,
+        contract=contract,
+        signatures=agreement.signatures,
+        rows=rows,
+        role=helper,
+        common=common,
     )
     await helper.set_up(links)
     _restore(helper, state)
@@ -438,6 +458,7 @@ class Session:
         contract: of this session; signatures: of it, by party.
         alignment: by party that is played here and has rows, positions in its own table, -1 where
             it has none; empty where nothing is aligned.
+        common: by party that is played here and was aligned, how many of its people are common.
         helpers: the other roles that are played here, by name.
         charged: by party that is played elsewhere, what it last said that it charged; statements:
             the same, signed.
@@ -456,6 +477,9 @@ class Session:
         self.alignment: dict[str, Tensor] = {}
         if entered.contract.passives:
             self.alignment[learner.name] = entered.rows
+        self.common: dict[str, CommonPeople] = {}
+        if entered.common is not None:
+            self.common[learner.name] = entered.common
 
     @property
     def active(self) -> str:
@@ -618,6 +642,8 @@ class Simulation(Session):
             self.helpers[name] = assisted.role
             if name in passives:
                 self.alignment[name] = assisted.rows
+            if assisted.common is not None:
+                self.common[name] = assisted.common
 
     def columns(self) -> Sequence[int]:
         data = self._data

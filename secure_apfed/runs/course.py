@@ -295,6 +295,8 @@ class RunWriter:
             self._board.close()
         heard = () if self._heard is None else self._heard.flows
         folder.write_json(folder.flows, [asdict(flow) for flow in (*transcript.flows, *heard)])
+        if session.common:
+            folder.write_json(folder.common, [one.model_dump() for one in session.common.values()])
         aligned = session.alignment.get(session.active)
         content = {
             "method": self._config.method.name,

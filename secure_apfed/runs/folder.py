@@ -117,6 +117,7 @@ class RunFolder:
         self.alignment = path / "alignment.safetensors"
         self.transcript = path / "transcript.msgpack"
         self.flows = path / "transcript.json"
+        self.common = path / "common.json"
         self.scored = path / "test-scores.safetensors"
         self.result = path / "result.json"
         self.solo = path / "solo.json"
@@ -236,7 +237,8 @@ class RunFolder:
         """What a run writes before its result, where it writes it at all."""
         return (
             self.config, self.contract, self.seeds, self.versions, self.metrics, self.model,
-            self.card, self.encoders, self.alignment, self.transcript, self.flows, self.scored,
+            self.card, self.encoders, self.alignment, self.transcript, self.flows, self.common,
+            self.scored,
             self.statements, *sorted(self.path.glob(PAYLOADS)), *self.logs(),
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from secure_apfed.alignment.overlap import CommonPeople
 from secure_apfed.config import Config
 from secure_apfed.data import OwnData, VerticalData, load_data
 from secure_apfed.errors import CheckpointError
@@ -270,6 +271,13 @@ def never_predicted_text(name: str, threshold: float | None) -> str:
         f"no test row is given class {name}; with threshold: balanced_accuracy the positive class "
         f"begins at {threshold:.3g}, chosen on labelled training rows"
     )
+
+
+def read_common(folder: RunFolder) -> tuple[CommonPeople, ...]:
+    """Read what the parties whose run this folder holds found out about their people."""
+    if not folder.common.is_file():
+        return ()
+    return read_json(folder.common, tuple[CommonPeople, ...])
 
 
 def write_outcome(folder: RunFolder, outcome: Outcome) -> None:

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError
 from apfed_protocols.seal import Identity
+from secure_apfed.alignment.overlap import CommonPeople
 from secure_apfed.audit_log import FILE_NAME, AuditLog
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config, load_settings_text
@@ -31,6 +32,7 @@ from secure_apfed.exchange.sockets import Address, parse_address, spell_address
 from secure_apfed.exchange.status import Meter
 from secure_apfed.files import read_json, write_atomically
 from secure_apfed.methods import METHODS, Own, Session, assist, lead, new_session, roles_of
+from secure_apfed.methods.session import Entered
 from secure_apfed.models import threads_for
 from secure_apfed.names import Name, PartyName
 from secure_apfed.runs.course import Course, RunWriter, Watch
@@ -426,6 +428,7 @@ def play_party(
     over: Callable[[Transport], Transport] = lambda transport: transport,
     on_restart: Callable[[str], None] = lambda why: None, status: StatusKeeper | None = None,
     meet: Connect = connect, on_record: Callable[[OwnRecord], None] = lambda record: None,
+    on_common: Callable[[CommonPeople], None] = lambda common: None,
 ) -> RunResult | None:  # fmt: skip
     """Play one party's part of a run to its end; at the active return what the run gave: its own
     bytes on the links, and of passives what they say that they charged.
@@ -434,7 +437,7 @@ def play_party(
     comes back, it begins a new session by itself, unless that one stopped for its settings, data or
     budget; `on_restart` is told why. `meet` connects it to the others, and frames go through
     `over` besides the links. `on_record` is given what the party remembers of its part, once that
-    is over.
+    is over. `on_common` is told how many of its people are common, once the rows are aligned.
 
     Raises: as `secure_apfed.run`, and PartyLeftError where another party stopped or left.
     """
@@ -446,7 +449,9 @@ def play_party(
             with joined(file, resume=again, over=over, status=status, meet=meet) as here:
                 left = here.own.config.rules.restarts - restarts
                 try:
-                    result = _play(here, file, on_progress, status, restarts=left)
+                    result = _play(
+                        here, file, on_progress, status, restarts=left, on_common=on_common
+                    )
                     record = here.record
                 except PartyLeftError as error:
                     if not left or stopped_for_good(error):
@@ -461,24 +466,31 @@ def play_party(
 
 def _play(
     here: "Joined", file: PartyFile, on_progress: Callable[[Progress], None],
-    status: StatusKeeper, *, restarts: int,
+    status: StatusKeeper, *, restarts: int, on_common: Callable[[CommonPeople], None],
 ) -> RunResult | None:  # fmt: skip
     """Play one session; `restarts`: how many more this party may begin by itself."""
     folder = RunFolder(file.folder)
     how: dict[str, Any] = {"timeout_s": file.timeout_s, "observer": status}
     if here.role == "active":
-        script = _active(here, folder, on_progress, restarts=restarts)
+        script = _active(here, folder, on_progress, restarts=restarts, on_common=on_common)
         return play_one(script, here.links, here.transport, **how)
     own, record = here.own, here.record
     assert isinstance(own.config, Config)
-    helping = assist(
-        own, here.links, METHODS[own.config.method.name], here.role,
-        entered=lambda entered: setattr(record, "rows", entered.rows),
-    )  # fmt: skip
+    people = list[CommonPeople]()
+
+    def note(entered: Entered) -> None:
+        record.rows = entered.rows
+        if entered.common is not None:
+            people.append(entered.common)
+            on_common(entered.common)
+
+    helping = assist(own, here.links, METHODS[own.config.method.name], here.role, entered=note)
     play_one(helping, here.links, here.transport, **how)
     # The active's own are among its results.
     write_atomically(folder.config, dump_settings(own.config).encode())
     folder.write_json(folder.flows, record.told)
+    if people:
+        folder.write_json(folder.common, [one.model_dump() for one in people])
     return None
 
 
@@ -583,8 +595,9 @@ class _Alone(Watch):
 
 
 async def _active(
-    here: Joined, folder: RunFolder, on_progress: Callable[[Progress], None], *, restarts: int
-) -> RunResult:
+    here: Joined, folder: RunFolder, on_progress: Callable[[Progress], None], *, restarts: int,
+    on_common: Callable[[CommonPeople], None],
+) -> RunResult:  # fmt: skip
     """The active's whole script: what `assist` is for the others, with a course and a result."""
     own, links = here.own, here.links
     config, method = own.config, METHODS[own.config.method.name]
@@ -593,6 +606,8 @@ async def _active(
     own = replace(own, held=labels.data())
     entered, learner = await lead(own, links, method, session=new_session())
     here.record.rows = entered.rows
+    if entered.common is not None:
+        on_common(entered.common)
     sent, heard = here.record.sent_by_me, here.record.heard
     session = Session(entered, learner, links, sent, headline=method.headline)
     writer = RunWriter(folder, config, heard=heard)

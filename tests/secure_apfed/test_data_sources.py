@@ -173,9 +173,11 @@ def test_what_is_wrong_in_several_files_is_told_by_file(tmp_path: Path) -> None:
 def test_folders_named_by_a_column_have_it(tmp_path: Path) -> None:
     parquet.write_to_dataset(people(), tmp_path / "by", partition_cols=["branch"])
     own = load_own_tables(settings(tmp_path, file="by", categorical=["branch"]), "bank", seed=1)
-    assert [own.table.encoding.feature_name(at) for at in range(3)] == [
+    names = [own.table.encoding.feature_name(at) for at in range(own.table.features.shape[1])]
+    assert [name for name in names if name.startswith("branch")] == [
         "branch=north", "branch=o'hara", "branch=süd",
     ]  # fmt: skip
+    assert names[:3] == ["owed", "visits", "since"]
 
 
 @pytest.mark.parametrize("scan", [pl.scan_parquet, pl.scan_ipc, pl.scan_csv])

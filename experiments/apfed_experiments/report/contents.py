@@ -4,7 +4,7 @@ What is said depends on facts of the run, never on its method's name.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
@@ -18,6 +18,7 @@ from apfed_experiments.solo import OTHER_ROWS, SoloRecord
 from apfed_experiments.verdict import describe_run
 from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import most_guesses
+from secure_apfed.alignment.overlap import CommonPeople
 from secure_apfed.data import find_dataset
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.defences import DEFENCES, who_applies
@@ -27,7 +28,8 @@ from secure_apfed.learning.calibration import SKEWED
 from secure_apfed.measures import ACCURACY
 from secure_apfed.promises import worst_promise
 from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
-from secure_apfed.runs.outcome import Ranking, never_predicted_text
+from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.outcome import Ranking, never_predicted_text, read_common
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TABLES
@@ -126,7 +128,17 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
         f"{attendance.steps_without_all} went on without all passives."
         for name, step in attendance.left.items()
     )
-    return (*(sentence for holds, sentence in sentences if holds), *never_predicted, *silent)
+    people = describe_people(read_common(RunFolder(run.path)))
+    stated = (sentence for holds, sentence in sentences if holds)
+    return (*people, *stated, *never_predicted, *silent)
+
+
+def describe_people(common: Sequence[CommonPeople]) -> Iterator[str]:
+    """Say how many of each party's people are common, and which IDs hardly ever matched."""
+    for one in common:
+        yield f"{one.party}: {one.sentence}."
+        if one.warning:
+            yield f"{one.warning}."
 
 
 def _few_positives(ranking: Ranking | None) -> int | None:

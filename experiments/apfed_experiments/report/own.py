@@ -12,6 +12,7 @@ from apfed_attacks.interface import AttackResult
 from apfed_experiments import words
 from apfed_experiments.report.who_learns import Role, RunFacts
 from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.alignment.overlap import CommonPeople
 from secure_apfed.audit_log import FILE_NAME, Summary, verify_log
 from secure_apfed.config import Config
 from secure_apfed.contract import Contract
@@ -22,7 +23,7 @@ from secure_apfed.methods.charged import Statement
 from secure_apfed.promises import Promise, promise_of_account, promise_of_party
 from secure_apfed.runs.folder import PartyFolder, RunFolder
 from secure_apfed.runs.keeper import PartyEnd
-from secure_apfed.runs.outcome import Outcome, Written
+from secure_apfed.runs.outcome import Outcome, Written, read_common
 
 _KEEP: Mapping[str, str] = {
     "identity.pem": "always, with a copy, for nobody else's eyes: nobody can restore it",
@@ -144,6 +145,7 @@ class ReportedParty:
     charges: Mapping[str, int]
     attacks: tuple[AttackResult, ...] | None
     own: OwnSide
+    common: tuple[CommonPeople, ...] = ()
 
     @property
     def roles(self) -> Mapping[str, Role]:
@@ -165,6 +167,10 @@ class ReportedParty:
     def limit_rows(self) -> Iterator[tuple[str, str]]:
         """What it answers at most, as all have signed, and when it refuses."""
         contract, rules = self.contract, self.config.rules
+        for one in self.common:
+            yield "people", one.sentence
+            if one.warning:
+                yield "IDs that hardly ever matched", one.warning
         yield "rows of a batch", f"{contract.minimum_batch} to {words.count(contract.batch_size)}"
         yield "epochs", words.count(contract.epochs)
         for name, value in rules.model_dump().items():
@@ -188,7 +194,7 @@ def read_party(path: Path) -> ReportedParty | None:
         config=folder.load_config(), contract=contract.document, contract_sha256=contract.sha256,
         flows=read_json(folder.flows, tuple[Flow, ...]), charges=read_charges(folder),
         attacks=read_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
-        own=own,
+        own=own, common=read_common(folder),
     )  # fmt: skip
 
 

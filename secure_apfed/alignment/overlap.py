@@ -1,0 +1,97 @@
+"""How many of its people a party found at the others, and which of its IDs hardly ever matched.
+
+Run by: each party on its own IDs, once its rows are aligned. It learns nothing that the alignment
+did not tell it, and sends nothing.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from apfed_protocols.id_patterns import find_unmatched_patterns, pattern_of, suggest_rules
+from secure_apfed.alignment.ids import id_rules
+from secure_apfed.settings.alignment import ID_RULES, AlignmentSettings
+
+_MOST_READ = 200_000
+
+
+class CommonPeople(BaseModel):
+    """What a party says of its own people after an alignment.
+
+    Attributes:
+        party: whose people they are.
+        own: rows of its table; common: those of them that are aligned.
+        known_to: who knows the common people, in words.
+        warning: patterns of IDs that are far rarer among the common people; empty: none is.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    party: str = Field(max_length=100)
+    own: int = Field(ge=0)
+    common: int = Field(ge=0)
+    known_to: str = Field(max_length=100)
+    warning: str = Field("", max_length=4000)
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.common:,} of your {self.own:,} people are known to {self.known_to}"
+
+
+def describe_common(
+    party: str, ids: Sequence[str], rows: NDArray[np.int64], settings: AlignmentSettings, *,
+    active: str,
+) -> CommonPeople:  # fmt: skip
+    """Return what a party says of its people.
+
+    Args:
+        ids: of its table, in its order.
+        rows: of its table at each position of the alignment (U,); -1: not its own.
+        active: the party that passives share people with under `mode: pairwise`.
+    """
+    is_common = np.zeros(len(ids), dtype=bool)
+    is_common[rows[rows >= 0]] = True
+    known_to = "all"
+    if settings.mode == "pairwise":
+        known_to = "at least one passive" if party == active else active
+    return CommonPeople(
+        party=party,
+        own=len(ids),
+        common=int(is_common.sum()),
+        known_to=known_to,
+        warning=_describe_unmatched(party, ids, is_common, settings),
+    )
+
+
+def _describe_unmatched(
+    party: str, ids: Sequence[str], is_common: NDArray[np.bool_], settings: AlignmentSettings
+) -> str:
+    step = -(-len(ids) // _MOST_READ) or 1
+    rules = id_rules(settings)
+    texts = [rules.text(text) for text in ids[::step]]
+    found = is_common[::step].tolist()
+    unmatched = find_unmatched_patterns(texts, found)
+    if not unmatched:
+        return ""
+    rare = ", ".join(
+        f"{pattern} ({common:,} of {total:,})" for pattern, (common, total) in unmatched.items()
+    )
+    others = [
+        at for text, at in zip(texts, found, strict=True) if pattern_of(text) not in unmatched
+    ]
+    say = propose_rules(suggest_rules(ids, rules), settings)
+    remedy = say or "compare how the parties write them, with `secure-apfed check --meet 60`"
+    return (
+        f"{party}: IDs written as {rare} are far rarer among the common people than its others "
+        f"({sum(others):,} of {len(others):,}); if these are spellings of one kind of ID, {remedy}"
+    )
+
+
+def propose_rules(rules: Sequence[str], settings: AlignmentSettings) -> str:
+    """Say the setting that adds rules to those that hold; empty where there are none to add."""
+    if not rules:
+        return ""
+    every = [rule for rule in ID_RULES if rule in (*settings.normalisation, *rules)]
+    return f"agree on alignment.normalisation: [{', '.join(every)}]"
