@@ -22,6 +22,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator
 
+from apfed_protocols.date_formats import check_date_format
 from secure_apfed.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -34,6 +35,10 @@ UPDATES = "+updates"
 ReleaseFigure: TypeAlias = Literal["epsilon_x", "epsilon_v", "epsilon_c"]
 # Roles that are parties of every contract, and the passives' settings for those not named.
 RESERVED = ("aggregator", "dealer", "default")
+
+
+DateFormat: TypeAlias = Annotated[str, AfterValidator(check_date_format)]
+"""How dates are written, such as %d.%m.%Y."""
 
 
 def check_name(name: str, *, at_most: int = _PARTY_LETTERS) -> str:

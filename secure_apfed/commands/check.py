@@ -6,16 +6,16 @@ nothing is written, and a run that is under way goes on.
 """
 
 import datetime as dt
+import re
 import shutil
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgpack
 import typer
@@ -26,11 +26,17 @@ from secure_apfed.commands import AsJson, Finding, State
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 
 if TYPE_CHECKING:
+    from secure_apfed.data import OwnData
     from secure_apfed.exchange import Links
 
 _FEW_DAYS, _LITTLE_DISK, _APART_S = 30, 2**30, 300.0
 _NOT_UP = ("nobody listens there", "reached nobody", "did not come to the relay")
 _REFUSED = 4
+_PATTERNS = "patterns of IDs"
+_MOST_PATTERNS, _LONGEST_PATTERN = 12, 64
+# Marks of kinds of characters, and characters that nobody sees by their number.
+_MARKS_OF_KINDS = re.compile(r"A?a?9?|09|#")
+_UNSEEN = re.compile(r"U\+[0-9A-F]{4,6}")
 _ERRORS = (ApfedError, LocalProtocolError, RemoteProtocolError, OSError, EOFError)
 _MARKS = {"ok": "ok", "optional": "note", "missing": "WRONG"}
 
@@ -77,6 +83,7 @@ class _Checks:
 
         self.path, self.is_quiet = path, is_quiet
         self.faults = FaultList()
+        self.patterns: dict[str, int] = {}
         self.file = file = PartyFile.read(path)
         self.config, self.code = load_config(file.config), 0
         self.role = role_of(file, self.config)
@@ -180,24 +187,56 @@ class _Checks:
         yield Finding("contract", "contract", "ok", f"as in {sealed.project_words}")
 
     def _table(self) -> Iterator[Finding]:
-        from apfed_protocols.ids import text_of
-        from secure_apfed.alignment import canonical_ids
         from secure_apfed.runs.party import own_data
 
         own = own_data(self.file, self.config, self.role)
         if own is None:
             return
-        ids = f"{len(own.table.ids):,} rows, no ID twice"
-        if self.config.method.aligns:  # as the agreed rules read them
-            read = canonical_ids(self.file.party, own.table.ids, self.config.alignment)
-            ((form, _),) = Counter(map(_form, map(text_of, read))).most_common(1)
-            ids += f", most read as {form}"
-        told = f"{ids}, {own.table.features[0].numel()} features"
+        told = f"{len(own.table.ids):,} rows, no ID twice, {own.table.features[0].numel()} features"
         yield Finding("table", "table", "ok", told)
+        yield self._columns(own)
+        if self.config.method.aligns:
+            yield from self._patterns(own.table.ids)
         if own.table.labels is not None:
             told = f"{len(own.labelled_rows):,} rows to learn from, {len(own.test_rows):,} to test"
             classes = f"; classes {', '.join(own.classes)}" if own.classes else ""
             yield Finding("table", "labels", "ok", f"{told}{classes}")
+
+    def _columns(self, own: "OwnData") -> Finding:
+        """Say which columns are features, by their kind, and which are left out."""
+        encoding = own.table.encoding
+        if encoding.kind != "columns":
+            return Finding("table", "features", "ok", "images")
+        by_kind: dict[str, list[str]] = {}
+        for column in encoding.columns:
+            by_kind.setdefault(column.kind, []).append(column.name)
+        kinds = [f"{kind}: {', '.join(names)}" for kind, names in by_kind.items()]
+        party = (self.config.data.parties or {}).get(self.file.party)
+        if party is not None and party.ignore:
+            kinds.append(f"left out by ignore: {', '.join(party.ignore)}")
+        return Finding("table", "features", "ok", "; ".join(kinds))
+
+    def _patterns(self, ids: Sequence[str]) -> Iterator[Finding]:
+        """Say in how many ways the IDs are written, as the agreed rules read them."""
+        from apfed_protocols.id_patterns import (
+            LEGEND,
+            count_patterns,
+            describe_patterns,
+            suggest_rules,
+        )
+        from apfed_protocols.ids import text_of
+        from secure_apfed.alignment import canonical_ids
+        from secure_apfed.alignment.ids import id_rules
+        from secure_apfed.alignment.overlap import propose_rules
+
+        settings = self.config.alignment
+        read = canonical_ids(self.file.party, ids, settings)
+        self.patterns = count_patterns(list(map(text_of, read)))
+        told = f"written as {describe_patterns(self.patterns)} ({LEGEND})"
+        yield Finding("table", "IDs", "ok", told)
+        if remedy := propose_rules(suggest_rules(ids, id_rules(settings)), settings):
+            told = f"if these are spellings of one kind of ID, {remedy}"
+            yield Finding("table", "IDs", "optional", told)
 
     def _others_tables(self) -> Iterator[Finding]:
         """Look at tables of other parties whose files lie on this machine, as in a trial."""
@@ -329,8 +368,10 @@ class _Checks:
             "version": _version(), "settings": digest_of(self.config.terms()).hex(),
             "sealed project": self.sealed.digest.hex() if self.sealed else "",
         }  # fmt: skip
+        shares = share_patterns(self.patterns)
+        sent: dict[str, Any] = {**mine, **({_PATTERNS: shares} if shares else {})}
         said = play_one(
-            _compared(links, list(file.peers), mine), links, transport, timeout_s=file.timeout_s
+            _compared(links, list(file.peers), sent), links, transport, timeout_s=file.timeout_s
         )
         for name, (theirs, apart_s) in said.items():
             for what, own in mine.items():
@@ -345,17 +386,59 @@ class _Checks:
                 )
             told = f"met, with the same {', '.join(mine)}; clocks within {apart_s + 1:.0f} s"
             yield Finding("meeting", name, "ok", told)
+        others = {
+            name: read_patterns(theirs[_PATTERNS], sender=name)
+            for name, (theirs, _) in said.items()
+            if _PATTERNS in theirs
+        }
+        if shares:
+            yield from self._compare_patterns(shares, others)
+
+    def _compare_patterns(
+        self, own: Mapping[str, int], others: Mapping[str, Mapping[str, int]]
+    ) -> Iterator[Finding]:
+        """Say how each other party writes its IDs, and the rules that unite all."""
+        from apfed_protocols.id_patterns import describe_patterns, suggest_rules_for_patterns
+        from secure_apfed.alignment.ids import id_rules
+        from secure_apfed.alignment.overlap import propose_rules
+
+        settings = self.config.alignment
+        told = (
+            f"told to {', '.join(self.file.peers)}: {describe_patterns(own)}. They learn which "
+            "kinds of characters this party's IDs have, and what share of its people is written "
+            "so in whole per cent; no ID, and no number of people"
+        )
+        yield Finding("meeting", "patterns of IDs", "ok", told)
+        uniting = set[str]()
+        alien = list[str]()
+        for name, theirs in others.items():
+            is_same = theirs.keys() == own.keys()
+            told = f"{name} writes IDs as {describe_patterns(theirs)}"
+            yield Finding("meeting", f"IDs of {name}", "ok" if is_same else "optional", told)
+            rules = suggest_rules_for_patterns(own, theirs, id_rules(settings))
+            if not is_same and not rules:
+                alien.append(name)
+            uniting.update(() if is_same else rules)
+        if remedy := propose_rules(sorted(uniting), settings):
+            told = f"if these are spellings of one kind of ID, {remedy}"
+            yield Finding("meeting", "patterns of IDs", "optional", told)
+        if alien:
+            told = (
+                f"no rule makes these patterns those of {', '.join(alien)}: compare by telephone "
+                "what the ID columns hold"
+            )
+            yield Finding("meeting", "patterns of IDs", "optional", told)
 
 
 async def _compared(
-    links: "Links", peers: list[str], mine: Mapping[str, str]
-) -> dict[str, tuple[dict[str, str], float]]:
+    links: "Links", peers: list[str], mine: Mapping[str, Any]
+) -> dict[str, tuple[dict[str, Any], float]]:
     """By peer what it says, and how far its clock is from this one, in seconds."""
     from secure_apfed.exchange import BEFORE_TRAINING, Kind
 
     for peer in peers:
         links.send(peer, Kind.GREETING, BEFORE_TRAINING, msgpack.packb([time.time(), mine]))
-    found: dict[str, tuple[dict[str, str], float]] = {}
+    found: dict[str, tuple[dict[str, Any], float]] = {}
     for peer in peers:
         message = await links.receive(peer, Kind.GREETING, step=BEFORE_TRAINING)
         try:
@@ -368,10 +451,44 @@ async def _compared(
     return found
 
 
-def _form(text: str) -> str:
-    """What may be said of an ID by telephone: how long it is, and of what."""
-    of = "digits" if text.isdecimal() else "letters and digits" if text.isalnum() else "characters"
-    return f"{len(text)} {of}"
+def share_patterns(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the patterns of at least 1 %, 12 at most, with their shares in whole per cent."""
+    total = sum(counts.values())
+    shares = {pattern: 100 * count // total for pattern, count in counts.items() if count}
+    frequent = {
+        pattern: share for pattern, share in shares.items() if share >= 1 and _is_pattern(pattern)
+    }
+    return dict(list(frequent.items())[:_MOST_PATTERNS])
+
+
+def read_patterns(given: object, *, sender: str) -> dict[str, int]:
+    """Return the patterns that another party sent, with their shares in whole per cent.
+
+    Raises:
+        RemoteProtocolError: they are anything else.
+    """
+    fits = (
+        isinstance(given, dict)
+        and len(given) <= _MOST_PATTERNS
+        and all(_is_pattern(pattern) for pattern in given)
+        and all(type(share) is int and 1 <= share <= 100 for share in given.values())
+        and sum(given.values()) <= 100
+    )
+    if not fits or not isinstance(given, dict):
+        raise RemoteProtocolError(
+            f"{sender} sent no patterns of IDs: at most {_MOST_PATTERNS} are expected, each of at "
+            f"most {_LONGEST_PATTERN} characters with a share of 1 to 100 per cent; all run the "
+            "same version of check --meet"
+        )
+    return given
+
+
+def _is_pattern(text: object) -> bool:
+    """Whether a text shows kinds of characters alone, and can be shown to people."""
+    if not isinstance(text, str) or not 1 <= len(text) <= _LONGEST_PATTERN:
+        return False
+    runs = re.findall(r"[^\W_]+", _UNSEEN.sub("-", text))
+    return text.isprintable() and all(_MARKS_OF_KINDS.fullmatch(run) for run in runs)
 
 
 def _version() -> str:

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from apfed_protocols.date_formats import check_date_format
-from secure_apfed.names import ByParty, ColumnName, Name, PartyName
+from secure_apfed.names import ByParty, ColumnName, DateFormat, Name, PartyName
 from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import NOBODY, PASSIVES, higher_is_less
 
@@ -42,7 +41,6 @@ _QUOTED = re.compile(
 _WRITES = r"\b(insert|update|delete|merge|into|create|drop|alter|truncate)\b"
 
 Missing: TypeAlias = Literal["error", "mean", "drop"]
-DateFormats: TypeAlias = tuple[Annotated[str, AfterValidator(check_date_format)], ...]
 _Share = Annotated[float, Field(gt=0, lt=1)]
 _Views: TypeAlias = (
     Annotated[int, Field(ge=2, le=MOST_PARTIES)]
@@ -171,7 +169,7 @@ class PartySettings(Settings):
     categorical: tuple[ColumnName, ...] | None = None
     ignore: tuple[ColumnName, ...] = ()
     missing: Missing | None = None
-    date_formats: DateFormats | None = None
+    date_formats: tuple[DateFormat, ...] | None = None
     rare_categories: RareCategories = RareCategories()
     encoding: Path | None = None
 
@@ -290,7 +288,7 @@ class DataSettings(Settings):
         Annotated[ByParty[PartySettings], Field(max_length=MOST_PARTIES)] | None, NOBODY
     ] = None
     missing: Annotated[Missing, NOBODY] = "error"
-    date_formats: Annotated[DateFormats, NOBODY] = ()
+    date_formats: Annotated[tuple[DateFormat, ...], NOBODY] = ()
     active: Annotated[PartyName, NOBODY] = "active"
     id_column: Annotated[ColumnName | tuple[ColumnName, ...], NOBODY] = "id"
     label_column: Annotated[ColumnName, NOBODY] = "label"

@@ -455,11 +455,12 @@ def test_a_party_is_checked_and_plans_alone(
     assert found.pop("guard.mechanism")[0] == "note"
     assert {name: state for name, (state, _) in found.items()} == {
         **dict.fromkeys(
-            ("settings", "contract", "table", "folder", "revoked", "certificate"), "ok"
+            ("settings", "contract", "table", "features", "IDs", "folder", "revoked", "certificate"),
+            "ok",
         ),
         **dict.fromkeys(("bank", "clinic", "aggregator", "clock, version"), "note"),
     }
-    assert found["table"][1] == "280 rows, no ID twice, most read as 3 digits, 2 features"
+    assert found["table"][1] == "280 rows, no ID twice, 2 features"
     assert "nobody listens there" in found["bank"][1]
     assert "it dials this party" in found["clinic"][1]
     planned = told(capsys, "plan", "--config", config)
@@ -629,7 +630,12 @@ def test_two_parties_meet_and_compare(
         assert codes == [code]
         return capsys.readouterr().out
 
-    assert both(0).count("met, with the same version, settings, sealed project") == 2
+    met = both(0)
+    assert met.count("met, with the same version, settings, sealed project") == 2
+    assert "told to shop: " in met
+    assert "told to bank: " in met
+    assert "bank writes IDs as " in met
+    assert "shop writes IDs as " in met
     ahead[0] = 86_400.0
     assert "the clocks of shop and bank are 86,4" in both(4)
 
