@@ -1,8 +1,9 @@
 """The command `check`: whether a party could begin now, by its own files and what it can reach.
 
 Part of the composition root. Whoever listens is called, and both ends prove who they are; with
---meet all parties run it at once, meet as for a run, and compare what they hold. Of a table the patterns
-of its IDs leave, and their shares; nothing is written, and a run that is under way goes on.
+--meet all parties run it at once, meet as for a run, and compare what they hold. Of a table the
+patterns of its IDs leave, and their shares; nothing is written, and a run that is under way goes
+on.
 """
 
 import datetime as dt

@@ -455,7 +455,16 @@ def test_a_party_is_checked_and_plans_alone(
     assert found.pop("guard.mechanism")[0] == "note"
     assert {name: state for name, (state, _) in found.items()} == {
         **dict.fromkeys(
-            ("settings", "contract", "table", "features", "IDs", "folder", "revoked", "certificate"),
+            (
+                "settings",
+                "contract",
+                "table",
+                "features",
+                "IDs",
+                "folder",
+                "revoked",
+                "certificate",
+            ),
             "ok",
         ),
         **dict.fromkeys(("bank", "clinic", "aggregator", "clock, version"), "note"),
