@@ -242,9 +242,9 @@ class _Checks:
     def _others_tables(self) -> Iterator[Finding]:
         """Look at tables of other parties whose files lie on this machine, as in a trial."""
         from secure_apfed.data.tables import find_table_faults, has_table_here
-        from secure_apfed.faults import TableError
+        from secure_apfed.faults import Fault, TableError
 
-        faults = []
+        faults = list[Fault]()
         for name in self.config.data.parties or {}:
             if name != self.file.party and has_table_here(self.config.data, name):
                 found = find_table_faults(self.config.data, name, seed=self.config.seed)

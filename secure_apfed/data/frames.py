@@ -27,7 +27,8 @@ from csv import Error as CsvError
 from csv import reader as split_csv
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, zip_longest
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,7 +177,7 @@ def _plain_columns(frame: pd.DataFrame, *, party: str) -> pd.DataFrame:
     for name, dtype in frame.dtypes.items():
         inner = dtype.categories.dtype if isinstance(dtype, pd.CategoricalDtype) else dtype
         if isinstance(dtype, pd.SparseDtype):
-            dense[str(name)] = frame[name].sparse.to_dense()
+            dense[str(name)] = np.asarray(frame[name])
         for kind, (holds, remedy) in _STRANGE_TYPES.items():
             if isinstance(inner, kind) if isinstance(kind, type) else inner.kind == kind:
                 faults.add(DataError(f"{party}: column {name!r} holds {holds}; {remedy}"))
@@ -441,9 +442,7 @@ def _open_text(path: Path, *, errors: str = "strict") -> Any:
     if path.suffix == ".xz":
         return lzma.open(path, **options)
     if path.suffix == ".zst":
-        import zstandard
-
-        return zstandard.open(path, **options)
+        return import_module("zstandard").open(path, **options)  # pandas asks for it, too
     return path.open(**options)
 
 
@@ -495,7 +494,7 @@ def _check_names(
     heads: Sequence[CsvHead] = (),
 ) -> None:  # fmt: skip
     """Of each file's columns; those of one table have the same."""
-    for path, own, head in zip_longest(files, names, heads, fillvalue=CsvHead()):
+    for path, own, head in zip(files, names, heads or [CsvHead()] * len(files), strict=True):
         refuse_names(own, path, source, separator=head.separator)
         if parts := {*map(str, own)} ^ {*map(str, names[0])}:
             raise DataError(

@@ -312,7 +312,7 @@ def test_a_partys_own_word_on_empty_cells_wins(party_says: str | None, tmp_path:
 def test_dates_of_features_are_days(at: str, tmp_path: Path) -> None:
     formats = {"date_formats": ["%d.%m.%Y"]}
     case = Case({"odd": cells("1.1.1970", "2026-01-31", then=lambda row: "02.01.1970")})
-    case = case._replace(**{"own" if at == "party" else "data": formats})
+    case = case._replace(own=formats) if at == "party" else case._replace(data=formats)
     own = load_own_tables(config_of(case, tmp_path).data, "bank", seed=0)
     encoding = own.table.encoding
     assert encoding.kind == "columns"
