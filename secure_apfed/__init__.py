@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         NoHelpWarning,
         PromiseError,
     )
-    from secure_apfed.estimator import VerticalClassifier
+    from secure_apfed.estimator import VerticalClassifier, VerticalRegressor
     from secure_apfed.exchange import Envelope, InMemory, Links, Transcript
     from secure_apfed.exchange.peer_link import open_link
     from secure_apfed.exchange.resumable_link import Linked, ResumableLink
@@ -70,6 +70,7 @@ __all__ = [
     "ResumableLink",
     "Transcript",
     "VerticalClassifier",
+    "VerticalRegressor",
     "calibrate_sigma",
     "canonical_ids",
     "check_row_wise",
@@ -101,7 +102,7 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(("canonical_ids", "intersection"), "alignment"),
     "AlignmentHistory": "alignment.records",
     "LabelResponse": "privacy.randomised_response",
-    "VerticalClassifier": "estimator",
+    **dict.fromkeys(("VerticalClassifier", "VerticalRegressor"), "estimator"),
     "make_guard": "privacy.guard",
     "AlignmentSettings": "settings.alignment",
     "Config": "config",

@@ -44,6 +44,7 @@ from secure_apfed.exchange import Envelope, Kind
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS
 from secure_apfed.exchange.status import Meter
 from secure_apfed.files import open_plain, open_regular
+from secure_apfed.formats import AUDIT_LOG
 from secure_apfed.names import Name, ReleaseFigure
 
 FILE_NAME = "audit.log"
@@ -199,6 +200,7 @@ def _parse(body: bytes, *, path: Path, number: int) -> Line:
     try:
         return _EVENTS.validate_json(b"{" + body)
     except ValidationError as error:
+        _require_format(body, path=path, number=number)
         first = error.errors(include_url=False, include_input=False)[0]
         place, why = ".".join(map(str, first["loc"])), str(first["msg"]).lower()
         raise CheckpointError(
@@ -206,6 +208,16 @@ def _parse(body: bytes, *, path: Path, number: int) -> Line:
             f"(at {place[:_LETTERS]!r}: {why[:_LETTERS]!r}); it was written by another program or "
             "version: ask its party for the log that its own run wrote"
         ) from None
+
+
+def _require_format(body: bytes, *, path: Path, number: int) -> None:
+    """Refuse a log of another format by its name; any other misfit is said by who calls."""
+    try:
+        line = json.loads(b"{" + body)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(line, dict) and line.get("event") == "opened":
+        AUDIT_LOG.read_number(f"{path}, line {number}", line)
 
 
 class _Chain:

@@ -1,23 +1,24 @@
-"""The active's model as a scikit-learn classifier: `fit` trains with the others, `predict` alone.
+"""The active's model as a scikit-learn estimator: `fit` trains with the others, `predict` alone.
 
 Run by: who has all parties' frames in one process, to try a method out or to compare it with other
-classifiers; parties that keep their frames to themselves take part in a run (`secure-apfed party`).
+estimators; parties that keep their frames to themselves take part in a run (`secure-apfed party`).
 People are matched by the frames' index. After `fit` nothing of a passive is needed any more: what
-is shown of a classifier, and a pickle of one or of a search over it, hold none of their rows.
+is shown of an estimator, and a pickle of one or of a search over it, hold none of their rows.
 """
 
 import copy
 import numbers
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import narwhals.stable.v2 as nw
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -28,20 +29,33 @@ from apfed_protocols.labels import by_position
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.data.encoding import fit_columns
-from secure_apfed.data.frames import as_pandas, has_measures, plain_cells
-from secure_apfed.data.labels import require_one_spelling, warn_of_empty_words
+from secure_apfed.data.frames import as_pandas, has_measures, plain_cells, require_dense
+from secure_apfed.data.labels import TargetScale, require_one_spelling, warn_of_empty_words
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.methods import ALONE
 from secure_apfed.names import column_name
+from secure_apfed.nested_settings import (
+    list_declared_names,
+    list_given,
+    list_settings,
+    name_nearest,
+    plain_values,
+    replace_setting,
+)
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import SoloModel
 from secure_apfed.seeds import undisturbed
-from secure_apfed.tasks import Classification
+from secure_apfed.tasks import TASKS, Classification, Regression
 
 _ACTIVE = "active"
 # Settings name two parties or more, also those of a method that has no passive.
 _NOBODY = ("nobody",)
+_SETTINGS = "settings__"
+_OTHERS = {
+    Classification.name: "VerticalRegressor for numbers",
+    Regression.name: "VerticalClassifier for classes",
+}
 
 
 class _Unshown(dict[str, pd.DataFrame | None]):
@@ -57,19 +71,13 @@ class _Unshown(dict[str, pd.DataFrame | None]):
         return f"<{', '.join(self)}>"
 
 
-class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A classifier of the active's own columns, which other parties help to train.
+class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
+    """A base of estimators of the active's own columns, which other parties help to train.
 
-    Args:
-        passives: by name, a frame whose index names people; None: the active trains alone.
-        settings: of the run, as its YAML file has them, but for `data`; with passives they say
-            which `method` and `guard`, and may be None without.
-        seed: of weights, batches and order.
-
-    Attributes:
-        classes_: sorted; n_features_in_, feature_names_in_: as of every estimator.
-        model_: the solo model; result_: of the run, with what was spent and sent.
+    Subclasses name their `task` and prepare its labels.
     """
+
+    _task: ClassVar[str]
 
     def __init__(
         self,
@@ -100,8 +108,76 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.string = True
         return tags
 
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters; `deep`: every setting of the run, too, as settings__train__epochs.
+
+        A setting that was not given has the value that holds then.
+        """
+        found: dict[str, Any] = super().get_params(deep=False)
+        if deep:
+            listed = list_settings(self.settings, self._defaults())
+            found |= {f"{_SETTINGS}{key}": value for key, value in listed.items()}
+        return found
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; settings of the run by their flat names, as settings__train__epochs=3.
+
+        Raises:
+            ValueError: there is no such parameter; names the nearest.
+        """
+        nested = {name: value for name, value in params.items() if name.startswith(_SETTINGS)}
+        whole = {name: value for name, value in params.items() if name not in nested}
+        for name in whole.keys() - super().get_params(deep=False).keys():
+            raise self._unknown(name)
+        super().set_params(**whole)
+        for name in sorted(nested, key=lambda name: (name.count("__"), name)):
+            self._set_nested(name, nested[name])
+        return self
+
+    def _set_nested(self, name: str, value: Any) -> None:
+        key = name.removeprefix(_SETTINGS)
+        settings = self.settings if isinstance(self.settings, Mapping) else {}
+        # What holds already needs not be set: a default of today must not become a choice.
+        listed = list_settings(settings, self._defaults())
+        if key in listed and key not in list_given(settings) and _is_same(listed[key], value):
+            return
+        try:
+            self.settings = replace_setting({**self._section_default(key), **settings}, key, value)
+        except KeyError:
+            raise self._unknown(name) from None
+
+    def _section_default(self, key: str) -> dict[str, Any]:
+        """Return what holds of the section of a setting where the user says nothing of it."""
+        section = key.partition("__")[0]
+        defaults = self._defaults()
+        return {section: defaults[section]} if section in defaults else {}
+
+    def _unknown(self, name: str) -> ValueError:
+        declared = (f"{_SETTINGS}{key}" for key in list_declared_names())
+        nearest = name_nearest(name, [*self.get_params(), *declared])
+        guess = f"did you mean {nearest!r}? " if nearest else ""
+        own = name.removeprefix(_SETTINGS).partition("__")[0] in ("data", "seed")
+        instead = "frames stand for settings.data, and the parameter seed for settings.seed; "
+        return ValueError(
+            f"Invalid parameter {name!r} for estimator {type(self).__name__}; {guess}"
+            f"{instead if own else ''}get_params() lists all, those of the run as "
+            "settings__SECTION__KEY"
+        )
+
+    def _defaults(self) -> dict[str, Any]:
+        """Return the settings of the run where the user says none."""
+        alone = not isinstance(self.passives, Mapping) or not self.passives
+        return {
+            "name": "estimator",
+            "task": self._task,
+            "party_seeds": "shared_for_comparison",
+            "transcript": {"keep": "none"},
+            # Nothing is sent, so nothing needs a guard.
+            **({"method": ALONE.name, "guard": {"mechanism": "none"}} if alone else {}),
+        }
+
     @undisturbed()
-    def fit(self, X: Any, y: Any) -> "VerticalClassifier":
+    def fit(self, X: Any, y: Any) -> Self:
         """Align by index, and train.
 
         Args:
@@ -110,29 +186,24 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             y: labels (N,), in the order of X; the index of a Series is X's, or numbers of rows.
 
         Raises:
-            ConfigError, DataError: as `secure_apfed.run`, and for labels that are spelled in
-                several ways, or of people in another order.
+            ConfigError, DataError: as `secure_apfed.run`, and for labels that do not fit the task,
+                or are of people in another order.
         """
         y = self._labels_in_order(X, y)
         X = _storable(X)
-        raw, labels = self._checked(X, y)
+        raw, y_N = self._checked(X, y)
         frame, self._named = _frame(X, raw), isinstance(X, pd.DataFrame)
-        self.classes_, numbers_N = np.unique(labels, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(f"Classifier can't train when only one class is present: {labels[0]}")
-        if self.classes_.dtype.kind not in "biuf":
-            texts = [str(label) for label in labels.tolist()]
-            require_one_spelling(texts, where="the labels y", remedy="number them")
-            warn_of_empty_words(texts, party="VerticalClassifier", column="y", count=False)
+        labels = self._prepare_labels(y_N)
         config = self._config()
         data = VerticalData(
-            table=_table(_ACTIVE, frame, torch.from_numpy(numbers_N).long()),
+            table=_table(_ACTIVE, frame, labels.numbers),
             passives=tuple(
                 _table(name, features)
                 for name, features in (self.passives or {}).items()
                 if features is not None
             ),
-            classes=tuple(map(str, self.classes_)),
+            classes=labels.classes,
+            targets=labels.targets,
             train_rows=torch.arange(len(frame)),
             test_rows=torch.empty(0, dtype=torch.int64),
         )
@@ -145,27 +216,39 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         assert network is not None
         encoding = data.active.encoding
         assert isinstance(encoding, ColumnEncoding)
-        self.model_ = SoloModel(network, data.classes, encoding, {}, threshold=result.threshold)
+        task = TASKS[self._task].of(labels.targets)
+        self.model_ = SoloModel(network, data.classes, encoding, {}, result.threshold, task)
         return self
+
+    def _prepare_labels(self, y_N: NDArray[Any]) -> "_Labels":
+        """Return the labels as a run learns them."""
+        raise NotImplementedError
+
+    def _check_labels(self, y_N: Any) -> NDArray[Any]:
+        """Refuse labels of another kind than the task's."""
+        raise NotImplementedError
 
     def _labels_in_order(self, X: Any, y: Any) -> Any:
         """Return y in the order of X; raise where the frames do not say which row is whose."""
+        me = type(self).__name__
+        require_dense(X, party=_ACTIVE)
         absent = [name for name, frame in (self.passives or {}).items() if frame is None]
         if absent:
             raise ConfigError(
-                f"VerticalClassifier: the rows of {', '.join(absent)} are not here, since a pickle "
-                "of a classifier leaves them out; give the frames, set_params(passives=...), and "
+                f"{me}: the rows of {', '.join(absent)} are not here, since a pickle "
+                "of an estimator leaves them out; give the frames, set_params(passives=...), and "
                 'let a search run in threads, joblib.parallel_config(backend="threading")'
             )
         for name, frame in (self.passives or {}).items():
+            require_dense(frame, party=name)
             if not isinstance(frame, pd.DataFrame):
                 raise ConfigError(
-                    f"VerticalClassifier: the rows of {name} came as {type(frame).__name__}, which "
+                    f"{me}: the rows of {name} came as {type(frame).__name__}, which "
                     "names nobody; give a pandas frame whose index names people"
                 )
         if self.passives and not isinstance(X, pd.DataFrame):
             raise ConfigError(
-                f"VerticalClassifier: people are matched by the index of frames, and the active's "
+                f"{me}: people are matched by the index of frames, and the active's "
                 f"rows came as {type(X).__name__}, which names nobody; give a pandas frame, and in "
                 'a Pipeline say .set_output(transform="pandas") of what stands before'
             )
@@ -173,20 +256,19 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not isinstance(named, pd.Index) or named.equals(pd.RangeIndex(len(named))):
             return y
         if not isinstance(X, pd.DataFrame):
-            return by_position(y, "VerticalClassifier: y", error=DataError)
+            return by_position(y, f"{me}: y", error=DataError)
         numbered = named.inferred_type == "integer" != X.index.inferred_type
         if numbered and not named.isin(X.index).any():
             return y  # numbers of rows, such as a split leaves, beside names of people
         if len(named) == len(X) and not named.equals(X.index):
             raise DataError(
-                "VerticalClassifier: the index of y names other people than that of X, or in "
+                f"{me}: the index of y names other people than that of X, or in "
                 "another order; give y.loc[X.index], or y.to_numpy() where it goes by place"
             )
         return y
 
-    @undisturbed()
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities (N, K) in the order of `classes_`."""
+    def _read(self, X: Any) -> torch.Tensor:
+        """Return what the model tells of each row, float64."""
         check_is_fitted(self)
         X = _storable(X)
         raw = validate_data(self, X, reset=False, dtype=None, ensure_all_finite="allow-nan")
@@ -202,42 +284,28 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     "fitted to an array, whose columns have places alone; give an array"
                 )
             frame.columns = pd.Index([column.name for column in encoding.columns])
-        shares_NK = self.model_.read(frame)
-        normed: NDArray[np.float64] = (shares_NK / shares_NK.sum(1, keepdim=True)).numpy()
-        return normed
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        """The label of each row, (N,): the likeliest, or as `settings["threshold"]` decides."""
-        shares_NK = torch.from_numpy(self.predict_proba(X))
-        best_N = self.model_.decide(shares_NK).numpy()
-        labels: NDArray[Any] = self.classes_[best_N]
-        return labels
+        return self.model_.read(frame)
 
     def _checked(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
         if y is not None and pd.isna(np.asarray(y, dtype=object)).any():
             raise ValueError("Input y contains NaN: each row of X needs its label")
         raw, labels = validate_data(self, X, y, dtype=None, ensure_all_finite="allow-nan")
-        check_classification_targets(labels)
-        return raw, np.asarray(labels)
+        return raw, self._check_labels(labels)
 
     def _config(self) -> Config:
-        alone = not self.passives
-        task = (self.settings or {}).get("task", Classification.name)
-        if task != Classification.name:
+        if not isinstance(self.settings, Mapping | None):
             raise ConfigError(
-                f"VerticalClassifier: task {task!r} is no classification; leave it out, or run it "
-                "from settings (secure_apfed.run)"
+                f"{type(self).__name__}: settings: expected a mapping of a run's sections, such as "
+                f"{{'train': {{'epochs': 3}}}}, got {type(self.settings).__name__}"
             )
-        settings: dict[str, Any] = {
-            "name": "estimator",
-            **({"method": ALONE.name} if alone else {}),
-            "party_seeds": "shared_for_comparison",
-            **(self.settings or {}),
-            "seed": self.seed,
-        }
-        settings.setdefault("transcript", {"keep": "none"})
-        if alone:  # nothing is sent, so nothing needs a guard
-            settings.setdefault("guard", {"mechanism": "none"})
+        given = plain_values(self.settings or {})
+        task = given.get("task", self._task)
+        if task != self._task:
+            raise ConfigError(
+                f"{type(self).__name__}: settings.task is {task!r}, and this estimator is for "
+                f"{self._task}; leave it out, or take {_OTHERS[self._task]}"
+            )
+        settings = {**self._defaults(), **given, "task": self._task, "seed": self.seed}
         # What a file of settings would name; the frames stand for these files.
         settings["data"] = {
             "dataset": "tables", "active": _ACTIVE, "id_column": "index", "label_column": "label",
@@ -248,10 +316,124 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return Config.model_validate(settings)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Labels:
+    """Labels (N,) as a run learns them: places in `classes`, or standardised by `targets`."""
+
+    numbers: torch.Tensor
+    classes: tuple[str, ...] = ()
+    targets: TargetScale | None = None
+
+
+class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[misc]
+    """A classifier of the active's own columns, which other parties help to train.
+
+    Args:
+        passives: by name, a frame whose index names people; None: the active trains alone.
+        settings: of the run, as its YAML file has them, but for `data`; with passives they say
+            which `method` and `guard`, and may be None without. Each is a parameter of its own,
+            too: `settings__train__epochs`.
+        seed: of weights, batches and order.
+
+    Attributes:
+        classes_: sorted; n_features_in_, feature_names_in_: as of every estimator.
+        model_: the solo model; result_: of the run, with what was spent and sent.
+    """
+
+    _task = Classification.name
+
+    def _check_labels(self, y_N: Any) -> NDArray[Any]:
+        check_classification_targets(y_N)
+        return np.asarray(y_N)
+
+    def _prepare_labels(self, y_N: NDArray[Any]) -> _Labels:
+        self.classes_, numbers_N = np.unique(y_N, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"Classifier can't train when only one class is present: {y_N[0]}")
+        if self.classes_.dtype.kind not in "biuf":
+            texts = [str(label) for label in y_N.tolist()]
+            require_one_spelling(texts, where="the labels y", remedy="number them")
+            warn_of_empty_words(texts, party="VerticalClassifier", column="y", count=False)
+        classes = tuple(map(str, self.classes_))
+        return _Labels(numbers=torch.from_numpy(numbers_N).long(), classes=classes)
+
+    @undisturbed()
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities (N, K) in the order of `classes_`."""
+        shares_NK = self._read(X)
+        normed: NDArray[np.float64] = (shares_NK / shares_NK.sum(1, keepdim=True)).numpy()
+        return normed
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The label of each row, (N,): the likeliest, or as `settings["threshold"]` decides."""
+        shares_NK = torch.from_numpy(self.predict_proba(X))
+        best_N = self.model_.decide(shares_NK).numpy()
+        labels: NDArray[Any] = self.classes_[best_N]
+        return labels
+
+
+class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[misc]
+    """A regressor of the active's own columns, which other parties help to train.
+
+    `score` is R2, as of every regressor.
+
+    Args:
+        passives: by name, a frame whose index names people; None: the active trains alone.
+        settings: of the run, as its YAML file has them, but for `data`; with passives they say
+            which `method` (one whose task may be regression, as apfed_r and apfed_c) and `guard`,
+            and may be None without. Each is a parameter of its own, too: `settings__train__epochs`.
+        seed: of weights, batches and order.
+
+    Attributes:
+        n_features_in_, feature_names_in_: as of every estimator.
+        model_: the solo model; result_: of the run, with what was spent and sent.
+    """
+
+    _task = Regression.name
+
+    def _check_labels(self, y_N: Any) -> NDArray[Any]:
+        numbers_N = np.asarray(y_N)
+        if numbers_N.dtype.kind not in "biuf":
+            try:
+                numbers_N = numbers_N.astype(np.float64)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"VerticalRegressor: y holds {numbers_N.dtype} that are no numbers ({error}); "
+                    "give numbers, or take VerticalClassifier where these are classes"
+                ) from None
+        numbers_N = numbers_N.astype(np.float64)
+        if not np.isfinite(numbers_N).all():
+            raise ValueError("Input y contains infinity: each row of X needs a finite number")
+        return numbers_N
+
+    def _prepare_labels(self, y_N: NDArray[Any]) -> _Labels:
+        if len(y_N) < 2:
+            raise ValueError(
+                f"VerticalRegressor: got n_samples={len(y_N)}, expected two rows or more"
+            )
+        targets = TargetScale.of(y_N, party="VerticalRegressor")
+        return _Labels(numbers=targets.encode(y_N, party="VerticalRegressor"), targets=targets)
+
+    @undisturbed()
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """The prediction of each row, (N,), in the unit of the labels."""
+        predicted_N: NDArray[np.float64] = self._read(X).numpy()
+        return predicted_N
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Return whether two settings are equal; of arrays that compare cell by cell, never."""
+    try:
+        return bool(type(value) is type(other) and value == other)
+    except ValueError:
+        return False
+
+
 def _storable(X: Any) -> Any:
     """Frames of every library as pandas', with moments and durations as objects: an array of
     numbers and moments is none to numpy.
     """
+    require_dense(X, party=_ACTIVE)
     if not isinstance(X, pd.DataFrame):
         if not isinstance(nw.from_native(X, pass_through=True), nw.DataFrame):
             return X
@@ -289,6 +471,7 @@ def _check_cells(raw: NDArray[Any]) -> None:
 
 
 def _table(name: str, frame: pd.DataFrame, labels_N: torch.Tensor | None = None) -> PartyTable:
+    require_dense(frame, party=name)
     frame = plain_cells(frame) if frame.columns.is_unique else frame
     texts = [str(name) for name, cells in frame.items() if not has_measures(cells)]
     encoding = fit_columns(frame, categorical=texts, missing="mean", source=name)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.formats import FileFormat, find_writer, installed_version
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +46,9 @@ _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 # last signs are as wide as Chinese characters.
 _FORMULA = re.compile(r'(^[\s";]*|[\s";]+)([=+\-@\uff1d\uff0b\uff0d\uff20])?')
 _NO_SEPARATORS = ' "'
+_RESTORE = "restore it from a copy"
+VERSIONS = "versions.json"
+"""The file of a run that says which versions of all libraries wrote it."""
 PAYLOADS = "transcript-*.bin"
 """How files of a run are named that hold the payloads of an epoch."""
 
@@ -98,8 +102,19 @@ def read_text(path: Path) -> str:
         ) from None
 
 
-def read_json(path: Path, kind: type[PartT]) -> PartT:
-    return _shaped(path, kind, _parsed(path, _content(path)))
+def read_json(path: Path, kind: type[PartT], *, of: FileFormat | None = None) -> PartT:
+    """Read a file of JSON as this type.
+
+    Args:
+        of: its format, whose number is looked at before anything else of it is read.
+
+    Raises:
+        CheckpointError: missing, no JSON, another type, or a format that is not read.
+    """
+    content = _parsed(path, _content(path))
+    if of is None:
+        return _shaped(path, kind, content)
+    return _shaped(path, kind, content, remedy=of.describe_misfit(of.read_number(path, content)))
 
 
 def read_json_lines(path: Path, kind: type[PartT]) -> tuple[PartT, ...]:
@@ -141,7 +156,23 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name}, which is no JSON")
 
 
-def _shaped(path: Path, kind: type[PartT], value: Any) -> PartT:
+def describe_origin(path: Path) -> str:
+    """Return what to do with a file of a run that is not as this version writes it.
+
+    The run's versions.json, which lies beside it, says whether another version wrote it.
+    """
+    writer = ""
+    with contextlib.suppress(CheckpointError):
+        writer = find_writer(_parsed(path, _content(path.with_name(VERSIONS))))
+    if not writer:
+        return _RESTORE
+    return (
+        f"secure-apfed {writer} wrote it, and this is {installed_version()}: read it with that "
+        "version, or restore it from a copy"
+    )
+
+
+def _shaped(path: Path, kind: type[PartT], value: Any, *, remedy: str = _RESTORE) -> PartT:
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -150,9 +181,9 @@ def _shaped(path: Path, kind: type[PartT], value: Any) -> PartT:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         at = f", at {place!r}" if place else ""
+        remedy = describe_origin(path) if remedy == _RESTORE else remedy
         raise CheckpointError(
-            f"{path}: is not as this version writes it{at}: {first['msg'].lower()}; restore it "
-            "from a copy"
+            f"{path}: is not as this version writes it{at}: {first['msg'].lower()}; {remedy}"
         ) from None
 
 

@@ -81,12 +81,14 @@ def read_finished_run(path: Path) -> FinishedRun:
         reason = unfinished if folder.config.is_file() else "it is no run folder"
         raise CheckpointError(f"{path}: has no result.json: {reason}")
     folder.check(folder.config, folder.result)
-    attacks, config = path / "attacks.json", folder.load_config()
+    attacks = path / "attacks.json"
+    outcome = read_outcome(folder)  # a newer version's is refused before its settings are read
+    config = folder.load_config()
     solo = read_solo(config, folder.solo) if folder.solo.is_file() else None
     gain = None if solo is None else solo.gain or measure_gain(folder, config, solo)
     return FinishedRun(
         config=config,
-        outcome=read_outcome(folder),
+        outcome=outcome,
         attacks=read_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
         solo=solo,
         gain=gain,

@@ -138,6 +138,7 @@ def collected(frame: Any, *, party: str) -> Any:
     """The frame itself; the rows of a lazy one."""
     import narwhals.stable.v2 as nw
 
+    require_dense(frame, party=party)
     try:
         rows = nw.from_native(frame)
         return rows.collect().to_native() if isinstance(rows, nw.LazyFrame) else frame
@@ -151,6 +152,37 @@ def collected(frame: Any, *, party: str) -> Any:
         raise DataError(f"{party}: its lazy frame cannot be computed ({error})") from error
 
 
+class SparseRowsError(DataError, TypeError):
+    """Rows of a kind that leaves out zeros, which no table of people here is."""
+
+
+def require_dense(frame: Any, *, party: str) -> None:
+    """Refuse sparse matrices, and frames with sparse columns.
+
+    Raises:
+        SparseRowsError: names the party, the columns, and what makes them dense.
+    """
+    if isinstance(frame, pd.DataFrame):
+        kinds = enumerate(frame.dtypes)
+        places = [at for at, kind in kinds if isinstance(kind, pd.SparseDtype)]
+        if not places:
+            return
+        name = frame.columns[places[0]]
+        found = frame.dtypes.iloc[places[0]]
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        raise SparseRowsError(
+            f"{party}: column {name!r}{more}: expected dense cells, got {found}; make them "
+            "dense: frame = frame.astype({name: kind.subtype for name, kind in "
+            "frame.dtypes.items() if isinstance(kind, pd.SparseDtype)})"
+        )
+    if hasattr(frame, "toarray") and hasattr(frame, "nnz"):
+        raise SparseRowsError(
+            f"{party}: all columns: expected a dense frame, got a sparse {type(frame).__name__}; "
+            "make it dense, with names of its people and columns: "
+            "frame = pd.DataFrame(frame.toarray(), index=people, columns=names)"
+        )
+
+
 def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
     """The same rows as a pandas frame with columns named by text; the caller's is left alone."""
     import narwhals.stable.v2 as nw
@@ -158,6 +190,7 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
     repeated = DataError(
         f"{party}: its frame has several columns of one name; give each a name of its own"
     )
+    require_dense(frame, party=party)
     try:
         rows: pd.DataFrame = nw.from_native(collected(frame, party=party)).to_pandas()
     except ValueError as error:  # narwhals' DuplicateError is one

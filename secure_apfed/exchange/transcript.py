@@ -24,6 +24,7 @@ from torch import Tensor
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange.envelope import Envelope, Kind
 from secure_apfed.files import MOST_BYTES, PAYLOADS, PathLike, open_plain, open_regular
+from secure_apfed.formats import RECORDING
 from secure_apfed.settings.run import TranscriptSettings
 
 _SUM = "sum"
@@ -275,6 +276,7 @@ class Transcript:
                     os.fsync(file.fileno())
                 epoch.synced = True
         return {
+            RECORDING.key: RECORDING.number,
             "step": step,
             "flows": [{**vars(flow), "kind": flow.kind.value} for flow in self.flows],
             "epochs": [

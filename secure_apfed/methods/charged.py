@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.seal import Identity, verify
+from secure_apfed.formats import STATEMENT
 from secure_apfed.names import UPDATES, ReleaseFigure
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 
@@ -150,7 +151,7 @@ class Statement(BaseModel):
     def as_json(self, party: str) -> dict[str, Any]:
         """The same beside its accounts, for people; `signed` alone counts."""
         accounts = [account.model_dump() for account in self.accounts(party)]
-        return {**self.model_dump(), "accounts": accounts}
+        return {STATEMENT.key: STATEMENT.number, **self.model_dump(), "accounts": accounts}
 
 
 def sign_charged(

@@ -26,6 +26,7 @@ from secure_apfed.data import OwnData
 from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind, Links, Transcript
 from secure_apfed.files import own_subfolder, write_atomically
+from secure_apfed.formats import MODEL_CARD
 from secure_apfed.learning.calibration import SKEWED, is_rare
 from secure_apfed.learning.descent import find_device, predictor_of, prefixed, without_prefix
 from secure_apfed.measures import (
@@ -62,7 +63,6 @@ from secure_apfed.tasks import scored_rows
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_CARD_VERSION = 1
 _PACKAGES = (
     "secure-apfed", "torch", "numpy", "tenseal", "cryptography", "opacus", "scikit-learn",
 )  # fmt: skip
@@ -346,7 +346,7 @@ class RunWriter:
     ) -> dict[str, Any]:
         privacy = outcome.privacy
         return {
-            "card_version": _CARD_VERSION,
+            MODEL_CARD.key: MODEL_CARD.number,
             "model": (session.learner.model or self._config.model).model_dump(mode="json"),
             "method": self._config.method.name,
             "run": self._config.name,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -29,9 +29,11 @@ from apfed_protocols.seal import Identity, fresh_identity
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import Contract
-from secure_apfed.errors import CheckpointError, DataError
+from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.files import (
     PAYLOADS,
+    VERSIONS,
+    describe_origin,
     make_private,
     open_plain,
     open_regular,
@@ -42,9 +44,11 @@ from secure_apfed.files import (
     to_json,
     write_atomically,
 )
+from secure_apfed.formats import CONTRACT
 from secure_apfed.measures import Scored
 from secure_apfed.names import own_file
 
+ContractT = TypeVar("ContractT")
 _TESTED = "tested"
 _DIGEST_BYTES = 32
 _KEY_BYTES_AT_MOST = 4096
@@ -108,7 +112,7 @@ class RunFolder:
         self.config = path / "config.yaml"
         self.contract = path / "contract.json"
         self.seeds = path / "seeds.json"
-        self.versions = path / "versions.json"
+        self.versions = path / VERSIONS
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.model = path / "model.safetensors"
@@ -199,7 +203,12 @@ class RunFolder:
         write_atomically(path, _readable(content))
 
     def load_config(self) -> Config:
-        return _config_of(read_text(self.config), str(self.config))
+        """Read the run's settings; ConfigError says where another version wrote them."""
+        try:
+            return _config_of(read_text(self.config), str(self.config))
+        except ConfigError as error:
+            origin = describe_origin(self.config)
+            raise ConfigError(f"{error}\n{self.config}: {origin}") from error
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Note digests of what the run wrote, then write `result.json`: the run is finished."""
@@ -411,6 +420,12 @@ def signed(contract: Contract, signatures: Mapping[str, bytes]) -> dict[str, Any
         "sha256": contract.digest.hex(),
         "signatures": {name: signature.hex() for name, signature in signatures.items()},
     }
+
+
+def read_contract(path: Path, kind: type[ContractT]) -> ContractT:
+    """Read what `signed` gave; CheckpointError: missing, another format, or not of this type."""
+    CONTRACT.read_number(path, read_json(path, dict[str, Any]).get("document"))
+    return read_json(path, kind)
 
 
 def write_sealed(path: Path, content: bytes) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from secure_apfed.data import OwnData
 from secure_apfed.data.encoding import FeatureEncoding
 from secure_apfed.errors import CheckpointError, ModelError
 from secure_apfed.files import read_bytes, write_atomically
+from secure_apfed.formats import CHECKPOINT, JOINT_NETWORK, installed_version
 from secure_apfed.methods import PartyState, Role, Secrets, fresh_secrets
 from secure_apfed.methods.alignment import forget_alignment
 from secure_apfed.methods.serving import kept_of
@@ -28,9 +30,10 @@ from secure_apfed.runs.columns import keep_scores
 from secure_apfed.runs.folder import PartyFolder, read_sealed, save_tensors, signed
 from secure_apfed.runs.outcome import Contributions, Privacy, Written
 from secure_apfed.runs.spending import ReleaseMeter, worst_of
+from secure_apfed.settings import Settings
+from secure_apfed.settings.protection import list_keys
 from secure_apfed.working import working_on
 
-_VERSION = 5
 _KEPT = "joint"
 _MOST_BYTES = 2**30
 _BY_POSITION = ("allowance.", "guard.", "pseudo_labels.")
@@ -48,9 +51,11 @@ class Kept(BaseModel):
     """What a party remembers beside its networks.
 
     Attributes:
+        format: of the file.
         encoding: how its columns became features.
     """
 
+    format: int = JOINT_NETWORK.number
     party: str
     encoding: FeatureEncoding
     classes: tuple[str, ...] = ()
@@ -76,6 +81,7 @@ def read_kept(folder: PartyFolder, name: str) -> tuple[Kept, dict[str, Tensor]]:
     try:
         content = read_bytes(folder.joint, most=_MOST_BYTES)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        JOINT_NETWORK.read_number(folder.joint, json.loads(header["__metadata__"][_KEPT]))
         kept = Kept.model_validate_json(header["__metadata__"][_KEPT])
         tensors = load(content)
     except (ValueError, KeyError, TypeError, ValidationError, safetensors.SafetensorError) as error:
@@ -106,7 +112,7 @@ class PartyKeeper:
         if data:
             self._of = {
                 "party": name, "identity": identity.public, "config": config_digest(config),
-                "table": table_digest(data),
+                "keys": keys_digest(type(config), type(config.method)), "table": table_digest(data),
             }  # fmt: skip
         self._name, self._data = name, data
         secrets = fresh_secrets(config, name, identity=identity, keeper=self, logs=folder.path)
@@ -140,11 +146,12 @@ class PartyKeeper:
             self.audit.sync()
         if self._of:
             content = {
-                "version": _VERSION,
+                CHECKPOINT.key: CHECKPOINT.number,
                 "party": self._of["party"],
                 "identity": self._of["identity"],
                 "run": state.run,
                 "config": self._of["config"],
+                "keys": self._of["keys"],
                 "table": self._of["table"],
                 "noise_key": self.secrets.noise_key,
                 "seed": self.secrets.seed,
@@ -194,8 +201,7 @@ class PartyKeeper:
         assert self._of is not None
         try:
             content: dict[str, Any] = msgpack.unpackb(read_sealed(path), strict_map_key=False)
-            if content["version"] != _VERSION:
-                raise CheckpointError(f"{path} was written by another version of this library")
+            CHECKPOINT.read_number(path, content)
             content["rows"] = load(content["rows"])["rows"]
             content["tensors"] = load(content["tensors"])
             content["ledgers"] = {name: load(state) for name, state in content["ledgers"].items()}
@@ -218,6 +224,11 @@ def _check(path: Path, content: Mapping[str, Any], expected: Mapping[str, Any]) 
         raise CheckpointError(
             f"{path} is of {content['party']!r} with another identity than that of {name} here; "
             "put the party's own checkpoint and identity.pem back"
+        )
+    if content["keys"] != expected["keys"]:
+        raise CheckpointError(
+            f"{path}: {CHECKPOINT.title} of another version of secure-apfed than this one "
+            f"({installed_version()}), whose settings have other keys; {CHECKPOINT.remedy}"
         )
     if content["config"] != expected["config"]:
         raise CheckpointError(
@@ -248,6 +259,15 @@ def table_digest(data: OwnData) -> str:
     if data.targets is not None:
         labels.append(data.targets.model_dump_json().encode())
     return hashlib.sha256(msgpack.packb([data.table.ids, *labels])).hexdigest()
+
+
+@cache
+def keys_digest(*kinds: type[Settings]) -> str:
+    """Return the SHA-256 (hex) of the keys that these settings may have, whatever their values.
+
+    Of two versions with other keys a digest of values says nothing.
+    """
+    return hashlib.sha256(msgpack.packb([[*list_keys(kind)] for kind in kinds])).hexdigest()
 
 
 def config_digest(config: Config) -> str:

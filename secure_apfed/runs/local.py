@@ -47,6 +47,7 @@ from secure_apfed.files import (
     read_json,
     write_atomically,
 )
+from secure_apfed.formats import MODEL_CARD, RUN_RESULT
 from secure_apfed.methods import METHODS, roles_of
 from secure_apfed.methods.terms import settings_of
 from secure_apfed.privacy.ledger import BudgetExhaustedError
@@ -459,7 +460,7 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         for flow in read_json(party.flows, list[Any]) if flow["sender"] == party.path.name
     ]  # fmt: skip
     run.write_json(run.flows, flows)
-    alone = read_json(led.result, Outcome)
+    alone = read_json(led.result, Outcome, of=RUN_RESULT)
     # What each counted itself, where it ended; else what the active was told.
     counted = {end.party: end.contributions for end in ended if end.contributions is not None}
     gathered = {
@@ -471,7 +472,7 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     promises = promises_in(config, outcome)
     promised = tuple(Promised.model_validate(promise.as_json()) for promise in promises)
     outcome = outcome.model_copy(update={"promises": promised})
-    card, privacy = read_json(led.card, dict[str, Any]), outcome.privacy
+    card, privacy = read_json(led.card, dict[str, Any], of=MODEL_CARD), outcome.privacy
     card["epsilon"] |= {"representations": privacy.epsilon_x, "releases": privacy.releases}
     card["promises"] = [promise.model_dump() for promise in promised]
     run.write_json(run.card, card)

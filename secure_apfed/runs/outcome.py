@@ -25,6 +25,7 @@ from secure_apfed.data import OwnData, VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Transcript
 from secure_apfed.files import PathLike, read_bytes, read_json
+from secure_apfed.formats import RECORDING, RUN_RESULT
 from secure_apfed.intervals import Estimate, estimates, proportion_interval
 from secure_apfed.learning.descent import without_prefix
 from secure_apfed.learning.votes import Help
@@ -282,12 +283,13 @@ def read_common(folder: RunFolder) -> tuple[CommonPeople, ...]:
 
 def write_outcome(folder: RunFolder, outcome: Outcome) -> None:
     """Write `result.json` and the digests of all that the run wrote: it is finished."""
-    folder.finish(outcome.model_dump(mode="python"))
+    content = outcome.model_dump(mode="python")
+    folder.finish({RUN_RESULT.key: RUN_RESULT.number, **content})
 
 
 def read_outcome(folder: RunFolder) -> Outcome:
     """Read what it wrote; CheckpointError: missing, or not as this version writes it."""
-    outcome = read_json(folder.result, Outcome)
+    outcome = read_json(folder.result, Outcome, of=RUN_RESULT)
     if not folder.accountants.is_file():
         return outcome
     checked = read_json(folder.accountants, dict[str, float | str])
@@ -330,15 +332,16 @@ def load_recording(path: PathLike, *, data: VerticalData | None = None) -> Recor
     if not folder.result.exists():
         raise CheckpointError(f"{path} holds no finished run: {folder.result.name} is missing")
     folder.check()
+    read_outcome(folder)  # a run of a newer version is refused before its settings are read
     config = folder.load_config()
     if not folder.transcript.exists():
         raise no_recording(path)
     transcript = Transcript(config.kept)
     transcript.keep_in(path)
     try:
-        transcript.load_state_dict(
-            msgpack.unpackb(read_bytes(folder.transcript), strict_map_key=False)
-        )
+        state = msgpack.unpackb(read_bytes(folder.transcript), strict_map_key=False)
+        RECORDING.read_number(folder.transcript, state)
+        transcript.load_state_dict(state)
         alignment = load(read_bytes(folder.alignment))
     except (
         OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError

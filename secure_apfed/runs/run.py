@@ -25,6 +25,7 @@ from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Flow, Kind
 from secure_apfed.exchange.transcript import free_megabytes
 from secure_apfed.files import PathLike, own_subfolder
+from secure_apfed.formats import RECORDING
 from secure_apfed.learning.descent import predictor_of
 from secure_apfed.methods import (
     METHODS,
@@ -212,7 +213,9 @@ class _Experimenter(Watch):
                     f"{folder.path} holds no record of what all parties sent: each ran in a "
                     "process of its own; resume with --transport local"
                 )
-            transcript.resume(msgpack.unpackb(files.read(state.step), strict_map_key=False))
+            recorded = msgpack.unpackb(files.read(state.step), strict_map_key=False)
+            RECORDING.read_number(files.path(state.step), recorded)
+            transcript.resume(recorded)
 
     def recording(self) -> Recording:
         session = self._session

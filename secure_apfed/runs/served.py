@@ -42,6 +42,7 @@ from secure_apfed.data import OwnData, PartyTable, load_blocks
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.exchange import Links, StatusKeeper, Transcript, play_one
 from secure_apfed.files import PathLike, open_regular, read_json, refuse_replacing_input
+from secure_apfed.formats import CONTRACT
 from secure_apfed.methods import METHODS, Own, fresh_secrets
 from secure_apfed.methods.alignment import DEALER
 from secure_apfed.methods.joint import Tvfl
@@ -77,7 +78,9 @@ _JOINTLY, _ALONE = "jointly", "alone"
 def _run_of(folder: PartyFolder) -> str:
     """Of which run the folder is. Raises CheckpointError: nothing was agreed there."""
     try:
-        return Contract.model_validate(read_json(folder.contract, dict[str, Any])["document"]).run
+        document = read_json(folder.contract, dict[str, Any])["document"]
+        CONTRACT.read_number(folder.contract, document)
+        return Contract.model_validate(document).run
     except (KeyError, ValidationError) as error:
         raise CheckpointError(f"{folder.contract} holds no contract of a run: {error}") from error
 

@@ -25,9 +25,11 @@ from torch import Tensor, nn
 from secure_apfed.config.plain_yaml import parse_yaml, read_text
 from secure_apfed.data import ColumnEncoding, FeatureEncoding, TargetScale, load_blocks
 from secure_apfed.data.encoding import CellCounts
+from secure_apfed.data.frames import require_dense
 from secure_apfed.data.inputs import ColumnDrift, DriftMeter
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.files import PathLike, read_bytes, read_json, refuse_replacing_input, to_csv
+from secure_apfed.formats import MODEL_CARD
 from secure_apfed.learning.descent import without_prefix
 from secure_apfed.models import family_for, output_shape
 from secure_apfed.peer_text import quote_text
@@ -96,6 +98,7 @@ class SoloModel:
             DataError: a column of training is missing, or its cells do not fit.
         """
         assert isinstance(self.encoding, ColumnEncoding)
+        require_dense(frame, party="the input")
         counts = CellCounts()
         features = self.encoding.encode(frame, counts=counts)
         counts.warn(source="the input")
@@ -113,13 +116,13 @@ def load_model(path: PathLike) -> SoloModel:
     path = Path(path)
     folder = RunFolder(path)
     folder.check(folder.config, folder.card, folder.model)
-    card = read_json(folder.card, dict[str, Any])
+    card = read_json(folder.card, dict[str, Any], of=MODEL_CARD)
     if not card.get("predicts_alone"):
         raise ModelError(
             f"{path} holds a run of {quote_text(card.get('method'))}, whose model needs "
             "every party to predict; docs/which-method.md says which predict alone"
         )
-    parts = read_json(folder.card, _Parts)
+    parts = read_json(folder.card, _Parts, of=MODEL_CARD)
     if not folder.model.exists():
         raise ModelError(f"{folder.model} is missing; the run did not finish")
     stored, task = read_bytes(folder.model), _task(parts, folder.card)

@@ -37,6 +37,7 @@ __all__ = [
     "find_key_types",
     "find_keys",
     "higher_is_less",
+    "list_keys",
     "lower_is_less",
     "other_is_less",
     "require_limits",
@@ -221,6 +222,15 @@ def find_key_types(
         many = get_origin(_without_marks(declared.annotation)) in (dict, tuple)
         for part in inner:
             yield from find_key_types(part, f"{where}{name}.{'*.' if many else ''}")
+
+
+def list_keys(kind: type[Settings], where: str = "") -> Iterator[str]:
+    """Yield the dotted path of every key that such settings may have; `*` stands for any name."""
+    for name, declared in kind.model_fields.items():
+        yield f"{where}{name}"
+        many = get_origin(_without_marks(declared.annotation)) in (dict, tuple)
+        for part in _settings_in(declared.annotation):
+            yield from list_keys(part, f"{where}{name}.{'*.' if many else ''}")
 
 
 def require_limits(

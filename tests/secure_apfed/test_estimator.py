@@ -36,7 +36,7 @@ from secure_apfed.errors import (
     ModelError,
     UnseenCellsWarning,
 )
-from secure_apfed.estimator import VerticalClassifier
+from secure_apfed.estimator import VerticalClassifier, VerticalRegressor
 from secure_apfed.frames import FramesResult
 
 BRIEF: dict[str, Any] = {
@@ -53,7 +53,9 @@ HELPED: dict[str, Any] = {
 }
 
 
-@parametrize_with_checks([VerticalClassifier(settings=BRIEF)])  # type: ignore[untyped-decorator]
+@parametrize_with_checks(  # type: ignore[untyped-decorator]
+    [VerticalClassifier(settings=BRIEF), VerticalRegressor(settings=BRIEF)]
+)
 def test_it_keeps_the_rules_of_scikit_learn(estimator: Any, check: Any) -> None:
     check(estimator)
 

@@ -7,6 +7,7 @@ stand in its report.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from apfed_attacks.interface import AttackResult
 from apfed_experiments import words
@@ -19,9 +20,10 @@ from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Flow
 from secure_apfed.files import count_lines, read_json
+from secure_apfed.formats import STATEMENT
 from secure_apfed.methods.charged import Statement
 from secure_apfed.promises import Promise, promise_of_account, promise_of_party
-from secure_apfed.runs.folder import PartyFolder, RunFolder
+from secure_apfed.runs.folder import PartyFolder, RunFolder, read_contract
 from secure_apfed.runs.keeper import PartyEnd
 from secure_apfed.runs.outcome import Outcome, Written, read_common
 
@@ -109,8 +111,8 @@ def stated_rows(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, str]
     """What each passive that ran apart signed for the contract, by `statements.json`, verified."""
     if not outcome.stated:
         return
-    kept = read_json(folder.statements, dict[str, Statement]) if folder.statements.exists() else {}
-    contract = read_json(folder.contract, _Signed).document
+    kept = read_statements(folder.statements)
+    contract = read_contract(folder.contract, _Signed).document
     identities = {party.name: party.identity for party in contract.participants}
     for name in outcome.stated:
         if (said := kept.get(name)) is None:
@@ -178,6 +180,15 @@ class ReportedParty:
                 yield words.plain(name), words.in_words(value)
 
 
+def read_statements(path: Path) -> Mapping[str, Statement]:
+    """Read what each passive signed, by its name; empty where nobody kept any."""
+    if not path.exists():
+        return {}
+    for statement in read_json(path, dict[str, Any]).values():
+        STATEMENT.read_number(path, statement)
+    return read_json(path, dict[str, Statement])
+
+
 def read_party(path: Path) -> ReportedParty | None:
     """Read the folder of a party that helped; None where it is none, or not over."""
     folder, own = RunFolder(path), OwnSide.read(path)
@@ -189,7 +200,7 @@ def read_party(path: Path) -> ReportedParty | None:
                 f"{file} is missing: {own.name} was ended before it wrote all of its part; its "
                 "audit log says what it sent (secure-apfed audit-log verify)"
             )
-    contract, attacks = read_json(folder.contract, _Signed), path / "attacks.json"
+    contract, attacks = read_contract(folder.contract, _Signed), path / "attacks.json"
     return ReportedParty(
         config=folder.load_config(), contract=contract.document, contract_sha256=contract.sha256,
         flows=read_json(folder.flows, tuple[Flow, ...]), charges=read_charges(folder),

@@ -21,7 +21,7 @@ from secure_apfed.intervals import estimates
 from secure_apfed.measures import MEASURES, Scored, calibration_curve
 from secure_apfed.privacy.accountants import gdp_mu
 from secure_apfed.privacy.guard import make_guard
-from secure_apfed.runs.folder import RunFolder, read_scored
+from secure_apfed.runs.folder import RunFolder, read_contract, read_scored
 from secure_apfed.runs.outcome import Written, scores_of
 
 _FALSE_ALARMS = 0.01
@@ -109,7 +109,7 @@ def read_run(path: Path) -> ReportedRun:
     files.check(
         files.contract, files.metrics, files.flows, files.seeds, files.versions, *files.logs()
     )
-    contract = read_json(files.contract, _Contract)
+    contract = read_contract(files.contract, _Contract)
     by_role = sorted(contract.document.participants, key=lambda party: list(Role).index(party.role))
     return ReportedRun(
         **vars(finished), path=path, contract_sha256=contract.sha256,

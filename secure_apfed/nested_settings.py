@@ -1,0 +1,165 @@
+"""Settings of a run as flat names, `train__epochs`, as scikit-learn names nested parameters.
+
+Run by: an estimator, whose `get_params` lists every setting with the value that holds, and whose
+`set_params` changes one. Values are checked where a run is made of them, and names here.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from secure_apfed.config import Config
+from secure_apfed.methods import METHODS
+from secure_apfed.settings import Settings
+from secure_apfed.settings.protection import list_keys
+
+__all__ = [
+    "list_declared_names",
+    "list_given",
+    "list_settings",
+    "name_nearest",
+    "plain_values",
+    "replace_setting",
+]
+
+_SEPARATOR = "__"
+_METHOD, _NAME = "method", "name"
+_NOT_SET = ("data", "seed")
+"""Sections that frames and the estimator's own parameter stand for."""
+
+
+def list_settings(given: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value that holds of every setting, by flat name.
+
+    Args:
+        given: what the user set, nested as in a run's file; anything but a mapping counts as empty.
+        defaults: what holds where the user set nothing, nested likewise; of other settings their
+            declared default.
+    """
+    found = dict(_list_declared(Config))
+    nested = given if isinstance(given, Mapping) else {}
+    method = nested.get(_METHOD, defaults.get(_METHOD))
+    name = _find_method(method)
+    if name in METHODS:
+        found |= _list_declared(METHODS[name].settings, (_METHOD,))
+    found |= dict(_flatten(defaults))
+    found |= dict(_flatten(nested))
+    listed = {_SEPARATOR.join(path): value for path, value in found.items() if _is_set(path)}
+    # Whole mappings beside their parts would be set twice.
+    parents = {key.rpartition(_SEPARATOR)[0] for key in listed}
+    return {key: listed[key] for key in listed if key not in parents or key == _METHOD}
+
+
+def list_given(given: Mapping[str, Any]) -> frozenset[str]:
+    """Return the flat names of the settings that the user set."""
+    return frozenset(_SEPARATOR.join(path) for path, _ in _flatten(given))
+
+
+def replace_setting(given: Any, key: str, value: Any) -> dict[str, Any]:
+    """Return the settings with one of them set; what was given is left alone.
+
+    Args:
+        given: nested as in a run's file, or None.
+        key: flat name of the setting.
+
+    Raises:
+        KeyError: there is no such setting; holds the name.
+    """
+    settings = dict(given) if isinstance(given, Mapping) else {}
+    path = tuple(key.split(_SEPARATOR))
+    if not _is_known(path, settings):
+        raise KeyError(key)
+    section = settings
+    for place, name in enumerate(path[:-1]):
+        inner = section.get(name)
+        if isinstance(inner, Settings):
+            inner = inner.model_dump(exclude_unset=True)
+        elif path[: place + 1] == (_METHOD,) and isinstance(inner, str):
+            inner = {_NAME: inner}
+        section[name] = dict(inner) if isinstance(inner, Mapping) else {}
+        section = section[name]
+    section[path[-1]] = value
+    return settings
+
+
+def list_declared_names() -> Iterator[str]:
+    """Yield the flat name of every setting of a run that has no free part, listed or not."""
+    for key in list_keys(Config):
+        path = tuple(key.split("."))
+        if "*" not in path and _is_set(path):
+            yield _SEPARATOR.join(path)
+
+
+def name_nearest(key: str, known: Sequence[str]) -> str:
+    """Return the known name that is closest, by the whole of it or else by its last part."""
+    by_whole = get_close_matches(key, known, n=1, cutoff=0.8)
+    if by_whole:
+        return by_whole[0]
+    last = key.rpartition(_SEPARATOR)[2]
+    by_last = {name.rpartition(_SEPARATOR)[2]: name for name in reversed(known)}
+    close = get_close_matches(last, list(by_last), n=1, cutoff=0.6)
+    return by_last[close[0]] if close else ""
+
+
+def plain_values(value: Any) -> Any:
+    """Return the value with numbers of numpy, as searches draw them, as numbers of Python."""
+    if isinstance(value, Mapping):
+        return {key: plain_values(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_values(inner) for inner in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _list_declared(
+    kind: type[Settings], where: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the path and default of every setting that has one; of a section those within."""
+    for name, declared in kind.model_fields.items():
+        if declared.is_required():
+            continue
+        default = declared.get_default(call_default_factory=True, validated_data={})
+        if isinstance(default, Settings):
+            yield from _list_declared(type(default), (*where, name))
+        else:
+            yield (*where, name), default
+
+
+def _flatten(
+    nested: Mapping[str, Any], where: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in nested.items():
+        path = (*where, str(name))
+        inner = value.model_dump(exclude_unset=True) if isinstance(value, Settings) else value
+        if path == (_METHOD,):
+            yield path, value
+        if isinstance(inner, Mapping) and inner:
+            yield from _flatten(inner, path)
+        elif path != (_METHOD,):
+            yield path, value
+
+
+def _find_method(method: Any) -> Any:
+    if isinstance(method, Settings):
+        return getattr(method, _NAME, None)
+    return method.get(_NAME) if isinstance(method, Mapping) else method
+
+
+def _is_set(path: tuple[str, ...]) -> bool:
+    return path[0] not in _NOT_SET and path != (_METHOD, _NAME)
+
+
+def _is_known(path: tuple[str, ...], settings: Mapping[str, Any]) -> bool:
+    """Whether a path leads to a setting, by the declared keys, in which `*` is any name."""
+    if not _is_set(path):
+        return False
+    keys = {tuple(key.split(".")) for key in list_keys(Config)}
+    name = _find_method(settings.get(_METHOD))
+    if name in METHODS:
+        keys |= {(_METHOD, *key.split(".")) for key in list_keys(METHODS[name].settings)}
+    return any(
+        len(key) == len(path)
+        and all(part in ("*", own) for part, own in zip(key, path, strict=True))
+        for key in keys
+    )
