@@ -610,6 +610,16 @@ def _read(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, Lin
     summary.torn = len(chain.torn)
 
 
+def read_lines(path: Path) -> Iterator[Line]:
+    """Yield what each line of a log says, in order.
+
+    Raises:
+        CheckpointError: missing, no log, or altered from some line on.
+    """
+    for _, line in _read(path):
+        yield line
+
+
 def read_log(
     path: Path, *, visit: Callable[[int, str], None] = lambda line, chain: None
 ) -> Summary:

@@ -82,6 +82,7 @@ def tell(
             "method": result.method, "accuracy": result.accuracy, "measure": result.measure,
             "measures": result.measures, "threshold": result.threshold,
             "undefined": result.undefined, "wire_bytes": result.wire_bytes,
+            "sessions": result.sessions, "steps": result.steps,
             "calibration": _plain(result.calibration), "ranking": _plain(result.ranking),
             "never_predicted": dict(result.never_predicted),
             "privacy": asdict(result.privacy),
@@ -219,7 +220,8 @@ def _show_result(
             ("best alone", solo.describe_best()),
             ("gain", solo.describe_gain(finished.gain)),
         ]
-    rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
+    several = f" in {result.sessions} sessions" if result.sessions > 1 else ""
+    rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB{several}"))
     figure = config.method.figure
     rows += [(promise.title(), promise.sentence) for promise in result.promises]
     checked = result.privacy.accountants if figure == "epsilon_x" else {}

@@ -35,8 +35,10 @@ MOST_BYTES = 2**30
 _PART = struct.Struct(">IQQ")  # number of the message, its bytes, where the part begins
 PART_HEADER_BYTES = _PART.size
 
-_UNNAMED = "unnamed"
+UNNAMED_SESSION = "unnamed"
+"""What envelopes name before all agreed on a session; then nothing is sealed yet."""
 _LENGTH_BYTES = 2
+_TAG_BYTES = 16  # of AES-GCM
 _REASON_LETTERS = 500
 T = TypeVar("T")
 Frame: TypeAlias = tuple[str, bytes]
@@ -112,6 +114,11 @@ class LinkObserver(Protocol):
         """Is told of a frame on the link from `sender` that its receiver could not open."""
 
 
+def count_overhead(envelope: Envelope, *, sealed: bool) -> int:
+    """Return how many bytes of the envelope's frame are not its payload: header and seal."""
+    return _LENGTH_BYTES + len(envelope.header) + (_TAG_BYTES if sealed else 0)
+
+
 class Links:
     """All that one party, `me`, sees of a session with these peers.
 
@@ -136,7 +143,7 @@ class Links:
     ) -> None:  # fmt: skip
         self.me, self._peers, self._observers = me, tuple(peers), tuple(observers)
         self._post, self._record = post, record
-        self._session, self._seals = _UNNAMED, dict[str, SealedLink]()
+        self._session, self._seals = UNNAMED_SESSION, dict[str, SealedLink]()
         self._written: Counter[str] = Counter()
         self._in_parts: Counter[str] = Counter()
         self._gathering = {peer: Gathering(me, peer) for peer in self._peers}
@@ -321,7 +328,7 @@ class Links:
             except RemoteProtocolError as error:
                 told = f"{self.me}, on the link from {sender}: {error}"
                 raise RemoteProtocolError(told) from error
-            if self._seals and claimed.kind is Kind.ABORT and claimed.session == _UNNAMED:
+            if self._seals and claimed.kind is Kind.ABORT and claimed.session == UNNAMED_SESSION:
                 raise RunStoppedError(
                     f"agreement: {sender} stopped the run before its links were sealed, and says "
                     f"without a seal: {quote_reason(body, _REASON_LETTERS)}",

@@ -7,6 +7,7 @@ display in another thread. It holds names, counts and times, and nothing of any 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from threading import Lock
+from types import MappingProxyType
 from typing import Literal, Protocol, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
@@ -35,7 +36,7 @@ class PeerStatus(_Frozen):
             came from it for half of the patience), or left.
         silent_s: seconds since it is awaited without a word; null where it is not awaited.
         sign_s: seconds since its last sign, or since this session began.
-        sent_bytes, received_bytes: to it and from it in this session.
+        sent_bytes, received_bytes: to it and from it, in all sessions of a run.
         refusal: why it refused this party, or this party somebody in its name, before it connected.
     """
 
@@ -145,6 +146,7 @@ class StatusKeeper:
         *,
         meet_s: float = 0.0,
         less_protected: Iterable[str] = (),
+        past: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
         """Be told whose session this is, before anybody is connected; a later one begins anew.
 
@@ -152,6 +154,7 @@ class StatusKeeper:
             meter: of what it promises; None: it sends nothing that one counts.
             meet_s: how long it waits until all peers are connected; 0: not told.
             less_protected: sentences of what protects less; see `Status`.
+            past: by peer the bytes sent and received in sessions before, which are counted on.
         """
         with self._lock:
             self._party, self._meter = party, meter
@@ -160,7 +163,7 @@ class StatusKeeper:
             self._phase, self._awaited = "connecting", None
             self._less_protected = tuple(less_protected)
             self._missing = dict.fromkeys(peers, "")
-            self._bytes = {name: [0, 0] for name in peers}
+            self._bytes = {name: [*past.get(name, (0, 0))] for name in peers}
             self._sign_at = dict.fromkeys(self._bytes, self._clock())
             self._session += 1
             self._left.clear()

@@ -238,10 +238,18 @@ class Transcript:
             body = safetensors.torch.save({_SUM: sum_BD.detach().cpu().contiguous()})
             epoch.opened[step] = epoch.store(body)
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on after what `state` recorded; what this session sent so far adds to it."""
+    def resume(self, state: Mapping[str, Any], sent: Sequence[Flow] = ()) -> None:
+        """Go on after what `state` recorded; what this session sent so far adds to it.
+
+        Args:
+            sent: all that was sent until the last session was broken off, which may be later than
+                the state.
+        """
         current = self.flows
         self.load_state_dict(state)
+        if sum(flow.wire_bytes for flow in sent) > self.wire_bytes:
+            self._flows, self.wire_bytes = {}, 0
+            self.add(sent)
         self.add(current)
 
     def add(self, flows: Iterable[Flow]) -> None:

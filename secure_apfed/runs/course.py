@@ -42,6 +42,7 @@ from secure_apfed.measures import (
 from secure_apfed.methods import METHODS, PartyState, Session, train
 from secure_apfed.methods.method import batches_of, end_all, held_out_of, save_all
 from secure_apfed.methods.terms import task_of
+from secure_apfed.past_sessions import NONE_BEFORE
 from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.promises import Promise, promises_of, worst_promise
 from secure_apfed.runs.calibration import calibrate
@@ -287,7 +288,7 @@ class RunWriter:
 
     def finish(
         self, session: Session, data: OwnData, judged: Judged, *, privacy: PrivacySpent,
-        guarantee: str, seconds: float,
+        guarantee: str, course: "Course",
     ) -> None:  # fmt: skip
         """Write model, card and results; `result.json` comes last and marks the run as finished."""
         folder, transcript, learner = self.folder, session.transcript, session.learner
@@ -311,7 +312,9 @@ class RunWriter:
                 )
             ],
             "stated": session.stated,
-            "seconds": seconds,
+            "seconds": course.seconds,
+            "sessions": course.sessions,
+            "steps": course.steps,
             "aligned_rows": 0 if aligned is None else len(aligned),
             "train_rows": len(data.train_rows),
             "labelled_rows": len(data.labelled_rows),
@@ -388,6 +391,7 @@ class Watch:
 
     def __init__(self, writer: RunWriter | None, on_progress: Callable[[Progress], None]) -> None:
         self.writer, self.on_progress = writer, on_progress
+        self.past = NONE_BEFORE  # sessions of this run, by what was kept of them
 
     def begin(self, session: Session, state: PartyState | None) -> None:
         """What is to be done before the course begins, at a state of the active or anew."""
@@ -431,14 +435,25 @@ class Course:
         self._spent = self._shown()
         self._best = without_prefix("best", state.tensors) if state else {}
         self._contracts = [*notes.get("contracts", []), session.contract.digest.hex()]
-        self._before: float = notes.get("seconds", 0.0)
+        past = watch.past
+        # A log knows of what came after the checkpoint; some methods send nothing in a step.
+        self._before: float = max(notes.get("seconds", 0.0), past.seconds)
+        self._steps_before: int = max(notes.get("steps", self._step), past.steps)
+        self._first_step = self._step
+        self.sessions = max(len(self._contracts), past.sessions + 1)
         self._began = time.monotonic()
         if self._writer:
             self._writer.begin(session, self._contracts, epoch=self._epoch)
 
     @property
     def seconds(self) -> float:
+        """Of training, in all sessions."""
         return self._before + time.monotonic() - self._began
+
+    @property
+    def steps(self) -> int:
+        """Steps in all sessions; those that are played again count again."""
+        return self._steps_before + self._step - self._first_step
 
     async def play(self) -> None:
         learner, links = self.session.learner, self.session.links
@@ -460,7 +475,7 @@ class Course:
             guarantee = guarantee_text(self._config, self.session, self._labels.mechanism)
             self._writer.finish(
                 self.session, self._labels.held, self.judged, privacy=self.privacy(),
-                guarantee=guarantee, seconds=self.seconds,
+                guarantee=guarantee, course=self,
             )  # fmt: skip
         self.session.entered.end()
         # Under restarts a dealer stays all along, in case that it is asked again.
@@ -482,6 +497,8 @@ class Course:
             method=self._config.method.name,
             **self.judged.told,
             wire_bytes=self.session.transcript.wire_bytes,
+            sessions=self.sessions,
+            steps=self.steps,
             privacy=privacy,
             contributions=self.session.passive_accounts,
             promises=promises_of(
@@ -623,6 +640,7 @@ class Course:
             tensors=prefixed("labels", self._labels.tensors()) | prefixed("best", self._best),
             epoch=self._epoch,
             seconds=self.seconds,
+            steps=self.steps,
             contracts=self._contracts,
             held_out=self._held_out,
         )

@@ -131,6 +131,7 @@ class RunFolder:
         self.digests = path / "SHA256SUMS"
         self.parties = path / "parties"
         self.recordings = Steps(path, "recording")
+        self.broken_off = path / "broken-off.json"
 
     @contextmanager
     def opened(self, config: Config, *, resume: bool) -> Iterator[None]:
@@ -188,6 +189,7 @@ class RunFolder:
         for party in parties:
             party.require_no_releases()
         self.recordings.clear()
+        self.broken_off.unlink(missing_ok=True)
         for party in parties:
             party.steps.clear()  # of a start that was broken off before training
 

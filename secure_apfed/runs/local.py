@@ -20,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -33,6 +34,7 @@ from apfed_protocols.errors import (
 )
 from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed.alignment.ids import id_rules
+from secure_apfed.audit_log import FILE_NAME
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings
 from secure_apfed.data import VerticalData, load_data, pack_own
@@ -50,6 +52,7 @@ from secure_apfed.files import (
 from secure_apfed.formats import MODEL_CARD, RUN_RESULT
 from secure_apfed.methods import METHODS, roles_of
 from secure_apfed.methods.terms import settings_of
+from secure_apfed.past_sessions import read_logged
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.folder import PartyFolder, RunFolder
 from secure_apfed.runs.keeper import PartyEnd, config_digest
@@ -455,10 +458,7 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         if party.path != led.path and party.ended.exists()
     ]
     # What each sent itself: what it received, another one sent.
-    flows = [
-        flow for party in parties if party.flows.exists()
-        for flow in read_json(party.flows, list[Any]) if flow["sender"] == party.path.name
-    ]  # fmt: skip
+    flows = [flow for party in parties for flow in _sent_by(party)]
     run.write_json(run.flows, flows)
     alone = read_json(led.result, Outcome, of=RUN_RESULT)
     # What each counted itself, where it ended; else what the active was told.
@@ -479,7 +479,7 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     write_outcome(run, outcome)
     judged = (
         "accuracy", "measure", "measures", "threshold", "calibration", "ranking", "undefined",
-        "never_predicted", "wire_bytes", "help",
+        "never_predicted", "wire_bytes", "sessions", "steps", "help",
     )  # fmt: skip
     return RunResult(
         method=config.method.name,
@@ -492,6 +492,13 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         stated={name: said.model_dump(mode="python") for name, said in outcome.stated.items()},
         folder=run.path,
     )
+
+
+def _sent_by(party: PartyFolder) -> list[Mapping[str, Any]]:
+    """Return what a party sent in all sessions; by its audit log where it did not end."""
+    if not party.flows.exists():
+        return [asdict(flow) for flow in read_logged(party.path / FILE_NAME).sent]
+    return [flow for flow in read_json(party.flows, list[Any]) if flow["sender"] == party.path.name]
 
 
 def _worst(active: Privacy, others: Sequence[Privacy]) -> Privacy:

@@ -194,6 +194,8 @@ class Outcome(Written):
     """result.json, with the cross-checks of accountants.json where that was written.
 
     Attributes:
+        wire_bytes, seconds, steps: of all sessions of the run; what was played again after a
+            session was broken off counts again. sessions: how many all parties agreed on.
         promises: what `privacy` and `contributions` come to, figure by figure, for programs; a run
             of an older version holds none. Who reads a folder asks `promises_in` instead.
         stated: by passive that ran apart, what it signed; `statements.json` holds the signatures.
@@ -210,6 +212,8 @@ class Outcome(Written):
     wire_bytes: int
     privacy: Privacy
     seconds: float
+    sessions: Count = 1
+    steps: Count | None = None
     aligned_rows: int | None = None
     train_rows: int | None = None
     labelled_rows: int | None = None
@@ -432,6 +436,8 @@ class RunResult:
         threshold: that the active's model decides at; None: it takes the likeliest class.
         never_predicted: classes with labels that no test row is given, each with the threshold that
             labelled training rows would choose; None: there is none to choose.
+        wire_bytes: on all links in all sessions; sessions: how many all parties agreed on.
+        steps: in all sessions; those that were played again count again.
         privacy: what was spent by the party that spent most.
         contributions: by passive that adds noise of its own, what that cost it, in plain values.
         promises: what both come to, figure by figure.
@@ -449,6 +455,8 @@ class RunResult:
     wire_bytes: int
     privacy: PrivacySpent
     folder: Path | None
+    sessions: int = 1
+    steps: int | None = None
     contributions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     promises: tuple[Promise, ...] = ()
     stated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from torch import Tensor
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData
 from secure_apfed.exchange import Envelope, Flow, Kind, Transcript, unpack_own
+from secure_apfed.past_sessions import NONE_BEFORE, PastSessions
 from secure_apfed.settings.run import RunSettings, TranscriptSettings
 
 _MOST_BYTES = 2**28  # of the first releases, and as many of the last
@@ -43,19 +44,24 @@ class OwnRecord:
 
     Args:
         keeps: whether it keeps what leaves, up to 256 MB from the start and as much from the end.
+        past: what its sessions before this one came to, which its counts begin with.
 
     Attributes:
-        sent_by_me: what it sent, by receiver and kind; heard: what it received.
+        sent_by_me: what it sent in all sessions, by receiver and kind; heard: what it received.
+        past: its sessions before this one.
         rows: of its table by position of the alignment, once it knows them; -1: not its own.
     """
 
     def __init__(
         self, me: str, role: PartyRole, config: RunSettings, held: OwnData | None, *, active: str,
-        keeps: bool = False,
+        keeps: bool = False, past: PastSessions = NONE_BEFORE,
     ) -> None:  # fmt: skip
         self.me, self.role, self.config, self.held, self.active = me, role, config, held, active
         self.sent_by_me = Transcript(TranscriptSettings(keep="none"))
         self.heard = Transcript(TranscriptSettings(keep="none"))
+        self.past = past
+        self.sent_by_me.add(past.sent)
+        self.heard.add(past.received)
         self.rows = _NO_ROWS
         self._keeps, self._size, self._last_size = keeps, 0, 0
         self._first, self._last = list[LetOut](), deque[LetOut]()

@@ -35,6 +35,7 @@ from secure_apfed.methods import METHODS, Own, Session, assist, lead, new_sessio
 from secure_apfed.methods.session import Entered
 from secure_apfed.models import threads_for
 from secure_apfed.names import Name, PartyName
+from secure_apfed.past_sessions import NONE_BEFORE, PastSessions, read_logged
 from secure_apfed.runs.course import Course, RunWriter, Watch
 from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
 from secure_apfed.runs.folder import PartyFolder, RunFolder, no_checkpoint, require_not_ended
@@ -505,11 +506,17 @@ class Joined:
 
 @contextmanager
 def audited(
-    file: PartyFile, identity: Identity, meter: Meter, status: StatusKeeper, meet: Connect
+    file: PartyFile,
+    identity: Identity,
+    meter: Meter,
+    status: StatusKeeper,
+    meet: Connect,
+    past: PastSessions = NONE_BEFORE,
 ) -> Iterator[tuple[dict[str, bytes], AuditLog, Transport]]:
     """Hold its counters against the log in a party's folder, open the log, and connect it.
 
-    Yields by which keys all are known, its own among them, the log, and the links.
+    Yields by which keys all are known, its own among them, the log, and the links. `past`: what
+    sessions before came to, with which the status goes on.
     """
     known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
     folder = PartyFolder(file.folder).path
@@ -521,7 +528,14 @@ def audited(
             *describe_departures(load_config(file.config)),
             *describe_shared_organisations(file.folder),
         )
-        status.begin(file.party, file.peers, meter, meet_s=file.meet_s, less_protected=less)
+        status.begin(
+            file.party,
+            file.peers,
+            meter,
+            meet_s=file.meet_s,
+            less_protected=less,
+            past=past.count_bytes(),
+        )
         transport = meet(file, identity, known, status.misses)
         status.connected()
         yield known, audit, transport
@@ -554,12 +568,19 @@ def joined(
         # With as much patience as the run has with who is started again.
         meet_s = max(file.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)
         patient = file.model_copy(update={"meet_s": meet_s})
+        past = read_logged(folder.path / FILE_NAME)
         known, audit, met = stack.enter_context(
-            audited(patient, secrets.identity, keeper.meter, status, meet)
+            audited(patient, secrets.identity, keeper.meter, status, meet, past)
         )
         keeper.audit, transport = audit, over(met)
         record = OwnRecord(
-            file.party, role, config, data, active=file.active, keeps=bool(config.attacks)
+            file.party,
+            role,
+            config,
+            data,
+            active=file.active,
+            keeps=bool(config.attacks),
+            past=past,
         )
         yield Joined(
             own=Own(
@@ -612,6 +633,7 @@ async def _active(
     session = Session(entered, learner, links, sent, headline=method.headline)
     writer = RunWriter(folder, config, heard=heard)
     watch = _Alone(writer, on_progress, here) if restarts else Watch(writer, on_progress)
+    watch.past = here.record.past
     course = Course(session, labels, watch, state)
     await course.play()
     return course.result()

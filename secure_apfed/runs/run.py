@@ -6,7 +6,7 @@ Run by: the experimenter. Whatever happens, what was written is whole: see `fold
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -39,6 +39,7 @@ from secure_apfed.methods import (
 )
 from secure_apfed.methods.alignment import needs_dealer
 from secure_apfed.models import threads_for
+from secure_apfed.past_sessions import keep_broken_off, read_broken_off
 from secure_apfed.phases import begins
 from secure_apfed.runs.course import Course, RunWriter, Watch
 from secure_apfed.runs.folder import PartyFolder, RunFolder
@@ -121,10 +122,34 @@ def run_in_memory(
         experimenter = _Experimenter(config, data, session, writer, on_progress)
         course = Course(session, labels, experimenter, state)
         begins("train")
-        session.play(course.play())
+        with _kept_if_broken_off(course, writer):
+            session.play(course.play())
         if writer:  # only a resumed run would need them
             writer.folder.recordings.clear()
+            writer.folder.broken_off.unlink(missing_ok=True)
         return course.result()
+
+
+@contextmanager
+def _kept_if_broken_off(course: Course, writer: RunWriter | None) -> Iterator[None]:
+    """Keep what all sessions came to where this one ends before its time; who resumes adds to it.
+
+    A process that is killed keeps what its newest checkpoint holds.
+    """
+    try:
+        yield
+    except BaseException:
+        if writer:
+            # A full disk, say, must not hide why the session ended.
+            with suppress(OSError):
+                keep_broken_off(
+                    writer.folder.broken_off,
+                    course.session.transcript.flows,
+                    sessions=course.sessions,
+                    steps=course.steps,
+                    seconds=course.seconds,
+                )
+        raise
 
 
 def _secrets(
@@ -215,7 +240,8 @@ class _Experimenter(Watch):
                 )
             recorded = msgpack.unpackb(files.read(state.step), strict_map_key=False)
             RECORDING.read_number(files.path(state.step), recorded)
-            transcript.resume(recorded)
+            self.past = read_broken_off(folder.broken_off)
+            transcript.resume(recorded, self.past.sent)
 
     def recording(self) -> Recording:
         session = self._session

@@ -174,9 +174,12 @@ def tiles_of(run: ReportedRun) -> Iterator[Tile]:
         yield from traffic_of(run, run.own.name)
     else:
         messages = words.count(sum(flow.messages for flow in run.flows))
-        yield Tile("sent", words.size(outcome.wire_bytes), f"{messages} messages")
+        several = f" in {outcome.sessions} sessions" if outcome.sessions > 1 else ""
+        yield Tile("sent", words.size(outcome.wire_bytes), f"{messages} messages{several}")
     device = run.versions.get("device")
     where = f"on {device}" if isinstance(device, str) else ""
+    if outcome.sessions > 1:
+        where = f"{where}, training in {outcome.sessions} sessions".removeprefix(", ")
     yield Tile("duration", words.duration(outcome.seconds), where)
 
 
