@@ -237,8 +237,8 @@ class CounterFiles:
         for name, before in self._noted.items():
             if before.number and name not in found:
                 raise CheckpointError(
-                    f"{self._folder / name} is gone, and this session counted in it; restore it "
-                    "from a copy"
+                    f"restore {self._folder / name} from a copy: it is gone, and this session "
+                    "counted in it"
                 )
         for name, stamp in found.items():
             kind = kind_of(name)
@@ -250,8 +250,9 @@ class CounterFiles:
             before = self._noted.get(name, Count(0, count.origin, count.digest))
             if count.number < before.number:
                 raise CheckpointError(
-                    f"{self._folder / name} counts {count.number} {kind.counts}, and counted "
-                    f"{before.number} before: another process wrote to it; restore it from a copy"
+                    f"restore {self._folder / name} from a copy: it counts {count.number} "
+                    f"{kind.counts}, and counted {before.number} before, so another process wrote "
+                    "to it"
                 )
             if count != self._noted.get(name):
                 self._noted[name] = count
@@ -425,7 +426,7 @@ def _in_words(fault: _Fault) -> str:
         return f"is missing, and {said}"
     if fault.why == "lower":
         found = fault.found.number if fault.found else 0
-        return f"holds {found:,} {counts}, and {said}: it is an older copy, or was shortened"
+        return f"holds {found:,} {counts}, and {said}, so it is an older copy, or was shortened"
     if fault.why == "unreadable":
         return f"cannot be relied on ({fault.more}), and {said}"
     return f"is not the file of this run that {beside} knows{fault.more and ': ' + fault.more}"
@@ -433,9 +434,10 @@ def _in_words(fault: _Fault) -> str:
 
 def _refuse(folder: Path, party: str, fault: _Fault) -> CheckpointError:
     return CheckpointError(
-        f"{folder / fault.name} {_in_words(fault)}. Begun anew it would forget what {party} gave "
-        "away. Put the newest copy back; if there is none and it shall begin anew all the same, "
-        f"run: secure-apfed audit-log restart-counter '{folder}' {fault.name} --party {party}"
+        f"put the newest copy of {folder / fault.name} back: it {_in_words(fault)}, and begun anew "
+        f"it would forget what {party} gave away. If there is no copy and it shall begin anew all "
+        f"the same, run: secure-apfed audit-log restart-counter '{folder}' {fault.name} "
+        f"--party {party}"
     )
 
 

@@ -157,15 +157,15 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def describe_origin(path: Path) -> str:
-    """Return what to do with a file of a run that is not as this version writes it.
+    """Return what to do with a file of a run that another version wrote; "": this one did.
 
-    The run's versions.json, which lies beside it, says whether another version wrote it.
+    The run's versions.json, which lies beside it, says so.
     """
     writer = ""
     with contextlib.suppress(CheckpointError):
         writer = find_writer(_parsed(path, _content(path.with_name(VERSIONS))))
     if not writer:
-        return _RESTORE
+        return ""
     return (
         f"secure-apfed {writer} wrote it, and this is {installed_version()}: read it with that "
         "version, or restore it from a copy"
@@ -181,7 +181,8 @@ def _shaped(path: Path, kind: type[PartT], value: Any, *, remedy: str = _RESTORE
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         at = f", at {place!r}" if place else ""
-        remedy = describe_origin(path) if remedy == _RESTORE else remedy
+        if remedy == _RESTORE:
+            remedy = describe_origin(path) or remedy
         raise CheckpointError(
             f"{path}: is not as this version writes it{at}: {first['msg'].lower()}; {remedy}"
         ) from None

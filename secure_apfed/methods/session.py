@@ -281,8 +281,9 @@ def _standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor |
     if resumes is None:
         if state and state.step > 0 and own.name != own.active:
             raise CheckpointError(
-                f"{own.name}: {contract.active} begins anew, and the folder of {own.name} holds "
-                f"step {state.step} of a run; resume that run, or choose another folder"
+                f"{own.name}: resume the run that its folder holds, or choose another folder: "
+                f"{contract.active} begins anew, and the folder of {own.name} holds step "
+                f"{state.step} of a run"
             )
         if own.name != own.active:
             require_no_releases(own)
@@ -293,14 +294,14 @@ def _standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor |
     if state is None or (state.step != resumes.step and contract.silent_passive != "recover"):
         held = f"step {state.step}" if state else "no step before it"
         raise CheckpointError(
-            f"{own.name}: {contract.active} goes on from step {resumes.step}, and the folder of "
-            f"{own.name} holds {held}; put its checkpoint back, or begin a new run"
+            f"{own.name}: put its checkpoint back, or begin a new run: {contract.active} goes on "
+            f"from step {resumes.step}, and the folder of {own.name} holds {held}"
         )
     if state.run != resumes.run:
         raise CheckpointError(
-            f"{own.name}: {contract.active} goes on with the run {resumes.run}, and the "
-            f"checkpoint of {own.name} is of {state.run}, whose rows stand in another order; put "
-            "the checkpoints of one run back at all parties"
+            f"{own.name}: put the checkpoints of one run back at all parties: {contract.active} "
+            f"goes on with the run {resumes.run}, and the checkpoint of {own.name} is of "
+            f"{state.run}, whose rows stand in another order"
         )
     return state, state.rows
 

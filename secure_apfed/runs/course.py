@@ -629,8 +629,8 @@ class Course:
         back = self._watch.returned(self.session.learner.left)
         if back:
             raise PartyBackError(
-                f"checkpoint: {' and '.join(back)} fell silent and is back at step {self._step}; "
-                f"{links.me} ends this session, and all go on in a new one from here"
+                f"nothing to do: all go on in a new session from step {self._step}; checkpoint: "
+                f"{' and '.join(back)} fell silent and is back, so {links.me} ends this session"
             )
 
     def _keep(self) -> None:

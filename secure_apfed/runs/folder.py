@@ -171,18 +171,19 @@ class RunFolder:
         if active.holds_steps or (led and not self.result.exists()):
             return
         if self.result.exists():
-            raise CheckpointError(f"{self.path} holds a finished run; there is nothing to resume")
+            raise CheckpointError(f"nothing to do: {self.path} holds a finished run")
         raise no_checkpoint(active.path)
 
     def _make_room(self, active: "PartyFolder") -> None:
         """For a new run; one that trained has a checkpoint of the active, or a result."""
         if active.holds_steps:
             raise CheckpointError(
-                f"{self.path} holds a run already; resume it, or choose another folder"
+                f"resume the run (--resume), or choose another folder: {self.path} holds a run "
+                "already"
             )
         if self.result.exists():
             raise CheckpointError(
-                f"{self.path} holds a run already, which is finished; choose another folder"
+                f"choose another folder: {self.path} holds a run already, which is finished"
             )
         found = self.parties.iterdir() if self.parties.is_dir() else ()
         parties = [PartyFolder(party) for party in found if not party.is_symlink()]
@@ -210,6 +211,8 @@ class RunFolder:
             return _config_of(read_text(self.config), str(self.config))
         except ConfigError as error:
             origin = describe_origin(self.config)
+            if not origin:
+                raise
             raise ConfigError(f"{error}\n{self.config}: {origin}") from error
 
     def finish(self, result: Mapping[str, Any]) -> None:
@@ -274,8 +277,8 @@ class RunFolder:
             whole = False
         if not whole:
             raise CheckpointError(
-                f"{self.metrics} lacks lines: the run needs one of JSON for each of {count} "
-                "epochs; restore it from a copy, or begin a new run in another folder"
+                f"restore {self.metrics} from a copy, or begin a new run in another folder: the "
+                f"file lacks lines, of which the run needs one of JSON for each of {count} epochs"
             )
         write_atomically(self.metrics, b"".join(lines))
 
@@ -309,7 +312,7 @@ class PartyFolder(RunFolder):
             counting = counted()
             if self.ended.exists():
                 raise CheckpointError(
-                    f"{self.path} holds a party's part of a finished run; choose another folder"
+                    f"choose another folder: {self.path} holds a party's part of a finished run"
                 )
             if not resume:
                 self._clear(counting)
@@ -359,7 +362,8 @@ class PartyFolder(RunFolder):
         """Make room for a new part; a party that was asked anything has a checkpoint."""
         if self.holds_steps:
             raise CheckpointError(
-                f"{self.path} holds a run already; resume it, or choose another folder"
+                f"resume the run (--resume), or choose another folder: {self.path} holds a run "
+                "already"
             )
         self.require_no_releases()
         for log in _logs_in(self.path):
@@ -369,16 +373,16 @@ class PartyFolder(RunFolder):
                 log.unlink()
             except OSError as error:
                 raise CheckpointError(
-                    f"{log} lies in the place of a log and cannot be removed ({error.strerror}); "
-                    "remove it, or choose another folder"
+                    f"remove {log}, or choose another folder: it lies in the place of a log and "
+                    f"cannot be removed here ({error.strerror})"
                 ) from error
 
 
 def _counts(log: Path) -> CheckpointError:
     return CheckpointError(
-        f"{log} counts what left its party in an earlier session, and the checkpoint "
-        "to go on from is gone; put it back and resume, or choose another folder: "
-        "begun anew, the run would forget what it spent"
+        f"put the party's newest checkpoint back and resume, or choose another folder: {log} "
+        "counts what left its party in an earlier session, and the checkpoint to go on from is "
+        "gone; begun anew, the run would forget what it spent"
     )
 
 
@@ -436,7 +440,7 @@ def write_sealed(path: Path, content: bytes) -> None:
 
 
 def no_checkpoint(path: Path) -> CheckpointError:
-    return CheckpointError(f"there is no checkpoint {path}; start the run without --resume")
+    return CheckpointError(f"start the run without --resume: there is no checkpoint {path}")
 
 
 def read_sealed(path: Path) -> bytes:
@@ -446,8 +450,8 @@ def read_sealed(path: Path) -> bytes:
     content, digest = sealed[:-_DIGEST_BYTES], sealed[-_DIGEST_BYTES:]
     if len(sealed) < _DIGEST_BYTES or hashlib.sha256(content).digest() != digest:
         raise CheckpointError(
-            f"{path} is truncated or altered: its {len(sealed)} bytes do not match their checksum; "
-            "restore it from a copy, or start the run anew in another folder"
+            f"restore {path} from a copy, or start the run anew in another folder: the file is "
+            f"truncated or altered, its {len(sealed)} bytes do not match their checksum"
         )
     return content
 

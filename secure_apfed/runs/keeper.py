@@ -200,8 +200,7 @@ class PartyKeeper:
         """Read one checkpoint. Raises CheckpointError: it is none, or not of this party's run."""
         assert self._of is not None
         try:
-            content: dict[str, Any] = msgpack.unpackb(read_sealed(path), strict_map_key=False)
-            CHECKPOINT.read_number(path, content)
+            content = _check_format(path)
             content["rows"] = load(content["rows"])["rows"]
             content["tensors"] = load(content["tensors"])
             content["ledgers"] = {name: load(state) for name, state in content["ledgers"].items()}
@@ -213,6 +212,13 @@ class PartyKeeper:
         return content
 
 
+def _check_format(path: Path) -> dict[str, Any]:
+    """Return the fields of a checkpoint; CheckpointError: a format that is not read."""
+    content: dict[str, Any] = msgpack.unpackb(read_sealed(path), strict_map_key=False)
+    CHECKPOINT.read_number(path, content)
+    return content
+
+
 def _check(path: Path, content: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Refuse another party's, and to go on with other settings or people, or these elsewhere.
 
@@ -222,24 +228,24 @@ def _check(path: Path, content: Mapping[str, Any], expected: Mapping[str, Any]) 
     name = expected["party"]
     if any(content[key] != expected[key] for key in ("party", "identity")):
         raise CheckpointError(
-            f"{path} is of {content['party']!r} with another identity than that of {name} here; "
-            "put the party's own checkpoint and identity.pem back"
+            f"put the own checkpoint and identity.pem of {name} back: {path} is of "
+            f"{content['party']!r} with another identity than that of {name} here"
         )
     if content["keys"] != expected["keys"]:
         raise CheckpointError(
-            f"{path}: {CHECKPOINT.title} of another version of secure-apfed than this one "
-            f"({installed_version()}), whose settings have other keys; {CHECKPOINT.remedy}"
+            f"{CHECKPOINT.remedy}: {path} is a {CHECKPOINT.title} of another version of "
+            f"secure-apfed than this one ({installed_version()}), whose settings have other keys"
         )
     if content["config"] != expected["config"]:
         raise CheckpointError(
-            f"{path} belongs to a run with another configuration; resume with the config.yaml of "
-            "that run"
+            f"resume with the config.yaml of that run: {path} belongs to a run with another "
+            "configuration"
         )
     if content["table"] != expected["table"]:
         raise CheckpointError(
-            f"the table of {name} is not the one that the run began with: its IDs, their order, "
-            "its labels or the split into training and test rows are others, and the run counts by "
-            "positions; put the table back, or begin a new run"
+            f"put the table of {name} back, or begin a new run: it is not the one that the run "
+            "began with; its IDs, their order, its labels or the split into training and test rows "
+            "are others, and the run counts by positions"
         )
 
 

@@ -233,7 +233,8 @@ def run_locally(
                 raise failed
             if failed:
                 warnings.warn(
-                    f"the run is finished, but not at all parties:\n{failed}", stacklevel=2
+                    f"nothing to do: the run is finished, but not at all parties:\n{failed}",
+                    stacklevel=2,
                 )
         return _gather(config, run, led)
 
@@ -242,12 +243,12 @@ def _refuse_another_run(config: Config, run: RunFolder) -> None:
     """Go on only with what lies there, and as it was begun."""
     if run.recordings.found():
         raise CheckpointError(
-            f"{run.path} holds a run that one process played; resume with --transport memory"
+            f"resume with --transport memory: {run.path} holds a run that one process played"
         )
     # What may be other when a run is resumed is left out of the digest.
     if run.config.exists() and config_digest(run.load_config()) != config_digest(config):
         raise CheckpointError(
-            f"{run.path} belongs to a run with another configuration; resume with its config.yaml"
+            f"resume with its config.yaml: {run.path} belongs to a run with another configuration"
         )
 
 

@@ -71,6 +71,7 @@ def _address(text: str) -> str:
 PARTY_FILE = "party.yaml"
 ANSWERED = "answer-{}.json"
 """In a party's folder, what it answered where a project was proposed."""
+_NOTHING = "nothing to do: "
 _FEWEST_A_DAY, _DAYS_OF_A_TABLE = 100, 10
 Place: TypeAlias = Annotated[str, AfterValidator(_address)]
 
@@ -460,7 +461,8 @@ def play_party(
                     failed = str(error)
             if record is None:
                 restarts += 1
-                on_restart(f"{failed}; {file.party} begins session {restarts + 1} by itself")
+                begins = f"{file.party} begins session {restarts + 1} by itself"
+                on_restart(f"nothing to do: {begins}; {failed.removeprefix(_NOTHING)}")
     on_record(record)
     return result
 

@@ -109,7 +109,10 @@ def run_in_memory(
             stack.enter_context(writer.folder.opened(config, resume=resume))
             secrets = _secrets(stack, writer.folder, config, data, resume=resume)
         elif resume:
-            raise CheckpointError("a run without a folder has no checkpoint to resume from")
+            raise CheckpointError(
+                "name the folder of the run, or start it without resume: a run without a folder "
+                "has no checkpoint to resume from"
+            )
         name = data.active.name
         active, held = secrets.setdefault(name, fresh_secrets(config, name)), data.own(name)
         assert held is not None
@@ -235,8 +238,8 @@ class _Experimenter(Watch):
         if state:
             if state.step not in files.found():
                 raise CheckpointError(
-                    f"{folder.path} holds no record of what all parties sent: each ran in a "
-                    "process of its own; resume with --transport local"
+                    f"resume with --transport local: {folder.path} holds no record of what all "
+                    "parties sent, since each ran in a process of its own"
                 )
             recorded = msgpack.unpackb(files.read(state.step), strict_map_key=False)
             RECORDING.read_number(files.path(state.step), recorded)

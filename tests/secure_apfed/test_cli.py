@@ -384,8 +384,8 @@ def test_errors_are_one_json_object_for_programs(
         *((f"{run} r --set 'name={name}'", 2, "ConfigError", "--set: name: expected")
           for name in ("..", '" "', r'"a\nb"', "x" * 201)),
         # A folder that cannot be used says why, and is left alone.
-        (f"{run} done --resume", 3, "CheckpointError", "holds a finished run; there is nothing to"),
-        (f"{run} done", 3, "CheckpointError", "holds a run already, which is finished; choose"),
+        (f"{run} done --resume", 3, "CheckpointError", "nothing to do: done holds a finished run"),
+        (f"{run} done", 3, "CheckpointError", "choose another folder: done holds a run already"),
         (f"{run} absent --resume", 3, "CheckpointError", "start the run without --resume"),
         (f"{run} file", 3, "CheckpointError", "cannot be a run folder (File exists); choose ano"),
         (f"{run} file/below", 3, "CheckpointError", "cannot be a run folder (Not a directory)"),

@@ -235,7 +235,8 @@ def test_damage_is_told_before_training_goes_on(tmp_path: Path) -> None:
         folder / "parties" / name / "checkpoint-6.bin" for name in ("passive-1", "active")
     )
     metrics, nonsense = folder / "metrics.jsonl", b"\x93\x01\x02\x03"
-    cut, lacks = r"checkpoint-6\.bin is truncated or altered", r"metrics\.jsonl .* each of 1 epochs"
+    cut = r"^restore .*checkpoint-6\.bin from a copy.* truncated or altered"
+    lacks = r"^restore .*metrics\.jsonl .* each of 1 epochs"
     whole = {path: path.read_bytes() for path in (passive, active, metrics)}
     for path, content, says in (
         *((passive, whole[passive][:size], cut) for size in (0, 10, -1)),

@@ -1,0 +1,145 @@
+"""Whoever resumes a run reads first what to do, or that there is nothing to do, then why, once."""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import secure_apfed
+from secure_apfed.errors import CheckpointError
+from secure_apfed.runs import keeper
+from secure_apfed.runs.folder import PartyFolder, RunFolder, read_sealed
+from secure_apfed.runs.run import run
+from tests.secure_apfed.small_runs import small_config
+
+ROOT = Path(secure_apfed.__file__).parent
+# By file, the functions whose errors a party meets that starts, resumes or goes on.
+RECOVERY = {
+    "runs/folder.py": (
+        "_require_rest", "_make_room", "held", "_clear", "_counts", "no_checkpoint", "read_sealed",
+        "keep_metrics",
+    ),
+    "runs/keeper.py": ("_check",),
+    "runs/run.py": ("run_in_memory", "begin"),
+    "runs/local.py": ("_refuse_another_run",),
+    "runs/course.py": ("_let_in",),
+    "methods/session.py": ("_standing",),
+    "counters.py": ("_refuse", "changes"),
+}  # fmt: skip
+FIRST = re.compile(
+    r"(\{\}: )?(nothing to do: |(resume|start|put|choose|restore|name|finish|remove) )"
+)
+ERRORS = ("CheckpointError", "PartyBackError")
+
+
+def text_of(node: ast.expr) -> str:
+    """Return a message as it is written, with {} for what is put in; "" of other expressions."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part) or "{}" for part in node.values)
+    return ""
+
+
+def messages() -> Iterator[Any]:
+    for file, names in RECOVERY.items():
+        tree = ast.parse((ROOT / file).read_text("utf-8"))
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if function.name not in names:
+                continue
+            for call in ast.walk(function):
+                is_error = isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+                if is_error and call.func.id in ERRORS and call.args:
+                    identity = f"{file}-{function.name}-{call.lineno}"
+                    yield pytest.param(text_of(call.args[0]), id=identity)
+
+
+FOUND = list(messages())
+
+
+@pytest.mark.parametrize("message", FOUND)
+def test_a_message_begins_with_what_to_do(message: str) -> None:
+    assert FIRST.match(message) or message.startswith("{}: {} is a"), message
+    assert ": " in message, "and why"
+
+
+@pytest.mark.parametrize("file", RECOVERY)
+def test_every_function_of_the_table_is_there(file: str) -> None:
+    source = (ROOT / file).read_text("utf-8")
+    assert not [name for name in RECOVERY[file] if f"def {name}(" not in source]
+    assert len(FOUND) >= 18
+
+
+def finished(folder: Path) -> None:
+    (folder / "result.json").write_text("{}")
+    with RunFolder(folder).opened(small_config(), resume=True):
+        pass
+
+
+def never_begun(folder: Path) -> None:
+    with RunFolder(folder).opened(small_config(), resume=True):
+        pass
+
+
+def begun(folder: Path) -> None:
+    active = folder / "parties" / "active"
+    active.mkdir(parents=True)
+    (active / "checkpoint-3.bin").write_bytes(b"")
+    with RunFolder(folder).opened(small_config(), resume=False):
+        pass
+
+
+def over(folder: Path) -> None:
+    (folder / "ended.json").write_text("{}")
+    with PartyFolder(folder).held(resume=True):
+        pass
+
+
+def damaged(folder: Path) -> None:
+    path = folder / "checkpoint-3.bin"
+    path.write_bytes(b"12")
+    read_sealed(path)
+
+
+def without_folder(folder: Path) -> None:
+    del folder
+    run(small_config(), None, resume=True)
+
+
+def of_other_keys(folder: Path) -> None:
+    mine = {"party": "lab", "identity": b"", "keys": "1", "config": "2", "table": "3"}
+    keeper._check(folder / "checkpoint-3.bin", {**mine, "keys": "4"}, mine)
+
+
+def of_other_settings(folder: Path) -> None:
+    mine = {"party": "lab", "identity": b"", "keys": "1", "config": "2", "table": "3"}
+    keeper._check(folder / "checkpoint-3.bin", {**mine, "config": "4"}, mine)
+
+
+@pytest.mark.parametrize(
+    ("do", "first", "cause"),
+    [
+        (finished, "nothing to do: ", "holds a finished run"),
+        (never_begun, "start the run without --resume: ", "there is no checkpoint"),
+        (begun, "resume the run (--resume), or choose another folder: ", "holds a run already"),
+        (over, "choose another folder: ", "part of a finished run"),
+        (damaged, "restore ", "truncated or altered"),
+        (without_folder, "name the folder of the run, ", "has no checkpoint"),
+        (of_other_keys, "finish the run with the version that began it", "other keys"),
+        (of_other_settings, "resume with the config.yaml of that run: ", "another configuration"),
+    ],
+)
+def test_what_a_person_reads(
+    do: Callable[[Path], None], first: str, cause: str, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o700)
+    with pytest.raises(CheckpointError) as told:
+        do(tmp_path)
+    message = str(told.value)
+    assert message.startswith(first)
+    assert message.count(cause) == 1
