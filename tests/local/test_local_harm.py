@@ -262,6 +262,30 @@ def test_a_checkpoint_that_was_lost_is_named_by_its_party(stopped: Parties) -> N
     assert "passive-2 stopped the run: 'CheckpointError" in said["active"]["message"]
 
 
+@pytest.mark.slow
+def test_totals_after_a_kill_are_of_all_sessions(stopped: Parties, whole: Path) -> None:
+    """In memory `tests/secure_apfed/test_past_sessions.py` shows the same."""
+    nobody_failed(stopped.play(resume=True))
+    folder = stopped.run.party("active")
+    result = json.loads((folder / "result.json").read_bytes())
+    once = json.loads((whole / "parties" / "active" / "result.json").read_bytes())
+    assert (once["sessions"], result["sessions"]) == (1, 2)
+    assert result["steps"] > once["steps"]
+    assert result["wire_bytes"] > once["wire_bytes"]
+    for name in ("active", "passive-1", "passive-2", "aggregator"):
+        party = stopped.run.party(name)
+        flows = json.loads((party / "transcript.json").read_bytes())
+        counted = sum(flow["wire_bytes"] for flow in flows if flow["sender"] == name)
+        logged = sum(
+            flow.size
+            for flow in verify_log(party).flows
+            # The active writes its results before it says that the session ends.
+            if flow.event == "sent" and (name, flow.kind) != ("active", Kind.END)
+        )
+        assert counted == logged, name
+        assert name != "active" or result["wire_bytes"] == counted
+
+
 def unreceived_of_every_link(folder: Path) -> int:
     """Envelopes that never arrived, but at a dealer; all logs must verify and agree."""
     count = 0
