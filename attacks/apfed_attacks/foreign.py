@@ -389,7 +389,8 @@ def _mount_in_turn(
 
 
 def _is_positive(seconds: Any) -> bool:
-    return isinstance(seconds, Real) and not isinstance(seconds, bool) and seconds > 0
+    is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+    return is_number and float(seconds) > 0
 
 
 def _title(attack: Attack) -> str:
