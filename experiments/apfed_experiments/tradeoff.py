@@ -63,9 +63,10 @@ READING = (
     "its best baseline with the same knowledge, those that gain most by their mean over the seeds, "
     "which is a little optimistic for the attack. One whose interval holds 0 means that these "
     "attacks found nothing, not that there is nothing; where nothing leaks it is as often below 0 "
-    "as above. The legend says (ε_x, ε_y, T): of one row's T releases with the encoder held fixed, "
-    "and of labels; where nobody sends representations, ε_x is of all that a person adds to votes "
-    "or sums of one passive. Lines: the active alone is the floor; one table of all features, "
+    "as above. The legend names the epsilon of what leaves a party, with the releases of a row, "
+    "and that of labels. In the table ε_x is of one row's T releases with the encoder held fixed; "
+    "where nobody sends representations, of all that a person adds to votes or sums of one "
+    "passive. Lines: the active alone is the floor; one table of all features, "
     "which nobody holds, is what the same network reaches with them; TVFL needs all parties to "
     "predict. DCS is defined in docs/studies.md."
 )

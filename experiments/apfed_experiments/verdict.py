@@ -18,6 +18,7 @@ from apfed_experiments.summary import Interval
 from apfed_experiments.variants import describe_tested_rows
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.promises import FIGURES, Promise, epsilon_words, figure_title
+from secure_apfed.runs.outcome import count_measured_rows
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.run import RunSettings
 
@@ -126,10 +127,10 @@ def _describe_help(run: "FinishedRun") -> str:
     measure = outcome.judged_by
     value = measure.text(outcome.scores[variant])
     title = f"{measure.title[0].upper()}{measure.title[1:]}"
-    reached = (
-        f"{title} {value} {describe_tested_rows(run.config, outcome, variant)}: "
-        f"{_describe_gain(run)}"
-    )
+    rows = describe_tested_rows(run.config, outcome, variant)
+    if run.gain is not None and count_measured_rows(run.config, outcome, variant) is None:
+        rows = f"of {run.gain.rows:,} test rows"  # an older run's scores count them
+    reached = f"{title} {value} {rows}: {_describe_gain(run)}"
     if "passives take part" not in run.config.method.happens:
         return f"No party helped, the active trained alone. {reached}"
     if outcome.help is not None and not outcome.help.used:

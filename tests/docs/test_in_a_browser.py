@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from apfed_experiments.report import write_report
-from apfed_experiments.report.page import write_runs_page
+from apfed_experiments.report.page import write_page, write_runs_page
 from apfed_experiments.run_list import list_runs
 from tests.docs.pages import built_site
 from tests.experiments.run_folder import attack_result, config_of, write_run
@@ -34,6 +34,10 @@ UNDRAWN = """() => [...document.images].filter(e => !e.complete || !e.naturalWid
     .map(e => e.outerHTML.slice(0, 120))"""
 SKIPPED = """() => [...document.querySelectorAll("h1, h2, h3, h4, h5")].map(e => +e.tagName[1])
     .filter((level, at, all) => at && level > all[at - 1] + 1)"""
+# Boxes of tables that hide what is wider than they are: a last column.
+CUT = """() => [...document.querySelectorAll(".wide")]
+    .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1)
+    .map(e => e.textContent.trim().slice(0, 80))"""
 SIDEWAYS = "() => document.documentElement.scrollWidth - window.innerWidth"
 # Contrast of a page's own text, by WCAG 2: (lighter + .05) / (darker + .05).
 CONTRAST = """() => {
@@ -71,8 +75,15 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     report = write_report(guarded)
     listed = write_runs_page(list_runs(runs), runs / "runs.html", title="Runs")
     site = built_site(tmp_path_factory.mktemp("site"))
+    header = ("a line of a study", *(f"advantage, active reads features {at}" for at in range(11)))
+    cells = ("apfed_c, a defence at a strength", *["+0.123 [-0.045, +0.291] model_completion"] * 11)
+    write_page(
+        runs, "tradeoff.html.jinja", title="Study", header=header, rows=[cells], lines=[],
+        pictures=[], reading="", reports=[], failures=[],
+    )  # fmt: skip
     return {
-        "report": report, "list": listed, "start": site / "index.html", "page": site / "leaks.html",
+        "study": runs / "index.html", "report": report, "list": listed,
+        "start": site / "index.html", "page": site / "leaks.html",
     }  # fmt: skip
 
 
@@ -112,6 +123,18 @@ def test_a_page_is_whole_on_a_phone_and_a_desk_by_day_and_night(
         assert page.title()
         assert page.locator("html").get_attribute("lang") == "en"
         assert said == asked == []
+
+
+@pytest.mark.parametrize("width", [PHONE, 1280, 1800])
+@pytest.mark.parametrize("name", ["report", "list", "study"])
+def test_no_table_hides_its_last_column(
+    name: str, width: int, browser: "Browser", pages: dict[str, Path]
+) -> None:
+    size = {"width": width, "height": 900}
+    with opened(browser, pages[name], viewport=size) as (page, _, _):
+        assert page.locator(".wide").count()
+        assert page.evaluate(CUT) == []
+        assert page.evaluate(SIDEWAYS) <= 0
 
 
 @pytest.mark.parametrize("name", ["report", "list"])
