@@ -28,6 +28,7 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
     "docs/tutorial.md": ("After a minute the bank reads",),
     "docs/when-a-party-dies.md": ("one a minute of training",),
     "docs/between-organisations.md": (
+        "of at least 1 %",
         "for 15 s",
         "After 15 s",
         "last 256 MB",
