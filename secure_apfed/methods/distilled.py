@@ -28,13 +28,13 @@ aligned, n labelled rows, B rows of one question, F features, D numbers of a cod
 import copy
 import hashlib
 import math
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
@@ -88,7 +88,7 @@ from secure_apfed.settings import THE_ACTIVE
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.protection import EVERYBODY, NOBODY, lower_is_less
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import ModelSettings, Width
+from secure_apfed.settings.training import MOST_PARAMETERS, ModelSettings, Width
 from secure_apfed.solo import TEACHERS, Baseline, SoloTask, chosen, scored_held_out, surely_better
 from secure_apfed.solo.fitted import Fitted
 from secure_apfed.solo.interface import fits_kept_meanwhile
@@ -96,6 +96,11 @@ from secure_apfed.solo.interface import fits_kept_meanwhile
 _LARGEST = 1e100  # as `apfed_protocols.svd` takes
 _TOLERANCE = 1e-6
 _GRID = 2.0**-16  # far above what rounding under fresh masks moves, so that runs repeat
+
+
+def _count_autoencoder(widths: Sequence[int]) -> int:
+    """Return the parameters between these layers of an encoder and of its mirrored decoder."""
+    return 2 * sum(inputs * outputs for inputs, outputs in pairwise(widths))
 
 
 class ApcVflSettings(MethodSettings, DistillationSettings):
@@ -114,8 +119,25 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
     passive: ModelSettings = ModelSettings(network="selu", hidden=(128,), representation=256)
     joint: Annotated[tuple[Width, ...], Field(max_length=64), THE_ACTIVE, NOBODY] = (256,)
 
+    @field_validator("joint")
+    @classmethod
+    def _is_bounded(cls, widths: tuple[int, ...]) -> tuple[int, ...]:
+        """Refuse sizes by arithmetic, before any network is built."""
+        parameters = _count_autoencoder(widths)
+        if parameters > MOST_PARAMETERS:
+            raise ValueError(
+                f"these layers have {parameters:,} parameters, expected {MOST_PARAMETERS:,} at "
+                "most; take fewer or narrower ones"
+            )
+        return widths
+
     title = "APC-VFL"
     predicts_alone = True
+
+    def count_further_parameters(self, passives: int) -> int:
+        codes = self.own.representation_size + passives * self.passive.representation_size
+        return _count_autoencoder((codes, *self.joint))
+
     representations_from = "passives"
     teacher = "joint representations"
 

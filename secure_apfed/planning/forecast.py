@@ -213,7 +213,7 @@ def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
     Raises:
         DataError: they would take more than `_MOST_NETWORK_BYTES`; names the sizes to change.
     """
-    parameters = 0
+    parameters = config.method.count_further_parameters(max(1, len(features) - 1))
     for model in _models_in(config):
         first = (*model.hidden, model.representation_size)[0]
         if model.network in ("random_features", "cross_view"):

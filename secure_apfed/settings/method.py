@@ -105,6 +105,10 @@ class MethodSettings(Settings, ABC):
             ValueError: names the key, and what to write instead.
         """
 
+    def count_further_parameters(self, passives: int) -> int:
+        """Return the parameters of networks that no `model` describes, at least; 0: none."""
+        return 0
+
     def noise(self, config: "RunSettings") -> NoiseSettings | None:
         """What passives add to what they let out, to gradients or to votes; None: nothing."""
         return config.secure_sum.noise
