@@ -51,7 +51,9 @@ def tradeoff_figure(
     Raises:
         DataError: a point lacks a key, or a number is none or out of range; names the point.
     """
-    if isinstance(points, Mapping | str) or not isinstance(points, Sequence) or not points:
+    given: object = points
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    if not is_list or not points:
         raise DataError(f"points: expected a list of mappings such as {_EXAMPLE}, got {points!r}")
     for place, point in enumerate(points, start=1):
         _check_keys(point, place)

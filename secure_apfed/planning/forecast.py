@@ -63,8 +63,9 @@ _LARGE_EPSILON = 10.0
 _MOST_FORECAST_BYTES = 2**31
 # Of an ID in each of two lists; of what is said of a column; of a number that is played with.
 _ID_BYTES, _COLUMN_BYTES, _NUMBER_BYTES = 150, 1500, 4
-# Of a parameter: itself, its gradient, and the two moments of Adam.
-_PARAMETER_BYTES = 16
+# Of a parameter: itself, its gradient, the two moments of Adam, and copies of a step and of the
+# weights that are kept; 26 were measured.
+_PARAMETER_BYTES = 28
 # Of a number that is sent: at both ends, masked, and in the record.
 _COPIES_SENT = 4
 _MOST_NETWORK_BYTES = 2**31

@@ -17,6 +17,7 @@ from torch import nn
 
 from apfed_attacks import ATTACKS, AttackError, Recorder, evaluate, foreign, pace
 from apfed_attacks.pace import EvaluationProgress
+from apfed_attacks.run import guesses
 from apfed_attacks.view import AdversaryView, Exchange, Knowledge, KnownRows, Opened, Played
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import AttackChoice
@@ -209,7 +210,7 @@ def test_a_recorder_refuses_what_it_would_record_wrongly() -> None:
 # Time, and what a stranger reads.
 
 
-ORIGINAL, GUESSES = foreign.guesses, dict[Any, Any]()
+ORIGINAL, GUESSES = guesses, dict[Any, Any]()
 
 
 class Clock:

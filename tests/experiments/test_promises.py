@@ -239,7 +239,9 @@ def unpromised(surfaces: Mapping[str, Any], config: Config) -> list[str]:
         figures = in_text(surface) if isinstance(surface, str) else in_json(surface, config)
         for figure, value in figures:
             is_zero_of_nothing = trains_alone and figure == "epsilon_x" and value == 0
-            if figure not in allowed and not (is_zero_of_nothing and name.endswith((".json", ".jsonl"))):
+            if figure not in allowed and not (
+                is_zero_of_nothing and name.endswith((".json", ".jsonl"))
+            ):
                 found.append(f"{name}: {figure} {value:g}")
             elif value == 0 and not trains_alone:
                 found.append(f"{name}: {figure} 0, which promises more than there is")

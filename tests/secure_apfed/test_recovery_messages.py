@@ -53,8 +53,9 @@ def messages() -> Iterator[Any]:
             if function.name not in names:
                 continue
             for call in ast.walk(function):
-                is_error = isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
-                if is_error and call.func.id in ERRORS and call.args:
+                if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+                    continue
+                if call.func.id in ERRORS and call.args:
                     identity = f"{file}-{function.name}-{call.lineno}"
                     yield pytest.param(text_of(call.args[0]), id=identity)
 
