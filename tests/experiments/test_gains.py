@@ -269,8 +269,8 @@ def test_baselines_are_of_the_data_and_of_the_actives_own_table(tmp_path: Path) 
     path = tmp_path / "solo.json"
     record = keep_solo(config, path)
     assert read_solo(config, path) == record
-    assert record.rows == 30
-    assert "on 30 test rows" in record.describe_best()
+    assert record.rows == len(record.people) > 0
+    assert f"on {record.rows} test rows" in record.describe_best()
     with pytest.raises(CheckpointError, match="other data or settings"):
         read_solo(config.model_copy(update={"seed": 1}), path)
     (tmp_path / "shop.csv").write_text("id,c\np1,1\n")
