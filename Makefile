@@ -68,7 +68,7 @@ site: setup
 # again; what was skipped or failed there is.
 test: setup
 	+$(MAKE) -j 2 lint test-light
-	$(PYTEST) -m "not slow" $(APART) --skip-passed $(PASSED)
+	$(PYTEST) -m "not slow" $(APART) --skip-passed=$(PASSED)
 
 quick: setup
 	files=`$(BIN)/python tests/nearest_tests.py $(FILES)` && $(PYTEST) -m "not slow" -q $$files
@@ -82,7 +82,7 @@ $(LIGHT)/.installed: protocols/pyproject.toml requirements.lock
 test-light: $(LIGHT)/.installed
 	$(LIGHT)/bin/python -c 'from importlib.util import find_spec as f; assert not any(map(f, ("torch", "pydantic")))'
 	$(LIGHT)/bin/python -m pytest -c protocols/pyproject.toml --rootdir . -m "not slow" $(APART) \
-		--write-passed $(PASSED) tests/contracts tests/protocols
+		--write-passed=$(PASSED) tests/contracts tests/protocols
 
 dist: setup
 	$(BIN)/python -m build --no-isolation --outdir dist protocols
