@@ -221,7 +221,7 @@ def test_restarting_one_counter_leaves_the_others_refused(tmp_path: Path) -> Non
         (folder / name).unlink()
     command = ["audit-log", "restart-counter", str(folder), "ledger-shop.jsonl", "--party", "shop"]
     assert execute(command) == 0
-    with pytest.raises(CheckpointError, match=r"answers-shop\.jsonl is missing"):
+    with pytest.raises(CheckpointError, match=r"answers-shop\.jsonl back: it is missing"):
         open_counters(folder, "shop")
 
 
@@ -232,7 +232,7 @@ def test_the_audit_log_restarted_knows_still_what_others_counted(tmp_path: Path)
     (folder / "answers-shop.jsonl").unlink()
     command = ["audit-log", "restart-counter", str(folder), "audit.log", "--party", "shop"]
     assert execute(command) == 0
-    with pytest.raises(CheckpointError, match=r"answers-shop\.jsonl is missing"):
+    with pytest.raises(CheckpointError, match=r"answers-shop\.jsonl back: it is missing"):
         open_counters(folder, "shop")
 
 
@@ -244,7 +244,9 @@ def test_without_its_second_record_the_audit_log_is_not_believed(
     (folder / WITNESS).unlink()
     if content is not None:
         (folder / WITNESS).write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"audit\.log cannot be relied on .*counters\.json"):
+    with pytest.raises(
+        CheckpointError, match=r"audit\.log back: it cannot be relied on .*counters\.json"
+    ):
         open_counters(folder, "shop")
 
 
