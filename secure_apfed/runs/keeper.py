@@ -215,6 +215,8 @@ class PartyKeeper:
 def _check_format(path: Path) -> dict[str, Any]:
     """Return the fields of a checkpoint; CheckpointError: a format that is not read."""
     content: dict[str, Any] = msgpack.unpackb(read_sealed(path), strict_map_key=False)
+    if not isinstance(content, dict):
+        raise TypeError(f"it holds {type(content).__name__} in place of fields")
     CHECKPOINT.read_number(path, content)
     return content
 
