@@ -150,7 +150,10 @@ def write_run(
         roles |= {"aggregator": "aggregator"}
     participants = [{"name": name, "role": role} for name, role in roles.items()]
     files = {
-        "contract.json": {"document": {"participants": participants}, "sha256": "ab" * 32},
+        "contract.json": {
+            "document": {"schema_version": 2, "participants": participants},
+            "sha256": "ab" * 32,
+        },
         "seeds.json": {"run": config.seed},
         "versions.json": {"python": "3.11.7", "packages": {"torch": "2.13.0"}, "device": "cpu"},
         "transcript.json": flows,

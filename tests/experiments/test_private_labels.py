@@ -35,7 +35,9 @@ CASES: dict[str, dict[str, Any]] = {
     "tvfl": {"method": "tvfl", **RESPONSE},
 }  # fmt: skip
 # Of every run its own, whatever the labels are.
-DRAWN = re.compile(r"[0-9a-f]{32,}|\"seconds\": [0-9.e+-]+|[0-9.]+\u202fs\b|/[^\"<\s]*/w\d")
+DRAWN = re.compile(
+    r"[0-9a-f]{32,}|\"seconds\": [0-9.e+-]+|[0-9.]+(?:\u202f|\\u202f)s\b|/[^\"<\s]*/w\d"
+)
 DRAWN_FILES = (
     "identity.pem", "events.out.*", "answers-*", "ledger-*", "alignment.*", "transcript.msgpack",
 )  # fmt: skip

@@ -47,7 +47,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeCh
 ONE_EPOCH = {"epochs": 1, "batch_size": 64, "device": "cpu"}
 OF_ALL = {"config.yaml", "contract.json", "seeds.json", "versions.json", "metrics.jsonl",
           "model.json", "alignment.safetensors", "transcript.msgpack", "transcript.json",
-          "transcript-0.bin", "result.json", "test-scores.safetensors"}  # fmt: skip
+          "transcript-0.bin", "result.json", "test-scores.safetensors", "common.json"}  # fmt: skip
 SHORT = {"train": ONE_EPOCH}
 
 
