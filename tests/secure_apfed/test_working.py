@@ -293,6 +293,6 @@ def test_a_party_says_since_when_it_waits_and_how_long_it_will() -> None:
         "waits for cid since 12 s, gives up after 600 s; 2 of 3 parties are here"
         in shown_progress._line_of(status)
     )
-    LINE.validate({"status": {"at": 0.0, **status.model_dump()}})
+    LINE.validate({"status": {"at": 0.0, **status.model_dump(mode="json")}})
     keeper.connected()
     assert keeper.status().meets is None
