@@ -402,9 +402,8 @@ def test_errors_of_frames_name_party_and_column(what: str) -> None:
 
 
 def test_frames_take_settings_of_columns_and_no_others() -> None:
-    sparse = pd.arrays.SparseArray(np.arange(ROWS) % 2)
     odd = cells("rotary", then=lambda row: str(row % 3))
-    shop = pd.DataFrame({"id": good()["id"], "sparse": sparse, "odd": odd})
+    shop = pd.DataFrame({"id": good()["id"], "u": np.arange(ROWS) % 2, "odd": odd})
     given: dict[str, Any] = {
         "label": "y", "method": "single_view", "baselines": False, "train": {"epochs": 1},
     }  # fmt: skip
