@@ -310,7 +310,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"train\.loss: huber is of task: regression"):
         small_config(train={"loss": "huber"})
     assert "task regression" in why_not(config_of())
-    with pytest.raises(ConfigError, match="'regression' is no classification"):
+    with pytest.raises(ConfigError, match=r"settings.task is 'regression'"):
         VerticalClassifier(settings={"task": "regression"}).fit([[0.0], [1.0]], [0, 1])
     with pytest.raises(DataError, match="these labels are classes"):
         Regression.of(None)
