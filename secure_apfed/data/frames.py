@@ -200,22 +200,19 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
         raise repeated
     if isinstance(frame, pd.DataFrame) and frame.index.name is not None:
         named = named.reset_index() if str(frame.index.name) not in named.columns else named
-    return _plain_columns(named, party=party)
+    _require_plain_columns(named, party=party)
+    return named
 
 
-def _plain_columns(frame: pd.DataFrame, *, party: str) -> pd.DataFrame:
-    """Return the same with sparse columns filled; refuse columns of types that no file has."""
+def _require_plain_columns(frame: pd.DataFrame, *, party: str) -> None:
+    """Refuse columns of types that no file has; sparse ones were refused before."""
     faults = FaultList()
-    dense = dict[str, Any]()
     for name, dtype in frame.dtypes.items():
         inner = dtype.categories.dtype if isinstance(dtype, pd.CategoricalDtype) else dtype
-        if isinstance(dtype, pd.SparseDtype):
-            dense[str(name)] = np.asarray(frame[name])
         for kind, (holds, remedy) in _STRANGE_TYPES.items():
             if isinstance(inner, kind) if isinstance(kind, type) else inner.kind == kind:
                 faults.add(DataError(f"{party}: column {name!r} holds {holds}; {remedy}"))
     faults.check()
-    return frame.assign(**dense) if dense else frame
 
 
 def is_table(path: Path) -> bool:
