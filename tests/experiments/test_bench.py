@@ -21,6 +21,7 @@ from secure_apfed.cli import execute
 from secure_apfed.commands import bench as command
 from secure_apfed.errors import ConfigError, DataError
 from tests.conftest import Children
+from tests.modules import forget_modules
 from tests.secure_apfed.small_runs import said_to_people
 from tests.waiting import LONG_S
 
@@ -110,8 +111,7 @@ def test_what_fails_is_a_row_with_the_reason_and_ends_no_other(
 def test_benches_need_a_checkout(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "apfed_bench"]:
-        monkeypatch.delitem(sys.modules, name)
+    forget_modules(monkeypatch, "apfed_bench")
     monkeypatch.setattr(
         sys, "path", [at for at in sys.path if not Path(at, "apfed_bench").is_dir()]
     )

@@ -30,6 +30,7 @@ from secure_apfed.runs.party import PartyFile, play_party
 from secure_apfed.runs.run import run
 from tests.docs.pages import text_of
 from tests.local.processes import model_digests
+from tests.modules import forget_modules
 from tests.secure_apfed.small_runs import small_config
 from tests.waiting import wait_until
 
@@ -233,7 +234,7 @@ def test_all_wait_for_a_site_that_was_frozen_and_end_with_memorys_models(tmp_pat
 def test_without_nvflare_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvflare", None)
     for name in ("nvflare_site", "nvflare_job"):
-        monkeypatch.delitem(sys.modules, f"secure_apfed.contrib.{name}", raising=False)
+        forget_modules(monkeypatch, f"secure_apfed.contrib.{name}")
         with pytest.raises(ConfigError, match=r"pip install 'nvflare<3,>=2\.9'"):
             importlib.import_module(f"secure_apfed.contrib.{name}")
 

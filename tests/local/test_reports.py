@@ -17,6 +17,7 @@ from secure_apfed.files import read_json
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import read_outcome
 from tests.local.processes import Parties
+from tests.modules import forget_modules
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -119,8 +120,7 @@ def test_a_statement_that_was_altered_or_is_of_another_run_is_told(
 def test_without_the_extra_there_is_no_report_and_one_word_of_it(
     parties: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in [name for name in sys.modules if name.startswith("apfed_experiments.report")]:
-        monkeypatch.delitem(sys.modules, module)
+    forget_modules(monkeypatch, "apfed_experiments.report")
     monkeypatch.setitem(sys.modules, "jinja2", None)
     finished.tell_helper(parties / "passive-1", quiet=True)
     out, note = capsys.readouterr()
