@@ -8,9 +8,16 @@ A later session of the same run (after a restart) has a contract of its own.
 import hashlib
 import json
 import math
+from bisect import bisect_right
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.names import Name, check_parties
@@ -94,16 +101,46 @@ class PassiveTerms(Settings):
     representation: RepresentationTerms
 
 
+class AnsweredSteps(Settings):
+    """Steps of a run whose sums count these passives.
+
+    Attributes:
+        first, last: of the steps, both included.
+        passives: in whose circle they were answered, in the contract's order.
+    """
+
+    first: Annotated[int, NOBODY] = Field(ge=0, lt=2**63, strict=True)
+    last: Annotated[int, NOBODY] = Field(ge=0, lt=2**63, strict=True)
+    passives: Annotated[tuple[Name, ...], NOBODY] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _steps_rise(self) -> Self:
+        if self.first > self.last:
+            raise ValueError(f"steps go from the first to the last, got {self.first}, {self.last}")
+        return self
+
+
 class Resumption(Settings):
     """Where a session goes on.
 
     Attributes:
         run: digest of the contract of the run's first session, hex.
         step: the next one.
+        answered: steps from there on that were answered in an earlier session, rising; they are
+            answered again among the same passives only (`secure_apfed.methods.circles`).
     """
 
     run: Annotated[str, NOBODY] = Field(pattern="^[0-9a-f]{64}$")
     step: Annotated[int, NOBODY] = Field(ge=0, strict=True)
+    answered: Annotated[tuple[AnsweredSteps, ...], NOBODY] = ()
+
+    @model_serializer(mode="wrap")
+    def _leave_out_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write no empty `answered`, so that stored contracts keep their digests."""
+        written: dict[str, Any] = write(self)
+        if not self.answered:
+            del written["answered"]
+        return written
 
 
 class Contract(Settings):
@@ -183,6 +220,14 @@ class Contract(Settings):
     def at_start(self) -> bool:
         """Whether no step was played before: what is opened once in a run is opened now."""
         return self.resumes is None or self.resumes.step == 0
+
+    def circle_of(self, step: int) -> tuple[str, ...] | None:
+        """Return the passives among whom this step was answered before; None: it was not."""
+        answered = self.resumes.answered if self.resumes else ()
+        found = bisect_right(answered, step, key=lambda steps: steps.first) - 1
+        if found < 0 or step > answered[found].last:
+            return None
+        return answered[found].passives
 
     def names(self, role: str) -> tuple[str, ...]:
         """The parties of one role, in the contract's order."""

@@ -200,6 +200,7 @@ COUNTERS: tuple[CounterKind, ...] = (
     CounterKind("answers-*.jsonl", "answers in training", _ledger),
     CounterKind("audits-*.jsonl", "failed audits", _lines),
     CounterKind("refused-*.jsonl", "refused sums", _lines),
+    CounterKind("circles-*.jsonl", "steps answered among whom", _lines),
     CounterKind("labels-*.log", "stages of answered labels", _lines, when_saved=True),
     CounterKind(ANSWER_BOOK, "changes of the book of answers", _BookCounter),
 )

@@ -8,6 +8,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "FewRowsWarning",
+    "LeftOutWarning",
     "ModelError",
     "NarrowBatchWarning",
     "NoHelpWarning",
@@ -36,6 +37,10 @@ class PromiseError(ApfedError):
 
 class FewRowsWarning(UserWarning):
     """So few rows of a class that nothing is learnt of it, or that measures say little."""
+
+
+class LeftOutWarning(UserWarning):
+    """A resumed session with steps that were answered without somebody, and are so again."""
 
 
 class NarrowBatchWarning(UserWarning):

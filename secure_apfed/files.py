@@ -261,11 +261,15 @@ def open_regular(path: Path, *, create: bool) -> int:
     return descriptor
 
 
-def add_line(log: Path, fields: Mapping[str, Any]) -> None:
-    """Write a line to the disk; it begins with a line's end, since the one before may be torn."""
+def add_line(log: Path, fields: Mapping[str, Any], *, waits: bool = True) -> None:
+    """Write a line to the disk; it begins with a line's end, since the one before may be torn.
+
+    `waits`: until it is on the disk, and not with the operating system alone.
+    """
     with FileIO(open_regular(log, create=True), "a") as lines:
         lines.write(f"\n{json.dumps(fields)}\n".encode())
-        os.fsync(lines.fileno())
+        if waits:
+            os.fsync(lines.fileno())
 
 
 def _irregular(path: Path) -> CheckpointError:

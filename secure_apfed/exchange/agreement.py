@@ -18,12 +18,13 @@ from pydantic import ValidationError
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.seal import Identity, RunKey, SealedLink, fresh_run_key, verify
-from secure_apfed.contract import Contract, RepresentationTerms, Resumption
+from secure_apfed.contract import AnsweredSteps, Contract, RepresentationTerms, Resumption
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS, Envelope, Kind
 from secure_apfed.exchange.links import Links
 
 _KEY_BYTES = 32
 _MOST_HELD = 16  # steps; a party keeps the two newest
+_MOST_ANSWERED = 2**16  # stretches of steps since the oldest of these
 _PURPOSE = b"contract v1"
 _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, ValidationError, RecursionError)
 
@@ -37,6 +38,7 @@ class Greeting:
         offer: what a row may be of the representations that it sends; None: it sends none.
         resumes: where it would go on, at the active; None: from the start.
         holds: steps of which it keeps a checkpoint.
+        answered: at a passive, steps from the oldest of these on that it answered, and among whom.
     """
 
     identity: bytes
@@ -44,13 +46,18 @@ class Greeting:
     offer: RepresentationTerms | None = None
     resumes: Resumption | None = None
     holds: tuple[int, ...] = ()
+    answered: tuple[AnsweredSteps, ...] = ()
 
     def pack(self) -> bytes:
         parts = [
             None if part is None else part.model_dump(mode="json")
             for part in (self.offer, self.resumes)
         ]
-        packed: bytes = msgpack.packb([self.identity, self.run_key, *parts, list(self.holds)])
+        answered = [[steps.first, steps.last, steps.passives] for steps in self.answered]
+        more = [answered] if answered else []
+        packed: bytes = msgpack.packb(
+            [self.identity, self.run_key, *parts, list(self.holds), *more]
+        )
         return packed
 
     @classmethod
@@ -58,7 +65,7 @@ class Greeting:
         """Read the greeting of a party that is known by this identity."""
         peer = message.sender
         try:
-            identity, run_key, offer, resumes, holds = msgpack.unpackb(message.payload)
+            identity, run_key, offer, resumes, holds, *more = msgpack.unpackb(message.payload)
             for key in (identity, run_key):
                 if type(key) is not bytes or len(key) != _KEY_BYTES:
                     raise ValueError("a key of another size")
@@ -66,6 +73,7 @@ class Greeting:
             onward = None if resumes is None else Resumption.model_validate(resumes)
             if len(holds) > _MOST_HELD or not all(type(s) is int and s >= 0 for s in holds):
                 raise ValueError("no steps")
+            answered = _read_answered(*more)
         except _MALFORMED as error:
             raise RemoteProtocolError(f"{peer} sent something else than a greeting") from error
         if identity != known:
@@ -75,8 +83,22 @@ class Greeting:
                 "party's file"
             )
         return cls(
-            identity=identity, run_key=run_key, offer=terms, resumes=onward, holds=tuple(holds)
+            identity=identity,
+            run_key=run_key,
+            offer=terms,
+            resumes=onward,
+            holds=tuple(holds),
+            answered=answered,
         )
+
+
+def _read_answered(stretches: Any = ()) -> tuple[AnsweredSteps, ...]:
+    """Read which steps a passive answered. Raises ValueError, TypeError: it says something else."""
+    if len(stretches) > _MOST_ANSWERED:
+        raise ValueError("too many stretches of steps")
+    return tuple(
+        AnsweredSteps(first=first, last=last, passives=names) for first, last, names in stretches
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

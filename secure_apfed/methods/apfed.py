@@ -213,12 +213,16 @@ class ApfedActive(SumLearner):
     def forward(self, step: int, rows_B: Tensor) -> tuple["Batch", Tensor]:
         """Compute one batch; return it, and the alignment positions of its rows to send, (A,).
 
-        Only aligned rows are sent; with fewer of them than the contract's minimum none is, and the
-        batch trains the active alone.
+        Only aligned rows are sent. None is, and the batch trains the active alone, where they are
+        fewer than the contract's minimum, or where this step was answered before without a passive
+        that is here again: two sums would tell what that one adds.
         """
         position_B = self._position_N[rows_B]
         aligned = (position_B >= 0).nonzero().flatten()
         help_wanted = bool(self.contract.passives) and len(aligned) >= self.contract.minimum_batch
+        if self.sum is not None and self.sum.lacks_somebody(step):
+            help_wanted = False
+            self.sum.steps_without_all += 1
         if self._check_due and len(rows_B) > 1:
             self.trainer.check_rows(rows_B)
             self._check_due = False

@@ -45,6 +45,7 @@ from secure_apfed.methods.alignment import (
     require_labels,
 )
 from secure_apfed.methods.charged import Charged, Statement, said_of, sign_charged
+from secure_apfed.methods.circles import RunCircles, merge_answered, warn_of_steps_without
 from secure_apfed.methods.method import (
     Agreed,
     Helper,
@@ -161,12 +162,16 @@ def _needed(own: Own, contract: Contract) -> tuple[str, ...]:
 
 
 def _held(own: Own) -> dict[str, Any]:
-    """What a greeting says of checkpoints: which steps, and at the active where it would go on."""
+    """What a greeting says of checkpoints: which steps, at the active where it would go on, and at
+    a passive what it answered since then, and among whom.
+    """
     keeper = own.secrets.keeper
     if keeper is None or own.held is None:
         return {}
     if own.name != own.active:
-        return {"holds": keeper.steps()}
+        steps = keeper.steps()
+        circles = RunCircles.from_own(own) if steps and may_lack(own.config) else None
+        return {"holds": steps, "answered": circles.list_steps(min(steps)) if circles else ()}
     state = keeper.latest()
     resumes = Resumption(run=state.run, step=state.step) if state else None
     return {"holds": keeper.steps(), "resumes": resumes}
@@ -260,11 +265,16 @@ def _resumption(
     """Where all go on: the newest step that all hold.
 
     Where a run goes on without a passive, it is the active's newest: who was left out has an older
-    one, and comes back with that.
+    one, and comes back with that. Steps that were answered since then keep their circles.
     """
     newest = greetings[own.active].resumes
-    if newest is None or silent == "recover":
-        return newest
+    if newest is None:
+        return None
+    if silent == "recover":
+        said = {name: greetings[name].answered for name in own.passives}
+        answered = merge_answered(said, passives=own.passives, since=newest.step)
+        # What the active says of it is not asked for, and counts for nothing.
+        return newest.model_copy(update={"answered": answered})
     holding = [own.active, *(name for name in own.passives if name in greetings)]
     shared = set.intersection(*(set(greetings[name].holds) for name in holding))
     # Without a common one, whoever lacks the active's newest says so (see `_standing`).
@@ -330,6 +340,7 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
     if contract.passives and method.declared.aligns:
         common = describe_people(own, rows)
     require_labels(method, own.config, own.data, rows)
+    warn_of_steps_without(own, contract)
     learner = method.learner(own, contract, rows)
     await learner.set_up(links)
     await meet_all(links, helpers)
@@ -364,6 +375,7 @@ async def assist(
         rows = await _rows_of(role, own, links, method, contract)
     if contract.resumes is None:
         await meet(links, own.active)
+    warn_of_steps_without(own, contract)
     if role == "aggregator":
         helper = method.aggregator(own, contract)
     else:

@@ -36,12 +36,14 @@ from apfed_protocols.errors import (
 )
 from apfed_protocols.sums import SecureSum, SumCombiner, SumContributor, SumReceiver
 from apfed_protocols.sums.interface import StepBinding
+from apfed_protocols.sums.recoverable import RecoverableSum
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.files import MOST_JSON_BYTES, add_line, open_plain
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.methods.accounts import NoisePlan, contribution_noise, sum_and_noise
+from secure_apfed.methods.circles import RunCircles, keep_to_circle
 from secure_apfed.methods.method import (
     FOR_AN_ANSWER,
     FOR_THE_ACTIVE,
@@ -98,12 +100,19 @@ class SessionSum:
         if self.noise is not None:
             noise = contribution_noise(own, self.shape, plan=self.noise, aligned=people)
         return PassiveSum(
-            own.name, self.contract, self.protocol.contributor(own.name), noise=noise,
+            own.name, self.contract, self._contributor(), noise=noise,
             held_N=held_N,
             allowance=Allowance.of(own, self.contract, aligned=people, beyond=beyond),
             rounds=self.protocol.rounds, repeatable=repeatable,
             contributed=own.contributed,
         )  # fmt: skip
+
+    def _contributor(self) -> SumContributor:
+        """Return this passive's end of the sum, which knows in whose circle it answered what."""
+        own, protocol = self.own, self.protocol
+        if isinstance(protocol, RecoverableSum) and self.contract.silent_passive == "recover":
+            return protocol.contributor(own.name, answered=RunCircles.from_own(own))
+        return protocol.contributor(own.name)
 
     def active(self, dtype: torch.dtype = torch.float64) -> "ActiveSum":
         return ActiveSum(
@@ -223,6 +232,11 @@ class PassiveSum:
             self._contributed(admitted.step, admitted.counted, clear_BD)
         return self.contributor.contribute(values_BD, self.binding(admitted), noise_BD)
 
+    def takes_part(self, step: int) -> bool:
+        """Return whether this passive answers a step: it does, unless others did so without it."""
+        circle = self.contract.circle_of(step)
+        return circle is None or self.name in circle
+
     def known(self, rows_B: Tensor) -> Tensor:
         return rows_B if self._held_N is None else rows_B[self._held_N[rows_B]]
 
@@ -285,8 +299,24 @@ class ActiveSum:
         await links.converse(Kind.SUM_SETUP, self.receiver, (*self.contract.passives, AGGREGATOR))
 
     def ask(self, links: Links, kind: Kind, step: int, payload: bytes) -> None:
+        """Ask those who answer this step. Raises PartyLeftError: see `keep_to_circle`."""
+        self._keep_to_circle(step)
         for name in self.present:
             links.send(name, kind, step, payload)
+
+    def lacks_somebody(self, step: int) -> bool:
+        """Return whether this step was answered before without a passive that is present."""
+        circle = self.contract.circle_of(step)
+        return circle is not None and any(name not in circle for name in self.present)
+
+    def _keep_to_circle(self, step: int) -> None:
+        self._let_go(keep_to_circle(self.contract, step, self.present), step)
+
+    def _let_go(self, present: Sequence[str], step: int) -> None:
+        """Go on with these from this step on."""
+        gone = [name for name in self.present if name not in present]
+        self.left |= dict.fromkeys(gone, step)
+        self.present = list(present)
 
     async def read(
         self, links: Links, step: int, rows_B: Tensor, payload: bytes, numbers: int
@@ -295,13 +325,11 @@ class ActiveSum:
         of others than the contract allows, of something else, or one that was altered. No sum of
         this session is opened any more then.
         """
+        self._keep_to_circle(step)
         message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=FOR_AN_ANSWER)
         present, combined = _read_sum(message, self.present, self.contract)
         sum_BD = self.open(combined, (len(rows_B), numbers), self.binding(step, rows_B, payload))
-        if len(present) < len(self.present):
-            gone = [name for name in self.present if name not in present]
-            self.left |= dict.fromkeys(gone, step)
-            self.present = list(present)
+        self._let_go(present, step)
         self.steps_without_all += bool(self.left)
         return sum_BD
 
@@ -344,7 +372,8 @@ class Aggregator(Helper):
     """The aggregator's role: it takes one body of each passive that is left, step after step.
 
     Who falls silent stays out until the next session. The contract says whether the run stops for
-    all then, or goes on with those who are left.
+    all then, or goes on with those who are left; of steps that were answered before, among whom
+    they are answered again.
     """
 
     name = AGGREGATOR
@@ -375,8 +404,12 @@ class Aggregator(Helper):
                 if not keep_or_end(message.kind, message.step, links, active, save):
                     return
                 continue
+            self.present = keep_to_circle(self.contract, message.step, self.present)
+            if message.sender not in self.present:
+                continue  # it was left out of this step before, and is so again
             self.admit(message)
             bodies = await self.gather(links, Kind.CONTRIBUTION, message)
+            keep_to_circle(self.contract, message.step, [*bodies])
             combined = await self.combine(links, message, bodies)
             links.send(active, Kind.SUM, message.step, combined)
 

@@ -526,6 +526,8 @@ class SummedVotesPassive(VotesPassive, SumHelper):
         ballot = self.read(message)
         votes_UK = self.vote(ballot)
         for step, block in enumerate(ballot.blocks):
+            if not self.sum.takes_part(step):
+                return
             admitted = self.sum.admit(message, ballot.rows[block], step=step)
             await self.sum.send(links, admitted, votes_UK[block])
 

@@ -53,7 +53,14 @@ _TESTED = "tested"
 _DIGEST_BYTES = 32
 _KEY_BYTES_AT_MOST = 4096
 # Ledgers, counts of what passives answered, audits, refused sums, digests of label answers.
-_LOGS = ("ledger-*.jsonl", "answers-*.jsonl", "audits-*.jsonl", "refused-*.jsonl", "labels-*.log")
+_LOGS = (
+    "ledger-*.jsonl",
+    "answers-*.jsonl",
+    "audits-*.jsonl",
+    "refused-*.jsonl",
+    "circles-*.jsonl",
+    "labels-*.log",
+)
 _KEPT = 2
 # Names under which `write_atomically` writes.
 _TORN = re.compile(

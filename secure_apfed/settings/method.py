@@ -158,6 +158,11 @@ class MethodSettings(Settings, ABC):
         return summed or self.averages == "pseudo-labels"
 
     @property
+    def plays_steps_alone(self) -> bool:
+        """Whether the active can play any single step without asking anybody."""
+        return self.sums_gradients
+
+    @property
     def passives_figure(self) -> ReleaseFigure:
         """What passives call the epsilon of noise that they add to votes or contributions."""
         return "epsilon_v" if self.opens_votes else "epsilon_c"

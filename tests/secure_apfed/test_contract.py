@@ -46,7 +46,10 @@ def parties(**changes: Any) -> list[dict[str, Any]]:
 
 SPREAD = passive(representation={"minimum_spread": 0.1, "rows": 70, "features": KEY})
 WHOLE: dict[str, Any] = {
-    "passives": {"p1": SPREAD, "p2": SPREAD}, "resumes": {"run": KEY, "step": 3},
+    "passives": {"p1": SPREAD, "p2": SPREAD},
+    "resumes": {
+        "run": KEY, "step": 3, "answered": ({"first": 3, "last": 4, "passives": ("p1", "p2")},),
+    },
     "spare_answers": 1, "silent_passive": "wait", "patience_s": 30.0, "restarts": 3,
     "predicts": KEY,
 }  # fmt: skip

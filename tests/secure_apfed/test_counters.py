@@ -51,6 +51,7 @@ COUNTING: Mapping[str, tuple[str, Callable[[Path, int], None]]] = {
     "answers-*.jsonl": ("answers-shop.jsonl", count_release),
     "audits-*.jsonl": ("audits-shop.jsonl", count_line),
     "refused-*.jsonl": ("refused-shop.jsonl", count_line),
+    "circles-*.jsonl": ("circles-shop.jsonl", count_line),
     "labels-*.log": ("labels-shop.log", count_stage),
     "answered.sqlite": ("answered.sqlite", count_answer),
 }

@@ -35,6 +35,7 @@ _KEEP: Mapping[str, str] = {
     "counters.json": "as long as the audit log, which is believed only with it",
     "ledger-*.jsonl": "as long as its people count on the epsilon: what was spent stands there",
     "answers-*.jsonl": "as the ledgers: how often each row was answered",
+    "circles-*.jsonl": "until the run is over: no step is answered among others",
     "model.safetensors": "as long as the model predicts, with model.json",
     "joint.safetensors": "as long as it serves joint predictions; without it, it serves none",
     "attacks.json": "for this party alone: it tells how well its rows are guessed",

@@ -332,9 +332,16 @@ class RecoverableSum(MaskedSum):
         return RecoverableReceiver(self)
 
     def contributor(
-        self, me: str, *, book: str | PathLike[str] | None = None, new_book: bool = False
+        self,
+        me: str,
+        *,
+        book: str | PathLike[str] | None = None,
+        new_book: bool = False,
+        answered: "AnsweredCircles | None" = None,
     ) -> "RecoverableContributor":
-        return RecoverableContributor(self, me, AnsweredCircles(book, new_book=new_book))
+        """Return a passive's end, with a book of its own, or with one that remembers otherwise."""
+        circles = answered or AnsweredCircles(book, new_book=new_book)
+        return RecoverableContributor(self, me, circles)
 
     def combiner(self) -> SumCombiner:
         return RecoverableCombiner(self)
@@ -415,8 +422,17 @@ class AnsweredCircles:
                     f"{aggregator} asks {me} again about what it answered among "
                     f"{', '.join(earlier)}, and counts {', '.join(circle)} now: the two sums would "
                     f"differ by what {', '.join(apart)} contributed. {me} does not answer; its "
-                    "session is over. Ask another question in a new session, or the same circle"
+                    f"session is over. {self.advise(earlier, circle)}"
                 )
+
+    def advise(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
+        """Say what to do where a question was answered in an earlier circle and comes in this."""
+        del earlier, circle
+        return "Ask another question in a new session, or the same circle"
+
+    def mark(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
+        """Return the marks by which it knows a question, and its answer, again."""
+        return mark_question(values_BD, binding)
 
     def add(self, marks: Iterable[str], circle: Sequence[str]) -> None:
         """Remember these; on return they are on the disk, and an answer may leave."""
@@ -518,7 +534,7 @@ class RecoverableContributor(SumContributor):
             )
 
     def _note_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
-        self._marks = mark_question(values_BD, binding)
+        self._marks = self.answered.mark(values_BD, binding)
 
     def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         """Mask them; the keys for the next step travel with them."""

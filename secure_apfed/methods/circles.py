@@ -1,0 +1,228 @@
+"""Among whom each step of a run was answered, over all its sessions: a step keeps its circle.
+
+Run by: each passive under recoverable masks whose sums may lack somebody, before its answer leaves;
+by all parties when a run is resumed. Protects from: an active, curious or worse, that has a step
+answered in two circles, by breaking a session off and resuming it from an earlier checkpoint. The
+two sums would differ by what those contributed who are in one circle alone.
+
+The rule. A passive notes every step that it answers, with its circle and the digests of question
+and answer, in `circles-NAME.jsonl`. It answers that step, or that question at whatever step, in no
+other circle, smaller or larger, in any session of the run.
+
+How an honest run goes on. Greetings say which steps were answered among whom, and the contract of
+the resumed session repeats it, from the step on from which it goes on:
+
+- Where all answered, all must answer again. If one falls silent meanwhile, the session ends for
+  all, as under `wait`, and goes on once that one is back.
+- Where one was left out and is here again, the active plays these steps alone. Where the method
+  cannot do that, whoever was left out is so again from the same step on, and comes back at a
+  checkpoint, as whoever falls silent does.
+
+So nobody is asked what it would refuse, and what is asked again in the same circle is the same, bit
+for bit. Does not protect from a related question at a step that nobody answered: with a threshold
+below M, whoever asks may always put one (`apfed_protocols.sums.readers`).
+"""
+
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.sums.interface import FloatArray, StepBinding
+from apfed_protocols.sums.recoverable import AnsweredCircles
+from secure_apfed.contract import AnsweredSteps, Contract
+from secure_apfed.errors import CheckpointError, LeftOutWarning
+from secure_apfed.files import add_line, open_plain
+from secure_apfed.methods.method import Own
+from secure_apfed.names import log_file
+
+__all__ = ["RunCircles", "keep_to_circle", "merge_answered", "warn_of_steps_without"]
+
+_STEP = "step "
+
+
+class RunCircles(AnsweredCircles):
+    """A passive's memory of what it answered among whom, in all sessions of a run.
+
+    Args:
+        log: its file; waits: whether a line is on the disk before an answer leaves, and not with
+            the operating system alone.
+
+    Raises CheckpointError: the file holds something else.
+    """
+
+    def __init__(self, log: Path, *, waits: bool = True) -> None:
+        super().__init__()
+        self._log, self._waits = log, waits
+        self._circle_of_step: dict[int, tuple[str, ...]] = {}
+        for step, circle, marks in _read_lines(log):
+            self._remember(step, circle, marks)
+
+    @classmethod
+    def from_own(cls, own: Own) -> "RunCircles | None":
+        """Return that of this party; None: it keeps no logs."""
+        logs = own.secrets.logs
+        if logs is None:
+            return None
+        return cls(log_file(logs, "circles", own.name, "jsonl"), waits=own.secrets.sends_out)
+
+    def mark(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
+        """Return the mark of the step, then those of question and answer."""
+        return f"{_STEP}{binding.step}", *super().mark(values_BD, binding)
+
+    def advise(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
+        missing = [name for name in earlier if name not in circle]
+        if missing:
+            return (
+                f"Resume the run once {' and '.join(missing)} takes part again, or begin a new "
+                "run without it"
+            )
+        return (
+            "Resume the run at all parties (--resume), so that their contract says who was left "
+            "out of which steps"
+        )
+
+    def add(self, marks: Iterable[str], circle: Sequence[str]) -> None:
+        """Note a step; on return its line is written, and its answer may leave."""
+        first, *rest = marks
+        step = int(first.removeprefix(_STEP))
+        fields = {"step": step, "circle": list(circle), "marks": rest}
+        add_line(self._log, fields, waits=self._waits)
+        self._remember(step, circle, rest)
+
+    def _remember(self, step: int, circle: Sequence[str], marks: Sequence[str]) -> None:
+        self._circle_of_step.setdefault(step, tuple(circle))
+        super().add((f"{_STEP}{step}", *marks), circle)
+
+    def list_steps(self, since: int) -> tuple[AnsweredSteps, ...]:
+        """Return the steps from this one on that were answered, as few stretches as there are."""
+        stretches: list[list[Any]] = []
+        for step, circle in sorted(self._circle_of_step.items()):
+            if step < since:
+                continue
+            if stretches and stretches[-1][1:] == [step - 1, circle]:
+                stretches[-1][1] = step
+            else:
+                stretches.append([step, step, circle])
+        return tuple(
+            AnsweredSteps(first=first, last=last, passives=circle)
+            for first, last, circle in stretches
+        )
+
+
+def _read_lines(log: Path) -> Iterator[tuple[int, tuple[str, ...], Sequence[str]]]:
+    """Yield what was noted. What was torn off as it was written counts nothing had left for."""
+    if not log.exists():
+        return
+    with open_plain(log) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip() or b"}" not in line:
+                continue
+            try:
+                fields = json.loads(line)
+                marks = [str(mark) for mark in fields["marks"]]
+                yield int(fields["step"]), tuple(map(str, fields["circle"])), marks
+            except (ValueError, TypeError, KeyError) as error:
+                raise CheckpointError(
+                    f"put the newest copy of {log} back, or begin a new run: its line {number} "
+                    f"does not say among whom a step was answered ({error})"
+                ) from error
+
+
+def merge_answered(
+    said: Mapping[str, Sequence[AnsweredSteps]], *, passives: Sequence[str], since: int
+) -> tuple[AnsweredSteps, ...]:
+    """Return the steps from this one on that any passive answered, rising, none of them twice.
+
+    Args:
+        said: by passive, what it answered among whom.
+        passives: of the contract, in its order.
+
+    Raises RemoteProtocolError: one names others than the passives, or not itself, or two name other
+        circles for the same step.
+    """
+    stretches = sorted(
+        ((steps.first, steps.last, speaker, steps.passives) for speaker in said
+         for steps in said[speaker]), key=lambda stretch: stretch[:3]
+    )  # fmt: skip
+    merged: list[AnsweredSteps] = []
+    speakers: list[str] = []
+    for first, last, speaker, circle in stretches:
+        if speaker not in circle or circle != tuple(name for name in passives if name in circle):
+            raise RemoteProtocolError(
+                f"{speaker} says that it answered step {first} among {', '.join(circle)}; expected "
+                f"itself and others of {', '.join(passives)}, in this order"
+            )
+        if merged and first <= merged[-1].last and circle != merged[-1].passives:
+            raise RemoteProtocolError(
+                f"{speaker} answered step {first} among {', '.join(circle)}, and {speakers[-1]} "
+                f"among {', '.join(merged[-1].passives)}: the aggregator told them different "
+                "circles, and no circle may be asked again. Begin a new run, and look at the "
+                "audit logs of both"
+            )
+        if last < since:
+            continue
+        steps = AnsweredSteps(first=max(first, since), last=last, passives=circle)
+        if merged and circle == merged[-1].passives:  # what lies between was not asked
+            steps = steps.model_copy(
+                update={"first": merged[-1].first, "last": max(last, merged[-1].last)}
+            )
+            merged.pop()
+            speakers.pop()
+        merged.append(steps)
+        speakers.append(speaker)
+    return tuple(merged)
+
+
+def keep_to_circle(contract: Contract, step: int, present: Sequence[str]) -> list[str]:
+    """Return those present who answer this step: all, or those who answered it before.
+
+    Raises PartyLeftError: one of these is not present.
+    """
+    circle = contract.circle_of(step)
+    if circle is None:
+        return list(present)
+    missing = [name for name in circle if name not in present]
+    if missing:
+        absent = " and ".join(missing)
+        raise PartyLeftError(
+            f"training: resume once {absent} is back: step {step} was answered among "
+            f"{', '.join(circle)} in an earlier session, and without {absent} the two sums would "
+            f"differ by what {absent} contributed",
+            left=tuple(missing),
+        )
+    return [name for name in present if name in circle]
+
+
+def warn_of_steps_without(own: Own, contract: Contract) -> None:
+    """Warn (LeftOutWarning) of steps that are played again without whom they were answered before.
+
+    The active is told where it plays them alone, else the passive that is left out of them.
+    """
+    answered = contract.resumes.answered if contract.resumes else ()
+    absent = {
+        name: steps
+        for steps in reversed(answered)
+        for name in contract.passives
+        if name not in steps.passives
+    }
+    alone = own.config.method.plays_steps_alone
+    if alone and absent and own.name == contract.active:
+        first = min(steps.first for steps in absent.values())
+        warnings.warn(
+            f"nothing to do: before this session, steps from {first} on were answered without "
+            f"{' and '.join(sorted(absent))}; {own.name} plays them alone now, so that no two sums "
+            "tell what one passive adds",
+            LeftOutWarning,
+            stacklevel=2,
+        )
+    elif not alone and own.name in absent:
+        again = "" if contract.restarts else ", where rules.restarts allows a new session"
+        warnings.warn(
+            f"nothing to do: {own.name} is left out from step {absent[own.name].first} on, which "
+            f"others answered without it before this session; it comes back at a checkpoint{again}",
+            LeftOutWarning,
+            stacklevel=2,
+        )
