@@ -8,6 +8,8 @@ import numpy as np
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 
+MOST_ANNOUNCED_BYTES = 2**34
+"""Memory that a number which a peer names may make a party take, before as much has come of it."""
 _MOST_NAME_BYTES = 255
 _PEOPLE_BYTES = 32
 

@@ -8,6 +8,7 @@ each party in its own process, which carries the messages over its links with
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from apfed_protocols.checks import MOST_ANNOUNCED_BYTES
 from apfed_protocols.ids import IdColumn, encode_ids
 from apfed_protocols.psi import SET_INTERSECTIONS
 from apfed_protocols.psi.interface import (
@@ -35,12 +36,21 @@ __all__ = [
 
 
 def check_alignment(settings: AlignmentSettings) -> None:
-    """Refuse an unknown protocol, one that shows what is to stay hidden, and ambiguous formats."""
+    """Refuse an unknown protocol, one that shows what is to stay hidden, ambiguous formats, and a
+    largest set that would take others too much memory by its announcement alone.
+    """
     id_rules(settings)
     if settings.backend not in SET_INTERSECTIONS:
         known = ", ".join(["auto", *sorted(SET_INTERSECTIONS)])
         raise ValueError(
             f"protocol: no set intersection is called {settings.protocol!r}; there are: {known}"
+        )
+    most = SET_INTERSECTIONS[settings.backend].most_announced()
+    if settings.maximum_ids > most:
+        raise ValueError(
+            f"maximum_ids: whoever announced {settings.maximum_ids:,} IDs to {settings.backend} "
+            f"would have others take more than {MOST_ANNOUNCED_BYTES / 2**30:g} GiB; say {most:,} "
+            "at most, or protocol: ecdh, which takes such sets in parts"
         )
     shows = settings.mode == "pairwise" or SET_INTERSECTIONS[settings.backend].pairwise
     if settings.pairwise_overlaps == "hidden" and shows:

@@ -36,6 +36,7 @@ from secure_apfed.privacy.measured import check_graph, check_guard
 from secure_apfed.privacy.noise import NoiseSource
 
 _NORM_SLACK = 1e-5
+_MOST_PAIRS = 2**22
 _NEIGHBOUR = 10.0
 # Below, many honest rows lie close together for want of room.
 _NEIGHBOUR_NUMBERS = 16
@@ -110,15 +111,23 @@ def spread_of(z_BD: Tensor) -> float:
     norm_B1 = torch.linalg.vector_norm(wide_BD, dim=1, keepdim=True)
     tiny = torch.finfo(torch.float64).tiny
     unit_BD = (wide_BD / norm_B1.clamp(min=tiny)).to(flat_BD.dtype)
-    sine_BB = (unit_BD @ unit_BD.T).double().square_().clamp_(max=1).neg_().add_(1)
-    if not float(norm_B1.min()):
-        zero_B = norm_B1.flatten() == 0
-        sine_BB[zero_B] = sine_BB[:, zero_B] = 0
+    zero_B = norm_B1.flatten() == 0
     rows = len(flat_BD)
-    spread = float(sine_BB.fill_diagonal_(0).sum()) / (rows * (rows - 1))
+    total, nearest = 0.0, []
+    # Pairs of a large batch, a few rows with all others at once: all of them may exceed memory.
+    for own in torch.arange(rows, device=flat_BD.device).split(max(1, _MOST_PAIRS // rows)):
+        sine_OB = (unit_BD[own] @ unit_BD.T).double().square_().clamp_(max=1).neg_().add_(1)
+        if bool(zero_B.any()):
+            sine_OB[zero_B[own]] = 0
+            sine_OB[:, zero_B] = 0
+        itself = torch.arange(len(own), device=own.device), own
+        sine_OB[itself] = 0
+        total += float(sine_OB.sum())
+        sine_OB[itself] = 1
+        nearest.append(sine_OB.amin(dim=1))
+    spread = total / (rows * (rows - 1))
     if flat_BD.shape[1] >= _NEIGHBOUR_NUMBERS:
-        nearest_B = sine_BB.fill_diagonal_(1).amin(dim=1)
-        spread = min(spread, _NEIGHBOUR * float(nearest_B.median()))
+        spread = min(spread, _NEIGHBOUR * float(torch.cat(nearest).median()))
     return spread
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from apfed_protocols.checks import MOST_ANNOUNCED_BYTES
 from apfed_protocols.conversation import Conversation
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.psi import SET_INTERSECTIONS
@@ -46,6 +47,8 @@ from secure_apfed.tasks import Regression
 
 DEALER = "dealer"
 _UNFINISHED = "alignment"
+# Of a position, beside a row of features: where it is in the own table, and counts of answers.
+_POSITION_BYTES = 64
 _MORE = "give common people of each class a label, or align tables that share more people"
 _TEST = "take another seed, raise data.test_fraction, or align tables that share more people"
 
@@ -118,7 +121,8 @@ async def align_as_passive(own: Own, links: Links, session: str) -> Tensor:
     message = await links.receive(
         own.active, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=FOR_THE_ACTIVE
     )
-    return place_rows(message, rows_P, most=settings.maximum_ids)
+    row_bytes = own.data.table.features[:1].nbytes
+    return place_rows(message, rows_P, most=settings.maximum_ids, row_bytes=row_bytes)
 
 
 def describe_people(own: Own, rows_U: Tensor) -> CommonPeople:
@@ -218,14 +222,20 @@ async def _converse(
     return torch.from_numpy(aligner.rows.copy())
 
 
-def place_rows(envelope: Envelope, rows_P: Tensor, *, most: int) -> Tensor:
+def place_rows(envelope: Envelope, rows_P: Tensor, *, most: int, row_bytes: int = 0) -> Tensor:
     """Return a passive's own row at each position, (U,), -1 where it does not know the person.
-    `rows_P`: the passive's rows, in the order of its intersection with the active. Raises
-    RemoteProtocolError: positions that are repeated, missing or out of range.
+
+    Args:
+        rows_P: the passive's rows, in the order of its intersection with the active.
+        most: positions that the settings allow; row_bytes: what this party holds of each.
+
+    Raises RemoteProtocolError: positions that are repeated, missing or out of range, or more than
+        this party holds.
     """
     expected = {"positions": TensorSpec(torch.int64, (len(rows_P),))}
     tensors, meta = unpack(envelope.payload, expected, sender=envelope.sender)
     positions_P, total = tensors["positions"], meta.get("total")
+    most = min(most, MOST_ANNOUNCED_BYTES // (_POSITION_BYTES + row_bytes))
     if type(total) is not int or not len(rows_P) <= total <= most:
         raise RemoteProtocolError(
             f"{envelope.sender} announces {total} positions for {len(rows_P)} common people; "

@@ -8,6 +8,7 @@ in `SumOfProducts.malicious`. With `candidates` the passives find most such acti
 Letters: U rows to vote on, n of them labelled, F features of a passive, K classes.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -18,7 +19,8 @@ import numpy as np
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.checks import MOST_ANNOUNCED_BYTES
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.products import (
     ProductAgreement,
     ProductCombiner,
@@ -49,8 +51,10 @@ from secure_apfed.methods.votes import (
 )
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.settings.protection import PASSIVES, lower_is_less
+from secure_apfed.settings.run import RunSettings
 
 _MOST_LABELLED = 4096
+_HELD_TWICE = 1.4  # what is held at the peak of an answer, in labels; 1.3 was measured
 _OPEN_AUDITS = 1  # after which a passive still takes part: each is a chance more for a cheat
 
 
@@ -70,6 +74,30 @@ class EncryptedVotesSettings(VoteSettings):
 
     title = "votes on encrypted labels"
     opens_votes = "encrypted"
+
+    def count_label_bytes(
+        self, config: RunSettings, *, labelled: int, classes: int, passives: int
+    ) -> int:
+        """Every passive holds encrypted labels as values at roots."""
+        bits = config.secure_sum.bits or USUAL_BITS
+        agreed = ProductAgreement(
+            session="forecast",
+            receiver="active",
+            combiner=AGGREGATOR,
+            contributors=tuple(f"passive {place}" for place in range(max(2, passives))),
+            people=max(labelled, 2),
+            columns=classes,
+            labelled=max(labelled, 1),
+            bits=bits,
+            # Of noise that is calibrated later, as much as values have.
+            noise=None if self.epsilon is None else 2**bits,
+            candidates=self.candidates,
+        )
+        try:
+            each = SumOfProducts(agreed).label_bytes
+        except LocalProtocolError:
+            return 0  # which the rehearsal refuses, with what fits
+        return math.ceil(_HELD_TWICE * each * passives)
 
     @model_validator(mode="after")
     def _cheats_are_found(self) -> Self:
@@ -172,6 +200,7 @@ class EncryptedVotesPassive(CountingPassive):
         others = [name for name in contract.passives if name != self.name]
         self._size = await self._terms.heard(links, contract, most=len(self.held_N))
         sums = self._terms.sums(contract, self._size)
+        _require_memory(self.name, contract.active, sums)
         self._contributor = sums.contributor(self.name)
         with unless_unasked(contract.active):
             await links.converse(Kind.SUM_SETUP, self._contributor, others)
@@ -213,6 +242,18 @@ class EncryptedVotesPassive(CountingPassive):
             require_short(self.labeller, matrix_Un, owner=self.name)
         levels = self._terms.levels
         return np.trunc(matrix_Un * levels) / levels
+
+
+def _require_memory(me: str, active: str, sums: SumOfProducts) -> None:
+    """Refuse a ballot whose encrypted labels this passive could not hold, before they come."""
+    labels = sums.products.labelled
+    needed = labels * sums.label_bytes
+    if needed > MOST_ANNOUNCED_BYTES:
+        raise RemoteProtocolError(
+            f"{active} asks about {labels:,} encrypted labels, which would take {me} "
+            f"{needed / 2**30:,.1f} GiB, expected {MOST_ANNOUNCED_BYTES / 2**30:g} GiB at most; "
+            "label fewer rows, or agree on fewer secure_sum.bits"
+        )
 
 
 def _opened(message: Envelope) -> tuple[bytes, bytes]:

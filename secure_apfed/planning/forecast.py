@@ -38,6 +38,7 @@ from secure_apfed.methods.alignment import require_labels
 from secure_apfed.methods.terms import (
     asked_of,
     growth,
+    objective_of,
     planned_releases,
     rows_of_a_step,
     rows_trained,
@@ -56,7 +57,7 @@ from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TABLES, TableShape
 from secure_apfed.settings.run import TranscriptSettings
-from secure_apfed.settings.training import ModelSettings
+from secure_apfed.settings.training import ContrastiveSettings, ModelSettings
 
 _WIDE = 1024
 _LARGE_EPSILON = 10.0
@@ -68,7 +69,10 @@ _ID_BYTES, _COLUMN_BYTES, _NUMBER_BYTES = 150, 1500, 4
 _PARAMETER_BYTES = 28
 # Of a number that is sent: at both ends, masked, and in the record.
 _COPIES_SENT = 4
+# Of two rows of a batch that contrastive objectives compare, in both views; 48 were measured.
+_PAIR_BYTES = 56
 _MOST_NETWORK_BYTES = 2**31
+_MOST_LABEL_BYTES = 2**30
 _KEPT = (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM)
 _OPENED = "sums as the active decoded them"
 # What one passive adds to a sum, by what is summed.
@@ -174,7 +178,8 @@ def _require_bounded(config: Config, shapes: Mapping[str, TableShape]) -> None:
         + (shape.features + (shape.classes or 0) + width) * (_COLUMN_BYTES + played * _NUMBER_BYTES)
         for name, shape in shapes.items()
     }
-    if (needed := sum(sizes.values())) > _MOST_FORECAST_BYTES:
+    needed = sum(sizes.values())
+    if needed > _MOST_FORECAST_BYTES:
         name = max(sizes, key=sizes.__getitem__)
         most, shape = _MOST_FORECAST_BYTES / 2**30, shapes[name]
         raise DataError(
@@ -183,6 +188,29 @@ def _require_bounded(config: Config, shapes: Mapping[str, TableShape]) -> None:
             f"{shape.features:,} features: ask {name} whether that is right, or take smaller "
             "batches (train.batch_size) or networks (model)"
         )
+    batch = min(config.train.batch_size, rows)
+    pairs = _PAIR_BYTES * batch**2 * _contrasts(config, [*shapes][1:])
+    if pairs > _MOST_FORECAST_BYTES:
+        raise DataError(
+            f"a contrastive objective compares all {batch:,} rows of a batch with each other and "
+            f"would take about {pairs / 2**30:,.1f} GiB, expected "
+            f"{_MOST_FORECAST_BYTES / 2**30:g} GiB at most; take smaller batches (train.batch_size)"
+        )
+
+
+def _contrasts(config: Config, passives: Sequence[str]) -> bool:
+    """Return whether a passive compares every row of a batch with every other one."""
+    if not config.method.sums_gradients:
+        return False
+    return any(isinstance(objective_of(config, name), ContrastiveSettings) for name in passives)
+
+
+def _count_rehearsed_labels(config: Config, *, labelled: int, classes: int, passives: int) -> int:
+    """Return with how many labelled rows a rehearsal is played, so that they fit into memory."""
+    each = config.method.count_label_bytes(
+        config, labelled=labelled, classes=classes, passives=passives
+    )
+    return min(labelled, max(_FEWEST, _MOST_LABEL_BYTES // each)) if each else labelled
 
 
 def _models_in(settings: Settings) -> Iterator[ModelSettings]:
@@ -305,13 +333,18 @@ def forecast(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
         settled = _settled(config, data, shapes)
-        rehearse = partial(_rehearse, settled, data, batch=batch, aligned=share, labelled=labelled)
+        rehearsed = _count_rehearsed_labels(
+            config, labelled=labelled, classes=len(data.classes), passives=len(data.passives)
+        )
+        longer_labels = labelled / max(1, rehearsed)
+        rehearse = partial(_rehearse, settled, data, batch=batch, aligned=share, labelled=rehearsed)
         played = rehearse(few)
         step_seconds, longer = played.step_seconds, _LONGER * STEPS
         if config.method.asks_once and steps > longer:  # much is the same of however many rows
             more = rehearse(longer).step_seconds - step_seconds
             each = max(0.0, more / (_LONGER - 1))
             step_seconds = each + (step_seconds - each) * STEPS / steps
+        step_seconds *= longer_labels
         privacy = _privacy(config)
     accounts: dict[str, dict[str, Any]] = {
         name: {
@@ -322,7 +355,7 @@ def forecast(
         }
         for name, ledger in played.contributions.items()
     }
-    links = tuple(_links(played, data, *scales))
+    links = tuple(_links(played, data, *scales, labels=longer_labels))
     intersections = _intersection_costs(config, data)
     aligned_by = _TWINS.get(config.alignment.backend, config.alignment.backend)
     evaluations = -(-config.train.epochs // config.train.evaluate_every)
@@ -402,14 +435,17 @@ def _opened(
 
 
 def _links(
-    played: "_Rehearsal", data: VerticalData, messages: float, wire: float
+    played: "_Rehearsal", data: VerticalData, messages: float, wire: float, *, labels: float
 ) -> Iterator[Link]:
-    """Scale the rehearsal's flows: alignment by IDs, training as said; set-up stays."""
+    """Scale the rehearsal's flows: alignment by IDs, training as said; set-up stays.
+
+    `labels`: encrypted ones for each that was rehearsed.
+    """
     real = {table.name: len(table.ids) for table in data.tables}
     rehearsed = len(played.data.active.ids)
     for flows, count, scale in ((played.setup, 1.0, 1.0), (played.training, messages, wire)):
         for flow in flows:
-            size = scale
+            size = scale * labels if flow.kind == Kind.ENCRYPTED_LABELS else scale
             if flows is played.setup and flow.kind == Kind.ALIGNMENT:
                 rows = [real[name] for name in (flow.sender, flow.receiver) if name in real]
                 size = sum(rows) / (len(rows) * rehearsed)

@@ -109,6 +109,16 @@ class MethodSettings(Settings, ABC):
         """Return the parameters of networks that no `model` describes, at least; 0: none."""
         return 0
 
+    def count_label_bytes(
+        self, config: "RunSettings", *, labelled: int, classes: int, passives: int
+    ) -> int:
+        """Return the memory that a labelled row takes at all passives together, beyond its own.
+
+        0: no more than a row without a label. `labelled`: how many there are.
+        """
+        del config, labelled, classes, passives
+        return 0
+
     def noise(self, config: "RunSettings") -> NoiseSettings | None:
         """What passives add to what they let out, to gradients or to votes; None: nothing."""
         return config.secure_sum.noise

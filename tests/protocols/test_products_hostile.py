@@ -475,3 +475,13 @@ def test_the_kept_secret_is_not_among_the_opened() -> None:
     request = played.audited()
     assert len({root for root in roots if root in request}) == 4
     assert vars(vars(played.receiver)["_candidates"])["_roots"] == []
+
+
+@pytest.mark.parametrize("changes", [{}, {"candidates": 2}, {"columns": 20, "bits": 8}])
+def test_what_encrypted_labels_take_is_told_before_they_come(changes: dict[str, Any]) -> None:
+    agreed = agreement(labelled=12, **changes)
+    described = SumOfProducts(agreed)
+    rows = np.eye(agreed.columns, dtype=np.int64)[np.zeros(12, dtype=np.int64)]
+    blobs = encrypt_labels(described, bytes(range(32)), rows)
+    held = products.LabelValues.of(described, b"", blobs)
+    assert held.labels.nbytes == 12 * described.label_bytes

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import tracemalloc
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -28,7 +29,14 @@ from apfed_protocols.psi.interface import (
 from apfed_protocols.psi.vole import Kind as VoleKind
 from apfed_protocols.psi.vole import member_dealt_bytes
 from tests.contracts.hostile import mutated
-from tests.contracts.intersections import DEALER, HEADER, Intersection, Sets, of_kind
+from tests.contracts.intersections import (
+    DEALER,
+    HEADER,
+    Intersection,
+    Sets,
+    deliver,
+    of_kind,
+)
 from tests.with_crypten import usable
 
 HUB = "hub"
@@ -639,3 +647,84 @@ def spy(monkeypatch: pytest.MonkeyPatch, seen: set[bytes], module: ModuleType, n
         return found
 
     monkeypatch.setattr(module, name, watched)
+
+
+ANNOUNCED = 300_000
+FEW = [b"id %d" % place for place in range(20)]
+
+
+class Measured:
+    """A role that notes how much memory its longest answer took beyond what came and went."""
+
+    def __init__(self, role: Any) -> None:
+        self._role, self.peak = role, 0
+
+    @property
+    def finished(self) -> bool:
+        return bool(self._role.finished)
+
+    def start(self) -> list[Outgoing]:
+        return self._note(0, self._role.start)
+
+    def receive(self, sender: str, body: bytes) -> list[Outgoing]:
+        return self._note(len(body), lambda: self._role.receive(sender, body))
+
+    def _note(self, came: int, answer: Callable[[], Any]) -> list[Outgoing]:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        sent = list(answer())
+        taken = tracemalloc.get_traced_memory()[1] - before
+        self.peak = max(self.peak, taken - came - sum(len(out.body) for out in sent))
+        return sent
+
+
+@DEALT
+@pytest.mark.parametrize("large", [HUB, "p"])
+def test_what_an_announced_size_takes_was_forecast(backend: str, large: str) -> None:
+    """Of each role with few IDs, where a peer says that it has many."""
+    sizes = {HUB: len(FEW), "p": len(FEW), "q": len(FEW), large: ANNOUNCED}
+    agreed = IntersectionAgreement(session="s", minimum_rows=0, dealer=DEALER, sizes=sizes)
+    played = Intersection(backend, dict.fromkeys((HUB, "p", "q"), FEW), agreed)
+    roles = {name: Measured(role) for name, role in played.roles.items()}
+    tracemalloc.start()
+    try:
+        deliver(roles)
+    finally:
+        tracemalloc.stop()
+    kind = SET_INTERSECTIONS[backend]
+    for name, role in roles.items():
+        if name != large:
+            own, members = (0 if name == DEALER else len(FEW)), (1 if name == "q" else 2)
+            most = kind.announced_bytes(ANNOUNCED, own=own, members=members)
+            assert role.peak <= most, (name, role.peak / most)
+
+
+@DEALT
+@pytest.mark.parametrize("role", ["hub", "member", "dealer"])
+def test_a_size_that_would_take_too_much_is_refused_with_one_that_does_not(
+    backend: str, role: str
+) -> None:
+    kind, members = SET_INTERSECTIONS[backend], [f"p{place}" for place in range(9)]
+
+    def enter(maximum_ids: int) -> None:
+        agreed = IntersectionAgreement(session="s", dealer=DEALER, maximum_ids=maximum_ids)
+        protocol = kind(agreed)
+        if role == "hub":
+            protocol.hub(HUB, members, FEW)
+        elif role == "member":
+            protocol.member("p0", HUB, FEW)
+        else:
+            protocol.dealer(HUB, members)
+
+    with pytest.raises(LocalProtocolError, match=r"GiB, expected 16 GiB at most; agree on") as told:
+        enter(2**32 - 1)
+    most = int(str(told.value).split("agree on ")[1].split(" ")[0].replace(",", ""))
+    enter(most)
+    assert most >= 10_000_000, "what is allowed by default"
+    with pytest.raises(LocalProtocolError, match="expected 16 GiB"):
+        enter(most + 2**20)
+
+
+def test_lists_that_are_as_long_as_their_messages_take_any_size() -> None:
+    agreed = IntersectionAgreement(session="s", maximum_ids=2**32 - 1)
+    SET_INTERSECTIONS["ecdh"](agreed).member("p", HUB, FEW)

@@ -23,6 +23,7 @@ from apfed_protocols.sums.homomorphic import Encrypter, HomomorphicSum
 from apfed_protocols.sums.seal_cipher import DEGREE, coefficients
 from tests.contracts import sum_parties
 from tests.contracts.hostile import genuine_key, residues_of, setup_with
+from tests.memory import traced
 from tests.with_crypten import usable
 
 SCRIPT = """
@@ -398,3 +399,52 @@ def test_no_mask_seed_is_left_after_a_refusal_nor_the_key_that_agrees_it_again(c
         played.receiver.decode(b"", SHAPE, played.next())
     assert not [held for held in vars(seeds).values() if isinstance(held, RunKey)]
     assert not vars(seeds)["_seeds"]
+
+
+ROWS, COLUMNS = 2**15, 2**16
+
+
+def enlarge(body: bytes) -> bytes:
+    """Return a frame that says it holds 2^31 values, and holds a few."""
+    return replace(Frame.parse(body, sender="a peer"), rows=ROWS, columns=COLUMNS).pack()
+
+
+def play_enlarged(choice: str) -> None:
+    """Play a step whose contributors all say that they add 2^31 values each."""
+    played = sum_parties.fresh_parties(choice)
+    bound = played.next()
+    good = played.contribute(sum_parties.random_values(3), bound)
+    combined = played.combine({name: enlarge(body) for name, body in good.items()})
+    played.receiver.decode(combined, (ROWS, COLUMNS), bound)
+
+
+@pytest.mark.parametrize("choice", sum_parties.CHOICES)
+def test_a_frame_that_says_more_than_it_holds_takes_no_memory(choice: str) -> None:
+    with traced() as peak, pytest.raises(RemoteProtocolError):
+        play_enlarged(choice)
+    assert peak() < 2**23
+
+
+@pytest.mark.parametrize("kind", [CkksSum, BfvSum])
+@pytest.mark.parametrize("contributors", [2, 1024])
+@pytest.mark.parametrize("bits", [2, 24])
+def test_ring_and_packing_follow_from_the_agreement_and_are_small(
+    kind: type[HomomorphicSum], contributors: int, bits: int
+) -> None:
+    """Nobody names a degree or a prime; what can be named fits, or is refused with what would."""
+    agreed = sum_parties.agreement(contributors, bits=bits)
+    with traced() as peak:
+        try:
+            described = kind(agreed)
+        except LocalProtocolError as error:
+            fits = int(str(error).rsplit("; ", 1)[1].removesuffix(" bits would"))
+            described = kind(replace(agreed, bits=fits))
+    told = described.parameters()
+    assert told["poly_degree"] == DEGREE
+    assert 1 <= described.packing.fields <= 2
+    assert peak() < 2**23
+
+
+def test_no_sum_is_of_more_contributors() -> None:
+    with pytest.raises(LocalProtocolError, match="at most 1024 contributors, got 1025"):
+        sum_parties.agreement(1025)

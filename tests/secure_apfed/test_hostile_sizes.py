@@ -17,6 +17,9 @@ import torch
 from pydantic import ValidationError
 
 from apfed_protocols.errors import ApfedError, RemoteProtocolError
+from apfed_protocols.products import SumOfProducts
+from apfed_protocols.psi import SET_INTERSECTIONS
+from secure_apfed import planning
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data.encoding import ImageEncoding
@@ -25,14 +28,16 @@ from secure_apfed.exchange import Kind
 from secure_apfed.exchange.agreement import Greeting
 from secure_apfed.exchange.codec import TensorSpec, unpack
 from secure_apfed.exchange.envelope import Envelope
-from secure_apfed.methods import METHODS
+from secure_apfed.learning import release
+from secure_apfed.methods import METHODS, votes_encrypted
 from secure_apfed.models import NETWORKS, Projection
-from secure_apfed.objectives import Clustering
+from secure_apfed.objectives import Clustering, contrastive_loss
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.settings import EACH_ALONE, Settings
 from secure_apfed.settings.data import TableShape
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import MOST_PARAMETERS, ClusteringSettings, ModelSettings
+from tests.contracts.product_parties import agreement
 from tests.memory import traced
 from tests.secure_apfed.small_runs import small_config
 
@@ -68,6 +73,12 @@ REFUSED: dict[str, tuple[str, str]] = {
     "many restarts": ("rules.restarts=1000000", "<= 10000"),
     "many bits": ("secure_sum.bits=64", "<= 24"),
     "many IDs": ("alignment.maximum_ids=4294967296", "< 4.29497e+09"),
+    **{
+        f"many IDs by {name}": (
+            f"alignment={{protocol: {name}, maximum_ids: 4294967295}}", "more than 16 GiB; say",
+        )
+        for name, kind in SET_INTERSECTIONS.items() if kind.needs_dealer
+    },
 }  # fmt: skip
 
 
@@ -409,6 +420,67 @@ def test_networks_of_all_parties_are_counted_before_any_is_built() -> None:
     gave, peak = in_a_child(lambda: forecast_of(config))
     assert "take narrower layers in model" in gave
     assert peak < 100 * MiB
+
+
+def declare(rows: int, labelled: int = 100) -> dict[str, TableShape]:
+    """Return shapes of three narrow tables with so many rows each."""
+    shapes = {name: TableShape(rows=rows, features=6) for name in ("shop", "clinic")}
+    bank = TableShape(rows=rows, features=6, labelled=labelled, classes=2)
+    return {"bank": bank, **shapes}
+
+
+@pytest.mark.parametrize("method", ["apfed_c", "{name: apfed}"])
+def test_pairs_of_a_batch_are_counted_before_any_is_compared(method: str) -> None:
+    contrasting = "passives={default: {objective: {name: contrastive}}}"
+    overrides = [f"method={method}", *([contrasting] if "{" in method else [])]
+    config = load_config_text(RUN, overrides=[*overrides, "train.batch_size=10000"])
+    with pytest.raises(DataError, match=r"all 10,000 rows of a batch .* about 5\.2 GiB"):
+        forecast(config, declare(10_000))
+
+
+def compare_pairs(rows: int) -> str:
+    """Take one step of a contrastive objective with its loss in the graph."""
+    views = [torch.randn(rows, 4, requires_grad=True) for _ in range(2)]
+    contrastive_loss(*views).backward()
+    return "compared"
+
+
+def test_what_pairs_of_a_batch_take_was_counted() -> None:
+    gave, peak = in_a_child(lambda: compare_pairs(2000))
+    assert gave == "compared"
+    assert peak < planning.forecast._PAIR_BYTES * 2000**2
+
+
+def test_the_spread_of_a_large_batch_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    z_BD = torch.randn(40, 20, generator=torch.Generator().manual_seed(0))
+    z_BD[7] = 0
+    whole = release.spread_of(z_BD)
+    gave, peak = in_a_child(lambda: release.spread_of(torch.ones(8_000, 2)))
+    assert gave < 1e-6
+    assert peak < 300 * MiB, "all pairs take 770 MB"
+    monkeypatch.setattr(release, "_MOST_PAIRS", 130)
+    assert release.spread_of(z_BD) == pytest.approx(whole, rel=1e-6)
+
+
+def test_a_rehearsal_holds_no_more_encrypted_labels_than_fit() -> None:
+    config = load_config_text(RUN, overrides=["method={name: votes_encrypted}"])
+    known = {"classes": 2, "passives": 2}
+    few, many = (
+        planning.forecast._count_rehearsed_labels(config, labelled=labelled, **known)
+        for labelled in (50, 4000)
+    )
+    each = config.method.count_label_bytes(config, labelled=4000, **known)
+    assert few == 50
+    assert 100 < many < 4000
+    assert many * each <= 2**30
+    assert load_config_text(RUN).method.count_label_bytes(config, labelled=9, **known) == 0
+
+
+def test_a_passive_refuses_more_encrypted_labels_than_it_could_hold() -> None:
+    agreed = agreement(people=5000, columns=64, labelled=4096, bits=24, candidates=20)
+    with pytest.raises(RemoteProtocolError, match=r"bank asks about 4,096 .* fewer secure_sum"):
+        votes_encrypted._require_memory("shop", "bank", SumOfProducts(agreed))
+    votes_encrypted._require_memory("shop", "bank", SumOfProducts(agreement(labelled=4)))
 
 
 def test_an_objective_holds_no_centres_beyond_the_bound() -> None:

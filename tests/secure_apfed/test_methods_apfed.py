@@ -24,6 +24,7 @@ from secure_apfed.methods import alignment as aligned
 from secure_apfed.methods.alignment import place_rows
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.training import SumSettings
+from tests.memory import traced
 from tests.secure_apfed.seats import ROWS, active_of, passives_of, random_data, step_config
 from tests.secure_apfed.seats import envelope as envelope_of
 from tests.with_crypten import pair_of, usable_secure_sums
@@ -352,3 +353,12 @@ def test_unfit_positions_are_refused(positions: list[int], total: object, messag
     envelope = envelope_of(payload, kind=Kind.ALIGNMENT, step=-1)
     with pytest.raises(RemoteProtocolError, match=message):
         place_rows(envelope, torch.tensor([4, 5, 6]), most=100)
+
+
+def test_positions_that_a_party_could_not_hold_are_refused() -> None:
+    """Each takes a row of its features, whoever named so many."""
+    payload = pack({"positions": torch.tensor([0, 1, 2])}, {"total": 10_000_000})
+    envelope = envelope_of(payload, kind=Kind.ALIGNMENT, step=-1)
+    with traced() as peak, pytest.raises(RemoteProtocolError, match=r"to 4\d{6}$"):
+        place_rows(envelope, torch.tensor([4, 5, 6]), most=2**32, row_bytes=4 * 1000)
+    assert peak() < 2**20

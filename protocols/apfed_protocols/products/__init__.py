@@ -81,6 +81,7 @@ __all__ = [
 ]
 
 _BYTES = 32
+_COMPLEX_BYTES = 16
 _WORD = np.dtype("<u8")
 _SHIFT = np.dtype(">u2")
 
@@ -122,6 +123,13 @@ class SumOfProducts(DescribedSum):
 
     def __post_init__(self) -> None:
         _ = self.headroom  # what does not fit is refused here
+
+    @property
+    def label_bytes(self) -> int:
+        """Memory of one encrypted label at a passive, as values at roots (`LabelValues`)."""
+        found = self.headroom
+        powers = found.stride + found.folds * self.products.columns
+        return found.rows // 2 * len(found.widths) * powers * _COMPLEX_BYTES
 
     def receiver(self, labels_nK: NDArray[Any]) -> "ProductReceiver":
         return ProductReceiver(self, labels_nK)

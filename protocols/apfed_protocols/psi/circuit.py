@@ -99,6 +99,9 @@ CHUNK_SLOTS = 2**21
 _VERDICT = struct.Struct(">q")
 _ENOUGH, _TOO_FEW = -1, -2
 VERSION = 131
+_SLOT_BYTES, _FURTHER_SLOT_BYTES = 4_200, 3_200
+"""Memory of a slot of 64 bins while it is compared, and for each further member; 4,064 and 3,048
+were measured."""
 _ROSTER_BYTES = 2**22
 _BLOCKS, _CHUNK = 3, 2**12  # of hashes in which the cells of an ID are; of IDs at once
 
@@ -183,6 +186,21 @@ class CircuitIntersection(DealtIntersection):
         bins = bins_for(maximum_ids)
         return Guesses(hub=bins, member=bins * slots_for(maximum_ids, bins))
 
+    @classmethod
+    def announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
+        """A member fills as many bins as the hub's IDs take, hub and dealer compare as many slots.
+
+        Where the hub has few IDs, a large set takes many slots of each of its few bins.
+        """
+        bins = bins_for(size)
+        table = WORD.itemsize * cls.slots(own, bins) * bins
+        compared = max(CHUNK_SLOTS // BITS, cls.slots(size, bins_for(own)))
+        return max(table, compared * cls._count_slot_bytes(members))
+
+    @classmethod
+    def _count_slot_bytes(cls, members: int) -> int:
+        return _SLOT_BYTES + _FURTHER_SLOT_BYTES * (members - 1)
+
     def _gate(self) -> type[And]:
         return BeaverAnd
 
@@ -192,6 +210,7 @@ class CircuitIntersection(DealtIntersection):
     def dealer(self, hub: str, members: Sequence[str]) -> Aligner:
         me = self.agreement.dealer
         check_parties(hub, members, me)
+        self._require_memory(me, own=0, members=len(members))
         return self._role(me, [hub, *members], self.serve(self._desk(me), hub, members))
 
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
@@ -254,7 +273,8 @@ class CircuitIntersection(DealtIntersection):
             desk.report(chunk.stop, bins)
         return (yield from _open_at_member(desk, hub, meeting, ids, np.concatenate(shares)))
 
-    def slots(self, member_size: int, bins: int) -> int:
+    @classmethod
+    def slots(cls, member_size: int, bins: int) -> int:
         return hashing.slots_for(member_size, bins)
 
     def table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
@@ -699,7 +719,14 @@ class OpprfIntersection(CircuitIntersection):
         dealt = message_bytes(max(hints, vole.hub_dealt_bytes(bins_for(most))))
         return max(dealt, super().longest)
 
-    def slots(self, member_size: int, bins: int) -> int:
+    @classmethod
+    def announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
+        """Beside the circuit, the dealer makes an element for each bin, for one member at once."""
+        dealt = vole.DEALING_ELEMENT_BYTES * bins_for(size)
+        return max(dealt, super().announced_bytes(size, own=own, members=members))
+
+    @classmethod
+    def slots(cls, member_size: int, bins: int) -> int:
         return 1
 
     def table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:

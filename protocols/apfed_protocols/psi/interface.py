@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import struct
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from typing import ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.checks import take_numpy_integers
+from apfed_protocols.checks import MOST_ANNOUNCED_BYTES, take_numpy_integers
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.ids import MOST_IDS, check_ids
@@ -613,6 +614,27 @@ class SetIntersection(ABC):
         IDs by chance or search left aside: each costs 2^40 hashes or more.
         """
 
+    @classmethod
+    def announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
+        """Return the memory that a role of `own` IDs takes by what a peer announces, at most.
+
+        Messages that came are apart. None is taken where every array is as long as a message.
+
+        Args:
+            size: IDs that are announced; members: in the intersection.
+        """
+        del size, own, members
+        return 0
+
+    @classmethod
+    def most_announced(cls, *, own: int = 0, members: int = 1) -> int:
+        """Return the largest size that may be announced to such a role, 2^32 - 1 at most."""
+
+        def too_many(size: int) -> bool:
+            return cls.announced_bytes(size, own=own, members=members) > MOST_ANNOUNCED_BYTES
+
+        return bisect_left(range(_POSITIONS), True, lo=1, key=too_many) - 1
+
     @abstractmethod
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
         """The active's side."""
@@ -629,8 +651,21 @@ class SetIntersection(ABC):
         """Check all that can be checked before the first message."""
         check_ids(me, ids, self.agreement.maximum_ids)
         self.agreement.announced_by(me, len(ids))
+        self._require_memory(me, own=len(ids), members=len(peers))
         if self._admit is not None:
             self._admit(me, peers)
+
+    def _require_memory(self, me: str, *, own: int, members: int) -> None:
+        """Refuse an agreement by which a size that is announced takes more than is allowed."""
+        size = self.agreement.largest_size
+        needed = self.announced_bytes(size, own=own, members=members)
+        if needed > MOST_ANNOUNCED_BYTES:
+            most = self.most_announced(own=own, members=members)
+            raise LocalProtocolError(
+                f"{me}: whoever announces {size:,} IDs to {self.name} would have {me} take "
+                f"{needed / 2**30:,.1f} GiB, expected {MOST_ANNOUNCED_BYTES / 2**30:g} GiB at "
+                f"most; agree on {most:,} IDs at most (maximum_ids), or on ecdh"
+            )
 
 
 class DealtIntersection(SetIntersection):
