@@ -43,6 +43,10 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "savefig.dpi": 150,
 }
+_PNG_HEADER = 24
+_PNG_WIDTH = slice(16, 20)
+_PAGE_DPI = 96
+_BROAD = 640
 _LETTER = 0.074
 """Inches of a letter of this font and size, on average and a little more."""
 _BELOW, _BESIDE = 0.27, 0.5
@@ -82,6 +86,18 @@ class Picture:
     path: Path
     title: str
     caption: str
+
+    @property
+    def width(self) -> int:
+        """The width on a page, in pixels of 1/96 inch, at which its letters have their size."""
+        header = self.path.read_bytes()[:_PNG_HEADER]
+        pixels = int.from_bytes(header[_PNG_WIDTH], "big")
+        return round(pixels * _PAGE_DPI / STYLE["savefig.dpi"])
+
+    @property
+    def is_broad(self) -> bool:
+        """Whether its letters are too small where it is made as narrow as a phone."""
+        return self.width > _BROAD
 
     @property
     def base64(self) -> str:

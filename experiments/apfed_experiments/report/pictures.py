@@ -33,6 +33,12 @@ from secure_apfed.intervals import proportion_interval
 from secure_apfed.measures import Measure, calibration_curve
 
 _WIDTH = 8.0
+# Inches of one panel of curves, and of what stands around it.
+_CURVE_WIDTH = 3.4
+_CURVE_HEIGHT = 2.0
+_CURVE_LEFT = 0.7
+_ABOVE = 0.32
+_UNDER = 0.5
 _MANY_EPOCHS = 25
 _LONGEST_NAME = 36
 Drawn = tuple[Figure, str] | None
@@ -68,8 +74,11 @@ def _learning(run: ReportedRun) -> Drawn:
     curves = _curves_of(run)
     if not losses and not curves:
         return None
-    figure = Figure(figsize=(_WIDTH, 3.1))
-    panels = figure.subplots(1, 1 + bool(losses and curves), squeeze=False)[0]
+    count = 1 + bool(losses and curves)
+    height = _ABOVE + _CURVE_HEIGHT + _UNDER
+    figure = Figure(figsize=(_WIDTH, count * height))
+    # One below the other, so that a phone shows both with letters that can be read.
+    panels = figure.subplots(count, 1, squeeze=False)[:, 0]
     many = len(run.epochs) > _MANY_EPOCHS
     look: dict[str, Any] = {"marker": None if many else "o", "markersize": 3.5}
     parts = []
@@ -97,7 +106,9 @@ def _learning(run: ReportedRun) -> Drawn:
         parts.append(f"{measure.title} on rows that no training step saw")
     for axes in panels:
         axes.xaxis.get_major_locator().set_params(integer=True)
-    set_margins(figure, left=0.7, right=beside, bottom=0.5, top=0.32, between=0.85)
+    figure.set_size_inches(_CURVE_LEFT + _CURVE_WIDTH + beside, count * height)
+    figure.subplots_adjust(hspace=(_ABOVE + _UNDER) / _CURVE_HEIGHT)
+    set_margins(figure, left=_CURVE_LEFT, right=beside, bottom=_UNDER, top=_ABOVE)
     caption = f"The active's {', and its '.join(parts)}."
     if left_out := [run.title_of(name) for name in run.outcome.accuracy if name not in curves]:
         caption += f" Measured once, and so no curve: {'; '.join(left_out)}."
