@@ -153,6 +153,7 @@ class Measure:
         share: whether it is a share of rows, which is told in per cent.
         decides: whether it reads what is decided, and no score.
         ranks: whether it needs rows of two classes.
+        least, most: that it can be; infinite where there is no bound.
     """
 
     name: str
@@ -162,6 +163,8 @@ class Measure:
     share: bool = False
     decides: bool = False
     ranks: bool = False
+    least: float = 0.0
+    most: float = 1.0
     tasks: tuple[Task, ...] = ("classification",)
 
     def of(self, scored: Scored) -> float:
@@ -291,18 +294,19 @@ _ALL = (
     Measure(name="average_precision", ranks=True, title="average precision",
             function=_average_precision),
     Measure(name="ks", ranks=True, title="KS", function=_ks),
-    Measure(name="gini", ranks=True, title="Gini",
+    Measure(name="gini", ranks=True, title="Gini", least=-1.0,
             function=lambda scored: 2 * _auc(scored) - 1),
     Measure(name="balanced_accuracy", title="balanced accuracy", share=True, decides=True,
             function=_balanced),
     Measure(name="f1", title="F1", decides=True, function=_f1),
-    Measure(name="brier", title="Brier score", higher_is_better=False, function=_brier),
-    Measure(name="log_loss", title="log loss", higher_is_better=False, function=_log_loss),
-    Measure(name="r2", title="R2", tasks=_NUMBERS,
+    Measure(name="brier", title="Brier score", higher_is_better=False, most=2.0, function=_brier),
+    Measure(name="log_loss", title="log loss", higher_is_better=False, most=math.inf,
+            function=_log_loss),
+    Measure(name="r2", title="R2", tasks=_NUMBERS, least=-math.inf,
             function=lambda scored: _metrics().r2_score(scored.truth, scored.scores)),
-    Measure(name="mae", title="MAE", tasks=_NUMBERS, higher_is_better=False,
+    Measure(name="mae", title="MAE", tasks=_NUMBERS, higher_is_better=False, most=math.inf,
             function=lambda scored: _metrics().mean_absolute_error(scored.truth, scored.scores)),
-    Measure(name="rmse", title="RMSE", tasks=_NUMBERS, higher_is_better=False,
+    Measure(name="rmse", title="RMSE", tasks=_NUMBERS, higher_is_better=False, most=math.inf,
             function=lambda scored: math.sqrt(
                 _metrics().mean_squared_error(scored.truth, scored.scores))),
 )

@@ -15,20 +15,28 @@ import pandas as pd
 
 from apfed_attacks.headlines import NOT_ATTACKED, expected_directions
 from apfed_experiments.summary import Gain, Interval, Row, holm
-from apfed_experiments.words import epsilon
 from secure_apfed.files import to_csv, write_atomically
+from secure_apfed.promises import epsilon_words
 from secure_apfed.settings.run import RunSettings
 
 Form: TypeAlias = Callable[[Any], str]
 """How a value is written for people."""
 
 
-def within(form: str, *, scale: float = 1.0) -> Form:
-    """Of an interval or a number; `form` is that of one number, and a text stays as it is."""
+def within(
+    form: str, *, scale: float = 1.0, least: float = -math.inf, most: float = math.inf
+) -> Form:
+    """Return how an interval or a number is written; a text stays as it is.
+
+    Args:
+        form: of one number.
+        scale: of what is written.
+        least, most: that the value can be, before the scale; intervals end there.
+    """
 
     def text(value: Interval | float | str) -> str:
         if isinstance(value, Interval):
-            return value.text(scale=scale, form=form)
+            return value.cut(least, most).text(scale=scale, form=form)
         return value if isinstance(value, str) else f"{scale * value:{form}}"
 
     return text
@@ -75,12 +83,27 @@ class Column:
         return {key: self.scale * end for key, end in zip(keys, ends, strict=True)}
 
 
-EPSILON = Column(name="epsilon", title="epsilon", form=epsilon)
+def spent(epsilon: float) -> str:
+    """Return an epsilon that was spent: a figure, or in words that none is promised or needed."""
+    return epsilon_words(epsilon or None)
+
+
+EPSILON = Column(name="epsilon", title="epsilon", form=spent)
 P_HOLM = Column(
     name="p_holm",
     title="p, Holm",
     form=lambda p: "" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.2g}",
 )
+
+
+def share_of_rows(form: str = ".1f") -> Form:
+    """Return how an accuracy is written in per cent."""
+    return within(form, scale=100, least=0.0, most=1.0)
+
+
+def difference_of_shares(form: str = "+.1f") -> Form:
+    """Return how a difference of two accuracies is written in points."""
+    return within(form, scale=100, least=-1.0, most=1.0)
 
 
 def missing_leak(config: RunSettings, kind: str) -> str:
@@ -140,8 +163,17 @@ def table_of(rows: Sequence[Row]) -> Table:
     def text(value: object) -> str:
         return within(".3g")(value) if isinstance(value, Interval | float) else str(value)
 
+    def text_of_epsilon(value: object) -> str:
+        if isinstance(value, Interval) and value.low == value.high:
+            value = value.mean
+        return spent(value) if isinstance(value, float) else text(value)
+
     names = dict.fromkeys(name for row in rows for name in row)
-    return Table([Column(name=name, title=name, form=text) for name in names], rows)
+    columns = [
+        Column(name=name, title=name, form=text_of_epsilon if name == "epsilon" else text)
+        for name in names
+    ]
+    return Table(columns, rows)
 
 
 def plain(value: Any) -> Any:

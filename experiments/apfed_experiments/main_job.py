@@ -22,7 +22,9 @@ from apfed_experiments.columns import (
     Column,
     Table,
     adjust,
+    difference_of_shares,
     missing_leak,
+    share_of_rows,
     within,
     write_text,
 )
@@ -52,6 +54,7 @@ from apfed_experiments.summary import Interval, Row, Summary
 from apfed_experiments.verdict import ComparedLine, describe_comparison
 from secure_apfed.config import Config
 from secure_apfed.data.catalogue import view_count
+from secure_apfed.measures import MEASURES
 from secure_apfed.methods import METHODS
 
 READING = (
@@ -90,9 +93,14 @@ _DIRECTIONS: Mapping[str, tuple[str, str]] = {
 """By key for programs, who reads whose what, and in which metric."""
 
 
+_KINDS = frozenset(kind for kind, _ in _DIRECTIONS.values())
+
+
 def _read(key: str) -> Column:
     """Advantage of the attack of this direction that gained most; a text where none ran."""
-    kind, _ = _DIRECTIONS[key]
+    kind, metric = _DIRECTIONS[key]
+    measure = next(measure for measure in MEASURES.values() if measure.title == metric)
+    width = measure.most - measure.least
 
     def note(row: Row) -> str:
         leak = row["summary"].leakage.get(kind)
@@ -101,7 +109,7 @@ def _read(key: str) -> Column:
     return Column(
         name=key,
         title=kind,
-        form=within(".3f"),
+        form=within(".3f", least=-width, most=width),
         missing=NOT_ATTACKED,
         note=note,
         keys=(key, f"{key}_low", f"{key}_high"),
@@ -111,9 +119,9 @@ def _read(key: str) -> Column:
 COLUMNS = (
     Column(name="method", title="method"),
     Column(name="protection", title="protection"),
-    Column(name="accuracy", title="accuracy %", form=within(".1f", scale=100),
+    Column(name="accuracy", title="accuracy %", form=share_of_rows(),
            keys=("accuracy", "accuracy_low", "accuracy_high")),
-    Column(name="gain", title="gain, points", form=within("+.1f", scale=100),
+    Column(name="gain", title="gain, points", form=difference_of_shares(),
            keys=("gain", "gain_low", "gain_high")),
     P_HOLM,
     Column(name="bytes", title="bytes", form=lambda sent: f"{sent / 1e6:.1f} MB" if sent else "0"),
@@ -220,7 +228,11 @@ def lines_of(table: Table) -> list[ComparedLine]:
     """Return the lines of a comparison as its verdict needs them, one for each method."""
     found = []
     for row in table.rows:
-        leaks = {kind: row[key] for key, (kind, _) in _DIRECTIONS.items() if row[key] is not None}
+        leaks = {
+            kind: leak.cut_advantage
+            for kind, leak in row["summary"].leakage.items()
+            if kind in _KINDS
+        }
         config = row["config"]
         found.append(
             ComparedLine(

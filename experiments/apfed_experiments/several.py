@@ -15,7 +15,7 @@ from apfed_experiments.columns import missing_leak, write_text
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.solo import RANKINGS
 from apfed_experiments.study import Figures, OnDone, Point, Study, figures_of
-from apfed_experiments.summary import Gain, Interval, Summary, accuracy_of
+from apfed_experiments.summary import Gain, Interval, Summary, accuracy_of, cut_difference
 from apfed_experiments.verdict import describe_seeds
 from secure_apfed.config import Config
 from secure_apfed.files import to_json
@@ -86,7 +86,8 @@ class SeveralSeeds:
         for ranked in self.ranked:
             title, gained = MEASURES[ranked.measure].title, ""
             if ranked.gain is not None:
-                gained = f"; {ranked.gain.text(form='+.3f')} over the same baseline"
+                gain = cut_difference(ranked.gain, ranked.measure)
+                gained = f"; {gain.text(form='+.3f')} over the same baseline"
             rows.append((title, _text(MEASURES[ranked.measure], ranked.reached) + gained))
         if self.rankings:
             counts = [of.positives for of in self.rankings.values()]
@@ -98,7 +99,7 @@ class SeveralSeeds:
         largest = epsilon_words(found.epsilon_of(self.config.method) or None)
         rows.append(("largest epsilon", largest))
         rows += [
-            (kind, f"{leak.advantage.text(form='+.3f')} ({leak.name})")
+            (kind, f"{leak.cut_advantage.text(form='+.3f')} ({leak.name})")
             for kind, leak in found.leakage.items()
         ]
         rows += self.not_attacked.items()
@@ -171,7 +172,7 @@ def run_seeds(
 
 def _text(measure: Measure, of: Interval) -> str:
     form = {"scale": 100.0, "form": ".2f"} if measure.share else {"form": ".4f"}
-    return of.text(**form) + (" %" if measure.share else "")
+    return of.cut(measure.least, measure.most).text(**form) + (" %" if measure.share else "")
 
 
 def _ranked(name: str, runs: list[FinishedRun], gain: Gain | None, shared: float) -> Ranked | None:

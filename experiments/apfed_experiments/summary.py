@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -88,6 +88,10 @@ class Interval:
         arms = 2 * abs(self.mean) / (self.high - self.low)
         return float(2 * t.sf(arms * t.ppf((1 + _CONFIDENCE) / 2, seeds - 1), seeds - 1))
 
+    def cut(self, least: float, most: float) -> "Interval":
+        """Return the interval without what the value cannot be, below `least` or above `most`."""
+        return replace(self, low=max(self.low, least), high=min(self.high, most))
+
     def text(self, *, scale: float = 1.0, form: str = ".1f") -> str:
         """Such as "95.2 [94.8, 95.6]"; `form` is that of one number."""
         mean, low, high = (f"{scale * value:{form}}" for value in (self.mean, self.low, self.high))
@@ -107,10 +111,21 @@ class Interval:
         """
         if math.isnan(self.low):
             return [[0.0], [0.0]]
+        ends = self.cut(least, most)
         # Ends of equal values may lie on the wrong side of their mean by a rounding.
-        below = self.mean - max(self.low, least)
-        above = min(self.high, most) - self.mean
+        below = self.mean - ends.low
+        above = ends.high - self.mean
         return [[scale * max(0.0, below)], [scale * max(0.0, above)]]
+
+
+def cut_difference(interval: Interval, metric: str) -> Interval:
+    """Return an interval of differences of a metric, cut at the most that two values differ by.
+
+    A metric that is no measure of `secure_apfed.measures` has no bounds here.
+    """
+    measure = MEASURES.get(metric)
+    width = math.inf if measure is None else measure.most - measure.least
+    return interval.cut(-width, width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +156,11 @@ class Leakage:
             score=float(rows["score"].mean()), baseline=float(rows["baseline"].mean()),
             missing="" if len(rows) == seeds else f"{len(rows)} of {seeds} seeds",
         )  # fmt: skip
+
+    @property
+    def cut_advantage(self) -> Interval:
+        """The advantage as it is shown, cut at the most that two values of the metric differ by."""
+        return cut_difference(self.advantage, self.metric)
 
     @property
     def name(self) -> str:
@@ -213,6 +233,7 @@ class Gain:
     def text(self, gain: Interval) -> str:
         """A gain with its unit: points of a share, else of the measure as it is."""
         measure = MEASURES[self.measure]
+        gain = cut_difference(gain, self.measure)
         if measure.share:
             return f"{gain.text(scale=100, form='+.1f')} points"
         return f"{gain.text(form='+.3f')} {measure.title}"

@@ -28,8 +28,11 @@ from apfed_experiments.columns import (
     Column,
     Table,
     adjust,
+    difference_of_shares,
     missing_leak,
+    share_of_rows,
     shown,
+    spent,
     stored,
     within,
     write_text,
@@ -40,7 +43,6 @@ from apfed_experiments.report.page import write_page
 from apfed_experiments.study import Failure, OnDone, Point, Results, Study
 from apfed_experiments.summary import Interval, Leakage, Row, Summary
 from apfed_experiments.verdict import ComparedLine, describe_comparison
-from apfed_experiments.words import epsilon
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text, load_settings_text
 from secure_apfed.config.plain_yaml import read_text, yaml_value
@@ -48,7 +50,7 @@ from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.files import make_private, to_json
 from secure_apfed.measures import ACCURACY
 from secure_apfed.names import RunName
-from secure_apfed.promises import describe_epsilon
+from secure_apfed.promises import describe_epsilon, epsilon_words
 from secure_apfed.settings import Settings
 
 Reference: TypeAlias = Literal["single_view", "centralised", "tvfl"]
@@ -315,7 +317,7 @@ def _leak(target: str, title: str, form: Callable[[Leakage], str], missing: str)
 
 
 _DEFENCE = shown("label", "defence")
-_SPENT = shown("epsilon", "ε_x", epsilon)
+_SPENT = shown("epsilon", "ε_x", spent)
 _RELEASES = shown("releases", "T")
 _DCS = shown("dcs_baseline", "dcs_baseline", within(".3f"), missing="-")
 
@@ -349,18 +351,18 @@ class Board:
     def table(self) -> Table:
         leaks = [
             _leak(target, f"advantage, {target}",
-                  lambda leak: f"{leak.advantage.text(form='.3f')} {leak.name}", NOT_ATTACKED)
+                  lambda leak: f"{leak.cut_advantage.text(form='.3f')} {leak.name}", NOT_ATTACKED)
             for target in self.targets
         ]  # fmt: skip
-        gain = within("+.1f", scale=100)
+        gain = difference_of_shares()
         columns = (
             _DEFENCE,
-            shown("accuracy", "accuracy %", within(".1f", scale=100)),
+            shown("accuracy", "accuracy %", share_of_rows()),
             shown("gain", "gain, points", lambda of: gain(of.over_chosen), missing="-"),
             replace(P_HOLM, keys=()),
             *leaks,
             _SPENT,
-            shown("epsilon_y", "ε_y", epsilon),
+            shown("epsilon_y", "ε_y", epsilon_words),
             _RELEASES,
             _DCS,
             shown("dcs_vflair", "dcs_vflair", within(".3f"), missing="-"),
@@ -524,7 +526,7 @@ def run_tradeoff(
             epsilon=row["epsilon"],
             wire_bytes=row["wire_bytes"],
             gain=None if row["gain"] is None else row["gain"].over_chosen,
-            leaks={kind: leak.advantage for kind, leak in row["leakage"].items()},
+            leaks={kind: leak.cut_advantage for kind, leak in row["leakage"].items()},
             missing={
                 kind: missing_leak(row["point"].config, kind)
                 for kind in board.targets

@@ -236,7 +236,7 @@ def describe_seeds(found: "SeveralSeeds") -> tuple[VerdictLine, ...]:
     else:
         worth = "Not known: what the active would do alone was not measured on the same rows."
     read = [
-        f"{kind} {leak.advantage.text(form='+.3f')}, {words.plain(leak.metric)} by {leak.name}"
+        f"{kind} {leak.cut_advantage.text(form='+.3f')}, {words.plain(leak.metric)} by {leak.name}"
         for kind, leak in summary.leakage.items()
     ]
     missing = [f"{kind}: {why}" for kind, why in found.not_attacked.items()]
@@ -318,7 +318,7 @@ def _describe_gains(lines: Sequence[ComparedLine]) -> str:
     parts = [f"Help paid {over} in {_count(len(paid), len(told))}"]
     if paid:
         name, gain = max(paid, key=lambda item: item[1].mean)
-        parts[0] += f", most in {name}: {gain.text(scale=100, form='+.1f')} points"
+        parts[0] += f", most in {name}: {gain.cut(-1.0, 1.0).text(scale=100, form='+.1f')} points"
     parts[0] += "."
     if cost:
         parts.append(f"It cost in {_list(cost)}.")

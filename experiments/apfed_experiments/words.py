@@ -12,7 +12,7 @@ _STEPS = ("B", "kB", "MB", "GB", "TB")
 
 
 def number(value: float, digits: int = 3) -> str:
-    return epsilon(value) if math.isinf(value) else _SHORT.sub(r"e\1", f"{value:.{digits}g}")
+    return "\u221e" if math.isinf(value) else _SHORT.sub(r"e\1", f"{value:.{digits}g}")
 
 
 def count(value: int) -> str:
@@ -46,14 +46,6 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes}\u202fmin {rest}\u202fs"
     return f"{minutes // 60}\u202fh {minutes % 60}\u202fmin"
-
-
-def epsilon(value: float) -> str:
-    return "\u221e" if math.isinf(value) else f"{value:.3g}"
-
-
-def model_epsilon(value: float) -> str:
-    return "not claimed" if math.isinf(value) else epsilon(value)
 
 
 def plain(key: str) -> str:

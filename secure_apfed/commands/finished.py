@@ -220,6 +220,8 @@ def _show_result(
             ("best alone", solo.describe_best()),
             ("gain", solo.describe_gain(finished.gain)),
         ]
+    if result.help is not None:
+        rows.append(("votes", str(result.help)))
     several = f" in {result.sessions} sessions" if result.sessions > 1 else ""
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB{several}"))
     figure = config.method.figure

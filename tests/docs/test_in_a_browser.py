@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from apfed_experiments.drawing import Picture, drawing
 from apfed_experiments.report import write_report
 from apfed_experiments.report.page import write_page, write_runs_page
 from apfed_experiments.run_list import list_runs
@@ -37,6 +38,10 @@ SKIPPED = """() => [...document.querySelectorAll("h1, h2, h3, h4, h5")].map(e =>
 # Boxes of tables that hide what is wider than they are: a last column.
 CUT = """() => [...document.querySelectorAll(".wide")]
     .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1)
+    .map(e => e.textContent.trim().slice(0, 80))"""
+# Pictures that are wider than their frame, where this does not scroll by itself.
+OUTSIDE = """() => [...document.querySelectorAll("figure")]
+    .filter(e => e.scrollWidth > e.clientWidth + 1 && !e.matches(".broad"))
     .map(e => e.textContent.trim().slice(0, 80))"""
 SIDEWAYS = "() => document.documentElement.scrollWidth - window.innerWidth"
 # Contrast of a page's own text, by WCAG 2: (lighter + .05) / (darker + .05).
@@ -77,9 +82,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     site = built_site(tmp_path_factory.mktemp("site"))
     header = ("a line of a study", *(f"advantage, active reads features {at}" for at in range(11)))
     cells = ("apfed_c, a defence at a strength", *["+0.123 [-0.045, +0.291] model_completion"] * 11)
+    with drawing(runs / "picture.png", (12.0, 4.0)) as figure:
+        figure.subplots()
+    picture = Picture(path=runs / "picture.png", title="A study", caption="What it shows.")
     write_page(
         runs, "tradeoff.html.jinja", title="Study", header=header, rows=[cells], lines=[],
-        pictures=[], reading="", reports=[], failures=[],
+        pictures=[picture], reading="", reports=[], failures=[],
     )  # fmt: skip
     return {
         "study": runs / "index.html", "report": report, "list": listed,
@@ -134,6 +142,17 @@ def test_no_table_hides_its_last_column(
     with opened(browser, pages[name], viewport=size) as (page, _, _):
         assert page.locator(".wide").count()
         assert page.evaluate(CUT) == []
+        assert page.evaluate(SIDEWAYS) <= 0
+
+
+@pytest.mark.parametrize("width", [PHONE, DESK])
+@pytest.mark.parametrize("name", ["report", "study"])
+def test_pictures_fit_the_page_or_scroll_in_a_frame_of_their_own(
+    name: str, width: int, browser: "Browser", pages: dict[str, Path]
+) -> None:
+    with opened(browser, pages[name], viewport={"width": width, "height": 900}) as (page, _, _):
+        assert page.locator("figure").count()
+        assert page.evaluate(OUTSIDE) == []
         assert page.evaluate(SIDEWAYS) <= 0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apfed_attacks.interface import AttackResult
-from apfed_experiments.drawing import draw_epsilons, draw_line
+from apfed_experiments.drawing import Picture, draw_epsilons, draw_line, drawing
 from apfed_experiments.report import pictures, read_run
+from apfed_experiments.report.page import _environment
 from apfed_experiments.summary import Interval
 from apfed_experiments.tradeoff import describe_protection
+from secure_apfed.runs.outcome import Calibration
 from tests.experiments.run_folder import attacked, config_of, write_run
 
 
@@ -119,6 +122,59 @@ def test_without_any_curve_the_loss_stands_alone(tmp_path: Path) -> None:
     drawn = pictures._learning(run)
     assert drawn is not None
     assert len(drawn[0].axes) == 1
+
+
+SHOW_PICTURE = '{% from "parts.html.jinja" import figure %}{{ figure(picture) }}'
+
+
+# What ends a training, and what the caption says of the last point.
+FINISHES: dict[str, tuple[dict[str, Any], str]] = {
+    "nothing": ({}, ""),
+    "calibrated": (
+        {"calibration": Calibration(rate=0.1, slope=2.0, offset=0.5)},
+        "The last point is of the finished model, whose probabilities are calibrated.",
+    ),
+    "threshold": (
+        {"threshold": 0.25},
+        "The last point is of the finished model, which decides at 0.25.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FINISHES)
+def test_a_caption_says_why_the_last_point_of_a_curve_leaps(case: str, tmp_path: Path) -> None:
+    fields, expected = FINISHES[case]
+    run = run_of(tmp_path, {"tvfl": 0.9}, {"tvfl": 6})
+    outcome = run.outcome.model_copy(update=fields)
+    drawn = pictures._learning(replace(run, outcome=outcome))
+    assert drawn is not None
+    assert ("The last point" in drawn[1]) == bool(expected)
+    assert expected in drawn[1]
+
+
+def test_curves_stand_below_each_other_and_fit_a_phone(tmp_path: Path) -> None:
+    run = run_of(tmp_path, {"tvfl": 0.9}, {"tvfl": 6})
+    made = {one.title: one for one in pictures.write_pictures(run, tmp_path / "run" / "pictures")}
+    drawn = pictures._learning(run)
+    assert drawn is not None
+    boxes = [axes.get_position() for axes in drawn[0].axes]
+    assert [round(box.x0, 6) for box in boxes] == [round(boxes[0].x0, 6)] * 2
+    assert boxes[0].y0 > boxes[1].y1
+    assert not made["Learning"].is_broad
+
+
+@pytest.mark.parametrize(("inches", "width", "is_broad"), [(4.6, 442, False), (12.0, 1152, True)])
+def test_a_page_shows_a_picture_as_wide_as_its_letters_need(
+    inches: float, width: int, is_broad: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "picture.png"
+    with drawing(path, (inches, 1.0)) as figure:
+        figure.subplots()
+    picture = Picture(path=path, title="A title", caption="What it shows.")
+    assert (picture.width, picture.is_broad) == (width, is_broad)
+    page = _environment().from_string(SHOW_PICTURE).render(picture=picture)
+    assert ('class="broad"' in page) == is_broad
+    assert f'width="{width}"' in page
 
 
 def test_attacks_are_drawn_with_their_variant() -> None:

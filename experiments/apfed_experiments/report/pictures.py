@@ -31,6 +31,7 @@ from apfed_experiments.words import attack_title, plain, signed
 from secure_apfed.files import own_subfolder
 from secure_apfed.intervals import proportion_interval
 from secure_apfed.measures import Measure, calibration_curve
+from secure_apfed.runs.outcome import Outcome
 
 _WIDTH = 8.0
 # Inches of one panel of curves, and of what stands around it.
@@ -110,9 +111,21 @@ def _learning(run: ReportedRun) -> Drawn:
     figure.subplots_adjust(hspace=(_ABOVE + _UNDER) / _CURVE_HEIGHT)
     set_margins(figure, left=_CURVE_LEFT, right=beside, bottom=_UNDER, top=_ABOVE)
     caption = f"The active's {', and its '.join(parts)}."
+    if curves and (finish := _describe_finish(run.outcome)):
+        caption += f" The last point is of the finished model, {finish}."
     if left_out := [run.title_of(name) for name in run.outcome.accuracy if name not in curves]:
         caption += f" Measured once, and so no curve: {'; '.join(left_out)}."
     return figure, caption
+
+
+def _describe_finish(outcome: Outcome) -> str:
+    """Say what the finished model has that it lacked while it was trained; empty: nothing."""
+    parts = []
+    if outcome.calibration is not None:
+        parts.append("whose probabilities are calibrated")
+    if outcome.threshold is not None:
+        parts.append(f"which decides at {outcome.threshold:.3g}")
+    return " and ".join(parts)
 
 
 def _curves_of(run: ReportedRun) -> dict[str, list[tuple[int, float]]]:

@@ -213,7 +213,7 @@ class Board:
         measured = (
             shown("here", "here", with_sd),
             shown(
-                "limits", "95 % interval", lambda ends: " to ".join(f"{end:{form}}" for end in ends)
+                "limits", "95 % interval", lambda ends: _describe_limits(ends, self.table)
             ),
             shown("seeds", "seeds", lambda many: str(many or "")),
             shown("printed", "paper", with_sd, missing="-"),
@@ -345,6 +345,15 @@ def _draw(path: Path, board: Board) -> None:
 def _find_most(table: PaperTable) -> float:
     """Return the largest value that a figure of this unit can have; infinite where none is."""
     return 100.0 if "%" in table.unit or "per cent" in table.unit else math.inf
+
+
+def _describe_limits(ends: tuple[float, float], table: PaperTable) -> str:
+    """Return the ends of an interval without what a share of rows cannot be."""
+    low, high = ends
+    most = _find_most(table)
+    if math.isfinite(most) and high >= 0:
+        low = max(low, 0.0)
+    return f"{low:{table.form}} to {min(high, most):{table.form}}"
 
 
 def _dots(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:

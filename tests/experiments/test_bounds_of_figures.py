@@ -1,0 +1,144 @@
+"""What tables show: no interval beyond what a figure can be, and no epsilon by a bare sign."""
+
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apfed_experiments import gains, main_job
+from apfed_experiments.columns import Column, share_of_rows, table_of
+from apfed_experiments.several import _text
+from apfed_experiments.summary import Interval, Leakage, cut_difference
+from apfed_experiments.tables.table import PaperTable, _describe_limits
+from apfed_experiments.tradeoff import _SPENT
+from secure_apfed.measures import MEASURES, Measure, Scored, names_of
+
+ENDS = re.compile(r"\[([^,]*), ([^\]]*)\]|(\S+) to (\S+)")
+WIDE = Interval(0.98, -9.0, 9.0)
+
+
+def ends_of(text: str) -> tuple[float, float]:
+    found = ENDS.search(text)
+    assert found is not None, text
+    low, high = (float(end) for end in found.groups() if end is not None)
+    return low, high
+
+
+def leak_of(metric: str) -> Leakage:
+    return Leakage(
+        target="t", attack="a", metric=metric, advantage=WIDE, score=1.0, baseline=0.0, missing=""
+    )
+
+
+def paper_table(unit: str) -> PaperTable:
+    return PaperTable(
+        name="t",
+        source="",
+        title="",
+        unit=unit,
+        reading="",
+        leaves_out="",
+        hours=0.0,
+        size=lambda full: pytest.fail("no line is asked for"),
+    )
+
+
+def column_of(name: str) -> Column:
+    return next(column for column in main_job.COLUMNS if column.name == name)
+
+
+def write_seeds(measure: Measure) -> str:
+    return _text(measure, WIDE)
+
+
+def scale_of(measure: Measure) -> int:
+    return 100 if measure.share else 1
+
+
+# By table, how it writes an interval that is too wide, and the ends that it may show.
+SHOWN: dict[str, tuple[Callable[[], str], float, float]] = {
+    "accuracies of studies": (partial(share_of_rows(), WIDE), 0.0, 100.0),
+    "accuracies of the main job": (partial(column_of("accuracy").form, WIDE), 0.0, 100.0),
+    "gains of the main job": (partial(column_of("gain").form, WIDE), -100.0, 100.0),
+    "labels read in the main job": (partial(column_of("labels").form, WIDE), -1.0, 1.0),
+    "advantages in balanced accuracy": (leak_of("balanced_accuracy").cut_advantage.text, -1.0, 1.0),
+    "advantages in AUC": (leak_of("auc").cut_advantage.text, -1.0, 1.0),
+    "gains in Gini": (cut_difference(WIDE, "gini").text, -2.0, 2.0),
+    "papers' tables in per cent": (
+        partial(_describe_limits, (-30.0, 130.0), paper_table("test accuracy, per cent")),
+        0.0,
+        100.0,
+    ),
+    **{
+        f"several seeds, {measure.name}": (
+            partial(write_seeds, measure),
+            scale_of(measure) * measure.least,
+            scale_of(measure) * measure.most,
+        )
+        for measure in MEASURES.values()
+    },
+}
+
+
+@pytest.mark.parametrize("table", SHOWN)
+def test_no_interval_passes_what_the_figure_can_be(table: str) -> None:
+    write, least, most = SHOWN[table]
+    low, high = ends_of(write())
+    assert least <= low <= high <= most
+
+
+def test_what_has_no_bounds_keeps_its_interval() -> None:
+    assert leak_of("r2").cut_advantage == WIDE
+    assert cut_difference(WIDE, "a metric of somebody's") == WIDE
+    assert Interval(0.5, math.nan, math.nan).cut(0.0, 1.0).text() == "0.5"
+    assert _describe_limits((-3.0, 130.0), paper_table("points of accuracy")) == "-3.00 to 130.00"
+
+
+def test_an_interval_within_its_bounds_stays_as_it_is() -> None:
+    assert share_of_rows()(Interval(0.478, 0.399, 0.556)) == "47.8 [39.9, 55.6]"
+
+
+def scored_rows(task: str, draw: np.random.Generator) -> Scored:
+    """Return rows that a model says something extreme, or anything, of."""
+    if task == "regression":
+        return Scored(truth=draw.normal(size=9), scores=100 * draw.normal(size=9))
+    sure_BK = np.eye(2)[draw.integers(0, 2, 9)]
+    truth = np.array([0, 1, *draw.integers(0, 2, 7)])
+    return Scored.of_classes(truth, sure_BK)
+
+
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=lambda measure: measure.name)
+def test_the_bounds_of_a_measure_hold(measure: Measure) -> None:
+    draw = np.random.default_rng(3)
+    for task in measure.tasks:
+        assert measure.name in names_of(task)
+        values = [measure.of(scored_rows(task, draw)) for _ in range(20)]
+        assert all(measure.least <= value <= measure.most for value in values)
+
+
+EPSILON_COLUMNS: dict[str, Column] = {
+    "main job": next(one for one in main_job.COLUMNS if one.name == "epsilon"),
+    "gains": next(one for one in gains.COLUMNS if one.name == "epsilon"),
+    "trade-off": _SPENT,
+}
+WORDS = [(0.0, "nothing is sent"), (math.inf, "no guarantee"), (4.0, "4")]
+
+
+@pytest.mark.parametrize("table", EPSILON_COLUMNS)
+@pytest.mark.parametrize(("epsilon", "expected"), WORDS)
+def test_an_epsilon_that_is_no_figure_is_said_in_words(
+    table: str, epsilon: float, expected: str
+) -> None:
+    column = EPSILON_COLUMNS[table]
+    assert column.cell({column.name: epsilon}) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [*WORDS, (Interval(math.inf, math.inf, math.inf), "no guarantee")]
+)
+def test_tables_of_all_that_occurs_say_it_too(value: Any, expected: str) -> None:
+    assert table_of([{"epsilon": value}]).cells == [(expected,)]
