@@ -6,6 +6,7 @@ gathers the faults of a table, or of several, until everything that can be read 
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -63,11 +64,27 @@ class TableError(DataError):
         super().__init__("\n".join(lines))
 
     @property
+    def lines(self) -> list[SettingLine]:
+        """The proposed settings of all faults, of each fault those of its first remedy."""
+        return [line for fault in self.faults for remedy in fault.remedies[:1] for line in remedy]
+
+    @property
     def settings(self) -> str:
         """The proposed settings of all faults as YAML, to paste into the run's file."""
-        return format_settings(
-            [line for fault in self.faults for remedy in fault.remedies[:1] for line in remedy]
-        )
+        return format_settings(self.lines)
+
+    @property
+    def remedy(self) -> tuple[str, str]:
+        """What to do with the proposed settings, and these as they are pasted."""
+        return describe_pasting("the run's file"), self.settings
+
+
+class JoinedTableError(TableError):
+    """A table cannot be used by a party that joins, which has no file of the run yet."""
+
+    @property
+    def remedy(self) -> tuple[str, str]:
+        return "Or join with these options, too:", format_options(self.lines)
 
 
 class FaultList:
@@ -126,19 +143,40 @@ class Advice:
         return SettingLine(("data", "parties", self.party, key), value, remark)
 
 
+def describe_pasting(file: str) -> str:
+    """Say where proposed settings are pasted."""
+    return (
+        f"Or add these lines below the same keys of {file} (inside the braces, where it has these "
+        "keys in braces):"
+    )
+
+
 def describe_remedies(remedies: Sequence[Remedy]) -> str:
     """Say the remedies in words, as "A and B, or C"."""
     return ", or ".join(" and ".join(map(str, remedy)) for remedy in remedies)
 
 
-def format_settings(lines: Sequence[SettingLine]) -> str:
-    """Return YAML in which lists of one key are united; of other values the first one counts."""
+def _unite(lines: Sequence[SettingLine]) -> dict[tuple[str, ...], Any]:
+    """Return values by path; lists of one path are united, of other values the first counts."""
     values = dict[tuple[str, ...], Any]()
-    remarks = dict[tuple[str, ...], str]()
     for line in lines:
         known = values.setdefault(line.path, line.value)
         if isinstance(known, tuple) and isinstance(line.value, tuple):
             values[line.path] = tuple(dict.fromkeys((*known, *line.value)))
+    return values
+
+
+def format_options(lines: Sequence[SettingLine]) -> str:
+    """Return the settings as options of a command line, a line each, quoted for a shell."""
+    settings = [f"{'.'.join(path)}={format_value(value)}" for path, value in _unite(lines).items()]
+    return " \\\n".join(f"--set {shlex.quote(setting)}" for setting in settings)
+
+
+def format_settings(lines: Sequence[SettingLine]) -> str:
+    """Return YAML in which lists of one key are united; of other values the first one counts."""
+    values = _unite(lines)
+    remarks = dict[tuple[str, ...], str]()
+    for line in lines:
         if line.remark:
             remarks.setdefault(line.path, line.remark)
     written = list[str]()

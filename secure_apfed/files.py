@@ -63,6 +63,16 @@ def _why_missing(folder: Path) -> str:
     return "the folder is not complete, restore it from a copy"
 
 
+def describe_missing(path: Path) -> str:
+    """Say that there is no such file, and for a relative path where it was looked for."""
+    if path.is_absolute():
+        return f"there is no file {path}; check the path"
+    return (
+        f"there is no file {path} in {Path.cwd()}, where this command runs; check the path, or "
+        "give it from / on, which holds everywhere"
+    )
+
+
 def open_plain(path: Path) -> BufferedReader:
     """Open a file that is no pipe, device or folder."""
     try:

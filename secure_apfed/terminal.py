@@ -75,7 +75,7 @@ def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
     """Print one panel on stderr, or one JSON object on stdout; with `debug` the traceback too."""
     if debug and failure.cause is not None:
         sys.stderr.write(_printable("".join(traceback.format_exception(failure.cause))))
-    faults, settings = _faults_of(failure.cause)
+    faults, settings, remedy = _faults_of(failure.cause)
     if as_json:
         error: dict[str, Any] = {
             "kind": failure.kind, "exit_code": failure.code, "message": failure.message,
@@ -92,22 +92,23 @@ def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
     )
     Console(stderr=True).print(panel)
     if settings:
-        show_settings(settings, stderr=True)
+        show_remedy(*remedy, stderr=True)
 
 
-def _faults_of(error: Exception | None) -> tuple[list[str], str]:
-    """Return the faults of tables that an error holds, and the settings that mend them, as YAML."""
+def _faults_of(error: Exception | None) -> tuple[list[str], str, tuple[str, str]]:
+    """Return the faults of tables that an error holds, the settings that mend them as YAML, and
+    what to do with these in the command that failed.
+    """
     if not isinstance(error, TableError):
-        return [], ""
-    return [fault.message for fault in error.faults], error.settings
+        return [], "", ("", "")
+    return [fault.message for fault in error.faults], error.settings, error.remedy
 
 
-def show_settings(settings: str, *, stderr: bool = False) -> None:
-    """Print settings as YAML without a border, so that they can be copied."""
+def show_remedy(what_to_do: str, text: str, *, stderr: bool = False) -> None:
+    """Print settings without a border, so that they can be copied."""
     console = _console(stderr=stderr)
-    title = "\nOr add these lines below the same keys of the run's file:"
-    console.print(Text(_printable(title), style="bold"))
-    console.print(Text(_printable(settings)), soft_wrap=True)
+    console.print(Text(_printable(f"\n{what_to_do}"), style="bold"))
+    console.print(Text(_printable(text)), soft_wrap=True)
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -134,9 +134,10 @@ class IdFile:
         try:
             yield
         except FileNotFoundError as error:
-            raise DataError(
-                f"{self._party}: there is no file {self._called}; check the path"
-            ) from error
+            from secure_apfed.files import describe_missing
+
+            missing = describe_missing(Path(self._called))
+            raise DataError(f"{self._party}: {missing}") from error
         except (OSError, ArrowException, KeyError) as error:
             raise DataError(
                 f"{self._party}: the columns {', '.join(self._columns)} of {self._called} cannot "

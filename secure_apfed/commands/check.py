@@ -25,6 +25,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import progress, terminal
 from secure_apfed.commands import AsJson, Finding, State
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
+from secure_apfed.faults import describe_pasting
 
 if TYPE_CHECKING:
     from secure_apfed.data import OwnData
@@ -67,7 +68,7 @@ def check(
         rows = [(_MARKS[each.state], each.name, each.value) for each in findings]
         terminal.show_rows(title, ("", "what", "found"), rows)
         if checks.settings:
-            terminal.show_settings(checks.settings)
+            terminal.show_remedy(describe_pasting(str(checks.file.config)), checks.settings)
     if checks.code:
         raise typer.Exit(checks.code)
 

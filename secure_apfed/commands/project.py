@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,6 +18,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed import terminal
 from secure_apfed.commands import AsJson, ConfigFile, Overrides
 from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.faults import JoinedTableError, TableError
 
 if TYPE_CHECKING:
     from apfed_experiments.report.who_learns import RunFacts
@@ -33,11 +34,8 @@ project_app = typer.Typer(
 identity_app = typer.Typer(
     no_args_is_help=True, help="Make or show the key pair by which the others know a party."
 )
-_BY_OPTION = {
-    "empty cells in": "or join with --missing mean, or --missing drop",
-    "lacks the columns": "where its IDs are called otherwise, join with --id-column NAME",
-}
-"""What a party that joins says by an option, since it has no file of the run yet."""
+_EMPTY_CELLS = "empty cells in"
+_LACKS_COLUMNS = "lacks the columns"
 _As = Annotated[str, typer.Option("--as", metavar="NAME", help="Which party this is.")]
 _Folder = Annotated[Path | None, typer.Option(help="The party's own; NAME unless given.")]
 _Columns = Annotated[bool, typer.Option("--columns", help="Tell the others the names of columns.")]
@@ -48,6 +46,14 @@ _Together = Annotated[
         help="Parties that one organisation may run although it reads more; may be repeated.",
     ),
 ]  # fmt: skip
+_OwnSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting of its own table, as in data.parties.NAME.numeric=[age]; may be repeated.",
+    ),
+]
 _Certificates = Annotated[
     Path | None,
     typer.Option(help="Folder with certificate.pem, key.pem and ca.pem of its own authority."),
@@ -173,7 +179,8 @@ def join(
     party: _As,
     folder: _Folder = None,
     table: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its own rows, CSV or Parquet.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Its own rows: CSV, Parquet or Arrow, or several files."),
     ] = None,
     id_column: Annotated[
         str | None, typer.Option(help="Where IDs stand in it, if not where the others' do.")
@@ -189,6 +196,7 @@ def join(
     ] = None,
     certificates: _Certificates = None,
     together: _Together = None,
+    own_settings: _OwnSettings = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer a proposal, or take over the sealed project: the file says which of the two it is."""
@@ -210,15 +218,28 @@ def join(
         proposal = project.answer(
             file, party, home, columns=columns, certificates=certificates,
             table={key: value for key, value in own.items() if value is not None},
-            together=_groups(together or ()),
+            together=_groups(together or ()), settings=own_settings or (),
             show=partial(_tell, party=party, as_json=as_json),
         )  # fmt: skip
+    except TableError as error:
+        faults = [replace(fault, message=_advise(fault.message)) for fault in error.faults]
+        raise JoinedTableError(faults) from error
     except DataError as error:
-        hints = [hint for what, hint in _BY_OPTION.items() if what in str(error)]
-        raise DataError("; ".join([str(error).partition(", or train with")[0], *hints])) from error
+        raise DataError(_advise(str(error))) from error
     if not as_json:
         made, settings = home / project.ANSWER.format(party), home / project.RUN
         typer.echo(f"\nTo take part, send {made} to {proposal.party}. Settings: {settings}.")
+
+
+def _advise(message: str) -> str:
+    """Say by options what a message says by the run's file, which a party that joins has not."""
+    message = message.replace(" in the run's file", "")
+    if _EMPTY_CELLS in message:
+        message = message.partition(", or train with")[0]
+        return f"{message}; or join with --missing mean, or --missing drop"
+    if _LACKS_COLUMNS in message:
+        return f"{message}; where its IDs are called otherwise, join with --id-column NAME"
+    return message
 
 
 def _compare(words: str, file: Path, organiser: "Sealed | Proposal") -> None:

@@ -42,7 +42,7 @@ from apfed_protocols.date_formats import read_date
 from apfed_protocols.ids import EMPTY
 from secure_apfed.errors import DataError
 from secure_apfed.faults import Advice, Fault, FaultList, Remedy, describe_remedies
-from secure_apfed.files import ARROW, PARQUET
+from secure_apfed.files import ARROW, PARQUET, describe_missing
 from secure_apfed.names import column_name
 from secure_apfed.settings.data import MOST_CATEGORIES
 
@@ -574,7 +574,7 @@ def _readable(path: Path, kind: str, source: str) -> Iterator[None]:
             "every column there, that of row names, too"
         ) from error
     except FileNotFoundError as error:
-        raise DataError(f"{source}: there is no file {path}; check the path") from error
+        raise DataError(f"{source}: {describe_missing(path)}") from error
     except (OSError, EOFError, lzma.LZMAError, ImportError) as error:  # .zst asks for zstandard
         raise DataError(f"{source}: {path} cannot be read ({error})") from error
     except UnicodeDecodeError as error:

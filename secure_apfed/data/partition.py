@@ -63,9 +63,15 @@ def choose_labelled(
     count = round(wanted * len(known)) if wanted < 1 else int(wanted)
     classes = np.unique(labels_T[known])
     if not len(classes) <= count <= len(known):
+        where = f" at {party}" if party else ""
+        remedy = "give some of them a label"
+        if len(known):
+            remedy = (
+                f"say {len(classes)} to {len(known)}, or leave data.labelled out to learn from all"
+            )
         raise DataError(
-            f"data.labelled: {count} labelled rows are wanted{f' at {party}' if party else ''}, at "
-            f"least one for each of {len(classes)} classes; {len(known)} training rows have a label"
+            f"data.labelled: {count} labelled rows are wanted{where}, at least one for each of "
+            f"{len(classes)} classes; {len(known)} training rows have a label: {remedy}"
         )
     drawn = generator(seed, f"labelled {party}" if party else "labelled").permutation(known)
     if choice == "at_random":

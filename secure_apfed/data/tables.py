@@ -380,16 +380,21 @@ def given_table(settings: DataSettings, name: str) -> Path | pyarrow.Table:
     """A path, or what the query of this party tells now."""
     party = (settings.parties or {})[name]
     if party.database is None:
+        if party.file is None:
+            key = f"data.parties.{name}.file"
+            raise ConfigError(
+                f"{key} is not set here, so only {name} can read its table: add --set {key}=FILE, "
+                f"set it in the run's file, or run this command at {name}; a forecast without "
+                "others' tables is secure-apfed plan --config PARTY.yaml"
+            )
         return party_path(settings, party.file)
     return query_table(party.database, partial(party_path, settings), party=name)
 
 
-def party_path(settings: DataSettings, file: Path | None) -> Path:
-    if file is None:
-        raise ConfigError(
-            "data.parties: a file is not named here, so that its party alone can read it; name it, "
-            "or let that party do what needs it (secure-apfed plan --config PARTY.yaml needs none)"
-        )
+def party_path(settings: DataSettings, file: Path) -> Path:
+    """Return where a file of a party's table lies; relative paths start at `data.folder`, or else
+    at the working directory.
+    """
     return (settings.folder or Path()).expanduser() / file.expanduser()
 
 

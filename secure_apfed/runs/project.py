@@ -434,7 +434,7 @@ def propose(
 def answer(
     path: Path, party: str, folder: Path, *, table: Mapping[str, Any] | None = None,
     certificates: Path | None = None, columns: bool = False, show: Show = lambda *_: None,
-    together: Sequence[Sequence[str]] = (),
+    together: Sequence[Sequence[str]] = (), settings: Sequence[str] = (),
 ) -> Proposal:  # fmt: skip
     """At a party that takes part: make its folder, keys, settings and answer.
 
@@ -445,9 +445,11 @@ def answer(
         show: is given what is asked before anything is written; what it raises ends this.
         together: groups of parties that this party lets one organisation run, although it reads
             more by that; those that the proposal names are refused without.
+        settings: more of its own table, each as "data.parties.shop.numeric=[age]".
 
     Raises:
-        ConfigError: the proposal lets one organisation run what `together` does not allow.
+        ConfigError: the proposal lets one organisation run what `together` does not allow, or
+            `settings` are of more than the party's own table.
     """
     signed = Signed.read(path)
     proposal = signed.opened(Proposal, path)
@@ -461,9 +463,28 @@ def answer(
             "name that was agreed"
         )
     _entered(folder, party)
-    own = proposal.config(table, party).model_dump(mode="json", exclude_unset=True)
+    config = proposal.config(table, party)
+    if settings:
+        config = _set_own(config, party, settings)
+    own = config.model_dump(mode="json", exclude_unset=True)
     _answer(signed, own, party, folder, certificates=certificates, columns=columns, show=show)
     return proposal
+
+
+def _set_own(config: Config, party: str, settings: Sequence[str]) -> Config:
+    """Return the run with these settings of the party's own table."""
+    if party not in (config.data.parties or {}):
+        raise ConfigError(f"{party} takes part without a table of its own; leave --set out")
+    for setting in settings:
+        if not setting.strip().startswith(f"data.parties.{party}."):
+            raise ConfigError(
+                f"--set {setting}: who joins sets what is of its own table, as "
+                f"data.parties.{party}.numeric=[age]; ask the organiser for another proposal where "
+                "all agree on a setting, and change other settings of your own in "
+                f"{RUN} after joining"
+            )
+    text = as_yaml(config.model_dump(mode="json", exclude_unset=True))
+    return load_config_text(text, source="the proposal's settings", overrides=settings)
 
 
 def _entered(folder: Path, party: str) -> Identity:

@@ -1,6 +1,7 @@
 """Invitations: organisations in folders of their own, what goes between them, and what may not."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -434,6 +435,60 @@ def test_the_commands_show_what_is_asked_and_learnt(
     assert told(capsys, *new)["words"]
     halved = ("project", "new", shop / "run.yaml", "--as", "bank", "--at", "bank")
     assert "expected NAME=VALUE" in told(capsys, *halved, code=2)["error"]["message"]
+
+
+SOME = [at % 17 for at in range(280)]
+# Columns of a table that the shop cannot join with, as its people gave it to it.
+MESSY: dict[str, dict[str, Any]] = {
+    "dates": {"since": [f"{at % 28 + 1:02d}.03.2024" for at in range(280)]},
+    "empty cells": {"visits": [None, *SOME[1:]]},
+    "a stray text": {"visits": ["many", *SOME[1:]]},
+    "many categories": {"street": [f"street {at}" for at in range(280)]},
+    "several": {
+        "since": [f"{at % 28 + 1:02d}.03.2024" for at in range(280)],
+        "visits": [None, "many", *SOME[2:]],
+        "no: 'quotes'": ["x", *SOME[1:]],
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore::secure_apfed.errors.SuspectColumnWarning")
+@pytest.mark.parametrize("case", MESSY)
+def test_who_joins_with_a_messy_table_reads_options_that_mend_it(
+    case: str, here: Organisations, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = here.base / "shop" / "shop.csv"
+    pd.read_csv(file, dtype=str).assign(**MESSY[case]).to_csv(file, index=False)
+    proposal = here.home("bank") / project.PROPOSAL
+    call = ["join", str(proposal), "--as", "shop", "--folder", str(tmp_path / "shop")]
+    call += ["--table", str(file)]
+    capsys.readouterr()
+    assert execute(call) == 3
+    said = capsys.readouterr().err
+    assert "Or join with these options, too:" in said
+    assert "run's file" not in said
+    options = said[said.index("\n--set ") :].replace("\\\n", " ")
+    assert execute([*call, *shlex.split(options)]) == 0
+    assert "To take part, send " in capsys.readouterr().out
+    settings = parse_yaml((tmp_path / "shop" / project.RUN).read_text(), "run.yaml")[0]
+    assert {"file", "missing"} & set(settings["data"]["parties"]["shop"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("train.epochs=3", "who joins sets what is of its own table"),
+        ("data.parties.bank.missing=mean", "data.parties.shop.numeric"),
+        ("data.missing=mean", "ask the organiser for another proposal"),
+    ],
+)
+def test_who_joins_sets_nothing_but_what_is_of_its_table(
+    setting: str, why: str, here: Organisations, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        project.answer(
+            here.home("bank") / project.PROPOSAL, "shop", tmp_path / "shop", settings=[setting]
+        )
 
 
 def test_a_party_is_checked_and_plans_alone(

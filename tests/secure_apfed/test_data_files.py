@@ -38,6 +38,7 @@ from secure_apfed.data.files import (
 )
 from secure_apfed.data.sessions import synthetic_sessions
 from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.files import describe_missing
 from secure_apfed.settings.data import DataSettings
 from tests.memory import traced
 
@@ -386,3 +387,12 @@ def test_synthetic_sessions_differ_in_the_order_of_their_steps() -> None:
 def accuracy(features: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
     scaled = (features - features.mean(0)) / features.std(0)
     return float(cross_val_score(LogisticRegression(), scaled, labels, cv=5).mean())
+
+
+def test_a_missing_file_says_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"there is no file shop.csv in {tmp_path}, where" in describe_missing(Path("shop.csv"))
+    whole = tmp_path / "shop.csv"
+    assert describe_missing(whole) == f"there is no file {whole}; check the path"
