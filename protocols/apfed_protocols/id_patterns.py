@@ -25,8 +25,10 @@ __all__ = [
     "MOST_PATTERNS",
     "count_patterns",
     "describe_patterns",
+    "differ_by_zeros",
     "find_unmatched_patterns",
     "pattern_of",
+    "share_no_id",
     "suggest_rules",
     "suggest_rules_for_patterns",
 ]
@@ -37,10 +39,14 @@ MOST_PATTERNS = 12
 _SAMPLE = 20_000
 _RULES = ("case_fold", "drop_punctuation", "whole_numbers")
 _RUN = re.compile(r"[^\W_]+")
+# A number with zeros before it, behind a name or behind nothing.
+_PADDED = re.compile(r"(?P<name>[^\W\d_]*)(?P<between>[\W_]*)0\d+")
 _WHOLE_NUMBER = re.compile(r"[+-]?0?9(\.0?9)?")
 # Fewer IDs of a pattern say nothing of its share among the common people.
 _FEWEST_IDS = 30
 _MUCH_RARER = 0.25
+# Per cent of the people whose patterns have to be known before others count for nothing.
+_NEARLY_ALL = 90
 
 
 def pattern_of(text: str) -> str:
@@ -118,6 +124,38 @@ def suggest_rules_for_patterns(
     return ()
 
 
+def differ_by_zeros(own: Iterable[str], theirs: Iterable[str], rules: IdNormalisation) -> bool:
+    """Return whether no rule unites the patterns of two parties, but numbers without zeros would.
+
+    Args:
+        own, theirs: patterns that are frequent at each of them.
+        rules: that the parties agreed on already.
+    """
+    own_set = {*own}
+    their_set = {*theirs}
+    if own_set == their_set or suggest_rules_for_patterns(own_set, their_set, rules):
+        return False
+    own_plain = {pattern.replace("09", "9") for pattern in own_set}
+    their_plain = {pattern.replace("09", "9") for pattern in their_set}
+    return own_plain == their_plain or bool(
+        suggest_rules_for_patterns(own_plain, their_plain, rules)
+    )
+
+
+def share_no_id(own: Mapping[str, int], theirs: Mapping[str, int]) -> bool:
+    """Return whether hardly an ID of one party can be one of the other's, by their patterns.
+
+    One ID has one pattern wherever it stands, so IDs of different patterns differ.
+
+    Args:
+        own, theirs: by pattern, its share in whole per cent; rarer ones may be left out.
+    """
+    if any("#" in pattern for pattern in (*own, *theirs)):
+        return False  # of which letters and digits are not known
+    is_known = min(sum(own.values()), sum(theirs.values())) >= _NEARLY_ALL
+    return is_known and not own.keys() & theirs.keys()
+
+
 def find_unmatched_patterns(
     texts: Sequence[str], is_common: Sequence[bool]
 ) -> dict[str, tuple[int, int]]:
@@ -145,8 +183,10 @@ def find_unmatched_patterns(
 
 
 def _pattern_of_part(part: str) -> str:
-    if len(part) > 1 and part[0] == "0" and part.isdecimal():
-        return "09"
+    padded = _PADDED.fullmatch(part)
+    if padded:
+        before = _RUN.sub(_mark_of, padded["name"] + padded["between"])
+        return f"{_printable(before)}09"
     return _printable(_RUN.sub(_mark_of, part))
 
 

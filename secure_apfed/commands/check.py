@@ -33,13 +33,18 @@ if TYPE_CHECKING:
 
 _FEW_DAYS, _LITTLE_DISK, _APART_S = 30, 2**30, 300.0
 _NOT_UP = ("nobody listens there", "reached nobody", "did not come to the relay")
+_DATA = 3
 _REFUSED = 4
 _PATTERNS = "patterns of IDs"
 _MOST_PATTERNS, _LONGEST_PATTERN = 12, 64
 # Marks of kinds of characters, and characters that nobody sees by their number.
-_MARKS_OF_KINDS = re.compile(r"A?a?9?|09|#")
+_MARKS_OF_KINDS = re.compile(r"A?a?(?:0?9)?|#")
 _UNSEEN = re.compile(r"U\+[0-9A-F]{4,6}")
 _ERRORS = (ApfedError, LocalProtocolError, RemoteProtocolError, OSError, EOFError)
+_ANEW = (
+    "a sealed project keeps its settings, so the organiser proposes another one, and all join it, "
+    "in new folders"
+)
 _MARKS = {"ok": "ok", "optional": "note", "missing": "WRONG"}
 
 
@@ -400,10 +405,16 @@ class _Checks:
         self, own: Mapping[str, int], others: Mapping[str, Mapping[str, int]]
     ) -> Iterator[Finding]:
         """Say how each other party writes its IDs, and the rules that unite all."""
-        from apfed_protocols.id_patterns import describe_patterns, suggest_rules_for_patterns
+        from apfed_protocols.id_patterns import (
+            describe_patterns,
+            differ_by_zeros,
+            share_no_id,
+            suggest_rules_for_patterns,
+        )
         from secure_apfed.alignment.ids import id_rules
         from secure_apfed.alignment.overlap import propose_rules
 
+        file = self.file
         settings = self.config.alignment
         told = (
             f"told to {', '.join(self.file.peers)}: {describe_patterns(own)}. They learn which "
@@ -413,16 +424,32 @@ class _Checks:
         yield Finding("meeting", "patterns of IDs", "ok", told)
         uniting = set[str]()
         alien = list[str]()
+        padded = list[str]()
         for name, theirs in others.items():
             is_same = theirs.keys() == own.keys()
             told = f"{name} writes IDs as {describe_patterns(theirs)}"
-            yield Finding("meeting", f"IDs of {name}", "ok" if is_same else "optional", told)
+            state: State = "ok" if is_same else "optional"
+            if share_no_id(own, theirs):
+                state = "missing"
+                self.code = self.code or _DATA
+                told += "; an ID of these patterns is none of this party's, so hardly anybody "
+                told += "would be known to all"
+            yield Finding("meeting", f"IDs of {name}", state, told)
             rules = suggest_rules_for_patterns(own, theirs, id_rules(settings))
-            if not is_same and not rules:
+            if differ_by_zeros(own, theirs, id_rules(settings)):
+                padded.append(name)
+            elif not is_same and not rules:
                 alien.append(name)
             uniting.update(() if is_same else rules)
         if remedy := propose_rules(sorted(uniting), settings):
-            told = f"if these are spellings of one kind of ID, {remedy}"
+            told = f"if these are spellings of one kind of ID, {remedy}; {_ANEW}"
+            yield Finding("meeting", "patterns of IDs", "optional", told)
+        if padded:
+            told = (
+                f"numbers of {file.party} or of {', '.join(padded)} have zeros before them (09) "
+                "that the others lack, and no rule adds or drops zeros behind a name: write them "
+                "alike in one of the tables"
+            )
             yield Finding("meeting", "patterns of IDs", "optional", told)
         if alien:
             told = (

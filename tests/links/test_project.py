@@ -30,6 +30,7 @@ from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.runs.local import free_addresses
 from secure_apfed.runs.party import PartyFile
 from secure_apfed.runs.revocation import RevocationWatch
+from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import TableShape
 from tests.docs.pages import blocks
 from tests.secure_apfed.small_runs import told
@@ -702,6 +703,31 @@ def test_two_parties_meet_and_compare(
     assert "shop writes IDs as " in met
     ahead[0] = 86_400.0
     assert "the clocks of shop and bank are 86,4" in both(4)
+
+
+# Patterns of the bank and of the shop, how those of the shop are shown, and what is advised.
+MET: dict[str, tuple[dict[str, int], dict[str, int], str, int, str]] = {
+    "the same": ({"A-9": 100}, {"A-9": 97, "a9": 2}, "optional", 0, "agree on"),
+    "equal": ({"A-9": 100}, {"A-9": 100}, "ok", 0, ""),
+    "nobody": ({"A-9": 100}, {"a 9": 100}, "missing", 3, "case_fold, drop_punctuation]; a sealed"),
+    "zeros": ({"A-09": 90, "A-9": 10}, {"a 9": 100}, "missing", 3, "no rule adds or drops zeros"),
+    "another column": ({"A-9": 100}, {"a@a.a": 100}, "missing", 3, "what the ID columns hold"),
+    "not told": ({"#-#": 100}, {"a 9": 100}, "optional", 0, "what the ID columns hold"),
+}
+
+
+@pytest.mark.parametrize("case", MET)
+def test_patterns_that_cannot_match_are_no_readiness(case: str) -> None:
+    own, theirs, state, code, advice = MET[case]
+    checks = _Checks.__new__(_Checks)
+    checks.code = 0
+    checks.config = SimpleNamespace(alignment=AlignmentSettings())  # type: ignore[assignment]
+    checks.file = SimpleNamespace(party="bank", peers={"shop": None})  # type: ignore[assignment]
+    found = list(checks._compare_patterns(own, {"shop": theirs}))
+    assert {each.name: each.state for each in found}["IDs of shop"] == state
+    assert checks.code == code
+    assert advice in found[-1].value
+    assert len(found) == 2 + bool(advice)
 
 
 def begun(

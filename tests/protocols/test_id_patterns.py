@@ -6,10 +6,13 @@ import pytest
 
 from apfed_protocols.errors import DataError, LocalProtocolError
 from apfed_protocols.id_patterns import (
+    _united,
     count_patterns,
     describe_patterns,
+    differ_by_zeros,
     find_unmatched_patterns,
     pattern_of,
+    share_no_id,
     suggest_rules,
     suggest_rules_for_patterns,
 )
@@ -22,7 +25,13 @@ PLAIN = IdNormalisation()
     ("text", "pattern"),
     [
         ("DE-1234567", "A-9"),
-        ("de-0234567", "a-9"),
+        ("de-0234567", "a-09"),
+        ("KD004819", "A09"),
+        ("kd 0481", "a 09"),
+        ("-07", "-09"),
+        ("kd-0", "a-9"),
+        ("2026-01-31", "9-9-9"),
+        ("a0-0b1", "a9-a9"),
         ("DE1234567", "A9"),
         ("Ann", "Aa"),
         ("0123", "09"),
@@ -86,6 +95,53 @@ def test_rules_that_unite_two_parties_are_suggested(
     own: list[str], theirs: list[str], rules: tuple[str, ...]
 ) -> None:
     assert suggest_rules_for_patterns(own, theirs, PLAIN) == rules
+
+
+# Patterns of two parties, and whether zeros before numbers alone keep them apart.
+PADDED = [
+    (["A-09"], ["a 9"], True),
+    (["A-09", "A-9"], ["a9"], True),
+    (["A-09", "A-9"], ["a9", "a09"], False),
+    (["A-09"], ["A-09"], False),
+    (["09", "9"], ["9"], False),
+    (["A-09"], ["9"], False),
+]
+
+
+@pytest.mark.parametrize(("own", "theirs", "expected"), PADDED)
+def test_zeros_that_no_rule_drops_are_found(
+    own: list[str], theirs: list[str], expected: bool
+) -> None:
+    assert differ_by_zeros(own, theirs, PLAIN) == expected
+    assert differ_by_zeros(theirs, own, PLAIN) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "expected"),
+    [
+        ({"A-9": 100}, {"a9": 100}, True),
+        ({"A-9": 95}, {"a9": 60, "A9": 31}, True),
+        ({"A-9": 95}, {"a9": 60, "A9": 20}, False),
+        ({"A-9": 95, "a9": 1}, {"a9": 100}, False),
+        ({"#-#": 100}, {"a9": 100}, False),
+        ({}, {"a9": 100}, False),
+    ],
+)
+def test_patterns_tell_whether_anybody_can_be_common(
+    own: dict[str, int], theirs: dict[str, int], expected: bool
+) -> None:
+    assert share_no_id(own, theirs) == expected
+    assert share_no_id(theirs, own) == expected
+
+
+@pytest.mark.parametrize("rules", [("case_fold",), ("drop_punctuation",), ("whole_numbers",)])
+@pytest.mark.parametrize("text", ["KD-004", "kd 04", "KD04", "007", "Kd/0", "4a"])
+def test_patterns_under_rules_are_those_of_texts_under_rules(
+    text: str, rules: tuple[str, ...]
+) -> None:
+    united = _united({pattern_of(text)}, rules)
+    changed = pattern_of(IdNormalisation(**dict.fromkeys(rules, True)).text(text))  # type: ignore[arg-type]
+    assert united == {changed}
 
 
 def test_a_pattern_that_nobody_else_has_is_found() -> None:

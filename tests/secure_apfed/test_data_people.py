@@ -303,7 +303,7 @@ def test_labelled_rows_are_drawn_of_each_class_and_nested() -> None:
     for wanted in (9, 1400):
         with pytest.raises(DataError, match=f"data.labelled: {wanted} labelled rows are wanted"):
             load(labelled=wanted)
-    with pytest.raises(DataError, match="say 10 to 1347, or leave data.labelled out"):
+    with pytest.raises(DataError, match=r"say 10 to 1347, or leave data\.labelled out"):
         load(labelled=1400)
     assert [len(load(labelled=wanted).labelled_rows) for wanted in (10, 1347)] == [10, 1347]
     # A choice at random reads no label.
