@@ -155,7 +155,7 @@ class _Checks:
 
         require_own_limits(self.file, self.config)
         for each in find_departures(self.config):
-            told = f"{each.value}, by default {each.default}; protects {each.whom}: {each.means}"
+            told = f"{each.value}, {each.usual}; protects {each.whom}: {each.means}"
             yield Finding("limits", each.setting, "optional", told)
         for organisation, conflict in self.sealed.proposed.conflicts if self.sealed else ():
             told = f"{organisation} runs {' and '.join(conflict.parties)}: they {conflict.gets}"

@@ -56,7 +56,7 @@ _FLUSH_S, _LINGER_S = 5.0, 2.0
 _GREETING_S, _GREET_AGAIN_S = 2.0, 2.0
 _PRESENT_S = 15.0  # for so long after its greeting a peer is taken to wait still
 _LAST_WORDS_S = 4.0  # for who is awaited, once somebody else has left
-_ALL_AGAIN = "start all parties again with a new session"
+ALL_AGAIN = "start all parties again with a new session"
 _LONGEST_WAIT_S = 3600.0  # systems take no time-out of months
 
 Missed: TypeAlias = Callable[[Mapping[str, str]], None]
@@ -289,7 +289,7 @@ class ResumableLink:
         elif over:
             self._fail(
                 f"the link to {self._peer} was broken for {self._patience_s:g} s ({told}); "
-                f"{_ALL_AGAIN}"
+                f"{ALL_AGAIN}"
             )
 
     def _greet(self, wire: _Wire) -> None:
@@ -308,7 +308,7 @@ class ResumableLink:
         if self._peer_id not in (b"", theirs):
             raise RemoteProtocolError(
                 f"{self._peer} began anew: its process ended and was started again, and what was "
-                f"under way is lost; {_ALL_AGAIN}"
+                f"under way is lost; {ALL_AGAIN}"
             )
         if had not in (_NOBODY, self._id):  # it learns from this party's greeting that it is over
             raise ConnectionResetError(f"{self._peer} has not yet ended a session before this one")
@@ -523,7 +523,7 @@ class Linked:
         def error(told: str, left: Collection[str], *, gone: bool = False) -> PartyLeftError:
             told = f"{awaited.phase}: {awaited}; {told}"
             if awaited.predicts:
-                told = told.replace(_ALL_AGAIN, "ask again once secure-apfed serve runs there")
+                told = told.replace(ALL_AGAIN, "ask again once secure-apfed serve runs there")
             return PartyLeftError(told, left=tuple(left), gone=gone)
 
         gone = left_of(awaited.senders)

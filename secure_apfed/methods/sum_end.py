@@ -466,13 +466,14 @@ class Aggregator(Helper):
         if not error.gone:  # who left was not merely not asked
             unasked += f"; or {self.contract.active} did not ask for it"
         if not goes_on:
-            raise PartyLeftError(
-                f"{unasked}; the contract says to {self.contract.silent_passive} when a passive "
-                f"falls silent: go on in a new session once {' and '.join(gone)} is back, or agree "
-                "on rules.silent_passive: recover, where the method can, with recoverable masks "
-                "(secure_sum.masks)",
-                left=tuple(gone),
-            ) from error
+            remedy = (
+                "the contract says to stop when a passive falls silent: go on in a new session "
+                f"once {' and '.join(gone)} is back, or agree on rules.silent_passive: recover, "
+                "where the method can, with recoverable masks (secure_sum.masks)"
+            )
+            if self.contract.silent_passive == "wait":
+                remedy = f"the contract says to wait for {' and '.join(gone)}"
+            raise PartyLeftError(f"{unasked}; {remedy}", left=tuple(gone)) from error
         self.present = [name for name in self.present if name not in gone]
         if not gone or len(self.present) < self._least():
             every = tuple(self.contract.passives)

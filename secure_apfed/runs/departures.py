@@ -17,7 +17,7 @@ __all__ = ["describe_departures", "describe_shared_organisations"]
 def describe_departures(config: RunSettings) -> tuple[str, ...]:
     """Return a sentence for every setting that protects less than by default; none: no text."""
     return tuple(
-        f"{each.setting} is {each.value} (by default {each.default}), which protects {each.whom} "
+        f"{each.setting} is {each.value} ({each.usual}), which protects {each.whom} "
         f"less: {each.means}"
         for each in find_departures(config)
     )

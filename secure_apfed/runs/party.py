@@ -26,7 +26,7 @@ from secure_apfed.data import OwnData, load_own_tables, read_own
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.exchange import Links, StatusKeeper, Transport, play_one, sockets
 from secure_apfed.exchange.links import stopped_for_good
-from secure_apfed.exchange.resumable_link import Connection, Linked, Missed
+from secure_apfed.exchange.resumable_link import ALL_AGAIN, Connection, Linked, Missed
 from secure_apfed.exchange.sealed_connection import Carrier, Door, LocalEnd, prove
 from secure_apfed.exchange.sockets import Address, parse_address, spell_address
 from secure_apfed.exchange.status import Meter
@@ -462,9 +462,14 @@ def play_party(
             if record is None:
                 restarts += 1
                 begins = f"{file.party} begins session {restarts + 1} by itself"
-                on_restart(f"nothing to do: {begins}; {failed.removeprefix(_NOTHING)}")
+                on_restart(f"{_NOTHING}{begins}; {_describe_cause(failed)}")
     on_record(record)
     return result
+
+
+def _describe_cause(failed: str) -> str:
+    """Return why a session ended, without what people would have to do by themselves."""
+    return failed.removeprefix(_NOTHING).replace(f"; {ALL_AGAIN}", "")
 
 
 def _play(

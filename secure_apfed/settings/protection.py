@@ -157,6 +157,9 @@ class Key:
         return self.mark.is_less(self.value, self.default)
 
 
+_NO_DEFAULT = "no default"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Departure:
     """A setting that protects less than by default, in words."""
@@ -166,6 +169,11 @@ class Departure:
     default: str
     whom: str
     means: str
+
+    @property
+    def usual(self) -> str:
+        """What holds unless settings say otherwise, as part of a sentence."""
+        return f"by default {self.default}" if self.default != _NO_DEFAULT else "without a default"
 
     @property
     def row(self) -> tuple[str, str, str, str, str]:
@@ -351,7 +359,7 @@ def _settings_in(annotation: Any) -> list[type[Settings]]:
 def _spell(value: Any) -> str:
     """Return a value as a settings file has it, shortened."""
     if value is NO_DEFAULT:
-        return "no default"
+        return _NO_DEFAULT
     words = {None: "null", True: "true", False: "false"}
     if value is None or isinstance(value, bool):
         return words[value]

@@ -4,13 +4,17 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import secure_apfed
+from apfed_protocols.errors import PartyLeftError
 from secure_apfed.errors import CheckpointError
-from secure_apfed.runs import keeper
+from secure_apfed.exchange.resumable_link import ALL_AGAIN
+from secure_apfed.methods.sum_end import Aggregator
+from secure_apfed.runs import keeper, party
 from secure_apfed.runs.folder import PartyFolder, RunFolder, read_sealed
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import small_config
@@ -144,3 +148,50 @@ def test_what_a_person_reads(
     message = str(told.value)
     assert message.startswith(first)
     assert message.count(cause) == 1
+
+
+BEGAN_ANEW = f"training: bank expected sum; shop began anew; {ALL_AGAIN}"
+RESTARTED = {
+    "one party left": BEGAN_ANEW,
+    "another tells of it": f"training: bank stopped the run: '{BEGAN_ANEW}'",
+    "two left": f"{BEGAN_ANEW}; the link to clinic was broken for 30 s; {ALL_AGAIN}",
+    "a party is back": "nothing to do: all go on in a new session; checkpoint: shop is back",
+}
+
+
+@pytest.mark.parametrize("case", RESTARTED)
+def test_who_begins_again_by_itself_reads_the_cause_alone(case: str) -> None:
+    cause = party._describe_cause(RESTARTED[case])
+    assert ALL_AGAIN not in cause
+    assert not cause.startswith("nothing to do")
+    assert "shop" in cause
+
+
+def test_what_to_do_after_a_break_stands_behind_a_semicolon() -> None:
+    found = 0
+    for path in ROOT.rglob("*.py"):
+        joined = re.sub(r'"\s*f?"', "", path.read_text("utf-8"))
+        before = joined.split("{ALL_AGAIN}")[:-1]
+        assert all(text.endswith("; ") for text in before), path
+        found += len(before)
+    assert found
+
+
+@pytest.mark.parametrize(
+    ("silent_passive", "said", "unsaid"),
+    [
+        ("wait", "the contract says to wait for shop", "go on in a new session"),
+        ("stop", "go on in a new session once shop is back", "to wait"),
+    ],
+)
+def test_only_who_has_to_do_something_reads_what(
+    silent_passive: str, said: str, unsaid: str
+) -> None:
+    contract = SimpleNamespace(
+        predicts=False, silent_passive=silent_passive, active="bank", passives=("shop", "clinic")
+    )
+    end = SimpleNamespace(contract=contract, present=["shop", "clinic"])
+    left = PartyLeftError("training: shop left", left=("shop",), gone=True)
+    with pytest.raises(PartyLeftError, match=said) as raised:
+        Aggregator._let_go(end, left, ["shop"])  # type: ignore[arg-type]
+    assert unsaid not in str(raised.value)
