@@ -153,16 +153,20 @@ def _prepare(
     config: "Config", folder: Path, timeout: float, transport: TransportName, *, as_json: bool
 ) -> None:
     from secure_apfed.runs import folder as run_folder
-    from secure_apfed.runs.local import WAYS, prepare_parties
+    from secure_apfed.runs.local import WAYS, prepare_parties, relay_command
 
     with run_folder.RunFolder(folder).opened(config, resume=False):
         over = WAYS.get(transport.value, "tcp")
         files = prepare_parties(config, folder, timeout_s=timeout, over=over)
+    relay = relay_command(files.values())
     if as_json:
-        terminal.print_json({"parties": {name: str(file) for name, file in files.items()}})
+        parties = {name: str(file) for name, file in files.items()}
+        terminal.print_json({"parties": parties, "relay": list(relay)})
         return
+    if relay:
+        typer.echo(shlex.join(["secure-apfed", *relay]))
     for file in files.values():
-        typer.echo(f"secure-apfed party --config {file}")
+        typer.echo(shlex.join(["secure-apfed", "party", "--config", str(file)]))
 
 
 def _run_seeds(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FIGURES",
     "NOTHING_SENT",
+    "NO_ACCOUNT",
     "NO_GUARANTEE",
     "Figure",
     "Promise",
@@ -38,6 +39,8 @@ Figure: TypeAlias = Literal["epsilon_x", "epsilon_v", "epsilon_c", "epsilon_y", 
 State: TypeAlias = Literal["bounded", "no guarantee", "nothing is sent"]
 
 NO_GUARANTEE: Literal["no guarantee"] = "no guarantee"
+NO_ACCOUNT = "no account, since no noise of its own is agreed"
+"""What stands for the accounts of a passive that let nothing noisy out."""
 NOTHING_SENT: Literal["nothing is sent"] = "nothing is sent"
 
 FIGURES: Mapping[str, tuple[str, str]] = {

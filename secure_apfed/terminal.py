@@ -16,7 +16,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import (
+    LocalProtocolError,
+    PartyLeftError,
+    RemoteProtocolError,
+    RunStoppedError,
+)
 from apfed_protocols.installing import install_extra
 from secure_apfed import errors
 from secure_apfed.faults import TableError
@@ -32,6 +37,7 @@ INTERRUPTED = 130
 RESEARCH_MODULES = ("matplotlib", "jinja2", "adjustText", "joblib", "dp_accounting")
 """What the extra `experiments` brings: reports and research need it, runs do not."""
 _WIDEST = 100_000
+_BLANKS = str.maketrans("\u202f\u00a0", "  ")
 _USAGE, _DATA, _PROTOCOL, _BUDGET = 2, 3, 4, 5
 
 
@@ -61,6 +67,8 @@ def failure_of(error: Exception) -> Failure:
         (errors.CheckpointError, _DATA, "The run folder cannot be used"),
         (IntersectionTooSmallError, _DATA, "The parties share too few rows"),
         (LocalProtocolError, _PROTOCOL, "The protocol was refused"),
+        (RunStoppedError, _PROTOCOL, "Another party stopped the run"),
+        (PartyLeftError, _PROTOCOL, "Another party left"),
         (RemoteProtocolError, _PROTOCOL, "The protocol was violated"),
         (BudgetExhaustedError, _BUDGET, "The privacy budget is spent"),
         (OSError, _DATA, "A file or folder cannot be used"),
@@ -122,12 +130,17 @@ def show_note(text: str) -> None:
 
 def show_line(text: str) -> None:
     """Print one line on stderr, as long as it is."""
-    sys.stderr.write(escape_text(text) + "\n")
+    sys.stderr.write(escape_text(_spaced(text)) + "\n")
 
 
 def _printable(text: str) -> str:
     """Return the text with escapes for what a terminal would obey: a peer may have chosen words."""
-    return escape_text(text, keep="\n")
+    return escape_text(_spaced(text), keep="\n")
+
+
+def _spaced(text: str) -> str:
+    """Return the text with plain blanks for those before a unit, which reports make narrow."""
+    return text.translate(_BLANKS)
 
 
 def show_warning(
@@ -150,7 +163,7 @@ def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]])
             overflow="fold",
         )  # fmt: skip
     for row in rows:
-        table.add_row(*(Text(escape_text(cell)) for cell in row))
+        table.add_row(*(Text(escape_text(_spaced(cell))) for cell in row))
     console = _console()
     with console.capture() as shown:
         console.print(Text(_printable(title), style="bold"))
@@ -174,7 +187,10 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
     rows = [
         ("rows", ", ".join(f"{party} {count:,}" for party, count in told.rows.items())),
         ("active trains on", f"{told.train_rows:,}, tests on {told.test_rows:,}"),
-        ("learns from labels of", f"{told.labelled_rows:,} of {told.teaching_rows:,} rows"),
+        (
+            "learns from labels of",
+            f"{told.labelled_rows:,} of {told.teaching_rows:,} rows that it could learn from",
+        ),
         ("steps", f"{told.steps:,}, each about {_duration(told.seconds_per_step)}"),
         (
             "time on this machine",

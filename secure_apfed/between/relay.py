@@ -21,7 +21,7 @@ from apfed_protocols.randomness import fresh_key
 from apfed_protocols.seal import SIGNATURE_BYTES, verify
 from secure_apfed.between.certificates import Credentials
 from secure_apfed.between.grpc_link import GrpcConnection, Port
-from secure_apfed.exchange.resumable_link import Connection
+from secure_apfed.exchange.resumable_link import Connection, RelayAbsentError
 from secure_apfed.exchange.sealed_connection import Crowd, LocalEnd, read_before, refuse
 from secure_apfed.exchange.sockets import Address
 
@@ -47,7 +47,14 @@ def room_of(identities: list[bytes]) -> bytes:
 
 def through(connection: Connection, me: LocalEnd, peer: str, *, wait_s: float = PARTNER_S) -> None:
     """Enter the session's room at a relay, and wait there for a peer."""
-    challenge = read_before(connection, time.monotonic() + _PROOF_S)
+    try:
+        challenge = read_before(connection, time.monotonic() + _PROOF_S)
+    except ConnectionRefusedError:
+        raise
+    except (OSError, EOFError) as error:
+        raise RelayAbsentError(
+            f"the relay is not reached ({error}); start secure-apfed relay, or correct `relay`"
+        ) from error
     parties = sorted((*me.known.values(), me.identity.public))
     own, other = me.identity.public, me.known[peer]
     signature = me.identity.sign(_PURPOSE, challenge, room_of(parties), own, other)

@@ -292,7 +292,10 @@ def accept(
     if as_json:
         terminal.print_json({"holder": found.holder})
     else:
-        typer.echo(f"The renewed certificate of {found.holder} is in its place.")
+        typer.echo(
+            f"The renewed certificate of {found.holder} is in its place. A party that trains shows "
+            "it from its next start on, one that serves from its next session on."
+        )
 
 
 @certs_app.command("revoke")
@@ -400,7 +403,7 @@ def compare(one: _Log, other: _Log, as_json: AsJson = False) -> None:
              f"{way.unreceived:,}", "no" if way.parting is None else "yes")
             for way in found.directions
         ]  # fmt: skip
-        columns = ("from", "to", "equal", "bytes", "sent, never received", "part")
+        columns = ("from", "to", "equal", "bytes", "sent, never received", "they part")
         terminal.show_rows("Two logs of one link", columns, rows)
         for way in found.directions:
             if (at := way.parting) is not None:
@@ -472,8 +475,9 @@ def _show_log(summary: "Summary") -> None:
 def _ending(summary: "Summary") -> str:
     if summary.signed:
         return "signed by the identity"
+    lines = "1 line" if summary.unsigned == 1 else f"{summary.unsigned:,} lines"
     torn = f" and {summary.torn:,} bytes of a torn line" if summary.torn else ""
     return (
-        f"{summary.unsigned:,} lines{torn} after the last signature of {summary.party}: there it "
+        f"{lines}{torn} after the last signature of {summary.party}: there it "
         "may have been shortened or written anew"
     )

@@ -276,9 +276,10 @@ class _Checks:
         from cryptography.x509 import load_pem_x509_certificate
 
         from secure_apfed.between.certificates import RENEWAL, Credentials, read_revoked
+        from secure_apfed.runs.folder import read_ending
 
-        if (tls := self.file.tls) is None:
-            return
+        if (tls := self.file.tls) is None or read_ending(self.file.folder) is not None:
+            return  # an ended project has no certificate any more
         yield from self._revoked()
         yield from self._compare_with_sealed()
         files, revoked = (tls.ca, tls.certificate, tls.key), read_revoked(tls.revoked)

@@ -66,7 +66,9 @@ def _system() -> Iterator[Finding]:
     state: State = "ok" if sys.version_info >= _OLDEST_PYTHON else "missing"
     newer = "" if state == "ok" else "install Python {}.{} or newer".format(*_OLDEST_PYTHON)
     yield Finding("system", "python", state, platform.python_version(), newer)
-    machine = f"{platform.system()} on {platform.machine()}, {usable_cores()} cores to use"
+    count = usable_cores()
+    cores = "1 core" if count == 1 else f"{count} cores"
+    machine = f"{platform.system()} on {platform.machine()}, {cores} to use"
     yield Finding("system", "machine", "ok", machine)
 
 

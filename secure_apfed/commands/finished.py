@@ -172,7 +172,7 @@ def _show_result(
     from apfed_experiments.variants import describe_tested_rows, title_variant
     from apfed_experiments.verdict import describe_run
     from secure_apfed.measures import ACCURACY, MEASURES
-    from secure_apfed.promises import promise_of_account
+    from secure_apfed.promises import NO_ACCOUNT, promise_of_account
     from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
     from secure_apfed.runs.outcome import measure_text, never_predicted_text, read_common
 
@@ -237,7 +237,7 @@ def _show_result(
             for account in said["accounts"]
         )
         how = "signed" if said["step"] is not None else "it never said"
-        rows.append((f"stated by {name}", f"{told or 'no account'}, {how}"))
+        rows.append((f"stated by {name}", f"{told or NO_ACCOUNT}, {how}"))
     rows += [
         (headline.direction.title, headline.text)
         for headline in headlines_by_direction(results, config)

@@ -170,7 +170,7 @@ def _show_end(plan: "EndPlan") -> None:
         )
         return
     rows = [(name, terminal.size(size), why) for name, why, size in plan.deletes]
-    terminal.show_rows(f"Deleted at {plan.owner.party}", ("file", "size", "what it is"), rows)
+    terminal.show_rows(f"To be deleted at {plan.owner.party}", ("file", "size", "what it is"), rows)
     terminal.show_rows("\nTo be kept", ("file", "why"), list(plan.keeps.items()))
 
 
@@ -329,9 +329,11 @@ def _tell(
             terminal.show_note(f"note: what is sent cannot be told from this table alone: {error}")
     facts = RunFacts.of(config, passives=len(proposal.names("passive")), apart=True)
     asked = dict(_asked(proposal, config, party, own, links))
+    by_others = f"What is learnt of {party}"
+    by_party = f"What {party} learns"
     learnt: dict[str, list[tuple[str, ...]]] = {
-        f"What is learnt of {party}": list(_learnt(proposal, facts, links, sender=party)),
-        f"What {party} learns": list(_learnt(proposal, facts, links, receiver=party)),
+        by_others: list(_learnt(proposal, facts, links, sender=party)),
+        by_party: list(_learnt(proposal, facts, links, receiver=party)),
         "Who puts together what it has": [
             (each.who, each.learns) for each in COALITIONS if each.holds(facts)
         ],
@@ -347,8 +349,11 @@ def _tell(
     terminal.show_departures(departures)
     for sentence in organisations:
         terminal.show_note(f"note: {sentence}")
+    first = {by_others: "by whom: of what", by_party: "from whom: what"}
     for title, rows in learnt.items():
-        columns = ("who", "can read", "what remains open")[: len(rows[0]) if rows else 1]
+        columns = (first.get(title, "who"), "can read", "what remains open")[
+            : len(rows[0]) if rows else 1
+        ]
         terminal.show_rows(f"\n{title}", columns, rows)
 
 

@@ -37,6 +37,7 @@ from secure_apfed.names import column_name
 
 _ROWS = 50_000  # of a table, read at a time
 FEWEST_ROWS = 30
+_FILLED_BY = "the mean of training rows, or as no category"
 _SHIFT, _WIDER, _FAR, _EMPTY = 0.5, 2.0, 8.0, 0.05
 
 
@@ -125,7 +126,8 @@ class ColumnDrift:
         )
         signs = {
             f"{ignored} hold what no training row held, which counts for nothing": self.ignored > 0,
-            f"{empty} have an empty cell": self.empty > _EMPTY * self.rows,
+            f"{empty} have an empty cell, which counts as {_FILLED_BY}": self.empty
+            > _EMPTY * self.rows,
             f"its mean lies {self.shift:+.1f} deviations from that of training rows": (
                 many and abs(self.shift) > _SHIFT
             ),

@@ -59,6 +59,11 @@ _LAST_WORDS_S = 4.0  # for who is awaited, once somebody else has left
 ALL_AGAIN = "start all parties again with a new session"
 _LONGEST_WAIT_S = 3600.0  # systems take no time-out of months
 
+
+class RelayAbsentError(ConnectionError):
+    """Nobody answers where the relay is said to be, through which all peers come."""
+
+
 Missed: TypeAlias = Callable[[Mapping[str, str]], None]
 """Is told again and again who has not come yet, and why it was refused, where it was."""
 
@@ -100,6 +105,8 @@ class ResumableLink:
         meets: whether others are still waited for, so that a peer that leaves before anything went
             either way may come again.
         refusal: why one end refused the other last; empty once there is a connection.
+        without_relay: why the last attempt did not reach the relay; empty where it did, or where
+            there is none.
     """
 
     meets = False
@@ -124,6 +131,7 @@ class ResumableLink:
         self._confirmed = self._written = self._received = self._told = 0
         self._wire: _Wire | None = None
         self._failure = self._trouble = self.refusal = ""
+        self.without_relay = ""
         self._closing = self._ended = self._heard_goodbye = False
         threading.Thread(target=self._read_on, daemon=True).start()
 
@@ -281,6 +289,7 @@ class ResumableLink:
         told = str(error) or type(error).__name__
         if isinstance(error, ConnectionRefusedError):
             self.refusal = told
+        self.without_relay = told if isinstance(error, RelayAbsentError) else ""
         self._trouble = told = self.refusal or told
         if self._heard_goodbye:
             self._fail(f"{self._peer} closed its link")
@@ -314,6 +323,7 @@ class ResumableLink:
             raise ConnectionResetError(f"{self._peer} has not yet ended a session before this one")
         with self._changed:
             self._peer_id, self.refusal = theirs, ""
+            self.without_relay = ""
             self._confirm(confirmed)
             self._written, self._told = confirmed, self._to_tell()
             self._wire = wire
@@ -468,7 +478,10 @@ class Linked:
                 link.meets = True
             while missing := [peer for peer, link in here._links.items() if not link.connected]:
                 here._news.clear()
-                told({peer: here._links[peer].refusal for peer in missing})
+                told({
+                    peer: here._links[peer].refusal or here._links[peer].without_relay
+                    for peer in missing
+                })  # fmt: skip
                 failed = [peer for peer, link in here._links.items() if link.failure]
                 if failed or time.monotonic() > deadline:
                     blamed = failed or missing

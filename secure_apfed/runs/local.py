@@ -149,18 +149,31 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
     return dict.fromkeys(folders, way)
 
 
-@contextmanager
-def relaying(files: Iterable[Path]) -> Iterator[None]:
-    """The relay that these parties' files name, if they do, in a process of its own."""
+def relay_command(files: Iterable[Path]) -> tuple[str, ...]:
+    """Return the words of the command that runs the relay which these parties' files name.
+
+    Empty where they name none.
+    """
     party = next(iter(files))
     address = PartyFile.read(party).relay
     if address is None:
+        return ()
+    folder = party.parent.parent.parent / RELAY
+    words = ["relay", "--listen", address]
+    for file in (_CA, _CERTIFICATE, _KEY):
+        words += [f"--{file.stem}", str(folder / file)]
+    return tuple(words)
+
+
+@contextmanager
+def relaying(files: Iterable[Path]) -> Iterator[None]:
+    """The relay that these parties' files name, if they do, in a process of its own."""
+    words = relay_command(files)
+    if not words:
         yield
         return
-    folder = party.parent.parent.parent / RELAY
-    command = [*_PROGRAM, "relay", "--listen", address, "--end-with-stdin", "--json"]
-    for file in (_CA, _CERTIFICATE, _KEY):
-        command += [f"--{file.stem}", str(folder / file)]
+    address = words[words.index("--listen") + 1]
+    command = [*_PROGRAM, *words, "--end-with-stdin", "--json"]
     with subprocess.Popen(  # noqa: S603 - this very program
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     ) as process:

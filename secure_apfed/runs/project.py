@@ -588,8 +588,8 @@ def accept(path: Path, party: str, folder: Path) -> Sealed:
     proposal = sealed.proposed
     if sealed.proposal != proposed:
         raise RemoteProtocolError(
-            f"{path} is of another proposal than {folder / PROPOSAL}, which {party} answered; ask "
-            f"{proposal.party} which of the two holds"
+            f"{path} is of another proposal than {folder / PROPOSAL}, which {party} answered; name "
+            f"the folder of its answer (--folder), or ask {proposal.party} which of the two holds"
         )
     if sealed.answers.get(party) != mine:
         raise RemoteProtocolError(

@@ -178,6 +178,12 @@ class Pair:
         for told in self.told.values():
             told["relay"] = spell_address((host, self.relay.port))
 
+    def meet_at_no_relay(self) -> None:
+        """Let both dial a relay that has ended."""
+        self.meet_at_a_relay("127.0.0.1")
+        assert self.relay is not None
+        self.relay.close()
+
     def meet_at_a_gateway(self, gateway: Any, *, ann_knows: bool = True) -> Any:
         """Let bob reach ann through something that ends TLS at its port; return that."""
         there = self.peer("ann", address=f"localhost:{gateway.port}", behind_proxy=True)

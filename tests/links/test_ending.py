@@ -91,6 +91,7 @@ def test_an_end_shows_first_what_it_would_delete(
     assert execute(["project", "end", str(shop)]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "Nothing was deleted. To end the project here, say the same with --yes." in out
+    assert out.startswith("To be deleted at shop"), "nothing is deleted yet"
     assert {path: path.read_bytes() for path in shop.iterdir() if path.is_file()} == before
 
 
@@ -139,6 +140,7 @@ def test_nothing_begins_where_the_project_was_ended(
     assert execute([*command.split(), "--config", config_of(shop), silent]) == 3
     said = capsys.readouterr().out
     assert "on 1970-01-01 (project-ended.json says so), so nothing begins there any more" in said
+    assert "have secure-apfed project make it" not in said, "no key is made again"
 
 
 def test_nobody_predicts_jointly_or_joins_again_where_it_was_ended(

@@ -169,6 +169,10 @@ REMOTE: dict[str, tuple[Callable[[Pair], Any], str, str]] = {
         ),
         "not among those that may enter", "bob: it did not come to the relay",
     ),
+    "no relay": (
+        lambda pair: pair.meet_at_no_relay(),
+        "the relay is not reached (nobody listens there", "start secure-apfed relay",
+    ),
 }  # fmt: skip
 
 
@@ -191,7 +195,7 @@ def test_who_does_not_belong_is_told_why(tmp_path: Path) -> None:
             assert isinstance(error, PartyLeftError)
             assert error.left == (peer,)
             assert reads in str(error), (case, str(error))
-            if case == "another key":  # it is told meanwhile, too
+            if case in ("another key", "no relay"):  # it is told meanwhile, too
                 assert any(reads in missing[peer] for missing in pair.missed[name])
     for standing in (*between, *pairs.values()):
         if standing is not None:

@@ -426,6 +426,11 @@ def test_the_commands_show_what_is_asked_and_learnt(
         map(tuple, (row[:2] for row in said["learnt"]["What shop learns"]))
     )
     assert said["learnt"]["What is learnt of shop"]
+    assert execute([*map(str, (*call[:-1], tmp_path / "another", *table, "--words", words))]) == 0
+    heads = capsys.readouterr().out.partition("What is learnt of shop")[2].splitlines()
+    assert heads[1].split()[:2] == ["by", "whom:"]
+    learns = next(at for at, line in enumerate(heads) if line == "What shop learns")
+    assert heads[learns + 1].startswith("from whom: what")
     sums = told(capsys, *call[:2], "--as", "aggregator", "--folder", tmp_path / "sums")
     assert sums["asked"]["role"] == "aggregator of votes, summed"
     new = ("project", "new", bank / project.RUN, "--as", "bank", "--folder", tmp_path / "bank",
@@ -586,6 +591,66 @@ def test_a_party_is_checked_and_plans_alone(
     assert "holds no identity.pem" in error
 
 
+# By party, columns with a fault each, and what names the fault.
+FAULTY: dict[str, dict[str, tuple[list[Any], str]]] = {
+    "bank": {
+        "since": ([f"{at % 28 + 1:02d}.03.2024" for at in range(280)], "column 'since'"),
+        "grade": (["high", *SOME[1:]], "column 'grade'"),
+    },
+    "shop": {
+        "visits": ([None, *SOME[1:]], "empty cells in visits (1)"),
+        "street": ([f"street {at}" for at in range(280)], "column 'street'"),
+    },
+}
+
+
+def organisations_with_faulty_tables(base: Path) -> Organisations:
+    """Return organisations whose bank holds its own and the shop's table, with two faults each."""
+    made = Organisations(base)
+    settings = made.config.model_dump(mode="json", exclude_unset=True)
+    del settings["data"]["parties"]["bank"]["file"]  # so that no table is declared yet
+    made.config = load_config_text(as_yaml(settings))
+    made.sealed()
+    run = made.home("bank") / project.RUN
+    settings = parse_yaml(run.read_text(), "run.yaml")[0]
+    for name, columns in FAULTY.items():
+        file = base / name / f"{name}.csv"
+        faulty = {column: cells for column, (cells, _) in columns.items()}
+        pd.read_csv(file, dtype=str).assign(**faulty).to_csv(file, index=False)
+        settings["data"]["parties"].setdefault(name, {})["file"] = str(file)
+    run.write_text(as_yaml(settings))
+    return made
+
+
+@pytest.mark.filterwarnings("ignore::secure_apfed.errors.SuspectColumnWarning")
+def test_one_check_names_all_faults_of_several_tables_and_the_lines_that_mend_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bank = organisations_with_faulty_tables(tmp_path).home("bank")
+    found = told(capsys, "check", "--config", bank / "party.yaml", code=3)
+    wrong = [each["value"] for each in found["findings"] if each["state"] == "wrong"]
+    signs = [(party, sign) for party, own in FAULTY.items() for _, sign in own.values()]
+    assert len(wrong) == len(signs) == 4
+    for party, sign in signs:
+        assert sum(text.startswith(f"{party}: ") and sign in text for text in wrong) == 1, sign
+
+    assert execute(["check", "--config", str(bank / "party.yaml")]) == 3
+    shown = capsys.readouterr().out
+    assert f"below the same keys of {bank / project.RUN}" in " ".join(shown.split())
+    assert found["settings"] in shown
+
+    settings = parse_yaml((bank / project.RUN).read_text(), "run.yaml")[0]
+    pasted = parse_yaml(found["settings"], "pasted")[0]["data"]["parties"]
+    assert set(pasted) == set(FAULTY)
+    for party, lines in pasted.items():
+        settings["data"]["parties"][party] |= lines
+    (bank / project.RUN).write_text(as_yaml(settings))
+    mended = told(capsys, "check", "--config", bank / "party.yaml")
+    assert mended["settings"] == ""
+    states = {each["name"]: each["state"] for each in mended["findings"]}
+    assert states["table"] == states["table of shop"] == "ok"
+
+
 def certificate_findings(home: Path) -> dict[str, tuple[str, str]]:
     """Return what `check` says of certificates, or why it is wrong."""
     checks = _Checks(home / "party.yaml")
@@ -651,11 +716,25 @@ def test_a_project_that_was_sealed_again_is_joined_again(here: Organisations) ->
 def test_preparing_reads_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.yaml").write_text(blocks(PAGE, "yaml")[0])
     call = ("run", tmp_path / "run.yaml", "--transport", "relay", "--prepare")
-    files = told(capsys, *call, "--output", tmp_path / "out")["parties"]
+    prepared = told(capsys, *call, "--output", tmp_path / "out")
+    files = prepared["parties"]
     assert set(files) == set(PARTIES)
+    address = PartyFile.read(Path(files["bank"])).relay
+    assert prepared["relay"][:3] == ["relay", "--listen", address]
+    assert all(Path(path).is_file() for path in prepared["relay"][4::2])
+    capsys.readouterr()
+    assert execute([*map(str, call), "--output", str(tmp_path / "shown")]) == 0
+    printed = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert [words[1] for words in printed] == ["relay", *["party"] * len(PARTIES)]
     assert all(PartyFile.read(Path(file)).table is None for file in files.values())
     message = told(capsys, "plan", tmp_path / "run.yaml", code=3)["error"]["message"]
     assert "bank.csv" in message
+    table = tmp_path / "bank.csv"
+    rows = [f"{at},{at % 7},{'yes' if at % 2 else 'no'}\n" for at in range(20)]
+    table.write_text("customer,balance,late\n" + "".join(rows))
+    here = ("--set", f"data.parties.bank.file={table}", "--set", "data.labelled=8")
+    message = told(capsys, "plan", tmp_path / "run.yaml", *here, code=2)["error"]["message"]
+    assert "data.parties.shop.file is not set here, so only shop can read its table" in message
 
 
 def test_two_parties_meet_and_compare(

@@ -16,6 +16,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.audit_log import AuditLog, Parting, compare_logs, verify_log
 from secure_apfed.cli import execute
+from secure_apfed.commands.apart import _ending
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.promises import Promise
@@ -370,6 +371,7 @@ def test_commands_tell_and_end_with_codes(pair: Pair, capsys: pytest.CaptureFixt
     said = said_to_people(capsys)
     assert "ann logged at line 2" in said
     assert "lines after the last signature of bob" in said
+    assert "1 line after" in _ending(replace(verify_log(pair.paths["ann"]), unsigned=1))
     pair.paths["bob"].write_bytes(b"\n".join([*lines[:1], *lines[2:]]))
     refused = told(capsys, "audit-log", "verify", bob, code=3)
     assert "line 2 is not chained" in refused["error"]["message"]

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, get_args
@@ -20,7 +20,12 @@ from sklearn.datasets import load_breast_cancer
 
 from apfed_experiments.finished import read_finished_run
 from apfed_experiments.verdict import describe_run
-from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.errors import (
+    LocalProtocolError,
+    PartyLeftError,
+    RemoteProtocolError,
+    RunStoppedError,
+)
 from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed import progress, terminal
 from secure_apfed.cli import execute
@@ -70,6 +75,7 @@ def finished(printed: tuple[Path, str, str]) -> Path:
 
 def test_a_run_leaves_what_the_folder_promises_and_tells_it(printed: tuple[Path, str, str]) -> None:
     folder, out, err = printed
+    assert "\\u" not in out, "a sign is shown by its number"
     assert {path.name for path in folder.iterdir()} >= {
         "config.yaml", "contract.json", "seeds.json", "versions.json", "metrics.jsonl",
         "model.safetensors", "model.json", "transcript.json", "result.json", "attacks.json",
@@ -420,3 +426,38 @@ def test_tables_cut_no_word(capsys: Capture, monkeypatch: pytest.MonkeyPatch) ->
     title, _, first, second = capsys.readouterr().out.splitlines()
     assert (title, second.split()) == ("Runs", ["another/one", "22.0"])
     assert first.endswith(note)
+
+
+@pytest.mark.parametrize(
+    ("show", "stream"),
+    [
+        (lambda text: terminal.show_rows("Run", ("", ""), [("sent", text)]), "out"),
+        (lambda text: terminal.show_rows(text, ("a",), [("b",)]), "out"),
+        (lambda text: terminal.show_rows("Run", (text,), [("b",)]), "out"),
+        (terminal.show_note, "err"),
+        (terminal.show_line, "err"),
+    ],
+    ids=["cell", "title", "head", "note", "line"],
+)
+@pytest.mark.parametrize("blank", ["\u202f", "\u00a0"])
+def test_units_stand_behind_a_plain_blank(
+    blank: str, show: Callable[[str], object], stream: str, capsys: Capture
+) -> None:
+    show(f"3.9{blank}MB")
+    assert "3.9 MB" in getattr(capsys.readouterr(), stream)
+
+
+# What ends a run at another party, and what the panel is headed.
+PEERS_ERRORS = {
+    "it stopped": (RunStoppedError("bank stopped the run: 'DataError'"), "Another party stopped"),
+    "it left": (PartyLeftError("the link to bank was broken"), "Another party left"),
+    "it broke the rules": (RemoteProtocolError("bank sent a sum twice"), "The protocol was violat"),
+}
+
+
+@pytest.mark.parametrize("case", PEERS_ERRORS)
+def test_who_left_or_stopped_violated_nothing(case: str) -> None:
+    error, title = PEERS_ERRORS[case]
+    failure = terminal.failure_of(error)
+    assert failure.title.startswith(title)
+    assert failure.code == 4

@@ -231,8 +231,9 @@ def test_cells_are_counted_of_any_number_of_rows(rows: int) -> None:
     empty = new.assign(age=np.nan, job=None)
     told = metered(DriftMeter(encoding), encoding, empty).result()
     found = {one.name: one.notable for one in told}
-    assert f"{of}have an empty cell" in found["age"]
-    assert found["job"] == f"{of}have an empty cell"
+    filled = "which counts as the mean of training rows, or as no category"
+    assert f"{of}have an empty cell, {filled}" in found["age"]
+    assert found["job"] == f"{of}have an empty cell, {filled}"
     assert DriftMeter(encoding).result() == ()
 
 

@@ -22,7 +22,7 @@ from secure_apfed.exchange import Flow
 from secure_apfed.files import count_lines, read_json
 from secure_apfed.formats import STATEMENT
 from secure_apfed.methods.charged import Statement
-from secure_apfed.promises import Promise, promise_of_account, promise_of_party
+from secure_apfed.promises import NO_ACCOUNT, Promise, promise_of_account, promise_of_party
 from secure_apfed.runs.folder import PartyFolder, RunFolder, read_contract
 from secure_apfed.runs.keeper import PartyEnd
 from secure_apfed.runs.outcome import Outcome, Written, read_common
@@ -133,7 +133,7 @@ def stated_rows(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, str]
         )
         yield (
             f"stated by {name}",
-            f"{told or 'no account, since no noise of its own is agreed'}, {signed}",
+            f"{told or NO_ACCOUNT}, {signed}",
         )
 
 

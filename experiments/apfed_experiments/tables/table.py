@@ -212,9 +212,7 @@ class Board:
         )
         measured = (
             shown("here", "here", with_sd),
-            shown(
-                "limits", "95 % interval", lambda ends: _describe_limits(ends, self.table)
-            ),
+            shown("limits", "95 % interval", lambda ends: _describe_limits(ends, self.table)),
             shown("seeds", "seeds", lambda many: str(many or "")),
             shown("printed", "paper", with_sd, missing="-"),
             shown("difference", "difference", within(f"+{form}")),
