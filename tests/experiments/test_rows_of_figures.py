@@ -32,6 +32,8 @@ from apfed_experiments.solo import (
 )
 from apfed_experiments.study import figures_of
 from apfed_experiments.variants import describe_tested_rows
+from secure_apfed.cli import execute
+from secure_apfed.config.file import dump_settings
 from secure_apfed.measures import ACCURACY, MEASURES, Scored
 from secure_apfed.runs.folder import RunFolder, keep_scored, read_tested
 from secure_apfed.runs.outcome import Outcome, count_measured_rows
@@ -255,3 +257,19 @@ def test_figures_of_a_study_tell_baselines_of_the_same_rows() -> None:
     assert count_measured_rows(finished.config, outcome, "tvfl") == 250
     older = replace(finished, solo=solo.model_copy(update={"rows": None}))
     assert [figure["target"] for figure in figures_of(older)] == ["task"]
+
+
+@pytest.mark.parametrize("helps", ["judged", "always"])
+def test_the_screen_says_whether_votes_are_used(
+    helps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    method = {"name": "votes", "prior": "labeller", "help": helps}
+    data = {"dataset": "digits", "views": 4, "labelled": 30, "limit": 120, "rows": 200}
+    (tmp_path / "run.yaml").write_text(dump_settings(on_few_labels(method=method, data=data)))
+    folder = tmp_path / "run"
+    call = ["run", str(tmp_path / "run.yaml"), "--output", str(folder), "--no-baselines"]
+    assert execute(call) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("votes ")]
+    found = read_finished_run(folder).outcome.help
+    assert found is not None
+    assert line.split(maxsplit=1)[1] == str(found)
