@@ -20,6 +20,7 @@ from secure_apfed.files import write_atomically
 OURS, OTHER, ATTACK, INK, FAINT = "#1f6fb4", "#8a8f98", "#c8501e", "#24292f", "#d8dce1"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 """Okabe and Ito's (2008), which people with any colour vision can tell apart."""
+_PICTURE_DPI = 150
 # matplotlib's stubs type the keys as one literal each.
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -41,7 +42,7 @@ STYLE: dict[Any, Any] = {
     "grid.color": FAINT,
     "grid.linewidth": 0.7,
     "figure.facecolor": "white",
-    "savefig.dpi": 150,
+    "savefig.dpi": _PICTURE_DPI,
 }
 _PNG_HEADER = 24
 _PNG_WIDTH = slice(16, 20)
@@ -92,7 +93,7 @@ class Picture:
         """The width on a page, in pixels of 1/96 inch, at which its letters have their size."""
         header = self.path.read_bytes()[:_PNG_HEADER]
         pixels = int.from_bytes(header[_PNG_WIDTH], "big")
-        return round(pixels * _PAGE_DPI / STYLE["savefig.dpi"])
+        return round(pixels * _PAGE_DPI / _PICTURE_DPI)
 
     @property
     def is_broad(self) -> bool:
