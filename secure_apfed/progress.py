@@ -461,6 +461,7 @@ def _describe_meeting(status: "Status", meets: "Meeting") -> str:
 
 def _troubles(status: "Status") -> list[str]:
     told = []
+    refused = dict[str, list[str]]()
     for name, peer in status.peers.items():
         if peer.state == "silent" and peer.silent_s is not None:
             told.append(f"{name} silent for {peer.silent_s:.0f} s")
@@ -468,9 +469,12 @@ def _troubles(status: "Status") -> list[str]:
             told.append(f"{name} left")
         elif peer.state == "expected":
             if peer.refusal:
-                told.append(f"{name} is expected: {peer.refusal}")
+                refused.setdefault(peer.refusal, []).append(name)
             elif status.meets is None:
                 told.append(f"{name} is expected")
+    for refusal, names in refused.items():
+        verb = "is" if len(names) == 1 else "are"
+        told.append(f"{' and '.join(names)} {verb} expected: {refusal}")
     return told
 
 

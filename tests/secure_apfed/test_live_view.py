@@ -336,3 +336,11 @@ def test_a_study_tells_how_long_the_rest_takes_whatever_was_there_before(
         "runs: 7 of 12  about 38 min left",
         "runs: 8 of 8",
     ]
+
+
+def test_one_cause_of_several_absent_parties_is_said_once() -> None:
+    keeper = StatusKeeper()
+    keeper.begin("ann", ["bob", "cid", "dan"], None, meet_s=60)
+    keeper.misses({"bob": "no relay", "cid": "no relay", "dan": "its key is another"})
+    told = shown_progress._troubles(keeper.status())
+    assert told == ["bob and cid are expected: no relay", "dan is expected: its key is another"]
