@@ -85,6 +85,33 @@ def read_revoked(path: Path | None) -> frozenset[str]:
     return frozenset(found - {""})
 
 
+class RevokedList:
+    """A list of what is revoked, which is read again whenever its file changes.
+
+    Args:
+        path: of the file; None: nothing is revoked.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._stamp: tuple[int, int, int] | None = None
+        self._revoked: frozenset[str] = frozenset()
+
+    def read(self) -> frozenset[str]:
+        """Return what is revoked now. Raises ConfigError: the file is gone, or cannot be read."""
+        if self._path is None:
+            return self._revoked
+        try:
+            status = self._path.stat()
+        except OSError as error:
+            raise ConfigError(f"{self._path} cannot be read ({error.strerror})") from error
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if stamp != self._stamp:
+            self._revoked = read_revoked(self._path)
+            self._stamp = stamp
+        return self._revoked
+
+
 @dataclass(frozen=True)
 class Credentials:
     """What a party shows and believes in TLS, in PEM; nothing of the key is printed."""

@@ -5,13 +5,17 @@ that its room lists; a room is the set of a session's public identities, named b
 nobody comes into the room of others. It learns who speaks to whom, when and how much; what it
 forwards is sealed between the two ends from their first proof on. It can cut, and nothing else.
 Protects itself from: rooms, streams and frames that are too many or too large, and streams that
-are idle.
+are idle. It reads a list of what is revoked, as every party does: whose certificate or identity
+stands there does not come in, and a stream of theirs ends with the next frame after it is listed.
+That is safe without a list, too, since each party refuses by its own; the relay's keeps a stolen
+key from learning who is there, and from taking the place of whose it was.
 """
 
 import hashlib
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import msgpack
@@ -19,8 +23,9 @@ import msgpack
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
 from apfed_protocols.seal import SIGNATURE_BYTES, verify
-from secure_apfed.between.certificates import Credentials
+from secure_apfed.between.certificates import Credentials, RevokedList, listed_as
 from secure_apfed.between.grpc_link import GrpcConnection, Port
+from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.resumable_link import Connection, RelayAbsentError
 from secure_apfed.exchange.sealed_connection import Crowd, LocalEnd, read_before, refuse
 from secure_apfed.exchange.sockets import Address
@@ -95,21 +100,40 @@ class _Entry(NamedTuple):
 
 @dataclass(eq=False)
 class _Stream:
-    """A stream that proved its entry, and the one that it is joined to, once that is there."""
+    """A stream that proved its entry, and the one that it is joined to, once that is there.
+
+    Attributes:
+        marks: by what a list of what is revoked may name its party.
+    """
 
     connection: GrpcConnection
     entry: _Entry
+    marks: frozenset[str]
     partner: "_Stream | None" = None
 
 
 class Relay:
-    """Joins streams by room, sender and receiver."""
+    """Joins streams by room, sender and receiver.
+
+    Args:
+        allowed: identities that may enter; None: any.
+        revoked: a list of certificates and identities that may not, which is read again whenever it
+            changes; while it cannot be read, nobody may. None: there is none.
+
+    Raises ConfigError: nobody can listen there, or the list cannot be read.
+    """
 
     def __init__(
-        self, address: Address, credentials: Credentials | None,
+        self,
+        address: Address,
+        credentials: Credentials | None,
         allowed: frozenset[bytes] | None = None,
-    ) -> None:  # fmt: skip
+        *,
+        revoked: Path | None = None,
+    ) -> None:
         self._allowed, self._crowd = allowed, Crowd()
+        self._list = RevokedList(revoked)
+        self._list.read()
         self._changed = threading.Condition()
         self._rooms: dict[bytes, dict[_Entry, _Stream]] = {}
         self._port = Port(address, credentials, self._welcome)
@@ -127,8 +151,10 @@ class Relay:
             entry = _Entry.parse(read_before(stranger, time.monotonic() + _PROOF_S), challenge)
             if self._allowed is not None and entry.own not in self._allowed:
                 raise RemoteProtocolError("this identity is not among those that may enter")
+            marks = frozenset({entry.own.hex(), *listed_as(certificate)})
+            self._require_valid(marks)
             stranger.trust()
-            stream = _Stream(stranger, entry)
+            stream = _Stream(stranger, entry, marks)
             self._enter(stream)
         except (OSError, EOFError, RemoteProtocolError) as error:
             if isinstance(error, RemoteProtocolError):
@@ -142,6 +168,20 @@ class Relay:
         finally:
             with self._changed:
                 self._remove(stream)
+
+    def _require_valid(self, marks: frozenset[str]) -> None:
+        """Refuse whom the list names as it is now. Raises RemoteProtocolError."""
+        try:
+            revoked = self._list.read()
+        except ConfigError as error:
+            raise RemoteProtocolError(
+                "its list of what is revoked cannot be read; ask who runs it"
+            ) from error
+        if marks & revoked:
+            raise RemoteProtocolError(
+                "this certificate or identity is revoked by its list; have another one made, or "
+                "ask who runs it"
+            )
 
     def _enter(self, stream: _Stream) -> None:
         """Take a place; whoever had it before goes, and so does who was joined to that."""
@@ -179,10 +219,13 @@ class Relay:
                     return
                 self._changed.wait(_LOOK_S)
             partner = stream.partner.connection
+            marks = stream.marks | stream.partner.marks
         try:
             stream.connection.send_bytes(_READY)
             while partner.poll(_IDLE_S):
-                stream.connection.send_bytes(partner.recv_bytes())
-        except (OSError, EOFError):
+                frame = partner.recv_bytes()
+                self._require_valid(marks)
+                stream.connection.send_bytes(frame)
+        except (OSError, EOFError, RemoteProtocolError):
             pass
         partner.close()  # nothing is left of a pair when one is gone

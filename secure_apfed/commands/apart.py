@@ -177,6 +177,10 @@ def relay(
         list[str] | None,
         typer.Option(metavar="IDENTITY", help="Let these parties in alone; hex, may be repeated."),
     ] = None,
+    revoked: Annotated[
+        Path | None,
+        typer.Option(metavar="LIST", help="Certificates and identities that it does not let in."),
+    ] = None,
     insecure_plaintext_on_loopback: Annotated[
         bool, typer.Option("--insecure-plaintext-on-loopback", help="No TLS, on this machine.")
     ] = False,
@@ -206,7 +210,7 @@ def relay(
     signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
     if end_with_stdin:
         threading.Thread(target=watch_stdin, daemon=True).start()
-    standing = Relay(address, credentials, identities)
+    standing = Relay(address, credentials, identities, revoked=revoked)
     listens = spell_address((address[0], standing.port))
     if as_json:
         terminal.print_json({"listens": listens})
@@ -314,8 +318,9 @@ def revoke(
 ) -> None:  # fmt: skip
     """Write these into a list of what is revoked, and say whose files read it.
 
-    A running party reads its list again at once, and ends its session with whom it names. A list
-    that no file here reads protects nobody, and is an error.
+    A running party reads its list again at once, and ends its session with whom it names; so does
+    a relay with the list that it was started with. A list that no file here reads protects nobody,
+    and is an error.
     """
     from secure_apfed.between.certificates import fingerprint, read_revoked
     from secure_apfed.runs.revocation import find_readers
@@ -342,11 +347,16 @@ def revoke(
             f"Say `revoked: {revoked.absolute()}` under `tls` in the party.yaml, start the party "
             "again, and revoke anew; or say --for-others where it is for other machines"
         )
+    relays = sorted({one.relay for one in (*reading, *others) if one.relay is not None})
     if as_json:
-        readers = [str(one.path) for one in reading]
-        unread = [str(one.path) for one in others]
         terminal.print_json(
-            {"list": str(revoked), "revoked": listed, "read_by": readers, "not_read_by": unread}
+            {
+                "list": str(revoked),
+                "revoked": listed,
+                "read_by": [str(one.path) for one in reading],
+                "not_read_by": [str(one.path) for one in others],
+                "relays": relays,
+            }
         )
         return
     by = ", ".join(f"{one.party} ({one.path})" for one in reading) or "nobody here"
@@ -354,6 +364,11 @@ def revoke(
     for one in others:
         terminal.show_note(
             f"note: {one.path} of {one.party} reads {one.revoked or 'no list'}, and not this one"
+        )
+    for address in relays:
+        terminal.show_note(
+            f"note: the relay at {address} reads the list that it was started with (--revoked): "
+            "give this one to who runs it. Parties refuse by their own lists all the same"
         )
 
 

@@ -461,6 +461,10 @@ def _tell_sealed(sealed: "Sealed", folder: Path, then: str, *, as_json: bool) ->
         files = {name: folder / f"{name}.pem" for name in ("ca", "relay-certificate", "relay-key")}
         options = " ".join(f"--{key.removeprefix('relay-')} {path}" for key, path in files.items())
         allowed = " ".join(f"--allow {given.identity}" for given in sealed.answered.values())
+        from secure_apfed.runs.revocation import REVOKED
+
+        if (folder / REVOKED).exists():
+            options += f" --revoked {folder / REVOKED}"
         typer.echo(
             f"The relay: secure-apfed relay --listen {_spell_own(address)} {options} {allowed}"
         )

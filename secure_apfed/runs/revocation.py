@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apfed_protocols.errors import PartyLeftError
-from secure_apfed.between.certificates import listed_as, read_revoked
+from secure_apfed.between.certificates import RevokedList, listed_as, read_revoked
 from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.exchange import Envelope
 from secure_apfed.files import read_json
@@ -44,11 +44,13 @@ class Reader:
 
     Attributes:
         party: its name; path: of the file; revoked: the list that it names; None: none.
+        relay: the address of the relay that it dials; None: none.
     """
 
     party: str
     path: Path
     revoked: Path | None
+    relay: str | None = None
 
 
 def find_readers(
@@ -70,7 +72,7 @@ def find_readers(
             continue  # `check` says what is wrong with it
         if file.tls is None:
             continue
-        reader = Reader(file.party, path, file.tls.revoked)
+        reader = Reader(file.party, path, file.tls.revoked, file.relay)
         same = file.tls.revoked is not None and file.tls.revoked.resolve() == revoked.resolve()
         (reading if same else others).append(reader)
     return reading, others
@@ -150,9 +152,8 @@ class RevocationWatch:
     def __init__(self, file: "PartyFile") -> None:
         self._me = file.party
         self._path = file.tls.revoked if file.tls is not None else None
+        self._list = RevokedList(self._path)
         self._marks: Mapping[str, frozenset[str]] = _marks_of(file) if self._path else {}
-        self._stamp: tuple[int, int, int] | None = None
-        self._names: frozenset[str] = frozenset()
 
     def sent(self, envelope: Envelope, frame: bytes) -> None:
         """Refuse to send to a peer that is revoked. Raises PartyLeftError."""
@@ -169,17 +170,12 @@ class RevocationWatch:
         if self._path is None:
             return
         try:
-            status = self._path.stat()
-            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if stamp != self._stamp:
-                revoked = read_revoked(self._path)
-                self._names = frozenset(name for name, own in self._marks.items() if own & revoked)
-                self._stamp = stamp
-        except (OSError, ConfigError) as error:
+            revoked = self._list.read()
+        except ConfigError as error:
             raise ConfigError(
                 f"tls.revoked: {self._me} cannot read {self._path} any more ({error}); put it back"
             ) from error
-        if peer in self._names:
+        if self._marks.get(peer, frozenset()) & revoked:
             raise PartyLeftError(
                 f"{peer} is revoked by the list of {self._me} ({self._path})", left=(peer,)
             )

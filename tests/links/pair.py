@@ -5,7 +5,7 @@ import socket
 import ssl
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +170,16 @@ class Pair:
         self.told["ann"]["listen"] = self.address
         self.peers["bob"]["ann"] = self.peer("ann", address=self.address)
 
-    def meet_at_a_relay(self, host: str, allowed: frozenset[bytes] | None = None) -> None:
-        """Let both dial a relay at this host."""
+    def meet_at_a_relay(
+        self, host: str, allowed: frozenset[bytes] | None = None, *, refused: Sequence[str] = ()
+    ) -> None:
+        """Let both dial a relay at this host, whose list names those that are `refused`."""
         if self.relay is not None:
             self.relay.close()
-        self.relay = Relay((host, 0), self.authority.issue("relay"), allowed)
+        listed = self.folder / "relay-revoked.txt"
+        listed.write_text("".join(f"{entry}\n" for entry in refused))
+        own = self.authority.issue("relay")
+        self.relay = Relay((host, 0), own, allowed, revoked=listed)
         for told in self.told.values():
             told["relay"] = spell_address((host, self.relay.port))
 

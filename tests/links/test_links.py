@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -172,6 +172,18 @@ REMOTE: dict[str, tuple[Callable[[Pair], Any], str, str]] = {
     "no relay": (
         lambda pair: pair.meet_at_no_relay(),
         "the relay is not reached (nobody listens there", "start secure-apfed relay",
+    ),
+    "a certificate on the relay's list": (
+        lambda pair: pair.meet_at_a_relay(
+            "127.0.0.1", refused=[pair.credentials("bob").digest]
+        ),
+        "identity is revoked by its list", "bob: it did not come to the relay",
+    ),
+    "an identity on the relay's list": (
+        lambda pair: pair.meet_at_a_relay(
+            "127.0.0.1", refused=[pair.identities["bob"].public.hex()]
+        ),
+        "identity is revoked by its list", "bob: it did not come to the relay",
     ),
 }  # fmt: skip
 
@@ -522,6 +534,73 @@ def test_who_is_not_of_a_room_does_not_enter_it(relayed: Pair) -> None:
         enter(relayed, eve)
     assert room_of([*known.values()]) != room_of([*known.values(), stranger.public])
     say_and_hear(relayed)
+
+
+@contextmanager
+def at_a_relay(pair: Pair, name: str, peer: str) -> Iterator[Connection]:
+    """A stream of one of the two at the relay, below the proof between them."""
+    assert pair.relay is not None
+    known = {peer: pair.identities[peer].public}
+    me = LocalEnd(name=name, identity=pair.identities[name], known=known)
+    address = ("127.0.0.1", pair.relay.port)
+    with closing(dial(address, pair.credentials(name), name="relay")) as connection:
+        through(connection, me, peer)
+        yield connection
+
+
+@contextmanager
+def joined_at_a_relay(pair: Pair) -> Iterator[tuple[Connection, Connection]]:
+    """Streams of both, which the relay joined."""
+    with ThreadPoolExecutor(2) as pool, ExitStack() as stack:
+        pairs = ("ann", "bob"), ("bob", "ann")
+        coming = [pool.submit(stack.enter_context, at_a_relay(pair, *names)) for names in pairs]
+        ann, bob = (one.result() for one in coming)
+        ann.send_bytes(b"hello")
+        assert bob.recv_bytes() == b"hello"
+        yield ann, bob
+
+
+def list_certificate(pair: Pair, listed: Path) -> None:
+    listed.write_text(pair.credentials("bob").digest)
+
+
+def list_identity(pair: Pair, listed: Path) -> None:
+    listed.write_text(pair.identities["bob"].public.hex())
+
+
+def remove_list(pair: Pair, listed: Path) -> None:
+    listed.unlink()
+
+
+def spoil_list(pair: Pair, listed: Path) -> None:
+    listed.write_text("bob's")
+
+
+@pytest.mark.parametrize("change", [list_certificate, list_identity, remove_list, spoil_list])
+def test_a_relay_reads_its_list_again_and_ends_the_streams_of_whom_it_names(
+    change: Callable[[Pair, Path], None], relayed: Pair
+) -> None:
+    with joined_at_a_relay(relayed) as (ann, bob):
+        change(relayed, relayed.folder / "relay-revoked.txt")
+        ann.send_bytes(b"after")
+        with pytest.raises((OSError, EOFError)):
+            bob.recv_bytes()
+    with (
+        pytest.raises(ConnectionRefusedError, match=r"by its list|what is revoked cannot be"),
+        at_a_relay(relayed, "bob", "ann"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("content", [None, "bob's"])
+def test_a_relay_does_not_begin_with_a_list_that_it_cannot_read(
+    content: str | None, tmp_path: Path
+) -> None:
+    listed = tmp_path / "list.txt"
+    if content is not None:
+        listed.write_text(content)
+    with pytest.raises(ConfigError, match=r"list\.txt"):
+        Relay(("127.0.0.1", 0), None, revoked=listed)
 
 
 def test_a_peer_that_is_gone_is_named_after_the_patience(pair: Pair) -> None:

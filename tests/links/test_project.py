@@ -33,7 +33,7 @@ from secure_apfed.runs.revocation import RevocationWatch
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import TableShape
 from tests.docs.pages import blocks
-from tests.secure_apfed.small_runs import told
+from tests.secure_apfed.small_runs import said_to_people, told
 from tests.waiting import LONG_S
 
 TUTORIAL = "docs/tutorial.md"
@@ -671,6 +671,7 @@ def test_a_project_reads_its_list_of_what_is_revoked(
     watch.received(envelope, b"")
     said = told(capsys, "certs", "revoke", shop, "--list", listed)
     assert said["read_by"] == [str(bank / "party.yaml")]
+    assert said["relays"] == []
     with pytest.raises(PartyLeftError, match="shop is revoked by the list of bank"):
         watch.received(envelope, b"")
     state, value = certificate_findings(bank)["revoked"]
@@ -678,6 +679,22 @@ def test_a_project_reads_its_list_of_what_is_revoked(
     listed.unlink()
     with pytest.raises(ConfigError, match="bank cannot read"):
         watch.received(envelope, b"")
+
+
+def test_whoever_revokes_is_told_of_the_relay_that_reads_another_list(
+    here: Organisations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = here.home("bank")
+    monkeypatch.chdir(here.base)
+    file = bank / "party.yaml"
+    kept = parse_yaml(file.read_text(), str(file))[0]
+    assert isinstance(kept, dict)
+    file.write_text(as_yaml({**kept, "relay": "relay.example:443"}))
+    command = ("certs", "revoke", "ab" * 32, "--list", bank / "revoked.txt")
+    assert told(capsys, *command)["relays"] == ["relay.example:443"]
+    assert execute([*map(str, command)]) == 0
+    said = said_to_people(capsys)
+    assert "the relay at relay.example:443 reads the list that it was started with" in said
 
 
 def test_a_list_that_nobody_reads_is_no_protection(
