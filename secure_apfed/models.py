@@ -492,6 +492,22 @@ class Enriched(nn.Module):
         return torch.cat([features_B.flatten(1), self.code(features_B)], dim=1)
 
 
+class WithFeatures(nn.Module):
+    """An encoder's output behind the row itself: x -> (x, h), flattened.
+
+    Local models after an exchange read it (`secure_apfed.methods.local_models`). Its encoder may be
+    any; `Enriched` is the one that is trained as a whole.
+    """
+
+    def __init__(self, represented: nn.Module) -> None:
+        super().__init__()
+        self.represented = represented
+
+    def forward(self, features_B: Tensor) -> Tensor:
+        h_B = self.represented(features_B)
+        return torch.cat([features_B.flatten(1), h_B.flatten(1)], dim=1)
+
+
 class EnrichedFamily(Selu):
     """SELU between fully connected layers, none behind the last; the row beside its code.
 

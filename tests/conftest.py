@@ -117,9 +117,10 @@ def _few_baselines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     from secure_apfed.solo import BASELINES
 
     few = {name: BASELINES[name] for name in ("ridge", "logistic")}
-    monkeypatch.setattr("apfed_experiments.solo.BASELINES", few)
+    monkeypatch.setattr("apfed_experiments.solo.every_baseline", lambda: few)
     if not _below(request, *STARTS_OTHERS):
         monkeypatch.setattr("secure_apfed.solo.BASELINES", few)
+        monkeypatch.setattr("secure_apfed.solo.COMBINATIONS", {})
         if any(map(request.node.get_closest_marker, ("every_teacher", "slow"))):
             return
         monkeypatch.setattr("secure_apfed.methods.student._GROWN", _FEW_TREES)

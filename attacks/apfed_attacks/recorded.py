@@ -277,7 +277,7 @@ def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candi
     """
     data, config, active = recording.data, recording.config, recording.data.active
     aligned = recording.alignment.get(active.name)  # None: it trained alone
-    trained = rows_among(data.train_rows, None if config.train.use_unaligned else aligned)
+    trained = rows_among(data.train_rows, None if config.train.trains_unaligned else aligned)
     inside, outside = (_labelled([(active, rows)]) for rows in (trained, data.test_rows))
     there_are = f"{len(inside[0])} rows with a label trained and {len(outside[0])} did not"
     candidates, rows_n, inside_n = _mixed(recording, inside, outside, most, seed, there_are)

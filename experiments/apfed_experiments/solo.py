@@ -61,12 +61,22 @@ from secure_apfed.runs.outcome import (
 )
 from secure_apfed.seeds import derive_seed, one_thread, undisturbed
 from secure_apfed.settings.data import DataSettings
-from secure_apfed.solo import BASELINES, Baseline, SoloTask, validation_of
+from secure_apfed.solo import (
+    MOST_APART,
+    Baseline,
+    SoloTask,
+    every_baseline,
+    likelihood_of,
+    measure_collapse,
+    scored_held_out,
+    validation_of,
+)
 from secure_apfed.solo.interface import (
     MOST_ROWS,
     FitStore,
     FloatArray,
     IntArray,
+    fit_once,
     fits_kept_meanwhile,
 )
 from secure_apfed.working import report_work
@@ -103,7 +113,9 @@ class BaselineResult:
 
     The first is None where none could be held out, since every class has one, or where they do not
     define it. `ranked`: of two classes AUC and average precision on test rows. `influence`: of each
-    test row on `test`, where a study keeps it.
+    test row on `test`, where a study keeps it. `likelihood`: the mean log probability of the
+    held-out labels, which decides between equals. `apart`: how far the classes that it predicts lie
+    from those of the labels, in total variation; None of both: an older version's.
     """
 
     name: str
@@ -112,11 +124,27 @@ class BaselineResult:
     test: float
     ranked: Mapping[str, float] = field(default_factory=dict, compare=False)
     influence: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    likelihood: float | None = field(default=None, compare=False)
+    apart: float | None = field(default=None, compare=False)
+
+    @property
+    def has_collapsed(self) -> bool:
+        return self.apart is not None and self.apart > MOST_APART
 
 
 def best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> BaselineResult:
-    """The one with the best validation; the first of equals."""
-    return max(results, key=lambda result: measure.rank(result.validation))
+    """Return the one with the best validation; of equals the likelier, and then the first.
+
+    One that has collapsed is passed over, unless all have.
+    """
+    every = list(results)
+    standing = [result for result in every if not result.has_collapsed] or every
+
+    def rank(result: BaselineResult) -> tuple[float, float]:
+        likelihood = -math.inf if result.likelihood is None else result.likelihood
+        return measure.rank(result.validation), likelihood
+
+    return max(standing, key=rank)
 
 
 class RunGain(Written):
@@ -404,7 +432,7 @@ def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[Bas
         table.features[rows], labelled, table.labels[rows[labelled]], classes=len(own.classes),
         seed=seed, model=config.model, train=config.train,
     )  # fmt: skip
-    return compare(task, test_BF, labels_B.numpy(), BASELINES, **how)
+    return compare(task, test_BF, labels_B.numpy(), every_baseline(), **how)
 
 
 def seconds_alone(config: Config, data: VerticalData) -> float:
@@ -524,8 +552,10 @@ def compare(
     with fits_kept_meanwhile():
         for done, (name, baseline) in enumerate(baselines.items()):
             report_work(_BASELINES, done, len(baselines), baseline.title)
+            held_out = scored_held_out(baseline, task)
             validation = validation_of(baseline, task, measure)
-            scores_BK = probabilities_of(baseline.fit(task).scores(test_BF))
+            predictor = fit_once(baseline, task)
+            scores_BK = probabilities_of(predictor.scores(test_BF))
             scored = _keep(said, name, Scored(truth=labels_B, scores=scores_BK))
             ranked = {
                 ranking: value
@@ -534,7 +564,8 @@ def compare(
             }
             found.append(BaselineResult(
                 name=name, title=baseline.title, validation=validation, test=measure.of(scored),
-                ranked=ranked,
+                ranked=ranked, likelihood=None if held_out is None else likelihood_of(held_out),
+                apart=measure_collapse(predictor, task),
             ))  # fmt: skip
     report_work(_BASELINES, len(baselines), len(baselines))
     return found

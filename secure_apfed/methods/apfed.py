@@ -5,6 +5,10 @@ every passive, and updates from the sum of their gradients. `ApfedPassive.answer
 descends on its own loss, and contributes its gradient on what came. The aggregator adds what it
 cannot read (`secure_apfed.methods.sum_end`). SingleVL (Section 5.1) is the active's script alone.
 
+With `train.labels: after` the task loss stays out of these steps: the encoder learns from the
+passives' gradients alone, nothing that is sent depends on a label, and local models over the
+features and their representation learn the labels at the end (`secure_apfed.methods.local_models`).
+
 The active emits its representations after the guard and nothing else; a passive its contribution to
 a secure sum. The arithmetic stands apart (`ActiveTrainer`, `PassiveTrainer`) and knows no message.
 
@@ -29,7 +33,15 @@ from secure_apfed.defences import GradientDefence, Leaving
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.labellers import Labeller, Spreading
-from secure_apfed.learning.descent import EVERY, ActiveNetworks, Compute, Trainer, joint_loss
+from secure_apfed.learning.descent import (
+    EVERY,
+    ActiveNetworks,
+    Compute,
+    Trainer,
+    joint_loss,
+    prefixed,
+    without_prefix,
+)
 from secure_apfed.learning.release import (
     Released,
     Releases,
@@ -39,7 +51,7 @@ from secure_apfed.learning.release import (
     spread_of,
 )
 from secure_apfed.learning.votes import fit_linear, last_layer
-from secure_apfed.measures import Scored, balanced_weights
+from secure_apfed.measures import MEASURES, Scored, balanced_weights, scored_by
 from secure_apfed.methods.accounts import (
     agreed_sum,
     defences_of,
@@ -49,6 +61,7 @@ from secure_apfed.methods.accounts import (
     whole_training,
 )
 from secure_apfed.methods.alignment import rows_among
+from secure_apfed.methods.local_models import LocalModels, fit_local_models
 from secure_apfed.methods.method import (
     Agreed,
     Helper,
@@ -59,6 +72,7 @@ from secure_apfed.methods.method import (
     Steps,
     learnt_rows,
 )
+from secure_apfed.methods.student import restored
 from secure_apfed.methods.sum_end import (
     ActiveSum,
     Admitted,
@@ -93,9 +107,11 @@ from secure_apfed.settings.training import (
     ReconstructionSettings,
     TrainSettings,
 )
+from secure_apfed.solo import SoloTask
 from secure_apfed.tasks import Classification, Task, scored_rows
 
 _EVALUATION_ROWS = 1000
+_LOCAL_MODELS = "local models"
 
 
 class SingleViewSettings(MethodSettings):
@@ -167,12 +183,14 @@ class ApfedActive(SumLearner):
     ) -> None:  # fmt: skip
         super().__init__(sum_end)
         self.name, self.contract, self.trainer = own.name, contract, trainer
+        self._fitted: LocalModels | None = None
         self._own, self._releases = own, releases
         self.kept = {"": trainer, "guard": releases.guard}
         self._least_spread = max(
             (terms.representation.minimum_spread for terms in contract.passives.values()), default=0
         )
-        self._only = rows if sum_end and not own.config.train.use_unaligned else None
+        self._only = rows if sum_end and not own.config.train.trains_unaligned else None
+        self._people = rows
         self.training_rows = rows_among(own.data.train_rows, self._only)
         self._position_N = torch.full((len(own.data.table.ids),), -1, dtype=torch.int64)
         self._position_N[rows] = torch.arange(len(rows))
@@ -259,12 +277,49 @@ class ApfedActive(SumLearner):
         return spread < least
 
     def conclude_alone(self) -> None:
-        """Spread its labels over h of the rows it learns from, if the settings say so."""
-        if self._own.config.train.spread_labels:
+        """Fit local models with the labels, or spread these over h, if the settings say so."""
+        train = self._own.config.train
+        if train.meets_labels_after:
+            self._fitted = self._fit_local_models(self.task_alone())
+            self.local_models = self._fitted.as_json()
+        elif train.spread_labels:
             self.trainer.spread_labels(self.learnt, Spreading())
 
+    def task_alone(self) -> SoloTask:
+        """Return its training rows and labels as its baselines have them."""
+        config, data = self._own.config, self._own.data
+        rows_U = data.train_rows
+        if not config.train.use_unaligned:
+            rows_U = rows_among(rows_U, self._people)
+        labels_N = self.trainer.labels_N.cpu()
+        labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten()
+        return SoloTask.of(
+            data.table.features[rows_U],
+            labelled,
+            labels_N[rows_U[labelled]],
+            classes=len(data.classes),
+            seed=config.seed,
+            model=config.model,
+            train=config.train,
+        )
+
+    def _fit_local_models(self, task: SoloTask) -> LocalModels:
+        config = self._own.config
+        return fit_local_models(
+            self.trainer.networks.encoder,
+            task,
+            combine=config.train.combine,
+            measure=MEASURES[config.measure],
+        )
+
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        return {self._own.config.method.name: self.trainer.scored(self._own.data.test_rows)}
+        rows = self._own.data.test_rows
+        if self._fitted is None:
+            scored = self.trainer.scored(rows)
+        else:
+            labels_N = self.trainer.labels_N.cpu()
+            scored = scored_by(self._fitted.score_rows_of(self._own.data.table), rows, labels_N)
+        return {self._own.config.method.name: scored}
 
     def rows_with_label(self) -> Tensor:
         rows = self.training_rows
@@ -279,8 +334,40 @@ class ApfedActive(SumLearner):
         self.trainer.weigh_classes(self.learnt, len(self._own.data.classes))
 
     def solo(self) -> ActiveNetworks | None:
-        """The active's own networks: that is the point of the method."""
+        """Return the active's own model: that is the point of the method.
+
+        None before local models are fitted, where labels come after the exchange.
+        """
+        if self._own.config.train.meets_labels_after:
+            return None if self._fitted is None else self._fitted.networks
         return self.trainer.networks
+
+    def without(self, rows: Tensor) -> ActiveNetworks | None:
+        """Return local models fitted without the labels of these rows; None: the networks descend.
+
+        The representation stays: it knows no label.
+        """
+        if self._fitted is None:
+            return None
+        task = self.task_alone()
+        rows_U = self._own.data.train_rows
+        if not self._own.config.train.use_unaligned:
+            rows_U = rows_among(rows_U, self._people)
+        part = torch.isin(rows_U[torch.from_numpy(task.labelled)], rows).nonzero().flatten()
+        return self._fit_local_models(task.without(part.numpy())).networks
+
+    def tensors(self) -> dict[str, Tensor]:
+        tensors = super().tensors()
+        if self._fitted is not None:
+            tensors |= prefixed(_LOCAL_MODELS, self._fitted.networks.state_dict())
+        return tensors
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        super().load_tensors(tensors, next_step=next_step)
+        state = without_prefix(_LOCAL_MODELS, tensors)
+        if state:
+            networks = restored(state, self.trainer.networks)
+            self._fitted = LocalModels(networks=networks, used=())
 
 
 ActiveT = TypeVar("ActiveT", bound=ApfedActive)
@@ -360,14 +447,14 @@ class Batch:
 
     Attributes:
         rows: positions in the own table, (B,).
-        loss: mean task loss.
+        loss: mean task loss; None: labels come after the exchange (`train.labels`).
         h: of the rows that passives may help with, before the guard, (A, *shape); None: the batch
             trains the active alone.
     """
 
     step: int
     rows: Tensor
-    loss: Tensor
+    loss: Tensor | None
     h: Tensor | None
 
 
@@ -386,6 +473,7 @@ class ActiveTrainer(Trainer):
         self.private = private
         self._private = PrivateGradient(owner, modules, private) if private else None
         self._weighs = train.class_weights == "balanced"
+        self._reads_labels = not train.meets_labels_after
         self._weights_K: Tensor | None = None
 
     def weigh_classes(self, rows: Tensor, classes: int) -> None:
@@ -407,7 +495,9 @@ class ActiveTrainer(Trainer):
             picked = EVERY if len(aligned) == len(rows_B) else aligned.to(here_B.device)
         with self.forward_pass(step):
             scores_BK, h_A = self.networks(self.features_N[here_B], picked)
-        loss = self.task.loss(scores_BK.to(dtype), self.labels_N[here_B], self._weights_K)
+        loss = None
+        if self._reads_labels:
+            loss = self.task.loss(scores_BK.to(dtype), self.labels_N[here_B], self._weights_K)
         if h_A is not None:
             h_A = h_A.to(dtype)
             if self._private:
@@ -417,7 +507,8 @@ class ActiveTrainer(Trainer):
     def update(
         self, batch: Batch, z_A: Tensor | None = None, sum_AD: Tensor | None = None
     ) -> float:
-        """Descend on the task loss and the passives' sum together (Eq. 9); return the task loss.
+        """Descend on the task loss and the passives' sum together (Eq. 9); return the task loss, or
+        0.0 where labels come after the exchange: then a batch without a sum changes nothing.
         `z_A`: what was released, in its graph; `sum_AD`: of all lambda_p A dL_p/dz, flat. Raises
         BudgetExhaustedError: the update would exceed the budget of private training; ModelError:
         the gradient is not finite, where it has a bound.
@@ -425,13 +516,15 @@ class ActiveTrainer(Trainer):
         loss = batch.loss
         if z_A is not None and sum_AD is not None:
             gradient_A = self.compute.place(sum_AD / len(sum_AD)).reshape(z_A.shape)
-            loss = joint_loss(loss, z_A, gradient_A)
+            loss = joint_loss(0.0 if loss is None else loss, z_A, gradient_A)
+        if loss is None:
+            return 0.0
         if self._private:
             self._private.backward(loss, step=batch.step, rows=batch.rows)
         else:
             loss.backward()
         self.step()
-        return batch.loss.item()
+        return 0.0 if batch.loss is None else batch.loss.item()
 
     def relabel(self, labels_N: Tensor) -> None:
         self.labels_N = self.compute.place(labels_N)

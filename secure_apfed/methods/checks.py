@@ -22,9 +22,18 @@ def check_method(config: RunSettings) -> None:
     check_defences(config.defences, config.method)
     config.method.check(config)
     for problems in (
-        _task, _noise, _colluders, _early_end, _imbalance, _parties, _spreading, _pairwise, _labels,
+        _task,
+        _noise,
+        _colluders,
+        _early_end,
+        _imbalance,
+        _parties,
+        _spreading,
+        _labels_after,
+        _pairwise,
+        _labels,
         _private_training,
-    ):  # fmt: skip
+    ):
         for problem in problems(config):
             raise ValueError(problem)
 
@@ -180,6 +189,37 @@ def _spreading(config: RunSettings) -> Iterator[str]:
         yield (
             "train.spread_labels: the last layer would be fitted to the rows without the noise of "
             "dp_sgd; leave one of the two out"
+        )
+
+
+def _labels_after(config: RunSettings) -> Iterator[str]:
+    """Labels after the exchange: where nothing else reads them before, or descends on them."""
+    train, method = config.train, config.method
+    if not train.meets_labels_after:
+        return
+    if not method.sums_gradients:
+        yield (
+            f"train.labels: in method {method.name} no gradients of passives train an encoder; "
+            f"leave it out, or use {methods_that(lambda other: other.sums_gradients)}"
+        )
+    if config.task != "classification":
+        yield (
+            "train.labels: local models after the exchange learn classes, and task is "
+            f"{config.task}; say joint"
+        )
+    clashes = {
+        "train.spread_labels: labels are": train.spread_labels,
+        "train.patience: a held-out loss is": train.patience is not None,
+        "train.class_weights: a task loss is": train.class_weights != "none",
+        "labels.mechanism: labels are": config.labels.mechanism == MultiStageResponse.name,
+    }
+    for clash, holds in clashes.items():
+        if holds:
+            yield f"{clash} read during the exchange, and train.labels is after; leave one out"
+    if config.dp_sgd is not None:
+        yield (
+            "dp_sgd: local models after the exchange (train.labels: after) are fitted without its "
+            "noise; leave one of the two out"
         )
 
 

@@ -279,6 +279,7 @@ class Learner(Role, ABC):
         agreement: by passive, how far its votes agree with others', where each one's are read in
             this session.
         help: what its labelled rows say of votes that it asked for.
+        local_models: which of them were "used" in the last step, and which were "left_out".
         model: settings of its networks, where parties settled on numbers that the run's leave open.
     """
 
@@ -293,6 +294,7 @@ class Learner(Role, ABC):
         self.left: dict[str, int] = {}
         self.agreement: Mapping[str, Agreement] = {}
         self.help: Help | None = None
+        self.local_models: Mapping[str, Sequence[str]] = {}
 
     @abstractmethod
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:

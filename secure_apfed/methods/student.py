@@ -41,7 +41,14 @@ from secure_apfed.methods.terms import outputs_of, task_of
 from secure_apfed.models import RandomFeatures, encoder_and_head
 from secure_apfed.seeds import derive_seed, one_thread, seeded, shuffled
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.solo import BASELINES, FOLDS, Baseline, SoloTask, chosen, scored_held_out
+from secure_apfed.solo import (
+    FOLDS,
+    Baseline,
+    SoloTask,
+    chosen,
+    find_baseline,
+    scored_held_out,
+)
 from secure_apfed.solo.fitted import Fitted, modules_in, of_forest
 from secure_apfed.solo.interface import fits_kept_meanwhile, held_out
 from secure_apfed.tasks import LOSSES, Regression, scored_rows
@@ -184,7 +191,7 @@ class Student:
                 found: nn.Module = _grown(task, here, taught_UK, _LEAVES[name])
             else:
                 part = np.flatnonzero(~here_U[self.labelled])
-                kept = BASELINES[name].fit(task.few.without(part)).kept
+                kept = find_baseline(name).fit(task.few.without(part)).kept
                 assert kept is not None  # every baseline has a model
                 found = kept()
         return networks_of(found)
@@ -320,7 +327,7 @@ def networks_of(model: nn.Module) -> ActiveNetworks:
 def restored(state: Mapping[str, Tensor], like: ActiveNetworks) -> ActiveNetworks:
     """Networks of this state, on the CPU; what is no fitted model has the form of these."""
     own = copy.deepcopy(like).cpu().to(next(iter(state.values())).dtype)
-    kept = ActiveNetworks(*modules_in(state, lambda: (own.encoder, own.head)))
+    kept = ActiveNetworks(*modules_in(state, lambda _: (own.encoder, own.head)))
     kept.load_state_dict(state)
     return kept.requires_grad_(False).eval()
 

@@ -274,7 +274,7 @@ def rows_trained(config: RunSettings, held: OwnData, common: Tensor) -> tuple[Te
     aligned = int(torch.isin(rows, common).sum())
     # A model that needs every party to predict needs them for every row that it trains on.
     alone = method.predicts_alone and not method.averages
-    if not (alone and config.train.use_unaligned):
+    if not (alone and config.train.trains_unaligned):
         rows = rows[:aligned]
     return rows, aligned / max(1, len(rows)), len(common)
 

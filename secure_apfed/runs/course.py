@@ -322,6 +322,7 @@ class RunWriter:
             "sum": session.secure_sum,
             "agreement": learner.agreement,
             "help": learner.help,
+            "local_models": learner.local_models,
             "attendance": session.attendance(),
             "guarantee": guarantee,
             "apart": self._heard is not None,
@@ -556,7 +557,7 @@ class Course:
         """See `Course`; a last batch that is too small is left out."""
         batches = batches_of(self.session.learner, self._config, epoch)
         self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
-        self._of_epoch, self._sum, self._loss = 0, 0.0, None if self._config.dp_sgd else 0.0
+        self._of_epoch, self._sum, self._loss = 0, 0.0, 0.0 if self._tells_loss else None
         for rows_B in batches:
             yield self._step, rows_B
 
@@ -568,16 +569,22 @@ class Course:
         else:
             self._sum += loss
             self._of_epoch += 1
-            if not self._config.dp_sgd:
+            if self._tells_loss:
                 self._loss = self._sum / self._of_epoch
         self._tell(self._epoch + 1)
+
+    @property
+    def _tells_loss(self) -> bool:
+        """Whether there is a task loss, and it may be shown."""
+        return self._config.dp_sgd is None and not self._config.train.meets_labels_after
 
     async def finish_epoch(self, *, last: bool) -> None:
         config, learner, links = self._config.train, self.session.learner, self.session.links
         if self._epoch == 0:
             self._warn_without_help()
         self._epoch += 1
-        evaluated = last or self._epoch % config.evaluate_every == 0
+        is_due = self._epoch % config.evaluate_every == 0 and not config.meets_labels_after
+        evaluated = last or is_due
         if evaluated:
             await self._evaluate(final=last)
         answered = self._labels.due(self._epoch)

@@ -227,6 +227,7 @@ class Outcome(Written):
     stated: Mapping[str, Stated] = {}
     agreement: Mapping[str, Agreement] = {}
     help: Help | None = None
+    local_models: Mapping[str, tuple[str, ...]] = {}
     measure: str = ACCURACY.name
     measures: Mapping[str, Mapping[str, float]] = {}
     threshold: float | None = None

@@ -163,12 +163,12 @@ def _network(parts: _Parts, tensors: Mapping[str, Tensor], outputs: int) -> nn.M
         )
     shape = parts.encoding.shape
 
-    def fresh() -> tuple[nn.Module, nn.Module]:
+    def fresh(state: Mapping[str, Tensor]) -> tuple[nn.Module, nn.Module]:
         family = family_for(parts.model, shape)
         with torch.device("meta"):
             encoder = family.encoder(shape, parts.model)
         # real rows go through it: to ask a network without numbers loads torch's compiler
-        encoder.load_state_dict(without_prefix("encoder", tensors), assign=True)
+        encoder.load_state_dict(without_prefix("encoder", state), assign=True)
         size = math.prod(output_shape(encoder, shape))
         with torch.device("meta"):
             return encoder, family.head(size, outputs, parts.model)

@@ -203,6 +203,13 @@ class TrainSettings(Settings):
             the paper. Guarded representations are noisy and long: then a bound keeps a passive's
             training from diverging.
         use_unaligned: rows outside the intersection train the active with its own loss.
+        labels: when the active's labels meet the passives' help. "joint" is the paper's Eq. (8):
+            the task loss and the passives' gradients train the encoder together. "after": the
+            encoder learns from the passives' gradients alone, so that nothing that is sent depends
+            on a label; then local models are fitted with the labels to the features, to their
+            representation, and to both (`secure_apfed.methods.local_models`).
+        combine: how these local models become one: the "mean" of their probabilities, or the "best"
+            by held-out labels.
         spread_labels: for few labels: after training they are spread over representations of all
             training rows, and the last layer of the head is fitted to them. Both are the active's.
         evaluate_every: epochs between two test evaluations; the last is always evaluated.
@@ -232,6 +239,12 @@ class TrainSettings(Settings):
     warmup_steps: Annotated[int, NOBODY] = Field(0, ge=0)
     max_gradient_norm: Annotated[float | None, NOBODY] = Field(None, gt=0)
     use_unaligned: Annotated[bool, THE_ACTIVE, NOBODY] = True
+    labels: Annotated[
+        Literal["joint", "after"],
+        THE_ACTIVE,
+        other_is_less(ACTIVE, "what is sent depends on labels", "after", "joint"),
+    ] = "joint"
+    combine: Annotated[Literal["mean", "best"], THE_ACTIVE, NOBODY] = "mean"
     spread_labels: Annotated[bool, THE_ACTIVE, NOBODY] = False
     evaluate_every: Annotated[int, Field(ge=1), THE_ACTIVE, NOBODY] = 1
     patience: Annotated[Annotated[int, Field(ge=1)] | None, THE_ACTIVE, NOBODY] = None
@@ -240,6 +253,19 @@ class TrainSettings(Settings):
     loss: Annotated[Literal["squared", "absolute", "huber"], THE_ACTIVE, NOBODY] = "squared"
     device: Annotated[str, EACH_ALONE] = "auto"
     precision: Annotated[Literal["float32", "float64", "bfloat16"], NOBODY] = "float32"
+
+    @property
+    def meets_labels_after(self) -> bool:
+        """Whether labels train nothing before the last exchange."""
+        return self.labels == "after"
+
+    @property
+    def trains_unaligned(self) -> bool:
+        """Whether rows that no passive knows go through the exchange's epochs.
+
+        Without the task loss they would train nothing there; local models read them afterwards.
+        """
+        return self.use_unaligned and not self.meets_labels_after
 
     @field_validator("device")
     @classmethod

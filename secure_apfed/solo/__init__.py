@@ -1,5 +1,10 @@
 """What the active can do alone with few labels, and the best of it, chosen by its own labels.
 
+Beside the single models stand the mean of their probabilities and the mean of the best three
+(`COMBINATIONS`): with 50 labels the winner of ten by cross-validation is often worse than the mean
+of all. A model that has collapsed, so that it calls nearly all rows one class that is rare among
+the labels, is never chosen and never averaged (`has_collapsed`).
+
 Run by: the active, whose votes have what it chooses as their prior, and whoever measures what help
 was worth. Passives' help is measured against the best of these, not against the run's own network
 only: with few labels and many unlabelled rows the best baseline is often one that uses the
@@ -9,7 +14,7 @@ gain over that one. A new baseline is one class and one line here.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 
@@ -27,11 +32,13 @@ from secure_apfed.solo.classical import (
     Spreading,
     SpreadingStudent,
 )
+from secure_apfed.solo.fitted import Fitted, View, average_of
 from secure_apfed.solo.interface import (
     Baseline,
     FloatArray,
     Predictor,
     SoloTask,
+    fit_once,
     fits_kept_meanwhile,
     held_out,
     scored_once,
@@ -40,12 +47,21 @@ from secure_apfed.solo.networks import Autoencoder, MixMatch, Network
 
 __all__ = [
     "BASELINES",
+    "COMBINATIONS",
     "FOLDS",
+    "MOST_APART",
     "TEACHERS",
     "Baseline",
+    "MeanOfModels",
     "Predictor",
     "SoloTask",
     "chosen",
+    "every_baseline",
+    "find_baseline",
+    "has_collapsed",
+    "likelihood_of",
+    "list_local_models",
+    "measure_collapse",
     "rank_of",
     "scored_held_out",
     "surely_better",
@@ -72,22 +88,161 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType({baseline.name: baseline fo
 TEACHERS = tuple(baseline for name, baseline in BASELINES.items() if name != "network")
 """Who may learn from others' numbers beside its own features: all but the run's own network."""
 _RESAMPLES = 200
+MOST_APART = 0.4
+"""Total variation between the classes that a model predicts and those of the labels, at most."""
+_FEWEST_UNLABELLED = 30
+"""Rows by which a collapse can be told."""
+_LEAST_LIKELY = 1e-6
+"""Below it a probability counts as this one: a single row that is sure and wrong decides no tie."""
+
+
+def list_local_models() -> tuple[Baseline, ...]:
+    """Return the single models that can be kept and averaged: all but the run's own network."""
+    return tuple(baseline for baseline in BASELINES.values() if not baseline.of_run)
+
+
+def measure_collapse(predictor: Predictor, task: SoloTask) -> float:
+    """Return how far the classes that a model predicts lie from those of the labels, 0 to 1.
+
+    That is the total variation between the shares of classes predicted on rows without a label, and
+    the shares of the labels. 0 where fewer than 30 rows have no label.
+    """
+    unlabelled = np.setdiff1d(np.arange(len(task.features)), task.labelled)
+    if len(unlabelled) < _FEWEST_UNLABELLED:
+        return 0.0
+    predicted = predictor.scores(task.features[unlabelled]).argmax(axis=1)
+    predicted_K = np.bincount(predicted, minlength=task.classes) / len(predicted)
+    labels_K = np.bincount(task.labels, minlength=task.classes) / len(task.labels)
+    return float(np.abs(predicted_K - labels_K).sum() / 2)
+
+
+def every_baseline() -> dict[str, Baseline]:
+    """Return the single models and the combinations of them, by name."""
+    return {**BASELINES, **COMBINATIONS}
+
+
+def has_collapsed(predictor: Predictor, task: SoloTask) -> bool:
+    """Return whether a model predicts other classes than the labels have (`MOST_APART`)."""
+    return measure_collapse(predictor, task) > MOST_APART
+
+
+class MeanOfModels(Baseline):
+    """The mean of the probabilities of local models, all of them or the best by validation.
+
+    Args:
+        most: how many models, the best by held-out labels; None: all.
+    """
+
+    def __init__(self, name: str, title: str, *, most: int | None = None) -> None:
+        self.name = name
+        self.title = title
+        self._most = most
+
+    def members(self, task: SoloTask, measure: Measure = ACCURACY) -> tuple[Baseline, ...]:
+        """Return the models that are averaged: none that has collapsed, unless all have."""
+        models = list_local_models()
+        fitting = [model for model in models if _fits(model, task)]
+        standing = [model for model in fitting if not has_collapsed(fit_once(model, task), task)]
+        standing = standing or fitting
+        if self._most is None:
+            return tuple(standing)
+        standing.sort(key=lambda model: _rank_held_out(model, task, measure), reverse=True)
+        return tuple(standing[: self._most])
+
+    def fit(self, task: SoloTask) -> Predictor:
+        """Fit all models, and average what they say."""
+        with fits_kept_meanwhile():
+            predictors = [fit_once(member, task) for member in self.members(task)]
+        return mean_of(predictors, features=task.features.shape[1])
+
+    def score_held_out(self, task: SoloTask) -> Scored | None:
+        """Average what the models say of the labels held out."""
+        scored = [scored_held_out(member, task) for member in self.members(task)]
+        known = [one for one in scored if one is not None]
+        if not known:
+            return None
+        return Scored(truth=known[0].truth, scores=np.mean([one.scores for one in known], axis=0))
+
+
+def mean_of(predictors: Sequence[Predictor], *, features: int) -> Predictor:
+    """Return the mean of the probabilities of these models, all of the same rows."""
+
+    def score(rows_BF: FloatArray) -> FloatArray:
+        return np.mean([probabilities_of(each.of_block(rows_BF)) for each in predictors], axis=0)
+
+    def keep() -> Fitted:
+        view = View.unchanged(features)
+        return average_of([(view, keep_fitted(each)) for each in predictors])
+
+    return Predictor(score, keep)
+
+
+def keep_fitted(predictor: Predictor) -> Fitted:
+    """Return a local model as a fitted one, whose parameters are its own."""
+    assert predictor.kept is not None  # every local model can be kept
+    kept = predictor.kept()
+    assert isinstance(kept, Fitted)
+    return kept
+
+
+def _fits(model: Baseline, task: SoloTask) -> bool:
+    with suppress(ModelError):
+        fit_once(model, task)
+        return True
+    return False
+
+
+_MEANS = (
+    MeanOfModels("mean", "Mean of the local models"),
+    MeanOfModels("mean_of_three", "Mean of the best three local models", most=3),
+)
+COMBINATIONS: Mapping[str, MeanOfModels] = MappingProxyType(
+    {combination.name: combination for combination in _MEANS}
+)
+"""What is averaged of the local models, beside each of them."""
+
+
+def find_baseline(name: str) -> Baseline:
+    """Return the single model or combination of this name."""
+    return next(baseline for baseline in (*_ALL, *_MEANS) if baseline.name == name)
 
 
 def chosen(
     task: SoloTask, *, measure: Measure = ACCURACY, among: Iterable[Baseline] | None = None
 ) -> Baseline:
-    """Return the baseline with the best validation, as a study would find it best; of all unless
-    given.
+    """Return the baseline with the best validation, as a study would find it best.
 
-    One that cannot be fitted with the settings of the run is passed over.
+    `among`: the baselines to choose among; None: all single models and combinations.
+
+    Of equals the one is chosen under which the held-out labels are likelier. One that cannot be
+    fitted with the settings of the run, or has collapsed, is passed over, unless all have.
     """
-    found, task = {}, task.few
+    task = task.few
+    ranked: dict[Baseline, tuple[float, float]] = {}
     with fits_kept_meanwhile():
-        for baseline in BASELINES.values() if among is None else among:
+        for baseline in every_baseline().values() if among is None else among:
             with suppress(ModelError):
-                found[baseline] = measure.rank(validation_of(baseline, task, measure))
-    return max(found, key=found.__getitem__)
+                ranked[baseline] = _rank_held_out(baseline, task, measure)
+        best_first = sorted(ranked, key=ranked.__getitem__, reverse=True)
+        for baseline in best_first:
+            if not has_collapsed(fit_once(baseline, task), task):
+                return baseline
+    return best_first[0]
+
+
+def _rank_held_out(baseline: Baseline, task: SoloTask, measure: Measure) -> tuple[float, float]:
+    """Return the rank by a measure on the labels held out, and their likelihood."""
+    scored = scored_held_out(baseline, task)
+    return rank_of(scored, measure), likelihood_of(scored)
+
+
+def likelihood_of(scored: Scored | None) -> float:
+    """Return the mean logarithm of the probability of the true classes; -inf: of no row."""
+    if scored is None or not len(scored.truth):
+        return -math.inf
+    truth_n = scored.truth.astype(np.int64)
+    likely_n = scored.scores[np.arange(len(truth_n)), truth_n]
+    return float(np.log(likely_n.clip(min=_LEAST_LIKELY)).mean())
 
 
 def validation_of(baseline: Baseline, task: SoloTask, measure: Measure) -> float | None:
@@ -104,7 +259,10 @@ def scored_held_out(baseline: Baseline, task: SoloTask) -> Scored | None:
     rows stay among the unlabelled ones. None where none could be held out, since every class has
     one.
     """
-    task, parts = task.few, held_out(task.labels, FOLDS, task.seed)
+    task = task.few
+    if isinstance(baseline, MeanOfModels):
+        return baseline.score_held_out(task)
+    parts = held_out(task.labels, FOLDS, task.seed)
     if not parts:
         return None
 

@@ -5,11 +5,12 @@ Run by: the active, alone. Every model is float64, reads rows (B, F) and gives l
 holds. A new kind is one class and one line in `KINDS`.
 
 Letters: B rows, F features, K classes, R rows that are remembered, V nodes of all trees, T trees,
-C cosines.
+C cosines, M models that are averaged.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,16 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
-from secure_apfed.learning.descent import without_prefix
+from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.models import WithFeatures
 
 LEAST = 1e-12
 """Probability of a class that a model never saw."""
 UNSEEN = -40.0
 """Of its score before a softmax."""
 _DEEPEST = 4096
+_MOST_MEMBERS = 256
+_LEAST_DEVIATION = 1e-9
 
 
 class Kind(nn.Module, ABC):
@@ -198,9 +202,149 @@ class Trees(Kind):
         return said_BK.softmax(1) if self._raw else said_BK
 
 
-KINDS: Mapping[str, type[Kind]] = {
-    "layers": Layers, "cosines": Cosines, "nearest": Nearest, "trees": Trees,
-}  # fmt: skip
+def shares_of_one(shares_BK: Tensor) -> Tensor:
+    """Return probabilities (B, K), even ones of a row of which a model says nothing."""
+    total_B1 = shares_BK.sum(1, keepdim=True)
+    even_BK = torch.full_like(shares_BK, 1 / shares_BK.shape[1])
+    return torch.where(total_B1 > 0, shares_BK / total_B1.clamp(min=LEAST), even_BK)
+
+
+class Member(nn.Module):
+    """One of the models that are averaged: it reads some columns of a row, standardised.
+
+    Attributes:
+        columns: (2,), the first column that it reads and the one behind the last.
+        centre, scale: (F',), of these columns, before its own model reads them.
+    """
+
+    columns: Tensor
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        own = {name: tensor for name, tensor in tensors.items() if "." not in name}
+        kinds = {name.partition(".")[0] for name in tensors if "." in name}
+        if set(own) != {"columns", "centre", "scale"} or len(kinds) != 1 or kinds - set(SIMPLE):
+            raise ModelError(
+                "a model that is averaged with others holds columns, centre, scale and one of "
+                f"{', '.join(SIMPLE)}"
+            )
+        for name, tensor in own.items():
+            own_tensor = torch.as_tensor(tensor, dtype=torch.float64).clone()  # a file of its own
+            self.register_buffer(name, own_tensor)
+        if not all(bool(tensor.isfinite().all()) for tensor in self.buffers()):
+            raise ModelError("a model that is averaged with others holds what is not finite")
+        (self.kind,) = kinds
+        self.add_module(self.kind, SIMPLE[self.kind](without_prefix(self.kind, tensors)))
+        features, self.classes = self.model.shape()
+        if self.columns.shape != (2,) or bool((self.columns < 0).any()):
+            raise ModelError("a model that is averaged with others reads no columns")
+        self.first, self.end = (int(column) for column in self.columns)
+        if {(features,)} != {self.centre.shape, self.scale.shape, (self.end - self.first,)}:
+            raise ModelError(
+                "a model that is averaged with others reads other columns than it says"
+            )
+
+    @property
+    def model(self) -> Kind:
+        kind = self.get_submodule(self.kind)
+        assert isinstance(kind, Kind)
+        return kind
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        read_BF = (x_BF[:, self.first : self.end] - self.centre) / self.scale
+        return shares_of_one(self.model(read_BF))
+
+
+class Average(Kind):
+    """The mean of what several models say, each of its own columns of a row.
+
+    Args:
+        tensors: of each `Member`, as "0.columns", "0.layers.w0", "1.columns" and so on.
+    """
+
+    def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
+        nn.Module.__init__(self)
+        parts = {name: torch.as_tensor(tensor) for name, tensor in tensors.items()}
+        numbers = {name.partition(".")[0] for name in parts}
+        expected = [str(number) for number in range(len(numbers))]
+        if not parts or numbers != set(expected) or len(expected) > _MOST_MEMBERS:
+            raise ModelError(f"an average is of 1 to {_MOST_MEMBERS} models, numbered from 0")
+        for number in expected:
+            self.add_module(number, Member(without_prefix(number, parts)))
+        self._check()
+
+    def members(self) -> list[Member]:
+        return [member for member in self.children() if isinstance(member, Member)]
+
+    def _check(self) -> None:
+        if len({member.classes for member in self.members()}) != 1:
+            raise ModelError("models that are averaged tell different classes")
+
+    def shape(self) -> tuple[int, int]:
+        members = self.members()
+        return max(member.end for member in members), members[0].classes
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        return torch.stack([member(x_BF) for member in self.members()]).mean(0)
+
+
+SIMPLE: Mapping[str, type[Kind]] = {
+    "layers": Layers,
+    "cosines": Cosines,
+    "nearest": Nearest,
+    "trees": Trees,
+}
+KINDS: Mapping[str, type[Kind]] = {**SIMPLE, "average": Average}
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """Columns of a row that a model reads, standardised.
+
+    Attributes:
+        first, end: the first column, and the one behind the last.
+        centre, scale: (end - first,), of these columns.
+    """
+
+    first: int
+    end: int
+    centre: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def unchanged(cls, features: int) -> "View":
+        """Return the view of a whole row as it is."""
+        return cls(first=0, end=features, centre=np.zeros(features), scale=np.ones(features))
+
+    @classmethod
+    def standardised(cls, rows_NF: np.ndarray, *, first: int, end: int) -> "View":
+        """Return the view of these columns to mean 0 and deviation 1 over these rows."""
+        columns_NF = rows_NF[:, first:end]
+        scale = columns_NF.std(axis=0)
+        constant = scale < _LEAST_DEVIATION
+        return cls(
+            first=first,
+            end=end,
+            centre=columns_NF.mean(axis=0),
+            scale=np.where(constant, 1.0, scale),
+        )
+
+    def read(self, rows_NF: np.ndarray) -> np.ndarray:
+        return (rows_NF[:, self.first : self.end] - self.centre) / self.scale
+
+
+def average_of(models: Sequence[tuple[View, "Fitted"]]) -> "Fitted":
+    """Return the average of fitted models, each of the columns that it reads."""
+    tensors: dict[str, ArrayLike | Tensor] = {}
+    for number, (view, model) in enumerate(models):
+        tensors[f"{number}.columns"] = np.array([view.first, view.end], dtype=np.float64)
+        tensors[f"{number}.centre"] = view.centre
+        tensors[f"{number}.scale"] = view.scale
+        for name, tensor in model.state_dict().items():
+            tensors[f"{number}.{name}"] = tensor
+    return Fitted(Average(tensors))
 
 
 class Fitted(nn.Module):
@@ -259,22 +403,30 @@ class Fitted(nn.Module):
     def forward(self, features_B: Tensor) -> Tensor:
         buffer = next(self.buffers())
         shares_BK = self.get_submodule(self.kind)(features_B.flatten(1).to(buffer))
-        total_B1 = shares_BK.sum(1, keepdim=True)
-        even_BK = torch.full_like(shares_BK, 1 / shares_BK.shape[1])
-        said_BK = torch.where(total_B1 > 0, shares_BK / total_B1.clamp(min=LEAST), even_BK)
-        return said_BK.clamp(min=LEAST).log()
+        return shares_of_one(shares_BK).clamp(min=LEAST).log()
 
 
 def modules_in(
-    tensors: Mapping[str, Tensor], fresh: Callable[[], tuple[nn.Module, nn.Module]]
+    tensors: Mapping[str, Tensor],
+    fresh: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
 ) -> tuple[nn.Module, nn.Module]:
-    """Encoder and head whose state this is: a fitted model in the place of both, or behind an
-    encoder; all else as `fresh` makes it. Raises ModelError: a damaged fitted model.
+    """Return the encoder and head whose state this is.
+
+    A fitted model stands in the place of both, or behind an encoder, or behind the row and an
+    encoder (`WithFeatures`). All else is as `fresh` makes it from the state of encoder and head.
+
+    Raises:
+        ModelError: a damaged fitted model.
     """
     fitted = Fitted.in_tensors(without_prefix("encoder", tensors))
     if fitted is not None:
         return fitted, fitted.plain_head()
-    encoder, head = fresh()
+    represented = without_prefix("encoder.represented", tensors)
+    if represented:
+        encoder, head = fresh(prefixed("encoder", represented))
+        encoder = WithFeatures(encoder)
+    else:
+        encoder, head = fresh(tensors)
     fitted = Fitted.in_tensors(without_prefix("head.0", tensors))
     return encoder, head if fitted is None else fitted.as_head()
 

@@ -224,6 +224,7 @@ FitStore: TypeAlias = Callable[[str, Callable[[], bytes]], bytes]
 """Called with the name of a fit and what makes it; returns what was made for this name first."""
 
 _STORE: ContextVar[FitStore | None] = ContextVar("store of fits", default=None)
+_PREDICTORS: ContextVar[dict[str, Predictor] | None] = ContextVar("predictors", default=None)
 
 
 @contextmanager
@@ -246,8 +247,23 @@ def fits_kept_meanwhile() -> Iterator[None]:
             kept[name] = make()
         return kept[name]
 
-    with fits_kept_by(_STORE.get() or once):
-        yield
+    before = _PREDICTORS.set({} if _PREDICTORS.get() is None else _PREDICTORS.get())
+    try:
+        with fits_kept_by(_STORE.get() or once):
+            yield
+    finally:
+        _PREDICTORS.reset(before)
+
+
+def fit_once(baseline: Baseline, task: SoloTask) -> Predictor:
+    """Return the baseline fitted to this task; the same object within `fits_kept_meanwhile`."""
+    fitted = _PREDICTORS.get()
+    if fitted is None:
+        return baseline.fit(task)
+    name = f"{baseline.name}-{_about_run(task, baseline.of_run)}-{_digest(task, labels=True)}"
+    if name not in fitted:
+        fitted[name] = baseline.fit(task)
+    return fitted[name]
 
 
 def fitted_once(
@@ -281,11 +297,16 @@ def scored_once(
     store = _STORE.get()
     if store is None:
         return score()
-    settings = task.model.model_dump_json() + task.train.model_dump_json() if of_run else ""
-    about = hashlib.sha256(settings.encode()).hexdigest()[:16]
+    about = _about_run(task, of_run)
     make = lambda: save({"scores": torch.from_numpy(score())})  # noqa: E731
     kept = load(store(f"{name}-{about}-{_digest(task, labels)}", make))["scores"]
     return np.asarray(kept.numpy())
+
+
+def _about_run(task: SoloTask, of_run: bool) -> str:
+    """Return a digest of the settings of the run's own network, where it is trained (`of_run`)."""
+    settings = task.model.model_dump_json() + task.train.model_dump_json() if of_run else ""
+    return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
 
 def _digest(task: SoloTask, labels: bool) -> str:

@@ -64,7 +64,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[TradeOff, Path, Bo
     (place / "study.yaml").write_text(f"{STUDY}  - {DIVERGING}\n")
     study, told = load_tradeoff(place / "study.yaml"), list[tuple[int, int]]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("apfed_experiments.solo.BASELINES", {"ridge": BASELINES["ridge"]})
+        few = {"ridge": BASELINES["ridge"]}
+        patch.setattr("apfed_experiments.solo.every_baseline", lambda: few)
         board = run_tradeoff(study, place / "out", on_done=lambda *now: told.append(now))
     assert told[-1] == (5, 5)
     return study, place / "out", board
