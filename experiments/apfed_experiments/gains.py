@@ -124,11 +124,35 @@ _SETS: Mapping[str, _Set] = {
 _JOINTLY = {"epochs": 60, "batch_size": 128, "learning_rate": 0.1, "evaluate_every": 60}
 _NETWORKS = ("apfed_c", "apfed_r", "tvfl")
 _GUARDS = {"apfed_r-frozen": "frozen_gaussian", "apfed_r-fresh": "gaussian"}
+_AFTER: Mapping[str, str] = {"apfed_r-after": "apfed_r", "apfed_c-after": "apfed_c"}
+"""APFed whose exchange uses no label, by its method; local models learn the labels afterwards."""
+_AFTER_MIXED: Mapping[str, str] = {f"{name}-mixed-rows": name for name in _AFTER}
+"""The same where the passives' rows are of other people: what is left is no help of theirs."""
+_AFTER_NETWORK: Mapping[str, Any] = {
+    "model": {"hidden": [128], "representation": 64, "projection": 16, "dropout": 0.0},
+    "train": {
+        "epochs": 25,
+        "batch_size": 128,
+        "learning_rate": 0.02,
+        "max_gradient_norm": 1.0,
+        "evaluate_every": 25,
+        "labels": "after",
+    },
+    "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 1.0},
+    "passives": {"default": {"weight": 10.0}},
+}
+"""16 numbers a row and 25 epochs reveal of the passives' columns about what votes do."""
+_GUARDED: Mapping[str, str] = {
+    **_GUARDS,
+    **dict.fromkeys((*_AFTER, *_AFTER_MIXED), "frozen_gaussian"),
+}
 _CODE, _MIXED, _TEACHER_SUM = "apfed_code", "mixed-rows", "joint_teacher_sum"
 _WIDE, _WIDE_MIXED = f"{_CODE}-64", f"{_MIXED}-64"
+_DEVELOPED = ("digits", "handwritten-zer", "handwritten-fou")
 _CONTROLS = {
     _CODE: _MIXED, _WIDE: _WIDE_MIXED, "apfed_c": _LAMBDA_0, "apfed_r": _LAMBDA_0,
     **dict.fromkeys(_GUARDS, _BOUNDED),
+    **{name: f"{name}-mixed-rows" for name in _AFTER},
 }  # fmt: skip
 """Of other methods it is no help."""
 _CODED = {"network": "cross_view", "random_features": 1000}
@@ -159,6 +183,8 @@ _METHODS: Mapping[str, dict[str, Any]] = {
        )},
     **{name: {"method": {"name": name}} for name in _NETWORKS},
     **{name: {"method": {"name": "apfed_r"}} for name in _GUARDS},
+    **{name: {"method": {"name": method}} for name, method in _AFTER.items()},
+    **{name: {"method": {"name": _AFTER[of]}} for name, of in _AFTER_MIXED.items()},
     **{name: {"method": {"name": "apfed_c"}} for name in (_LAMBDA_0, _BOUNDED)},
     **{name: {"method": {"name": _CODE}, "model": _CODED, "train": {"epochs": 1}}
        for name in (_CODE, _MIXED)},
@@ -252,14 +278,24 @@ class GainCase:
     @property
     def control(self) -> "GainCase":
         method = _CONTROLS.get(self.method, _NO_HELP)
-        return replace(self, method=method, epsilon=self.epsilon if method == _MIXED else None)
+        has_noise = method == _MIXED or method in _AFTER_MIXED
+        return replace(self, method=method, epsilon=self.epsilon if has_noise else None)
 
     def point(self, folder: Path) -> Point:
         kind = _NoHelpPoint if self.method == _NO_HELP else _GainPoint
         return kind(
             config=self.config, folder=folder, figures_only=True, alone=self.alone,
-            known=self.of.known, mixed=self.method in (_MIXED, _WIDE_MIXED),
+            known=self.of.known, mixed=self.method in (_MIXED, _WIDE_MIXED, *_AFTER_MIXED),
         )  # fmt: skip
+
+    @property
+    def _network(self) -> Mapping[str, Any]:
+        """Return the settings of training of methods that train a network of the run's own."""
+        if self.method in (*_AFTER, *_AFTER_MIXED):
+            return _AFTER_NETWORK
+        if self.method in (*_NETWORKS, *_GUARDS, _LAMBDA_0, _BOUNDED):
+            return self.of.network
+        return {}
 
     @property
     def config(self) -> Config:
@@ -273,8 +309,7 @@ class GainCase:
         settings |= {**of.said, "data": {**of.data, "labelled": self.labelled}}
         if self.method in _VOTES:
             settings["method"] = {**settings["method"], **of.votes}
-        elif self.method in (*_NETWORKS, *_GUARDS, _LAMBDA_0, _BOUNDED):
-            settings |= of.network
+        settings |= self._network
         if self.method in (_LAMBDA_0, _BOUNDED):
             settings["passives"] = {"default": {"weight": 0.0}}
         if self.method in (*_GUARDS, _BOUNDED):  # decoders of fresh noise diverge without
@@ -285,8 +320,8 @@ class GainCase:
             settings["secure_sum"] = {
                 **settings["secure_sum"], "noise": {"epsilon": self.epsilon},
             }  # fmt: skip
-        elif self.method in _GUARDS:
-            guard = {"mechanism": _GUARDS[self.method], "epsilon": self.epsilon}
+        elif self.method in _GUARDED:
+            guard = {"mechanism": _GUARDED[self.method], "epsilon": self.epsilon}
             settings["guard"] = {**usual["guard"], **guard}
         elif self.epsilon is not None:
             settings["method"] = {**settings["method"], "epsilon": self.epsilon}
@@ -330,6 +365,11 @@ def _cases() -> dict[str, GainCase]:
         ("apfed_r", "handwritten-fou", 50, None),
         *((guarded, f"handwritten-{view}", 50, epsilon) for guarded in _GUARDS
           for view in ("fou", "zer") for epsilon in (0.1, 1.0, 8.0)),
+        *((method, data, n, 1.0) for method in _AFTER for n in (20, 50, 200)
+          for data in (*_DEVELOPED, "handwritten-mor", "handwritten-kar")),
+        *((method, "breast-cancer-errors", n, 1.0) for method in _AFTER for n in (20, 50)),
+        *((method, "wine", 9, 1.0) for method in _AFTER),
+        *(("apfed_r-after", data, 50, epsilon) for data in _DEVELOPED for epsilon in (0.1, 8.0)),
         *((_CODE, data, n, None)
           for data in ("digits", "handwritten-zer") for n in (20, 50, 200)),
         *((_CODE, f"handwritten-{view}", 50, None) for view in ("fou", "kar", "mor")),
@@ -368,6 +408,7 @@ def cases_on(folder: Path) -> Mapping[str, GainCase]:
             ("votes", None), ("votes-encrypted", None), (_UNJUDGED[_ALONE], None), (_CODE, None),
             *((opening, epsilon) for opening in (_RANDOMISED, _UNJUDGED[_RANDOMISED], "votes")
               for epsilon in (1.0, 2.0, 4.0, 8.0)),
+            *((method, 1.0) for method in _AFTER),
         )
     ]  # fmt: skip
     return {case.name: case for case in cases}
@@ -406,6 +447,10 @@ COLUMNS = (
     Column(name="gain_no_help", title="over no help", form=_points, scale=100,
            note=lambda row: f"{100 * row['no_help']:.1f}",
            keys=("gain_no_help", "low_no_help", "high_no_help")),
+    Column(name="gain_mean", title="over the mean of the local models", form=_points, scale=100,
+           note=lambda row: "" if row.get("mean") is None else f"{100 * row['mean']:.1f}",
+           keys=("gain_mean", "low_mean", "high_mean")),
+    Column(name="mean", scale=100),
     replace(EPSILON, title="epsilon of a vote"),
     Column(name="help_used", title="help used in"),
     Column(name="wire_bytes"),
@@ -423,6 +468,7 @@ def _row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataFrame)
         "baseline": gain.baseline, "hindsight": gain.hindsight,
         "gain_hindsight": gain.over_hindsight, "control": case.control.name,
         "no_help": gain.control, "gain_no_help": gain.over_control,
+        "mean": gain.mean, "gain_mean": gain.over_mean,
         "help_used": _used(found), "wire_bytes": summary.wire_bytes,
         "paid": gain.sentence.partition(":")[0],
         "shared": gain.shared, "of": case,

@@ -187,6 +187,8 @@ class Gain:
         shared: of the intervals; see `shared_share`.
         control: mean of the same run without help, where one was made; over_control: the gain over
             it, which is what others' messages were worth.
+        mean: what the mean of the local models reaches, where it was measured; over_mean: the gain
+            over it.
         rows: the fewest and the most test rows of a seed, on which both were measured; None: not
             known.
     """
@@ -201,6 +203,8 @@ class Gain:
     measure: str = ACCURACY.name
     control: float | None = None
     over_control: Interval | None = None
+    mean: float | None = None
+    over_mean: Interval | None = None
     rows: tuple[int, int] | None = None
 
     @classmethod
@@ -220,6 +224,7 @@ class Gain:
         def over(other: pd.DataFrame) -> Interval:
             return _paired(own, other.set_index("seed"), sign, shared)
 
+        averaged = by_name.get_group("mean") if "mean" in by_name.groups else None
         return cls(
             baseline=chosen, shared=shared, solo=float(by_name["score"].mean()[chosen]),
             reached=float(own["score"].mean()), measure=measure.name,
@@ -227,6 +232,8 @@ class Gain:
             hindsight=best, over_hindsight=over(by_name.get_group(best)),
             control=None if without is None else float(without["score"].mean()),
             over_control=None if without is None else _paired(own, without, sign, shared),
+            mean=None if averaged is None else float(averaged["score"].mean()),
+            over_mean=None if averaged is None else over(averaged),
             rows=_count_rows(own),
         )  # fmt: skip
 
