@@ -205,7 +205,7 @@ def promises_of(
         figure="epsilon_y",
         epsilon=spent.epsilon_y,
         delta=spent.delta,
-        why="" if math.isfinite(spent.epsilon_y) else "no label privacy and no private training",
+        why="" if math.isfinite(spent.epsilon_y) else _why_no_label_privacy(config),
     )
     model = Promise(
         figure="epsilon_model",
@@ -214,6 +214,13 @@ def promises_of(
         why="" if math.isfinite(spent.epsilon_model) else "the model is not trained privately",
     )
     return (*features, labels, model)
+
+
+def _why_no_label_privacy(config: "RunSettings") -> str:
+    """Return why a label has no finite epsilon, with what is so all the same."""
+    if config.train.meets_labels_after:
+        return "no message depends on a label, but the finished model does, without noise"
+    return "no label privacy and no private training"
 
 
 def _of_representations(method: "MethodSettings", spent: Spent) -> Iterator[Promise]:

@@ -168,7 +168,8 @@ def mean_of(predictors: Sequence[Predictor], *, features: int) -> Predictor:
     """Return the mean of the probabilities of these models, all of the same rows."""
 
     def score(rows_BF: FloatArray) -> FloatArray:
-        return np.mean([probabilities_of(each.of_block(rows_BF)) for each in predictors], axis=0)
+        shares = [probabilities_of(each.of_block(rows_BF)) for each in predictors]
+        return np.asarray(np.mean(shares, axis=0), dtype=np.float64)
 
     def keep() -> Fitted:
         view = View.unchanged(features)

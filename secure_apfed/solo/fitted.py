@@ -332,7 +332,9 @@ class View:
         )
 
     def read(self, rows_NF: np.ndarray) -> np.ndarray:
-        return (rows_NF[:, self.first : self.end] - self.centre) / self.scale
+        """Return these columns of rows (N, F), standardised, (N, end - first)."""
+        columns_NF: np.ndarray = rows_NF[:, self.first : self.end]
+        return np.asarray((columns_NF - self.centre) / self.scale)
 
 
 def average_of(models: Sequence[tuple[View, "Fitted"]]) -> "Fitted":

@@ -31,7 +31,7 @@ class RunFacts:
 
     happens: what its method does, in words; secure_sum: key of `SECURE_SUMS`; passives: M; guarded:
     for whoever sends representations; pairwise: each passive helps on its own overlap with the
-    active; noisy: every passive adds noise, under the sum or to its votes; inductive: a row that
+    active; labels_after: no label touches the exchange; noisy: every passive adds noise, under the sum or to its votes; inductive: a row that
     has no label moves no vote but its own; apart: each party ran in a process of its own.
     """
 
@@ -41,6 +41,7 @@ class RunFacts:
     guarded: bool = False
     pairwise: bool = False
     label_dp: bool = False
+    labels_after: bool = False
     private: bool = False
     noisy: bool = False
     inductive: bool = False
@@ -59,6 +60,7 @@ class RunFacts:
             guarded=config.guard.mechanism != "none",
             pairwise=config.alignment.mode == "pairwise",
             label_dp=config.labels.mechanism != "none",
+            labels_after=config.train.meets_labels_after,
             private=config.dp_sgd is not None,
             noisy=config.method.noise(config) is not None,
             inductive=config.method.inductive,
@@ -103,6 +105,7 @@ def _words(run: RunFacts) -> dict[str, bool]:
         "no guard": not run.guarded,
         "label DP": run.label_dp,
         "no label DP": not run.label_dp,
+        "labels come after": run.labels_after,
         "DP-SGD": run.private,
         "no DP-SGD": not run.private,
         "alignment pairwise": run.pairwise,
