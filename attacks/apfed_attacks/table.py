@@ -6,6 +6,7 @@ from types import MappingProxyType
 from apfed_attacks.features.chosen_representations import ChosenRepresentations
 from apfed_attacks.features.contrastive_inversion import ContrastiveInversion
 from apfed_attacks.features.decoder_extraction import DecoderExtraction
+from apfed_attacks.features.gradient_regression import GradientRegression
 from apfed_attacks.features.hijack import FeatureSpaceHijack, ReversedHijack
 from apfed_attacks.features.inverse_network import InverseNetwork
 from apfed_attacks.features.isolation import Isolation
@@ -38,6 +39,7 @@ _ENTRIES: tuple[type[Attack], ...] = (
     VoteRegression,
     VectorRegression,
     ContrastiveInversion,
+    GradientRegression,
     SumRegression,
     ChosenRepresentations,
     DecoderExtraction,

@@ -14,7 +14,7 @@ from apfed_attacks import ATTACKS
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.live.runs import ALL_RULES, LiveRun, Rule, play_from
 from apfed_attacks.live.strategy import ActiveAttack
-from apfed_attacks.recorded import view_of
+from apfed_attacks.recorded import truth_of, view_of
 from apfed_attacks.run import Trial, mount
 from apfed_attacks.view import Knowledge, batches
 from secure_apfed.config import AttackChoice, Config
@@ -90,6 +90,21 @@ def noise_opened(recording: Recording, seed: int = 0) -> Recording:
         for epoch in view.epochs
         for step, _, z in batches(view, epoch)
     })  # fmt: skip
+
+
+def with_projections(recording: Recording, seed: int = 0) -> Recording:
+    """The same, whose sums are a projection of the first passive's features, noised every step."""
+    view = view_of(recording, ["active"], knowledge=Knowledge(classes=3))
+    features = truth_of(recording).features["passive-1"].flatten(1)
+    draw = torch.Generator().manual_seed(seed)
+    opened: dict[int, Tensor] = {}
+    for epoch in view.epochs:
+        for step, rows_B, z_BD in batches(view, epoch):
+            width = z_BD.flatten(1).shape[1]
+            weights = torch.randn(features.shape[1], width, generator=draw.manual_seed(seed))
+            noise = 0.1 * normal(len(rows_B), width, seed=step)
+            opened[step] = features[rows_B].double() @ weights.double() + noise
+    return with_opened(recording, opened)
 
 
 def normal(*shape: int, seed: int) -> Tensor:

@@ -55,6 +55,7 @@ from tests.attacks.recordings import (
     of_vectors,
     play,
     with_opened,
+    with_projections,
 )
 from tests.attacks.test_attacks_live import UNPROTECTED, isolation_error
 from tests.secure_apfed.small_runs import small_config
@@ -201,6 +202,12 @@ def _opened(make: Any) -> Any:
     return _by_victim(attacked(opened, "contrastive_inversion"))
 
 
+def _projected(make: Any) -> Any:
+    """Sums that are a projection of the first passive's features, under noise in every step."""
+    recording = make("nothing")
+    return _by_victim(attacked(with_projections(recording), "gradient_regression", shadow_rows=60))
+
+
 COMPLETED = {"balanced_accuracy": 0.8, "advantage": 0.25}
 FOUND = {"balanced_accuracy": 0.9, "advantage": 0.2}
 EXACT = {"r2": 0.999, "advantage": 0.2}
@@ -248,6 +255,7 @@ PLANTED: list[tuple[str, Found, dict[str, float], Any]] = [
 ]  # fmt: skip
 PLANTED += [
     ("contrastive_inversion", _opened, {"r2": 0.5, "advantage": 0.3}, SLOW),
+    ("gradient_regression", _projected, {"r2": 0.9, "advantage": 0.3}, ()),
     ("unpaired_inversion", lambda make: [_figures(on_features.skewed_and_inverted(
         on_features.skewed(make)))], {"r2": 0.5, "advantage": 0.5}, SLOW),
     ("hijack", lambda _: [_figures(on_features.played_hijack(1.0))],
@@ -309,9 +317,11 @@ REASONS: list[tuple[tuple[str, ...], Make, str, slice, dict[str, Any]]] = [
     (("isolation", "chosen_representations", "decoder_extraction"), _asked("mmvfl"),
      "contribute no gradients of objectives", ALL, {}),
     (("model_completion",), _asked("mmvfl"), "no party releases a representation", ALL, {}),
-    (("contrastive_inversion",), NOISE, "no sum as the active decoded it", ALL, {}),
+    (("contrastive_inversion", "gradient_regression"), NOISE, "no sum as the active decoded it",
+     ALL, {}),
     (("contrastive_inversion",), RECONSTRUCTING, "gradients of another objective", ALL, {}),
-    (("contrastive_inversion",), JOINT, "the active receives no sum of gradients", ALL, {}),
+    (("contrastive_inversion", "gradient_regression"), JOINT,
+     "the active receives no sum of gradients", ALL, {}),
     (("model_completion",), _of("nothing", epochs=0), "set transcript.keep to first", ALL, {}),
     (("model_completion",), LEAK, "lower labels_per_class", ALL, {"labels_per_class": 200}),
     (("model_completion",), _of(_filled(math.nan)), "are not finite; there is nothing to fit",
@@ -519,6 +529,8 @@ NULL: list[tuple[str, dict[str, Any], OfSeed, tuple[str, str]]] = [
      _encoded("passive-1", 4), OF_FIRST),
     ("contrastive_inversion", {"shadow_rows": 40, "iterations": 10},
      lambda make, seed: noise_opened(make("nothing", epochs=1, seed=seed), seed), OF_FIRST),
+    ("gradient_regression", {**FEW, "iterations": 20},
+     lambda make, seed: noise_opened(make("nothing", epochs=1, seed=seed), seed), OF_FIRST),
     ("hijack", HIJACK, _noise(method="tvfl", epochs=1), OF_FIRST),
     ("reversed_hijack", HIJACK, _noise(epochs=1), FIRST),
     ("membership", {"shadow_models": 8, "epochs": 4}, lambda make, seed: replace(
@@ -664,9 +676,9 @@ RELEASES_OF_PASSIVES = {"inverse_network", "unpaired_inversion", "representation
 OF_JOINT = {"model_completion", "semi_supervised"} | {*GRADIENTS} | RELEASES_OF_PASSIVES
 QUERIED = {"membership"}
 APPLIES: Mapping[str, set[str]] = {
-    "apfed": RELEASES_OF_ACTIVE | {"contrastive_inversion"} | QUERIED,
-    "apfed_r": RELEASES_OF_ACTIVE | QUERIED,
-    "apfed_c": RELEASES_OF_ACTIVE | {"contrastive_inversion"} | QUERIED,
+    "apfed": RELEASES_OF_ACTIVE | {"contrastive_inversion", "gradient_regression"} | QUERIED,
+    "apfed_r": RELEASES_OF_ACTIVE | {"gradient_regression"} | QUERIED,
+    "apfed_c": RELEASES_OF_ACTIVE | {"contrastive_inversion", "gradient_regression"} | QUERIED,
     "apfed_code": {"sum_regression"},
     "tvfl": OF_JOINT,
     "single_view": QUERIED,
