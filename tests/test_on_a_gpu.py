@@ -196,6 +196,7 @@ READS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "vote_regression": ("votes", {"shadow_rows": 20}),
     "vector_regression": ("vfedtrans", {"shadow_rows": 20}),
     "contrastive_inversion": ("apfed_c", {"shadow_rows": 20}),
+    "gradient_regression": ("apfed_r", {"shadow_rows": 20}),
     "sum_regression": ("mmvfl", {"shadow_rows": 20}),
     "sum_regression, representations": ("split_nn_sum", {"shadow_rows": 20}),
     "membership": ("apfed_c", {"shadow_models": 4}),

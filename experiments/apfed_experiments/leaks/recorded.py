@@ -50,7 +50,7 @@ _MORE_LABELS = {"labels_per_class": 20}  # joint training observes the few label
 _ATTACKS: Mapping[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
     "features": (
         ("vote_regression", _PAIRS), ("contrastive_inversion", _PAIRS), ("inverse_network", _PAIRS),
-        ("sum_regression", _PAIRS),
+        ("gradient_regression", _PAIRS), ("sum_regression", _PAIRS),
     ),
     "labels": (("shown_labels", _ONE_LABEL), ("model_completion", _ONE_LABEL),
         ("gradient_direction", _MORE_LABELS),
@@ -60,6 +60,7 @@ _ATTACKS: Mapping[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
 _NEEDED: Mapping[str, AbstractSet[str]] = {
     "vote_regression": {"passives vote"}, "shown_labels": {"labels are shown"},
     "contrastive_inversion": {"gradients are summed"},
+    "gradient_regression": {"gradients are summed"},
     "inverse_network": {"passives send representations"},
     "sum_regression": {"representations are summed"},
     "model_completion": {"the active sends representations", "gradients are returned"},
