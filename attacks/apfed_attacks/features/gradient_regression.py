@@ -17,7 +17,7 @@ from apfed_attacks.columns import beside
 from apfed_attacks.features.contrastive_inversion import opened_batches
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import FloatArray, Guess
-from apfed_attacks.view import AdversaryView
+from apfed_attacks.view import AdversaryView, AttackError
 
 
 class GradientRegression(FeatureAttack):
@@ -43,6 +43,10 @@ class GradientRegression(FeatureAttack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         means = average_sums(view)
+        if not means:
+            raise AttackError(
+                f"{view.name} opened no sum of gradients of people whom {view.knowledge.victim} holds"
+            )
         known = torch.tensor(sorted(means))
         positions = self.choose(view, known, seed)
         sums_ND = self.scaled(torch.stack([means[int(place)] for place in positions]), seed)
