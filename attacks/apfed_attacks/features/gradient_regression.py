@@ -45,7 +45,8 @@ class GradientRegression(FeatureAttack):
         means = average_sums(view)
         if not means:
             raise AttackError(
-                f"{view.name} opened no sum of gradients of people whom {view.knowledge.victim} holds"
+                f"{view.name} opened no sum of gradients of people whom {view.knowledge.victim} "
+                "holds"
             )
         known = torch.tensor(sorted(means))
         positions = self.choose(view, known, seed)
