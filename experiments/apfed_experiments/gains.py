@@ -462,13 +462,15 @@ COLUMNS = (
 def _row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataFrame) -> Row:
     summary, gain = Summary.of(found), Gain.of(found, control)
     assert gain is not None  # the study measures baselines
-    return {
+    averaged: Row = {}
+    if gain.mean is not None:
+        averaged = {"mean": gain.mean, "gain_mean": gain.over_mean}
+    return averaged | {
         "case": case.name, "seeds": seeds, "solo": gain.solo, "measure": gain.measure,
         "reached": gain.reached, "gain": gain.over_chosen, "epsilon": summary.epsilon_passives,
         "baseline": gain.baseline, "hindsight": gain.hindsight,
         "gain_hindsight": gain.over_hindsight, "control": case.control.name,
         "no_help": gain.control, "gain_no_help": gain.over_control,
-        "mean": gain.mean, "gain_mean": gain.over_mean,
         "help_used": _used(found), "wire_bytes": summary.wire_bytes,
         "paid": gain.sentence.partition(":")[0],
         "shared": gain.shared, "of": case,
