@@ -31,8 +31,9 @@ class RunFacts:
 
     happens: what its method does, in words; secure_sum: key of `SECURE_SUMS`; passives: M; guarded:
     for whoever sends representations; pairwise: each passive helps on its own overlap with the
-    active; labels_after: no label touches the exchange; noisy: every passive adds noise, under the sum or to its votes; inductive: a row that
-    has no label moves no vote but its own; apart: each party ran in a process of its own.
+    active; labels_after: no label touches the exchange; noisy: every passive adds noise, under the
+    sum or to its votes; inductive: a row that has no label moves no vote but its own; apart: each
+    party ran in a process of its own.
     """
 
     happens: frozenset[str]
