@@ -66,6 +66,7 @@ def test_git_says_which_files_changed_or_are_new(tree: Path) -> None:
     assert find_changed_files(tree) == [tree / "secure_apfed/a.py", tree / "tests/test new.py"]
 
 
+@pytest.mark.slow
 def test_the_program_prints_tests_or_says_that_none_is_near() -> None:
     command = [sys.executable, str(ROOT / "tests/nearest_tests.py")]
     near = subprocess.run(

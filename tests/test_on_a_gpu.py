@@ -155,7 +155,7 @@ def _check(seen: Pretended) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=22)
 def test_a_run_computes_on_its_device(name: str, tmp_path: Path, seen: Pretended) -> None:
     data = _images(*LARGER[name]) if name in LARGER else None
     result = run(CASES[name](), tmp_path / "run", data=data)
@@ -177,6 +177,7 @@ def _recorded(method: str, seen: Pretended) -> Recording:
     return RECORDED[method][0]
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_computes_on_its_device(method: str, seen: Pretended) -> None:
     _recorded(method, seen)

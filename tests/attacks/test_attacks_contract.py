@@ -276,6 +276,7 @@ PLANTED += [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(every=8)
 @pytest.mark.planted
 @pytest.mark.parametrize(
     ("found", "least"),
@@ -368,6 +369,7 @@ def test_what_does_not_apply_says_why(
             assert reason in result.reason, name
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("name", "make", "options"), [
     ("model_completion", _of("labels"), {}),
     ("semi_supervised", _of("labels"), {"iterations": 20}),
@@ -551,6 +553,7 @@ NULL: list[tuple[str, dict[str, Any], OfSeed, tuple[str, str]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(every=13)
 @pytest.mark.null
 @pytest.mark.parametrize(("name", "options", "make", "by"), NULL)
 def test_where_nothing_leaked_nothing_is_told(
@@ -565,6 +568,7 @@ def test_where_nothing_leaked_nothing_is_told(
 
 
 # Figures of leaks of what the adversary has anyway, and the mean of two seeds at most.
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("name", "make", "by", "options", "figure", "most"), [
     ("model_completion", _leak("copy"), FIRST, {"labels_per_class": 0}, "advantage", 0.06),
     ("model_completion", _leak("echo"), FIRST, {"labels_per_class": 4}, "advantage", 0.06),
@@ -583,6 +587,7 @@ def test_what_the_adversary_has_anyway_is_next_to_no_advantage(
     assert sum(found) / len(found) < most, found
 
 
+@pytest.mark.slow
 def test_a_leak_that_would_drown_own_features_is_found(make_recording: Any) -> None:
     def weak(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> torch.Tensor:
         z = torch.randn(len(labels), 128, generator=draw)
@@ -626,6 +631,7 @@ DEAF: list[tuple[str, ActiveAttack]] = [
 ]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.null
 @pytest.mark.parametrize(("method", "attack"), DEAF)
 def test_noise_in_the_place_of_answers_rebuilds_no_feature(
@@ -714,6 +720,7 @@ def attacked_in(method: str, name: str, **options: Any) -> tuple[AttackResult, .
     return mount(recorded(method), [AttackChoice(name=name, options=options)], seed=0)
 
 
+@pytest.mark.sampled(every=19)
 @pytest.mark.parametrize("method", METHODS)
 def test_attacks_apply_where_a_method_gives_them_something_to_read(method: str) -> None:
     applies, results = set[str](), list[AttackResult]()

@@ -59,12 +59,14 @@ def _likeness(sum_BD: Tensor, agreed: Agreed, truth_BD: Tensor, passives: int = 
     return found, float(F.cosine_similarity(found, truth_BD).mean())
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("anchors", ["both", "active"])
 def test_one_passives_representations_are_recovered_from_one_step(anchors: str) -> None:
     agreed = _agreed(anchors, weight=0.5)
     assert _likeness(0.5 * _gradient(H_BD, P_BD, anchors), agreed, P_BD)[1] > 0.93
 
 
+@pytest.mark.slow
 def test_clipped_rows_are_matched_as_the_passive_clips_them() -> None:
     real_BD = _gradient(H_BD, P_BD)
     bound = float(real_BD.norm(dim=1).median())
@@ -102,6 +104,7 @@ def opened_by(recording: Recording, passives: tuple[str, ...]) -> Mapping[int, T
     return opened
 
 
+@pytest.mark.slow
 def test_sums_that_are_zero_hide_no_others(make_recording: Any) -> None:
     recording = make_recording("nothing")
     opened = opened_by(recording, ("passive-1",))

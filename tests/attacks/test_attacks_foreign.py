@@ -33,6 +33,7 @@ FAST = [name for name in ATTACKS if name not in SLOW]
 TWICE = [(np.arange(A), h) for h in NOISE]
 
 
+@pytest.mark.slow
 def test_gradients_of_logits_are_labels_and_luck_is_chance() -> None:
     found = evaluate(h=LOGITS, gradients=ERROR, labels=Y, attacks=FAST)
     for one in (one for one in found.findings if one.result.attack != "model_completion"):
@@ -147,6 +148,7 @@ def _views(name: str, rows: torch.Tensor, h: torch.Tensor) -> Any:
 LEAST = {"iterations": 1, "starts": 1, "hidden": 4, "batch": 2}
 
 
+@pytest.mark.sampled(every=22)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_whose_view_lacks_something_says_so(name: str) -> None:
     few = {option: least for option, least in LEAST.items() if option in ATTACKS[name].model_fields}
@@ -162,6 +164,7 @@ def test_an_attack_whose_view_lacks_something_says_so(name: str) -> None:
     assert refused
 
 
+@pytest.mark.slow
 def test_a_recorder_keeps_h_and_gradients_and_changes_nothing() -> None:
     record, bottom = Recorder(), nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True))
     top, plain = nn.Linear(5, 3), copy.deepcopy(bottom)

@@ -70,6 +70,7 @@ def test_known_labels_of_one_class_only_are_a_reason(make_recording: Any) -> Non
         ModelCompletion().run(view, 0)
 
 
+@pytest.mark.slow
 def test_what_was_sent_is_read_as_it_is(make_recording: Any) -> None:
     empty = make_recording("nothing", epochs=0)
     for result in attacked(drawn_labels(empty), "pseudo_labels", labels_per_class=4):
@@ -91,6 +92,7 @@ def _both(recording: Any, **options: Any) -> list[Any]:
     return [attacked_by("passive-2", recording, name, **options) for name in names]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("fresh", [True, False])
 def test_fresh_noise_averages_out_over_epochs(make_recording: Any, fresh: bool) -> None:
     def frozen(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> torch.Tensor:
@@ -113,6 +115,7 @@ def test_a_course_of_time_is_found_that_no_epoch_shows(make_recording: Any) -> N
     assert once.score["balanced_accuracy"] < 0.7
 
 
+@pytest.mark.slow
 def test_a_row_that_missed_an_epoch_is_still_guessed(make_recording: Any) -> None:
     recording = make_recording("labels", epochs=3)
     whole = attacked_by("passive-2", recording, "temporal")
@@ -170,6 +173,7 @@ def _taught(recording: Any) -> nn.Module:
     return encoder
 
 
+@pytest.mark.slow
 def test_a_network_that_learned_labels_gives_them_away(in_sectors: Any) -> None:
     encoder = _taught(in_sectors)
     before = copy.deepcopy(encoder.state_dict())

@@ -85,6 +85,7 @@ REFUSED: list[tuple[ActiveAttack, int, Any, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.refused
 @pytest.mark.parametrize(("attack", "views", "sums", "refusal"), REFUSED)
 def test_the_protocol_refuses(attack: ActiveAttack, views: int, sums: Any, refusal: str) -> None:
@@ -123,6 +124,7 @@ def _recovered(run: LiveRun, **options: Any) -> tuple[Any, Any]:
     return found, torch.stack([z[people] for z in truth])
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("views", "people"), [(2, 128), (4, 64)])
 def test_of_one_passive_all_and_of_several_the_centred_sum_is_read_exactly(
     views: int, people: int
@@ -144,6 +146,7 @@ def test_what_spreads_a_little_more_is_answered_and_tells(evasion: dict[str, Any
 # Decoder extraction.
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("hidden", "pairs", "data", "figure", "least", "most"), [
     ([], 5, TWO_TABLES, "mse", 1e-2, 1e9),  # fewer pairs than numbers do not fix the answer
     ([32], 90, None, "r2", 0.95, 1),  # a sum of three is affine in all their features
@@ -156,6 +159,7 @@ def test_answers_are_affine_in_the_features(
     assert least < (result.variants["affine on answers"][figure] or 0) < most
 
 
+@pytest.mark.slow
 def test_one_point_among_decoys_is_answered_and_tells() -> None:
     # An honest limit of the rule: less than half of a batch may still be at one point.
     config = live_config("apfed_r", data=TWO_TABLES, secure_sum={"scheme": "ckks", "clip": 1.0})
@@ -178,6 +182,7 @@ def isolation_error(rules: Collection[Rule], *, sums: Any = None, **way: Any) ->
     return float((found - run.truth).norm() / run.truth.norm())
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("rules", "sums", "way", "least", "most"), [
     # A weight that the active asks for changes nothing.
     (ALL_RULES, None, {"way": "weight"}, 0.9, 1e9),
@@ -193,6 +198,7 @@ def test_what_a_rule_is_good_for(
     assert least < isolation_error(rules, sums=sums, **way) < most
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("rules", "way", "error", "says"),
     [({Rule.BINDING}, "unequal", RemoteProtocolError, "answered another message|beyond the range"),
@@ -205,6 +211,7 @@ def test_secure_sums_offer_no_sum_over_fewer_or_of_answers_to_unequal_questions(
         isolation_error(rules, sums=MASKED, way=way)
 
 
+@pytest.mark.slow
 def test_what_was_isolated_is_read_like_a_gradient() -> None:
     attack = Isolation(way="collusion", shadow_rows=40)
     assert (play(attack, live_config("apfed_r")).advantage or 0) > 0.1
@@ -336,6 +343,7 @@ def test_without_noise_a_run_answers_as_often_as_agreed_over_all_its_sessions(
         run.ask(labels=one_against_all(run, int(run.ballot.rows[agreed])))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("opening", "way"), [("each", "rotate"), ("sum", "flip")])
 def test_poisoned_votes_are_not_refused_and_show_where_answers_are_single(
     aligned: dict[str, Any], opening: str, way: Poison

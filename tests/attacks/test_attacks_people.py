@@ -143,6 +143,7 @@ def average_by_heart(*names: str, **options: Any) -> Any:
     return attacked(with_model(found, learnt), "averaged_membership", **options)
 
 
+@pytest.mark.slow
 def test_what_is_learnt_of_all_passives_says_not_at_whom() -> None:
     """The others trained at the other passive, so the average fits them as well."""
 
@@ -170,6 +171,7 @@ def test_half_of_the_people_trained_at_the_victim_and_the_others_where_it_says(
         assert tuple(row.tolist()) in (tables["passive-1"] if member else whose)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("clients", [2, 3])
 def test_elsewhere_needs_a_third_party_and_nobody_asks_about_itself(clients: int) -> None:
     results = attacked(averaged(clients=clients), "averaged_membership", strangers="elsewhere")

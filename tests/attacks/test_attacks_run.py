@@ -65,6 +65,7 @@ def test_each_passive_mounts_the_attack_and_the_worst_is_the_headline(make_recor
     assert AttackResult(**json.loads(json.dumps(worst.as_json()))) == worst
 
 
+@pytest.mark.slow
 def test_features_that_do_not_vary_are_a_result_and_stop_no_other_attack(
     make_recording: Any,
 ) -> None:
@@ -368,6 +369,7 @@ def _offences(loaded: dict[str, set[str]]) -> list[str]:
                    if "secure_apfed.methods" in own]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_attack_loads_few_of_our_modules_and_no_method(tmp_path: Path) -> None:
     loaded = modules_loaded(list(MODULES))
     assert all(name in loaded[statement] for statement, name in MODULES.items())

@@ -286,6 +286,7 @@ def test_own_columns_of_unknown_people_are_means_and_say_so(
     assert torch.equal(columns, torch.tensor([0.0, 0.0, 1.0]).expand(len(SOME), 3))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("name", "adversary", "victim", "known"),
     [("contrastive_inversion", "active", "passive-1", 100),

@@ -54,6 +54,7 @@ def integer_sum(agreed: SumAgreement, values: list[NDArray[Any]]) -> NDArray[np.
     return fixed_point.dequantise(np.asarray(total, dtype=np.int64))
 
 
+@pytest.mark.sampled(every=7)
 @exact
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
@@ -69,6 +70,7 @@ def test_sum_is_the_integer_sum_of_the_quantised_inputs(choice: str, data: st.Da
     assert np.array_equal(total, integer_sum(played.sum.agreement, values))
 
 
+@pytest.mark.sampled(every=2)
 @exact
 def test_sum_is_exact_at_full_range(choice: str) -> None:
     """Under CKKS 23 passives are the most of whom two numbers fit a slot."""
@@ -144,6 +146,7 @@ def test_what_the_caller_owns_stays_the_callers(choice: str) -> None:
     assert np.array_equal(played.add(given), expected)
 
 
+@pytest.mark.sampled(every=3)
 @every
 def test_sums_of_several_threads_do_not_mix(choice: str) -> None:
     """Roles of one description share what they encode and encrypt with."""
@@ -260,6 +263,7 @@ REFUSED: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.sampled(every=2)
 @every
 def test_after_a_refused_sum_the_receiver_opens_and_sets_up_nothing_more(choice: str) -> None:
     """Not the good sum of that step, nor that of the next; whoever alters sums gets one refusal.
@@ -543,7 +547,7 @@ SENDERS = ("active", "aggregator", "passive_1", "passive_2", "stranger")
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_a_frame_is_taken_in_its_place_only(choice: str) -> None:
     """Setup, contributions, requests, answers and sums: own ones, and those of other keys."""
     other = Overheard(make(choice, agreement()))

@@ -73,6 +73,7 @@ def test_the_guard_stays_under_what_the_ledger_says(epsilon: float, releases: in
     assert found.epsilon_rows > 0.55 * epsilon
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_caught(bug: str) -> None:
     for epsilon, releases in CLAIMS:
@@ -93,6 +94,7 @@ def test_no_guard_gives_everything_away_and_pure_noise_nothing() -> None:
     assert not found.contradicts(0.2)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("bound", "mu"), [
     (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 0.3),
     (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 1.0),

@@ -41,6 +41,7 @@ def audited(name: str, **planted: Any) -> Result:
     return play_vote_case(case, runs=runs, seed=7, level=LEVEL)
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", VOTE_CASES)
 def test_each_claim_stands_or_falls_as_expected(name: str) -> None:
     result = audited(name)
@@ -139,6 +140,7 @@ PLANTED: dict[str, tuple[str, Scores]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("bug", [*PLANTED, "none: a long person, clipped"])
 def test_planted_bugs_are_caught(bug: str) -> None:
     clipped = "private weights", in_weights(labellers.PrivateLogistic, long_person())

@@ -43,6 +43,7 @@ def _run(name: str, cases: str) -> dict[str, Row]:
     return {line["case"]: line for line in found["rows"]}
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize("name", BENCHES)
 def test_cases_that_are_not_wanted_are_not_measured(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -182,6 +183,7 @@ def test_without_crypten_its_cases_are_rows_with_the_reason(
     assert sums["plain/m4"]["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_intersections_of_one_size_and_an_absent_peer_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

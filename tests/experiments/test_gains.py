@@ -254,6 +254,7 @@ def test_each_passive_knows_its_own_share() -> None:
         assert torch.equal(after.features, before.features[rows])
 
 
+@pytest.mark.slow
 def test_numbers_and_people_apart_are_cases_too(tmp_path: Path) -> None:
     names = ("votes/diabetes/n60", "votes/breast-cancer-errors-known-50/n20")
     (table,) = run_gains(tmp_path, [CASES[name] for name in names], seeds=1, jobs=1)

@@ -116,6 +116,7 @@ def measured(table: Callable[[], Iterator[live.Setting]], **columns: Any) -> Row
     return line.measure(0)
 
 
+@pytest.mark.slow
 def test_chosen_labels_name_the_nearest_of_passives_until_noise_hides_them() -> None:
     clear, noisy = (
         measured(chosen_labels, data="digits", opened="sum", epsilon=epsilon, runs=1)

@@ -87,6 +87,7 @@ def differing(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
     return {name for name, text in one.items() if text != other[name]}
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", CASES)
 def test_all_that_is_written_follows_from_the_answers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -123,6 +124,7 @@ def counted_in_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunWriter, "_card", planted)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("plant", "found"),
     [(fitted_on_true_labels, {"printed", "solo.json", "report.html", "privacy.json"}),

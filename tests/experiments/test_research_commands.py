@@ -78,6 +78,7 @@ def test_what_is_wrong_is_told(
 # Workers come from a server that has imported what they need, and compute on one thread.
 
 
+@pytest.mark.slow
 def test_workers_are_forked_from_a_server_that_imported_all_and_end_with_who_asked(
     tmp_path: Path,
 ) -> None:
@@ -128,6 +129,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_attacks_are_mounted_and_kept_beside_earlier_ones(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,6 +175,7 @@ def test_damaged_files_are_told(finished: Path, capsys: pytest.CaptureFixture[st
     path.write_bytes(whole)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("method", ["votes", "apfed_c", "tvfl"])
 def test_own_tables_with_empty_labels_are_attacked(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -349,6 +349,7 @@ def test_an_accountant_that_was_left_out_says_so_in_its_place(guarded: Path) -> 
     assert figures["accountants"] == checks
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 @pytest.mark.parametrize("method", ["votes", "votes_randomised"])
 def test_a_real_run_of_votes_is_reported(method: str, tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def test_lines_share_data_attacks_and_what_the_active_does_alone(tmp_path: Path)
     assert {base_config(name).delta for name in main_job.CONFIGS} == {1e-5}
 
 
+@pytest.mark.slow
 def test_a_point_is_run_once_and_read_and_other_settings_and_damage_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_point_is_run_once_and_read_and_other_settings_and_damage_are_refused(
             finish(trial)
 
 
+@pytest.mark.slow
 def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
     base = base_config("main-breast-cancer")
     point = next(point for point in main_job.points_of(base, tmp_path) if point.line == TVFL)

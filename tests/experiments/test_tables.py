@@ -185,6 +185,7 @@ def small(**distilled: object) -> dict[str, Any]:
     return {"config": config.model_dump(mode="json"), "scores": ["accuracy", "f1"]}
 
 
+@pytest.mark.slow
 def test_without_distillation_the_run_is_the_ablation() -> None:
     """Number for number: what taught the student is all that differs."""
     own = alone(seed=1, **small())

@@ -139,6 +139,7 @@ def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(study_file: Pat
     assert [row["defence"] for row in on_the_front(worse.rows, "passive reads labels")] == ["none"]
 
 
+@pytest.mark.slow
 def test_a_study_runs_leaves_out_what_fails_and_writes_its_page(
     played: tuple[TradeOff, Path, Board],
 ) -> None:
@@ -188,6 +189,7 @@ def test_the_folder_of_another_study_or_of_a_run_is_refused(
         run_tradeoff(other, out)
 
 
+@pytest.mark.slow
 def test_without_the_undefended_point_there_is_no_board(study_file: Path, tmp_path: Path) -> None:
     undefended = "undefended: true, set: {train: {learning_rate: 1.0e+30}}"
     study_file.write_text(STUDY.replace("undefended: true", undefended))
@@ -223,6 +225,7 @@ def test_a_runs_study_is_checked_before_the_run(
     assert not folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 def test_a_run_is_followed_by_its_own_study(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

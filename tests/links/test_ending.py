@@ -264,6 +264,7 @@ def issuer_and_subject(pem: bytes) -> str:
     return f"{made.issuer.rfc4514_string()} {made.subject.rfc4514_string()}"
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("new_key", [False, True], ids=["same key", "new key"])
 @pytest.mark.parametrize("holder", ["shop", "bank"])
 def test_a_certificate_is_renewed_and_nobody_compares_words(

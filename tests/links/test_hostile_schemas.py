@@ -123,6 +123,7 @@ PROPOSALS = [f"proposal.document.{'.'.join(path)}" for path in
              dict.fromkeys(text_paths(project.Proposal))]  # fmt: skip
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("field", [*SEALED, *ANSWERS, *PROPOSALS])
 def test_a_sealed_project_s_text_is_obeyed_by_nobody(

@@ -95,6 +95,7 @@ def test_every_field_of_a_proposal_is_walked(text_of_proposal: str) -> None:
     assert found - set(FIELDS) - others - numbers - whole - numbered == set(), found
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("text", [HIDDEN, COMMAND], ids=["hidden", "command"])
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("by_key", [False, True], ids=["value", "signature broken"])
@@ -136,6 +137,7 @@ def answered(made: Organisations) -> str:
     ).read_text()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("text", [HIDDEN, COMMAND], ids=["hidden", "command"])
 @pytest.mark.parametrize("field", OF_AN_ANSWER)
 def test_an_answer_s_text_is_obeyed_by_nobody(

@@ -188,6 +188,7 @@ REMOTE: dict[str, tuple[Callable[[Pair], Any], str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_who_does_not_belong_is_told_why(tmp_path: Path) -> None:
     """All cases at once: who is refused and who is not there look the same until the end."""
     pairs: dict[str, Pair] = {}
@@ -618,6 +619,7 @@ def test_a_peer_that_is_gone_is_named_after_the_patience(pair: Pair) -> None:
         assert gone.value.left == (peer,)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("relay", [False, True])
 def test_who_left_is_found_once_it_waits_and_meets_in_the_next_session(
     relay: bool, tmp_path: Path
@@ -811,6 +813,7 @@ def was_sent_away(one: Carrier) -> bool:
     return False
 
 
+@pytest.mark.sampled(every=3)
 def test_a_crowd_of_silent_strangers_keeps_nobody_out(plain: Pair) -> None:
     coming = plain.come("ann")
     until_somebody_listens(plain)

@@ -253,6 +253,7 @@ def _archive(path: Path) -> None:
     shutil.move(f"{path}.zip", path)
 
 
+@pytest.mark.slow
 def test_what_one_organisation_reads_is_allowed_by_name_at_both_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,6 +271,7 @@ def test_what_one_organisation_reads_is_allowed_by_name_at_both_ends(
     assert any("which was allowed by name" in each for each in said["organisations"])
 
 
+@pytest.mark.slow
 def test_a_party_s_own_limits_hold_from_the_first_screen_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], here: Organisations
 ) -> None:
@@ -330,6 +332,7 @@ HARMED: list[tuple[Callable[[Path], object], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("harm", "why"), HARMED)
 def test_a_harmed_proposal_is_refused(
     tmp_path: Path, harm: Callable[[Path], object], why: str
@@ -342,6 +345,7 @@ def test_a_harmed_proposal_is_refused(
     assert not made.home("shop").exists()
 
 
+@pytest.mark.slow
 def test_answers_that_do_not_fit_are_refused(here: Organisations, tmp_path: Path) -> None:
     bank = here.home("bank")
     proposal, sealed = bank / project.PROPOSAL, bank / project.SEALED
@@ -387,6 +391,7 @@ def test_answers_that_do_not_fit_are_refused(here: Organisations, tmp_path: Path
         project.seal(list(answers.values()), bank, days=-1)
 
 
+@pytest.mark.slow
 def test_the_commands_show_what_is_asked_and_learnt(
     here: Organisations, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -497,6 +502,7 @@ def test_who_joins_sets_nothing_but_what_is_of_its_table(
         )
 
 
+@pytest.mark.slow
 def test_a_party_is_checked_and_plans_alone(
     here: Organisations, capsys: pytest.CaptureFixture[str]
 ) -> None:

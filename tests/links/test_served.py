@@ -148,6 +148,7 @@ def allowing(
     return {**trained, party: copied / "party.yaml"}
 
 
+@pytest.mark.sampled(every=2)
 def test_what_it_says_is_what_the_training_measured(
     trained: Mapping[str, Path], tmp_path: Path
 ) -> None:
@@ -177,6 +178,7 @@ def test_whom_a_passive_lacks_the_active_predicts_alone(
     assert rows["p(yes)"][-5:].to_numpy() == pytest.approx(alone[-5:, 1].numpy())
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
 @pytest.mark.parametrize(
     ("limits", "jointly"),
@@ -195,6 +197,7 @@ def test_a_limit_ends_it_by_name_and_the_active_goes_on_alone(
     assert f"shop answers no more: the limit serve.{limit}" in (one.why + other.why)
 
 
+@pytest.mark.sampled(every=3)
 def test_who_was_asked_about_as_often_as_allowed_is_left_out_and_nobody_else(
     trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +246,7 @@ def test_a_passive_that_is_not_there_is_named_and_the_rows_are_predicted_alone(
         serve_party(trained["bank"], sessions=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
 def test_a_passive_that_begins_anew_while_nobody_asks_is_met_again(
     trained: Mapping[str, Path], tmp_path: Path
@@ -312,6 +316,7 @@ def test_who_falls_silent_while_it_is_asked_is_told_in_words_of_predictions(
     )
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
 @pytest.mark.parametrize("name", ["answered.sqlite", "audit.log", "counters.json"])
 def test_a_passive_that_lost_its_book_serves_nobody(
@@ -432,6 +437,7 @@ NOISES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("method", NOISES)
 def test_under_noise_one_persons_answers_stay_within_the_runs_epsilon(
     method: str, tmp_path: Path

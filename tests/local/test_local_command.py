@@ -158,6 +158,7 @@ def printed(config: Config, folder: Path, capsys: Any, *how: str) -> list[str]:
     return [" ".join(line.split()) for line in lines if line.startswith("epsilon_")]
 
 
+@pytest.mark.slow
 def test_it_leaves_a_run_folder_as_memory_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,6 +268,7 @@ def test_a_death_is_told_once_and_its_cause_first(
     assert (type(error), str(error)) == (kind, told)
 
 
+@pytest.mark.slow
 def test_noise_under_a_sum_costs_the_same_wherever_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -280,6 +282,7 @@ def test_noise_under_a_sum_costs_the_same_wherever_it_is_told(
     costs_the_same(tmp_path / "memory", apart, "epsilon_c", "passive-1", capsys)
 
 
+@pytest.mark.slow
 def test_parties_that_are_started_by_hand_measure_report_and_cost_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

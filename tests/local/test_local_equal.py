@@ -73,6 +73,7 @@ PLAYED = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize(("case", "over"), PLAYED)
 def test_the_same_models_in_one_process_and_in_many(case: str, over: Way, tmp_path: Path) -> None:
     method, changes = CASES[case]
@@ -90,6 +91,7 @@ def test_the_same_models_in_one_process_and_in_many(case: str, over: Way, tmp_pa
         assert load_model(active).classes == load_model(tmp_path / "memory").classes
 
 
+@pytest.mark.slow
 def test_secret_seeds_give_other_models_each_time(tmp_path: Path) -> None:
     config = small_config(party_seeds="secret")
     digests = []
@@ -164,6 +166,7 @@ def proxied(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Proxied]
         proxy.close()
 
 
+@pytest.mark.sampled(every=2)
 def test_connections_that_are_cut_change_nothing(proxied: Proxied, tmp_path: Path) -> None:
     proxied.cut_after = (20_000, 50_000, 80_000, 110_000)
     same_models(proxied, tmp_path / "memory")

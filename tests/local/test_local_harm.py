@@ -118,6 +118,7 @@ def test_every_kind_of_message_of_every_role_is_harmed_once(whole: Path) -> None
     assert sent == set(SENT)
 
 
+@pytest.mark.sampled(every=10)
 @pytest.mark.parametrize(("name", "harm", "over"), [*cases()])
 def test_who_comes_to_harm_is_named_and_the_run_resumes_the_same(
     name: str, harm: Harm, over: Way, whole: Path, tmp_path: Path
@@ -155,7 +156,7 @@ def test_who_comes_to_harm_is_named_and_the_run_resumes_the_same(
     [(Kind.CONTRIBUTION, 2, signal.SIGSTOP, 2), (Kind.CONTRIBUTION, 2, signal.SIGKILL, 2),
      (Kind.SAVED, 0, signal.SIGSTOP, 4), (Kind.SAVED, 0, signal.SIGKILL, 4)],
 )  # fmt: skip
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_the_others_go_on_where_the_sum_recovers_and_their_result_is_gathered(
     kind: Kind, at: int, number: int, step: int, tmp_path: Path
 ) -> None:
@@ -176,6 +177,7 @@ def held(parties: Parties, name: str) -> list[str]:
     return sorted(path.name for path in parties.run.party(name).glob("checkpoint-*"))
 
 
+@pytest.mark.slow
 def test_who_left_comes_back_when_the_run_is_resumed(tmp_path: Path) -> None:
     """Its checkpoint is an older one; the others' are of where the run went on without it."""
     parties = Parties(recovering(), tmp_path / "run")
@@ -189,6 +191,7 @@ def test_who_left_comes_back_when_the_run_is_resumed(tmp_path: Path) -> None:
     assert result["attendance"] == {"left": {}, "steps_without_all": 3}
 
 
+@pytest.mark.slow
 def test_who_was_ahead_by_a_checkpoint_is_resumed_again_and_again(
     whole: Path, tmp_path: Path
 ) -> None:
@@ -201,6 +204,7 @@ def test_who_was_ahead_by_a_checkpoint_is_resumed_again_and_again(
     assert model_digests(parties.run.path) == model_digests(whole)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_another_run_or_party_are_refused(stopped: Parties, tmp_path: Path) -> None:
     """Of the same settings and people, but with the rows in another order; or of a peer."""
     other = Parties(config_of(), tmp_path / "other")
@@ -238,6 +242,7 @@ def test_nobody_begins_anew_over_what_others_hold(stopped: Parties) -> None:
     assert all(path.read_bytes() == before[path] for path in before if path.parent != lost)
 
 
+@pytest.mark.slow
 def test_nobody_begins_anew_over_votes_that_were_cast(tmp_path: Path) -> None:
     """At step 0 still, but a new alignment would put other people at the places that count."""
     config = small_config(
@@ -319,6 +324,7 @@ def test_the_logs_of_a_run_are_signed_and_agree_on_every_link(whole: Path) -> No
         }
 
 
+@pytest.mark.slow
 def test_all_go_back_to_the_newest_step_that_all_hold_and_on_in_their_logs(
     stopped: Parties, whole: Path
 ) -> None:
@@ -396,7 +402,7 @@ def spent(parties: Parties) -> dict[str, Any]:
     ("passive-2", Harm(None, writing="checkpoint-5.bin", moment="whole")),
     ("passive-1", Harm(Kind.SAVED, 1)),
 ])  # fmt: skip
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 def test_no_ledger_goes_back(
     name: str, harm: Harm, accounts: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -94,6 +94,7 @@ def test_the_printed_loss_is_of_what_is_told(ordinal: Any) -> None:
     assert ordinal.loss(outputs, torch.full((6,), -100)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ordinal")
 def test_the_printed_task_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = printed_config(1)

@@ -156,6 +156,7 @@ def losses_of(folder: Path) -> list[float]:
     return [json.loads(line)["held_out_loss"] for line in lines]
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("method", STOPPING)
 def test_it_ends_as_many_epochs_after_the_least_loss(method: str, tmp_path: Path) -> None:
     result = run(config_of(method), tmp_path / "run")
@@ -182,6 +183,7 @@ def test_nobody_learns_from_held_out_rows(method: str) -> None:
     assert not len(held_out_of(learner, every))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("method", ["single_view", "apfed_c"])
 @pytest.mark.parametrize("train", [{"class_weights": "balanced"}, {"spread_labels": True}])
 def test_a_model_is_the_same_whatever_held_out_rows_say(method: str, train: dict[str, Any]) -> None:

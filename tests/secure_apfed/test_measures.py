@@ -164,6 +164,7 @@ def test_intervals_hold_the_value_of_all_people() -> None:
     assert all(0 <= one.low <= one.value <= one.high <= 1 for one in found)
 
 
+@pytest.mark.slow
 def test_measures_of_resamples_are_those_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     cases = {

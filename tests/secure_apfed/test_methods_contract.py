@@ -116,6 +116,7 @@ def test_who_predicts_alone_does_so_from_its_folder(played: Played) -> None:
         assert right == pytest.approx(played.result.accuracy[name])
 
 
+@pytest.mark.sampled(every=7)
 def test_a_run_that_was_broken_off_goes_on_and_gives_the_same(played: Played) -> None:
     folder, whole = played.folder / "broken", played.result
     interrupted(played.config, folder, at_step=played.midway)
@@ -130,6 +131,7 @@ def test_a_run_that_was_broken_off_goes_on_and_gives_the_same(played: Played) ->
         assert torch.equal(mine, other)
 
 
+@pytest.mark.sampled(every=5)
 def test_no_hidden_label_reaches_training(played: Played) -> None:
     data = played.data
     labels = data.active.labels
@@ -153,6 +155,7 @@ def kinds_of(played: Played) -> list[Kind]:
     return sorted(sent - _NOT_READ - _WORDS)
 
 
+@pytest.mark.sampled(every=10)
 def test_what_is_no_message_is_refused_and_its_sender_named(played: Played) -> None:
     for at, kind in enumerate(kinds_of(played)):
         with pytest.MonkeyPatch.context() as patch:
@@ -162,6 +165,7 @@ def test_what_is_no_message_is_refused_and_its_sender_named(played: Played) -> N
         assert senders[0] in str(refused.value), kind
 
 
+@pytest.mark.sampled(every=5)
 def test_who_falls_silent_is_named(played: Played) -> None:
     silent = [kind for kind in kinds_of(played) if kind is not Kind.GRADIENTS]  # nobody waits so
     for kind in silent[[*METHODS].index(played.config.method.name) % 2 :: 2]:

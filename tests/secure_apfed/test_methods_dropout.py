@@ -183,7 +183,7 @@ def test_who_left_is_not_also_said_to_have_been_passed_over(gone: bool) -> None:
         if one.settings.sums_representations or one.settings.averages
     ],
 )  # fmt: skip
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_average_never_lacks_a_party(method: str) -> None:
     """A sum without one passive was taken as the whole average, and nobody was told."""
     config = small_config(method, secure_sum=pair_of("plain + recoverable masks") | {"clip": 64.0})
@@ -201,6 +201,7 @@ def test_an_average_never_lacks_a_party(method: str) -> None:
         open_session(config.model_copy(update={"secure_sum": sums}), load_data(data, seed=0))
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("kind", [BEFORE_CONTRIBUTING, BEFORE_ANSWERING])
 @pytest.mark.parametrize("method", ["mmvfl", "v_fedmv"])
 def test_pseudo_labels_are_the_mean_of_those_who_answered(

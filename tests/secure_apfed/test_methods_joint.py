@@ -152,6 +152,7 @@ def test_fills_take_the_place_of_the_passives() -> None:
     assert abs(drawn.std() - (high - low) / 12**0.5) < (high - low) / 15
 
 
+@pytest.mark.slow
 def test_evaluation_changes_no_parameter_and_no_later_step() -> None:
     data = vertical_data(2)
     settings = config(model={"network": "mlp", "hidden": [6], "representation": D, "dropout": 0.5})

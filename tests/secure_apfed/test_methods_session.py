@@ -256,6 +256,7 @@ def opened(
     return session
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("choice", SETTINGS)
 def test_whatever_the_order_among_links_training_is_the_same_and_parts_stay_apart(
     choice: str, monkeypatch: pytest.MonkeyPatch

@@ -133,6 +133,7 @@ def test_a_teacher_of_sums_shows_no_representation_and_is_charged_its_noise() ->
     assert {"joint_teacher_sum", "joint_teacher_sum_together"} == set(result.accuracy)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("said", "again"),
     [({}, 0), ({"epsilon": 4.0}, 0), ({"labels": "logistic"}, 1),
@@ -299,6 +300,7 @@ def whole_table(session: Simulation, data: VerticalData) -> np.ndarray:
     return np.hstack(parts)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("mask_rows", [16, 8192])
 @pytest.mark.parametrize("data", [
     {"dataset": "digits", "views": 2, "limit": 300}, {"dataset": "breast_cancer", "overlap": 0.6},
@@ -334,6 +336,7 @@ def test_nothing_but_the_papers_exchanges_leaves() -> None:
     assert result.privacy.epsilon_x == np.inf
 
 
+@pytest.mark.slow
 def test_the_code_is_drawn_to_the_vectors() -> None:
     apart = []
     for weight in (0.0, 1.0):
@@ -563,6 +566,7 @@ def test_a_command_judges_the_encoder(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "true training labels" in said_to_people(capsys)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("used", [True, False])
 @pytest.mark.parametrize("method", ["apc_vfl", "vfedtrans"])
 def test_the_strongest_solo_model_reads_the_code_beside_the_features_or_none(

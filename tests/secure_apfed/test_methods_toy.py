@@ -35,6 +35,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
     return load_config_text(text + more, source=GUIDE)
 
 
+@pytest.mark.slow
 def test_it_runs_resumes_and_is_planned_reported_and_attacked_as_what_it_is(
     config: Config, tmp_path: Path
 ) -> None:
@@ -58,6 +59,7 @@ def test_it_runs_resumes_and_is_planned_reported_and_attacked_as_what_it_is(
     assert any(result.applicable and result.role == "active" for result in results)
 
 
+@pytest.mark.slow
 def test_it_is_simulated_and_exported(config: Config, tmp_path: Path) -> None:
     plain = config.model_dump(exclude_unset=True) | {"guard": {"mechanism": "none"}}
     bare = Config.model_validate(plain)

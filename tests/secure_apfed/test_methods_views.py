@@ -187,6 +187,7 @@ class Paper:
         return z
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("name", "labelled", "apart"),
     [
@@ -247,6 +248,7 @@ def test_weights_that_nobody_reads_are_refused(method: str, parties: Any, said: 
         session_of({"name": method, "parties": parties})
 
 
+@pytest.mark.slow
 def test_columns_are_ranked_and_a_run_is_cut_to_the_first(tmp_path: Path, capsys: Any) -> None:
     run(config_of("mmvfl"), tmp_path / "r")
     found = told(capsys, "columns", tmp_path / "r", "--keep", 0.25, "--output", tmp_path / "c.yaml")
@@ -422,6 +424,7 @@ def test_parties_whose_features_are_others_do_not_begin(monkeypatch: pytest.Monk
         open_session(config, data)
 
 
+@pytest.mark.slow
 def test_the_states_of_grus_become_views() -> None:
     session = session_of("s_fedmv")
     stages = stages_of(session)
@@ -453,6 +456,7 @@ def test_a_gru_is_told_the_shape_of_its_rows() -> None:
         encoder_and_head(settings, (9,), 2)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("method", ["mmvfl", "h_fedmv"])
 def test_a_forecast_counts_rounds_of_all_rows(method: str) -> None:
     config = small_config(method)

@@ -83,6 +83,7 @@ def gathered(session: Simulation) -> Any:
     return session.play(session.learner.gather(session.links))  # type: ignore[attr-defined]  # of votes alone
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", SECURE_SUMS)
 def test_every_sum_opens_the_sum_of_the_votes(name: str) -> None:
     kind = SECURE_SUMS[name]
@@ -95,7 +96,7 @@ def test_every_sum_opens_the_sum_of_the_votes(name: str) -> None:
 
 
 @pytest.mark.parametrize("method", OPENINGS)
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_student_beats_the_active_alone_where_passives_tell_the_class(method: str) -> None:
     config = config_of(method, data={"dataset": "digits", "views": 4, "labelled": 30})
     helped = run(config, None).accuracy[method]
@@ -105,6 +106,7 @@ def test_a_student_beats_the_active_alone_where_passives_tell_the_class(method: 
     assert helped > alone + 0.05
 
 
+@pytest.mark.slow
 def test_a_rehearsal_tells_of_each_passive_how_often_it_is_right_and_charges_that(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,6 +149,7 @@ def test_a_rehearsal_takes_no_number_that_is_none(monkeypatch: pytest.MonkeyPatc
         run(config_of({"name": "votes_rehearsal", "epsilon": 1.0}), None)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("method", OPENINGS)
 def test_a_ridge_student_is_kept_and_its_cost_is_told(method: str, tmp_path: Path) -> None:
     result = run(config_of(noisy(method)), tmp_path / "run")
@@ -209,6 +212,7 @@ def test_votes_are_believed_as_far_as_labelled_rows_say(classes: int) -> None:
     assert "help is used: of 100 labelled rows" in str(found)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("judges", [20, 50, 200])
 def test_votes_that_tell_nothing_are_hardly_ever_used(judges: int) -> None:
     truth = np.random.default_rng(0).integers(0, 4, 4000)
@@ -263,6 +267,7 @@ def test_who_can_judge_no_rows_uses_no_help(judges: int) -> None:
     assert (likely.argmax(1) == truth).mean() > 0.9
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("method", ["votes", "votes_encrypted"])
 def test_a_prior_is_what_held_out_labels_tell(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, in every opening: a baseline that is worse than chance is not asked."""
@@ -397,6 +402,7 @@ def encrypted(*, colluders: int = 0, **said: Any) -> tuple[Simulation, np.ndarra
     return session_of(config_of({"name": "votes_encrypted", **said}, colluders=colluders))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("candidates", [None, 3])
 def test_the_sum_of_the_votes_is_opened_and_no_label_is_sent(candidates: int | None) -> None:
     session, clear = encrypted(candidates=candidates)
@@ -448,6 +454,7 @@ def other_labels(payload: bytes) -> bytes:
     return bytes(msgpack.packb([asked, request[:-9] + bytes([request[-9] ^ 1]) + request[-8:]]))
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(("kind", "change", "said"), [
     (Kind.BALLOT_SIZE, lambda _: msgpack.packb([1, 2]), "something else than a ballot's size"),
     (Kind.ENCRYPTED_LABELS, lambda _: msgpack.packb([b"", 3]), "no ballot with encrypted"),
@@ -466,6 +473,7 @@ def test_messages_that_are_none_are_refused(
         gathered(encrypted(candidates=3 if audited else None)[0])
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(
     "size",
     [
@@ -507,6 +515,7 @@ def test_the_aggregator_takes_no_block_that_there_is_none_of() -> None:
         gathered(session)
 
 
+@pytest.mark.slow
 def test_audits_broken_off_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An active that dislikes the coin and begins again gets two chances, and no third."""
     config = config_of({"name": "votes_encrypted", "candidates": 3})
@@ -529,6 +538,7 @@ def test_audits_broken_off_are_counted(tmp_path: Path, monkeypatch: pytest.Monke
         assert log.read_text().count("begun") == log.read_text().count("passed") == 1
 
 
+@pytest.mark.slow
 def test_colluders_make_the_others_add_more() -> None:
     def steps(colluders: int) -> int:
         config = config_of(noisy("votes_encrypted"), colluders=colluders)

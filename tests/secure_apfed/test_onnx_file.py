@@ -70,6 +70,7 @@ def said(path: Path, model: SoloModel, raw: Any) -> tuple[Any, Any]:
     return label_N, probability_NK
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 @pytest.mark.parametrize(
     ("dataset", "network"),

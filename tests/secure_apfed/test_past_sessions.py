@@ -33,6 +33,7 @@ def read(path: Path) -> Any:
     return json.loads(path.read_bytes())
 
 
+@pytest.mark.slow
 def test_totals_of_a_run_in_memory_count_what_was_broken_off(tmp_path: Path) -> None:
     config, folder = small_config(train=TRAIN), tmp_path / "run"
     whole = run(config, tmp_path / "whole")

@@ -54,6 +54,7 @@ def test_without_a_config_both_guards_are_calibrated(capsys: Capture) -> None:
     assert "encoder held fixed; no label" in shown
 
 
+@pytest.mark.slow
 def test_with_a_config_its_numbers_are_taken_and_options_win(config: Path, capsys: Capture) -> None:
     answer = told(capsys, "plan", config, "--epsilon", 4, "--set", "guard.clip=2.0")
     aligned = {one["protocol"]: one for one in answer["intersections"]}
@@ -71,6 +72,7 @@ def test_with_a_config_its_numbers_are_taken_and_options_win(config: Path, capsy
     assert (noise["delta"], answer["delta"]) == (1e-6, 1e-6)
 
 
+@pytest.mark.slow
 def test_labels_and_private_training_are_forecast(config: Path, capsys: Capture) -> None:
     labels = ["--set", "labels={mechanism: lp_mst, epsilon: 4.0}"]
     answer = told(capsys, "plan", config, *labels)
@@ -103,6 +105,7 @@ def test_what_cannot_be_planned_is_refused(capsys: Capture) -> None:
 SUM = "secure_sum={scheme: plain, masks: pairwise, noise: {sigma: 4.0}}"
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("method", "changes", "row"),
     [
@@ -131,6 +134,7 @@ def test_passives_forecast_what_their_noise_costs_and_the_run_agrees(
     assert re.search(rf"{name} +\S+ at delta 1e-05, T {releases}", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_it_warns_of_unsafe_and_costly_choices(config: Path, capsys: Capture) -> None:
     wide = "model={hidden: [8], representation: 2000, projection: none}"
     warned = " ".join(told(capsys, "plan", config, "--set", wide)["warnings"])
@@ -147,6 +151,7 @@ def test_it_warns_of_unsafe_and_costly_choices(config: Path, capsys: Capture) ->
             assert any("knows the seed" in one for one in answer["warnings"]) is told_of
 
 
+@pytest.mark.slow
 def test_what_the_disk_cannot_hold_is_told(
     config: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +172,7 @@ def test_of_the_active_alone_nothing_is_sent(config: Path, capsys: Capture) -> N
     assert re.search(r"epsilon_y, one training label +4 at delta 1e-05", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_what_an_answer_takes_whatever_the_rows_is_forecast_once(
     config: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +194,7 @@ def test_what_an_answer_takes_whatever_the_rows_is_forecast_once(
     assert answer["seconds"]["train"] == pytest.approx(2.0 + 0.01 * answer["steps"])
 
 
+@pytest.mark.slow
 def test_baselines_are_forecast_by_those_of_two_samples(
     config: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +232,7 @@ def test_baselines_are_forecast_by_those_of_two_samples(
     assert told(capsys, "plan", config, "--baselines", *private)["seconds"]["baselines"] == 0
 
 
+@pytest.mark.slow
 def test_links_are_summed_by_kind_unless_they_are_asked_for(config: Path, capsys: Capture) -> None:
     answer = told(capsys, "plan", config)
     assert answer["epsilon_passives"] == {}

@@ -56,6 +56,7 @@ def formula(epsilon: float, mu: float) -> mpmath.mpf:
         return mpmath.ncdf(-e / m + m / 2) - mpmath.exp(e) * mpmath.ncdf(-e / m - m / 2)
 
 
+@pytest.mark.sampled(every=3)
 @each
 def test_it_is_near_the_exact_figure_and_grows_with_what_is_released(name: str) -> None:
     assert ACCOUNTANTS[name].name == name

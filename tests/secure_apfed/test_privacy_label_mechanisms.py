@@ -183,6 +183,7 @@ def stated(prior: list[float], epsilon: float) -> np.ndarray:
     return table
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS)
 def test_every_answer_has_the_chance_that_the_algorithm_states(prior: list[float]) -> None:
     prior_NK = torch.tensor(prior, dtype=torch.float64).expand(ROWS, 4)

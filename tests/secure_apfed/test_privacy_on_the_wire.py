@@ -70,6 +70,7 @@ def received(result: RunResult) -> dict[tuple[str, str], list[tuple[int, Tensor,
     return found
 
 
+@pytest.mark.sampled(every=4)
 @each_run
 def test_every_message_carries_the_noise_that_is_charged(method: str, mechanism: str) -> None:
     result = played(method, mechanism)
@@ -111,6 +112,7 @@ def test_the_account_counts_what_was_received(method: str, mechanism: str) -> No
         assert (min(sent.values()) == 1) is tested
 
 
+@pytest.mark.slow
 def test_two_runs_alike_share_no_noise() -> None:
     first, second = (
         torch.cat([z_BD for _, _, z_BD in next(iter(received(result).values()))])
@@ -120,6 +122,7 @@ def test_two_runs_alike_share_no_noise() -> None:
     assert abs(float(torch.corrcoef(together)[0, 1])) < 5 / math.sqrt(together.shape[1])
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("at_step", [2, 6])  # in the first epoch, whose rows are not kept yet
 def test_a_resumed_run_goes_on_with_its_frozen_rows(at_step: int, tmp_path: Path) -> None:
     """Rows that were noised anew would be second releases, and the budget is one."""
@@ -156,6 +159,7 @@ def result_of(config: Config, folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "result.json").read_bytes()))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("method", "rows"), [("apfed_r", 1), ("apfed_c", 64)])
 def test_every_passive_accounts_apart_from_actives(method: str, rows: int, tmp_path: Path) -> None:
     result = result_of(under_sums(method), tmp_path / "run")
@@ -176,6 +180,7 @@ def test_every_passive_accounts_apart_from_actives(method: str, rows: int, tmp_p
     assert (last["delta_passives"], last["releases_passives"]) == (1e-5, 3)
 
 
+@pytest.mark.slow
 def test_calibration_keeps_its_budget_to_the_end_and_the_report_says_so(tmp_path: Path) -> None:
     result = result_of(under_sums(noise={"epsilon": 8.0}), tmp_path / "run")
     for account in result["contributions"].values():
@@ -187,6 +192,7 @@ def test_calibration_keeps_its_budget_to_the_end_and_the_report_says_so(tmp_path
     assert privacy_document(read)["accounting"]["contributions"]["passive-2"]["releases"] == 3
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("changes", "times", "honest"),
     [({"colluders": 1}, 2**0.5, 1), ({"defences": [{"kind": "compression"}]}, 8, 2)],
@@ -202,6 +208,7 @@ def test_colluders_and_a_defence_that_mixes_rows_cost_noise(
     assert more["steps"] == pytest.approx(times * usual["steps"], rel=1e-3)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("noise", ["reproducible_insecure", "secret"])
 def test_a_stopped_run_resumes_and_pays_for_what_it_plays_again(noise: str, tmp_path: Path) -> None:
     config = under_sums(guard={"mechanism": "gaussian", "sigma": 1.0, "noise": noise})
@@ -216,6 +223,7 @@ def test_a_stopped_run_resumes_and_pays_for_what_it_plays_again(noise: str, tmp_
         assert result["accuracy"] == whole["accuracy"]
 
 
+@pytest.mark.slow
 def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
     """The write-ahead log remembers what was sent, whatever checkpoint is loaded."""
     config = under_sums(noise={"epsilon": 4.0})

@@ -194,6 +194,7 @@ def test_its_own_file_has_to_agree() -> None:
         ApfedCode().offer(own)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("method", "columns", "said"),
     [
@@ -219,6 +220,7 @@ def test_plan_refuses_what_passives_would_refuse(monkeypatch: pytest.MonkeyPatch
         forecast(code_config(3))
 
 
+@pytest.mark.slow
 def test_plan_by_declared_tables_counts_all_their_columns() -> None:
     parties = {name: {"file": f"{name}.csv"} for name in ("lab", "shop", "bank")}
     data = {"dataset": "tables", "parties": parties, "active": "lab", "classes": ["0", "1"]}
@@ -318,6 +320,7 @@ def test_summed_linear_representations_tell_most_of_narrow_tables() -> None:
     assert most_read(run) > 0.8  # weights move from batch to batch, and rows are clipped
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("method", "columns", "classes", "changes"), EVERYTHING, ids=[case[0] for case in EVERYTHING]
 )
@@ -329,6 +332,7 @@ def test_numbers_that_reach_the_rank_tell_everything(
     assert most_read(run) > 0.999
 
 
+@pytest.mark.slow
 def test_the_products_own_attack_reads_everything_then_and_its_score_says_so() -> None:
     run = played.__wrapped__("apfed_code", 3, 4, with_words(EVERYTHING[0][3]))
     choice = AttackChoice(name="sum_regression", options={"shadow_rows": 30, "iterations": 20})
@@ -364,6 +368,7 @@ def test_what_is_declared_below_rank_is_not_read(
     assert opened_of(run) is None or numbers > 0 or read <= READ
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("columns", [8, 12])
 def test_a_code_within_the_bound_is_not_read(columns: int) -> None:
     run = played("apfed_code", columns, 4, ())

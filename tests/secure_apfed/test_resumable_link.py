@@ -247,6 +247,7 @@ def test_a_flood_beyond_what_is_confirmed_ends_the_link(monkeypatch: pytest.Monk
             link.receive(5)
 
 
+@pytest.mark.slow
 def test_a_connection_that_hangs_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BEAT_S", 0.1)
     monkeypatch.setattr(module, "_SILENT_S", 2.0)

@@ -511,6 +511,7 @@ def alignment_bytes(result: RunResult) -> int:
     return sum(flow.wire_bytes for flow in flows if flow.kind is Kind.ALIGNMENT)
 
 
+@pytest.mark.slow
 def test_runs_on_the_same_tables_stand_in_one_order_count_its_bytes_and_find_the_same() -> None:
     config, votes = small_config("apfed_c", **SHORT), small_config("votes", **SHORT)
     past: dict[str, PastAlignment] = {}
@@ -531,6 +532,7 @@ def test_runs_on_the_same_tables_stand_in_one_order_count_its_bytes_and_find_the
     assert second.wire_bytes == pytest.approx(first.wire_bytes, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_tables_that_are_brought_are_shared_where_they_are_the_very_same() -> None:
     config = small_config("votes", **SHORT)
     tables, again = (load_data(config.data, seed=config.seed) for _ in range(2))
@@ -542,6 +544,7 @@ def test_tables_that_are_brought_are_shared_where_they_are_the_very_same() -> No
         assert not torch.equal(rows_of(first), rows_of(other))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_its_own_order(tmp_path: Path) -> None:
     config = small_config("apfed_c")
     interrupted(config, tmp_path / "run", at_step=9)
@@ -578,6 +581,7 @@ OTHERS: list[tuple[str, Callable[[PartyTable], PartyTable]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("mechanism", ["gaussian", "frozen_gaussian"])
 def test_other_people_or_labels_are_refused(mechanism: str, tmp_path: Path) -> None:
     config = small_config(guard={"mechanism": mechanism, "sigma": 1.0})
@@ -587,6 +591,7 @@ def test_other_people_or_labels_are_refused(mechanism: str, tmp_path: Path) -> N
             run(config, tmp_path, resume=True, data=changed(config, party, change))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("changes", "refusal", "log"), [
     ({"guard": {"mechanism": "gaussian", "epsilon": 8.0}}, "release 5 of one row", "active"),
     (
@@ -608,6 +613,7 @@ def test_changed_features_are_charged(
     assert ledger.read_bytes().startswith(before)
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(("noise", "ends"), [("reproducible_insecure", True), ("secret", False)])
 @pytest.mark.parametrize("method", ["apfed_c", "single_view"])
 def test_noise_of_the_seed_ends_every_claim(
@@ -625,6 +631,7 @@ def test_noise_of_the_seed_ends_every_claim(
     assert privacy.releases == 5 * sent
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("busy", ["passive-1", "passive-2"])
 def test_the_account_is_of_who_spent_most(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def ledger_for(own: Own, *rest: Any, aligned: int) -> PrivacyLedger:

@@ -79,6 +79,7 @@ def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> N
         read_scored(folder, "single_view", threshold=None)
 
 
+@pytest.mark.slow
 def test_a_threshold_is_kept_and_decides(tmp_path: Path) -> None:
     run(config_of(threshold=1e-9), tmp_path / "number")
     lines = (tmp_path / "number/metrics.jsonl").read_text().splitlines()
@@ -96,6 +97,7 @@ def test_a_threshold_is_kept_and_decides(tmp_path: Path) -> None:
     assert ACCURACY.of(kept) == result.accuracy["single_view"]
 
 
+@pytest.mark.slow
 def test_test_labels_choose_no_threshold() -> None:
     config = config_of(threshold="f1")
     data = load_data(config.data, seed=config.seed)
@@ -107,6 +109,7 @@ def test_test_labels_choose_no_threshold() -> None:
     assert first.accuracy["single_view"] == pytest.approx(1 - other.accuracy["single_view"])
 
 
+@pytest.mark.slow
 def test_weights_of_classes_make_a_rare_one_found() -> None:
     config = config_of()
     data = load_data(config.data, seed=config.seed)
@@ -197,6 +200,7 @@ def release(epsilon: float, releases: int) -> GaussianRelease:
     return GaussianRelease(noise_multiplier=sigma)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("epsilon", [0.5, 20.0])
 def test_a_foreseen_grid_is_the_librarys(epsilon: float, monkeypatch: pytest.MonkeyPatch) -> None:
     from dp_accounting.pld import privacy_loss_distribution
@@ -210,6 +214,7 @@ def test_a_foreseen_grid_is_the_librarys(epsilon: float, monkeypatch: pytest.Mon
         ACCOUNTANTS["pld"].epsilon(mechanism, releases=1, delta=DELTA / 3)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("epsilon", [0.5, 500.0])
 def test_a_run_of_any_epsilon_is_finished(epsilon: float, tmp_path: Path) -> None:
     guard = {"mechanism": "gaussian", "epsilon": epsilon, "noise": "reproducible_insecure"}
@@ -222,6 +227,7 @@ def test_a_run_of_any_epsilon_is_finished(epsilon: float, tmp_path: Path) -> Non
     assert told["gdp"] == pytest.approx(epsilon, rel=1e-3)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("diverges"), SystemExit(137)])
 def test_a_cross_check_that_fails_leaves_the_finished_run(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -84,6 +84,7 @@ FEW_LABELS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(("method", "changes", "stops"), [
     ("apfed_c", {}, [6, 23]),
     ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, [8]),
@@ -106,6 +107,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
         assert_same_run(whole, folder)
 
 
+@pytest.mark.slow
 def test_a_run_that_broke_off_at_its_end_keeps_its_last_epoch(
     finished: tuple[Path, RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_run_that_broke_off_at_its_end_keeps_its_last_epoch(
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.slow
 def test_rare_checkpoints_find_the_same(finished: tuple[Path, RunResult], tmp_path: Path) -> None:
     rare, folder = small_config(checkpoint_every=2), tmp_path / "run"
     interrupted(rare, folder, at_step=23)
@@ -143,6 +146,7 @@ def test_rare_checkpoints_find_the_same(finished: tuple[Path, RunResult], tmp_pa
 PRIVATE: dict[str, Any] = {"dp_sgd": {"clip": 0.5, "epsilon": 12.0}}
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("method", ["apfed_c", "single_view"])
 def test_private_training_resumes_and_refunds_nothing(method: str, tmp_path: Path) -> None:
     config = small_config(method, **PRIVATE)
@@ -160,6 +164,7 @@ def test_private_training_resumes_and_refunds_nothing(method: str, tmp_path: Pat
     assert label == spent["epsilon_model"] if method == "single_view" else label < 12.0 - 0.1
 
 
+@pytest.mark.slow
 def test_secret_noise_is_the_same_after_a_resume(tmp_path: Path) -> None:
     """Steps after the last checkpoint were sent already: sending other noise would cost more."""
     config = small_config(guard={"mechanism": "gaussian", "epsilon": 8.0})
@@ -172,6 +177,7 @@ def test_secret_noise_is_the_same_after_a_resume(tmp_path: Path) -> None:
     assert result["privacy"]["releases"] == config.train.epochs
 
 
+@pytest.mark.slow
 def test_a_killed_process_resumes_alike(finished: tuple[Path, RunResult], tmp_path: Path) -> None:
     config, folder = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(dump_settings(small_config()))
@@ -210,6 +216,7 @@ def test_the_folder_tells_the_whole_run(finished: tuple[Path, RunResult]) -> Non
     assert json.loads(to_json([float("inf"), float("nan"), 1.5])) == ["inf", "nan", 1.5]
 
 
+@pytest.mark.slow
 def test_secrets_are_their_owners_and_go_with_the_run(tmp_path: Path) -> None:
     config = small_config(guard={"mechanism": "gaussian", "epsilon": 8.0})
     interrupted(config, tmp_path / "run", at_step=9)
@@ -225,6 +232,7 @@ def test_secrets_are_their_owners_and_go_with_the_run(tmp_path: Path) -> None:
         assert (tmp_path / "run" / name).stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_damage_is_told_before_training_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     interrupted(small_config(), folder, at_step=9)
@@ -253,6 +261,7 @@ def test_damage_is_told_before_training_goes_on(tmp_path: Path) -> None:
     run(small_config(), folder, resume=True)
 
 
+@pytest.mark.slow
 def test_a_start_that_failed_before_anything_was_sent_is_no_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -265,6 +274,7 @@ def test_a_start_that_failed_before_anything_was_sent_is_no_run(tmp_path: Path) 
     assert (folder / "result.json").exists()
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time_runs_in_a_folder(tmp_path: Path) -> None:
     def once_more(progress: Any) -> None:
         with pytest.raises(CheckpointError, match="another process is running"):
@@ -276,6 +286,7 @@ def test_one_process_at_a_time_runs_in_a_folder(tmp_path: Path) -> None:
     assert run(small_config(), tmp_path / "run", resume=True).accuracy
 
 
+@pytest.mark.slow
 def test_training_alone_does_not_pass_for_training_with_others() -> None:
     with pytest.warns(NoHelpWarning, match="the active trains alone"):
         run(small_config(rules={"minimum_batch": 1000}), None)
@@ -303,6 +314,7 @@ def test_nothing_begins_anew_over_what_was_released(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_the_accuracy_told_with_an_epoch_is_its_own(tmp_path: Path) -> None:
     told = {}
     found = run(
@@ -316,7 +328,7 @@ def test_the_accuracy_told_with_an_epoch_is_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=21)
 def test_whatever_step_the_active_saves_all_others_saved_before(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,7 +356,7 @@ def test_whatever_step_the_active_saves_all_others_saved_before(
 
 
 @pytest.mark.parametrize("protocol", usable_secure_sums())
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_no_secret_of_a_session_is_written(
     protocol: str,
     tmp_path: Path,
@@ -408,6 +420,7 @@ def allowing(refused: int, **changes: Any) -> Config:
     return small_config(rules={"refused_sums": refused}, **settings)
 
 
+@pytest.mark.slow
 def test_a_refused_sum_needs_another_key(key_holders: list[KeyHolder], tmp_path: Path) -> None:
     refused_at(9, allowing(0), tmp_path / "run")
     (first,) = key_holders
@@ -421,6 +434,7 @@ def test_a_refused_sum_needs_another_key(key_holders: list[KeyHolder], tmp_path:
     assert vars(first).get("_context") is None
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_after_refused_sums_only_as_often_as_its_user_allows(tmp_path: Path) -> None:
     """Each session may tell bits of the same numbers; the refusals count over all of them."""
     folder = tmp_path / "run"
@@ -440,6 +454,7 @@ def test_a_run_goes_on_after_refused_sums_only_as_often_as_its_user_allows(tmp_p
     assert "refused-active.jsonl" in (folder / "SHA256SUMS").read_text()
 
 
+@pytest.mark.slow
 def test_a_note_that_nobody_can_read_counts_as_a_refused_sum(tmp_path: Path) -> None:
     """Torn by a kill, or damaged: it was written since a sum was refused."""
     config = small_config()
@@ -530,6 +545,7 @@ class Probe:
             self.answers.update((name, row) for row in rows.tolist())
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("method", "beyond"), [("apfed_c", 0), ("tvfl", 1)])
 def test_breaking_off_and_resuming_gets_no_more_answers(
     method: str, beyond: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -548,6 +564,7 @@ def break_off(config: Config, folder: Path, *, times: int) -> None:
         interrupted(config, folder, at_step=4, resume=True)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("protocol", ["ckks", "bfv + pairwise masks"])
 def test_an_honest_run_that_breaks_off_often_answers_alike(protocol: str, tmp_path: Path) -> None:
     rules = {"spare_answers": 0}
@@ -561,6 +578,7 @@ def test_an_honest_run_that_breaks_off_often_answers_alike(protocol: str, tmp_pa
     assert len(logs) >= 2
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(("keep", "attacks", "refused"), [
     ("all", (), True), ("auto", ("model_completion",), True), ("auto", (), False),
     ("none", ("model_completion",), False),

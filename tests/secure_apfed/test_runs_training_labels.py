@@ -84,6 +84,7 @@ def _seen(monkeypatch: pytest.MonkeyPatch) -> list[Given]:
     return seen
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("method", ["single_view", "apfed_c", "tvfl"])
 def test_methods_train_on_answers_and_test_on_true_labels(method: str, seen: list[Given]) -> None:
     config = config_of(method)
@@ -99,6 +100,7 @@ def test_methods_train_on_answers_and_test_on_true_labels(method: str, seen: lis
     assert torch.equal(given.rows, train)
 
 
+@pytest.mark.slow
 def test_without_a_mechanism_nothing_is_touched(seen: list[Given]) -> None:
     config = config_of("single_view", labels={"mechanism": "none"})
     data = load_data(config.data, seed=0)
@@ -107,6 +109,7 @@ def test_without_a_mechanism_nothing_is_touched(seen: list[Given]) -> None:
     assert seen[0].rows is data.train_rows
 
 
+@pytest.mark.slow
 def test_the_account_is_told_everywhere(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     spent = run(config_of(), folder).privacy
@@ -128,6 +131,7 @@ def test_the_account_is_told_everywhere(tmp_path: Path) -> None:
         assert told.endswith("the answers are derived from it")  # reproducible_insecure
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("kind", "labels", "parts"), [(LabelResponse, RESPONSE, 1), (MultiStageResponse, STAGES, 2)]
 )
@@ -153,6 +157,7 @@ def test_labels_are_answered_once_and_saved_before_they_train(
     assert torch.equal(before.labels, seen[-1].labels)
 
 
+@pytest.mark.slow
 def test_stages_use_disjoint_rows_and_hide_labels_that_wait(seen: list[Given]) -> None:
     """Other true labels in the second part leave the first stage as it was, bit for bit."""
     config = config_of(labels=STAGES)
@@ -197,6 +202,7 @@ def test_a_model_that_diverged_gives_no_prior() -> None:
         labels.answer(networks)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("altered", [False, True])
 def test_an_older_checkpoint_draws_the_same_answers_or_none(altered: bool, tmp_path: Path) -> None:
     """Put back from before the second stage: the same bits go on, other bits are refused."""

@@ -78,6 +78,7 @@ def train_by_messages(session: Simulation, config: Config) -> None:
         session.step(step, rows_B)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("case", CASES)
 def test_the_weights_are_those_of_parties_that_send_messages(case: str) -> None:
     config = config_of(*CASES[case])
@@ -89,6 +90,7 @@ def test_the_weights_are_those_of_parties_that_send_messages(case: str) -> None:
     torch.testing.assert_close(weights_of(together), weights_of(sent), rtol=0, atol=1e-9)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("method", "labelled"),
     [("apfed_c", 30), ("apfed_r", None), ("single_view", 30), ("tvfl", None)],

@@ -91,6 +91,7 @@ def test_every_baseline_but_the_runs_own_network_teaches() -> None:
     assert not {teacher.name for teacher in TEACHERS if teacher.of_run}
 
 
+@pytest.mark.sampled(every=4)
 @each_baseline
 def test_few_labels_teach_moons_and_digits_and_the_same_seed_the_same(baseline: Baseline) -> None:
     task, test = task_of(moons(), 6)
@@ -126,6 +127,7 @@ def test_a_kept_fit_is_asked_for_by_an_equal_task_alone() -> None:
     assert len(made) == 1 + len(changed)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", ["mixmatch", "ridge"])
 @pytest.mark.parametrize("rows", [moons, strips], ids=["two features", "images"])
 def test_fits_together_are_fits_apart(name: str, rows: Callable[[], Rows]) -> None:
@@ -155,6 +157,7 @@ def test_a_fitted_network_keeps_no_graph_and_no_memory_of_others() -> None:
     assert all(one.untyped_storage().nbytes() == one.nbytes for one in network.parameters())
 
 
+@pytest.mark.sampled(every=4)
 @each_baseline
 def test_one_label_in_a_class_none_in_another_or_one_for_every_row(baseline: Baseline) -> None:
     x, y = clusters(0, each=20)
@@ -176,6 +179,7 @@ def mean_accuracy(name: str) -> float:
     return float(np.mean([accuracy(BASELINES[name], *one) for one in tasks]))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.whole_mixmatch
 @pytest.mark.parametrize("name", ["label_spreading", "label_spreading_ridge", "mixmatch"])
 def test_unlabelled_rows_help_where_classes_are_clusters(name: str) -> None:
@@ -202,6 +206,7 @@ def test_the_network_is_the_runs_own() -> None:
     assert BASELINES["network"].fit(task).scores(x.reshape(40, -1)).shape == (40, 2)
 
 
+@pytest.mark.slow
 def test_a_slow_rate_does_not_make_the_network_weak_and_a_wild_one_is_refused() -> None:
     task, test = task_of(strips(), 5)
     slow = replace(task, train=TrainSettings(learning_rate=1e-4))

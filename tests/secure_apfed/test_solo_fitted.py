@@ -34,6 +34,7 @@ def task_of(classes: int, seen: int) -> tuple[SoloTask, np.ndarray]:
     return SoloTask.of(x[:120], np.arange(30), truth[:30], classes=classes), x[120:]
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize(("classes", "seen"), [(2, 2), (4, 4), (7, 3)])
 @pytest.mark.parametrize("name", [*ALL, *COMBINATIONS])
 def test_a_kept_model_says_what_its_baseline_says(name: str, classes: int, seen: int) -> None:
@@ -119,6 +120,7 @@ def test_the_model_that_stays_is_the_one_that_is_measured_beside_it(tmp_path: Pa
     assert result.accuracy["votes"] == pytest.approx(right.mean())
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("used", [True, False])
 def test_where_votes_are_no_help_the_best_solo_model_is_kept(
     used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

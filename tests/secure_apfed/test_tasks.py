@@ -171,6 +171,7 @@ def test_passives_are_shown_ranges_and_the_student_learns_numbers(method: str) -
     assert set(labels.tolist()) == set(range(RANGES))
 
 
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("method", TAKING)
 def test_a_run_is_told_in_the_unit(tmp_path: Path, method: str) -> None:
     config = config_of(method)
@@ -193,6 +194,7 @@ def test_a_run_is_told_in_the_unit(tmp_path: Path, method: str) -> None:
     assert json.loads(folder.card.read_text())["targets"] == data.targets.model_dump()
 
 
+@pytest.mark.slow
 def test_one_party_alone_learns_a_line() -> None:
     """y is 300 + 40 x at the active; no help is needed to be nearly right."""
     data = load_data(DataSettings(dataset="diabetes"), seed=0)
@@ -209,6 +211,7 @@ def test_one_party_alone_learns_a_line() -> None:
     assert len(set(found.values())) == 3
 
 
+@pytest.mark.slow
 def test_a_broken_off_run_goes_on_alike(tmp_path: Path) -> None:
     brief = {"epochs": 4, "batch_size": 64, "learning_rate": 0.02, "device": "cpu"}
     config = config_of(train=brief)
@@ -231,6 +234,7 @@ def in_onnx(folder: Path) -> dict[str, Any]:
     return dict(zip(names, session.run(names, columns), strict=True))
 
 
+@pytest.mark.slow
 def test_predict_and_onnx_tell_numbers_in_the_unit(tmp_path: Path) -> None:
     run(config_of("single_view", data=own_tables(tmp_path)), tmp_path / "run")
     told = predict_file(tmp_path / "run", tmp_path / "active.csv")
@@ -254,6 +258,7 @@ def test_a_card_that_fits_no_task_is_refused(tmp_path: Path) -> None:
             solo._task(parts, folder.card)
 
 
+@pytest.mark.slow
 def test_attacks_on_labels_are_left_out_with_a_reason() -> None:
     brief = {"epochs": 2, "batch_size": 64, "device": "cpu"}
     suite = full_suite(["model_completion", "membership", "inverse_network"])
@@ -264,6 +269,7 @@ def test_attacks_on_labels_are_left_out_with_a_reason() -> None:
     assert any(result.applicable for result in results if result.target == "features")
 
 
+@pytest.mark.slow
 def test_baselines_are_chosen_by_their_own_labels(tmp_path: Path) -> None:
     record = keep_solo(config_of(measure="mae"), tmp_path / "solo.json")
     by_name = {one.name: one for one in record.baselines}
@@ -429,6 +435,7 @@ def test_predict_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "by the ID columns of the training" in said
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,6 +478,7 @@ def rare_config(folder: Path, method: Any = "votes", **changes: Any) -> Config:
     })  # fmt: skip
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.filterwarnings("ignore:.*fewer than 30")
 @pytest.mark.parametrize("method", ["votes", "apfed_r"])
 def test_a_rare_class_is_foretold_as_often_as_it_comes(method: str, rare: Path) -> None:
@@ -499,6 +507,7 @@ def test_a_rare_class_is_foretold_as_often_as_it_comes(method: str, rare: Path) 
     assert (folder / "pictures/calibration.png").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fewer than 30")
 def test_a_known_rate_and_a_share_to_decide_for(rare: Path) -> None:
     config = rare_config(rare, calibration=0.02, threshold={"rate": 0.1})

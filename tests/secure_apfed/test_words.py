@@ -184,6 +184,7 @@ SHAPES: Mapping[str, tuple[int, ...]] = {"conv_mnist": (1, 8, 8), "conv_cifar": 
 SEQUENCES = ModelSettings(network="gru", sequences=((3, 2),), representation=4)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_encoders_and_heads_read_each_row_alone(name: str, training: bool) -> None:
@@ -505,6 +506,7 @@ LABELLER_LIARS: Planted = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(every=2)
 @planted(LABELLER_LIARS)
 def test_a_labeller_that_says_too_much_is_found(liar: Any, said: str) -> None:
     with pytest.raises(PromiseError, match=said):

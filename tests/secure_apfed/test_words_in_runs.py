@@ -227,6 +227,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, planted: Plant) -> None:
         register(monkeypatch, table, liar)
 
 
+@pytest.mark.sampled(every=15)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_run_stops_at_its_first_batch_where_a_word_is_broken(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -250,6 +251,7 @@ WITHOUT_A_BOUND: Mapping[str, tuple[Plant, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", WITHOUT_A_BOUND)
 def test_without_a_bound_nothing_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted, settings = WITHOUT_A_BOUND[name]
