@@ -77,6 +77,7 @@ def tensors_in(body: bytes) -> Iterator[torch.Tensor]:
             yield tensor
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("method", ["apfed_c", "tvfl"])
 def test_no_folder_holds_what_is_anothers(method: str, tmp_path: Path) -> None:
     """In the middle of a run, when checkpoints hold all that a party is."""
@@ -119,6 +120,7 @@ class Patient(Parties):
     gone_after_s = 60.0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="reads memory as Linux shows it")
 def test_no_party_begins_with_what_is_anothers_in_memory(tmp_path: Path) -> None:
     """Each process, its rows loaded and its links open, just before its script begins."""
@@ -185,6 +187,7 @@ def test_between_machines_too_an_active_by_code_says_the_same_whatever_it_holds(
 
 
 # Who is common is known by how its ID is written, on purpose.
+@pytest.mark.sampled(every=2)
 @pytest.mark.filterwarnings("ignore::secure_apfed.errors.UnmatchedIdsWarning")
 @pytest.mark.parametrize("method", ["apfed_c", "tvfl"])
 def test_no_message_holds_what_is_its_senders_alone(

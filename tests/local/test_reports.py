@@ -93,6 +93,7 @@ def test_who_helped_has_a_report_of_its_own_alone(name: str, parties: Path) -> N
                 assert not any(line in page for line in lines if len(line) > 40)
 
 
+@pytest.mark.slow
 def test_a_statement_that_was_altered_or_is_of_another_run_is_told(
     parties: Path, tmp_path: Path
 ) -> None:

@@ -179,6 +179,7 @@ def type_in(config: Config, lines: tuple[str, ...]) -> Config:
     return load_config_text(config.model_dump_json(), source="run.yaml", overrides=overrides)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("title", CASES)
 def test_advice_that_is_typed_mends_the_table_and_keeps_all_other_columns(
     title: str, tmp_path: Path
@@ -214,6 +215,7 @@ def called_from() -> set[tuple[str, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_cases_go_through_every_proposal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

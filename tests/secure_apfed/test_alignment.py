@@ -215,6 +215,7 @@ def test_a_history_is_not_agreed_on(tmp_path: Path) -> None:
     assert kept.for_a_trial() == AlignmentSettings(protocol=kept.backend, minimum_rows=1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 def test_runs_count_but_neither_resumed_ones_nor_forecasts(tmp_path: Path) -> None:
     histories = tmp_path / "histories"

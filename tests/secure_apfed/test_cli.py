@@ -98,6 +98,7 @@ def test_a_run_leaves_what_the_folder_promises_and_tells_it(printed: tuple[Path,
     assert "epoch" not in out
 
 
+@pytest.mark.slow
 def test_json_is_what_the_folder_holds(config_file: Path, tmp_path: Path, capsys: Capture) -> None:
     answer = told(capsys, "run", config_file, "--output", tmp_path / "r", "--set", "train.epochs=1")
     result = json.loads((tmp_path / "r" / "result.json").read_text())
@@ -108,6 +109,7 @@ def test_json_is_what_the_folder_holds(config_file: Path, tmp_path: Path, capsys
     assert Path(answer["report"]).is_file()
 
 
+@pytest.mark.slow
 def test_a_profile_tells_phases_that_add_up(
     config_file: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_profile_tells_phases_that_add_up(
     assert "--profile measures one run in memory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_says_how_to_resume(
     config_file: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +195,7 @@ def test_a_plan_forecasts_the_run(config_file: Path, finished: Path, capsys: Cap
     assert "take frozen_gaussian, or the method apfed_code" in warned
 
 
+@pytest.mark.slow
 def test_doctor_names_what_is_lacking(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"torch": ("torch", "networks"), "nowhere": ("nowhere_at_all", "tests")}
     monkeypatch.setattr("secure_apfed.commands.doctor._REQUIRED", missing)
@@ -221,6 +225,7 @@ _STEPPED = (
 )
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("imported", "spared"), [
     ("secure_apfed; secure_apfed.align", {"torch", "tenseal"}),
     ("secure_apfed.config.file, secure_apfed.runs.run",
@@ -235,6 +240,7 @@ def test_a_part_does_not_load_what_comes_later(imported: str, spared: set[str]) 
     assert done.stderr.strip() == ""
 
 
+@pytest.mark.slow
 def test_one_thread_is_of_libraries_that_load_within(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import threadpoolctl, secure_apfed.seeds\nwith secure_apfed.seeds.one_thread():\n"
@@ -263,6 +269,7 @@ def test_what_may_be_done_about_empty_cells_is_what_settings_know() -> None:
     assert get_args(option)[0] == Missing | None
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("party_seeds", ["secret", "shared_for_comparison"])
 def test_several_seeds_by_one_option(tmp_path: Path, capsys: Capture, party_seeds: str) -> None:
     """With either kind of party seeds, paired with what the active does alone."""
