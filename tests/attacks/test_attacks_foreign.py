@@ -148,7 +148,6 @@ def _views(name: str, rows: torch.Tensor, h: torch.Tensor) -> Any:
 LEAST = {"iterations": 1, "starts": 1, "hidden": 4, "batch": 2}
 
 
-@pytest.mark.sampled(every=22)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_whose_view_lacks_something_says_so(name: str) -> None:
     few = {option: least for option, least in LEAST.items() if option in ATTACKS[name].model_fields}

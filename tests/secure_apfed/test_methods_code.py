@@ -68,7 +68,6 @@ def test_what_leaves_the_active_is_the_same_whatever_it_holds() -> None:
     assert {payload for _, kind, _, payload in mine if kind is Kind.REQUEST} != {b""}
 
 
-@pytest.mark.slow
 def test_it_helps_by_what_the_passives_know_and_says_where_it_does_not() -> None:
     config = config_of(data=DIGITS)
     data = load_data(config.data, seed=0)
