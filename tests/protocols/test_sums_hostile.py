@@ -1,6 +1,8 @@
 """Hostile sums: mutated frames, keys that protect nothing, altered sums and reactions."""
 
 import json
+import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,10 +18,12 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.seal import RunKey
-from apfed_protocols.sums import SECURE_SUMS, BfvSum, CkksSum
+from apfed_protocols.sums import SECURE_SUMS, BfvSum, CkksSum, SecureSum
+from apfed_protocols.sums.bits import choose_bits
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.homomorphic import Encrypter, HomomorphicSum
+from apfed_protocols.sums.interface import USUAL_BITS, count_telling_sessions
 from apfed_protocols.sums.seal_cipher import DEGREE, coefficients
 from tests.contracts import sum_parties
 from tests.contracts.hostile import genuine_key, residues_of, setup_with
@@ -368,10 +372,17 @@ def test_reactions_would_tell_the_secret_key_and_end_with_the_first_refusal(choi
     assert reactions.refused == 1
 
 
-@pytest.mark.parametrize("choice", ["bfv", "plain + pairwise masks"])
-def test_every_new_session_about_the_same_values_tells_one_reaction_more(choice: str) -> None:
-    """The limit of the rule: 18 resumed runs in which the same sum is altered tell a number."""
-    first = sum_parties.fresh_parties(choice)
+@pytest.mark.parametrize(
+    ("choice", "bits"),
+    [("bfv", 16), ("plain + pairwise masks", 16), ("plain + pairwise masks", 24)],
+)
+def test_every_new_session_about_the_same_values_tells_one_reaction_more(
+    choice: str, bits: int
+) -> None:
+    """The limit of the rule: as many resumed runs in which the same sum is altered tell a number as
+    it has bits.
+    """
+    first = sum_parties.Parties(sum_parties.make(choice, sum_parties.agreement(3, bits=bits)))
     _, _, number = held_sum(first)
     sessions = []
 
@@ -387,7 +398,9 @@ def test_every_new_session_about_the_same_values_tells_one_reaction_more(choice:
         return True
 
     assert sum_parties.number_from_reactions(limit(first), takes_with) == number
-    assert len(sessions) == 18
+    needed = first.sum.fixed_point.number_bits
+    assert needed == (18 if bits == 16 else 26)
+    assert len(sessions) in (needed - 1, needed)  # which half is left last is of the number
 
 
 @pytest.mark.parametrize("choice", ["plain + pairwise masks", "plain + recoverable masks"])
@@ -448,3 +461,40 @@ def test_ring_and_packing_follow_from_the_agreement_and_are_small(
 def test_no_sum_is_of_more_contributors() -> None:
     with pytest.raises(LocalProtocolError, match="at most 1024 contributors, got 1025"):
         sum_parties.agreement(1025)
+
+
+def described_with(name: str, bits: int) -> SecureSum:
+    return sum_parties.make(name, sum_parties.agreement(3, bits=bits))
+
+
+@pytest.mark.parametrize("name", usable(SECURE_SUMS))
+@pytest.mark.parametrize("default", [True, False])
+def test_how_many_sessions_tell_a_number_is_said_of_the_bits_that_are_used(
+    name: str, default: bool
+) -> None:
+    """With three contributors, at the bits of gradients and at those of votes and of noise."""
+    bits = choose_bits(lambda bits: described_with(name, bits)) if default else USUAL_BITS
+    described = described_with(name, bits)
+    names_step = "a ciphertext names no step" not in described.leaks.altered
+    assert names_step is (described.scheme not in ("ckks", "bfv"))
+    count = described.fixed_point.number_bits
+    assert count == math.ceil(math.log2(2 * 3 * (2 ** (bits - 1) - 1) + 1))
+    told = count_telling_sessions(count, steps=1000, names_step=names_step)
+    said = f"{told} at {bits}"
+    assert re.search(rf"\b{said}\b", described.leaks.altered), (said, described.leaks.altered)
+
+
+def test_the_page_says_the_same() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text("utf-8")
+    figures = (
+        r"with three passives (\d+) at (\d+) bits a value.*?, (\d+) at (\d+) \(that of ckks and "
+        r"bfv\), (\d+) at (\d+)\..*\((\d+) of a thousand steps"
+    )
+    said = re.search(figures, page)
+    assert said
+    *pairs, sessions = map(int, said.groups())
+    for told, bits in zip(pairs[::2], pairs[1::2], strict=True):
+        assert told == described_with("plain + pairwise masks", bits).fixed_point.number_bits
+    assert sessions == count_telling_sessions(pairs[2], steps=1000, names_step=False)
+    for steps, needed in ((2_097_150, 2), (2_097_151, 1), (127, 3), (100, 4)):
+        assert count_telling_sessions(pairs[2], steps=steps, names_step=False) == needed

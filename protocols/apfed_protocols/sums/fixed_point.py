@@ -19,7 +19,12 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import ClippingWarning, LocalProtocolError
 from apfed_protocols.noise import largest_noise
-from apfed_protocols.sums.interface import FloatArray, IntArray, SumAgreement
+from apfed_protocols.sums.interface import (
+    FloatArray,
+    IntArray,
+    SumAgreement,
+    count_number_bits,
+)
 
 EXACT_FLOAT_BITS = 53
 """Integers of so many bits are exact in float64."""
@@ -206,6 +211,11 @@ class FixedPoint:
     def field_bits(self) -> int:
         """W: signed bits that hold any sum, bits + ceil(log2 M) without noise."""
         return self.largest.bit_length() + 1 + (self.contributors - 1).bit_length()
+
+    @property
+    def number_bits(self) -> int:
+        """Bits of one number of the sum, each of which a reaction to an altered sum may tell."""
+        return count_number_bits(self.limit)
 
     @property
     def rounding(self) -> float:

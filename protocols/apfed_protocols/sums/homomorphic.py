@@ -24,7 +24,14 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import derive_key, fresh_key, keystream
 from apfed_protocols.sums.fixed_point import EXACT_FLOAT_BITS, FixedPoint, Packing
 from apfed_protocols.sums.frames import AgreedFrames, Frame
-from apfed_protocols.sums.interface import FloatArray, Reading, StepBinding, SumLeaks, spelled
+from apfed_protocols.sums.interface import (
+    ALTERED_CIPHERTEXT,
+    FloatArray,
+    Reading,
+    StepBinding,
+    SumLeaks,
+    spelled,
+)
 from apfed_protocols.sums.masked import PairwiseSeeds
 from apfed_protocols.sums.roles import (
     NoSetup,
@@ -58,8 +65,7 @@ LEAKS_WITHOUT_MASKS = SumLeaks(
     active_and_aggregator="Every single passive's contribution: the active's key opens what the "
     "aggregator holds.",
     single="active and aggregator together, who read each contribution",
-    altered="Each reaction to an altered sum tells of one contribution, and all of them may be "
-    "about one number, since a ciphertext names no step: two or three sessions tell it.",
+    altered="Each reaction to an altered sum tells of one contribution, " + ALTERED_CIPHERTEXT,
 )
 """What is said of any scheme under the active's one key."""
 ROUNDING_TOLERANCE = 0.25
@@ -614,6 +620,5 @@ class MaskedBfvSum(BfvSum):
             remains="Who takes part, and when. It can alter the sum without being noticed.",
         ),
         active_and_aggregator="The sum only: the masks among the passives remain.",
-        altered="Each reaction to an altered sum tells of a sum, and all of them may be about one "
-        "number, since a ciphertext names no step: two or three sessions tell it.",
+        altered="Each reaction to an altered sum tells of a sum, " + ALTERED_CIPHERTEXT,
     )

@@ -6,6 +6,7 @@ different messages in one sum: frames carry the digests of both, and roles compa
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
@@ -230,11 +231,47 @@ class SumLeaks:
     altered: str
 
 
+def count_number_bits(largest_sum: int) -> int:
+    """Return ceil(log2(2 L + 1)), the bits of one number of a sum of at most L in magnitude.
+
+    Each reaction to an altered sum (it is taken, or refused) tells one of them.
+    """
+    return (2 * largest_sum).bit_length()
+
+
+def count_telling_sessions(number_bits: int, *, steps: int, names_step: bool) -> int:
+    """Return in how many sessions reactions tell one number to whoever alters sums, at least.
+
+    A session ends with the first refusal, so its reactions tell log2(S + 1) bits: which of S steps
+    that was. They may all be about one number where what is sent names no step; else each is about
+    another one, and a session tells one bit of a number.
+
+    Args:
+        steps: S, of a session.
+    """
+    return number_bits if names_step else math.ceil(number_bits / math.log2(steps + 1))
+
+
+def _told_of(bits: int, *, names_step: bool) -> int:
+    """Return the same of three contributors without noise, in sessions of a thousand steps."""
+    number_bits = count_number_bits(3 * (2 ** (bits - 1) - 1))
+    return count_telling_sessions(number_bits, steps=1000, names_step=names_step)
+
+
 ALTERED_SUM = (
     "Each reaction to an altered sum tells of the sum of one step, and each is about another "
-    "number: about twenty sessions tell one."
+    "number: as many sessions tell one as it has bits, ceil(log2(2 L + 1)) for sums up to L. With "
+    f"three passives these are {_told_of(MOST_BITS, names_step=True)} at {MOST_BITS} bits a value, "
+    f"{_told_of(USUAL_BITS, names_step=True)} at {USUAL_BITS}."
 )
 """`SumLeaks.altered` where what is sent belongs to one step."""
+ALTERED_CIPHERTEXT = (
+    "and all of them may be about one number, since a ciphertext names no step: of n bits, "
+    "ceil(n / log2(S + 1)) sessions of S steps tell it. With three passives and a thousand steps "
+    f"these are {_told_of(19, names_step=False)} at 19 bits a value, "
+    f"{_told_of(USUAL_BITS, names_step=False)} at {USUAL_BITS}."
+)
+"""How `SumLeaks.altered` ends where it does not."""
 
 
 def spelled(scheme: str, masks: str) -> str:
