@@ -708,7 +708,8 @@ def _intersection_costs(config: Config, data: VerticalData) -> tuple[Intersectio
     for name, backend in SET_INTERSECTIONS.items():
         if name in _TWINS:
             continue
-        chosen = settings.model_copy(update={"protocol": name})
+        # Of the few IDs that are played, so that no protocol refuses the run's largest set.
+        chosen = settings.model_copy(update={"protocol": name, "maximum_ids": _SAMPLE})
         ends = intersection(chosen, session=f"plan {name}", dealer=_DEALER)
         # IDs of one data set's first rows may share none
         ends.agreement = replace(ends.agreement, minimum_rows=0)
