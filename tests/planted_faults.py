@@ -238,8 +238,8 @@ own_network_teaches: test_solo.py
 +tuple(BASELINES.values())
 worst_solo_model_chosen: test_solo.py
     Help is compared with the worst solo model, which anything is better than.
--return max(found, key=found.__getitem__)
-+return min(found, key=found.__getitem__)
+-best_first = sorted(ranked, key=ranked.__getitem__, reverse=True)
++best_first = sorted(ranked, key=ranked.__getitem__)
 --- secure_apfed/planning/forecast.py
 labels_of_all_rows_counted: test_data_labels.py
     A plan promises labels of rows that have none.

@@ -6,17 +6,18 @@ APC-VFL. Nothing is sent: the labels meet the representation here for the first 
 
 The local models are those that a run is compared with (`secure_apfed.solo`), each fitted to the
 features x, to h, and to both beside each other. Models of x alone are the very fits of the
-baselines. Either all are averaged (`combine: mean`), or the one is kept that the held-out labels
-choose (`combine: best`). A model that has collapsed is left out. Since no label touched the
+baselines. All are averaged, or the best three by held-out labels, or the best one is kept
+(`train.combine`). A model that has collapsed is left out. Since no label touched the
 exchange, held-out labels are as good as new ones, and no further test decides whether help is used.
 
 Letters: U training rows, n of them with labels, B rows, F features, D numbers of h, K classes.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -43,7 +44,11 @@ from secure_apfed.solo import (
 from secure_apfed.solo.fitted import Fitted, View, average_of
 from secure_apfed.solo.interface import FloatArray, fit_once, fits_kept_meanwhile
 
-Combine: TypeAlias = Literal["mean", "best"]
+Combine: TypeAlias = Literal["mean", "mean_of_three", "best"]
+_MOST: Mapping[Combine, int | None] = MappingProxyType(
+    {"mean": None, "mean_of_three": 3, "best": 1}
+)
+"""How many models are averaged, the best by held-out labels; None: all."""
 Input: TypeAlias = Literal["x", "h", "x and h"]
 
 
@@ -107,8 +112,9 @@ def fit_local_models(
     Args:
         encoder: rows (B, *shape) -> h (B, *any shape); it is copied, and not trained.
         task: the active's training rows and labels, as its baselines have them.
-        combine: "mean" of the probabilities of all, or the "best" by the held-out labels.
-        measure: by which the best is chosen.
+        combine: "mean" of the probabilities of all, "mean_of_three" of the best three by the
+            held-out labels, or the "best" one.
+        measure: by which the best are chosen.
 
     Raises:
         ModelError: no local model can be fitted to these rows.
@@ -118,8 +124,10 @@ def fit_local_models(
     with one_thread(), fits_kept_meanwhile():
         candidates = _list_candidates(encoder, task)
         standing, left_out = _part_collapsed(candidates)
-        if combine == "best":
-            standing = [max(standing, key=lambda candidate: candidate.rank(measure))]
+        most = _MOST[combine]
+        if most is not None:
+            standing.sort(key=lambda candidate: candidate.rank(measure), reverse=True)
+            standing = standing[:most]
         fitted = [(candidate.view, candidate.fit()) for candidate in standing]
     networks = ActiveNetworks(WithFeatures(encoder), average_of(fitted).as_head())
     return LocalModels(

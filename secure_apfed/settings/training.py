@@ -208,8 +208,8 @@ class TrainSettings(Settings):
             encoder learns from the passives' gradients alone, so that nothing that is sent depends
             on a label; then local models are fitted with the labels to the features, to their
             representation, and to both (`secure_apfed.methods.local_models`).
-        combine: how these local models become one: the "mean" of their probabilities, or the "best"
-            by held-out labels.
+        combine: how these local models become one: the "mean" of their probabilities, that of the
+            best three by held-out labels, or the best one alone.
         spread_labels: for few labels: after training they are spread over representations of all
             training rows, and the last layer of the head is fitted to them. Both are the active's.
         evaluate_every: epochs between two test evaluations; the last is always evaluated.
@@ -244,7 +244,7 @@ class TrainSettings(Settings):
         THE_ACTIVE,
         other_is_less(ACTIVE, "what is sent depends on labels", "after", "joint"),
     ] = "joint"
-    combine: Annotated[Literal["mean", "best"], THE_ACTIVE, NOBODY] = "mean"
+    combine: Annotated[Literal["mean", "mean_of_three", "best"], THE_ACTIVE, NOBODY] = "mean"
     spread_labels: Annotated[bool, THE_ACTIVE, NOBODY] = False
     evaluate_every: Annotated[int, Field(ge=1), THE_ACTIVE, NOBODY] = 1
     patience: Annotated[Annotated[int, Field(ge=1)] | None, THE_ACTIVE, NOBODY] = None

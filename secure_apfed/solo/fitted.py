@@ -138,7 +138,11 @@ class Nearest(Kind):
         return self.rows.shape[1], self.shares.shape[1]
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        apart_BR = torch.cdist(x_BF, self.rows, compute_mode="donot_use_mm_for_euclid_dist")
+        if torch.compiler.is_exporting():
+            # ONNX has no cdist. Squares by a product of matrices, of the same order but for ties.
+            apart_BR = self.rows.square().sum(1) - 2 * x_BF @ self.rows.T
+        else:
+            apart_BR = torch.cdist(x_BF, self.rows, compute_mode="donot_use_mm_for_euclid_dist")
         near_BN = apart_BR.topk(self._number, dim=1, largest=False).indices
         return self.shares[near_BN].mean(1)
 

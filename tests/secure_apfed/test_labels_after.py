@@ -174,13 +174,14 @@ def task_of(classes: int = 3, *, seed: int = 0) -> SoloTask:
     return SoloTask.of(rows, np.arange(30), truth[:30], classes=classes)
 
 
-@pytest.mark.parametrize("combine", ["mean", "best"])
-def test_models_of_all_inputs_are_combined(combine: Any) -> None:
+@pytest.mark.parametrize(("combine", "models"), [("mean", 6), ("mean_of_three", 3), ("best", 1)])
+def test_models_of_all_inputs_are_combined(combine: Any, models: int) -> None:
     encoder = nn.Sequential(nn.Linear(5, 4), nn.Tanh())
     task = task_of()
     made = fit_local_models(encoder, task, combine=combine)
-    inputs = {name.partition(" of ")[2] for name in made.used}
-    assert inputs == {"x", "h", "x and h"} if combine == "mean" else len(made.used) == 1
+    assert len(made.used) == models
+    if combine == "mean":
+        assert {name.partition(" of ")[2] for name in made.used} == {"x", "h", "x and h"}
     scores = made.networks(torch.from_numpy(task.features), None)[0]
     assert scores.shape == (120, 3)
     torch.testing.assert_close(scores.exp().sum(1), torch.ones(120, dtype=torch.float64))

@@ -19,6 +19,7 @@ from secure_apfed.data.encoding import CategoricalColumn, NumericColumn
 from secure_apfed.errors import ModelError
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import SoloModel, load_model
+from secure_apfed.solo import SoloTask, find_baseline, keep_fitted
 from tests.secure_apfed.small_runs import small_config
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -87,6 +88,23 @@ def test_it_says_what_predict_says(tmp_path: Path, dataset: str, network: str) -
     label_N, probability_NK = said(tmp_path / "model.onnx", model, raw)
     assert np.abs(probability_NK - expected_NK).max() < 1e-5
     assert list(label_N) == [model.classes[best] for best in probability_NK.argmax(1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["label_spreading", "extra_trees", "gradient_boosting", "mean"])
+def test_a_fitted_local_model_says_the_same_in_the_graph(tmp_path: Path, name: str) -> None:
+    draw = np.random.default_rng(0)
+    truth = draw.integers(0, 3, 120)
+    rows = draw.normal(size=(120, 4)) + 2 * np.eye(3, 4)[truth]
+    task = SoloTask.of(rows, np.arange(30), truth[:30], classes=3)
+    fitted = keep_fitted(find_baseline(name).fit(task))
+    columns = tuple(NumericColumn(name=f"c{at}", mean=0.0, scale=1.0) for at in range(4))
+    encoding = ColumnEncoding(columns=columns, missing="mean")
+    model = SoloModel(fitted.as_head(), ("a", "b", "c"), encoding, {})
+    write_onnx(model, tmp_path / "model.onnx")
+    expected_NK = model.predict(model.encoding.encode(rows)).numpy()
+    _, probability_NK = said(tmp_path / "model.onnx", model, rows)
+    np.testing.assert_allclose(probability_NK, expected_NK, atol=1e-5)
 
 
 def mixed() -> SoloModel:
