@@ -137,6 +137,7 @@ _AFTER_NETWORK: Mapping[str, Any] = {
         "max_gradient_norm": 1.0,
         "evaluate_every": 25,
         "labels": "after",
+        "combine": "mean_of_three",
     },
     "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 1.0},
     "passives": {"default": {"weight": 10.0}},
