@@ -143,7 +143,8 @@ THE_ACTIVE = {
     "": "task measure calibration checkpoint_every", "threshold": "cost rate",
     "dp_sgd": "clip noise_multiplier epsilon",
     "labels": "mechanism epsilon",
-    "train": "use_unaligned spread_labels evaluate_every patience keep_best class_weights loss",
+    "train": "use_unaligned labels combine spread_labels evaluate_every patience keep_best "
+    "class_weights loss",
     **dict.fromkeys(
         ("votes", "votes_randomised", "votes_encrypted", "votes_rehearsal"), "prior help"
     ),
