@@ -188,6 +188,7 @@ WEAKENED: dict[str, Case] = {
     "secure_sum.threshold": Case(
         ("secure_sum={scheme: plain, masks: recoverable, threshold: 2}",), 3
     ),
+    "train.labels": Case((), "after", shown=False),
     "train.epochs": Case(("train.epochs=301",), 300),
 }  # fmt: skip
 BASE = "{{name: late, method: {method}, data: {data}, guard: {{mechanism: none}}, model: {model}}}"

@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused_before_training() -> None:
 
 
 def test_baselines_are_chosen_by_the_measure(tmp_path: Path) -> None:
-    data = {"dataset": "breast_cancer", "active_view": 2, "labelled": 12, "limit": 150}
+    data = {"dataset": "breast_cancer", "active_view": 2, "labelled": 16, "limit": 150}
     config = config_of(measure="log_loss", data=data)
     record = keep_solo(config, tmp_path / "solo.json")
     values = [one.validation for one in record.baselines if one.validation is not None]

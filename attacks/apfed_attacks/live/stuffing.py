@@ -33,7 +33,8 @@ from secure_apfed.errors import DataError
 from secure_apfed.seeds import shuffled
 from secure_apfed.settings.alignment import AlignmentSettings
 
-_MOST = 2**32 - 1
+_MOST = 2**24
+"""What who stuffs agrees to by itself: more than all candidates, and less than memory refuses."""
 _DEALER = "dealer (in memory)"
 
 
