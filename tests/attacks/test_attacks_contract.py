@@ -276,7 +276,7 @@ PLANTED += [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(every=8)
+@pytest.mark.sampled(every=16)
 @pytest.mark.planted
 @pytest.mark.parametrize(
     ("found", "least"),
@@ -354,6 +354,7 @@ REASONS: list[tuple[tuple[str, ...], Make, str, slice, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("names", "make", "reason", "of", "options"), REASONS)
 def test_what_does_not_apply_says_why(
     make_recording: Any, names: tuple[str, ...], make: Make, reason: str, of: slice,
@@ -553,7 +554,7 @@ NULL: list[tuple[str, dict[str, Any], OfSeed, tuple[str, str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(every=13)
+@pytest.mark.sampled(every=26)
 @pytest.mark.null
 @pytest.mark.parametrize(("name", "options", "make", "by"), NULL)
 def test_where_nothing_leaked_nothing_is_told(
@@ -774,6 +775,7 @@ def test_a_passive_of_a_sum_trains_its_own_network_further() -> None:
     assert "own network, trained further" in results[0].variants
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("method", "name", "options", "figure", "least"), [
     ("mmvfl", "pseudo_labels", {"labels_per_class": 0}, "balanced_accuracy", 0.99),
     ("v_fedmv", "pseudo_labels", {"labels_per_class": 0}, "balanced_accuracy", 0.99),

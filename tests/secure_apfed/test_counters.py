@@ -170,6 +170,7 @@ def test_a_counter_goes_on_over_sessions(pattern: str, tmp_path: Path) -> None:
     assert not summary.restarts
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.filterwarnings("ignore:.*its last line was torn")
 @pytest.mark.parametrize("harmed", CASES, indirect=True)
 def test_a_counter_that_is_not_as_noted_is_refused_until_it_is_restarted_by_name(

@@ -325,6 +325,7 @@ def in_files(frame: Frame, encoding: ColumnEncoding, folder: Path) -> Iterator[t
         yield load_features(folder / name, encoding)[1]
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(tables(), st.sampled_from(sorted(READERS)), st.data())
 def test_every_reader_says_the_same(
@@ -532,6 +533,7 @@ ODD = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("missing", ["mean", "error"])
 def test_onnx_says_the_same_or_nothing(tmp_path: Path, missing: Any) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")

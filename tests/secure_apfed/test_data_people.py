@@ -181,6 +181,7 @@ def by_id(table: PartyTable, ids: list[str]) -> torch.Tensor:
     return table.features[[place[one] for one in ids]]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", [n for n in DATASETS if not n.startswith("cifar")])
 def test_every_set_gives_tables_that_overlap_as_asked(name: str) -> None:
     data = load(name, overlap=0.8, limit=1000)

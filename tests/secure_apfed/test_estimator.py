@@ -55,6 +55,7 @@ HELPED: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(every=5)
 @parametrize_with_checks(  # type: ignore[untyped-decorator]
     [VerticalClassifier(settings=BRIEF), VerticalRegressor(settings=SLOWER)]
 )
@@ -129,6 +130,7 @@ def test_frames_of_every_library_and_cells_of_every_type_say_the_same() -> None:
         model.predict(frame.assign(day=20_000))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 def test_the_page_s_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).parents[2] / "docs" / "python.md"
@@ -185,6 +187,7 @@ def small() -> tuple[pd.DataFrame, pd.DataFrame, NDArray[np.bool_]]:
     return pd.DataFrame({"a": z_N2[:, 0]}), pd.DataFrame({"c": z_N2[:, 1]}), z_N2.sum(1) > 0
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("method", ["apfed_c", "votes"])
 def test_what_the_caller_s_torch_is_set_to_changes_nothing(method: str) -> None:
     active, passive, labels = small()
@@ -277,6 +280,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> FramesResult:
     return run_frames(own, passives, label="target", folder=folder, attacks=attacks, **VOTED)
 
 
+@pytest.mark.slow
 def test_numbers_are_told_where_there_are_no_classes() -> None:
     own, passives = three_parties()
     settings = {

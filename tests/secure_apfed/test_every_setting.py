@@ -233,7 +233,7 @@ def draw_up(settings: Mapping[str, Any]) -> None:
         intersection(one, session=f"plan {protocol}", dealer="dealer")
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize(("base", "key", "value"), CASES)
 def test_a_value_is_drawn_up_or_refused_with_a_sentence(
     base: str, key: str, value: Any, tables: Path
@@ -261,6 +261,7 @@ HIDDEN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", HIDDEN)
 def test_hidden_overlaps_go_through(
     base: str, tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

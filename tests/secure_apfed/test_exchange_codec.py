@@ -299,6 +299,7 @@ print(refused, len(bad_frames) - refused_frames, grown // 1024)
 """
 
 
+@pytest.mark.slow
 def test_mutated_bytes_crash_nothing_and_hold_no_memory() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FUZZ], capture_output=True, text=True, timeout=120, check=False

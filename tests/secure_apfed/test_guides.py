@@ -64,6 +64,7 @@ def test_the_printed_labeller_keeps_the_contract(neighbours: str) -> None:
         holds(neighbours)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("neighbours")
 def test_the_printed_run_votes_by_it(tmp_path: Path) -> None:
     config = printed_config(0)

@@ -382,6 +382,7 @@ def test_the_same_question_has_the_same_answer_and_others_have_others() -> None:
         ledger.charge(step=2, rows=torch.arange(5), digest=b"3")
 
 
+@pytest.mark.slow
 def test_the_estimate_is_unbiased() -> None:
     parties, classes, rows, times, key = 4, 3, 5, 2500, bytes(32)
     response = VoteResponse(epsilon=3.0, classes=classes)
@@ -464,6 +465,7 @@ def test_sums_take_these_distances() -> None:
         assert guarantee.summed_votes(labeller, classes=4, **of).sensitivity == pytest.approx(far)
 
 
+@pytest.mark.slow
 def test_no_replacement_moves_weights_further_than_is_said() -> None:
     """Rows at random and the worst found: three people of whom one goes to the other side."""
     farthest = 0.0

@@ -308,6 +308,7 @@ def cases() -> Iterator[tuple[str, str, str]]:
                     yield name, change, index
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("name", "change", "index"), list(cases()))
 def test_frames_go_by_label_or_are_refused(name: str, change: str, index: str) -> None:
     one = frame(INDEXES[index])

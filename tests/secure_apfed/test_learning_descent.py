@@ -212,6 +212,7 @@ def held_out_loss(result: RunResult, config: Config) -> float:
     return float(F.cross_entropy(scores_BK, labels_N[rows]))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_broken_off_keeps_the_same_best_and_the_same_rates(tmp_path: Path) -> None:
     schedule = {
         "optimizer": "adamw", "learning_rate": 0.05, "schedule_steps": 60,

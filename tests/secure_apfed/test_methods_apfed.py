@@ -120,6 +120,7 @@ def assert_equal(ours: nn.Module, theirs: nn.Module) -> None:
         torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=1e-10, msg=name)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("passives", [1, 3])
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_steps_equal_one_autograd_graph(kind: str, passives: int) -> None:

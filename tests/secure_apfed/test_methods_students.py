@@ -566,7 +566,7 @@ def test_a_command_judges_the_encoder(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "true training labels" in said_to_people(capsys)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("used", [True, False])
 @pytest.mark.parametrize("method", ["apc_vfl", "vfedtrans"])
 def test_the_strongest_solo_model_reads_the_code_beside_the_features_or_none(

@@ -195,6 +195,7 @@ def test_a_link_waits_until_the_peers_link_of_a_session_before_has_ended() -> No
             link.close(0.1)
 
 
+@pytest.mark.slow
 def test_who_sends_waits_for_who_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WINDOW", 3_000_000)
     monkeypatch.setattr(module, "_MOST_HELD", 3_500_000)

@@ -325,6 +325,7 @@ def test_a_report_and_a_study_write_behind_no_link(
     assert [file.name for file in elsewhere.iterdir()] == ["wedding.png"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_follows_no_link(tmp_path: Path, elsewhere: Path, open_mask: None) -> None:
     config = small_config(labels={"mechanism": "randomised_response", "epsilon": 1.0})
     folder = tmp_path / "runs" / "sent"

@@ -23,6 +23,7 @@ from secure_apfed.exchange import StatusKeeper
 from secure_apfed.measures import ACCURACY, MEASURES
 from secure_apfed.progress import Board, _Events, _Lines
 from secure_apfed.runs.outcome import Progress
+from secure_apfed.solo import BASELINES, SoloTask
 from secure_apfed.working import (
     TimeLeft,
     Work,
@@ -128,22 +129,10 @@ def test_work_is_told_to_whoever_observes_it_and_is_over_when_it_fails() -> None
 
 
 def solo_of_classes() -> None:
-    baselines: Any = {
-        name: SimpleNamespace(title=name, fit=lambda task: SimpleNamespace(scores=scores_of))
-        for name in ("one", "two")
-    }
-
-    def scores_of(rows: Any) -> Any:
-        return np.tile([0.2, 0.8], (len(rows), 1))
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr("apfed_experiments.solo.validation_of", lambda *given: 0.5)
-    task: Any = SimpleNamespace(classes=2)
-    task.few = task
-    try:
-        compare(task, np.zeros((4, 1)), np.array([0, 1, 1, 1]), baselines, measure=ACCURACY)
-    finally:
-        patch.undo()
+    rows = np.linspace(0.0, 1.0, 12)[:, None]
+    task = SoloTask.of(rows, np.arange(6), np.arange(6) % 2, classes=2)
+    baselines = {name: BASELINES[name] for name in ("ridge", "logistic")}
+    compare(task, rows[:4], np.array([0, 1, 1, 1]), baselines, measure=ACCURACY)
 
 
 def solo_of_numbers() -> None:
