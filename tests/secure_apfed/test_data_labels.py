@@ -140,7 +140,6 @@ def test_a_number_to_predict_is_written_as_one(tmp_path: Path) -> None:
         assert len(str(refused.value)) < 300
 
 
-@pytest.mark.slow
 def test_surrounding_blanks_are_no_part_of_a_label(tmp_path: Path) -> None:
     for enter in (from_csv, from_parquet, from_frames):
         assert enter(("yes", " yes", "yes\u00a0", "no"), tmp_path) == ("yes", "no")
@@ -201,7 +200,6 @@ ONE_CLASS = (
 )
 
 
-@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("method", [one for one in ALIGNING if one not in EVERYBODY])
 def test_a_method_of_common_people_needs_two_classes_of_them(method: str) -> None:
     config = config_of(method)
@@ -213,7 +211,6 @@ def test_a_method_of_common_people_needs_two_classes_of_them(method: str) -> Non
             run(config, None, data=data_of(config, rows))
 
 
-@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("method", EVERYBODY)
 def test_who_learns_from_all_labels_needs_two_classes_of_all(method: str) -> None:
     config = config_of(method)
@@ -293,7 +290,6 @@ def test_a_measure_that_no_row_defines_is_a_sentence(tmp_path: Path) -> None:
     assert result.undefined["tvfl"]["accuracy"] == "no row was tested"
 
 
-@pytest.mark.slow
 def test_the_plan_counts_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     frame = pd.DataFrame(np.random.default_rng(0).normal(size=(400, 2)), columns=["x", "u"])
     frame = frame.assign(id=range(400), y=["paid", "late"] * 200)
