@@ -254,7 +254,7 @@ def guesses(curious: CuriousActive, trials: int) -> tuple[int, float]:
 def test_without_smudging_the_noise_tells_matrices_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     right, score = guesses(active(smudged=False, monkeypatch=monkeypatch), 32)
     assert right == 32
-    assert score > 30
+    assert score > 15  # deviations; about 30 to 40, by the keys that are drawn
 
 
 def test_with_smudging_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
