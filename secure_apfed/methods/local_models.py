@@ -97,7 +97,7 @@ class _Candidate:
         return keep_fitted(fit_once(self.baseline, self.task))
 
     def has_collapsed(self) -> bool:
-        return has_collapsed(fit_once(self.baseline, self.task), self.task)
+        return has_collapsed(self.baseline, self.task)
 
     def rank(self, measure: Measure) -> tuple[float, float]:
         scored = scored_held_out(self.baseline, self.task)

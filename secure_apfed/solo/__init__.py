@@ -123,9 +123,20 @@ def every_baseline() -> dict[str, Baseline]:
     return {**BASELINES, **COMBINATIONS}
 
 
-def has_collapsed(predictor: Predictor, task: SoloTask) -> bool:
-    """Return whether a model predicts other classes than the labels have (`MOST_APART`)."""
-    return measure_collapse(predictor, task) > MOST_APART
+def has_collapsed(baseline: Baseline, task: SoloTask) -> bool:
+    """Return whether a baseline, fitted to this task, predicts other classes than the labels have.
+
+    Where a store of fits is named it is told once: whoever asks again fits nothing.
+
+    Raises:
+        ModelError: it cannot be fitted to these rows.
+    """
+
+    def measure() -> FloatArray:
+        return np.array([measure_collapse(fit_once(baseline, task), task)])
+
+    (apart,) = scored_once(f"apart-{baseline.name}", task, measure, of_run=baseline.of_run)
+    return bool(apart > MOST_APART)
 
 
 class MeanOfModels(Baseline):
@@ -142,9 +153,14 @@ class MeanOfModels(Baseline):
 
     def members(self, task: SoloTask, measure: Measure = ACCURACY) -> tuple[Baseline, ...]:
         """Return the models that are averaged: none that has collapsed, unless all have."""
-        models = list_local_models()
-        fitting = [model for model in models if _fits(model, task)]
-        standing = [model for model in fitting if not has_collapsed(fit_once(model, task), task)]
+        fitting: list[Baseline] = []
+        standing: list[Baseline] = []
+        for model in list_local_models():
+            with suppress(ModelError):
+                is_left_out = has_collapsed(model, task)
+                fitting.append(model)
+                if not is_left_out:
+                    standing.append(model)
         standing = standing or fitting
         if self._most is None:
             return tuple(standing)
@@ -188,13 +204,6 @@ def keep_fitted(predictor: Predictor) -> Fitted:
     return kept
 
 
-def _fits(model: Baseline, task: SoloTask) -> bool:
-    with suppress(ModelError):
-        fit_once(model, task)
-        return True
-    return False
-
-
 _MEANS = (
     MeanOfModels("mean", "Mean of the local models"),
     MeanOfModels("mean_of_three", "Mean of the best three local models", most=3),
@@ -228,7 +237,7 @@ def chosen(
                 ranked[baseline] = _rank_held_out(baseline, task, measure)
         best_first = sorted(ranked, key=ranked.__getitem__, reverse=True)
         for baseline in best_first:
-            if not has_collapsed(fit_once(baseline, task), task):
+            if not has_collapsed(baseline, task):
                 return baseline
     return best_first[0]
 
