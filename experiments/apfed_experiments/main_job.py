@@ -63,8 +63,8 @@ READING = (
     "people who test several; "
     '"TVFL, all parties" needs every party to predict, every other row predicts with the '
     "active's features alone. Gain: accuracy minus that of the best solo baseline (of twelve, "
-    "chosen by cross-validation over the labelled rows), paired by seed; p of it, adjusted for the number "
-    "of gains in the table (Holm). Epsilon: of votes, of one person's vote at one passive, "
+    "chosen by cross-validation over the labelled rows), paired by seed; p of it, adjusted for the "
+    "number of gains in the table (Holm). Epsilon: of votes, of one person's vote at one passive, "
     "labeller held fixed, at delta 1e-5 (randomised: 0); of a guard, of one row's releases, "
     "encoder held fixed, at delta 1e-5. Labels and the model have no guarantee. Who reads "
     "whose labels or features: by the attack that gains most over its best baseline with the same "
