@@ -142,7 +142,7 @@ _AFTER_NETWORK: Mapping[str, Any] = {
     "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 1.0},
     "passives": {"default": {"weight": 10.0}},
 }
-"""16 numbers a row and 25 epochs reveal of the passives' columns about what votes do."""
+"""What 16 numbers a row and 25 epochs reveal of the passives' columns: docs/tell-nothing.md."""
 _GUARDED: Mapping[str, str] = {
     **_GUARDS,
     **dict.fromkeys((*_AFTER, *_AFTER_MIXED), "frozen_gaussian"),
@@ -153,7 +153,7 @@ _DEVELOPED = ("digits", "handwritten-zer", "handwritten-fou")
 _CONTROLS = {
     _CODE: _MIXED, _WIDE: _WIDE_MIXED, "apfed_c": _LAMBDA_0, "apfed_r": _LAMBDA_0,
     **dict.fromkeys(_GUARDS, _BOUNDED),
-    **{name: f"{name}-mixed-rows" for name in _AFTER},
+    **{name: mixed for mixed, name in _AFTER_MIXED.items()},
 }  # fmt: skip
 """Of other methods it is no help."""
 _CODED = {"network": "cross_view", "random_features": 1000}

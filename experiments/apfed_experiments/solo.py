@@ -553,7 +553,6 @@ def compare(
         for done, (name, baseline) in enumerate(baselines.items()):
             report_work(_BASELINES, done, len(baselines), baseline.title)
             held_out = scored_held_out(baseline, task)
-            validation = validation_of(baseline, task, measure)
             predictor = fit_once(baseline, task)
             scores_BK = probabilities_of(predictor.scores(test_BF))
             scored = _keep(said, name, Scored(truth=labels_B, scores=scores_BK))
@@ -562,11 +561,17 @@ def compare(
                 for ranking in RANKINGS
                 if task.classes == 2 and not math.isnan(value := MEASURES[ranking].of(scored))
             }
-            found.append(BaselineResult(
-                name=name, title=baseline.title, validation=validation, test=measure.of(scored),
-                ranked=ranked, likelihood=None if held_out is None else likelihood_of(held_out),
-                apart=measure_collapse(predictor, task),
-            ))  # fmt: skip
+            found.append(
+                BaselineResult(
+                    name=name,
+                    title=baseline.title,
+                    validation=validation_of(held_out, measure),
+                    test=measure.of(scored),
+                    ranked=ranked,
+                    likelihood=None if held_out is None else likelihood_of(held_out),
+                    apart=measure_collapse(predictor, task),
+                )
+            )
     report_work(_BASELINES, len(baselines), len(baselines))
     return found
 

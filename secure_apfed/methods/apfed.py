@@ -285,12 +285,16 @@ class ApfedActive(SumLearner):
         elif train.spread_labels:
             self.trainer.spread_labels(self.learnt, Spreading())
 
+    @property
+    def _rows_alone(self) -> Tensor:
+        """The rows of its table that local models learn from, (U,)."""
+        config, data = self._own.config, self._own.data
+        return rows_among(data.train_rows, None if config.train.use_unaligned else self._people)
+
     def task_alone(self) -> SoloTask:
         """Return its training rows and labels as its baselines have them."""
         config, data = self._own.config, self._own.data
-        rows_U = data.train_rows
-        if not config.train.use_unaligned:
-            rows_U = rows_among(rows_U, self._people)
+        rows_U = self._rows_alone
         labels_N = self.trainer.labels_N.cpu()
         labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten()
         return SoloTask.of(
@@ -350,10 +354,9 @@ class ApfedActive(SumLearner):
         if self._fitted is None:
             return None
         task = self.task_alone()
-        rows_U = self._own.data.train_rows
-        if not self._own.config.train.use_unaligned:
-            rows_U = rows_among(rows_U, self._people)
-        part = torch.isin(rows_U[torch.from_numpy(task.labelled)], rows).nonzero().flatten()
+        part = (
+            torch.isin(self._rows_alone[torch.from_numpy(task.labelled)], rows).nonzero().flatten()
+        )
         return self._fit_local_models(task.without(part.numpy())).networks
 
     def tensors(self) -> dict[str, Tensor]:

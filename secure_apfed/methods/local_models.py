@@ -15,7 +15,6 @@ Letters: U training rows, n of them with labels, B rows, F features, D numbers o
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -36,10 +35,8 @@ from secure_apfed.solo import (
     SoloTask,
     has_collapsed,
     keep_fitted,
-    likelihood_of,
     list_local_models,
-    rank_of,
-    scored_held_out,
+    rank_held_out,
 )
 from secure_apfed.solo.fitted import Fitted, View, average_of
 from secure_apfed.solo.interface import FloatArray, fit_once, fits_kept_meanwhile
@@ -100,8 +97,7 @@ class _Candidate:
         return has_collapsed(self.baseline, self.task)
 
     def rank(self, measure: Measure) -> tuple[float, float]:
-        scored = scored_held_out(self.baseline, self.task)
-        return rank_of(scored, measure), likelihood_of(scored)
+        return rank_held_out(self.baseline, self.task, measure)
 
 
 def fit_local_models(
@@ -186,11 +182,12 @@ def _part_collapsed(candidates: Sequence[_Candidate]) -> tuple[list[_Candidate],
     fitting: list[_Candidate] = []
     left_out: list[str] = []
     for candidate in candidates:
-        with suppress(ModelError):
+        try:
             candidate.fit()
+        except ModelError:
+            left_out.append(f"{candidate.name}: it cannot be fitted")
+        else:
             fitting.append(candidate)
-            continue
-        left_out.append(f"{candidate.name}: it cannot be fitted")
     if not fitting:
         raise ModelError("no local model can be fitted to the representations of this run")
     standing = [candidate for candidate in fitting if not candidate.has_collapsed()]

@@ -64,6 +64,7 @@ __all__ = [
     "list_local_models",
     "mean_of",
     "measure_collapse",
+    "rank_held_out",
     "rank_of",
     "scored_held_out",
     "surely_better",
@@ -164,7 +165,7 @@ class MeanOfModels(Baseline):
         standing = standing or fitting
         if self._most is None:
             return tuple(standing)
-        standing.sort(key=lambda model: _rank_held_out(model, task, measure), reverse=True)
+        standing.sort(key=lambda model: rank_held_out(model, task, measure), reverse=True)
         return tuple(standing[: self._most])
 
     def fit(self, task: SoloTask) -> Predictor:
@@ -234,7 +235,7 @@ def chosen(
     with fits_kept_meanwhile():
         for baseline in every_baseline().values() if among is None else among:
             with suppress(ModelError):
-                ranked[baseline] = _rank_held_out(baseline, task, measure)
+                ranked[baseline] = rank_held_out(baseline, task, measure)
         best_first = sorted(ranked, key=ranked.__getitem__, reverse=True)
         for baseline in best_first:
             if not has_collapsed(baseline, task):
@@ -242,7 +243,7 @@ def chosen(
     return best_first[0]
 
 
-def _rank_held_out(baseline: Baseline, task: SoloTask, measure: Measure) -> tuple[float, float]:
+def rank_held_out(baseline: Baseline, task: SoloTask, measure: Measure) -> tuple[float, float]:
     """Return the rank by a measure on the labels held out, and their likelihood."""
     scored = scored_held_out(baseline, task)
     return rank_of(scored, measure), likelihood_of(scored)
@@ -257,9 +258,8 @@ def likelihood_of(scored: Scored | None) -> float:
     return float(np.log(likely_n.clip(min=_LEAST_LIKELY)).mean())
 
 
-def validation_of(baseline: Baseline, task: SoloTask, measure: Measure) -> float | None:
-    """The measure on the labels held out; None where none could be, or they do not define it."""
-    scored = scored_held_out(baseline, task)
+def validation_of(scored: Scored | None, measure: Measure) -> float | None:
+    """Return the measure on the labels held out; None: there are none, or they define none."""
     value = math.nan if scored is None else measure.of(scored)
     return None if math.isnan(value) else value
 
