@@ -4,9 +4,10 @@ import gc
 import json
 import multiprocessing
 import os
+import pkgutil
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TypeAlias
@@ -105,32 +106,55 @@ def _below(request: pytest.FixtureRequest, *folders: str) -> bool:
 
 _FEW_TREES = 12
 """Of each forest that learns votes; those of a run have five times as many."""
+_FEW_STEPS = 40
+"""Of MixMatch; a test that asks how good it is trains it whole."""
+_TEACHERS = (
+    "secure_apfed.methods.student._GROWN",
+    "secure_apfed.methods.apfed_code.TEACHERS",
+    "secure_apfed.methods.distilled.TEACHERS",
+)
+_MIXMATCH = ("secure_apfed.solo.networks._STEPS",)
+_WHOLE = {
+    "every_teacher": _TEACHERS,
+    "whole_mixmatch": _MIXMATCH,
+    "slow": (*_TEACHERS, *_MIXMATCH),
+}
+"""By marker: what a test so marked has as users have it."""
 
 
-@pytest.fixture(autouse=True)
-def _few_baselines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of tests measure, choose of, and are taught by two solo baselines; all have tests of
-    their own.
+@pytest.fixture(scope="module", autouse=True)
+def _short_runs(request: pytest.FixtureRequest) -> Iterator[Mapping[str, object]]:
+    """Runs of tests, and those that a module's tests share, measure, choose of, and are taught by
+    two solo baselines; all have tests of their own. Give what stands elsewhere, by its place.
     """
     if _below(request, *TRAINS_NOTHING):
+        yield {}
         return
     from secure_apfed.solo import BASELINES
 
     few = {name: BASELINES[name] for name in ("ridge", "logistic")}
-    monkeypatch.setattr("apfed_experiments.solo.every_baseline", lambda: few)
+    short: dict[str, object] = {"apfed_experiments.solo.every_baseline": lambda: few}
     if not _below(request, *STARTS_OTHERS):
-        monkeypatch.setattr("secure_apfed.solo.BASELINES", few)
-        monkeypatch.setattr("secure_apfed.solo.COMBINATIONS", {})
-        if any(map(request.node.get_closest_marker, ("every_teacher", "slow"))):
-            return
-        monkeypatch.setattr("secure_apfed.methods.student._GROWN", _FEW_TREES)
-        for method in ("apfed_code", "distilled"):
-            monkeypatch.setattr(f"secure_apfed.methods.{method}.TEACHERS", tuple(few.values()))
+        taught: tuple[object, ...] = (_FEW_TREES, tuple(few.values()), tuple(few.values()))
+        short |= {"secure_apfed.solo.BASELINES": few, "secure_apfed.solo.COMBINATIONS": {}}
+        short |= dict(zip(_TEACHERS, taught, strict=True))
+        short |= dict.fromkeys(_MIXMATCH, _FEW_STEPS)
+    whole = {place: pkgutil.resolve_name(place) for place in short}
+    with pytest.MonkeyPatch.context() as patch:
+        for place, value in short.items():
+            patch.setattr(place, value)
+        yield whole
 
 
 @pytest.fixture(autouse=True)
-def _short_mixmatch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MixMatch trains for a few steps, where a test asks not how good it is."""
-    whole = any(map(request.node.get_closest_marker, ("whole_mixmatch", "slow")))
-    if not (whole or _below(request, *STARTS_OTHERS, *TRAINS_NOTHING)):
-        monkeypatch.setattr("secure_apfed.solo.networks._STEPS", 40)
+def _whole_where_marked(
+    request: pytest.FixtureRequest,
+    _short_runs: Mapping[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Give a marked test all teachers, or all steps."""
+    for marker, places in _WHOLE.items():
+        if request.node.get_closest_marker(marker) is not None:
+            for place in places:
+                if place in _short_runs:
+                    monkeypatch.setattr(place, _short_runs[place])

@@ -632,7 +632,7 @@ DEAF: list[tuple[str, ActiveAttack]] = [
 ]
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.slow
 @pytest.mark.null
 @pytest.mark.parametrize(("method", "attack"), DEAF)
 def test_noise_in_the_place_of_answers_rebuilds_no_feature(

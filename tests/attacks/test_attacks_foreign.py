@@ -53,8 +53,8 @@ def test_gradients_of_logits_are_labels_and_luck_is_chance() -> None:
     assert lacking["vote_regression"] == "this loop: nobody votes"
 
 
-# The first case mounts these as usual; beside more arrays they read the same, and do less.
-AGAIN = [
+# A slow case mounts these as usual.
+HURRIED = [
     AttackChoice(name=name, options={"iterations": 5})
     if name in ("model_completion", "temporal") else name
     for name in FAST
@@ -62,14 +62,13 @@ AGAIN = [
 
 
 @pytest.mark.null
-@pytest.mark.parametrize("attacks", [FAST, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("attacks", [HURRIED, pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("given", "more"), [
     ({}, set()), ({"features": X}, {"inverse_network"}),
     ({"gradients": TWICE}, {"label_gradients", "gradient_direction"}),
 ])  # fmt: skip
 def test_of_noise_nothing_is_found(given: dict[str, Any], more: set[str], attacks: Any) -> None:
-    mounted = AGAIN if given and attacks is FAST else attacks
-    found = evaluate(h=TWICE, labels=Y, own=X, attacks=mounted, **given)
+    found = evaluate(h=TWICE, labels=Y, own=X, attacks=attacks, **given)
     assert {one.verdict for one in found.findings} == {"nothing found"}
     fast = {one.result.attack for one in found.findings} - SLOW
     assert fast == {"model_completion", "temporal"} | more

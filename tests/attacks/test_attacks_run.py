@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -329,16 +328,10 @@ def test_the_surest_decile_of_labels_and_the_best_of_features_are_told() -> None
 # The guide's two programs run as they are printed; an attack is read and used alone.
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> list[ModuleType]:
-    folder = tmp_path_factory.mktemp("guide")
-    return [program_of("docs/add-an-attack.md", folder, at=at) for at in range(2)]
-
-
 def test_the_printed_attack_finds_a_planted_leak(
-    programs: list[ModuleType], make_recording: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make_recording: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = programs[0].NearestMean
+    kind = program_of("docs/add-an-attack.md", tmp_path, at=0).NearestMean
     monkeypatch.setattr(apfed_attacks.run, "ATTACKS", {**ATTACKS, kind.name: kind})
     choice = [AttackChoice(name="nearest_mean", options={"labels_per_class": 10})]
     leaking = apfed_attacks.run.mount(make_recording("labels"), choice, seed=0)
@@ -347,8 +340,9 @@ def test_the_printed_attack_finds_a_planted_leak(
     assert max(result.advantage or 0 for result in quiet) < 0.15
 
 
-def test_both_sides_of_other_peoples_training_can_be_attacked(programs: list[ModuleType]) -> None:
-    guide = programs[1]
+@pytest.mark.slow
+def test_both_sides_of_other_peoples_training_can_be_attacked(tmp_path: Path) -> None:
+    guide = program_of("docs/add-an-attack.md", tmp_path, at=1)
     assert {one.result.attack for one in guide.shop.findings} == set(guide.few)
     assert guide.shop["gradient_direction"].score > 0.95
     found = guide.bank["inverse_network"]

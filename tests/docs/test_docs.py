@@ -139,11 +139,12 @@ def test_the_split_network_is_private_to_the_end_of_its_budget() -> None:
 
 # What a wrong call raises: typer names its child alone.
 UsageError: Any = typer.BadParameter.__base__
+COMMANDS = typer.main.get_command(app)
 
 
 def parse(arguments: list[str], *, whole: bool) -> None:
     """Read the last command's options, run nothing; what is not `whole` may lack arguments."""
-    command = typer.main.get_command(app)
+    command = COMMANDS
     rest = list(arguments)
     while isinstance(command, typer.core.TyperGroup) and rest:
         name = rest.pop(0)
@@ -379,6 +380,16 @@ def test_every_key_of_a_run_and_every_epsilon_is_told() -> None:
 # The site and the notebooks.
 
 
+def test_every_document_stands_in_the_menu() -> None:
+    menu = text_of("mkdocs.yml").partition("\nnav:")[2].partition("\nplugins:")[0]
+    named = set(re.findall(r"- (\S+\.md)$", menu, re.MULTILINE))
+    linked = "".join(text_of(f"docs/{page}") for page in named if (DOCS / page).exists())
+    documents = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    lost = [page for page in documents - named if Path(page).name not in linked]
+    made_with_the_site = {"changelog.md", "contributing.md", "security.md", "who-learns-what.md"}
+    assert (lost, named - documents) == ([], made_with_the_site)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built_site(tmp_path_factory.mktemp("site"))
@@ -402,6 +413,7 @@ class _Fetched(HTMLParser):
             self.addresses.append(address)
 
 
+@pytest.mark.slow
 def test_pages_fetch_nothing_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         parser = _Fetched()
@@ -413,12 +425,14 @@ def test_pages_fetch_nothing_from_elsewhere(site: Path) -> None:
         assert not re.search(r"(@import|url\()[\s\"']*(https?:)?//", sheet.read_text("utf-8"))
 
 
+@pytest.mark.slow
 def test_every_document_is_a_page(site: Path) -> None:
     sources = (path.relative_to(DOCS).with_suffix(".html") for path in DOCS.rglob("*.md"))
     pages = {path.relative_to(site) for path in site.rglob("*.html")}
     assert {*sources, Path("changelog.html"), Path("contributing.html")} <= pages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "name"),
     [("runs", "secure_apfed.runs.run.run"), ("sums", "apfed_protocols.sums.MaskedSum"),

@@ -175,7 +175,7 @@ def test_damaged_files_are_told(finished: Path, capsys: pytest.CaptureFixture[st
     path.write_bytes(whole)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["votes", "apfed_c", "tvfl"])
 def test_own_tables_with_empty_labels_are_attacked(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -27,7 +27,7 @@ def small_config(method: Said = "apfed_c", **changes: Any) -> Config:
     settings: dict[str, Any] = {
         "name": "test",
         "party_seeds": "shared_for_comparison",
-        "data": {"dataset": "breast_cancer", "overlap": 0.8},
+        "data": {"dataset": "breast_cancer", "overlap": 0.8, "limit": 300},
         "model": {"hidden": [8], "representation": 4, "projection": 4},
         "train": {"epochs": 4, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
         "secure_sum": {"scheme": "plain", "masks": "pairwise"},

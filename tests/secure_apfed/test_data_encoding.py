@@ -533,7 +533,7 @@ ODD = (
 )  # fmt: skip
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["mean", "error"])
 def test_onnx_says_the_same_or_nothing(tmp_path: Path, missing: Any) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")

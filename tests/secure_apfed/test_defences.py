@@ -110,7 +110,7 @@ def sums_or_gradients(method: str, *kinds: str) -> bytes:
     return b"".join(opened.numpy().tobytes() for opened in kept.opened.values())
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "method"), APPLIES)
 def test_it_changes_what_leaves_and_resumes_bit_for_bit(
     name: str, method: str, tmp_path: Path

@@ -95,8 +95,8 @@ def test_every_sum_opens_the_sum_of_the_votes(name: str) -> None:
     assert np.abs(votes - clear).max() <= session.learner.rounding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", OPENINGS)
-@pytest.mark.sampled(every=4)
 def test_a_student_beats_the_active_alone_where_passives_tell_the_class(method: str) -> None:
     config = config_of(method, data={"dataset": "digits", "views": 4, "labelled": 30})
     helped = run(config, None).accuracy[method]
@@ -212,7 +212,7 @@ def test_votes_are_believed_as_far_as_labelled_rows_say(classes: int) -> None:
     assert "help is used: of 100 labelled rows" in str(found)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.slow
 @pytest.mark.parametrize("judges", [20, 50, 200])
 def test_votes_that_tell_nothing_are_hardly_ever_used(judges: int) -> None:
     truth = np.random.default_rng(0).integers(0, 4, 4000)

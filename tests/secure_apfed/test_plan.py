@@ -105,7 +105,7 @@ def test_what_cannot_be_planned_is_refused(capsys: Capture) -> None:
 SUM = "secure_sum={scheme: plain, masks: pairwise, noise: {sigma: 4.0}}"
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "changes", "row"),
     [

@@ -208,7 +208,7 @@ def test_colluders_and_a_defence_that_mixes_rows_cost_noise(
     assert more["steps"] == pytest.approx(times * usual["steps"], rel=1e-3)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["reproducible_insecure", "secret"])
 def test_a_stopped_run_resumes_and_pays_for_what_it_plays_again(noise: str, tmp_path: Path) -> None:
     config = under_sums(guard={"mechanism": "gaussian", "sigma": 1.0, "noise": noise})

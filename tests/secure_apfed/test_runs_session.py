@@ -84,7 +84,7 @@ FEW_LABELS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(every=5)
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "changes", "stops"), [
     ("apfed_c", {}, [6, 23]),
     ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, [8]),
@@ -564,7 +564,7 @@ def break_off(config: Config, folder: Path, *, times: int) -> None:
         interrupted(config, folder, at_step=4, resume=True)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["ckks", "bfv + pairwise masks"])
 def test_an_honest_run_that_breaks_off_often_answers_alike(protocol: str, tmp_path: Path) -> None:
     rules = {"spare_answers": 0}

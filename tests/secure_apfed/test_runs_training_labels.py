@@ -235,7 +235,7 @@ def test_answers_that_are_not_of_this_run_are_refused() -> None:
     of_no_class, torn = good.where(good < 0, 2), good.clone()
     torn[(good >= 0).nonzero()[0]] = -1
     for bad in (good[1:], good.float(), of_no_class, torn, None):
-        with pytest.raises(CheckpointError, match="does not hold answers for 355 training labels"):
+        with pytest.raises(CheckpointError, match="does not hold answers for 300 training labels"):
             labels.load_tensors({} if bad is None else {"answers": bad})
     labels.load_tensors({"answers": good})
 
