@@ -188,7 +188,10 @@ def require_caller(name: str, pem: bytes, revoked: frozenset[str]) -> None:
             f"calls for {name}, say behind_proxy: true of {name} in the party's file"
         )
     if _listed_as(shown) & revoked:
-        raise RemoteProtocolError(f"the certificate of {name} is revoked")
+        raise RemoteProtocolError(
+            f"the certificate of {name} is revoked; {name} has another one made (secure-apfed "
+            "certs request)"
+        )
 
 
 @dataclass(frozen=True)

@@ -289,7 +289,7 @@ def accept(
     config: _PartyConfig,
     as_json: AsJson = False,
 ) -> None:
-    """Show the renewed certificate from the next start on; at another party: note it."""
+    """Show the renewed certificate from now on; at another party: note it."""
     from secure_apfed.runs.renewal import accept_renewed
 
     found = accept_renewed(renewed, config)
@@ -298,7 +298,7 @@ def accept(
     else:
         typer.echo(
             f"The renewed certificate of {found.holder} is in its place. A party that trains shows "
-            "it from its next start on, one that serves from its next session on."
+            "it from its next start on, one that serves within seconds."
         )
 
 

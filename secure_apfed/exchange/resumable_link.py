@@ -64,8 +64,15 @@ class RelayAbsentError(ConnectionError):
     """Nobody answers where the relay is said to be, through which all peers come."""
 
 
+class Refusal(str):
+    """Why one end refused the other, in words: it does so until somebody changes something."""
+
+    __slots__ = ()
+
+
 Missed: TypeAlias = Callable[[Mapping[str, str]], None]
-"""Is told again and again who has not come yet, and why it was refused, where it was."""
+"""Is told again and again who has not come yet, and why: a `Refusal` where one end refused the
+other, that the relay is not reached, or nothing."""
 
 
 class Connection(Protocol):
@@ -149,6 +156,11 @@ class ResumableLink:
     def state(self) -> str:
         """Why there is no connection, in words; what broke the last one, or the last attempt."""
         return self._failure or self._trouble or f"{self._peer} did not come"
+
+    @property
+    def absence(self) -> str:
+        """Why this peer has not come, as `Missed` is told it."""
+        return Refusal(self.refusal) if self.refusal else self.without_relay
 
     @property
     def waiting_since(self) -> float | None:
@@ -478,10 +490,7 @@ class Linked:
                 link.meets = True
             while missing := [peer for peer, link in here._links.items() if not link.connected]:
                 here._news.clear()
-                told({
-                    peer: here._links[peer].refusal or here._links[peer].without_relay
-                    for peer in missing
-                })  # fmt: skip
+                told({peer: here._links[peer].absence for peer in missing})
                 failed = [peer for peer, link in here._links.items() if link.failure]
                 if failed or time.monotonic() > deadline:
                     blamed = failed or missing

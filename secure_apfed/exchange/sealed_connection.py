@@ -189,7 +189,10 @@ def _require_valid(me: LocalEnd, name: str, theirs: _Hello) -> None:
     if me.known[name].hex() in revoked:
         raise RemoteProtocolError(f"the identity of {name} is revoked by the list of {me.name}")
     if theirs.certificate in revoked:
-        raise RemoteProtocolError(f"the certificate of {name} is revoked by the list of {me.name}")
+        raise RemoteProtocolError(
+            f"the certificate of {name} is revoked by the list of {me.name}; {name} has another "
+            "one made (secure-apfed certs request)"
+        )
 
 
 def read_before(connection: Connection, deadline: float) -> bytes:

@@ -119,8 +119,8 @@ def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
 def accept_renewed(path: Path, config: Path) -> RenewedCertificate:
     """At the party: show the new certificate from now on. At another party: note it.
 
-    A process that runs goes on with the old one until it is started again. Where this was killed,
-    the same call finishes it.
+    A training goes on with the old one until it is started again; who serves begins a session anew
+    with the new one. Where this was killed, the same call finishes it.
 
     Raises:
         RemoteProtocolError: it is not of the organiser, or of another project.

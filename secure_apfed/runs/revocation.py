@@ -2,16 +2,17 @@
 
 Run by: `certs revoke` and `check`, which look for the files of parties that read a list; and every
 party over TLS while it runs, which reads its list again whenever it changes and ends its session
-with a peer that is on it.
+with a peer that is on it. Who serves predictions waits for days, and shows what lies in its files
+now: where one of them is replaced while nobody asks, its session begins anew (`BegunWith`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apfed_protocols.errors import PartyLeftError
-from secure_apfed.between.certificates import RevokedList, listed_as, read_revoked
+from secure_apfed.between.certificates import Credentials, RevokedList, listed_as, read_revoked
 from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.exchange import Envelope
 from secure_apfed.files import read_json
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = [
     "RENEWED",
     "REVOKED",
+    "BegunWith",
+    "FilesReplacedError",
     "Reader",
     "RevocationWatch",
     "find_readers",
@@ -34,6 +37,7 @@ REVOKED = "revoked.txt"
 """In a party's folder, what it refuses; `project seal` and `join` make it."""
 RENEWED = "renewed-{}.json"
 """In a party's folder, the renewed certificate of a party, by its name."""
+_SEALED = "sealed.json"
 _PARTY_FILES = ("party.yaml", "party.yml")
 _MOST_FILES = 1000
 
@@ -122,7 +126,7 @@ def revoked_names(file: "PartyFile", revoked: frozenset[str]) -> list[str]:
 def _marks_of(file: "PartyFile") -> dict[str, frozenset[str]]:
     """Return by what a list may name each peer: its identity, and its certificate if sealed."""
     marks = {name: {peer.identity.lower()} for name, peer in file.peers.items()}
-    sealed = file.folder / "sealed.json"
+    sealed = file.folder / _SEALED
     if sealed.is_file():
         document = read_json(sealed, dict[str, Any]).get("document", {})
         certificates = document.get("certificates", {}) if isinstance(document, dict) else {}
@@ -177,5 +181,84 @@ class RevocationWatch:
             ) from error
         if self._marks.get(peer, frozenset()) & revoked:
             raise PartyLeftError(
-                f"{peer} is revoked by the list of {self._me} ({self._path})", left=(peer,)
+                f"{peer} is revoked by the list of {self._me} ({self._path}); where {peer} has a "
+                f"renewed certificate, take that over at {self._me}: secure-apfed certs accept "
+                f"{RENEWED.format(peer)}",
+                left=(peer,),
             )
+
+
+class FilesReplacedError(ApfedError):
+    """What a session was begun with was replaced while it waited for others; it begins anew."""
+
+
+class BegunWith:
+    """The files that a session of who serves was begun with: its own, and what it shows in TLS.
+
+    Args:
+        path: of the party's file; file: what was read from it; others: further files.
+        say: is told once of what was replaced and cannot be used.
+    """
+
+    def __init__(
+        self, path: Path, file: "PartyFile", *others: Path, say: Callable[[str], None]
+    ) -> None:
+        self._path = path
+        self._file = file
+        self._others = others
+        self._say = say
+        self._stamps = self._read_stamps()
+        self._unusable = self._stamps
+
+    def require_same(self, missing: Mapping[str, str]) -> None:
+        """Raise FilesReplacedError where a file was replaced by what a new session can use.
+
+        Args:
+            missing: who has not come yet, which makes no difference: called as `Missed` is.
+        """
+        stamps = self._read_stamps()
+        if stamps in (self._stamps, self._unusable):
+            return
+        party = self._file.party
+        names = ", ".join(
+            path.name for path, stamp in stamps.items() if stamp != self._stamps[path]
+        )
+        try:
+            self._require_usable()
+        except (ApfedError, OSError) as error:
+            self._unusable = stamps
+            self._say(
+                f"{party} goes on with what it began with, for {names} was replaced and cannot be "
+                f"used: {error}"
+            )
+            return
+        raise FilesReplacedError(
+            f"nothing to do: {party} begins its session anew, for {names} was replaced"
+        )
+
+    def _require_usable(self) -> None:
+        """Read it all as a new session will. Raises ConfigError, OSError: it cannot."""
+        self._file.read(self._path)
+        tls = self._file.tls
+        if tls is not None:
+            revoked = read_revoked(tls.revoked)
+            name = self._file.party
+            Credentials.load(tls.ca, tls.certificate, tls.key, name=name, revoked=revoked)
+
+    def _read_stamps(self) -> dict[Path, tuple[int, int, int] | None]:
+        """Return by file what changes where it is replaced; None: it is not there."""
+        file = self._file
+        paths = [self._path, *self._others, file.folder / _SEALED]
+        paths += [file.folder / RENEWED.format(name) for name in file.peers]
+        if file.tls is not None:
+            paths += [file.tls.ca, file.tls.certificate, file.tls.key]
+            paths += [file.tls.revoked] if file.tls.revoked is not None else []
+        return {path: _stamp_of(path) for path in paths}
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

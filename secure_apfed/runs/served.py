@@ -29,9 +29,10 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import Tensor
 
-from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
 from apfed_protocols.ids import encode_pieces
 from apfed_protocols.randomness import fresh_key
+from apfed_protocols.seal import Identity
 from secure_apfed.alignment import require_overlaps_shown
 from secure_apfed.alignment.ids import IdFile, id_rules
 from secure_apfed.config import Config
@@ -40,7 +41,8 @@ from secure_apfed.contract import Contract
 from secure_apfed.counters import ANSWER_BOOK
 from secure_apfed.data import OwnData, PartyTable, load_blocks
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
-from secure_apfed.exchange import Links, StatusKeeper, Transcript, play_one
+from secure_apfed.exchange import Links, StatusKeeper, Transcript, Transport, play_one
+from secure_apfed.exchange.resumable_link import Missed, Refusal
 from secure_apfed.files import PathLike, open_regular, read_json, refuse_replacing_input
 from secure_apfed.formats import CONTRACT
 from secure_apfed.methods import METHODS, Own, fresh_secrets
@@ -54,7 +56,12 @@ from secure_apfed.methods.serving import (
     serve,
 )
 from secure_apfed.promises import NOTHING_SENT, Promise, promise_of_party
-from secure_apfed.runs.folder import PartyFolder, read_ending, require_not_ended
+from secure_apfed.runs.folder import (
+    PROJECT_ENDED,
+    PartyFolder,
+    read_ending,
+    require_not_ended,
+)
 from secure_apfed.runs.keeper import Kept, read_kept
 from secure_apfed.runs.party import (
     Connect,
@@ -65,7 +72,7 @@ from secure_apfed.runs.party import (
     own_data,
     require_own_limits,
 )
-from secure_apfed.runs.revocation import RevocationWatch
+from secure_apfed.runs.revocation import BegunWith, FilesReplacedError, RevocationWatch
 from secure_apfed.runs.solo import Compared, Predicted, load_model, row_writer
 from secure_apfed.seeds import undisturbed
 from secure_apfed.settings.run import TranscriptSettings
@@ -73,6 +80,7 @@ from secure_apfed.settings.run import TranscriptSettings
 __all__ = ["AnswerBook", "JointlyPredicted", "predict_jointly", "serve_party"]
 
 _JOINTLY, _ALONE = "jointly", "alone"
+_REFUSED_S = 5.0  # that an active waits for who is refused: others try again every second
 
 
 def _run_of(folder: PartyFolder) -> str:
@@ -266,7 +274,8 @@ def serve_party(
 
     Args:
         sessions: end after so many; None: when the process is ended.
-        on_session: is told how each session ended.
+        on_session: is told how each session ended, and where one begins anew, since the party's
+            file, its certificate or its list of what is revoked was replaced while nobody asked.
 
     Raises:
         ConfigError, DataError, ModelError: file, table or kept model that do not fit.
@@ -288,11 +297,13 @@ def serve_party(
                     f"the project of {file.party} was ended in its folder: it serves no more"
                 )
                 break
+            begun_with = BegunWith(path, file, file.folder / PROJECT_ENDED, say=on_session)
             limits = PartyFile.read(path).serve  # as they are now
             here = replace(here, file=here.file.model_copy(update={"serve": limits}))
             try:
                 with ExitStack() as stack:
-                    own, links, transport = stack.enter_context(here.session(held, meet, status))
+                    watched = _meet_while(meet, begun_with.require_same)
+                    own, links, transport = stack.enter_context(here.session(held, watched, status))
                     if held is None:
                         script = add_up(own, links, here.method)
                     else:
@@ -301,9 +312,57 @@ def serve_party(
                         script = serve(own, links, here.method, here.tensors, book)
                     play_one(script, links, transport, timeout_s=file.timeout_s, observer=status)
                 on_session("a session ended")
+            except FilesReplacedError as replaced:
+                on_session(str(replaced))
+                continue
             except (RemoteProtocolError, ConnectionError) as error:
                 on_session(f"a session broke off: {error}")
             played += 1
+
+
+def _meet_while(meet: Connect, require: Missed) -> Connect:
+    """Return what meets the others as `meet` does, and ends by what `require` raises meanwhile."""
+
+    def meeting(
+        file: PartyFile,
+        identity: Identity,
+        known: Mapping[str, bytes],
+        told: Missed = lambda missing: None,
+    ) -> Transport:
+        def tell(missing: Mapping[str, str]) -> None:
+            told(missing)
+            require(missing)
+
+        return meet(file, identity, known, tell)
+
+    return meeting
+
+
+class _Refusals:
+    """What an active is told of those who do not come; a refusal is no silence that ends by itself.
+
+    All others serve already, and try again every second. Whoever is refused all the same after
+    `_REFUSED_S` has to do something first, such as renewing a certificate that was revoked.
+    """
+
+    def __init__(self, me: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._me = me
+        self._clock = clock
+        self._since: dict[str, float] = {}
+
+    def require_bearable(self, missing: Mapping[str, str]) -> None:
+        """Raise PartyLeftError where somebody is refused, or refuses this party, for too long."""
+        now = self._clock()
+        refused = {name: why for name, why in missing.items() if isinstance(why, Refusal)}
+        self._since = {name: self._since.get(name, now) for name in refused}
+        if not refused or now - min(self._since.values()) < _REFUSED_S:
+            return
+        names = " and ".join(refused)
+        causes = "; ".join(dict.fromkeys(refused.values()))
+        raise PartyLeftError(
+            f"prediction: {self._me} has no link to {names}: {causes}; ask again once that is done",
+            left=tuple(refused),
+        )
 
 
 def _book_of(here: _Here, *, people: int) -> AnswerBook:
@@ -403,7 +462,8 @@ def predict_jointly(
     asking = _Asking(here, here.kept, _blocks(here, here.kept, data), write)
     with here.folder.locked(), status:
         try:
-            with here.session(_of_nobody(here.kept), meet, status) as (own, links, transport):
+            met = _meet_while(meet, _Refusals(here.file.party).require_bearable)
+            with here.session(_of_nobody(here.kept), met, status) as (own, links, transport):
                 script = asking.script(own, links)
                 play_one(script, links, transport, timeout_s=here.file.timeout_s, observer=status)
         except (RemoteProtocolError, ConnectionError) as error:

@@ -1,35 +1,41 @@
 """Joint prediction as a service: as good as in training, within limits, and alone after them."""
 
 import os
+import re
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from queue import Queue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from cryptography import x509
 
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
 from apfed_protocols.psi.interface import IntersectionTooSmallError
 from apfed_protocols.psi.lookup import Asker, Holder
+from secure_apfed.between.certificates import Authority, fingerprint, make_authority
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.data import load_blocks, load_own_tables
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.exchange import Links
-from secure_apfed.exchange.resumable_link import Linked
+from secure_apfed.exchange.resumable_link import Linked, Refusal
 from secure_apfed.files import make_private, read_json
 from secure_apfed.methods.joint import SummedPassive
 from secure_apfed.methods.serving import JointPredictor, LimitReachedError
-from secure_apfed.runs.local import prepare_parties
+from secure_apfed.runs import served
+from secure_apfed.runs.folder import PROJECT_ENDED
+from secure_apfed.runs.local import free_addresses, prepare_parties
 from secure_apfed.runs.party import PartyFile, ServeSettings, play_party
+from secure_apfed.runs.revocation import BegunWith, FilesReplacedError
 from secure_apfed.runs.served import AnswerBook, predict_jointly, serve_party
 from secure_apfed.runs.solo import load_model
 
@@ -466,3 +472,277 @@ def test_a_sum_of_one_person_here_and_another_there_opens_to_nobody(
     assert (said.jointly, said.alone) == (0, ROWS)
     assert "aggregator" in said.why
     assert set(rows["by"]) == {"alone"}
+
+
+def show_certificate(home: Path, authority: Authority) -> str:
+    """Put a new certificate into a party's folder; return by what a list names it."""
+    made = authority.issue(home.name)
+    for kind, content in (
+        ("ca", made.ca),
+        ("certificate", made.certificate),
+        ("key", made.key),
+    ):
+        # As `certs accept` does: nobody reads half a file.
+        (home / f"new-{kind}").write_bytes(content)
+        (home / f"new-{kind}").replace(home / f"{kind}.pem")
+    return fingerprint(x509.load_pem_x509_certificate(made.certificate))
+
+
+class OverTls:
+    """Copies of those who trained, who serve over gRPC with certificates of one authority.
+
+    Attributes:
+        marks: by party what a list names its first certificate.
+        told: by party what it said between sessions.
+    """
+
+    def __init__(self, trained: Mapping[str, Path], folder: Path) -> None:
+        self.authority = make_authority()
+        self.folder = folder
+        names = [name for name in trained if "." not in name and name != "new"]
+        self.helpers = [name for name in names if name != "bank"]
+        addresses = dict(zip(names, free_addresses(len(names)), strict=True))
+        self.marks: dict[str, str] = {}
+        self.told: dict[str, Queue[str]] = {name: Queue() for name in names}
+        self.over = Event()
+        for name in names:
+            file = allowing(trained, name, folder)[name]
+            content = yaml.safe_load(file.read_text())
+            for peer, how in content["peers"].items():
+                how["address"] = addresses[peer]
+            tls = {kind: f"{kind}.pem" for kind in ("ca", "certificate", "key")}
+            content |= {
+                "link": "grpc",
+                "listen": addresses[name],
+                "tls": tls | {"revoked": "revoked.txt"},
+            }
+            file.write_text(yaml.safe_dump(content))
+            (file.parent / "revoked.txt").write_text("")
+            self.marks[name] = show_certificate(file.parent, self.authority)
+
+    def serve(self, name: str) -> None:
+        """Serve until the test is over."""
+
+        def say(how: str) -> None:
+            self.told[name].put(how)
+            if self.over.is_set():
+                raise InterruptedError
+
+        serve_party(self.folder / name / "party.yaml", on_session=say)
+
+    def revoke(self, name: str) -> None:
+        """Let the lists of all others name the first certificate of a party."""
+        for other in self.told.keys() - {name}:
+            listed = self.folder / other / "new-revoked"
+            listed.write_text(f"{self.marks[name]}\n")
+            listed.replace(self.folder / other / "revoked.txt")
+
+    def end(self) -> None:
+        self.over.set()
+        for name in self.helpers:
+            (self.folder / name / "revoked.txt").write_text("# over\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+def test_who_shows_a_revoked_certificate_is_named_and_serves_again_once_it_has_another(
+    trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No prediction is lost to a certificate that was replaced while its party serves."""
+    monkeypatch.setattr(served, "_REFUSED_S", 0.5)
+    here = OverTls(trained, tmp_path)
+    output = tmp_path / "out.csv"
+
+    def ask() -> list[Any]:
+        try:
+            bank = here.folder / "bank" / "party.yaml"
+            lost = predict_jointly(bank, trained["new"], output)
+            here.revoke("shop")
+            unable = predict_jointly(bank, trained["new"], output)
+            show_certificate(here.folder / "shop", here.authority)
+            return [lost, unable, predict_jointly(bank, trained["new"], output)]
+        finally:
+            here.end()
+
+    (first, unable, again), *ended = played(
+        ask, *(partial(here.serve, name) for name in here.helpers)
+    )
+    assert {*map(type, ended)} == {InterruptedError}
+    assert (first.jointly, first.why) == (NEW - 5, "")
+    assert (unable.jointly, unable.alone) == (0, NEW)
+    assert unable.seconds < 30, "the sentence of a refusal waits for nobody's patience"
+    assert unable.why.startswith("prediction: bank has no link to shop: ")
+    assert "the certificate of shop is revoked; shop has another one made" in unable.why
+    assert (again.jointly, again.why) == (NEW - 5, "")
+    said = {name: [*told.queue] for name, told in here.told.items()}
+    anew = "nothing to do: {} begins its session anew, for {} was replaced"
+    assert anew.format("clinic", "revoked.txt") in said["clinic"]
+    assert any(each.startswith("nothing to do: shop begins its session") for each in said["shop"])
+
+
+@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+def test_who_serves_asks_while_it_waits_whether_its_files_are_the_same(
+    trained: Mapping[str, Path], tmp_path: Path
+) -> None:
+    path = allowing(trained, "shop", tmp_path)["shop"]
+    sessions, said = list[str](), list[str]()
+
+    def meet(file: PartyFile, identity: Any, known: Any, told: Any) -> Any:
+        sessions.append(file.party)
+        if len(sessions) < 3:
+            told({"bank": ""})
+            content = yaml.safe_load(path.read_text()) | {"serve": MANY, "meet_s": len(sessions)}
+            path.write_text(yaml.safe_dump(content))
+            told({"bank": ""})
+            raise AssertionError("it went on")
+        raise PartyLeftError("bank did not come")
+
+    serve_party(path, sessions=1, meet=meet, on_session=said.append)
+    anew = "nothing to do: shop begins its session anew, for party.yaml was replaced"
+    assert said == [anew, anew, "a session broke off: bank did not come"]
+
+
+@pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
+def test_who_predicts_is_told_at_once_of_a_refusal(
+    trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "_REFUSED_S", 0.0)
+
+    def meet(file: PartyFile, identity: Any, known: Any, told: Any) -> Any:
+        told({"shop": "the relay is not reached", "clinic": ""})
+        told({"shop": Refusal("the certificate of shop is revoked"), "clinic": ""})
+        raise AssertionError("it waits")
+
+    said = predict_jointly(trained["bank"], trained["new"], tmp_path / "out.csv", meet=meet)
+    why = "prediction: bank has no link to shop: the certificate of shop is revoked; ask again"
+    assert (said.jointly, said.alone, said.failed) == (0, NEW, True)
+    assert said.why.startswith(why)
+
+
+class Waiting:
+    """What a session was begun with, in a folder where everything is of one moment."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.said: list[str] = []
+        self.authority = make_authority()
+        show_certificate(home, self.authority)
+        for name in ("revoked.txt", "sealed.json", "run.yaml"):
+            (home / name).write_text("")
+        kinds = {kind: str(home / f"{kind}.pem") for kind in ("ca", "certificate", "key")}
+        content = {
+            "party": home.name,
+            "active": "bank",
+            "passives": ["shop", "clinic"],
+            "config": "run.yaml",
+            "peers": {"bank": {"identity": "ab" * 32}, "clinic": {"identity": "cd" * 32}},
+            "tls": kinds | {"revoked": str(home / "revoked.txt")},
+        }
+        path = home / "party.yaml"
+        for written in (path, home / "whole.yaml"):
+            written.write_text(yaml.safe_dump(content))
+        file, ended = PartyFile.read(path), home / PROJECT_ENDED
+        self.begun_with = BegunWith(path, file, ended, say=self.said.append)
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Waiting:
+    (tmp_path / "shop").mkdir()
+    return Waiting(tmp_path / "shop")
+
+
+REPLACED: dict[str, Callable[[Waiting], object]] = {
+    "ca.pem, certificate.pem, key.pem": lambda here: show_certificate(here.home, here.authority),
+    "revoked.txt": lambda here: (here.home / "revoked.txt").write_text("ab" * 32),
+    "renewed-clinic.json": lambda here: (here.home / "renewed-clinic.json").write_text("{}"),
+    "sealed.json": lambda here: (here.home / "sealed.json").write_text("{}"),
+    "project-ended.json": lambda here: (here.home / PROJECT_ENDED).write_text("{}"),
+    "party.yaml": lambda here: (here.home / "party.yaml").write_text(
+        (here.home / "whole.yaml").read_text() + "reconnect_s: 9\n"
+    ),
+}
+UNUSABLE: dict[str, tuple[Callable[[Waiting], object], str]] = {
+    "a certificate without its key": (
+        lambda here: (here.home / "key.pem").write_bytes(make_authority().key),
+        "key.pem was replaced and cannot be used: tls.key: .* is not the key of",
+    ),
+    "another authority's": (
+        lambda here: show_certificate(here.home, make_authority()) and show_ca(here),
+        "cannot be used: tls.certificate: .* is of another authority",
+    ),
+    "no certificate": (
+        lambda here: (here.home / "certificate.pem").unlink(),
+        "certificate.pem was replaced and cannot be used: .*certificate",
+    ),
+    "its own list names it": (
+        lambda here: (here.home / "revoked.txt").write_text(mark_of(here.home)),
+        "revoked.txt was replaced and cannot be used: .* is revoked; have another one made",
+    ),
+    "a list that is none": (
+        lambda here: (here.home / "revoked.txt").write_text("not hex"),
+        "revoked.txt, line 1: expected",
+    ),
+    "half a file": (
+        lambda here: (here.home / "party.yaml").write_text("party: shop\n"),
+        "party.yaml was replaced and cannot be used",
+    ),
+}
+
+
+def show_ca(here: Waiting) -> None:
+    (here.home / "ca.pem").write_bytes(here.authority.certificate)
+
+
+def mark_of(home: Path) -> str:
+    pem = (home / "certificate.pem").read_bytes()
+    return fingerprint(x509.load_pem_x509_certificate(pem))
+
+
+@pytest.mark.parametrize("names", REPLACED)
+def test_a_session_that_waits_begins_anew_where_a_file_of_it_is_replaced(
+    names: str, waiting: Waiting
+) -> None:
+    waiting.begun_with.require_same({})
+    REPLACED[names](waiting)
+    with pytest.raises(FilesReplacedError, match="nothing to do: shop begins its session anew"):
+        waiting.begun_with.require_same({})
+    with pytest.raises(FilesReplacedError, match=f"for {re.escape(names)} was replaced$"):
+        waiting.begun_with.require_same({})
+    assert waiting.said == []
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_a_session_that_waits_goes_on_where_what_replaced_a_file_cannot_be_used(
+    case: str, waiting: Waiting
+) -> None:
+    harm, said = UNUSABLE[case]
+    harm(waiting)
+    for _ in range(3):
+        waiting.begun_with.require_same({})
+    assert len(waiting.said) == 1, "told once"
+    assert waiting.said[0].startswith("shop goes on with what it began with, for ")
+    assert re.search(said, waiting.said[0])
+    (waiting.home / "revoked.txt").write_text("")
+    show_certificate(waiting.home, waiting.authority)
+    (waiting.home / "party.yaml").write_text((waiting.home / "whole.yaml").read_text())
+    with pytest.raises(FilesReplacedError):
+        waiting.begun_with.require_same({})
+
+
+def test_a_prediction_waits_for_who_is_silent_and_not_for_who_is_refused() -> None:
+    now = [100.0]
+    refusals = served._Refusals("bank", lambda: now[0])
+    why = Refusal("the certificate of shop is revoked")
+    for missing in ({"shop": "the relay is not reached"}, {"shop": "", "clinic": ""}):
+        refusals.require_bearable(missing)
+        now[0] += 60
+        refusals.require_bearable(missing)
+    refusals.require_bearable({"shop": why, "clinic": ""})
+    now[0] += served._REFUSED_S / 2
+    refusals.require_bearable({"clinic": ""})  # it came with another one
+    now[0] += served._REFUSED_S
+    refusals.require_bearable({"shop": why})
+    now[0] += served._REFUSED_S
+    with pytest.raises(PartyLeftError, match=f"no link to shop: {why}; ask again once") as told:
+        refusals.require_bearable({"shop": why, "clinic": ""})
+    assert told.value.left == ("shop",)
