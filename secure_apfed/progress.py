@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
     from secure_apfed.exchange import Status, Waiting
-    from secure_apfed.exchange.status import Meeting
+    from secure_apfed.exchange.status import Break, Meeting
     from secure_apfed.runs.outcome import Progress
 
 _PERIOD_S = 1.0
@@ -41,6 +41,8 @@ _AGAIN_S = 30.0  # an event although nothing changed
 _DRAWN_PER_S = 4
 _LINE_S = 60.0
 _BAR_WIDTH = 24
+_PRESENT = ("connected", "awaited", "silent")  # states of a peer that is here
+_OVER = ("connecting", "ended", "failed")  # phases in which no link is back
 
 
 @contextmanager
@@ -368,7 +370,8 @@ class _Events:
             _write({"work": WorkLeft(work=ended, party=key[0], seconds_left=0.0).as_json()})
         self._works = {key: on.work for key, on in works.items()}
         for status in board.statuses:
-            facts = _facts(status), status.sent_bytes, status.received_bytes, status.step
+            counts = status.sent_bytes, status.received_bytes, status.step
+            facts = _facts(status), _broken_links(status), *counts
             past, at = self._last.get(status.party, (None, 0.0))
             now = time.monotonic()
             if facts != past or now - at >= _AGAIN_S or status.names("silent"):
@@ -388,6 +391,7 @@ class _Lines:
         self._board, self._console, self._clock = board, console, clock
         self._last: dict[object, tuple[object, float]] = {}
         self._progress: Progress | None = None
+        self._broken: dict[str, dict[str, float]] = {}  # by party and peer, since when
 
     def tick(self) -> None:
         if self._board.progress is not None and self._is_due("epoch", None):
@@ -398,6 +402,7 @@ class _Lines:
                 self._print(on.line)
         self._forget_all_but({(on.party, on.work.name) for on in works})
         for status in self._board.statuses:
+            self._print_breaks(status)
             if self._is_due(status.party, _facts(status)):
                 self._print(_line_of(status))
 
@@ -406,6 +411,24 @@ class _Lines:
         with contextlib.suppress(OSError, ValueError):
             if self._board.progress != self._progress:
                 self._print_progress()
+
+    def _print_breaks(self, status: "Status") -> None:
+        """Print a line of each link that broke since the last moment, and of each that is back."""
+        now = self._clock()
+        before = self._broken.get(status.party, {})
+        broken = dict[str, float]()
+        for name, peer in status.peers.items():
+            link = f"{status.party}: the link to {name} is"
+            if peer.broken is not None:
+                broken[name] = before.get(name, now - peer.broken.since_s)
+                if name not in before:
+                    self._print(
+                        f"{link} {_describe_break(peer.broken)}; nothing to do: it is connected "
+                        f"again by itself; waits {peer.broken.patience_s:g} s, then {name} has left"
+                    )
+            elif name in before and peer.state in _PRESENT and status.phase not in _OVER:
+                self._print(f"{link} back, after {now - before[name]:.0f} s")
+        self._broken[status.party] = broken
 
     def _is_due(self, key: object, facts: object) -> bool:
         now = self._clock()
@@ -431,6 +454,15 @@ class _Lines:
 
 def _write(event: Mapping[str, Any]) -> None:
     sys.stdout.write(to_json(event) + "\n")
+
+
+def _broken_links(status: "Status") -> tuple[str, ...]:
+    return tuple(name for name, peer in status.peers.items() if peer.broken is not None)
+
+
+def _describe_break(broken: "Break") -> str:
+    why = f" ({broken.why})" if broken.why else ""
+    return f"broken since {broken.since_s:.0f} s{why}"
 
 
 def _facts(status: "Status") -> tuple[object, ...]:
@@ -463,6 +495,8 @@ def _troubles(status: "Status") -> list[str]:
     told = []
     refused = dict[str, list[str]]()
     for name, peer in status.peers.items():
+        if peer.broken is not None:
+            told.append(f"the link to {name} is {_describe_break(peer.broken)}")
         if peer.state == "silent" and peer.silent_s is not None:
             told.append(f"{name} silent for {peer.silent_s:.0f} s")
         elif peer.state == "left":

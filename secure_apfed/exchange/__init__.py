@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from secure_apfed.exchange.agreement import Agreement, Greeting, agree
     from secure_apfed.exchange.codec import TensorSpec, pack, unpack, unpack_own
-    from secure_apfed.exchange.drivers import InMemory, Transport, WaitObserver, drive, play_one
+    from secure_apfed.exchange.drivers import (
+        BrokenLink,
+        InMemory,
+        Transport,
+        WaitObserver,
+        drive,
+        play_one,
+    )
     from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
     from secure_apfed.exchange.links import Awaited, Frame, LinkObserver, Links, Script
     from secure_apfed.exchange.status import PeerStatus, Status, StatusKeeper, Waiting
@@ -17,6 +24,7 @@ __all__ = [
     "BEFORE_TRAINING",
     "Agreement",
     "Awaited",
+    "BrokenLink",
     "Envelope",
     "Flow",
     "Frame",
@@ -45,7 +53,7 @@ __all__ = [
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "agreement": ("Agreement", "Greeting", "agree"),
     "codec": ("TensorSpec", "pack", "unpack", "unpack_own"),
-    "drivers": ("InMemory", "Transport", "WaitObserver", "drive", "play_one"),
+    "drivers": ("BrokenLink", "InMemory", "Transport", "WaitObserver", "drive", "play_one"),
     "envelope": ("BEFORE_TRAINING", "Envelope", "Kind"),
     "links": ("Awaited", "Frame", "LinkObserver", "Links", "Script"),
     "status": ("PeerStatus", "Status", "StatusKeeper", "Waiting"),

@@ -7,6 +7,7 @@ only carries frames, and tells a waiting script when a party left.
 import contextlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +16,20 @@ from secure_apfed.exchange.envelope import Envelope
 from secure_apfed.exchange.links import Awaited, Frame, Links, Script
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokenLink:
+    """A link whose connection broke, which is made anew by itself.
+
+    Attributes:
+        since_s: for how long it has been broken; patience_s: after how long its peer has left.
+        why: what broke it, or the last attempt to connect again.
+    """
+
+    since_s: float
+    patience_s: float
+    why: str
 
 
 class Transport(Protocol):
@@ -35,6 +50,9 @@ class Transport(Protocol):
 
         Some transports find out in the background, from the first time that they are asked.
         """
+
+    def broken(self) -> Mapping[str, BrokenLink]:
+        """The links, by peer, that are broken and may come back."""
 
     def close(self) -> None:
         """Let the peers have what was sent, and end."""

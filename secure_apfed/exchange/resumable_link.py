@@ -25,6 +25,7 @@ from typing import Protocol, Self, TypeAlias
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
 from apfed_protocols.randomness import ForkCheck, fresh_key
+from secure_apfed.exchange.drivers import BrokenLink
 from secure_apfed.exchange.links import (
     MOST_BYTES,
     PART_HEADER_BYTES,
@@ -140,6 +141,7 @@ class ResumableLink:
         self._failure = self._trouble = self.refusal = ""
         self.without_relay = ""
         self._closing = self._ended = self._heard_goodbye = False
+        self._broken_at: float | None = None  # on the monotonic clock, since it stood last
         threading.Thread(target=self._read_on, daemon=True).start()
 
     @property
@@ -161,6 +163,15 @@ class ResumableLink:
     def absence(self) -> str:
         """Why this peer has not come, as `Missed` is told it."""
         return Refusal(self.refusal) if self.refusal else self.without_relay
+
+    @property
+    def broken(self) -> BrokenLink | None:
+        """Since when its connection is broken; None: it stands, ends, or never stood."""
+        since = self._broken_at
+        if since is None or self._closing or self._heard_goodbye or self._over():
+            return None
+        since_s = time.monotonic() - since
+        return BrokenLink(since_s=since_s, patience_s=self._patience_s, why=self._trouble)
 
     @property
     def waiting_since(self) -> float | None:
@@ -298,7 +309,7 @@ class ResumableLink:
 
     def _broke(self, error: Exception, *, over: bool) -> None:
         """Keep why, and give up where it is over; a refusal says more than that attempts broke."""
-        told = str(error) or type(error).__name__
+        told = str(error) or "the connection ended"
         if isinstance(error, ConnectionRefusedError):
             self.refusal = told
         self.without_relay = told if isinstance(error, RelayAbsentError) else ""
@@ -339,6 +350,7 @@ class ResumableLink:
             self._confirm(confirmed)
             self._written, self._told = confirmed, self._to_tell()
             self._wire = wire
+            self._broken_at = None
             wire.users += 1
             self._on_change()
         threading.Thread(target=self._write_on, args=(wire,), daemon=True).start()
@@ -435,6 +447,7 @@ class ResumableLink:
         with self._changed:
             if self._wire is wire:
                 self._wire = None
+                self._broken_at = time.monotonic()
             wire.users -= 1
             last = not wire.users
             self._changed.notify_all()
@@ -569,6 +582,12 @@ class Linked:
         for name in set(names) - set(self._lookouts):
             self._lookouts[name] = _Lookout(self._connect[name], self._links[name])
         return [name for name in names if self._lookouts[name].found]
+
+    def broken(self) -> dict[str, BrokenLink]:
+        """See `secure_apfed.exchange.drivers.Transport`."""
+        links = {name: link for name, link in self._links.items() if name not in self._lookouts}
+        found = {name: link.broken for name, link in links.items()}
+        return {name: broken for name, broken in found.items() if broken is not None}
 
     def close(self) -> None:
         """Let the peers have what was sent, and end; waits a few seconds at most."""

@@ -6,12 +6,14 @@ display in another thread. It holds names, counts and times, and nothing of any 
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict
 from threading import Lock
 from types import MappingProxyType
 from typing import Literal, Protocol, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
+from secure_apfed.exchange.drivers import BrokenLink
 from secure_apfed.exchange.envelope import Envelope, Kind
 from secure_apfed.exchange.links import Awaited
 from secure_apfed.promises import Figure, Promise, State, describe_epsilon
@@ -28,6 +30,19 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Break(_Frozen):
+    """A link that broke and is connected again by itself.
+
+    Attributes:
+        since_s: for how long it has been broken; patience_s: after how long its peer has left.
+        why: what broke it, or the last attempt to connect again.
+    """
+
+    since_s: float
+    patience_s: float
+    why: str
+
+
 class PeerStatus(_Frozen):
     """A peer as this party sees it.
 
@@ -38,6 +53,7 @@ class PeerStatus(_Frozen):
         sign_s: seconds since its last sign, or since this session began.
         sent_bytes, received_bytes: to it and from it, in all sessions of a run.
         refusal: why it refused this party, or this party somebody in its name, before it connected.
+        broken: its link, where that is broken now; null: it stands, or the session has none.
     """
 
     state: PeerState
@@ -46,6 +62,7 @@ class PeerStatus(_Frozen):
     sent_bytes: int
     received_bytes: int
     refusal: str = ""
+    broken: Break | None = None
 
 
 class Waiting(_Frozen):
@@ -137,6 +154,7 @@ class StatusKeeper:
         self._session = 0
         self._less_protected: tuple[str, ...] = ()
         self._left: set[str] = set()
+        self._read_broken: Callable[[], Mapping[str, BrokenLink]] = dict
 
     def begin(
         self,
@@ -167,15 +185,18 @@ class StatusKeeper:
             self._sign_at = dict.fromkeys(self._bytes, self._clock())
             self._session += 1
             self._left.clear()
+            self._read_broken = dict
 
     def misses(self, missing: Mapping[str, str]) -> None:
         """See `secure_apfed.exchange.resumable_link.Missed`."""
         with self._lock:
             self._missing = missing
 
-    def connected(self) -> None:
+    def connected(self, read_broken: Callable[[], Mapping[str, BrokenLink]] = dict) -> None:
+        """Be told that all peers are here; `read_broken` returns the links that are broken."""
         with self._lock:
             self._missing, self._phase = {}, "agreement"
+            self._read_broken = read_broken
 
     def __enter__(self) -> Self:
         """Of all sessions; after the block they are over."""
@@ -184,6 +205,7 @@ class StatusKeeper:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._lock:
             self._awaited = None
+            self._read_broken = dict
             self._phase = "ended" if kind in (None, SystemExit) else "failed"
 
     def sent(self, envelope: Envelope, frame: bytes) -> None:
@@ -219,6 +241,7 @@ class StatusKeeper:
     def status(self) -> Status:
         with self._lock:
             now, awaited = self._clock(), self._awaited
+            broken = self._read_broken()
             waits = None
             if awaited is not None:
                 waits = Waiting(
@@ -231,13 +254,13 @@ class StatusKeeper:
                 meets = Meeting(since_s=since_s, patience_s=self._meet_s)
             return Status(
                 party=self._party, phase=self._phase, step=self._step, waits=waits, meets=meets,
-                peers={name: self._peer(name, now) for name in self._bytes},
+                peers={name: self._peer(name, now, broken.get(name)) for name in self._bytes},
                 figure=self._promise.figure, epsilon=self._promise.epsilon,
                 promise=self._promise.state, session=self._session,
                 less_protected=self._less_protected,
             )  # fmt: skip
 
-    def _peer(self, name: str, now: float) -> PeerStatus:
+    def _peer(self, name: str, now: float, broken: BrokenLink | None) -> PeerStatus:
         silent_s: float | None = None
         state: PeerState = "expected" if name in self._missing else "connected"
         if name in self._left:
@@ -249,6 +272,7 @@ class StatusKeeper:
         return PeerStatus(
             state=state, silent_s=silent_s, sign_s=now - self._sign_at[name], sent_bytes=sent,
             received_bytes=received, refusal=self._missing.get(name, ""),
+            broken=None if broken is None or state == "left" else Break(**asdict(broken)),
         )  # fmt: skip
 
     def _hear(self, sender: str, frame: bytes) -> None:

@@ -544,7 +544,7 @@ def audited(
             past=past.count_bytes(),
         )
         transport = meet(file, identity, known, status.misses)
-        status.connected()
+        status.connected(transport.broken)
         yield known, audit, transport
 
 

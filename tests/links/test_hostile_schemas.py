@@ -1,6 +1,7 @@
 """Every text of every document that a peer writes, generated from the declared types."""
 
 import datetime as dt
+import io
 import json
 import shutil
 import types
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from pydantic import BaseModel
+from rich.console import Console
 
 from apfed_experiments.report import write_report
 from apfed_protocols.errors import ApfedError, RemoteProtocolError
@@ -30,8 +32,8 @@ from secure_apfed.exchange import Kind
 from secure_apfed.exchange.codec import TensorSpec, pack, unpack
 from secure_apfed.exchange.envelope import Envelope
 from secure_apfed.exchange.sealed_connection import LocalEnd, _Hello, _require_expected
-from secure_apfed.exchange.status import PeerStatus, Status
-from secure_apfed.progress import _line_of
+from secure_apfed.exchange.status import Break, PeerStatus, Status
+from secure_apfed.progress import Board, _line_of, _Lines
 from secure_apfed.runs import project
 from secure_apfed.runs.outcome import Outcome
 from secure_apfed.runs.run import run
@@ -354,3 +356,21 @@ def test_why_a_peer_refuses_is_shown_in_a_status_line_as_escapes(
     shown = capsys.readouterr()
     is_shown_safely(shown.out + shown.err)
     assert "evil" in shown.err
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_why_a_link_broke_is_shown_in_a_log_as_escapes(text: str) -> None:
+    broken = Break(since_s=1.0, patience_s=30.0, why=TEXTS[text])
+    peer = PeerStatus(
+        state="connected", silent_s=None, sign_s=0.0, sent_bytes=0, received_bytes=0, broken=broken
+    )
+    status = Status(
+        party="bank", phase="training", step=None, waits=None, peers={"shop": peer},
+        epsilon=None, promise="nothing is sent",
+    )  # fmt: skip
+    out = io.StringIO()
+    board = Board()
+    board.tell(status)
+    _Lines(board, Console(file=out, width=200)).tick()
+    is_shown_safely(out.getvalue())
+    assert "evil" in out.getvalue()

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import msgpack
@@ -617,6 +617,35 @@ def test_a_peer_that_is_gone_is_named_after_the_patience(pair: Pair) -> None:
         with pytest.raises(PartyLeftError, match=reads) as gone:
             pair.met[name].take(awaiting(name, peer), LONG_S)
         assert gone.value.left == (peer,)
+
+
+def test_both_ends_know_that_their_link_is_broken_until_it_stands_again(pair: Pair) -> None:
+    way_is_open = Event()
+    way_is_open.set()
+
+    def accept(came: socket.socket) -> socket.socket:
+        if not way_is_open.is_set():
+            raise OSError("shut")
+        return came
+
+    proxy = Proxy(parse_address(pair.address)[1], accept=accept)
+    pair.peers["bob"]["ann"] = pair.peer("ann", address=f"127.0.0.1:{proxy.port}")
+    pair.meet()
+    say_and_hear(pair)
+    assert [met.broken() for met in pair.met.values()] == [{}, {}]
+    way_is_open.clear()
+    proxy.cut()
+    for name, peer in (("ann", "bob"), ("bob", "ann")):
+        met = pair.met[name]
+        wait_until(lambda: met.broken(), f"that {name} knows it")  # noqa: B023 - at once
+        assert met.broken().keys() == {peer}
+        assert met.broken()[peer].why
+    way_is_open.set()
+    for met in pair.met.values():
+        wait_until(lambda: not met.broken(), "that it is back")  # noqa: B023 - at once
+    say_and_hear(pair)
+    pair.close()
+    proxy.close()
 
 
 @pytest.mark.sampled(every=2)

@@ -16,7 +16,15 @@ from typing import Any
 
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
-from secure_apfed.exchange import Awaited, Envelope, Frame, Kind, Transport, resumable_link
+from secure_apfed.exchange import (
+    Awaited,
+    BrokenLink,
+    Envelope,
+    Frame,
+    Kind,
+    Transport,
+    resumable_link,
+)
 from secure_apfed.files import make_private
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.local import Way, prepare_parties, relaying
@@ -95,6 +103,9 @@ class _Harmed:
 
     def returned(self, names: Collection[str]) -> Collection[str]:
         return self._transport.returned(names)
+
+    def broken(self) -> Mapping[str, BrokenLink]:
+        return self._transport.broken()
 
     def close(self) -> None:
         self._transport.close()

@@ -20,7 +20,17 @@ from secure_apfed import progress as shown_progress
 from secure_apfed.cli import execute
 from secure_apfed.config.file import dump_settings
 from secure_apfed.events import schema
-from secure_apfed.exchange import Awaited, Envelope, Frame, Kind, Links, Status, StatusKeeper, drive
+from secure_apfed.exchange import (
+    Awaited,
+    BrokenLink,
+    Envelope,
+    Frame,
+    Kind,
+    Links,
+    Status,
+    StatusKeeper,
+    drive,
+)
 from secure_apfed.progress import Board
 from secure_apfed.runs.outcome import Progress
 from tests.secure_apfed.small_runs import small_config, told
@@ -54,6 +64,9 @@ class Scripted:
 
     def returned(self, names: Collection[str]) -> Collection[str]:
         return ()
+
+    def broken(self) -> dict[str, BrokenLink]:
+        return {}
 
     def close(self) -> None: ...
 
@@ -208,6 +221,73 @@ def test_a_log_has_a_line_a_change_and_no_more() -> None:
     )
 
 
+CONNECTED: dict[str, Any] = {
+    "state": "connected", "silent_s": None, "sign_s": 0.1, "sent_bytes": 10, "received_bytes": 2,
+}  # fmt: skip
+BROKEN = {**CONNECTED, "broken": {"since_s": 2.2, "patience_s": 30.0, "why": "nobody is there"}}
+
+
+def test_a_log_has_a_line_where_a_link_breaks_and_one_where_it_is_back() -> None:
+    well = status(waits=None, peers={"bob": CONNECTED, "cid": CONNECTED})
+    broken = status(waits=None, peers={"bob": BROKEN, "cid": CONNECTED})
+    lines = [
+        line for line in shown(well, broken, broken, well, broken).splitlines() if "link" in line
+    ]
+    breaks = (
+        "ann: the link to bob is broken since 2 s (nobody is there); nothing to do: it is "
+        "connected again by itself; waits 30 s, then bob has left"
+    )
+    assert [lines[0], lines[2]] == [breaks, breaks]
+    assert re.fullmatch(r"ann: the link to bob is back, after \d s", lines[1])
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize("phase", ["connecting", "ended", "failed", "training"])
+def test_a_link_is_not_back_where_its_peer_left_or_the_session_is_over(phase: str) -> None:
+    broken = status(waits=None, peers={"bob": BROKEN})
+    left = {**CONNECTED, "state": "left"} if phase == "training" else CONNECTED
+    out = shown(broken, status(phase=phase, waits=None, peers={"bob": left}))
+    assert "the link to bob is broken" in out
+    assert "back" not in out
+
+
+def test_events_and_the_panel_tell_that_a_link_is_broken(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    well, broken = status(peers={"bob": CONNECTED}), status(peers={"bob": BROKEN})
+    shown(well, broken, well, json_events=True)
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for event in events:
+        LINE.validate(event)
+    told = [event["status"]["peers"]["bob"]["broken"] for event in events]
+    assert told == [None, BROKEN["broken"], None]
+    board = Board()
+    board.tell(broken)
+    out = io.StringIO()
+    with shown_progress.showing(board, console=Console(file=out, force_terminal=True, width=200)):
+        pass
+    assert "the link to bob is broken since 2 s (nobody is there)" in out.getvalue()
+
+
+def test_a_party_knows_which_of_its_links_are_broken_until_it_ends() -> None:
+    links = {"bob": BrokenLink(since_s=1.0, patience_s=30.0, why="cut")}
+    keeper = StatusKeeper()
+    keeper.begin("ann", ["bob", "cid"], FakeMeter())
+    assert keeper.status().peers["bob"].broken is None
+    with keeper:
+        keeper.connected(lambda: links)
+        told = keeper.status().peers["bob"].broken
+        assert told is not None
+        assert (told.since_s, told.patience_s, told.why) == (1.0, 30.0, "cut")
+        assert keeper.status().peers["cid"].broken is None
+        keeper.left(["bob"])
+        assert keeper.status().peers["bob"].broken is None, "it left, which says more"
+        keeper.begin("ann", ["bob", "cid"], FakeMeter())
+        assert keeper.status().peers["bob"].broken is None
+        keeper.connected(lambda: links)
+    assert keeper.status().peers["bob"].broken is None
+
+
 def test_a_panel_shows_every_party_and_what_it_waits_for() -> None:
     board = Board()
     board.tell(status())
@@ -229,7 +309,7 @@ def test_events_are_objects_that_programs_can_read(capsys: pytest.CaptureFixture
     assert [event["peers"] for event in events].count({}) == 1, "said twice, and nothing changed"
     assert events[-1]["peers"]["bob"] == {
         "state": "silent", "silent_s": 4.2, "sign_s": 5.25, "sent_bytes": 10,
-        "received_bytes": 2_000_000, "refusal": "",
+        "received_bytes": 2_000_000, "refusal": "", "broken": None,
     }  # fmt: skip
     for event in events:
         LINE.validate({"status": event})

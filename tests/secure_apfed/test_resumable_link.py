@@ -267,6 +267,44 @@ def test_a_connection_that_hangs_is_made_anew(monkeypatch: pytest.MonkeyPatch) -
     ends.close()
 
 
+def test_a_link_that_broke_says_so_until_it_stands_again() -> None:
+    way_is_open = threading.Event()
+    way_is_open.set()
+    with Listener(("localhost", 0)) as listener:
+
+        def dial() -> Any:
+            if not way_is_open.is_set():
+                raise ConnectionError("nobody listens there")
+            return Client(listener.address)
+
+        links = Linked("ann", {"shop": dial}, patience_s=LONG_S, meet_s=LONG_S)
+        assert links.broken() == {}, "it never stood"
+        hello = frame(1, 0, 0, bytes([1]) * 32 + bytes(32))
+        with listener.accept() as connection:
+            connection.send_bytes(hello)
+            connection.recv_bytes()
+            wait_until(lambda: vars(links)["_links"]["shop"].connected)
+            assert links.broken() == {}
+            way_is_open.clear()
+        wait_until(
+            lambda: [one.why for one in links.broken().values()] == ["nobody listens there"],
+            "that it is known to be broken",
+        )
+        broken = links.broken()["shop"]
+        assert (broken.patience_s, 0 <= broken.since_s < LONG_S) == (LONG_S, True)
+        way_is_open.set()
+        with listener.accept() as connection:
+            connection.send_bytes(hello)
+            connection.recv_bytes()
+            wait_until(lambda: links.broken() == {}, "that it stands again")
+            connection.send_bytes(frame(4, 0, 0))
+            wait_until(lambda: vars(links)["_links"]["shop"]._heard_goodbye)
+        way_is_open.clear()
+        wait_until(lambda: vars(links)["_links"]["shop"].failure, "that it has ended")
+        assert links.broken() == {}, "who said goodbye broke nothing"
+        links.close()
+
+
 def test_an_end_says_goodbye_and_the_other_knows() -> None:
     ends = Ends([])
     ends.here.send(b"last")
