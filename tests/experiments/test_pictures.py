@@ -1,18 +1,21 @@
 """What pictures draw: no figure where there is none, and a name for everything in them."""
 
+import itertools
 import json
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from apfed_attacks.interface import AttackResult
-from apfed_experiments.drawing import Picture, draw_epsilons, draw_line, drawing
+from apfed_experiments.drawing import STYLE, Picture, draw_epsilons, draw_line, drawing
 from apfed_experiments.report import pictures, read_run
 from apfed_experiments.report.page import _environment
 from apfed_experiments.summary import Interval
@@ -181,10 +184,49 @@ def test_attacks_are_drawn_with_their_variant() -> None:
     long = attacked(0.1, adversary="passive-2", variant="a variant of a very long name " * 3)
     drawn = pictures._attacks([attacked(0.2, variant="h and x"), long])
     assert drawn is not None
-    labels = [label.get_text() for label in drawn[0].axes[0].get_yticklabels()]
+    labels = names_of(drawn[0].axes[0])
     assert labels[0].endswith("by passive-1, h and x")
     assert "by passive-2, a variant of a very" in labels[1]
     assert labels[1].endswith("...")
+
+
+def names_of(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.texts if "\n" in text.get_text()]
+
+
+# Attacks whose picture must fit a phone, whatever they are called and however many they are.
+ATTACKS: dict[str, list[AttackResult]] = {
+    "one": [attacked(0.2)],
+    "many": [attacked(advantage / 10) for advantage in range(12)],
+    "of several measures": [
+        attacked(0.2),
+        attacked(0.1, metric="auc", score={"auc": 0.6}, baselines={"guess": {"auc": 0.5}},
+                 baseline="guess"),
+    ],
+    "a long variant": [attacked(0.1, variant="a variant of a very long name " * 3)],
+    "a long adversary": [attacked(0.1, adversary="-".join(["organisation"] * 5))],
+    "many adversaries": [attacked(0.1, adversary=" and ".join(["organisation"] * 9))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ATTACKS)
+def test_a_picture_of_attacks_fits_a_phone_with_all_names_in_it(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "attacks.png"
+    with mpl.rc_context(STYLE):
+        drawn = pictures._attacks(ATTACKS[case])
+        assert drawn is not None
+        figure = drawn[0]
+        figure.savefig(path)
+        FigureCanvasAgg(figure).draw()
+    picture = Picture(path=path, title="Attacks", caption="What it shows.")
+    assert not picture.is_broad
+    whole = figure.bbox
+    names = [text for axes in figure.axes for text in axes.texts]
+    boxes = [text.get_window_extent() for text in names]
+    for box in boxes:
+        assert whole.x0 <= box.x0 < box.x1 <= whole.x1
+    for one, other in itertools.combinations(boxes, 2):
+        assert not one.overlaps(other)
 
 
 def test_the_curve_of_membership_names_attack_adversary_and_variant() -> None:

@@ -7,6 +7,7 @@ it shows, or None where there is nothing to show.
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import matplotlib as mpl
@@ -42,6 +43,14 @@ _ABOVE = 0.32
 _UNDER = 0.5
 _MANY_EPOCHS = 25
 _LONGEST_NAME = 36
+# Inches of attacks: a row with its name above it in lines, what stands around, and the bounds
+# between which a phone shows the picture whole.
+_NAME_LINE = 0.16
+_ATTACK_ROW = 0.45
+_ATTACK_SIDE = 0.25
+_ATTACK_TOP = 0.5
+_LEAST_WIDTH = 4.6
+_MOST_LETTERS = 64
 Drawn = tuple[Figure, str] | None
 
 
@@ -196,27 +205,33 @@ def _attacks(results: Sequence[AttackResult]) -> Drawn:
         baseline = result.baselines.get(str(result.baseline), {}).get(metric)
         if result.applicable and attack is not None and baseline is not None:
             by = f"by {result.adversary}, {_shorten(str(result.variant))}"
-            name = f"{attack_title(result)}\n{by}"
+            lines = [*wrap(attack_title(result), _MOST_LETTERS), *wrap(by, _MOST_LETTERS)]
+            name = "\n".join(lines)
             by_metric.setdefault(plain(metric), []).append((name, attack, baseline))
     if not by_metric:
         return None
     by_metric = {
         metric: sorted(rows, key=lambda row: row[2] - row[1]) for metric, rows in by_metric.items()
     }
-    sizes = [len(rows) + 1.0 for rows in by_metric.values()]
-    figure = Figure(figsize=(_WIDTH, 0.5 + 0.55 * sum(sizes)))
-    panels = figure.subplots(len(sizes), 1, squeeze=False, height_ratios=sizes)[:, 0]
+    every_name = [name for rows in by_metric.values() for name, *_ in rows]
+    names_height = _NAME_LINE * max(name.count("\n") + 1 for name in every_name)
+    row_height = names_height + _ATTACK_ROW
+    below = _UNDER + 0.1
+    heights = [len(rows) * row_height for rows in by_metric.values()]
+    # Names stand above their rows and not beside them, so that a phone shows the whole picture.
+    width = max(_LEAST_WIDTH, inches_of(every_name) + 2 * _ATTACK_SIDE)
+    figure = Figure(figsize=(width, _ATTACK_TOP + sum(heights) + below * len(heights)))
+    panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (metric, rows) in zip(panels, by_metric.items(), strict=True):
-        _draw_dumbbells(axes, metric, rows)
+        _draw_dumbbells(axes, metric, rows, names_share=names_height / row_height)
     marks = [
         Line2D([], [], ls="", marker="o", color=ATTACK, markersize=9),
         Line2D([], [], ls="", marker="D", color=OTHER, markersize=7),
     ]
     names = ["attack, best variant", "best baseline with equal knowledge"]
-    figure.legend(marks, names, loc="upper left", ncols=2, frameon=False, borderpad=0.1)
-    left = 0.15 + inches_of(name for rows in by_metric.values() for name, *_ in rows)
-    figure.subplots_adjust(hspace=1.1 * len(sizes) / sum(sizes))
-    set_margins(figure, left=left, right=0.25, bottom=0.5, top=0.3)
+    figure.legend(marks, names, loc="upper left", ncols=1, frameon=False, borderpad=0.1)
+    figure.subplots_adjust(hspace=below * len(heights) / sum(heights))
+    set_margins(figure, left=_ATTACK_SIDE, right=_ATTACK_SIDE, bottom=_UNDER, top=_ATTACK_TOP)
     return figure, (
         "How well each adversary guesses with what it received, beside the same adversary without "
         "it, or with it exchanged between the rows. The difference is the advantage: by chance as "
@@ -229,19 +244,30 @@ def _shorten(variant: str) -> str:
     return variant if len(variant) <= _LONGEST_NAME else f"{variant[: _LONGEST_NAME - 3]}..."
 
 
-def _draw_dumbbells(axes: Axes, metric: str, rows: Sequence[tuple[str, float, float]]) -> None:
-    for place, (_, attack, baseline) in enumerate(rows):
-        axes.plot([baseline, attack], [place, place], color=FAINT, linewidth=5, zorder=1)
-        axes.plot(baseline, place, "D", color=OTHER, markersize=7)
-        axes.plot(attack, place, "o", color=ATTACK, markersize=9)
+def _draw_dumbbells(
+    axes: Axes, metric: str, rows: Sequence[tuple[str, float, float]], *, names_share: float
+) -> None:
+    """Draw each attack joined to its baseline, below its name.
+
+    Args:
+        names_share: share of a row's height that its name takes.
+    """
+    for place, (name, attack, baseline) in enumerate(rows):
+        axes.text(
+            0.0, place, name, transform=axes.get_yaxis_transform(), va="bottom", fontsize=9,
+            linespacing=1.15, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+        )  # fmt: skip
+        line = place + (1 - names_share) * 0.6
+        axes.plot([baseline, attack], [line, line], color=FAINT, linewidth=5, zorder=1)
+        axes.plot(baseline, line, "D", color=OTHER, markersize=7)
+        axes.plot(attack, line, "o", color=ATTACK, markersize=9)
         axes.annotate(
-            signed(attack - baseline), ((attack + baseline) / 2, place),
+            signed(attack - baseline), ((attack + baseline) / 2, line),
             xytext=(0, 8), textcoords="offset points", ha="center", fontsize=9,
         )  # fmt: skip
-    axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(rows) - 0.5, -0.75)
-    axes.grid(visible=False, axis="y")
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.set_ylim(len(rows) - names_share, -names_share)
     axes.set(xlabel=f"{metric} of the guess")
     axes.margins(x=0.12)
 
