@@ -212,7 +212,7 @@ def _show_result(
     if result.threshold is not None:
         rows.append(("threshold of the positive class", f"{result.threshold:.3f}"))
     rows += [
-        ("never predicted", never_predicted_text(name, threshold))
+        ("never predicted", never_predicted_text(config, name, threshold))
         for name, threshold in result.never_predicted.items()
     ]
     if solo is not None:

@@ -123,7 +123,9 @@ def judge(
         threshold=threshold,
         calibration=calibration,
         ranking=_ranking(labels, said.get(own), measure) if final else None,
-        never_predicted=find_never_predicted(session, labels, said.get(own), trained),
+        never_predicted=find_never_predicted(session, labels, said.get(own), trained)
+        if final
+        else {},
     )
 
 
@@ -134,18 +136,22 @@ def find_never_predicted(
 
     Args:
         tested, trained: scores of test rows and of labelled training rows; None: there are none,
-            or training goes on.
+            as of training rows where the model needs others for each.
 
     Returns:
         By class the threshold of two classes that reaches the best balanced accuracy on labelled
-        training rows; None under `dp_sgd`, whose guarantee it would not have, and of more classes.
+        training rows; None under `dp_sgd`, whose guarantee it would not have, of more classes, and
+        without scores of training rows.
     """
-    if tested is None or trained is None or not tested.classes or not len(tested.truth):
+    if tested is None or not tested.classes or not len(tested.truth):
         return {}
-    known = np.unique(trained.truth)
+    data = labels.data()
+    assert data.table.labels is not None
+    known = np.unique(data.table.labels[data.labelled_rows].numpy())
     absent = np.setdiff1d(known, tested.decided)
     threshold = None
-    if tested.classes == len(known) == 2 and _config_of(session).dp_sgd is None:
+    two = tested.classes == len(known) == 2
+    if two and trained is not None and _config_of(session).dp_sgd is None:
         threshold = best_threshold(trained, "balanced_accuracy")
     return {labels.held.classes[place]: threshold for place in absent.tolist()}
 

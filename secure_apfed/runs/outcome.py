@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from secure_apfed.alignment.overlap import CommonPeople
 from secure_apfed.config import Config
+from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import OwnData, VerticalData, load_data
-from secure_apfed.errors import CheckpointError
+from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Transcript
 from secure_apfed.files import PathLike, read_bytes, read_json
 from secure_apfed.formats import RECORDING, RUN_RESULT
@@ -269,14 +270,35 @@ def count_measured_rows(config: Config, outcome: Outcome, variant: str) -> int |
     return count
 
 
-def never_predicted_text(name: str, threshold: float | None) -> str:
-    """Say that no test row is given a class, and which setting would change it."""
-    if threshold is None:
-        return f"no test row is given class {name}; train.class_weights: balanced may change that"
+def never_predicted_text(config: Config, name: str, threshold: float | None) -> str:
+    """Say that no test row is given a class, and what these settings take that would change it.
+
+    Args:
+        threshold: that labelled training rows choose; None: none does.
+    """
+    never = f"no test row is given class {name}"
+    if threshold is not None and _takes(config, "threshold", "balanced_accuracy"):
+        return (
+            f"{never}; with threshold: balanced_accuracy the positive class begins at "
+            f"{threshold:.3g}, chosen on labelled training rows"
+        )
+    if _takes(config, "train.class_weights", "balanced"):
+        return f"{never}; train.class_weights: balanced may change that"
+    if threshold is None and _takes(config, "threshold", "0.1"):
+        return f"{never}; a threshold of your own, such as threshold: 0.1, may change that"
     return (
-        f"no test row is given class {name}; with threshold: balanced_accuracy the positive class "
-        f"begins at {threshold:.3g}, chosen on labelled training rows"
+        f"{never}; no setting of method {config.method.name} here would change that: rank rows by "
+        f"p({name}) of its predictions, and choose how many of them are given it"
     )
+
+
+def _takes(config: Config, key: str, value: str) -> bool:
+    """Return whether a run with these settings takes this one, too, and would be another run."""
+    text = dump_settings(config)
+    try:
+        return load_config_text(text, overrides=(f"{key}={value}",)) != config
+    except ConfigError:
+        return False
 
 
 def read_common(folder: RunFolder) -> tuple[CommonPeople, ...]:

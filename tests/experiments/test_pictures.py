@@ -11,7 +11,6 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from apfed_attacks.interface import AttackResult
@@ -217,7 +216,7 @@ def test_a_picture_of_attacks_fits_a_phone_with_all_names_in_it(case: str, tmp_p
         assert drawn is not None
         figure = drawn[0]
         figure.savefig(path)
-        FigureCanvasAgg(figure).draw()
+        figure.draw_without_rendering()
     picture = Picture(path=path, title="Attacks", caption="What it shows.")
     assert not picture.is_broad
     whole = figure.bbox

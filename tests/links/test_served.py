@@ -661,13 +661,20 @@ REPLACED: dict[str, Callable[[Waiting], object]] = {
         (here.home / "whole.yaml").read_text() + "reconnect_s: 9\n"
     ),
 }
+
+
+def show_of_another_authority(here: Waiting) -> None:
+    show_certificate(here.home, make_authority())
+    (here.home / "ca.pem").write_bytes(here.authority.certificate)
+
+
 UNUSABLE: dict[str, tuple[Callable[[Waiting], object], str]] = {
     "a certificate without its key": (
         lambda here: (here.home / "key.pem").write_bytes(make_authority().key),
         "key.pem was replaced and cannot be used: tls.key: .* is not the key of",
     ),
     "another authority's": (
-        lambda here: show_certificate(here.home, make_authority()) and show_ca(here),
+        show_of_another_authority,
         "cannot be used: tls.certificate: .* is of another authority",
     ),
     "no certificate": (
@@ -687,10 +694,6 @@ UNUSABLE: dict[str, tuple[Callable[[Waiting], object], str]] = {
         "party.yaml was replaced and cannot be used",
     ),
 }
-
-
-def show_ca(here: Waiting) -> None:
-    (here.home / "ca.pem").write_bytes(here.authority.certificate)
 
 
 def mark_of(home: Path) -> str:

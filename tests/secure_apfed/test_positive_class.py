@@ -10,9 +10,11 @@ import torch
 from pydantic import ValidationError
 
 from secure_apfed import Config, run
+from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.data.records import VerticalData
 from secure_apfed.errors import DataError
+from secure_apfed.runs.outcome import never_predicted_text
 
 ROWS = 120
 
@@ -152,6 +154,62 @@ def test_what_is_no_class_is_refused(data: dict[str, Any], message: str, tmp_pat
         settings["data"] = data
     with pytest.raises((ValidationError, DataError), match=message):
         load_data(Config.model_validate(settings).data, seed=0)
+
+
+# Methods that predict alone and together, of two classes and of more; what a run reads, and does.
+ADVISED: dict[str, tuple[dict[str, Any], str | None]] = {
+    "alone": ({"method": "single_view", "threshold": 0.999}, "threshold=balanced_accuracy"),
+    "a threshold that was chosen so": (
+        {"method": "single_view", "threshold": "balanced_accuracy"},
+        "train.class_weights=balanced",
+    ),
+    "under dp_sgd": (
+        {"method": "single_view", "dp_sgd": {"epsilon": 1.0}, "model": {"network": "mlp"}},
+        "threshold=0.1",
+    ),
+    "together, by sums": (
+        {
+            "method": "split_nn_sum",
+            "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+            "model": {"network": "mlp"},
+        },
+        None,
+    ),
+    "together": ({"method": "tvfl", "model": {"network": "mlp"}}, None),
+}
+
+
+@pytest.mark.parametrize("case", ADVISED)
+def test_what_is_advised_where_a_class_is_never_predicted_is_taken(
+    case: str, tmp_path: Path
+) -> None:
+    settings, advised = ADVISED[case]
+    config = Config.model_validate(settings_of(tmp_path) | settings)
+    threshold = 0.25 if config.method.predicts_alone and config.dp_sgd is None else None
+    text = never_predicted_text(config, "J", threshold)
+    assert text.startswith("no test row is given class J; ")
+    if advised is None:
+        assert "rank rows by p(J) of its predictions" in text
+        return
+    key, _, value = advised.partition("=")
+    assert f"{key}: {value}" in text
+    load_config_text(dump_settings(config), overrides=[advised])
+
+
+@pytest.mark.parametrize("method", ["split_nn_sum", "tvfl", "split_nn"])
+def test_a_class_that_parties_never_predict_together_is_named(method: str, tmp_path: Path) -> None:
+    """Their model needs all parties for each row, so nothing is known of training rows."""
+    write_tables(tmp_path, 0.1)
+    settings = settings_of(tmp_path) | {
+        "method": method,
+        "model": {"network": "mlp", "hidden": [4], "representation": 1},
+        "train": {"epochs": 1, "learning_rate": 1e-6},
+        "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+        "passives": {"shop": {"allow_reading_all": True}},
+    }
+    result = run(Config.model_validate(settings), None)
+    assert len(result.never_predicted) == 1, "one step predicts one class alone"
+    assert set(result.never_predicted.values()) == {None}
 
 
 def test_a_class_that_is_never_predicted_is_named_with_a_threshold(tmp_path: Path) -> None:

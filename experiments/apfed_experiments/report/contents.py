@@ -119,7 +119,7 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
          f"{few} test rows are of the rarer class: measures may be chance; read their intervals."),
     )  # fmt: skip
     never_predicted = (
-        f"Of the test rows: {never_predicted_text(name, threshold)}."
+        f"Of the test rows: {never_predicted_text(run.config, name, threshold)}."
         for name, threshold in run.outcome.never_predicted.items()
     )
     attendance = run.outcome.attendance
