@@ -204,7 +204,7 @@ def test_a_class_that_parties_never_predict_together_is_named(method: str, tmp_p
         "method": method,
         "model": {"network": "mlp", "hidden": [4], "representation": 1},
         "train": {"epochs": 1, "learning_rate": 1e-6},
-        "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+        "secure_sum": {"scheme": "plain", "masks": "pairwise", "allow_single_passive": True},
         "passives": {"shop": {"allow_reading_all": True}},
     }
     result = run(Config.model_validate(settings), None)
