@@ -196,6 +196,7 @@ def test_what_is_advised_where_a_class_is_never_predicted_is_taken(
     load_config_text(dump_settings(config), overrides=[advised])
 
 
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 @pytest.mark.parametrize("method", ["split_nn_sum", "tvfl", "split_nn"])
 def test_a_class_that_parties_never_predict_together_is_named(method: str, tmp_path: Path) -> None:
     """Their model needs all parties for each row, so nothing is known of training rows."""
