@@ -37,6 +37,7 @@ from secure_apfed.data.frames import (
     TRUTHS,
     are_padded_codes,
     days_of,
+    is_csv,
     is_date,
     is_duration,
     is_empty,
@@ -291,11 +292,23 @@ class ColumnEncoding(Settings):
                 )
             features_NF[:, own] = part
         if self.missing != "mean":
-            _refuse_empty(lacking, source=source)
+            cause = "" if is_csv(frame) else self._describe_lost_words(lacking)
+            _refuse_empty(lacking, source=source, cause=cause)
         counts.rows += len(frame)
         counts.empty += lacking
         counts.ignored += ignored
         return torch.from_numpy(features_NF)
+
+    def _describe_lost_words(self, lacking: Mapping[str, int]) -> str:
+        """Say which categories of columns with empty cells pandas takes for empty; "" of none."""
+        words = set[str]()
+        for column in self.columns:
+            if isinstance(column, CategoricalColumn) and lacking[column.name]:
+                words |= column.texts
+        if not words:
+            return ""
+        quoted = ", ".join(map(repr, sorted(words)))
+        return f" ({quoted}, a category here, is empty to pandas: read_csv(keep_default_na=False))"
 
     def _frame(self, raw: RawFeatures, source: str) -> pd.DataFrame:
         names = [column.name for column in self.columns]
@@ -323,7 +336,9 @@ class ColumnEncoding(Settings):
         return found if list(found.columns) == names else found.set_axis(names, axis=1)
 
 
-def _refuse_empty(counts: Counter[str], *, source: str, advice: Advice | None = None) -> None:
+def _refuse_empty(
+    counts: Counter[str], *, source: str, advice: Advice | None = None, cause: str = ""
+) -> None:
     lacking = ", ".join(f"{name} ({count})" for name, count in (+counts).items())
     if not lacking:
         return
@@ -331,7 +346,7 @@ def _refuse_empty(counts: Counter[str], *, source: str, advice: Advice | None = 
     remedies: tuple[Remedy, ...] = tuple((advice.set_value("missing", way),) for way in _FILLED)
     raise TableError([
         Fault(
-            f"{source}: empty cells in {lacking}; fill them, or train with "
+            f"{source}: empty cells in {lacking}{cause}; fill them, or train with "
             f"{describe_remedies(remedies)} in the run's file",
             remedies,
         )

@@ -474,6 +474,21 @@ def test_cells_of_another_kind_are_refused_by_every_reader() -> None:
                 encoding.encode(frame, source="new.csv")
 
 
+@pytest.mark.parametrize("word", ["None", "NA", "null"])
+def test_a_category_that_pandas_takes_for_empty_is_named(word: str, tmp_path: Path) -> None:
+    """What the message says, done, is read."""
+    path = tmp_path / "new.csv"
+    Frame({"job": ["a", word], "age": [18.0, 65.0]}).to_csv(path, index=False)
+    own = pd.read_csv(path, keep_default_na=False)
+    encoding = fit_columns(own, categorical=["job"], source="p")
+    lost = rf"empty cells in job \(1\) \('{word}', a category here, is empty to pandas: "
+    with pytest.raises(DataError, match=lost + r"read_csv\(keep_default_na=False\)\); fill them"):
+        encoding.encode(pd.read_csv(path))
+    assert encoding.encode(own).shape == (2, 3)
+    with pytest.raises(DataError, match=r"empty cells in age \(1\); fill them"):
+        encoding.encode(own.assign(age=[1.0, None]))
+
+
 SPELLINGS: tuple[tuple[Any, Any], ...] = (
     (["True", "False"], [True, False]), (["TRUE", "FALSE"], [1, 0]), ([True, False], ["1.0", "0"]),
     ([True, False], [1.0, 0.0]), (["1", "0"], [True, False]), ([1, 0], ["TRUE", "false"]),
