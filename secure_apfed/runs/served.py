@@ -80,7 +80,7 @@ from secure_apfed.settings.run import TranscriptSettings
 __all__ = ["AnswerBook", "JointlyPredicted", "predict_jointly", "serve_party"]
 
 _JOINTLY, _ALONE = "jointly", "alone"
-_REFUSED_S = 5.0  # that an active waits for who is refused: others try again every second
+_REFUSED_S = 10.0  # that an active waits for who is refused: others try again every second
 
 
 def _run_of(folder: PartyFolder) -> str:
