@@ -486,7 +486,7 @@ def test_a_category_that_pandas_takes_for_empty_is_named(word: str, tmp_path: Pa
         encoding.encode(pd.read_csv(path))
     assert encoding.encode(own).shape == (2, 3)
     with pytest.raises(DataError, match=r"empty cells in age \(1\); fill them"):
-        encoding.encode(own.assign(age=[1.0, None]))
+        encoding.encode(own.assign(age=[1.0, np.nan]))
 
 
 SPELLINGS: tuple[tuple[Any, Any], ...] = (
