@@ -110,8 +110,7 @@ _FEW_STEPS = 40
 """Of MixMatch; a test that asks how good it is trains it whole."""
 _TEACHERS = (
     "secure_apfed.methods.student._GROWN",
-    "secure_apfed.methods.apfed_code.TEACHERS",
-    "secure_apfed.methods.distilled.TEACHERS",
+    "secure_apfed.methods.local_models.TEACHERS",
 )
 _MIXMATCH = ("secure_apfed.solo.networks._STEPS",)
 _WHOLE = {
@@ -135,7 +134,7 @@ def _short_runs(request: pytest.FixtureRequest) -> Iterator[Mapping[str, object]
     few = {name: BASELINES[name] for name in ("ridge", "logistic")}
     short: dict[str, object] = {"apfed_experiments.solo.every_baseline": lambda: few}
     if not _below(request, *STARTS_OTHERS):
-        taught: tuple[object, ...] = (_FEW_TREES, tuple(few.values()), tuple(few.values()))
+        taught: tuple[object, ...] = (_FEW_TREES, tuple(few.values()))
         short |= {"secure_apfed.solo.BASELINES": few, "secure_apfed.solo.COMBINATIONS": {}}
         short |= dict(zip(_TEACHERS, taught, strict=True))
         short |= dict.fromkeys(_MIXMATCH, _FEW_STEPS)

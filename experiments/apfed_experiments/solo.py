@@ -420,19 +420,17 @@ def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[Bas
         return np.asarray(table.features[rows].flatten(1).double().numpy())
 
     kept = _drawn(own, seed, MOST_ROWS)
-    how: dict[str, Any] = {"measure": MEASURES[config.measure], "said": said}
     test_BF = flat(own.test_rows)
     labels_B = table.labels[own.test_rows]
     if own.targets is not None:
         known_n, truth_B = map(own.targets.decode, (table.labels[kept], labels_B))
-        return compare_numbers(flat(kept), known_n, test_BF, truth_B, seed=seed, **how)
+        measure = MEASURES[config.measure]
+        return compare_numbers(
+            flat(kept), known_n, test_BF, truth_B, measure=measure, seed=seed, said=said
+        )
     rows = rows[~torch.isin(rows, known) | torch.isin(rows, kept)]
-    labelled = torch.isin(rows, kept).nonzero().flatten()
-    task = SoloTask.of(
-        table.features[rows], labelled, table.labels[rows[labelled]], classes=len(own.classes),
-        seed=seed, model=config.model, train=config.train,
-    )  # fmt: skip
-    return compare(task, test_BF, labels_B.numpy(), every_baseline(), **how)
+    task = SoloTask.from_run(config, replace(own, labelled=kept), rows)
+    return compare(task, test_BF, labels_B.numpy(), every_baseline(), said=said)
 
 
 def seconds_alone(config: Config, data: VerticalData) -> float:
@@ -541,7 +539,7 @@ def compare_numbers(
 
 def compare(
     task: SoloTask, test_BF: FloatArray, labels_B: IntArray, baselines: Mapping[str, Baseline], *,
-    measure: Measure = ACCURACY, said: dict[str, Scored] | None = None,
+    said: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:  # fmt: skip
     """Every baseline of all labels for the test rows, and of parts of them for the choice; `said`
     is filled with what each says of the test rows.
@@ -565,8 +563,8 @@ def compare(
                 BaselineResult(
                     name=name,
                     title=baseline.title,
-                    validation=validation_of(held_out, measure),
-                    test=measure.of(scored),
+                    validation=validation_of(held_out, task.measure),
+                    test=task.measure.of(scored),
                     ranked=ranked,
                     likelihood=None if held_out is None else likelihood_of(held_out),
                     apart=measure_collapse(predictor, task),

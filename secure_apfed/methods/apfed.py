@@ -51,7 +51,7 @@ from secure_apfed.learning.release import (
     spread_of,
 )
 from secure_apfed.learning.votes import fit_linear, last_layer
-from secure_apfed.measures import MEASURES, Scored, balanced_weights, scored_by
+from secure_apfed.measures import Scored, balanced_weights, scored_by
 from secure_apfed.methods.accounts import (
     agreed_sum,
     defences_of,
@@ -61,7 +61,7 @@ from secure_apfed.methods.accounts import (
     whole_training,
 )
 from secure_apfed.methods.alignment import rows_among
-from secure_apfed.methods.local_models import LocalModels, fit_local_models
+from secure_apfed.methods.local_models import LocalModels, fit_local_models, restored
 from secure_apfed.methods.method import (
     Agreed,
     Helper,
@@ -72,7 +72,6 @@ from secure_apfed.methods.method import (
     Steps,
     learnt_rows,
 )
-from secure_apfed.methods.student import restored
 from secure_apfed.methods.sum_end import (
     ActiveSum,
     Admitted,
@@ -293,28 +292,14 @@ class ApfedActive(SumLearner):
 
     def task_alone(self) -> SoloTask:
         """Return its training rows and labels as its baselines have them."""
-        config, data = self._own.config, self._own.data
-        rows_U = self._rows_alone
         labels_N = self.trainer.labels_N.cpu()
-        labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten()
-        return SoloTask.of(
-            data.table.features[rows_U],
-            labelled,
-            labels_N[rows_U[labelled]],
-            classes=len(data.classes),
-            seed=config.seed,
-            model=config.model,
-            train=config.train,
+        return SoloTask.from_run(
+            self._own.config, self._own.data, self._rows_alone, labels_N=labels_N
         )
 
     def _fit_local_models(self, task: SoloTask) -> LocalModels:
-        config = self._own.config
-        return fit_local_models(
-            self.trainer.networks.encoder,
-            task,
-            combine=config.train.combine,
-            measure=MEASURES[config.measure],
-        )
+        encoder = self.trainer.networks.encoder
+        return fit_local_models(encoder, task, combine=self._own.config.train.combine)
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         rows = self._own.data.test_rows
@@ -354,9 +339,8 @@ class ApfedActive(SumLearner):
         if self._fitted is None:
             return None
         task = self.task_alone()
-        part = (
-            torch.isin(self._rows_alone[torch.from_numpy(task.labelled)], rows).nonzero().flatten()
-        )
+        labelled_n = self._rows_alone[torch.from_numpy(task.labelled)]
+        part = torch.isin(labelled_n, rows).nonzero().flatten()
         return self._fit_local_models(task.without(part.numpy())).networks
 
     def tensors(self) -> dict[str, Tensor]:

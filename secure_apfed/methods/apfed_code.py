@@ -37,9 +37,10 @@ from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Envelope, Kind, Links, pack
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import fit_linear
-from secure_apfed.measures import MEASURES, Measure, Scored, probabilities_of
+from secure_apfed.measures import Scored, probabilities_of
 from secure_apfed.methods.accounts import agreed_sum
 from secure_apfed.methods.alignment import positions_in
+from secure_apfed.methods.local_models import choose_reader, is_surely_better
 from secure_apfed.methods.method import Agreed, Helper, Learner, Own, Steps
 from secure_apfed.methods.student import Student, StudentActive, side_by_side, warn_of_no_help
 from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumMethod
@@ -50,17 +51,7 @@ from secure_apfed.rank import count_columns, most_numbers
 from secure_apfed.seeds import one_thread, seeded
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.solo import (
-    FOLDS,
-    TEACHERS,
-    Baseline,
-    Predictor,
-    SoloTask,
-    chosen,
-    rank_of,
-    scored_held_out,
-    surely_better,
-)
+from secure_apfed.solo import FOLDS, LocalModel, Predictor, SoloTask, rank_of
 from secure_apfed.solo.interface import fits_kept_meanwhile, held_out
 
 ASK = 0
@@ -126,31 +117,30 @@ class CodeStudent(Student):
     def encoder(self) -> CrossView:
         return _encoder_of(self.networks)
 
-    def learn_from(self, sum_UD: Floats, measure: Measure, *, seed: int) -> None:
+    def learn_from(self, sum_UD: Floats, *, seed: int) -> None:
         """Learn from what all passives told of its rows, or alone, as held-out labels say.
 
         Held out are labelled rows, of which then neither label nor sum is known, as of new people:
         whoever judges by rows whose sums it knows is flattered. Help has to be better than the best
         solo model by more than the standard deviation of that, over resamples of these rows.
         """
-        task = self.task_alone(seed)
         with one_thread(), fits_kept_meanwhile():
-            best_alone = chosen(task, measure=measure)
-            alone = scored_held_out(best_alone, task)
+            alone = LocalModel.choose(self.task_alone(seed))
             self._foretell(sum_UD)
             others = {"told": torch.from_numpy(sum_UD), "foretold": self._forecast_UD}
             said, teachers = {}, {}
             for source, of_others_UD in others.items():
                 beside = self._task_beside(of_others_UD, seed)
-                teacher = chosen(beside, measure=measure, among=TEACHERS)
+                teacher = choose_reader(beside)
                 said[source] = self._held_out(beside, teacher, seed)
                 teachers[source] = beside, teacher
-            best = max(said, key=lambda source: rank_of(said[source], measure))
-            if surely_better(said[best], alone, measure, seed=seed):
-                self.helped, (beside, teacher) = best, teachers[best]
-                self.teach(_likely(teacher.fit(beside.few), beside))
+            best = max(said, key=lambda source: rank_of(said[source], self._measure))
+            if is_surely_better(said[best], alone):
+                self.helped = best
+                beside, teacher = teachers[best]
+                self.teach(_likely(teacher.fit(), beside))
             else:
-                self.keep(best_alone)
+                self.keep(alone.baseline)
 
     @property
     def _rows(self) -> Tensor:
@@ -161,11 +151,15 @@ class CodeStudent(Student):
         with torch.no_grad():
             own_UF = self.encoder.own.standardised(self._rows)
         return SoloTask.of(
-            side_by_side([own_UF, of_others_UD]), self.labelled, self.labels,
-            classes=self.classes, seed=seed,
-        )  # fmt: skip
+            side_by_side([own_UF, of_others_UD]),
+            self.labelled,
+            self.labels,
+            classes=self.classes,
+            seed=seed,
+            measure=self._measure,
+        )
 
-    def _held_out(self, beside: SoloTask, teacher: Baseline, seed: int) -> Scored | None:
+    def _held_out(self, beside: SoloTask, teacher: LocalModel, seed: int) -> Scored | None:
         """What its model says of labelled rows, taught by this teacher without them; None where
         none can be held out.
         """
@@ -173,7 +167,8 @@ class CodeStudent(Student):
         if not parts:
             return None
         phi_UD, said = self.encoded(self.networks), []
-        fitted = teacher.fit_together([beside.few.without(part) for part in parts])
+        tasks = [teacher.task.without(part) for part in parts]
+        fitted = teacher.baseline.fit_together(tasks)
         for part, predictor in zip(parts, fitted, strict=True):
             likely_UK = _likely(predictor, beside)
             likely_UK[self.labelled] = self._truth_nT
@@ -248,7 +243,7 @@ class CodeActive(StudentActive):
         self.contract, self.sum = contract, summed.active()
         self.left, self.rounding = self.sum.left, self.sum.rounding
         self._positions_U, self._people = positions_in(rows, student.rows_U), len(rows)
-        self._measure, self._seed = MEASURES[config.measure], config.seed
+        self._seed = config.seed
         self._told_ND: Tensor | None = None
 
     @property
@@ -272,7 +267,7 @@ class CodeActive(StudentActive):
     def take(self, sum_ND: Floats) -> None:
         """Learn from what all passives told, (N, D)."""
         student = self.student
-        student.learn_from(sum_ND[self._positions_U.numpy()], self._measure, seed=self._seed)
+        student.learn_from(sum_ND[self._positions_U.numpy()], seed=self._seed)
         if student.helped is None:
             warn_of_no_help(self.name)
 

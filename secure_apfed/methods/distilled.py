@@ -25,7 +25,6 @@ Letters: N rows of a table or positions of the alignment, T training rows, U tho
 aligned, n labelled rows, B rows of one question, F features, D numbers of a code, K classes.
 """
 
-import copy
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -62,10 +61,11 @@ from secure_apfed.learning.autoencoder import (
 from secure_apfed.learning.descent import ActiveNetworks, Compute, prefixed, without_prefix
 from secure_apfed.learning.release import Releases, check_rows, read_representations
 from secure_apfed.learning.votes import last_layer
-from secure_apfed.measures import MEASURES, Scored, scored_by
+from secure_apfed.measures import Scored, scored_by
 from secure_apfed.methods.accounts import guard_for, ledger_for
 from secure_apfed.methods.alignment import DEALER, next_dealt, positions_in, positions_of
 from secure_apfed.methods.joint import EncoderTrainer, Tvfl, TvflPassive
+from secure_apfed.methods.local_models import Input, LocalModels, fit_best_if_better, restored
 from secure_apfed.methods.method import (
     FOR_AN_ANSWER,
     FOR_THE_ACTIVE,
@@ -78,20 +78,18 @@ from secure_apfed.methods.method import (
     Steps,
     keep_or_end,
 )
-from secure_apfed.methods.student import StudentActive, networks_of, restored, warn_of_no_help
+from secure_apfed.methods.student import StudentActive, warn_of_no_help
 from secure_apfed.methods.sum_end import Allowance, unless_unasked
 from secure_apfed.methods.terms import check_passives, require_own_terms, settings_of
 from secure_apfed.models import Enriched, Shape, family_for, output_shape
 from secure_apfed.privacy.guard import joint_releases_statement
-from secure_apfed.seeds import one_thread, seeded
+from secure_apfed.seeds import seeded
 from secure_apfed.settings import THE_ACTIVE
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.protection import EVERYBODY, NOBODY, lower_is_less
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import MOST_PARAMETERS, ModelSettings, Width
-from secure_apfed.solo import TEACHERS, Baseline, SoloTask, chosen, scored_held_out, surely_better
-from secure_apfed.solo.fitted import Fitted
-from secure_apfed.solo.interface import fits_kept_meanwhile
+from secure_apfed.solo import SoloTask
 
 _LARGEST = 1e100  # as `apfed_protocols.svd` takes
 _TOLERANCE = 1e-6
@@ -210,6 +208,7 @@ class ApcVflActive(StudentActive):
             released.append(await self._ask(links, steps.next_step, rows_B))
             steps.stepped(None)
         self.student.teach(torch.cat(released))
+        self.local_models = self.student.describe_local_models()
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         """What is said alone; at the end also with all parties, of the aligned test rows."""
@@ -301,6 +300,7 @@ class VFedTransActive(StudentActive):
         vectors_UD = receiver.open(message.payload, people, rows=len(own_UF))
         self._opened = torch.from_numpy(vectors_UD)
         self.student.teach(self._opened)
+        self.local_models = self.student.describe_local_models()
         steps.stepped(0.0)
 
 
@@ -416,10 +416,11 @@ class DistilledTrainer:
 
     Attributes:
         rows_U: of its table, of which it is told something.
+        strongest: the local model that predicts instead of logistic regression, once it is fitted.
     """
 
     in_one_go = True
-    _strongest: ActiveNetworks | None = None
+    strongest: LocalModels | None = None
 
     def __init__(
         self, own: Own, rows: Tensor, parts: Mapping[str, Autoencoder],
@@ -435,11 +436,11 @@ class DistilledTrainer:
         self.labelled_n, self.compute = held.labelled_rows, compute
         self._rows_T, self._owner, self._seed = held.train_rows, own.name, own.secrets.seed
         self._settings = DistillationSettings.among(own.config.method)
-        self._config, self._classes = own.config, len(own.data.classes)
+        self._config, self._data = own.config, own.data
 
     @property
     def networks(self) -> ActiveNetworks:
-        return self._strongest or self.heads["alone"]
+        return self.heads["alone"] if self.strongest is None else self.strongest.networks
 
     def fit(self, name: str, rows_NF: Tensor, resembled: Resembled | None = None) -> None:
         fit_autoencoder(
@@ -465,33 +466,15 @@ class DistilledTrainer:
             read_nD = encoder(self.features_N[labelled_n])
         self.classify("alone", read_nD, labelled_n)
         if self._settings.classifier == "strongest":
-            with one_thread(), fits_kept_meanwhile():
-                self._strongest = self._found_strongest(encoder)
+            task = SoloTask.from_run(self._config, self._data, self._rows_T)
+            reads: Input = "x and h" if isinstance(encoder, Enriched) else "h"
+            self.strongest = fit_best_if_better(encoder, task, reads=reads)
+            if not self.strongest.reads_help:
+                warn_of_no_help(self._owner)
 
-    def _found_strongest(self, encoder: nn.Module) -> ActiveNetworks:
-        """Of all training rows: the best on what the encoder makes of them, if labelled rows that
-        are held out say that it helps, or else the best on the rows themselves.
-        """
-        measure, rows_TF = MEASURES[self._config.measure], self.features_N[self._rows_T].cpu()
-        encoder = copy.deepcopy(encoder).cpu().double().eval()
-        with torch.no_grad():
-            read_TD = encoder(rows_TF.double())
-        alone, beside = self._task(rows_TF), self._task(read_TD)
-        own, best = chosen(alone, measure=measure), chosen(beside, measure=measure, among=TEACHERS)
-        held_out = scored_held_out(best, beside), scored_held_out(own, alone)
-        if surely_better(*held_out, measure, seed=self._config.seed):
-            head = _kept(best, beside)
-            assert isinstance(head, Fitted)
-            return ActiveNetworks(encoder, head.as_head()).requires_grad_(False).eval()
-        warn_of_no_help(self._owner)
-        return networks_of(_kept(own, alone))
-
-    def _task(self, rows_TF: Tensor) -> SoloTask:
-        labelled = torch.isin(self._rows_T, self.labelled_n).nonzero().flatten()
-        return SoloTask.of(
-            rows_TF, labelled, self.labels_N[self._rows_T[labelled]].cpu(), classes=self._classes,
-            seed=self._config.seed, model=self._config.model, train=self._config.train,
-        )  # fmt: skip
+    def describe_local_models(self) -> Mapping[str, Sequence[str]]:
+        """Return which local model predicts; nothing where logistic regression does."""
+        return {} if self.strongest is None else self.strongest.as_json()
 
     def learn(self, step: int, rows_B: Tensor) -> float:
         raise AssertionError(f"{self._owner}: step {step} of a student that is fitted in one go")
@@ -511,7 +494,7 @@ class DistilledTrainer:
         return {**self.parts, **{name: networks.head for name, networks in self.heads.items()}}
 
     def tensors(self) -> dict[str, Tensor]:
-        strongest = {} if self._strongest is None else {"strongest": self._strongest}
+        strongest = {} if self.strongest is None else {"strongest": self.strongest.networks}
         return {
             key: value
             for name, module in {**self._modules(), **strongest}.items()
@@ -522,13 +505,10 @@ class DistilledTrainer:
         for name, module in self._modules().items():
             module.load_state_dict(without_prefix(name, tensors))
         state = without_prefix("strongest", tensors)
-        self._strongest = restored(state, self.heads["alone"]) if state else None
-
-
-def _kept(baseline: Baseline, task: SoloTask) -> nn.Module:
-    made = baseline.fit(task.few).kept
-    assert made is not None  # every baseline has a model
-    return made()
+        self.strongest = None
+        if state:
+            networks = restored(state, self.heads["alone"])
+            self.strongest = LocalModels(networks=networks, used=())
 
 
 class ApcVflTrainer(DistilledTrainer):

@@ -1,14 +1,16 @@
 """The last step: local models over the active's features, a representation of them, and both.
 
-Run by: the active, alone, after an exchange that left it a representation h of its features. APFed
-without labels in the exchange leaves one (`train.labels: after`), a public code does, and so does
-APC-VFL. Nothing is sent: the labels meet the representation here for the first time.
+Run by: the active, alone, after an exchange that left it a representation h of its features, or
+numbers of others beside these. Nothing is sent: the labels meet the representation here for the
+first time. The local models are those that a run is compared with (`secure_apfed.solo`), and models
+of x alone are the very fits of the baselines. A model that has collapsed is left out.
 
-The local models are those that a run is compared with (`secure_apfed.solo`), each fitted to the
-features x, to h, and to both beside each other. Models of x alone are the very fits of the
-baselines. All are averaged, or the best three by held-out labels, or the best one is kept
-(`train.combine`). A model that has collapsed is left out. Since no label touched the
-exchange, held-out labels are as good as new ones, and no further test decides whether help is used.
+There are two endings. `fit_local_models` (APFed with `train.labels: after`) fits each model to the
+features x, to h, and to both beside each other, and combines them (`train.combine`): no label
+touched the exchange, so held-out labels are as good as new ones, and no further test decides
+whether help is used. `fit_best_if_better` (APC-VFL and VFedTrans with `classifier: strongest`)
+keeps the best model of h only if held-out labels say that it is surely better than the best of x
+(`is_surely_better`). A public code chooses its teacher in the same way (`choose_reader`).
 
 Letters: U training rows, n of them with labels, B rows, F features, D numbers of h, K classes.
 """
@@ -27,19 +29,20 @@ from secure_apfed.data import PartyTable
 from secure_apfed.errors import ModelError
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import BLOCK
-from secure_apfed.measures import ACCURACY, Measure
+from secure_apfed.measures import Scored
 from secure_apfed.models import WithFeatures
 from secure_apfed.seeds import one_thread
 from secure_apfed.solo import (
-    Baseline,
+    TEACHERS,
+    LocalModel,
     SoloTask,
-    has_collapsed,
     keep_fitted,
     list_local_models,
-    rank_held_out,
+    pick_models,
+    surely_better,
 )
-from secure_apfed.solo.fitted import Fitted, View, average_of
-from secure_apfed.solo.interface import FloatArray, fit_once, fits_kept_meanwhile
+from secure_apfed.solo.fitted import Fitted, View, average_of, modules_in
+from secure_apfed.solo.interface import FloatArray, fits_kept_meanwhile
 
 Combine: TypeAlias = Literal["mean", "mean_of_three", "best"]
 _MOST: Mapping[Combine, int | None] = MappingProxyType(
@@ -57,11 +60,13 @@ class LocalModels:
         networks: predict from the features alone, K log-probabilities a row, in float64.
         used: the models that are averaged, or the one that is kept, such as "mixmatch of x and h".
         left_out: models that collapsed, or that the rows could not be fitted by.
+        reads_help: whether they may read a representation; False: the best of x was kept instead.
     """
 
     networks: ActiveNetworks = field(repr=False)
     used: tuple[str, ...]
     left_out: tuple[str, ...] = ()
+    reads_help: bool = True
 
     def score_rows_of(self, table: PartyTable) -> Callable[[Tensor], Tensor]:
         """Return what scores rows of this table, positions (B,) -> log-probabilities (B, K)."""
@@ -78,11 +83,9 @@ class LocalModels:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Candidate:
+class _Candidate(LocalModel):
     """A local model of one input: what it is fitted to, and where it stands in a row (x, h)."""
 
-    baseline: Baseline
-    task: SoloTask
     view: View
     input: Input
 
@@ -90,19 +93,15 @@ class _Candidate:
     def name(self) -> str:
         return f"{self.baseline.name} of {self.input}"
 
-    def fit(self) -> Fitted:
-        return keep_fitted(fit_once(self.baseline, self.task))
+    def keep(self) -> Fitted:
+        return keep_fitted(self.fit())
 
     def has_collapsed(self) -> bool:
-        return has_collapsed(self.baseline, self.task)
-
-    def rank(self, measure: Measure) -> tuple[float, float]:
-        return rank_held_out(self.baseline, self.task, measure)
+        self.keep()  # what cannot be kept is left out now, and does not fail in an average
+        return super().has_collapsed()
 
 
-def fit_local_models(
-    encoder: nn.Module, task: SoloTask, *, combine: Combine, measure: Measure = ACCURACY
-) -> LocalModels:
+def fit_local_models(encoder: nn.Module, task: SoloTask, *, combine: Combine) -> LocalModels:
     """Fit local models over x, h and both, and make one model of them.
 
     Args:
@@ -110,27 +109,89 @@ def fit_local_models(
         task: the active's training rows and labels, as its baselines have them.
         combine: "mean" of the probabilities of all, "mean_of_three" of the best three by the
             held-out labels, or the "best" one.
-        measure: by which the best are chosen.
 
     Raises:
         ModelError: no local model can be fitted to these rows.
     """
-    encoder = copy.deepcopy(encoder).cpu().double().requires_grad_(False).eval()
+    encoder = _copy_encoder(encoder)
     task = task.few
     with one_thread(), fits_kept_meanwhile():
-        candidates = _list_candidates(encoder, task)
-        standing, left_out = _part_collapsed(candidates)
-        most = _MOST[combine]
-        if most is not None:
-            standing.sort(key=lambda candidate: candidate.rank(measure), reverse=True)
-            standing = standing[:most]
-        fitted = [(candidate.view, candidate.fit()) for candidate in standing]
+        used, left_out = pick_models(_list_candidates(encoder, task), most=_MOST[combine])
+        fitted = [(candidate.view, candidate.keep()) for candidate in used]
     networks = ActiveNetworks(WithFeatures(encoder), average_of(fitted).as_head())
     return LocalModels(
         networks=networks.requires_grad_(False).eval(),
-        used=tuple(candidate.name for candidate in standing),
+        used=tuple(candidate.name for candidate in used),
         left_out=tuple(left_out),
     )
+
+
+def fit_best_if_better(encoder: nn.Module, task: SoloTask, *, reads: Input) -> LocalModels:
+    """Keep the best local model of h if it is surely better than the best of x, or else that one.
+
+    Args:
+        encoder: rows (B, *shape) -> h (B, *any shape); it is copied, and not trained.
+        task: the active's training rows and labels, as its baselines have them.
+        reads: what h is: "h" of the features, or "x and h".
+    """
+    encoder = _copy_encoder(encoder)
+    with one_thread(), fits_kept_meanwhile():
+        alone = LocalModel.choose(task)
+        h_UD = represent(encoder, task)
+        reader = choose_reader(replace(task, features=h_UD, shape=h_UD.shape[1:]))
+        reads_help = is_surely_better(reader.score_held_out(), alone)
+        if reads_help:
+            networks = ActiveNetworks(encoder, keep_fitted(reader.fit()).as_head())
+        else:
+            networks = networks_of(alone.keep())
+    return LocalModels(
+        networks=networks.requires_grad_(False).eval(),
+        used=(f"{reader.name} of {reads}" if reads_help else f"{alone.name} of x",),
+        reads_help=reads_help,
+    )
+
+
+def choose_reader(task: SoloTask) -> LocalModel:
+    """Return the best local model of rows that hold a representation, or others' numbers.
+
+    The run's own network is none of them: its settings are those of the features.
+    """
+    return LocalModel.choose(task, among=TEACHERS)
+
+
+def is_surely_better(with_help: Scored | None, alone: LocalModel) -> bool:
+    """Return whether help is better than the best alone, by more than chance may do.
+
+    Args:
+        with_help: what a model that uses help says of the labels held out.
+        alone: the best of the active's own features; its task's measure decides.
+    """
+    task = alone.task
+    return surely_better(with_help, alone.score_held_out(), task.measure, seed=task.seed)
+
+
+def networks_of(model: nn.Module) -> ActiveNetworks:
+    """Return what a baseline keeps as networks.
+
+    They are the run's own, or a fitted model before a layer that does nothing until it is
+    straightened.
+    """
+    encoder, head = (
+        (model, model.plain_head()) if isinstance(model, Fitted) else model.cpu().children()
+    )
+    return ActiveNetworks(encoder, head).requires_grad_(False).eval()
+
+
+def restored(state: Mapping[str, Tensor], like: ActiveNetworks) -> ActiveNetworks:
+    """Return networks of this state, on the CPU; what is no fitted model has the form of these."""
+    own = copy.deepcopy(like).cpu().to(next(iter(state.values())).dtype)
+    kept = ActiveNetworks(*modules_in(state, lambda _: (own.encoder, own.head)))
+    kept.load_state_dict(state)
+    return kept.requires_grad_(False).eval()
+
+
+def _copy_encoder(encoder: nn.Module) -> nn.Module:
+    return copy.deepcopy(encoder).cpu().double().requires_grad_(False).eval()
 
 
 def _list_candidates(encoder: nn.Module, task: SoloTask) -> list[_Candidate]:
@@ -172,26 +233,3 @@ def _read_through(view: View, rows_UC: FloatArray, task: SoloTask) -> SoloTask:
     """Return the same task of the columns that a view reads."""
     read_UF = view.read(rows_UC)
     return replace(task, features=read_UF, shape=read_UF.shape[1:])
-
-
-def _part_collapsed(candidates: Sequence[_Candidate]) -> tuple[list[_Candidate], list[str]]:
-    """Return the candidates to use, and the names of those that are left out.
-
-    Where all have collapsed all are used: then the labels' shares are no guide.
-    """
-    fitting: list[_Candidate] = []
-    left_out: list[str] = []
-    for candidate in candidates:
-        try:
-            candidate.fit()
-        except ModelError:
-            left_out.append(f"{candidate.name}: it cannot be fitted")
-        else:
-            fitting.append(candidate)
-    if not fitting:
-        raise ModelError("no local model can be fitted to the representations of this run")
-    standing = [candidate for candidate in fitting if not candidate.has_collapsed()]
-    if not standing:
-        return fitting, left_out
-    collapsed = [candidate.name for candidate in fitting if candidate not in standing]
-    return standing, [*left_out, *(f"{name}: it collapsed" for name in collapsed)]

@@ -34,8 +34,9 @@ from secure_apfed.learning.votes import (
     last_layer,
     pooled,
 )
-from secure_apfed.measures import Measure, Scored, probabilities_of
+from secure_apfed.measures import Scored, probabilities_of
 from secure_apfed.methods.alignment import rows_among
+from secure_apfed.methods.local_models import networks_of, restored
 from secure_apfed.methods.method import Learner, Own, Steps
 from secure_apfed.methods.terms import outputs_of, task_of
 from secure_apfed.models import RandomFeatures, encoder_and_head
@@ -44,12 +45,14 @@ from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import (
     FOLDS,
     Baseline,
+    LocalModel,
     SoloTask,
     chosen,
     find_baseline,
+    measure_of_classes,
     scored_held_out,
 )
-from secure_apfed.solo.fitted import Fitted, modules_in, of_forest
+from secure_apfed.solo.fitted import Fitted, of_forest
 from secure_apfed.solo.interface import fits_kept_meanwhile, held_out
 from secure_apfed.tasks import LOSSES, Regression, scored_rows
 
@@ -140,6 +143,7 @@ class Student:
         )  # fmt: skip
         self.rows_U, self.classes = rows_U, classes_voted(own)
         self._model, self._train = config.model, config.train
+        self._measure = measure_of_classes(config)
         self._shape = features_N.shape[1:]
         self.features_UF: Floats = features_N[rows_U].flatten(1).double().numpy()
         self.labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten().numpy()
@@ -157,9 +161,15 @@ class Student:
     def task_alone(self, seed: int) -> SoloTask:
         features = self.features_UF.reshape(len(self.rows_U), *self._shape)
         return SoloTask.of(
-            features, self.labelled, self.labels,
-            classes=self.classes, seed=seed, model=self._model, train=self._train,
-        )  # fmt: skip
+            features,
+            self.labelled,
+            self.labels,
+            classes=self.classes,
+            seed=seed,
+            model=self._model,
+            train=self._train,
+            measure=self._measure,
+        )
 
     @property
     def networks(self) -> ActiveNetworks:
@@ -191,9 +201,8 @@ class Student:
                 found: nn.Module = _grown(task, here, taught_UK, _LEAVES[name])
             else:
                 part = np.flatnonzero(~here_U[self.labelled])
-                kept = find_baseline(name).fit(task.few.without(part)).kept
-                assert kept is not None  # every baseline has a model
-                found = kept()
+                task = task.few.without(part)
+                found = LocalModel(baseline=find_baseline(name), task=task).keep()
         return networks_of(found)
 
     def teach(self, likely_UK: Floats) -> Floats | None:
@@ -314,24 +323,6 @@ class Student:
             self._kept = restored(state, self.trainer.networks)
 
 
-def networks_of(model: nn.Module) -> ActiveNetworks:
-    """What a baseline keeps, as networks: the run's own, or a fitted model before a layer that does
-    nothing until it is straightened.
-    """
-    encoder, head = (
-        (model, model.plain_head()) if isinstance(model, Fitted) else model.cpu().children()
-    )
-    return ActiveNetworks(encoder, head).requires_grad_(False).eval()
-
-
-def restored(state: Mapping[str, Tensor], like: ActiveNetworks) -> ActiveNetworks:
-    """Networks of this state, on the CPU; what is no fitted model has the form of these."""
-    own = copy.deepcopy(like).cpu().to(next(iter(state.values())).dtype)
-    kept = ActiveNetworks(*modules_in(state, lambda _: (own.encoder, own.head)))
-    kept.load_state_dict(state)
-    return kept.requires_grad_(False).eval()
-
-
 def _grown(task: SoloTask, taught: Integers, targets_UK: Floats, leaf: int) -> Fitted:
     """Extra trees that learn shares of classes from some of a task's rows."""
     from sklearn.ensemble import ExtraTreesRegressor
@@ -372,9 +363,9 @@ def by_baseline(baseline: Baseline) -> Prior:
     return lambda _: Belief(lambda task: baseline.fit(task.few).scores(task.features), baseline)
 
 
-def by_best_baseline(measure: Measure) -> Prior:
-    """What the active would do alone by the baseline that its own held-out labels choose."""
-    return lambda task: by_baseline(chosen(task, measure=measure))(task)
+def believe_best_baseline(task: SoloTask) -> Belief:
+    """Return what the active would do alone, by the baseline that its held-out labels choose."""
+    return by_baseline(chosen(task))(task)
 
 
 def _shares(scores_BK: Floats, frequencies: Floats) -> Floats:

@@ -46,7 +46,6 @@ from secure_apfed.labellers.measured import check_votes, require_short
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import ContributionNoise, check_rows
 from secure_apfed.learning.votes import Floats, Help, Integers
-from secure_apfed.measures import ACCURACY, MEASURES
 from secure_apfed.methods.accounts import agreed_sum, open_ledger, summed_release
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.method import (
@@ -64,8 +63,8 @@ from secure_apfed.methods.student import (
     Prior,
     Student,
     StudentActive,
+    believe_best_baseline,
     by_baseline,
-    by_best_baseline,
     by_labeller,
     classes_voted,
     learnt_of,
@@ -473,8 +472,7 @@ def prior_of(config: RunSettings) -> Prior:
     """What the active believes before it reads votes; it needs no noise against itself."""
     votes = VoteSettings.of(config)
     if votes.prior == _BEST_SOLO:
-        measure = MEASURES[config.measure]
-        return by_best_baseline(measure if "classification" in measure.tasks else ACCURACY)
+        return believe_best_baseline
     if votes.prior in BASELINES:
         return by_baseline(BASELINES[votes.prior])
     noised = votes.labeller == PrivateLogistic.name

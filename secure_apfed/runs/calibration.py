@@ -115,7 +115,7 @@ def _without(
     session: Session, data: OwnData, parts: list[torch.Tensor], left_out: list[IntArray]
 ) -> Iterator[FloatArray]:
     """Scores of all training rows without each part of the labels, and these rows."""
-    config, rows, labelled = session.entered.own.config, data.train_rows, data.labelled_rows
+    rows = data.train_rows
     fitted = [
         session.learner.without(torch.cat([part, rows[torch.from_numpy(out)]]))
         for part, out in zip(parts, left_out, strict=True)
@@ -124,12 +124,11 @@ def _without(
     if len(networks) == len(parts):
         yield from (_scores(network, data, rows) for network in networks)
         return
-    assert data.table.labels is not None
-    task = SoloTask.of(
-        data.table.features[rows], torch.searchsorted(rows, labelled), data.table.labels[labelled],
-        classes=2, seed=config.seed, model=config.model, train=config.train,
-    )  # fmt: skip
-    tasks = [task.without(torch.isin(labelled, part).nonzero().flatten().numpy()) for part in parts]
+    task = SoloTask.from_run(session.entered.own.config, data, rows)
+    labelled_n = rows[torch.from_numpy(task.labelled)]
+    tasks = [
+        task.without(torch.isin(labelled_n, part).nonzero().flatten().numpy()) for part in parts
+    ]
     with one_thread():
         found = [of.scores(task.features) for of in BASELINES["network"].fit_together(tasks)]
     for shares_NK in found:

@@ -13,15 +13,19 @@ so a study that claims a gain should also name the baseline with the best mean o
 gain over that one. A new baseline is one class and one line here.
 """
 
+import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Self, TypeVar
 
 import numpy as np
+from torch import nn
 
 from secure_apfed.errors import ModelError
-from secure_apfed.measures import ACCURACY, Measure, Scored, probabilities_of
+from secure_apfed.measures import Measure, Scored, probabilities_of
 from secure_apfed.seeds import derive_seed
 from secure_apfed.solo.classical import (
     ExtraTrees,
@@ -38,9 +42,11 @@ from secure_apfed.solo.interface import (
     FloatArray,
     Predictor,
     SoloTask,
+    fit_name,
     fit_once,
     fits_kept_meanwhile,
     held_out,
+    measure_of_classes,
     scored_once,
 )
 from secure_apfed.solo.networks import Autoencoder, MixMatch, Network
@@ -52,6 +58,7 @@ __all__ = [
     "MOST_APART",
     "TEACHERS",
     "Baseline",
+    "LocalModel",
     "MeanOfModels",
     "Predictor",
     "SoloTask",
@@ -64,7 +71,8 @@ __all__ = [
     "list_local_models",
     "mean_of",
     "measure_collapse",
-    "rank_held_out",
+    "measure_of_classes",
+    "pick_models",
     "rank_of",
     "scored_held_out",
     "surely_better",
@@ -136,8 +144,83 @@ def has_collapsed(baseline: Baseline, task: SoloTask) -> bool:
     def measure() -> FloatArray:
         return np.array([measure_collapse(fit_once(baseline, task), task)])
 
-    (apart,) = scored_once(f"apart-{baseline.name}", task, measure, of_run=baseline.of_run)
+    name = f"apart-{fit_name(baseline, task)}"
+    (apart,) = scored_once(name, task, measure, of_run=baseline.of_run)
     return bool(apart > MOST_APART)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalModel:
+    """A baseline, and the rows and labels that it is fitted to once somebody asks for it."""
+
+    baseline: Baseline
+    task: SoloTask
+
+    @classmethod
+    def choose(cls, task: SoloTask, *, among: Iterable[Baseline] | None = None) -> Self:
+        """Return the best of a task by its held-out labels; see `chosen`."""
+        return cls(baseline=chosen(task, among=among), task=task.few)
+
+    @property
+    def name(self) -> str:
+        return self.baseline.name
+
+    def fit(self) -> Predictor:
+        """Fit it, or return what was fitted before within `fits_kept_meanwhile`."""
+        return fit_once(self.baseline, self.task)
+
+    def keep(self) -> nn.Module:
+        """Return it, fitted, as a network whose parameters are its own."""
+        kept = self.fit().kept
+        assert kept is not None  # every baseline has a model
+        return copy.deepcopy(kept())
+
+    def has_collapsed(self) -> bool:
+        return has_collapsed(self.baseline, self.task)
+
+    def score_held_out(self) -> Scored | None:
+        return scored_held_out(self.baseline, self.task)
+
+    def rank(self) -> tuple[float, float]:
+        """Return the rank by the task's measure on the labels held out, and their likelihood."""
+        scored = self.score_held_out()
+        return rank_of(scored, self.task.measure), likelihood_of(scored)
+
+
+ModelT = TypeVar("ModelT", bound=LocalModel)
+
+
+def pick_models(
+    models: Iterable[ModelT], *, most: int | None = None
+) -> tuple[list[ModelT], list[str]]:
+    """Return the models to use, and the names of those that are left out, with why.
+
+    None that has collapsed is used, unless all have: then the labels' shares are no guide.
+
+    Args:
+        most: how many, the best by held-out labels, best first; None: all, in their order.
+
+    Raises:
+        ModelError: none can be fitted.
+    """
+    standing: list[ModelT] = []
+    collapsed: list[ModelT] = []
+    left_out: list[str] = []
+    for model in models:
+        try:
+            group = collapsed if model.has_collapsed() else standing
+        except ModelError:
+            left_out.append(f"{model.name}: it cannot be fitted")
+        else:
+            group.append(model)
+    if standing:
+        left_out += [f"{model.name}: it collapsed" for model in collapsed]
+    usable = standing or collapsed
+    if not usable:
+        raise ModelError("no local model can be fitted to the rows of this run")
+    if most is not None:
+        usable = sorted(usable, key=lambda model: model.rank(), reverse=True)[:most]
+    return usable, left_out
 
 
 class MeanOfModels(Baseline):
@@ -150,33 +233,23 @@ class MeanOfModels(Baseline):
     def __init__(self, name: str, title: str, *, most: int | None = None) -> None:
         self.name = name
         self.title = title
+        self.reads_measure = most is not None
         self._most = most
 
-    def members(self, task: SoloTask, measure: Measure = ACCURACY) -> tuple[Baseline, ...]:
+    def members(self, task: SoloTask) -> list[LocalModel]:
         """Return the models that are averaged: none that has collapsed, unless all have."""
-        fitting: list[Baseline] = []
-        standing: list[Baseline] = []
-        for model in list_local_models():
-            with suppress(ModelError):
-                is_left_out = has_collapsed(model, task)
-                fitting.append(model)
-                if not is_left_out:
-                    standing.append(model)
-        standing = standing or fitting
-        if self._most is None:
-            return tuple(standing)
-        standing.sort(key=lambda model: rank_held_out(model, task, measure), reverse=True)
-        return tuple(standing[: self._most])
+        models = [LocalModel(baseline=baseline, task=task) for baseline in list_local_models()]
+        return pick_models(models, most=self._most)[0]
 
     def fit(self, task: SoloTask) -> Predictor:
         """Fit all models, and average what they say."""
         with fits_kept_meanwhile():
-            predictors = [fit_once(member, task) for member in self.members(task)]
+            predictors = [member.fit() for member in self.members(task)]
         return mean_of(predictors, features=task.features.shape[1])
 
     def score_held_out(self, task: SoloTask) -> Scored | None:
         """Average what the models say of the labels held out."""
-        scored = [scored_held_out(member, task) for member in self.members(task)]
+        scored = [member.score_held_out() for member in self.members(task)]
         known = [one for one in scored if one is not None]
         if not known:
             return None
@@ -220,12 +293,11 @@ def find_baseline(name: str) -> Baseline:
     return next(baseline for baseline in (*_ALL, *_MEANS) if baseline.name == name)
 
 
-def chosen(
-    task: SoloTask, *, measure: Measure = ACCURACY, among: Iterable[Baseline] | None = None
-) -> Baseline:
+def chosen(task: SoloTask, *, among: Iterable[Baseline] | None = None) -> Baseline:
     """Return the baseline with the best validation, as a study would find it best.
 
-    `among`: the baselines to choose among; None: all single models and combinations.
+    That is by the task's measure. `among`: the baselines to choose among; None: all single models
+    and combinations.
 
     Of equals the one is chosen under which the held-out labels are likelier. One that cannot be
     fitted with the settings of the run, or has collapsed, is passed over, unless all have.
@@ -235,18 +307,12 @@ def chosen(
     with fits_kept_meanwhile():
         for baseline in every_baseline().values() if among is None else among:
             with suppress(ModelError):
-                ranked[baseline] = rank_held_out(baseline, task, measure)
+                ranked[baseline] = LocalModel(baseline=baseline, task=task).rank()
         best_first = sorted(ranked, key=ranked.__getitem__, reverse=True)
         for baseline in best_first:
             if not has_collapsed(baseline, task):
                 return baseline
     return best_first[0]
-
-
-def rank_held_out(baseline: Baseline, task: SoloTask, measure: Measure) -> tuple[float, float]:
-    """Return the rank by a measure on the labels held out, and their likelihood."""
-    scored = scored_held_out(baseline, task)
-    return rank_of(scored, measure), likelihood_of(scored)
 
 
 def likelihood_of(scored: Scored | None) -> float:

@@ -32,7 +32,19 @@ _LEAST_DEVIATION = 1e-9
 
 
 class Kind(nn.Module, ABC):
-    """Base of the kinds; `tensors`: what it knows, by name."""
+    """Base of the kinds."""
+
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """F and K."""
+
+    @abstractmethod
+    def forward(self, x_BF: Tensor) -> Tensor:
+        """Return shares (B, K), which are at least 0; a row of zeros says nothing."""
+
+
+class Simple(Kind):
+    """Base of the kinds that hold named tensors and no other model; `tensors`: these, by name."""
 
     names: tuple[str, ...]
 
@@ -50,16 +62,8 @@ class Kind(nn.Module, ABC):
     def _check(self) -> None:
         """Raise ModelError on tensors that do not fit together."""
 
-    @abstractmethod
-    def shape(self) -> tuple[int, int]:
-        """F and K."""
 
-    @abstractmethod
-    def forward(self, x_BF: Tensor) -> Tensor:
-        """Return shares (B, K), which are at least 0; a row of zeros says nothing."""
-
-
-class Layers(Kind):
+class Layers(Simple):
     """Linear layers with ReLU between them, and a softmax: regressions and small networks."""
 
     def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
@@ -94,7 +98,7 @@ class Layers(Kind):
         return x_BF.softmax(1)
 
 
-class Cosines(Kind):
+class Cosines(Simple):
     """A linear layer on x and cosines of x, whose scores below 0 count as 0."""
 
     names = ("directions", "phases", "linear", "waves", "bias")
@@ -119,7 +123,7 @@ class Cosines(Kind):
         return (x_BF @ self.linear + waves_BC @ self.waves + self.bias).relu()
 
 
-class Nearest(Kind):
+class Nearest(Simple):
     """The mean shares of the nearest of remembered rows: the model holds rows of people."""
 
     names = ("rows", "shares", "neighbours")
@@ -147,7 +151,7 @@ class Nearest(Kind):
         return self.shares[near_BN].mean(1)
 
 
-class Trees(Kind):
+class Trees(Simple):
     """The sum of what trees say: shares, or scores before a softmax.
 
     Attributes:
@@ -251,9 +255,9 @@ class Member(nn.Module):
             )
 
     @property
-    def model(self) -> Kind:
+    def model(self) -> Simple:
         kind = self.get_submodule(self.kind)
-        assert isinstance(kind, Kind)
+        assert isinstance(kind, Simple)
         return kind
 
     def forward(self, x_BF: Tensor) -> Tensor:
@@ -269,7 +273,7 @@ class Average(Kind):
     """
 
     def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         parts = {name: torch.as_tensor(tensor) for name, tensor in tensors.items()}
         numbers = {name.partition(".")[0] for name in parts}
         expected = [str(number) for number in range(len(numbers))]
@@ -277,14 +281,11 @@ class Average(Kind):
             raise ModelError(f"an average is of 1 to {_MOST_MEMBERS} models, numbered from 0")
         for number in expected:
             self.add_module(number, Member(without_prefix(number, parts)))
-        self._check()
+        if len({member.classes for member in self.members()}) != 1:
+            raise ModelError("models that are averaged tell different classes")
 
     def members(self) -> list[Member]:
         return [member for member in self.children() if isinstance(member, Member)]
-
-    def _check(self) -> None:
-        if len({member.classes for member in self.members()}) != 1:
-            raise ModelError("models that are averaged tell different classes")
 
     def shape(self) -> tuple[int, int]:
         members = self.members()
@@ -294,13 +295,13 @@ class Average(Kind):
         return torch.stack([member(x_BF) for member in self.members()]).mean(0)
 
 
-SIMPLE: Mapping[str, type[Kind]] = {
+SIMPLE: Mapping[str, type[Simple]] = {
     "layers": Layers,
     "cosines": Cosines,
     "nearest": Nearest,
     "trees": Trees,
 }
-KINDS: Mapping[str, type[Kind]] = {**SIMPLE, "average": Average}
+KINDS: Mapping[str, type[Simple] | type[Average]] = {**SIMPLE, "average": Average}
 
 
 @dataclass(frozen=True, kw_only=True)

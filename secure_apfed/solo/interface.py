@@ -25,12 +25,15 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from safetensors.torch import load, save
-from torch import nn
+from torch import Tensor, nn
 
+from secure_apfed.data import OwnData
 from secure_apfed.errors import DataError
 from secure_apfed.learning.votes import BLOCK
+from secure_apfed.measures import ACCURACY, MEASURES, Measure
 from secure_apfed.models import Shape
 from secure_apfed.seeds import Draws, derive_seed, seeded
+from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings, TrainSettings
 
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -51,6 +54,7 @@ class SoloTask:
         classes: K; classes without a label are never predicted.
         seed: every number that a baseline draws follows from it.
         model, train: the run's own, for the baseline that trains the run's own network.
+        measure: by which models are ranked on labels held out.
     """
 
     features: FloatArray = field(repr=False)
@@ -61,12 +65,46 @@ class SoloTask:
     seed: int = 0
     model: ModelSettings = field(default_factory=ModelSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
+    measure: Measure = ACCURACY
+
+    @classmethod
+    def from_run(
+        cls,
+        config: RunSettings,
+        data: OwnData,
+        rows_U: Tensor,
+        *,
+        labels_N: Tensor | None = None,
+        features_U: Tensor | None = None,
+    ) -> Self:
+        """Return some of a run's training rows, and the labels of those that have one.
+
+        Args:
+            data: what the active has, with the labels that the run may learn from.
+            rows_U: which of its training rows, ascending, (U,).
+            labels_N: of all rows of its table, on the CPU; None: those of the table.
+            features_U: what is read of these rows, on the CPU; None: the table's features.
+        """
+        labels_N = data.table.labels if labels_N is None else labels_N
+        assert labels_N is not None
+        labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten()
+        return cls.of(
+            data.table.features[rows_U] if features_U is None else features_U,
+            labelled,
+            labels_N[rows_U[labelled]],
+            classes=len(data.classes),
+            seed=config.seed,
+            model=config.model,
+            train=config.train,
+            measure=measure_of_classes(config),
+        )
 
     @classmethod
     def of(
         cls, features: ArrayLike, labelled: ArrayLike, labels: ArrayLike, *,
         classes: int, seed: int = 0,
         model: ModelSettings | None = None, train: TrainSettings | None = None,
+        measure: Measure = ACCURACY,
     ) -> Self:  # fmt: skip
         """Make a task of rows (N, *shape), arrays or tensors on the CPU."""
         rows = np.asarray(features, dtype=np.float64)
@@ -81,6 +119,7 @@ class SoloTask:
             seed=seed,
             model=model or ModelSettings(),
             train=train or TrainSettings(),
+            measure=measure,
         )
 
     def __post_init__(self) -> None:
@@ -143,6 +182,12 @@ class SoloTask:
         return derive_seed(self.seed, "solo", *purpose) % 2**32
 
 
+def measure_of_classes(config: RunSettings) -> Measure:
+    """Return by what a run ranks models of classes; of ranges of numbers that is the accuracy."""
+    measure = MEASURES[config.measure]
+    return measure if "classification" in measure.tasks else ACCURACY
+
+
 @dataclass(frozen=True)
 class Predictor:
     """A model of the active's own features.
@@ -166,12 +211,14 @@ class Predictor:
 
 class Baseline(ABC):
     """One way to learn alone: its `name` is its key in the table, its `title` for people; whether
-    it is the run's own network, learning as the run's settings say (`of_run`).
+    it is the run's own network, learning as the run's settings say (`of_run`); whether its fit
+    depends on the task's `measure` (`reads_measure`).
     """
 
     name: str
     title: str
     of_run: ClassVar[bool] = False
+    reads_measure: bool = False
 
     @abstractmethod
     def fit(self, task: SoloTask) -> Predictor:
@@ -255,12 +302,20 @@ def fits_kept_meanwhile() -> Iterator[None]:
         _PREDICTORS.reset(before)
 
 
+def fit_name(baseline: Baseline, task: SoloTask) -> str:
+    """Return what a baseline's fits are kept by, beside rows and labels."""
+    if not baseline.reads_measure or task.measure.name == ACCURACY.name:
+        return baseline.name
+    return f"{baseline.name}-by-{task.measure.name}"
+
+
 def fit_once(baseline: Baseline, task: SoloTask) -> Predictor:
     """Return the baseline fitted to this task; the same object within `fits_kept_meanwhile`."""
     fitted = _PREDICTORS.get()
     if fitted is None:
         return baseline.fit(task)
-    name = f"{baseline.name}-{_about_run(task, baseline.of_run)}-{_digest(task, labels=True)}"
+    name = f"{fit_name(baseline, task)}-{_about_run(task, baseline.of_run)}"
+    name += f"-{_digest(task, labels=True)}"
     if name not in fitted:
         fitted[name] = baseline.fit(task)
     return fitted[name]

@@ -15,18 +15,28 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Kind, Links, TensorSpec, unpack
-from secure_apfed.methods.apfed import ActiveTrainer
+from secure_apfed.measures import MEASURES
+from secure_apfed.methods import open_session
+from secure_apfed.methods.apfed import ActiveTrainer, ApfedActive
 from secure_apfed.methods.local_models import fit_local_models, represent
+from secure_apfed.runs import calibration
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from secure_apfed.solo import (
+    FOLDS,
     MOST_APART,
+    Baseline,
+    MeanOfModels,
     Predictor,
     SoloTask,
+    chosen,
     find_baseline,
     has_collapsed,
     measure_collapse,
 )
+from secure_apfed.solo.fitted import Fitted, Layers
+from secure_apfed.solo.interface import fit_once, fits_kept_meanwhile
+from tests.secure_apfed.seats import active_of
 from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -231,3 +241,182 @@ def test_a_collapse_is_measured_by_the_classes_that_are_predicted() -> None:
     assert not has_collapsed(find_baseline("ridge"), task)
     few = replace(task, features=task.features[:40])
     assert measure_collapse(only_first, few) == 0, "ten rows tell nothing"
+
+
+def diverging(name: str) -> Baseline:
+    class Diverging(Baseline):
+        def fit(self, task: SoloTask) -> Predictor:
+            raise ModelError("diverged")
+
+    return named(Diverging(), name)
+
+
+def saying(name: str, say: Callable[[int], np.ndarray]) -> Baseline:
+    class Saying(Baseline):
+        def fit(self, task: SoloTask) -> Predictor:
+            weights = np.zeros((task.classes, task.features.shape[1]))
+            keep = lambda: Fitted(Layers.of([(weights, say(1)[0])]))  # noqa: E731
+            return Predictor(predictor(say).of_block, keep)
+
+    return named(Saying(), name)
+
+
+def named(baseline: Baseline, name: str) -> Baseline:
+    baseline.name = baseline.title = name
+    return baseline
+
+
+def test_who_averages_leaves_out_the_same_models_and_names_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one_class = saying("one class", lambda rows: np.eye(3)[np.zeros(rows, dtype=int)])
+    even = saying("even", lambda rows: np.eye(3)[np.arange(rows) % 3])
+    task = task_of(3)
+    models = {model.name: model for model in (diverging("diverging"), one_class, even)}
+    monkeypatch.setattr("secure_apfed.solo.BASELINES", models)
+    for most in (None, 1):
+        mean = MeanOfModels("mean", "mean", most=most)
+        assert [member.name for member in mean.members(task)] == ["even"]
+    with_h = fit_local_models(nn.Identity(), task, combine="mean")
+    reads = ("x", "h", "x and h")
+    assert with_h.left_out[:3] == tuple(f"diverging of {of}: it cannot be fitted" for of in reads)
+    assert "one class of x: it collapsed" in with_h.left_out
+    assert "even of x" in with_h.used
+    monkeypatch.setattr("secure_apfed.solo.BASELINES", {"one class": one_class})
+    members = MeanOfModels("mean", "mean").members(task)
+    assert [member.name for member in members] == ["one class"], "all have collapsed"
+    monkeypatch.setattr("secure_apfed.solo.BASELINES", {"diverging": diverging("diverging")})
+    with pytest.raises(ModelError, match="no local model can be fitted"):
+        MeanOfModels("mean", "mean").members(task)
+
+
+# The measure that ranks.
+
+
+def by_first_column(name: str, shares: list[float]) -> Baseline:
+    """Return a model that knows the probability of class 1 of each row, by its first column."""
+
+    class Knowing(Baseline):
+        def fit(self, task: SoloTask) -> Predictor:
+            second = np.array(shares)
+            both = np.stack([1 - second, second], axis=1)
+            return Predictor(lambda rows: both[rows[:, 0].astype(int)])
+
+    return named(Knowing(), name)
+
+
+CHOICES: dict[str, Callable[[SoloTask], str]] = {
+    "chosen": lambda task: chosen(task).name,
+    "mean of the best": lambda task: MeanOfModels("m", "m", most=1).members(task)[0].name,
+    "kept fit of that mean": lambda task: str(
+        fit_once(MeanOfModels("m", "m", most=1), task).scores(task.features)[0, 1]
+    ),
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_models_are_ranked_by_the_measure_of_the_run(
+    choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decided right but ranked badly, against ranked right and decided badly."""
+    labels = np.arange(10) % 2
+    decides = [0.2, 0.9, 0.2, 0.9, 0.2, 0.9, 0.2, 0.9, 0.99, 0.6]
+    ranks = [0.01 + 0.4 * label for label in labels]
+    models = {"decides": by_first_column("decides", decides), "ranks": by_first_column("r", ranks)}
+    models["ranks"].name = "ranks"
+    monkeypatch.setattr("secure_apfed.solo.BASELINES", models)
+    task = SoloTask.of(np.arange(10.0)[:, None], np.arange(10), labels, classes=2)
+    by_auc = replace(task, measure=MEASURES["auc"])
+    expected = {"accuracy": "decides", "auc": "ranks"}
+    if choice.startswith("kept"):
+        expected = {"accuracy": str(decides[0]), "auc": str(ranks[0])}
+    with fits_kept_meanwhile():
+        assert CHOICES[choice](task) == expected["accuracy"]
+        assert CHOICES[choice](by_auc) == expected["auc"]
+        assert CHOICES[choice](task) == expected["accuracy"], "kept apart from the other measure"
+
+
+def test_a_task_is_what_a_run_learns_from() -> None:
+    config = config_of(measure="auc", data={"dataset": "breast_cancer", "labelled": 40})
+    data = load_data(config.data, seed=0)
+    task = SoloTask.from_run(config, data, data.train_rows)
+    labels = data.active.labels
+    assert labels is not None
+    assert np.array_equal(task.labelled_rows, data.active.features[data.labelled_rows].double())
+    assert np.array_equal(task.labels, labels[data.labelled_rows])
+    assert (task.measure.name, task.model, task.train) == ("auc", config.model, config.train)
+    few = SoloTask.from_run(config, data, data.train_rows[10:], labels_N=1 - labels)
+    assert len(few.features) == len(data.train_rows) - 10
+    known = data.labelled_rows[data.labelled_rows >= data.train_rows[10]]
+    assert np.array_equal(few.labels, 1 - labels[known])
+
+
+# Calibration.
+
+
+FEW: dict[str, Any] = {"dataset": "breast_cancer", "overlap": 0.8, "labelled": 60, "limit": 300}
+
+
+def concluded(config: Config, data: VerticalData) -> ApfedActive:
+    """Return an active that has fitted its local models, over an encoder at its start."""
+    active = active_of(open_session(config, data))
+    active.conclude_alone()
+    return active
+
+
+def test_models_without_some_rows_never_read_the_labels_of_these() -> None:
+    config = config_of(data=FEW)
+    data = load_data(config.data, seed=0)
+    labels = data.active.labels
+    assert labels is not None
+    rows = data.labelled_rows[::3]
+    others = labels.clone()
+    others[rows] = 1 - others[rows]
+    changed = replace(data, table=replace(data.active, labels=others))
+    features = data.active.features[data.train_rows].double()
+    scores = {"without": list[Tensor](), "with": list[Tensor]()}
+    for each in (data, changed):
+        active = concluded(config, each)
+        for name, networks in (("without", active.without(rows)), ("with", active.solo())):
+            assert networks is not None
+            scores[name].append(networks(features, None)[0])
+    assert torch.equal(*scores["without"])
+    assert not torch.equal(*scores["with"])
+
+
+def test_before_the_last_step_there_are_no_local_models_to_fit_again() -> None:
+    config = config_of(data=FEW)
+    active = active_of(open_session(config, load_data(config.data, seed=0)))
+    assert active.without(torch.arange(3)) is None
+
+
+def test_local_models_are_calibrated_by_labels_that_they_did_not_learn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_of(data=FEW, calibration=0.2)
+    data = load_data(config.data, seed=0)
+    session = open_session(config, data)
+    active = active_of(session)
+    active.conclude_alone()
+    networks = active.solo()
+    assert networks is not None
+    features = data.active.features[data.train_rows].double()
+    before = networks(features, None)[0]
+    left_out: list[Tensor] = []
+    without = ApfedActive.without
+
+    def record(self: ApfedActive, rows: Tensor) -> Any:
+        left_out.append(rows)
+        return without(self, rows)
+
+    monkeypatch.setattr(ApfedActive, "without", record)
+    monkeypatch.setattr(calibration, "BASELINES", {})  # no network of the run's is trained instead
+    found = calibration.calibrate(session, data)
+    assert found is not None
+    assert len(left_out) == FOLDS
+    judged = torch.cat([rows[torch.isin(rows, data.labelled_rows)] for rows in left_out])
+    assert sorted(judged.tolist()) == data.labelled_rows.tolist(), "each label is held out once"
+    after = networks(features, None)[0]
+    odds = [scores[:, 1] - scores[:, 0] for scores in (before, after)]
+    torch.testing.assert_close(odds[1], found.slope * odds[0] + found.offset)
+    assert odds[1].sigmoid().mean() == pytest.approx(0.2, abs=0.02)

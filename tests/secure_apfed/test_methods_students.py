@@ -23,7 +23,7 @@ from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
 from secure_apfed.labellers import Spreading
 from secure_apfed.learning import autoencoder
 from secure_apfed.learning.descent import ActiveNetworks, Compute
-from secure_apfed.methods import Simulation, distilled, open_session
+from secure_apfed.methods import Simulation, local_models, open_session
 from secure_apfed.methods.alignment import DEALER
 from secure_apfed.methods.distilled import ApcVflActive, ApcVflPassive, fit_classifier
 from secure_apfed.methods.joint import TeacherActive, TeacherSettings
@@ -572,7 +572,7 @@ def test_a_command_judges_the_encoder(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_the_strongest_solo_model_reads_the_code_beside_the_features_or_none(
     method: str, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distilled, "surely_better", lambda *of, **how: used)
+    monkeypatch.setattr(local_models, "surely_better", lambda *of, **how: used)
     config = step_config(
         {"name": method, "epochs": 2, "classifier": "strongest"},
         model={"network": "enriched", "hidden": [16], "representation": 8},

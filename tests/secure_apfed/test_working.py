@@ -20,7 +20,7 @@ from secure_apfed import progress as shown_progress
 from secure_apfed.alignment.over_links import ProgressTo
 from secure_apfed.events import schema
 from secure_apfed.exchange import StatusKeeper
-from secure_apfed.measures import ACCURACY, MEASURES
+from secure_apfed.measures import MEASURES
 from secure_apfed.progress import Board, _Events, _Lines
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.solo import BASELINES, SoloTask
@@ -132,7 +132,7 @@ def solo_of_classes() -> None:
     rows = np.linspace(0.0, 1.0, 12)[:, None]
     task = SoloTask.of(rows, np.arange(6), np.arange(6) % 2, classes=2)
     baselines = {name: BASELINES[name] for name in ("ridge", "logistic")}
-    compare(task, rows[:4], np.array([0, 1, 1, 1]), baselines, measure=ACCURACY)
+    compare(task, rows[:4], np.array([0, 1, 1, 1]), baselines)
 
 
 def solo_of_numbers() -> None:
