@@ -1,7 +1,7 @@
 """APFed whose exchange never uses a label, and the local models that learn labels afterwards."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -293,7 +293,7 @@ def test_who_averages_leaves_out_the_same_models_and_names_them(
 # The measure that ranks.
 
 
-def by_first_column(name: str, shares: list[float]) -> Baseline:
+def by_first_column(name: str, shares: Sequence[float]) -> Baseline:
     """Return a model that knows the probability of class 1 of each row, by its first column."""
 
     class Knowing(Baseline):
@@ -322,8 +322,10 @@ def test_models_are_ranked_by_the_measure_of_the_run(
     labels = np.arange(10) % 2
     decides = [0.2, 0.9, 0.2, 0.9, 0.2, 0.9, 0.2, 0.9, 0.99, 0.6]
     ranks = [0.01 + 0.4 * label for label in labels]
-    models = {"decides": by_first_column("decides", decides), "ranks": by_first_column("r", ranks)}
-    models["ranks"].name = "ranks"
+    models = {
+        "decides": by_first_column("decides", decides),
+        "ranks": by_first_column("ranks", ranks),
+    }
     monkeypatch.setattr("secure_apfed.solo.BASELINES", models)
     task = SoloTask.of(np.arange(10.0)[:, None], np.arange(10), labels, classes=2)
     by_auc = replace(task, measure=MEASURES["auc"])
