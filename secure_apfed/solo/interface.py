@@ -75,7 +75,6 @@ class SoloTask:
         rows_U: Tensor,
         *,
         labels_N: Tensor | None = None,
-        features_U: Tensor | None = None,
     ) -> Self:
         """Return some of a run's training rows, and the labels of those that have one.
 
@@ -83,13 +82,12 @@ class SoloTask:
             data: what the active has, with the labels that the run may learn from.
             rows_U: which of its training rows, ascending, (U,).
             labels_N: of all rows of its table, on the CPU; None: those of the table.
-            features_U: what is read of these rows, on the CPU; None: the table's features.
         """
         labels_N = data.table.labels if labels_N is None else labels_N
         assert labels_N is not None
         labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten()
         return cls.of(
-            data.table.features[rows_U] if features_U is None else features_U,
+            data.table.features[rows_U],
             labelled,
             labels_N[rows_U[labelled]],
             classes=len(data.classes),
