@@ -118,7 +118,11 @@ def fit_local_models(encoder: nn.Module, task: SoloTask, *, combine: Combine) ->
     with one_thread(), fits_kept_meanwhile():
         used, left_out = pick_models(_list_candidates(encoder, task), most=_MOST[combine])
         fitted = [(candidate.view, candidate.keep()) for candidate in used]
-    networks = ActiveNetworks(WithFeatures(encoder), average_of(fitted).as_head())
+    average = average_of(fitted)
+    if all(candidate.input == "x" for candidate in used):
+        networks = networks_of(average)  # nothing reads h, and no encoder is kept
+    else:
+        networks = ActiveNetworks(WithFeatures(encoder), average.as_head())
     return LocalModels(
         networks=networks.requires_grad_(False).eval(),
         used=tuple(candidate.name for candidate in used),

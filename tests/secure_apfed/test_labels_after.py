@@ -16,7 +16,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Kind, Links, TensorSpec, unpack
 from secure_apfed.measures import MEASURES
-from secure_apfed.methods import open_session
+from secure_apfed.methods import local_models, open_session
 from secure_apfed.methods.apfed import ActiveTrainer, ApfedActive
 from secure_apfed.methods.local_models import fit_local_models, represent
 from secure_apfed.runs import calibration
@@ -42,6 +42,7 @@ from tests.secure_apfed.small_runs import interrupted, small_config
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 METHODS = ["apfed", "apfed_r", "apfed_c"]
 TRAIN = {"epochs": 2, "batch_size": 64, "learning_rate": 0.05, "device": "cpu", "labels": "after"}
+FEW: dict[str, Any] = {"dataset": "breast_cancer", "overlap": 0.8, "labelled": 60, "limit": 300}
 FROZEN = {"mechanism": "frozen_gaussian", "epsilon": 8.0, "noise": "reproducible_insecure"}
 
 
@@ -136,6 +137,38 @@ def test_the_kept_model_predicts_what_the_run_measured(tmp_path: Path) -> None:
     assert set(outcome["local_models"]["used"]) == {
         f"{model} of {read}" for model in ("ridge", "logistic") for read in ("x", "h", "x and h")
     }
+
+
+@pytest.mark.parametrize("read", ["x", "h", "x and h"])
+def test_a_model_is_loaded_whatever_input_the_best_reads(
+    read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pick = local_models.pick_models
+
+    def pick_some(models: Any, *, most: int | None) -> Any:
+        return pick([model for model in models if model.input == read], most=most)
+
+    monkeypatch.setattr(local_models, "pick_models", pick_some)
+    config = config_of(data=FEW, train={**TRAIN, "combine": "best"})
+    result = run(config, tmp_path / "run")
+    data = load_data(config.data, seed=0)
+    labels = data.active.labels
+    assert labels is not None
+    shares = load_model(tmp_path / "run").predict(data.active.features[data.test_rows])
+    right = shares.argmax(1) == labels[data.test_rows]
+    assert float(right.double().mean()) == pytest.approx(result.accuracy["apfed_c"])
+    outcome = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert [name.partition(" of ")[2] for name in outcome["local_models"]["used"]] == [read]
+    session, again = (open_session(config, data) for _ in range(2))
+    session.learner.conclude_alone()
+    again.learner.load_tensors(session.learner.tensors(), next_step=0)
+    features = data.active.features[data.test_rows].double()
+    scores = []
+    for each in (session, again):
+        networks = active_of(each).solo()
+        assert networks is not None
+        scores.append(networks(features, None)[0])
+    assert torch.equal(*scores)
 
 
 def test_a_run_that_was_broken_off_ends_the_same(tmp_path: Path) -> None:
@@ -354,9 +387,6 @@ def test_a_task_is_what_a_run_learns_from() -> None:
 
 
 # Calibration.
-
-
-FEW: dict[str, Any] = {"dataset": "breast_cancer", "overlap": 0.8, "labelled": 60, "limit": 300}
 
 
 def concluded(config: Config, data: VerticalData) -> ApfedActive:
