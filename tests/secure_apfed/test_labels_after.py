@@ -16,7 +16,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Kind, Links, TensorSpec, unpack
 from secure_apfed.measures import MEASURES
-from secure_apfed.methods import local_models, open_session
+from secure_apfed.methods import open_session
 from secure_apfed.methods.apfed import ActiveTrainer, ApfedActive
 from secure_apfed.methods.local_models import fit_local_models, represent
 from secure_apfed.runs import calibration
@@ -33,6 +33,7 @@ from secure_apfed.solo import (
     find_baseline,
     has_collapsed,
     measure_collapse,
+    pick_models,
 )
 from secure_apfed.solo.fitted import Fitted, Layers
 from secure_apfed.solo.interface import fit_once, fits_kept_meanwhile
@@ -143,12 +144,11 @@ def test_the_kept_model_predicts_what_the_run_measured(tmp_path: Path) -> None:
 def test_a_model_is_loaded_whatever_input_the_best_reads(
     read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pick = local_models.pick_models
 
     def pick_some(models: Any, *, most: int | None) -> Any:
-        return pick([model for model in models if model.input == read], most=most)
+        return pick_models([model for model in models if model.input == read], most=most)
 
-    monkeypatch.setattr(local_models, "pick_models", pick_some)
+    monkeypatch.setattr("secure_apfed.methods.local_models.pick_models", pick_some)
     config = config_of(data=FEW, train={**TRAIN, "combine": "best"})
     result = run(config, tmp_path / "run")
     data = load_data(config.data, seed=0)
