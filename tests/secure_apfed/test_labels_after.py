@@ -144,7 +144,6 @@ def test_the_kept_model_predicts_what_the_run_measured(tmp_path: Path) -> None:
 def test_a_model_is_loaded_whatever_input_the_best_reads(
     read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     def pick_some(models: Any, *, most: int | None) -> Any:
         return pick_models([model for model in models if model.input == read], most=most)
 
