@@ -220,7 +220,7 @@ another_question_answered: test_methods_code.py
 +if self._asked:
 help_that_nobody_judged: test_methods_code.py
     Passives that know nothing are believed all the same.
--            if surely_better(said[best], alone, measure, seed=seed):
+-            if is_surely_better(said[best], alone):
 +            if said[best] is not None:
 no_help_not_reported: test_methods_code.py
     A run whose passives did not help says nothing of it.

@@ -8,6 +8,7 @@ run is derived from it by a variant, so that all share data, seeds and labelled 
 lies in one folder; a stopped job goes on where it was.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,10 @@ from apfed_experiments.study import (
     Point,
     Results,
     Study,
+    Trial,
     absent,
     base_config,
+    finish,
 )
 from apfed_experiments.summary import Interval, Row, Summary
 from apfed_experiments.verdict import ComparedLine, describe_comparison
@@ -240,6 +243,7 @@ def lines_of(table: Table) -> list[ComparedLine]:
                 epsilon=row["epsilon"],
                 wire_bytes=row["bytes"],
                 gain=row["gain"],
+                p_holm=row.get("p_holm", math.nan),
                 leaks=leaks,
                 missing={
                     kind: missing_leak(config, kind)
@@ -249,6 +253,11 @@ def lines_of(table: Table) -> list[ComparedLine]:
             )
         )
     return found
+
+
+def _report(trial: Trial) -> Path:
+    """Write the report of a finished trial, beside what the study measured of the active alone."""
+    return write_report(trial.path, solo=finish(trial).solo)
 
 
 def run_main_job(
@@ -269,7 +278,7 @@ def run_main_job(
     results = study.run(jobs=jobs, on_done=on_done, solo=True)
     # Written by the workers meanwhile.
     reports = Parallel(n_jobs=jobs, return_as="generator")(
-        delayed(write_report)(point.trial(seeds[0]).path) for point in points
+        delayed(_report)(point.trial(seeds[0])) for point in points
     )
     tables = [compare(of_base, results, seeds=len(seeds)) for _, of_base in parts]
     shown = []

@@ -526,6 +526,7 @@ def run_tradeoff(
             epsilon=row["epsilon"],
             wire_bytes=row["wire_bytes"],
             gain=None if row["gain"] is None else row["gain"].over_chosen,
+            p_holm=row.get("p_holm", math.nan),
             leaks={kind: leak.cut_advantage for kind, leak in row["leakage"].items()},
             missing={
                 kind: missing_leak(row["point"].config, kind)

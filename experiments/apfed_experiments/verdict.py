@@ -42,6 +42,7 @@ READ = "what attacks still read"
 NOT_ATTACKED = "not attacked"
 _MEMBERSHIP = "outsider reads who trained"
 _NAMES_SHOWN = 3
+_SIGNIFICANT = 0.05
 
 
 class VerdictLine(NamedTuple):
@@ -264,6 +265,7 @@ class ComparedLine:
         epsilon: of what leaves a party; infinite: no guarantee, 0: nothing is sent.
         wire_bytes: on all links.
         gain: over the best solo baseline on the same rows; None: none is told.
+        p_holm: of the gain, adjusted for all that are compared; NaN: nobody adjusted it.
         leaks: by direction, the advantage of the attack that gained most.
         missing: by direction of which no attack ran, why.
     """
@@ -274,6 +276,7 @@ class ComparedLine:
     gain: Interval | None
     leaks: Mapping[str, Interval]
     missing: Mapping[str, str] = field(default_factory=dict)
+    p_holm: float = math.nan
 
 
 def describe_comparison(lines: Sequence[ComparedLine]) -> tuple[VerdictLine, ...]:
@@ -319,12 +322,23 @@ def _describe_gains(lines: Sequence[ComparedLine]) -> str:
     if paid:
         name, gain = max(paid, key=lambda item: item[1].mean)
         parts[0] += f", most in {name}: {gain.cut(-1.0, 1.0).text(scale=100, form='+.1f')} points"
+    if paid:
+        parts[0] += _describe_correction(lines)
     parts[0] += "."
     if cost:
         parts.append(f"It cost in {_list(cost)}.")
     if len(paid) + len(cost) < len(told):
         parts.append("The others show no gain.")
     return " ".join(parts)
+
+
+def _describe_correction(lines: Sequence[ComparedLine]) -> str:
+    """Say in how many lines help still paid once all comparisons are counted; empty: not known."""
+    gains = [(line.gain, line.p_holm) for line in lines if line.gain is not None]
+    if any(math.isnan(p) for _, p in gains):
+        return ""
+    significant = sum(gain.mean > 0 and p < _SIGNIFICANT for gain, p in gains)
+    return f"; after correction for all {len(gains)} (Holm) in {significant or 'none'}"
 
 
 def _describe_leaks(lines: Sequence[ComparedLine]) -> str:

@@ -174,7 +174,7 @@ def _show_result(
     from secure_apfed.measures import ACCURACY, MEASURES
     from secure_apfed.promises import NO_ACCOUNT, promise_of_account
     from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
-    from secure_apfed.runs.outcome import measure_text, never_predicted_text, read_common
+    from secure_apfed.runs.outcome import describe_never_predicted, measure_text, read_common
 
     assert result.folder is not None
     finished = read_finished_run(result.folder)
@@ -211,10 +211,9 @@ def _show_result(
     rows += [(f"people of {one.party}", one.sentence) for one in read_common(_files(result.folder))]
     if result.threshold is not None:
         rows.append(("threshold of the positive class", f"{result.threshold:.3f}"))
-    rows += [
-        ("never predicted", never_predicted_text(config, name, threshold))
-        for name, threshold in result.never_predicted.items()
-    ]
+    missing = describe_never_predicted(config, result.never_predicted)
+    if missing is not None:
+        rows.append(("never predicted", missing))
     if solo is not None:
         rows += [
             ("best alone", solo.describe_best()),

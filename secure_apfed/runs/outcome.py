@@ -270,13 +270,24 @@ def count_measured_rows(config: Config, outcome: Outcome, variant: str) -> int |
     return count
 
 
-def never_predicted_text(config: Config, name: str, threshold: float | None) -> str:
-    """Say that no test row is given a class, and what these settings take that would change it.
+def describe_never_predicted(
+    config: Config, never_predicted: Mapping[str, float | None]
+) -> str | None:
+    """Say which classes no test row is given, and what these settings take that would change it.
 
     Args:
-        threshold: that labelled training rows choose; None: none does.
+        never_predicted: by class, the threshold that labelled training rows choose; None: none
+            does, as where there are more classes than two.
+
+    Returns:
+        None: every class is given to some test row.
     """
-    never = f"no test row is given class {name}"
+    if not never_predicted:
+        return None
+    names = tuple(never_predicted)
+    classes = f"class {names[0]}" if len(names) == 1 else f"any of the classes {', '.join(names)}"
+    never = f"no test row is given {classes}"
+    threshold = never_predicted[names[0]]
     if threshold is not None and _takes(config, "threshold", "balanced_accuracy"):
         return (
             f"{never}; with threshold: balanced_accuracy the positive class begins at "
@@ -284,11 +295,11 @@ def never_predicted_text(config: Config, name: str, threshold: float | None) -> 
         )
     if _takes(config, "train.class_weights", "balanced"):
         return f"{never}; train.class_weights: balanced may change that"
-    if threshold is None and _takes(config, "threshold", "0.1"):
+    if threshold is None and len(names) == 1 and _takes(config, "threshold", "0.1"):
         return f"{never}; a threshold of your own, such as threshold: 0.1, may change that"
     return (
         f"{never}; no setting of method {config.method.name} here would change that: rank rows by "
-        f"p({name}) of its predictions, and choose how many of them are given it"
+        f"p({names[0]}) of its predictions, and choose how many of them are given it"
     )
 
 

@@ -1,6 +1,7 @@
 """Every figure stands beside the number of test rows that it was measured on."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +104,18 @@ def test_the_gain_has_the_models_own_rows_and_figure(joint: Path) -> None:
     assert gain.value == pytest.approx(gain.reached - gain.alone)
     kept = load_file(RunFolder(joint).solo_scored)
     assert len(kept[f"{finished.solo.best.name}/truth"]) == rows
+
+
+def test_a_report_shows_the_baselines_that_a_study_measured(joint: Path, tmp_path: Path) -> None:
+    alone = read_finished_run(joint).solo
+    assert alone is not None
+    folder = shutil.copytree(joint, tmp_path / "of a study")
+    RunFolder(folder).solo.unlink()
+    RunFolder(folder).solo_scored.unlink()
+    assert "nobody measured what the active would do alone" in write_report(folder).read_text()
+    page = write_report(folder, solo=alone).read_text()
+    assert f"over {alone.best.title}" in page
+    assert "nobody measured" not in page
 
 
 def test_the_gain_is_one_on_every_surface(joint: Path) -> None:

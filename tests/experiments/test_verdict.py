@@ -238,6 +238,16 @@ def test_a_comparison_says_who_paid_and_which_lines_have_no_guarantee() -> None:
     assert lines[ANSWERS[3]] == "passive reads labels, why: b."
 
 
+@pytest.mark.parametrize(("p_of_b", "told"), [(0.2, "1"), (0.01, "2"), (math.nan, "")])
+def test_a_comparison_says_where_help_still_paid_after_correction(p_of_b: float, told: str) -> None:
+    lines = [line("a", p_holm=0.01), line("b", p_holm=p_of_b)]
+    worth = dict(describe_comparison(lines))[ANSWERS[1]]
+    assert ("after correction" in worth) is bool(told)
+    assert f"after correction for all 2 (Holm) in {told}." in worth or not told
+    lost = [line("a", p_holm=0.3), line("b", gain=Interval(-0.1, -0.2, -0.05), p_holm=0.01)]
+    assert "(Holm) in none." in dict(describe_comparison(lost))[ANSWERS[1]]
+
+
 @pytest.mark.parametrize("gain", [None, Interval(0.1, math.nan, math.nan)])
 def test_a_comparison_without_intervals_claims_no_gain(gain: Interval | None) -> None:
     worth = dict(describe_comparison([line("a", gain=gain)]))[ANSWERS[1]]

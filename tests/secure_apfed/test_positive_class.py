@@ -14,7 +14,7 @@ from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.data.records import VerticalData
 from secure_apfed.errors import DataError
-from secure_apfed.runs.outcome import never_predicted_text
+from secure_apfed.runs.outcome import describe_never_predicted
 
 ROWS = 120
 
@@ -186,7 +186,8 @@ def test_what_is_advised_where_a_class_is_never_predicted_is_taken(
     settings, advised = ADVISED[case]
     config = Config.model_validate(settings_of(tmp_path) | settings)
     threshold = 0.25 if config.method.predicts_alone and config.dp_sgd is None else None
-    text = never_predicted_text(config, "J", threshold)
+    text = describe_never_predicted(config, {"J": threshold})
+    assert text is not None
     assert text.startswith("no test row is given class J; ")
     if advised is None:
         assert "rank rows by p(J) of its predictions" in text
@@ -194,6 +195,14 @@ def test_what_is_advised_where_a_class_is_never_predicted_is_taken(
     key, _, value = advised.partition("=")
     assert f"{key}: {value}" in text
     load_config_text(dump_settings(config), overrides=[advised])
+
+
+def test_classes_that_are_never_predicted_stand_in_one_sentence(tmp_path: Path) -> None:
+    config = Config.model_validate(settings_of(tmp_path))
+    text = describe_never_predicted(config, {"1": None, "6": None})
+    assert text is not None
+    assert text.startswith("no test row is given any of the classes 1, 6; ")
+    assert describe_never_predicted(config, {}) is None
 
 
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

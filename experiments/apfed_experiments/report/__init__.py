@@ -1,18 +1,25 @@
 """The report of a run: pictures and one self-contained HTML page, made from its folder only."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from apfed_experiments.report.run import audit_of, measured_of, read_run
+from apfed_experiments.solo import SoloRecord, measure_gain
 from secure_apfed.files import make_private, to_json, write_atomically
+from secure_apfed.runs.folder import RunFolder
 
 __all__ = ["read_run", "write_report"]
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, *, solo: SoloRecord | None = None) -> Path:
     """Make pictures/*.png, report.html and privacy.json of a finished run; return the page's path.
     Of the folder of a party that helped in one, its own report.html.
 
     The folder is shut for others, where it was not.
+
+    Args:
+        solo: what the active would do alone, as a study measured it; where the folder holds that
+            itself, its own is shown.
 
     Raises:
         CheckpointError: no finished run, or a file in it is not as this version writes it.
@@ -29,6 +36,8 @@ def write_report(folder: Path) -> Path:
         write_atomically(page, render_party(party).encode(), private=True)
         return page
     run = read_run(folder)
+    if run.solo is None and solo is not None:
+        run = replace(run, solo=solo, gain=measure_gain(RunFolder(folder), run.config, solo))
     make_private(folder)
     pictures, audited = write_pictures(run, folder / "pictures"), audit_of(run)
     content = render(run, pictures, audited, measured_of(run)).encode()

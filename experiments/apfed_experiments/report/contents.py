@@ -29,7 +29,7 @@ from secure_apfed.measures import ACCURACY
 from secure_apfed.promises import worst_promise
 from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.outcome import Ranking, never_predicted_text, read_common
+from secure_apfed.runs.outcome import Ranking, describe_never_predicted, read_common
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TABLES
@@ -118,10 +118,8 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
         (few is not None,
          f"{few} test rows are of the rarer class: measures may be chance; read their intervals."),
     )  # fmt: skip
-    never_predicted = (
-        f"Of the test rows: {never_predicted_text(run.config, name, threshold)}."
-        for name, threshold in run.outcome.never_predicted.items()
-    )
+    missing = describe_never_predicted(run.config, run.outcome.never_predicted)
+    never_predicted = () if missing is None else (f"Of the test rows: {missing}.",)
     attendance = run.outcome.attendance
     silent = (
         f"{name} fell silent in step {step}: of the steps from then on "
