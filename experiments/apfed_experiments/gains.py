@@ -51,6 +51,9 @@ _ALONE, _NO_HELP, _LAMBDA_0, _BOUNDED = "votes", "no-help", "lambda-0", "lambda-
 _RANDOMISED = "votes-randomised"
 _UNJUDGED = {_ALONE: "votes-always", _RANDOMISED: "votes-randomised-always"}
 """Votes whether labelled rows let them in or not: what they would have brought, in hindsight."""
+_JUDGED = {_ALONE: "votes-judged", _RANDOMISED: "votes-randomised-judged"}
+"""Votes only where labelled rows let them in; else the best local model stays."""
+_PAIRED = tuple((_JUDGED[opening], _UNJUDGED[opening]) for opening in _JUDGED)
 QUICK = ("votes/digits/n50", "votes-randomised/digits/n50/eps4", "votes/wine/n9")
 _NETWORK: Mapping[str, Any] = {
     "model": {"hidden": [128], "representation": 64, "projection": 64, "dropout": 0.0},
@@ -150,6 +153,13 @@ _GUARDED: Mapping[str, str] = {
 _CODE, _MIXED, _TEACHER_SUM = "apfed_code", "mixed-rows", "joint_teacher_sum"
 _WIDE, _WIDE_MIXED = f"{_CODE}-64", f"{_MIXED}-64"
 _DEVELOPED = ("digits", "handwritten-zer", "handwritten-fou")
+_SETTLED: Mapping[str, int] = {
+    "digits": 50,
+    **{f"handwritten-{view}": 50 for view in ("zer", "fou", "mor", "kar")},
+    "breast-cancer-errors": 20,
+    "wine": 9,
+}
+"""Rows with a label of the sets on which it was settled how votes are used."""
 _CONTROLS = {
     _CODE: _MIXED, _WIDE: _WIDE_MIXED, "apfed_c": _LAMBDA_0, "apfed_r": _LAMBDA_0,
     **dict.fromkeys(_GUARDS, _BOUNDED),
@@ -169,6 +179,8 @@ _VOTES: Mapping[str, dict[str, Any]] = {
     "votes-randomised-logistic": {"name": "votes_randomised", **_LOGISTIC},
     _UNJUDGED[_ALONE]: {"name": "votes", "help": "always"},
     _UNJUDGED[_RANDOMISED]: {"name": "votes_randomised", "help": "always"},
+    _JUDGED[_ALONE]: {"name": "votes", "help": "judged"},
+    _JUDGED[_RANDOMISED]: {"name": "votes_randomised", "help": "judged"},
     _NO_HELP: {"name": "votes"},
 }
 _METHODS: Mapping[str, dict[str, Any]] = {
@@ -333,11 +345,13 @@ def _cases() -> dict[str, GainCase]:
     wanted: list[tuple[str, str, int | None, float | None]] = [
         *(("votes", "digits", n, None) for n in (20, 50, 200, None)),
         *(("votes", "handwritten-zer", n, None) for n in (20, 50, 200, None)),
-        *((_UNJUDGED[_ALONE], data, n, None)
+        *((of[_ALONE], data, n, None) for of in (_UNJUDGED, _JUDGED)
           for data in ("digits", "handwritten-zer") for n in (20, 50, 200)),
-        *((_UNJUDGED[_ALONE], f"handwritten-{view}", 50, None) for view in ("mor", "fou", "kar")),
-        (_UNJUDGED[_ALONE], "breast-cancer-errors", 20, None),
-        (_UNJUDGED[_ALONE], "wine", 9, None),
+        *((of[_ALONE], data, n, None) for of in (_UNJUDGED, _JUDGED)
+          for data, n in _SETTLED.items() if data not in ("digits", "handwritten-zer")),
+        *((method, data, n, 4.0)
+          for method in (_RANDOMISED, _UNJUDGED[_RANDOMISED], _JUDGED[_RANDOMISED])
+          for data, n in _SETTLED.items()),
         *(("votes", f"handwritten-{view}", 50, None) for view in ("mor", "fou", "kar")),
         ("votes", "handwritten-mor", None, None),
         ("votes", "mnist-3-1", 50, None),
@@ -349,7 +363,6 @@ def _cases() -> dict[str, GainCase]:
             for data in ("handwritten-zer", "digits")
             for epsilon in _EPSILONS
         ),
-        ("votes-randomised", "digits", 50, 4.0),
         ("votes-encrypted", "digits", 50, None),
         ("votes-randomised-logistic", "digits", 50, 4.0),
         *(
@@ -407,8 +420,10 @@ def cases_on(folder: Path) -> Mapping[str, GainCase]:
         for labelled in (20, 50, 200, None)
         for method, epsilon in (
             ("votes", None), ("votes-encrypted", None), (_UNJUDGED[_ALONE], None), (_CODE, None),
-            *((opening, epsilon) for opening in (_RANDOMISED, _UNJUDGED[_RANDOMISED], "votes")
-              for epsilon in (1.0, 2.0, 4.0, 8.0)),
+            (_JUDGED[_ALONE], None),
+            *((opening, epsilon) for opening in (
+                  _RANDOMISED, _UNJUDGED[_RANDOMISED], _JUDGED[_RANDOMISED], "votes",
+              ) for epsilon in (1.0, 2.0, 4.0, 8.0)),
             *((method, 1.0) for method in _AFTER),
         )
     ]  # fmt: skip
@@ -479,9 +494,13 @@ def _row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataFrame)
 
 
 def _used(runs: pd.DataFrame) -> str | None:
-    """In how many runs the active's labelled rows let votes in."""
-    told = runs.drop_duplicates("seed")["help_used"].dropna()
-    return f"{int(told.sum())} of {len(told)}" if len(told) else None
+    """Return in how many runs the model learnt from votes, and in how many it is averaged."""
+    by_seed = runs.drop_duplicates("seed")
+    told = by_seed["help_used"].dropna()
+    if not len(told):
+        return None
+    averaged = int(by_seed["help_averaged"].fillna(value=False).sum())
+    return f"{int(told.sum())} of {len(told)}" + (f", averaged in {averaged}" if averaged else "")
 
 
 def told_apart(judged: pd.DataFrame, always: pd.DataFrame) -> pd.DataFrame:
@@ -541,7 +560,7 @@ def run_gains(
     told = [
         told_apart(results.of(points[case.name]), results.of(points[of.name]))
         for case in there for of in there
-        if of.method == _UNJUDGED.get(case.method) and case == replace(of, method=case.method)
+        if (case.method, of.method) in _PAIRED and case == replace(of, method=case.method)
     ]  # fmt: skip
     stored = {"rows": tables[0].plain()}
     if told:

@@ -473,6 +473,7 @@ def results_of(
             "epsilon_y": outcome.privacy.epsilon_y, "releases": outcome.privacy.releases or 0,
             "wire_bytes": outcome.wire_bytes,
             "help_used": None if outcome.help is None else outcome.help.used,
+            "help_averaged": None if outcome.help is None else outcome.help.averaged,
             # What a person costs the passive that spent most; inf where no passive adds noise.
             "epsilon_passives": max((of.epsilon for of in passives), default=math.inf),
             "shared": shared_share(trial.config.data, **told) if train else 0.0,

@@ -64,6 +64,7 @@ class Help:
             active's own columns is right than the active's own model, on rows that it was not
             taught; 0: not asked.
         always: help is used whatever these say.
+        averaged: what is learnt with votes is averaged with the best three local models.
     """
 
     rows: int
@@ -73,14 +74,22 @@ class Help:
     alone: float
     learnt: float = 0.0
     always: bool = False
+    averaged: bool = False
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the gain is larger than its own uncertainty, and own columns can tell it."""
+        return self.gain > self.deviation and self.learnt >= 0
 
     @property
     def used(self) -> bool:
-        """Whether the gain is larger than its own uncertainty, and own columns can tell it."""
-        return self.always or (self.gain > self.deviation and self.learnt >= 0)
+        """Whether the finished model learnt from votes."""
+        return self.always or self.averaged or self.is_sure
 
     def __str__(self) -> str:
         said = "always used" if self.always else "used" if self.used else "not used"
+        if self.averaged:
+            said = "averaged with the best three local models"
         if not self.rows:
             return f"help is {said}: no labelled row can judge it, or every row has a label"
         told = (

@@ -52,7 +52,14 @@ from secure_apfed.solo import (
     measure_of_classes,
     scored_held_out,
 )
-from secure_apfed.solo.fitted import Fitted, of_forest
+from secure_apfed.solo.fitted import (
+    Fitted,
+    View,
+    blend,
+    of_forest,
+    scored_beside,
+    scores_of_network,
+)
 from secure_apfed.solo.interface import fits_kept_meanwhile, held_out
 from secure_apfed.tasks import LOSSES, Regression, scored_rows
 
@@ -61,6 +68,7 @@ Integers = NDArray[np.int64]
 _GROWN, _RIDGE = 60, "ridge"
 _LEAVES = {"trees": 5, "fine trees": 1}
 """Rows of a leaf at least, by what else than ridge regression may learn what rows are taught."""
+_AVERAGED_WITH = "mean_of_three"
 _COMPARED, _LEARNT, _PARTS = 3_000, 10_000, 3
 """Rows at most, by which trees are compared, and from which they learn."""
 RANGES = 8
@@ -155,6 +163,7 @@ class Student:
         self._of_baselines = config.seed  # which are the same fits as beside the run
         self._kept: ActiveNetworks | None = None
         self._kept_by = ""
+        self._averaged: ActiveNetworks | None = None
         numbers = self._truth_nT.shape[1]
         self._targets_NT = torch.zeros(len(data.table.ids), numbers, dtype=torch.float64)
 
@@ -173,8 +182,8 @@ class Student:
 
     @property
     def networks(self) -> ActiveNetworks:
-        """What predicts: a model that it keeps, or else its own networks."""
-        return self._kept or self.trainer.networks
+        """What predicts: an average or a model that it keeps, or else its own networks."""
+        return self._averaged or self._kept or self.trainer.networks
 
     @property
     def in_one_go(self) -> bool:
@@ -185,11 +194,38 @@ class Student:
         """Whether it tells classes, as baselines do, and no numbers."""
         return self._bins is None
 
+    @property
+    def can_be_averaged(self) -> bool:
+        """Whether it learns something that its local models do not: of rows without a label."""
+        return self.has_classes and len(self.labelled) < len(self.rows_U)
+
     def keep(self, baseline: Baseline) -> None:
         """Be the model of this baseline: help is not used, and none of its own is as good."""
         self._kept_by = baseline.name
         everybody_U = np.ones(len(self.rows_U), dtype=bool)
         self._kept = self._model_by(baseline.name, everybody_U)
+
+    def average_with_local_models(self) -> None:
+        """Predict from now on by the average of what was learnt and of the best local models.
+
+        Those are the three that its baselines average (`secure_apfed.solo.COMBINATIONS`).
+        """
+        everybody_U = np.ones(len(self.rows_U), dtype=bool)
+        self._averaged = self._average(self._kept or self.trainer.networks, everybody_U)
+
+    def _average(self, taught: ActiveNetworks, here_U: NDArray[np.bool_]) -> ActiveNetworks:
+        """Return the average of networks and of the local models of these of the rows."""
+        local = self._model_by(_AVERAGED_WITH, here_U).encoder
+        assert isinstance(local, Fitted)
+        features = self.features_UF.shape[1]
+        taught = copy.deepcopy(taught).cpu().double()
+        if isinstance(taught.encoder, Fitted):  # trees that learnt what rows are taught
+            return networks_of(blend(View.unchanged(features), taught.encoder, local))
+        are_shares = isinstance(taught.encoder, RandomFeatures)  # which a regression learnt
+        view, scores = scores_of_network(features, self.classes, are_shares=are_shares)
+        head = blend(view, scores, local).as_head()
+        networks = ActiveNetworks(scored_beside(taught.encoder, taught.head), head)
+        return networks.requires_grad_(False).eval()
 
     def _model_by(self, name: str, here_U: NDArray[np.bool_]) -> ActiveNetworks:
         """A baseline's model, or the trees' of what rows were taught, of these of the rows."""
@@ -264,12 +300,13 @@ class Student:
             return None
         kept_U = ~torch.isin(self.rows_U, rows).numpy()
         if self._kept is not None:
-            return self._model_by(self._kept_by, kept_U)
-        targets_UT = self._targets_NT[self.rows_U].numpy()
-        here_U = targets_UT.any(axis=1) & kept_U
-        networks = copy.deepcopy(self.networks)
-        self._fit(last_layer(networks), self.encoded(networks), targets_UT, here_U)
-        return networks
+            networks = self._model_by(self._kept_by, kept_U)
+        else:
+            targets_UT = self._targets_NT[self.rows_U].numpy()
+            here_U = targets_UT.any(axis=1) & kept_U
+            networks = copy.deepcopy(self.trainer.networks)
+            self._fit(last_layer(networks), self.encoded(networks), targets_UT, here_U)
+        return networks if self._averaged is None else self._average(networks, kept_U)
 
     def _fit(
         self, linear: nn.Linear, encoded_UD: Numbers, targets_UT: Floats,
@@ -295,13 +332,13 @@ class Student:
         return self.trainer.learn(step, rows_B, self._targets_NT[rows_B])
 
     def scored(self, rows: Tensor) -> Scored:
-        predict, kept = self.trainer.predict, self._kept
+        predict, kept = self.trainer.predict, self._averaged or self._kept
         if kept is not None:
-            features_N = self.trainer.features_N
+            features_N, dtype = self.trainer.features_N, next(kept.parameters()).dtype
 
             @torch.no_grad()
             def predict(rows_B: Tensor) -> Tensor:
-                scores_BK: Tensor = kept(features_N[rows_B].cpu(), None)[0]
+                scores_BK: Tensor = kept(features_N[rows_B].cpu().to(dtype), None)[0]
                 return scores_BK.to(features_N.device)
 
         with self.trainer.evaluating():
@@ -310,8 +347,9 @@ class Student:
     def tensors(self) -> dict[str, Tensor]:
         kept = {} if self._kept is None else self._kept.state_dict()
         said = torch.tensor(list(self._kept_by.encode()), dtype=torch.uint8)
+        averaged = {} if self._averaged is None else self._averaged.state_dict()
         own = {"targets": self._targets_NT, "kept by": said, **prefixed("kept", kept)}
-        return own | self.trainer.tensors()
+        return own | prefixed("averaged", averaged) | self.trainer.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self.trainer.load_tensors(tensors)
@@ -321,6 +359,8 @@ class Student:
         if self._kept_by:
             state = without_prefix("kept", tensors)
             self._kept = restored(state, self.trainer.networks)
+        averaged = without_prefix("averaged", tensors)
+        self._averaged = restored(averaged, self.trainer.networks) if averaged else None
 
 
 def _grown(task: SoloTask, taught: Integers, targets_UK: Floats, leaf: int) -> Fitted:

@@ -96,6 +96,8 @@ ASK = 0
 _SEEDED = bytes(8)  # for every ballot alike, so that experiments repeat with the seed
 _BEST_SOLO = "best_solo"
 _DIGEST_BYTES = 32
+_FIGURES = 5
+"""Numbers of `Help` that are neither a count nor a choice."""
 
 
 class VoteSettings(MethodSettings):
@@ -106,7 +108,9 @@ class VoteSettings(MethodSettings):
         prior: what the active believes before it reads votes: "best_solo", by the baseline that its
             held-out labels choose; a key of `BASELINES`; or "labeller", its own of the passives'
             kind.
-        help: "judged": used where labelled rows say that it is one; "always": whatever they say.
+        help: "averaged": used; where labelled rows do not say that it is one, what is learnt with
+            it is averaged with the best three local models; "judged": used where labelled rows say
+            that it is one, and else the best local model stays; "always": used whatever they say.
         epsilon: what the vote on one person may cost one passive, the labeller held fixed; null:
             votes are opened without noise.
         weights_epsilon: what the weights of `private_logistic`, which needs it, may cost a labelled
@@ -115,7 +119,7 @@ class VoteSettings(MethodSettings):
 
     labeller: Annotated[str, NOBODY] = "spreading"
     prior: Annotated[str, THE_ACTIVE, NOBODY] = _BEST_SOLO
-    help: Annotated[Literal["judged", "always"], THE_ACTIVE, NOBODY] = "judged"
+    help: Annotated[Literal["averaged", "judged", "always"], THE_ACTIVE, NOBODY] = "averaged"
     epsilon: Annotated[float | None, higher_is_less(PASSIVES, "less noise is in a vote")] = Field(
         None, gt=0
     )
@@ -126,8 +130,8 @@ class VoteSettings(MethodSettings):
     predicts_alone = True
 
     def rehearsed(self, steps: int, epochs: int) -> Self:
-        """See `MethodSettings`: of random numbers no baseline is the best."""
-        return self.model_copy(update={"prior": "labeller"})
+        """See `MethodSettings`: of random numbers no baseline is the best, and none is fitted."""
+        return self.model_copy(update={"prior": "labeller", "help": "judged"})
 
     @field_validator("prior")
     @classmethod
@@ -303,7 +307,7 @@ class VotesActive(StudentActive):
         self.contract, self.classes = contract, student.classes
         # As the solo baselines beside the run, which are the same fits: none of them is sent.
         self._prior, self._seed = prior_of(config), config.seed
-        self._always = VoteSettings.of(config).help == "always"
+        self._help = VoteSettings.of(config).help
         self.ballot = Ballot.of(
             positions_in(rows, student.rows_U),
             torch.from_numpy(student.labelled),
@@ -328,24 +332,39 @@ class VotesActive(StudentActive):
     def take(self, votes_UK: Floats) -> None:
         """Turn what was opened into labels to learn; fit a student that has a best fit.
 
-        Where labelled rows say that votes are no help, the active's own best model stays.
+        Where labelled rows say that votes are no help, the active's own best model stays, unless
+        help is used whatever they say, or averaged.
         """
         self.votes, student = votes_UK, self.student
+        averages = self._help == "averaged" and student.can_be_averaged
+        always = averages or self._help == "always"
         with fits_kept_meanwhile():
-            weighed = with_votes(
-                votes_UK, student, self._prior, seed=self._seed, always=self._always
-            )
-            own, self.help = weighed.belief.baseline, weighed.help
-            assert self.help is not None
+            weighed = with_votes(votes_UK, student, self._prior, seed=self._seed, always=always)
+            own, found = weighed.belief.baseline, weighed.help
+            assert found is not None
             keeps = own is not None and student.has_classes
-            if self.help.used or not keeps:
+            if found.used or not keeps:
                 told_UK = student.teach(weighed.likely)
                 learnt = learnt_of(told_UK, weighed, student.labelled) if keeps else 0.0
-                self.help = replace(self.help, learnt=learnt)
-            if own is not None and keeps and not self.help.used:
+                found = replace(found, learnt=learnt)
+            if averages:
+                found = replace(found, always=False, averaged=not found.is_sure)
+            self.help = found
+            if own is not None and keeps and not found.used:
                 student.keep(own)
-        if not self.help.used:
-            warnings.warn(f"{self.name}: {self.help}", NoHelpWarning, stacklevel=2)
+            if student.in_one_go:
+                self._average()
+        if not found.used:
+            warnings.warn(f"{self.name}: {found}", NoHelpWarning, stacklevel=2)
+
+    def conclude_alone(self) -> None:
+        """Average what a student that descends has learnt; any other was averaged at once."""
+        if not self.student.in_one_go:
+            self._average()
+
+    def _average(self) -> None:
+        if self.help is not None and self.help.averaged:
+            self.student.average_with_local_models()
 
     @property
     def opened(self) -> Tensor | None:
@@ -362,8 +381,9 @@ class VotesActive(StudentActive):
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         super().load_tensors(tensors, next_step=next_step)
         if "help" in tensors:
-            rows, gain, deviation, right, alone, learnt, always = tensors["help"].tolist()
-            self.help = Help(int(rows), gain, deviation, right, alone, learnt, bool(always))
+            rows, *measured = tensors["help"].tolist()
+            figures, choices = measured[:_FIGURES], map(bool, measured[_FIGURES:])
+            self.help = Help(int(rows), *figures, *choices)
         if "votes.sum" in tensors:
             self.votes = tensors["votes.sum"].numpy()
 

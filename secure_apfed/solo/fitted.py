@@ -9,6 +9,7 @@ C cosines, M models that are averaged.
 """
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -223,6 +224,7 @@ class Member(nn.Module):
     Attributes:
         columns: (2,), the first column that it reads and the one behind the last.
         centre, scale: (F',), of these columns, before its own model reads them.
+        weight: (1,), of its probabilities in the average, above 0; 1 where a state says none.
     """
 
     columns: Tensor
@@ -233,7 +235,8 @@ class Member(nn.Module):
         super().__init__()
         own = {name: tensor for name, tensor in tensors.items() if "." not in name}
         kinds = {name.partition(".")[0] for name in tensors if "." in name}
-        if set(own) != {"columns", "centre", "scale"} or len(kinds) != 1 or kinds - set(SIMPLE):
+        named = set(own) - {"weight"}
+        if named != {"columns", "centre", "scale"} or len(kinds) != 1 or kinds - set(SIMPLE):
             raise ModelError(
                 "a model that is averaged with others holds columns, centre, scale and one of "
                 f"{', '.join(SIMPLE)}"
@@ -248,6 +251,10 @@ class Member(nn.Module):
         features, self.classes = self.model.shape()
         if self.columns.shape != (2,) or bool((self.columns < 0).any()):
             raise ModelError("a model that is averaged with others reads no columns")
+        weight = dict(self.named_buffers(recurse=False)).get("weight", torch.ones(1))
+        if weight.shape != (1,) or not bool((weight > 0).all()):
+            raise ModelError("a model that is averaged with others has a weight above 0")
+        self.share = float(weight)
         self.first, self.end = (int(column) for column in self.columns)
         if {(features,)} != {self.centre.shape, self.scale.shape, (self.end - self.first,)}:
             raise ModelError(
@@ -266,7 +273,7 @@ class Member(nn.Module):
 
 
 class Average(Kind):
-    """The mean of what several models say, each of its own columns of a row.
+    """The weighted mean of what several models say, each of its own columns of a row.
 
     Args:
         tensors: of each `Member`, as "0.columns", "0.layers.w0", "1.columns" and so on.
@@ -292,7 +299,13 @@ class Average(Kind):
         return max(member.end for member in members), members[0].classes
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        return torch.stack([member(x_BF) for member in self.members()]).mean(0)
+        members = self.members()
+        said_MBK = torch.stack([member(x_BF) for member in members])
+        weights = [member.share for member in members]
+        if len(set(weights)) == 1:
+            return said_MBK.mean(0)
+        weights_M = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+        return (said_MBK * weights_M[:, None, None]).sum(0)
 
 
 SIMPLE: Mapping[str, type[Simple]] = {
@@ -354,6 +367,44 @@ def average_of(models: Sequence[tuple[View, "Fitted"]]) -> "Fitted":
     return Fitted(Average(tensors))
 
 
+def blend(view: View, model: "Fitted", others: "Fitted") -> "Fitted":
+    """Return the average of a model and of an average of others, with half the weight each.
+
+    Args:
+        view: the columns that `model` reads; `others` stay at theirs.
+
+    Raises:
+        ModelError: `others` is no average of equal weights, or `model` is one.
+    """
+    average = others.get_submodule(others.kind)
+    if not isinstance(average, Average) or {member.share for member in average.members()} != {1.0}:
+        raise ModelError("only an average of equal weights is averaged with one more model")
+    number = len(average.members())
+    blended = average_of([(view, model)]).state_dict()
+    tensors: dict[str, ArrayLike | Tensor] = dict(average.state_dict())
+    for name, tensor in without_prefix("average.0", blended).items():
+        tensors[f"{number}.{name}"] = tensor
+    tensors[f"{number}.weight"] = np.array([float(number)])
+    return Fitted(Average(tensors))
+
+
+def scores_of_network(columns: int, classes: int, *, are_shares: bool) -> tuple[View, "Fitted"]:
+    """Return a model that reads a network's class scores (B, K), and the columns that they are in.
+
+    Args:
+        columns: how many columns stand before them in a row.
+        are_shares: scores below 0 count as 0 and the others are shares; else shares are the
+            scores' softmax.
+    """
+    end = columns + classes
+    view = View(first=columns, end=end, centre=np.zeros(classes), scale=np.ones(classes))
+    unit_KK, zero_K = np.eye(classes), np.zeros(classes)
+    if not are_shares:
+        return view, Fitted(Layers.of([(unit_KK, zero_K)]))
+    no_waves = {"directions": zero_K[:, None], "phases": zero_K[:1], "waves": zero_K[None]}
+    return view, Fitted(Cosines({**no_waves, "linear": unit_KK, "bias": zero_K}))
+
+
 class Fitted(nn.Module):
     """A fitted model: rows (B, *shape) of any float dtype -> log-probabilities (B, K), float64."""
 
@@ -413,6 +464,16 @@ class Fitted(nn.Module):
         return shares_of_one(shares_BK).clamp(min=LEAST).log()
 
 
+STUDENT_ENCODER, STUDENT_HEAD = "student_encoder", "student_head"
+"""Names of the two halves of a network whose scores stand beside the row."""
+
+
+def scored_beside(encoder: nn.Module, head: nn.Module) -> WithFeatures:
+    """Return what gives the row and, behind it, a network's class scores."""
+    halves = OrderedDict({STUDENT_ENCODER: encoder, STUDENT_HEAD: head})
+    return WithFeatures(nn.Sequential(halves))
+
+
 def modules_in(
     tensors: Mapping[str, Tensor],
     fresh: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
@@ -420,7 +481,8 @@ def modules_in(
     """Return the encoder and head whose state this is.
 
     A fitted model stands in the place of both, or behind an encoder, or behind the row and an
-    encoder (`WithFeatures`). All else is as `fresh` makes it from the state of encoder and head.
+    encoder (`WithFeatures`), or behind the row and the scores of a whole network
+    (`scored_beside`). All else is as `fresh` makes it from the state of encoder and head.
 
     Raises:
         ModelError: a damaged fitted model.
@@ -429,7 +491,15 @@ def modules_in(
     if fitted is not None:
         return fitted, fitted.plain_head()
     represented = without_prefix("encoder.represented", tensors)
-    if represented:
+    network = {name: without_prefix(name, represented) for name in (STUDENT_ENCODER, STUDENT_HEAD)}
+    if network[STUDENT_HEAD]:
+        student, scores = fresh({
+            **prefixed("encoder", network[STUDENT_ENCODER]),
+            **prefixed("head", network[STUDENT_HEAD]),
+        })  # fmt: skip
+        scores.load_state_dict(network[STUDENT_HEAD], assign=True)
+        encoder, head = scored_beside(student, scores), nn.Module()
+    elif represented:
         encoder, head = fresh(prefixed("encoder", represented))
         encoder = WithFeatures(encoder)
     else:

@@ -189,7 +189,7 @@ def test_a_case_is_measured_and_written(tmp_path: Path) -> None:
 
 
 def test_votes_are_told_apart_by_what_they_would_have_brought(tmp_path: Path) -> None:
-    cases = [CASES[name] for name in ("votes/wine/n9", "votes-always/wine/n9")]
+    cases = [CASES[name] for name in ("votes-judged/wine/n9", "votes-always/wine/n9")]
     gains, told = run_gains(tmp_path, cases, seeds=2, jobs=1)
     assert [row["help_used"][-4:] for row in gains.rows] == ["of 2", "of 2"]
     assert gains.rows[1]["help_used"] == "2 of 2"

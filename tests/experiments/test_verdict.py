@@ -39,6 +39,7 @@ GAIN = RunGain(
     high=0.4,
 )  # fmt: skip
 DISABLED = Help(rows=30, gain=-0.1, deviation=0.05, right=0.5, alone=0.7)
+AVERAGED = Help(rows=30, gain=-0.1, deviation=0.05, right=0.5, alone=0.7, averaged=True)
 USED = Help(rows=30, gain=0.2, deviation=0.05, right=0.8, alone=0.7)
 
 
@@ -153,6 +154,10 @@ WORTH: Mapping[str, tuple[Mapping[str, Any], str, str]] = {
         {"help": DISABLED}, "Help was disabled, labelled rows did not let it in", "Help was used",
     ),
     "help used": ({"help": USED}, "+30.0 points", "disabled"),
+    "help averaged": (
+        {"help": AVERAGED},
+        "leave help in doubt (help is averaged with the best three local models: of 30", "disabled",
+    ),
 }  # fmt: skip
 
 

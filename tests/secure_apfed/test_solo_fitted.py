@@ -2,17 +2,21 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load
 
+from secure_apfed.config import Config
 from secure_apfed.contrib.onnx_file import write_onnx
 from secure_apfed.data import load_data
 from secure_apfed.errors import ModelError, NoHelpWarning
 from secure_apfed.learning.votes import Help, pooled
 from secure_apfed.measures import probabilities_of
 from secure_apfed.methods import student
+from secure_apfed.models import RandomFeatures
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
@@ -20,6 +24,7 @@ from secure_apfed.runs.solo import load_model
 from secure_apfed.solo import BASELINES, COMBINATIONS, SoloTask, find_baseline
 from secure_apfed.solo.fitted import KINDS, Fitted
 from secure_apfed.solo.interface import fits_kept_meanwhile
+from tests.secure_apfed.small_runs import interrupted
 from tests.secure_apfed.test_methods_votes import config_of
 
 ALL = [name for name in BASELINES if name != "network"]
@@ -89,6 +94,93 @@ def test_help_is_always_used_where_it_is_asked_for(tmp_path: Path) -> None:
     assert "help is always used" in str(result.help)
     assert not replace(result.help, always=False).used
     assert read_outcome(RunFolder(tmp_path / "run")).help == result.help
+
+
+ROUND = {"hidden": [8], "representation": 4}
+TAUGHT = {
+    "trees or ridge": {},
+    "a network that descends": {
+        "model": ROUND,
+        "train": {"epochs": 2, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
+    },
+}
+
+
+def unsure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let labelled rows doubt that votes are help, whatever these are."""
+
+    def doubted(*of: Any, **more: Any) -> tuple[np.ndarray, Help]:
+        likely_UK, found = pooled(*of, **more)
+        return likely_UK, replace(found, gain=-1.0)
+
+    monkeypatch.setattr(student, "pooled", doubted)
+
+
+def averaging(**more: Any) -> Config:
+    method = {"name": "votes", "prior": "ridge", "help": "averaged"} | more.pop("method", {})
+    data = {"dataset": "breast_cancer", "active_view": 2, "labelled": 30}
+    return config_of(method=method, data=data, **more)
+
+
+@pytest.mark.parametrize("name", TAUGHT)
+def test_a_doubtful_student_is_averaged_with_three_local_models(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of each; its file, its ONNX file and what the run measured say the same."""
+    unsure(monkeypatch)
+    result = run(averaging(**TAUGHT[name]), tmp_path / "run")
+    run(averaging(method={"help": "always"}, **TAUGHT[name]), tmp_path / "always")
+    found = result.help
+    assert found is not None
+    assert found.averaged
+    assert found.used
+    assert "help is averaged with the best three local models: of" in str(found)
+    assert read_outcome(RunFolder(tmp_path / "run")).help == found
+
+    data = result.recording.data
+    rows, labels = data.active.features[data.test_rows], data.active.labels
+    assert labels is not None
+    labelled = torch.isin(data.train_rows, data.labelled_rows).nonzero().flatten()
+    task = SoloTask.of(
+        data.active.features[data.train_rows], labelled, labels[data.labelled_rows], classes=2
+    )
+    local_BK = find_baseline("mean_of_three").fit(task).scores(rows.double().numpy())
+    taught = load_model(tmp_path / "always")
+    taught_BK = taught.predict(rows).numpy()
+    if isinstance(taught.network[0], RandomFeatures):  # type: ignore[index]  # encoder and head
+        with torch.no_grad():
+            taught_BK = probabilities_of(taught.network(rows).double().numpy())
+    model = load_model(tmp_path / "run")
+    said_BK = model.predict(rows)
+    np.testing.assert_allclose(said_BK.numpy(), (taught_BK + local_BK) / 2, atol=2e-6)
+    right = model.decide(said_BK) == labels[data.test_rows]
+    assert right.double().mean().item() == pytest.approx(result.accuracy["votes"])
+    write_onnx(model, tmp_path / "model.onnx")
+    assert (tmp_path / "model.onnx").stat().st_size > 1000
+
+
+def test_an_average_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unsure(monkeypatch)
+    config = averaging(checkpoint_every=1, **TAUGHT["a network that descends"])
+    run(config, tmp_path / "whole")
+    interrupted(config, tmp_path / "parts", at_step=5)
+    run(config, tmp_path / "parts", resume=True)
+    whole, parts = (
+        load(RunFolder(tmp_path / one).model.read_bytes()) for one in ("whole", "parts")
+    )
+    assert whole.keys() == parts.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, parts[name]), name
+
+
+def test_help_that_is_surely_one_is_not_averaged(tmp_path: Path) -> None:
+    sure = Help(rows=50, gain=0.2, deviation=0.1, right=0.7, alone=0.5)
+    assert sure.is_sure
+    assert not replace(sure, gain=0.1).is_sure
+    assert not replace(sure, learnt=-0.1).is_sure
+    result = run(averaging(method={"help": "averaged"}), tmp_path / "run")
+    assert result.help is not None
+    assert result.help.averaged is not result.help.is_sure
 
 
 def test_where_every_row_has_a_label_votes_tell_nothing(tmp_path: Path) -> None:
