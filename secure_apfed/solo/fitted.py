@@ -398,11 +398,18 @@ def scores_of_network(columns: int, classes: int, *, are_shares: bool) -> tuple[
     """
     end = columns + classes
     view = View(first=columns, end=end, centre=np.zeros(classes), scale=np.ones(classes))
-    unit_KK, zero_K = np.eye(classes), np.zeros(classes)
     if not are_shares:
-        return view, Fitted(Layers.of([(unit_KK, zero_K)]))
-    no_waves = {"directions": zero_K[:, None], "phases": zero_K[:1], "waves": zero_K[None]}
-    return view, Fitted(Cosines({**no_waves, "linear": unit_KK, "bias": zero_K}))
+        return view, Fitted(Layers.of([(np.eye(classes), np.zeros(classes))]))
+    shares = Cosines(
+        {
+            "directions": np.zeros((classes, 1)),
+            "phases": np.zeros(1),
+            "waves": np.zeros((1, classes)),  # no cosine counts
+            "linear": np.eye(classes),
+            "bias": np.zeros(classes),
+        }
+    )
+    return view, Fitted(shares)
 
 
 class Fitted(nn.Module):

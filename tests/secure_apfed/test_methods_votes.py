@@ -282,11 +282,11 @@ def test_a_prior_is_what_held_out_labels_tell(method: str, monkeypatch: pytest.M
 
     table = {"collapsed": Collapsed(), "ridge": ridge}
     monkeypatch.setattr("secure_apfed.solo.BASELINES", table)
-    config = config_of(noisy(method))
+    config = config_of(noisy(method, help="judged"))
     default = run(config, None).accuracy
     assert asked
     assert max(asked) < 30, "it was judged by parts of the labels, and fitted to all of them never"
-    named = config_of(noisy(method, prior="ridge"))
+    named = config_of(noisy(method, prior="ridge", help="judged"))
     assert run(named, None).accuracy == default
 
 

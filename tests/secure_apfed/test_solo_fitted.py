@@ -1,5 +1,6 @@
 """Fitted models as networks: they say what was measured, are rebuilt from a file, and refuse it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from secure_apfed.errors import ModelError, NoHelpWarning
 from secure_apfed.learning.votes import Help, pooled
 from secure_apfed.measures import probabilities_of
 from secure_apfed.methods import student
-from secure_apfed.models import RandomFeatures
+from secure_apfed.methods.student import Student
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import read_outcome
 from secure_apfed.runs.run import run
@@ -96,11 +97,11 @@ def test_help_is_always_used_where_it_is_asked_for(tmp_path: Path) -> None:
     assert read_outcome(RunFolder(tmp_path / "run")).help == result.help
 
 
-ROUND = {"hidden": [8], "representation": 4}
-TAUGHT = {
-    "trees or ridge": {},
-    "a network that descends": {
-        "model": ROUND,
+TAUGHT: Mapping[str, Mapping[str, Any]] = {
+    "trees": {},
+    "ridge": {},
+    "network": {
+        "model": {"hidden": [8], "representation": 4},
         "train": {"epochs": 2, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
     },
 }
@@ -126,8 +127,10 @@ def averaging(**more: Any) -> Config:
 def test_a_doubtful_student_is_averaged_with_three_local_models(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of each; its file, its ONNX file and what the run measured say the same."""
+    """Half of each; its file and what the run measured say the same, whatever learnt votes."""
     unsure(monkeypatch)
+    if name == "ridge":
+        monkeypatch.setattr(student, "_LEAVES", {})
     result = run(averaging(**TAUGHT[name]), tmp_path / "run")
     run(averaging(method={"help": "always"}, **TAUGHT[name]), tmp_path / "always")
     found = result.help
@@ -147,7 +150,7 @@ def test_a_doubtful_student_is_averaged_with_three_local_models(
     local_BK = find_baseline("mean_of_three").fit(task).scores(rows.double().numpy())
     taught = load_model(tmp_path / "always")
     taught_BK = taught.predict(rows).numpy()
-    if isinstance(taught.network[0], RandomFeatures):  # type: ignore[index]  # encoder and head
+    if name == "ridge":
         with torch.no_grad():
             taught_BK = probabilities_of(taught.network(rows).double().numpy())
     model = load_model(tmp_path / "run")
@@ -155,13 +158,48 @@ def test_a_doubtful_student_is_averaged_with_three_local_models(
     np.testing.assert_allclose(said_BK.numpy(), (taught_BK + local_BK) / 2, atol=2e-6)
     right = model.decide(said_BK) == labels[data.test_rows]
     assert right.double().mean().item() == pytest.approx(result.accuracy["votes"])
-    write_onnx(model, tmp_path / "model.onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TAUGHT)
+def test_an_average_is_exported(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unsure(monkeypatch)
+    if name == "ridge":
+        monkeypatch.setattr(student, "_LEAVES", {})
+    run(averaging(**TAUGHT[name]), tmp_path / "run")
+    write_onnx(load_model(tmp_path / "run"), tmp_path / "model.onnx")
     assert (tmp_path / "model.onnx").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", ["trees", "ridge"])
+def test_an_average_is_calibrated(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By averages of students and local models that have not seen the labels that judge."""
+    unsure(monkeypatch)
+    if name == "ridge":
+        monkeypatch.setattr(student, "_LEAVES", {})
+    kept = Student.without
+    without: list[Any] = []
+
+    def noted(own: Student, rows: torch.Tensor) -> Any:
+        without.append(kept(own, rows))
+        return without[-1]
+
+    monkeypatch.setattr(Student, "without", noted)
+    result = run(averaging(calibration=0.2, **TAUGHT[name]), tmp_path / "run")
+    assert len(without) == 3
+    assert all(torch.nn.Linear in map(type, one.head.modules()) for one in without)
+    assert all("average." in " ".join(one.state_dict()) for one in without)
+    tables = result.recording.data
+    rows = tables.active.features[tables.train_rows]
+    probabilities_NK = load_model(tmp_path / "run").predict(rows)
+    assert probabilities_NK[:, 1].mean().item() == pytest.approx(0.2, abs=0.05)
 
 
 def test_an_average_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unsure(monkeypatch)
-    config = averaging(checkpoint_every=1, **TAUGHT["a network that descends"])
+    config = averaging(checkpoint_every=1, **TAUGHT["network"])
     run(config, tmp_path / "whole")
     interrupted(config, tmp_path / "parts", at_step=5)
     run(config, tmp_path / "parts", resume=True)
@@ -224,17 +262,17 @@ def test_where_votes_are_no_help_the_best_solo_model_is_kept(
         return pooled(*of, **more)[0], found  # type: ignore[arg-type]  # as it was asked
 
     monkeypatch.setattr(student, "pooled", judged)
-    config = config_of(data={"dataset": "breast_cancer", "active_view": 2, "labelled": 30})
-    result = run(config, tmp_path / "run")
+    data = {"dataset": "breast_cancer", "active_view": 2, "labelled": 30}
+    result = run(config_of(method={"name": "votes", "help": "judged"}, data=data), tmp_path / "run")
     assert result.help is not None
     assert replace(result.help, learnt=0.0) == found
     assert (result.help.learnt > 0) is used
     assert read_outcome(RunFolder(tmp_path / "run")).help == result.help
     model = load_model(tmp_path / "run")
-    data = result.recording.data
-    rows = data.active.features[data.test_rows]
-    assert data.active.labels is not None
-    told = model.decide(model.predict(rows)) == data.active.labels[data.test_rows]
+    tables = result.recording.data
+    rows = tables.active.features[tables.test_rows]
+    assert tables.active.labels is not None
+    told = model.decide(model.predict(rows)) == tables.active.labels[tables.test_rows]
     assert told.double().mean().item() == pytest.approx(result.accuracy["votes"])
     if not used:
         assert isinstance(model.network[0], Fitted)  # type: ignore[index]  # encoder and head
