@@ -497,22 +497,31 @@ def modules_in(
     fitted = Fitted.in_tensors(without_prefix("encoder", tensors))
     if fitted is not None:
         return fitted, fitted.plain_head()
+    encoder: nn.Module
+    head: nn.Module
     represented = without_prefix("encoder.represented", tensors)
-    network = {name: without_prefix(name, represented) for name in (STUDENT_ENCODER, STUDENT_HEAD)}
-    if network[STUDENT_HEAD]:
-        student, scores = fresh({
-            **prefixed("encoder", network[STUDENT_ENCODER]),
-            **prefixed("head", network[STUDENT_HEAD]),
-        })  # fmt: skip
-        scores.load_state_dict(network[STUDENT_HEAD], assign=True)
-        encoder, head = scored_beside(student, scores), nn.Module()
+    if any(name.startswith(f"{STUDENT_HEAD}.") for name in represented):
+        encoder = _network_beside(represented, fresh)
+        head = nn.Module()  # a fitted model, which is read below
     elif represented:
-        encoder, head = fresh(prefixed("encoder", represented))
-        encoder = WithFeatures(encoder)
+        within, head = fresh(prefixed("encoder", represented))
+        encoder = WithFeatures(within)
     else:
         encoder, head = fresh(tensors)
     fitted = Fitted.in_tensors(without_prefix("head.0", tensors))
     return encoder, head if fitted is None else fitted.as_head()
+
+
+def _network_beside(
+    represented: Mapping[str, Tensor],
+    fresh: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
+) -> nn.Module:
+    """Return what gives the row and the scores of a network in this state; see `scored_beside`."""
+    head_state = without_prefix(STUDENT_HEAD, represented)
+    encoder_state = without_prefix(STUDENT_ENCODER, represented)
+    encoder, head = fresh(prefixed("encoder", encoder_state) | prefixed("head", head_state))
+    head.load_state_dict(head_state, assign=True)
+    return scored_beside(encoder, head)
 
 
 def layered(
