@@ -6,6 +6,7 @@ a leaderboard (CSV, Markdown), pictures and one self-contained page.
 
 import json
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -37,7 +38,7 @@ from apfed_experiments.columns import (
     within,
     write_text,
 )
-from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, Picture, drawing
+from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, Picture, drawing, inches_of
 from apfed_experiments.report import write_report
 from apfed_experiments.report.page import write_page
 from apfed_experiments.study import Failure, OnDone, Point, Results, Study
@@ -52,6 +53,7 @@ from secure_apfed.measures import ACCURACY
 from secure_apfed.names import RunName
 from secure_apfed.promises import describe_epsilon, epsilon_words
 from secure_apfed.settings import Settings
+from secure_apfed.solo import find_baseline
 
 Reference: TypeAlias = Literal["single_view", "centralised", "tvfl"]
 BETA = 0.5
@@ -59,6 +61,9 @@ BETA = 0.5
 _DASHES = ((0, (1, 2)), (0, (6, 2)), (0, (6, 2, 1, 2)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _WIDTH_INCHES, _PLOT_INCHES, _LINE_INCHES = 8.0, 4.6, 0.2
+_MARKER_INCHES = 0.6
+_LETTERS_OF_LINE = 90
+"""Of a legend's text: what fits beside its marker into the width of the picture."""
 READING = (
     "Each point is one defence at one strength: mean and 95 % interval over the seeds (corrected "
     "resampled t). Up is accurate, left is private. Advantage: an attack by one adversary minus "
@@ -404,7 +409,10 @@ def describe_protection(row: Row) -> str:
     figure = row["point"].config.method.figure
     of_rows = describe_epsilon(figure, row["epsilon"] or None)
     of_labels = describe_epsilon("epsilon_y", row["epsilon_y"])
-    counted = f", {row['releases']:,} releases of a row" if row["releases"] else ""
+    counted = ""
+    if row["releases"]:
+        releases = "release" if row["releases"] == 1 else "releases"
+        counted = f", {row['releases']:,} {releases} of a row"
     return f"{of_rows}{counted}; {of_labels}"
 
 
@@ -418,9 +426,6 @@ def draw(
     """Draw the board's points for one target; `describe` says in the legend what each promises."""
     references = [row for row in board.rows if row["reference"]]
     shown = [row for row in board.rows if target in row["leakage"] and not row["reference"]]
-    # The legend has two columns; one line of it is for the front.
-    lines = math.ceil((len(shown) + len(references) + 2) / 2)
-    figure.set_size_inches(_WIDTH_INCHES, _PLOT_INCHES + _LINE_INCHES * lines)
     axes = figure.subplots()
     numbers = _draw_points(axes, shown, target, describe)
     front = on_the_front(shown, target)
@@ -442,7 +447,7 @@ def draw(
             place = "above" if percent > high else "below"
             axes.plot([], [], " ", label=f"{place}: {name}, {percent:.1f} %")
     if shown and (gain := shown[0]["gain"]):  # what lies below it was no help
-        label = f"best solo model ({gain.baseline})"
+        label = f"best solo model ({find_baseline(gain.baseline).title})"
         axes.axhline(100 * gain.solo, color=COLOURS[0], linewidth=1.3, linestyle=":", label=label)
     metric = next(iter(shown))["leakage"][target].metric.replace("_", " ")
     axes.axvline(0, color=OTHER, linewidth=1)
@@ -451,15 +456,32 @@ def draw(
         xlabel=f"worst attack's advantage, {metric} over its baseline",
         ylabel="test accuracy, per cent",
     )
-    figure.legend(
-        loc="outside lower center", ncols=2, frameon=False, fontsize=8.5, labelspacing=0.7
-    )
+    _add_legend(figure, axes)
     figure.draw_without_rendering()
     adjust_text(
         numbers, ax=axes, expand=(2.4, 1.9), iter_lim=500,
         arrowprops={"arrowstyle": "-", "color": OTHER, "lw": 0.6},
     )  # fmt: skip
     return numbers
+
+
+def _add_legend(figure: Figure, axes: Axes) -> None:
+    """Put the legend below the plot, in as many columns as fit, and make room for it."""
+    handles, labels = axes.get_legend_handles_labels()
+    labels = [textwrap.fill(label, _LETTERS_OF_LINE) for label in labels]
+    columns = 2 if 2 * (_MARKER_INCHES + inches_of(labels)) < _WIDTH_INCHES else 1
+    lines = sum(label.count("\n") + 1 for label in labels)
+    height = _LINE_INCHES * (math.ceil(lines / columns) + 1)
+    figure.set_size_inches(_WIDTH_INCHES, _PLOT_INCHES + height)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=8.5,
+        labelspacing=0.7,
+    )
 
 
 def _draw_points(

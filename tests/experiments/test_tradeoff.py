@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from joblib import parallel_config
+from matplotlib.figure import Figure
 
 import apfed_experiments as package
 from apfed_attacks import ATTACKS
@@ -16,6 +17,7 @@ from apfed_experiments.tradeoff import (
     TradeOff,
     TradeOffError,
     dcs,
+    draw,
     load_tradeoff,
     on_the_front,
     points_of,
@@ -190,6 +192,22 @@ def test_the_folder_of_another_study_or_of_a_run_is_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("promise", ["short", "epsilon_x 64, 4 releases of a row; " * 3])
+def test_no_word_of_a_picture_is_cut(study_file: Path, promise: str) -> None:
+    board = board_of(load_tradeoff(study_file), none=(0.8, 0.2), noise=(0.6, 0.1))
+    figure = Figure(layout="constrained")
+    draw(figure, board, board.targets[0], describe=lambda row: promise)
+    figure.draw_without_rendering()
+    whole = figure.bbox
+    legend = figure.legends[0].get_window_extent()
+    axes = figure.axes[0].get_window_extent()
+    assert whole.x0 <= legend.x0
+    assert legend.x1 <= whole.x1
+    assert whole.y0 <= legend.y0
+    assert legend.y1 <= axes.y0
+    assert axes.height > 2.5 * figure.dpi
+
+
 def test_without_the_undefended_point_there_is_no_board(study_file: Path, tmp_path: Path) -> None:
     undefended = "undefended: true, set: {train: {learning_rate: 1.0e+30}}"
     study_file.write_text(STUDY.replace("undefended: true", undefended))
