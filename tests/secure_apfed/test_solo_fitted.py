@@ -26,7 +26,7 @@ from secure_apfed.solo import BASELINES, COMBINATIONS, SoloTask, find_baseline
 from secure_apfed.solo.fitted import KINDS, Fitted
 from secure_apfed.solo.interface import fits_kept_meanwhile
 from tests.secure_apfed.small_runs import interrupted
-from tests.secure_apfed.test_methods_votes import config_of
+from tests.secure_apfed.test_methods_votes import OPENINGS, config_of, noisy
 
 ALL = [name for name in BASELINES if name != "network"]
 
@@ -211,12 +211,14 @@ def test_an_average_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.Monk
         assert torch.equal(tensor, parts[name]), name
 
 
-def test_help_that_is_surely_one_is_not_averaged(tmp_path: Path) -> None:
+@pytest.mark.sampled(every=3)
+@pytest.mark.parametrize("method", OPENINGS)
+def test_help_that_is_surely_one_is_not_averaged(method: str, tmp_path: Path) -> None:
     sure = Help(rows=50, gain=0.2, deviation=0.1, right=0.7, alone=0.5)
     assert sure.is_sure
     assert not replace(sure, gain=0.1).is_sure
     assert not replace(sure, learnt=-0.1).is_sure
-    result = run(averaging(method={"help": "averaged"}), tmp_path / "run")
+    result = run(averaging(method=noisy(method)), tmp_path / "run")
     assert result.help is not None
     assert result.help.averaged is not result.help.is_sure
 
