@@ -255,6 +255,12 @@ def test_a_value_goes_through_or_is_refused_with_a_sentence(
     assert said != "refused without a word"
 
 
+def test_a_method_without_passives_is_no_project(tables: Path, tmp_path: Path) -> None:
+    settings = with_value("apfed", "method", "single_view", tables)
+    said = refusal_of(lambda: go_through(settings, tables, tmp_path))
+    assert "single_view trains the active alone" in said
+
+
 HIDDEN = [
     pytest.param(base, id=base, marks=[] if base == "split_nn_sum" else [pytest.mark.slow])
     for base in BASES
