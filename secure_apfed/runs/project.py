@@ -176,14 +176,18 @@ class Proposal(Document):
         return load_config_text(as_yaml(settings), source="the proposal's settings")
 
     @model_validator(mode="after")
-    def _goes(self) -> Self:
-        config = self.config()
-        if not METHODS[config.method.name].settings.has_passives:
+    def _has_others(self) -> Self:
+        method = self.config().method.name
+        if not METHODS[method].settings.has_passives:
             raise ValueError(
-                f"method {config.method.name} trains the active alone, so there is nothing to "
-                "agree on with others: run it with secure-apfed run, or choose another method"
+                f"method {method} trains the active alone, so there is nothing to agree on with "
+                "others: run it with secure-apfed run, or choose another method"
             )
-        shared = shared_settings(config)
+        return self
+
+    @model_validator(mode="after")
+    def _goes(self) -> Self:
+        shared = shared_settings(self.config())
         if told := list(differing(self.settings, shared)):
             raise ValueError(f"settings: {', '.join(told)} is what each party says for itself")
         named = {self.party, *self.addresses, *self.run_by, *filter(None, [self.relay_by])}
