@@ -33,11 +33,11 @@ APART := -n $(WORKERS) --dist worksteal -r fEs
 CODE := protocols secure_apfed attacks experiments tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick test-light test-slow lint site dist lock clean
+.PHONY: help setup run test quick test-fast test-light test-slow lint site dist lock clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' $(firstword $(MAKEFILE_LIST))
-	@echo "make setup | run | test | quick | test-light | test-slow | lint | site | dist | lock | clean"
+	@echo "make setup | run | test | quick | test-fast | test-light | test-slow | lint | site | dist | lock | clean"
 
 setup: $(STAMP)
 
@@ -64,10 +64,12 @@ lint: setup
 site: setup
 	$(BIN)/python -m mkdocs build --strict
 
-# mypy is one process: the light tests use the other core meanwhile. What passed there is not run
-# again; what was skipped or failed there is.
+# mypy is one process: tests use the other core meanwhile.
 test: setup
-	+$(MAKE) -j 2 lint test-light
+	+$(MAKE) -j 2 lint test-fast
+
+# What passed among the light tests is not run again; what was skipped or failed there is.
+test-fast: setup test-light
 	$(PYTEST) -m "not slow" $(APART) --skip-passed=$(PASSED)
 
 quick: setup
