@@ -20,7 +20,7 @@ from apfed_attacks.foreign import evaluate
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.run import ALL, expand
 from apfed_attacks.table import ATTACKS
-from apfed_attacks.view import AttackError
+from apfed_attacks.view import AttackError, Role
 from secure_apfed.config import AttackChoice
 from secure_apfed.data import UNLABELLED
 from secure_apfed.exchange import Kind
@@ -46,7 +46,7 @@ def measure_own(
         if one.attack not in mounted:
             lacking.setdefault(one.attack, one)
     for name in ATTACKS if chosen is None else [choice.name for choice in chosen]:
-        if name not in mounted and name not in lacking:
+        if name not in mounted and name not in lacking and _may_concern(record, name):
             why = f"{record.me} let out nothing row by row of which it knows the truth"
             lacking[name] = _lacking(record, name, "nobody", why, seed)
     return (*(one for one in found if one.applicable), *lacking.values())
@@ -105,10 +105,25 @@ def _within(batches: Sequence[LetOut], knows_N: Tensor) -> Iterator[tuple[Tensor
             yield place_B[place_B >= 0], batch.values[place_B >= 0].flatten(1)
 
 
+def _may_concern(record: OwnRecord, name: str) -> bool:
+    """Return whether this attack reads what the party has, and is mounted by somebody else."""
+    kind = ATTACKS[name]
+    if kind.target == "labels":
+        return record.held is not None and record.held.table.labels is not None
+    return bool(_readers_of(record, name))
+
+
+def _readers_of(record: OwnRecord, name: str) -> list[Role]:
+    """Return the roles that mount an attack, without the active's where the party is that one."""
+    is_active = record.me == record.active
+    return [role for role in ATTACKS[name].roles if role != "active" or not is_active]
+
+
 def _lacking(record: OwnRecord, name: str, who: str, why: str, seed: int) -> AttackResult:
     kind = ATTACKS[name]
+    readers = _readers_of(record, name) or list(kind.roles)
     return AttackResult(
-        attack=name, target=kind.target, victim=record.me, adversary=who, role=kind.roles[0],
+        attack=name, target=kind.target, victim=record.me, adversary=who, role=readers[0],
         behaviour=kind.behaviour, method=record.config.method.name, applicable=False, reason=why,
         seed=seed,
     )  # fmt: skip
