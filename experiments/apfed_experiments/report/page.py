@@ -56,6 +56,12 @@ def render(
     )
 
 
+def _tile_of_promise(name: str, promise: str) -> contents.Tile:
+    """Return a tile whose figure is what is promised, and whose note is why nothing is."""
+    figure, _, reason = promise.partition(": ")
+    return contents.Tile(name, figure, reason)
+
+
 def render_party(party: ReportedParty) -> str:
     """The page of a party that helped."""
     learned, own = contents.learned_by(party), party.own
@@ -68,7 +74,7 @@ def render_party(party: ReportedParty) -> str:
         lines=describe_party(party),
         tiles=[
             *contents.traffic_of(party, own.name),
-            *(contents.Tile(name, value, "") for name, value in party.promise_rows),
+            *(_tile_of_promise(name, value) for name, value in party.promise_rows),
         ],
         learned=dict(sorted(learned.items(), key=lambda item: mine not in item[0].split(" "))),
         alignment_leaks=contents.alignment_leaks_of(party),
