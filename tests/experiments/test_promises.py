@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from apfed_experiments.report.contents import accounting_of, privacy_document, tiles_of
+from apfed_experiments.report.contents import accounting_of, privacy_document, tiles_of, trace_of
 from apfed_experiments.report.run import ReportedRun
 from apfed_experiments.run_list import ListedRun, State
 from secure_apfed import progress as shown
@@ -309,6 +309,15 @@ def files_of(folder: Path) -> dict[str, Any]:
         "result.json": {key: result[key] for key in ("privacy", "contributions", "promises")},
         "model.json": [model["epsilon"], model["promises"]],
     }
+
+
+def test_other_accountants_check_no_epsilon_of_nothing() -> None:
+    checked: dict[str, float | str] = {"gdp": 0.0, "prv": 7.9, "rdp": "not installed"}
+    privacy = Privacy(epsilon_x=0.0, epsilon_y=0.0, epsilon_model=math.inf, accountants=checked)
+    run_read: Any = SimpleNamespace(outcome=SimpleNamespace(privacy=privacy))
+    assert [line.partition(":")[0] for line in trace_of(run_read)] == [
+        "cross-check, prv accountant", "cross-check, rdp accountant",
+    ]  # fmt: skip
 
 
 def test_a_run_without_noise_writes_no_finite_epsilon(tmp_path: Path) -> None:

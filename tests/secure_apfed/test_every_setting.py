@@ -38,6 +38,7 @@ BASES: Mapping[str, dict[str, Any]] = {
     "apfed": {
         "method": "apfed", "guard": {"mechanism": "gaussian", "epsilon": 8.0},
         "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 1.0},
+        "passives": {"default": {"objective": {"name": "contrastive"}}},
     },
 }  # fmt: skip
 # What only works where other keys are set, too: these are set with the value.

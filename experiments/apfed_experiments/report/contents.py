@@ -350,11 +350,13 @@ def agreement_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
 
 
 def trace_of(run: ReportedRun) -> tuple[str, ...]:
+    """Return how an accountant came to its epsilon; other accountants check one that is not 0."""
     privacy = run.outcome.privacy
     return privacy.trace + tuple(
         f"cross-check, {name} accountant: "
         + (value if isinstance(value, str) else f"epsilon_x {value:.4g}")
         for name, value in privacy.accountants.items()
+        if isinstance(value, str) or value > 0
     )
 
 
