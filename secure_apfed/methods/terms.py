@@ -120,15 +120,24 @@ def representation_terms(
 ) -> RepresentationTerms:
     """What a row of these representations may be. `rules.minimum_spread` wins over what is derived
     here. `projected`: whether a linear projection made the row; an encoder's output may be zero.
+
+    Raises:
+        ConfigError: the guard bounds rows to less than what is told from zero.
     """
     most = guard.largest_norm(math.prod(shape))
+    least = guard.smallest_norm() if projected else 0.0
+    if least > most:
+        raise ConfigError(
+            f"guard.clip: {config.guard.clip:g} leaves a row at most {most:.3g} long with its "
+            f"noise, and a row shorter than {least:g} is refused as none at all; raise guard.clip"
+        )
     spread = config.rules.minimum_spread
     if spread is None:
         spread = _SPREAD if math.prod(shape) >= _SPREAD_NUMBERS else 0.0
     return RepresentationTerms(
         shape=shape,
         dtype="float64" if config.train.precision == "float64" else "float32",
-        minimum_norm=guard.smallest_norm() if projected else 0.0,
+        minimum_norm=least,
         maximum_norm=most if math.isfinite(most) else _UNGUARDED_NORM,
         minimum_spread=spread,
     )

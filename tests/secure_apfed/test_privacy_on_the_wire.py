@@ -112,6 +112,13 @@ def test_the_account_counts_what_was_received(method: str, mechanism: str) -> No
         assert (min(sent.values()) == 1) is tested
 
 
+@pytest.mark.parametrize("clip", [1e-6, 1e-12])
+def test_a_bound_that_leaves_nothing_of_a_row_is_refused(clip: float) -> None:
+    config = small_config(guard={"mechanism": "gaussian", "epsilon": 8.0, "clip": clip})
+    with pytest.raises(ConfigError, match=r"guard\.clip: .* raise guard\.clip"):
+        run(config, None)
+
+
 @pytest.mark.slow
 def test_two_runs_alike_share_no_noise() -> None:
     first, second = (
