@@ -112,7 +112,7 @@ def test_the_account_counts_what_was_received(method: str, mechanism: str) -> No
         assert (min(sent.values()) == 1) is tested
 
 
-@pytest.mark.parametrize("clip", [1e-6, 1e-12])
+@pytest.mark.parametrize("clip", [1e-6, 1e-5])
 def test_a_bound_that_leaves_nothing_of_a_row_is_refused(clip: float) -> None:
     config = small_config(guard={"mechanism": "gaussian", "epsilon": 8.0, "clip": clip})
     with pytest.raises(ConfigError, match=r"guard\.clip: .* raise guard\.clip"):
