@@ -324,7 +324,6 @@ def _describe_gains(lines: Sequence[ComparedLine]) -> str:
     if paid:
         name, gain = max(paid, key=lambda item: item[1].mean)
         parts[0] += f", most in {name}: {gain.cut(-1.0, 1.0).text(scale=100, form='+.1f')} points"
-    if paid:
         parts[0] += _describe_correction(lines)
     parts[0] += "."
     if cost:
