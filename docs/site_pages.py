@@ -178,9 +178,10 @@ def figures(what: str) -> str:
 def sentences(what: str) -> str:
     """A table of the report's, whose first column is called so."""
     (table,) = [
-        table for table in (TOP / SENTENCES).read_text("utf-8").strip().split("\n\n")
+        table
+        for table in (TOP / SENTENCES).read_text("utf-8").strip().split("\n\n")
         if table.startswith(f"| {what} |")
-    ]  # fmt: skip
+    ]
     return table
 
 

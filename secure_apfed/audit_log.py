@@ -302,10 +302,15 @@ class AuditLog:
     """
 
     def __init__(
-        self, path: Path, party: str, identity: Identity, peers: Mapping[str, bytes],
-        meter: Meter, clock: Callable[[], float] = time.time,
+        self,
+        path: Path,
+        party: str,
+        identity: Identity,
+        peers: Mapping[str, bytes],
+        meter: Meter,
+        clock: Callable[[], float] = time.time,
         counters: CounterSource | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if len(peers) > _MOST_PEERS:
             raise CheckpointError(f"{path}: an audit log is of {_MOST_PEERS} peers at most")
         self.path, self._party, self._identity = path, party, identity
@@ -519,9 +524,13 @@ class Summary:
         counters = {name: noted.number for name, noted in self.counters.items()}
         restarts = [restart.model_dump(mode="json") for restart in self.restarts]
         return {
-            **plain, "counters": counters, "restarts": restarts, "signed": self.signed,
-            "flows": list(flows), "ended": self.ended and self.ended.model_dump(mode="json"),
-        }  # fmt: skip
+            **plain,
+            "counters": counters,
+            "restarts": restarts,
+            "signed": self.signed,
+            "flows": list(flows),
+            "ended": self.ended and self.ended.model_dump(mode="json"),
+        }
 
     def add(self, number: int, line: Line, *, before: bytes) -> None:
         """Count a line; `before` is the chain before it."""
@@ -761,9 +770,14 @@ def _direction(sender: Summary, receiver: Summary) -> Direction:
         unreceived, unreceived_size = unreceived + 1, unreceived_size + at[2].size
         at = next(sent, None)
     return Direction(
-        sender=sender.party, receiver=receiver.party, equal=equal, equal_size=equal_size,
-        unreceived=unreceived, unreceived_size=unreceived_size, parting=parting,
-    )  # fmt: skip
+        sender=sender.party,
+        receiver=receiver.party,
+        equal=equal,
+        equal_size=equal_size,
+        unreceived=unreceived,
+        unreceived_size=unreceived_size,
+        parting=parting,
+    )
 
 
 def _in_words(line: Frame | Refused) -> str:

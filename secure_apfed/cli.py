@@ -50,13 +50,16 @@ TransportName = StrEnum("TransportName", ["memory", "local", "grpc", "relay"])
 """How the parties of a run reach each other; the keys of `secure_apfed.runs.run.TRANSPORTS`."""
 
 app = typer.Typer(
-    name="secure-apfed", no_args_is_help=True, add_completion=False, rich_markup_mode="rich",
+    name="secure-apfed",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Vertical federated learning in which the active party predicts alone, with set "
     "intersection, secure sums, guarded representations and measured leakage.",
     epilog="Exit codes: 0 done, 1 doctor found something missing, 2 usage or configuration, "
     "3 data or files, 4 protocol or security, 5 privacy budget exhausted, 130 interrupted.",
-)  # fmt: skip
+)
 data_app = typer.Typer(no_args_is_help=True, help="List the built-in data sets, or fetch one.")
 Transport = Annotated[
     TransportName,
@@ -138,8 +141,10 @@ def run(
         raise typer.BadParameter("--json-events tells of parties that run apart; use --json here")
     quiet = as_json or json_events
     how: dict[str, Any] = {
-        "resume": resume, "transport": transport.value, "timeout_s": timeout,
-    }  # fmt: skip
+        "resume": resume,
+        "transport": transport.value,
+        "timeout_s": timeout,
+    }
     if transport is not TransportName.memory:
         how["baselines"] = baselines  # the active's own process measures them
     with fits_kept_meanwhile(), profiled() as phases:
@@ -329,14 +334,28 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 _EVERYDAY: tuple[Callable[..., None], ...] = (
-    run, before.plan, report, finished.runs, finished.attack, finished.predict,
-    finished.columns, finished.export, before.check_encoder, project.join, check.check,
-    apart.party, apart.serve, apart.relay, doctor,
-)  # fmt: skip
+    run,
+    before.plan,
+    report,
+    finished.runs,
+    finished.attack,
+    finished.predict,
+    finished.columns,
+    finished.export,
+    before.check_encoder,
+    project.join,
+    check.check,
+    apart.party,
+    apart.serve,
+    apart.relay,
+    doctor,
+)
 _RESEARCH: tuple[Callable[..., None], ...] = (
-    finished.tradeoff, study.table,
-    bench.bench, bench.audit,
-)  # fmt: skip
+    finished.tradeoff,
+    study.table,
+    bench.bench,
+    bench.audit,
+)
 for _command in _EVERYDAY:
     app.command()(_command)
 app.add_typer(data_app, name="data")
@@ -365,9 +384,11 @@ def execute(arguments: Sequence[str]) -> int:
             )
         except (KeyboardInterrupt, _InterruptedRun) as stop:
             failure = terminal.Failure(
-                code=terminal.INTERRUPTED, title="Stopped", kind="Interrupted",
+                code=terminal.INTERRUPTED,
+                title="Stopped",
+                kind="Interrupted",
                 message=str(stop) or "interrupted",
-            )  # fmt: skip
+            )
         except ModuleNotFoundError as error:
             if error.name not in terminal.RESEARCH_MODULES:
                 raise

@@ -517,9 +517,12 @@ def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Resta
         aside = _free_place(folder, name)
         (folder / name).rename(aside)
     line = Restarted(
-        at=now, counter=name, why=fault.why, noted=fault.noted.number,
+        at=now,
+        counter=name,
+        why=fault.why,
+        noted=fault.noted.number,
         number=fault.found.number if keeps and fault.found else 0,
-    )  # fmt: skip
+    )
     peers = record.log.peers if record.log else {}
     watched = CounterFiles(folder, party, noted, watches=False)
     return Restart(line, aside, watched, peers)
@@ -553,9 +556,13 @@ def restart_in(folder: Path, name: str, *, party: str) -> Restart:
         done = restart_counter(folder, name, party=party, now=time.time())
         peers = {peer: bytes.fromhex(key) for peer, key in done.peers.items()}
         log = AuditLog(
-            folder / FILE_NAME, party, own.identity(), peers, NothingReleased(),
+            folder / FILE_NAME,
+            party,
+            own.identity(),
+            peers,
+            NothingReleased(),
             counters=done.files,
-        )  # fmt: skip
+        )
         with closing(log):
             log.restarted(done.line)
     return done

@@ -308,11 +308,12 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         settings = {**self._defaults(), **given, "task": self._task, "seed": self.seed}
         # What a file of settings would name; the frames stand for these files.
         settings["data"] = {
-            "dataset": "tables", "active": _ACTIVE, "id_column": "index", "label_column": "label",
-            "parties": {
-                name: {"file": "frame"} for name in (_ACTIVE, *(self.passives or _NOBODY))
-            },
-        }  # fmt: skip
+            "dataset": "tables",
+            "active": _ACTIVE,
+            "id_column": "index",
+            "label_column": "label",
+            "parties": {name: {"file": "frame"} for name in (_ACTIVE, *(self.passives or _NOBODY))},
+        }
         return Config.model_validate(settings)
 
 

@@ -89,8 +89,11 @@ class _Finite(GenerateJsonSchema):
 def schema() -> dict[str, Any]:
     """JSON schema of one line: an object with one of these keys, or the end of a run."""
     kinds = {
-        "progress": Training, "work": LongWork, "status": Moment, "error": Failure,
-    }  # fmt: skip
+        "progress": Training,
+        "work": LongWork,
+        "status": Moment,
+        "error": Failure,
+    }
     models: list[type[BaseModel]] = [
         create_model(name, __config__=ConfigDict(extra="forbid"), **{name: (kind, ...)})  # type: ignore[call-overload]
         for name, kind in kinds.items()

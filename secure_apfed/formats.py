@@ -103,53 +103,81 @@ class FileFormat:
 
 
 MODEL_CARD = FileFormat(
-    title="model card", key="card_version", number=2, oldest=1,
+    title="model card",
+    key="card_version",
+    number=2,
+    oldest=1,
     remedy="predict with the version that versions.json beside it names, or train anew",
-)  # fmt: skip
+)
 """model.json; format 1 has no `promises`."""
 
 RUN_RESULT = FileFormat(
-    title="run result", key="format", number=2, oldest=1, unnumbered=1,
+    title="run result",
+    key="format",
+    number=2,
+    oldest=1,
+    unnumbered=1,
     remedy="read the run with the version that its versions.json names, or play it anew",
-)  # fmt: skip
+)
 """result.json; format 1 has no number, no `promises`, and bytes of the last session alone where
 parties ran apart."""
 
 CONTRACT = FileFormat(
-    title="contract", key="schema_version", number=2, oldest=2,
+    title="contract",
+    key="schema_version",
+    number=2,
+    oldest=2,
     remedy="read it with the version that signed it",
-)  # fmt: skip
+)
 """contract.json, under `document`."""
 
 STATEMENT = FileFormat(
-    title="statement", key="format", number=1, oldest=1, unnumbered=1,
+    title="statement",
+    key="format",
+    number=1,
+    oldest=1,
+    unnumbered=1,
     remedy="verify it with the version that signed it",
-)  # fmt: skip
+)
 """An entry of statements.json."""
 
 CHECKPOINT = FileFormat(
-    title="checkpoint", key="version", number=6, oldest=6,
+    title="checkpoint",
+    key="version",
+    number=6,
+    oldest=6,
     remedy="finish the run with the version that began it (versions.json in the run folder names "
     "it), or begin a new run in another folder",
-)  # fmt: skip
+)
 """checkpoint-STEP.bin; since format 6 it says which settings there were."""
 
 RECORDING = FileFormat(
-    title="recording", key="format", number=1, oldest=1, unnumbered=1,
+    title="recording",
+    key="format",
+    number=1,
+    oldest=1,
+    unnumbered=1,
     remedy="attack the run with the version that played it, or play it anew",
-)  # fmt: skip
+)
 """transcript.msgpack, and recording-STEP.bin of a run under way."""
 
 JOINT_NETWORK = FileFormat(
-    title="joint network", key="format", number=1, oldest=1, unnumbered=1,
+    title="joint network",
+    key="format",
+    number=1,
+    oldest=1,
+    unnumbered=1,
     remedy="serve it with the version that trained it, or train anew",
-)  # fmt: skip
+)
 """joint.safetensors, in its header."""
 
 AUDIT_LOG = FileFormat(
-    title="audit log", key="format", number=1, oldest=1,
+    title="audit log",
+    key="format",
+    number=1,
+    oldest=1,
     remedy="verify it with the version that wrote it",
-)  # fmt: skip
+)
 """audit.log, in the line `opened`."""
 
 FORMATS: Mapping[str, FileFormat] = {

@@ -233,10 +233,16 @@ def run_frames(
         if (place / _TABLES).exists():
             raise CheckpointError(f"{place} holds frames of a run already; choose a new folder")
         config = _config(
-            settings, _names_of_files(frames), method=method,
-            data={"active": own, "folder": str(place / _TABLES), "id_column": id,
-                  "label_column": label},
-        )  # fmt: skip
+            settings,
+            _names_of_files(frames),
+            method=method,
+            data={
+                "active": own,
+                "folder": str(place / _TABLES),
+                "id_column": id,
+                "label_column": label,
+            },
+        )
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         with fits_kept_meanwhile():
             try:
@@ -250,9 +256,13 @@ def run_frames(
                     shutil.rmtree(place / _TABLES, ignore_errors=True)
                 raise
             result = _result(
-                config, place, found, _labels_by_text(frames[own], label), baselines=baselines,
+                config,
+                place,
+                found,
+                _labels_by_text(frames[own], label),
+                baselines=baselines,
                 keeps=folder is not None,
-            )  # fmt: skip
+            )
             if folder is None and found.recorded:
                 found.recorded.transcript.take_along()
             return result
@@ -268,9 +278,12 @@ def _rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
 
 
 def _config(
-    settings: Mapping[str, Any], files: Mapping[str, str], *, method: str | Mapping[str, Any],
+    settings: Mapping[str, Any],
+    files: Mapping[str, str],
+    *,
+    method: str | Mapping[str, Any],
     data: Mapping[str, str],
-) -> Config:  # fmt: skip
+) -> Config:
     given = {"name": "frames", **settings, "method": method}
     own = given.get("data") or {}
     if named := sorted({"dataset", "folder", "id_column", "label_column"} & set(own)):
@@ -280,8 +293,12 @@ def _config(
     if known and known.settings.representations_from is None:  # a guard has nothing to protect
         given.setdefault("guard", {"mechanism": "none"})
     given["data"] = {
-        "dataset": _TABLES, "missing": "mean", **data, **own, "parties": parties,
-    }  # fmt: skip
+        "dataset": _TABLES,
+        "missing": "mean",
+        **data,
+        **own,
+        "parties": parties,
+    }
     return load_config_text(json.dumps(given, default=_plain), source="run_frames")
 
 
@@ -306,9 +323,14 @@ def _plain(value: Any) -> Any:
 
 
 def _result(
-    config: Config, folder: Path, found: RunResult, labels: Mapping[str, Any], *,
-    baselines: bool, keeps: bool,
-) -> FramesResult:  # fmt: skip
+    config: Config,
+    folder: Path,
+    found: RunResult,
+    labels: Mapping[str, Any],
+    *,
+    baselines: bool,
+    keeps: bool,
+) -> FramesResult:
     """What the finished run's folder says."""
     from apfed_experiments.finished import mount_attacks
     from apfed_experiments.solo import beside_run
@@ -323,9 +345,15 @@ def _result(
         solo = load_model(folder)
         model = FramesModel(tuple(labels.get(name, name) for name in solo.classes), solo)
     return FramesResult(
-        config=config, run=found, measures={} if scored is None else estimates(scored),
-        alone=alone, attacks=attacks, who_learns=who_learns, report=page, _model=model,
-    )  # fmt: skip
+        config=config,
+        run=found,
+        measures={} if scored is None else estimates(scored),
+        alone=alone,
+        attacks=attacks,
+        who_learns=who_learns,
+        report=page,
+        _model=model,
+    )
 
 
 def _reported(folder: Path, *, draws: bool) -> tuple[Mapping[str, Sequence[Any]], Path | None]:
@@ -342,9 +370,14 @@ def _reported(folder: Path, *, draws: bool) -> tuple[Mapping[str, Sequence[Any]]
 
 
 def checked_frames(
-    active: Any, passives: Mapping[str, Any], *, name: str, id_column: str, label: str,
+    active: Any,
+    passives: Mapping[str, Any],
+    *,
+    name: str,
+    id_column: str,
+    label: str,
     rules: IdNormalisation | None = None,
-) -> dict[str, pd.DataFrame]:  # fmt: skip
+) -> dict[str, pd.DataFrame]:
     """By party, the active's first, a pandas frame whose labels can be used, and IDs as texts."""
     if name in passives:
         raise DataError(f"{name}: the active is called so, and a passive, too; rename the passive")

@@ -318,20 +318,20 @@ def _r2(drawn: Redrawn) -> FloatArray:
         return np.where(differ_R, 1 - left_R / all_R, (left_R == 0).astype(np.float64))
 
 
-REDRAWN: Mapping[str, Callable[[Redrawn], FloatArray]] = MappingProxyType({
-    "accuracy": _accuracy,
-    "auc": lambda drawn: drawn.auc,
-    "average_precision": _average_precision,
-    "ks": _ks,
-    "gini": lambda drawn: 2 * drawn.auc - 1,
-    "balanced_accuracy": _balanced,
-    "f1": _f1,
-    "brier": _brier,
-    "log_loss": _log_loss,
-    "r2": _r2,
-    "mae": lambda drawn: drawn.mean(np.abs(drawn.scored.truth - drawn.scored.scores)),
-    "rmse": lambda drawn: np.sqrt(
-        drawn.mean((drawn.scored.truth - drawn.scored.scores) ** 2)
-    ),
-})  # fmt: skip
+REDRAWN: Mapping[str, Callable[[Redrawn], FloatArray]] = MappingProxyType(
+    {
+        "accuracy": _accuracy,
+        "auc": lambda drawn: drawn.auc,
+        "average_precision": _average_precision,
+        "ks": _ks,
+        "gini": lambda drawn: 2 * drawn.auc - 1,
+        "balanced_accuracy": _balanced,
+        "f1": _f1,
+        "brier": _brier,
+        "log_loss": _log_loss,
+        "r2": _r2,
+        "mae": lambda drawn: drawn.mean(np.abs(drawn.scored.truth - drawn.scored.scores)),
+        "rmse": lambda drawn: np.sqrt(drawn.mean((drawn.scored.truth - drawn.scored.scores) ** 2)),
+    }
+)
 """By the name of the measure, its value (R,) in each resample."""

@@ -286,31 +286,64 @@ def _log_loss(scored: Scored) -> float:
 
 _NUMBERS: tuple[Task, ...] = ("regression",)
 
-# fmt: off
 _ALL = (
-    Measure(name="accuracy", title="accuracy", share=True, decides=True,
-            function=lambda scored: _metrics().accuracy_score(scored.truth, scored.decided)),
+    Measure(
+        name="accuracy",
+        title="accuracy",
+        share=True,
+        decides=True,
+        function=lambda scored: _metrics().accuracy_score(scored.truth, scored.decided),
+    ),
     Measure(name="auc", ranks=True, title="AUC", function=_auc),
-    Measure(name="average_precision", ranks=True, title="average precision",
-            function=_average_precision),
+    Measure(
+        name="average_precision", ranks=True, title="average precision", function=_average_precision
+    ),
     Measure(name="ks", ranks=True, title="KS", function=_ks),
-    Measure(name="gini", ranks=True, title="Gini", least=-1.0,
-            function=lambda scored: 2 * _auc(scored) - 1),
-    Measure(name="balanced_accuracy", title="balanced accuracy", share=True, decides=True,
-            function=_balanced),
+    Measure(
+        name="gini",
+        ranks=True,
+        title="Gini",
+        least=-1.0,
+        function=lambda scored: 2 * _auc(scored) - 1,
+    ),
+    Measure(
+        name="balanced_accuracy",
+        title="balanced accuracy",
+        share=True,
+        decides=True,
+        function=_balanced,
+    ),
     Measure(name="f1", title="F1", decides=True, function=_f1),
     Measure(name="brier", title="Brier score", higher_is_better=False, most=2.0, function=_brier),
-    Measure(name="log_loss", title="log loss", higher_is_better=False, most=math.inf,
-            function=_log_loss),
-    Measure(name="r2", title="R2", tasks=_NUMBERS, least=-math.inf,
-            function=lambda scored: _metrics().r2_score(scored.truth, scored.scores)),
-    Measure(name="mae", title="MAE", tasks=_NUMBERS, higher_is_better=False, most=math.inf,
-            function=lambda scored: _metrics().mean_absolute_error(scored.truth, scored.scores)),
-    Measure(name="rmse", title="RMSE", tasks=_NUMBERS, higher_is_better=False, most=math.inf,
-            function=lambda scored: math.sqrt(
-                _metrics().mean_squared_error(scored.truth, scored.scores))),
+    Measure(
+        name="log_loss", title="log loss", higher_is_better=False, most=math.inf, function=_log_loss
+    ),
+    Measure(
+        name="r2",
+        title="R2",
+        tasks=_NUMBERS,
+        least=-math.inf,
+        function=lambda scored: _metrics().r2_score(scored.truth, scored.scores),
+    ),
+    Measure(
+        name="mae",
+        title="MAE",
+        tasks=_NUMBERS,
+        higher_is_better=False,
+        most=math.inf,
+        function=lambda scored: _metrics().mean_absolute_error(scored.truth, scored.scores),
+    ),
+    Measure(
+        name="rmse",
+        title="RMSE",
+        tasks=_NUMBERS,
+        higher_is_better=False,
+        most=math.inf,
+        function=lambda scored: math.sqrt(
+            _metrics().mean_squared_error(scored.truth, scored.scores)
+        ),
+    ),
 )
-# fmt: on
 
 MEASURES: Mapping[str, Measure] = MappingProxyType({measure.name: measure for measure in _ALL})
 """By name, in the order in which they are shown."""
@@ -344,9 +377,9 @@ def undefined_in(scored: Scored) -> dict[str, str]:
     return {name: why for name, why in reasons.items() if why}
 
 
-THRESHOLDS: Mapping[str, str] = MappingProxyType({
-    name: measure.title for name, measure in MEASURES.items() if measure.decides
-})  # fmt: skip
+THRESHOLDS: Mapping[str, str] = MappingProxyType(
+    {name: measure.title for name, measure in MEASURES.items() if measure.decides}
+)
 """Measures that a threshold can be chosen by: those of what is decided."""
 
 
@@ -477,8 +510,14 @@ def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
             continue
         seen, found = seen + rows, found + of_it
         captured, others = found / true_B.sum(), (seen - found) / (~true_B).sum()
-        told.append(LiftRow(
-            rows=rows, positives=of_it, rate=of_it / rows, captured=captured,
-            lift=captured * len(true_B) / seen, ks=captured - others,
-        ))  # fmt: skip
+        told.append(
+            LiftRow(
+                rows=rows,
+                positives=of_it,
+                rate=of_it / rows,
+                captured=captured,
+                lift=captured * len(true_B) / seen,
+                ks=captured - others,
+            )
+        )
     return tuple(told)

@@ -80,9 +80,13 @@ class Contrastive(Objective):
     row_wise: ClassVar[bool] = False
 
     def __init__(
-        self, settings: ContrastiveSettings, *, representation: Shape, features: Shape,
+        self,
+        settings: ContrastiveSettings,
+        *,
+        representation: Shape,
+        features: Shape,
         model: ModelSettings,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self._settings = settings
         self.encoder = family_for(model, features).encoder(features, model)
@@ -109,9 +113,13 @@ class Reconstruction(Objective):
     row_wise: ClassVar[bool] = True
 
     def __init__(
-        self, settings: ReconstructionSettings, *, representation: Shape, features: Shape,
+        self,
+        settings: ReconstructionSettings,
+        *,
+        representation: Shape,
+        features: Shape,
         model: ModelSettings,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.decoder = family_for(model, features).decoder(representation, features, model)
         decoded = output_shape(self.decoder, representation)
@@ -147,9 +155,13 @@ class Clustering(Objective):
     sizes_K: Tensor  # noqa: N815
 
     def __init__(
-        self, settings: ClusteringSettings, *, representation: Shape, features: Shape,
+        self,
+        settings: ClusteringSettings,
+        *,
+        representation: Shape,
+        features: Shape,
         model: ModelSettings,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         clusters = settings.clusters
         require_bounded(math.prod(representation), clusters)
@@ -191,5 +203,7 @@ class Clustering(Objective):
 
 # Of `Objective`. Any: each takes its own settings.
 OBJECTIVES: Mapping[str, Any] = {
-    "reconstruction": Reconstruction, "contrastive": Contrastive, "clustering": Clustering,
-}  # fmt: skip
+    "reconstruction": Reconstruction,
+    "contrastive": Contrastive,
+    "clustering": Clustering,
+}

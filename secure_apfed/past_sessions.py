@@ -145,9 +145,14 @@ def read_logged(path: Path) -> PastSessions:
 def _payload_size(frame: Frame, sender: str, receiver: str, session: str) -> int:
     """Return how many bytes of a frame are payload: all but its header and seal."""
     envelope = Envelope(
-        session=session, step=frame.step, kind=frame.kind, sender=sender, receiver=receiver,
-        sequence=frame.sequence, payload=b"",
-    )  # fmt: skip
+        session=session,
+        step=frame.step,
+        kind=frame.kind,
+        sender=sender,
+        receiver=receiver,
+        sequence=frame.sequence,
+        payload=b"",
+    )
     return frame.size - count_overhead(envelope, sealed=session != UNNAMED_SESSION)
 
 

@@ -128,9 +128,12 @@ def _bars(*columns: "ProgressColumn", quiet: bool = False) -> "Bars":
     from rich.progress import BarColumn, Progress, TextColumn
 
     return Progress(
-        TextColumn("{task.description}"), BarColumn(bar_width=24), *columns,
-        console=Console(stderr=True), disable=quiet,
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        *columns,
+        console=Console(stderr=True),
+        disable=quiet,
+    )
 
 
 def figures(progress: "Progress") -> str:
@@ -158,9 +161,12 @@ class Board:
     """
 
     def __init__(
-        self, source: "Callable[[], Sequence[Status]]" = tuple, *, name: str = "",
+        self,
+        source: "Callable[[], Sequence[Status]]" = tuple,
+        *,
+        name: str = "",
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._source, self._name, self._clock = source, name, clock
         self._told: dict[str, Status] = {}
         self.progress: Progress | None = None
@@ -245,9 +251,12 @@ class WorkLeft:
 
 @contextmanager
 def showing(
-    board: Board, *, as_json: bool = False, json_events: bool = False,
+    board: Board,
+    *,
+    as_json: bool = False,
+    json_events: bool = False,
     console: Console | None = None,
-) -> Iterator[Board]:  # fmt: skip
+) -> Iterator[Board]:
     """Show the board while the block runs, and once more when it ends: not at all with `as_json`,
     as events with `json_events`, else to people.
     """
@@ -335,9 +344,11 @@ def _exposition(board: Board) -> str:
         tell({**party, "figure": own.figure}, epsilon=own.epsilon)  # none where nothing is sent
         for name, peer in own.peers.items():
             tell(
-                {**party, "peer": name}, sent_bytes_total=peer.sent_bytes,
-                received_bytes_total=peer.received_bytes, peer_last_sign_seconds=peer.sign_s,
-            )  # fmt: skip
+                {**party, "peer": name},
+                sent_bytes_total=peer.sent_bytes,
+                received_bytes_total=peer.received_bytes,
+                peer_last_sign_seconds=peer.sign_s,
+            )
     if (far := board.progress) is not None:
         tell({}, epochs_done=far.epoch, epochs=far.epochs, steps_done=far.step, steps=far.steps)
     return "".join(line for metric in lines.values() for line in metric)

@@ -25,26 +25,63 @@ _Function: TypeAlias = Callable[..., Any]
 _Device: TypeAlias = torch.device | str | int | None
 # These draw, and take a generator: where they make a tensor, or where their first argument lies.
 _MAKE = frozenset({torch.rand, torch.randint, torch.randn, torch.randperm})
-_FILL = frozenset({
-    Tensor.bernoulli, Tensor.bernoulli_, Tensor.cauchy_, Tensor.exponential_, Tensor.geometric_,
-    Tensor.log_normal_, Tensor.multinomial, Tensor.normal_, Tensor.random_, Tensor.uniform_,
-    torch.bernoulli, torch.multinomial, torch.normal, torch.poisson,
-    torch._sample_dirichlet, torch._standard_gamma,
-    nn.init.kaiming_normal_, nn.init.kaiming_uniform_, nn.init.normal_, nn.init.orthogonal_,
-    nn.init.sparse_, nn.init.trunc_normal_, nn.init.uniform_, nn.init.xavier_normal_,
-    nn.init.xavier_uniform_,
-})  # fmt: skip
+_FILL = frozenset(
+    {
+        Tensor.bernoulli,
+        Tensor.bernoulli_,
+        Tensor.cauchy_,
+        Tensor.exponential_,
+        Tensor.geometric_,
+        Tensor.log_normal_,
+        Tensor.multinomial,
+        Tensor.normal_,
+        Tensor.random_,
+        Tensor.uniform_,
+        torch.bernoulli,
+        torch.multinomial,
+        torch.normal,
+        torch.poisson,
+        torch._sample_dirichlet,
+        torch._standard_gamma,
+        nn.init.kaiming_normal_,
+        nn.init.kaiming_uniform_,
+        nn.init.normal_,
+        nn.init.orthogonal_,
+        nn.init.sparse_,
+        nn.init.trunc_normal_,
+        nn.init.uniform_,
+        nn.init.xavier_normal_,
+        nn.init.xavier_uniform_,
+    }
+)
 _LIKE: Mapping[_Function, _Function] = {
-    torch.rand_like: torch.rand, torch.randn_like: torch.randn,
-}  # fmt: skip
+    torch.rand_like: torch.rand,
+    torch.randn_like: torch.randn,
+}
 # These draw from torch's own generator alone, which is lent to them.
-_BORROW = frozenset({
-    F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout,
-    F.fractional_max_pool2d, F.fractional_max_pool3d, F.gumbel_softmax,
-    F.multi_head_attention_forward, F.rrelu, F.scaled_dot_product_attention,
-    torch.alpha_dropout, torch.feature_dropout, torch.gru, torch.lstm, torch.randint_like,
-    torch.rnn_relu, torch.rnn_tanh, torch.rrelu,
-})  # fmt: skip
+_BORROW = frozenset(
+    {
+        F.alpha_dropout,
+        F.dropout1d,
+        F.dropout2d,
+        F.dropout3d,
+        F.feature_alpha_dropout,
+        F.fractional_max_pool2d,
+        F.fractional_max_pool3d,
+        F.gumbel_softmax,
+        F.multi_head_attention_forward,
+        F.rrelu,
+        F.scaled_dot_product_attention,
+        torch.alpha_dropout,
+        torch.feature_dropout,
+        torch.gru,
+        torch.lstm,
+        torch.randint_like,
+        torch.rnn_relu,
+        torch.rnn_tanh,
+        torch.rrelu,
+    }
+)
 _CHANGED = frozenset({F.dropout, torch.dropout, *_BORROW, *_LIKE, *_MAKE, *_FILL})
 _LENT = threading.RLock()
 # What torch.dropout and its cousin in torch.nn call the same.
@@ -132,9 +169,19 @@ def seeded(seed: int, *purpose: str | int) -> Draws:
 
 # Whose own forward pass draws no random number.
 _DRAW_NOTHING: set[type[nn.Module]] = {
-    nn.BatchNorm1d, nn.BatchNorm2d, nn.Conv2d, nn.ConvTranspose2d, nn.Flatten, nn.Linear,
-    nn.MaxPool2d, nn.ReLU, nn.Sequential, nn.Sigmoid, nn.Tanh, nn.Unflatten,
-}  # fmt: skip
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.Conv2d,
+    nn.ConvTranspose2d,
+    nn.Flatten,
+    nn.Linear,
+    nn.MaxPool2d,
+    nn.ReLU,
+    nn.Sequential,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Unflatten,
+}
 
 
 def draws_nothing(kind: type[OfModule]) -> type[OfModule]:

@@ -34,28 +34,31 @@ def why_not(config: Config) -> str:
     """Why only parties that send messages can play this run; empty where it can be simulated."""
     method, train, kind = config.method, config.train, sum_kind(config.secure_sum)
     summed = "gradients are summed" in method.happens
+    is_trained_by_steps = METHODS[method.name].simulated
+    is_judged_by_accuracy = config.task == Classification.name
+    guard = config.guard.mechanism
+    labels = config.labels.mechanism
     reasons = {
-        f"method {method.name} is not trained step by step as APFed and TVFL are":
-            not METHODS[method.name].simulated,
-        f"task {config.task} is judged by its parties, and not by accuracy":
-            config.task != Classification.name,
-        f"guard.mechanism {config.guard.mechanism} adds noise, which has to be accounted for":
-            config.guard.mechanism != "none",
-        f"labels.mechanism {config.labels.mechanism} has to be accounted for":
-            config.labels.mechanism != "none",
-        "alignment.mode pairwise lets passives help on different people":
-            config.alignment.mode == "pairwise",
+        f"method {method.name} is not trained step by step as APFed and TVFL are": (
+            not is_trained_by_steps
+        ),
+        f"task {config.task} is judged by its parties, and not by accuracy": (
+            not is_judged_by_accuracy
+        ),
+        f"guard.mechanism {guard} adds noise, which has to be accounted for": guard != "none",
+        f"labels.mechanism {labels} has to be accounted for": labels != "none",
+        "alignment.mode pairwise lets passives help on different people": (
+            config.alignment.mode == "pairwise"
+        ),
         "dp_sgd has to be accounted for": config.dp_sgd is not None,
         "defences change what is sent": bool(config.defences),
-        f"secure_sum {kind.name} is not the plain sum":
-            summed and kind is not PlainSum,
-        "secure_sum.clip bounds what is sent":
-            summed and config.secure_sum.clip is not None,
-        "secure_sum.noise has to be accounted for":
-            summed and config.secure_sum.noise is not None,
-        "train.patience ends epochs by a loss that parties compute together":
-            train.patience is not None,
-    }  # fmt: skip
+        f"secure_sum {kind.name} is not the plain sum": summed and kind is not PlainSum,
+        "secure_sum.clip bounds what is sent": summed and config.secure_sum.clip is not None,
+        "secure_sum.noise has to be accounted for": summed and config.secure_sum.noise is not None,
+        "train.patience ends epochs by a loss that parties compute together": (
+            train.patience is not None
+        ),
+    }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 

@@ -141,11 +141,13 @@ class Regression(Task):
     headline: ClassVar[str] = "r2"
     tells: ClassVar[str] = "prediction"
     measured_as: ClassVar[str] = "regression"
-    not_attacked: ClassVar[Mapping[str, str]] = MappingProxyType({
-        "labels": "labels are numbers, and attacks on labels guess classes",
-        "membership": "the model tells numbers, and attacks on membership read probabilities of "
-                      "classes",
-    })  # fmt: skip
+    not_attacked: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "labels": "labels are numbers, and attacks on labels guess classes",
+            "membership": "the model tells numbers, and attacks on membership read probabilities "
+            "of classes",
+        }
+    )
 
     targets: TargetScale
     error: str = "squared"

@@ -86,8 +86,10 @@ def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
     faults, settings, remedy = _faults_of(failure.cause)
     if as_json:
         error: dict[str, Any] = {
-            "kind": failure.kind, "exit_code": failure.code, "message": failure.message,
-        }  # fmt: skip
+            "kind": failure.kind,
+            "exit_code": failure.code,
+            "message": failure.message,
+        }
         if faults:
             error |= {"faults": faults, "settings": settings}
         print_json({"error": error})
@@ -144,9 +146,13 @@ def _spaced(text: str) -> str:
 
 
 def show_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int,
-    file: TextIO | None = None, line: str | None = None,
-) -> None:  # fmt: skip
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     """Print a warning as a note, without the place in the code; for `warnings.showwarning`."""
     show_note(f"note: {message}")
 
@@ -159,9 +165,11 @@ def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]])
     for at, name in enumerate(columns):
         figures = bool(rows) and all(row[at][:1].isdigit() for row in rows if row[at])
         table.add_column(
-            Text(_printable(name)), justify="right" if figures else "left", header_style="dim",
+            Text(_printable(name)),
+            justify="right" if figures else "left",
+            header_style="dim",
             overflow="fold",
-        )  # fmt: skip
+        )
     for row in rows:
         table.add_row(*(Text(escape_text(_spaced(cell))) for cell in row))
     console = _console()
@@ -210,30 +218,45 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
     show_rows(f"Forecast of {name}", ("", ""), rows)
     if told.links and links:
         show_rows(
-            "\nBy link", ("from", "to", "kind", "messages", "bytes"),
-            [(link.sender, link.receiver, link.kind, f"{link.messages:,}", size(link.wire_bytes))
-             for link in told.links],
-        )  # fmt: skip
+            "\nBy link",
+            ("from", "to", "kind", "messages", "bytes"),
+            [
+                (link.sender, link.receiver, link.kind, f"{link.messages:,}", size(link.wire_bytes))
+                for link in told.links
+            ],
+        )
     elif told.links:
         kinds = dict.fromkeys(link.kind for link in told.links)
         of = {kind: [link for link in told.links if link.kind == kind] for kind in kinds}
         show_rows(
             "\nBy kind of message (--links tells each link)",
             ("kind", "links", "messages", "bytes"),
-            [(kind, f"{len(some)}", f"{sum(flow.messages for flow in some):,}",
-              size(sum(flow.wire_bytes for flow in some))) for kind, some in of.items()],
-        )  # fmt: skip
+            [
+                (
+                    kind,
+                    f"{len(some)}",
+                    f"{sum(flow.messages for flow in some):,}",
+                    size(sum(flow.wire_bytes for flow in some)),
+                )
+                for kind, some in of.items()
+            ],
+        )
     if told.intersections:
         show_rows(
             "Set intersections for these tables; the run takes the marked one",
             ("", "protocol", "bytes", "time in one process", "dealer", "pairwise overlaps"),
             [
-                ("*" if way.chosen else "", way.protocol, size(way.wire_bytes),
-                 _duration(way.seconds), "needed" if way.takes_dealer else "none",
-                 "shown to the active" if way.pairwise else "hidden")
+                (
+                    "*" if way.chosen else "",
+                    way.protocol,
+                    size(way.wire_bytes),
+                    _duration(way.seconds),
+                    "needed" if way.takes_dealer else "none",
+                    "shown to the active" if way.pairwise else "hidden",
+                )
                 for way in told.intersections
             ],
-        )  # fmt: skip
+        )
 
 
 def show_departures(departures: Sequence["Departure"]) -> None:

@@ -14,9 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "TimeLeft", "Work", "describe_time_left", "observing_work", "read_work_event",
-    "report_work", "working_on",
-]  # fmt: skip
+    "TimeLeft",
+    "Work",
+    "describe_time_left",
+    "observing_work",
+    "read_work_event",
+    "report_work",
+    "working_on",
+]
 
 _MOST_MARKS = 512
 

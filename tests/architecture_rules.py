@@ -13,10 +13,12 @@ from pathlib import Path
 import networkx
 
 HOMES = {
-    "apfed_protocols": "protocols/apfed_protocols", "secure_apfed": "secure_apfed",
-    "apfed_attacks": "attacks/apfed_attacks", "apfed_experiments": "experiments/apfed_experiments",
+    "apfed_protocols": "protocols/apfed_protocols",
+    "secure_apfed": "secure_apfed",
+    "apfed_attacks": "attacks/apfed_attacks",
+    "apfed_experiments": "experiments/apfed_experiments",
     "apfed_bench": "experiments/apfed_bench",
-}  # fmt: skip
+}
 LAYERS = tuple(HOMES)
 # What may know attacks and experiments: the command line, the estimator, `run_frames`.
 COMMANDS = frozenset({"secure_apfed.cli", "secure_apfed.commands"})
@@ -316,8 +318,10 @@ def modules_loaded(statements: Sequence[str], *, path: Path | None = None) -> di
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, json.dumps([LAYERS, list(statements)])],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, searched))},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     loaded: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     return {statement: set(own) for statement, own in loaded.items()}

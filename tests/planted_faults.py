@@ -162,15 +162,19 @@ charged_before_counted: test_parties_apfed.py
 -        noise_BD = None
 -        if self.noise is not None:
 -            noise_BD = self.noise.draw(
--                values_BD.shape, step=admitted.step, known_B=self.known(admitted.counted),
+-                values_BD.shape,
+-                step=admitted.step,
+-                known_B=self.known(admitted.counted),
 -                digest=digest,
--            )  # fmt: skip
+-            )
 +        noise_BD = None
 +        if self.noise is not None:
 +            noise_BD = self.noise.draw(
-+                values_BD.shape, step=admitted.step, known_B=self.known(admitted.counted),
++                values_BD.shape,
++                step=admitted.step,
++                known_B=self.known(admitted.counted),
 +                digest=digest,
-+            )  # fmt: skip
++            )
 +        self.count(admitted, digest)
 answer_leaves_twice: test_parties_apfed.py
     What was admitted once is answered again with other numbers.

@@ -36,8 +36,17 @@ _COPIES = {Tensor.copy_}
 _PACKS = {torch._VF._pack_padded_sequence, torch._pack_padded_sequence}
 _LENGTHS = {*_PACKS, torch._VF.gru}
 _INDEXES = {Tensor.__getitem__, Tensor.__setitem__, Tensor.index_put_, Tensor.index_put}
-_READS = {Tensor.tolist, Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__float__,
-          Tensor.__len__, Tensor.__index__, Tensor.__repr__, Tensor.__format__}  # fmt: skip
+_READS = {
+    Tensor.tolist,
+    Tensor.item,
+    Tensor.__bool__,
+    Tensor.__int__,
+    Tensor.__float__,
+    Tensor.__len__,
+    Tensor.__index__,
+    Tensor.__repr__,
+    Tensor.__format__,
+}
 _LEARNS = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 
 
@@ -277,11 +286,14 @@ def pretend_gpus() -> Iterator[Pretended]:
     before, _SEEN = _SEEN, Pretended()
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     cuda: dict[str, Any] = {
-        "is_available": lambda: True, "device_count": lambda: len(DEVICES),
-        "get_device_name": lambda *device: "a pretend GPU", "current_device": lambda: 0,
-        "manual_seed_all": lambda seed: None, "get_rng_state": lambda device="cuda": torch.empty(0),
+        "is_available": lambda: True,
+        "device_count": lambda: len(DEVICES),
+        "get_device_name": lambda *device: "a pretend GPU",
+        "current_device": lambda: 0,
+        "manual_seed_all": lambda seed: None,
+        "get_rng_state": lambda device="cuda": torch.empty(0),
         "set_rng_state": lambda state, device="cuda": None,
-    }  # fmt: skip
+    }
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
         with (

@@ -51,12 +51,14 @@ PLANTED: Mapping[Rule, tuple[tuple[str, str], ...]] = {
     ),
     architecture_rules.no_method_by_name: (
         ("A.a: m == 'tvfl'", "apfed_attacks.a:1 names tvfl"),
-        ("S.a: x = ('tvfl', 'else')", "names tvfl"), ("S.methods.a: m == 'tvfl'", "names tvfl"),
-        ("E.report.a: f('tvfl')", "names tvfl"), ("E.a: m in ('tvfl', 'x')", "names tvfl"),
+        ("S.a: x = ('tvfl', 'else')", "names tvfl"),
+        ("S.methods.a: m == 'tvfl'", "names tvfl"),
+        ("E.report.a: f('tvfl')", "names tvfl"),
+        ("E.a: m in ('tvfl', 'x')", "names tvfl"),
         ("E.a: m.startswith('tvfl')", "names tvfl"),
         ("E.a: match m:\n  case 'x'|'tvfl': pass", "apfed_experiments.a:2 names tvfl"),
     ),
-}  # fmt: skip
+}
 
 RULES = tuple(PLANTED)
 
@@ -123,20 +125,36 @@ def test_rules_find_what_is_planted_and_permit_the_rest() -> None:
 
 
 UNSAFE = (
-    "__all__ = ['b']", "import pickle", "from torch import load", "eval('1')", "exec('1')",
-    "import marshal", "torch.load('x')", "yaml.load('x', Loader=yaml.FullLoader)",
-)  # fmt: skip
+    "__all__ = ['b']",
+    "import pickle",
+    "from torch import load",
+    "eval('1')",
+    "exec('1')",
+    "import marshal",
+    "torch.load('x')",
+    "yaml.load('x', Loader=yaml.FullLoader)",
+)
 SEEDED_OR_OUTSIDE = (
-    "import random", "from numpy import random", "np.random.default_rng(1)", "import socket",
-    "torch.manual_seed(1)", "import secrets", "os.urandom(1)", "from time import monotonic",
-    "date.today()", "datetime.datetime.now()",
-)  # fmt: skip
+    "import random",
+    "from numpy import random",
+    "np.random.default_rng(1)",
+    "import socket",
+    "torch.manual_seed(1)",
+    "import secrets",
+    "os.urandom(1)",
+    "from time import monotonic",
+    "date.today()",
+    "datetime.datetime.now()",
+)
 
 
-@pytest.mark.parametrize(("module", "lines"), [
-    ("attacks/apfed_attacks/a.py", UNSAFE),
-    ("protocols/apfed_protocols/a.py", UNSAFE + SEEDED_OR_OUTSIDE),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "lines"),
+    [
+        ("attacks/apfed_attacks/a.py", UNSAFE),
+        ("protocols/apfed_protocols/a.py", UNSAFE + SEEDED_OR_OUTSIDE),
+    ],
+)
 def test_the_linter_refuses_what_protocols_must_not_do(module: str, lines: tuple[str, ...]) -> None:
     head = "import datetime\nimport os\nfrom datetime import date\nimport numpy as np\n"
     head += "import torch\nimport yaml\n"
@@ -172,8 +190,12 @@ def test_a_part_loads_few_modules(statement: str, most: int, loaded: dict[str, s
 
 
 def test_the_reader_of_a_model_loads_nothing_that_trains(loaded: dict[str, set[str]]) -> None:
-    trains = ("secure_apfed.methods", "secure_apfed.exchange", "secure_apfed.alignment",
-              "apfed_protocols.sums")  # fmt: skip
+    trains = (
+        "secure_apfed.methods",
+        "secure_apfed.exchange",
+        "secure_apfed.alignment",
+        "apfed_protocols.sums",
+    )
     found = loaded["from secure_apfed import load_model"]
     assert "secure_apfed.runs.solo" in found
     assert len(loaded["from secure_apfed import run"]) > max(LOADED.values()), "they are counted"

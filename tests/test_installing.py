@@ -41,9 +41,12 @@ NAME = re.compile(r"(?<![\w./-])(secure[-_.]apfed|apfed[-_.]protocols)(?![\w./]|
 def tracked() -> Iterator[Path]:
     """Yield every file of the project that may tell somebody what to type."""
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True,
-        text=True, check=True,
-    ).stdout.split()  # fmt: skip
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
     for name in listed:
         path = ROOT / name
         tells = path.suffix in WRITTEN or path.name.startswith(NAMED)
@@ -229,15 +232,27 @@ def test_the_docker_file_is_followed_line_by_line(clean: Path, tmp_path: Path) -
             at = words.index("--extra-index-url")
             words = words[:at] + words[at + 2 :]
         done = subprocess.run(
-            [str(clean / "bin/python"), *words[1:], "--quiet"], cwd=tmp_path,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [str(clean / "bin/python"), *words[1:], "--quiet"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr[-3000:]
-    said = subprocess.run([str(clean / "bin/secure-apfed"), "doctor"], cwd=tmp_path,
-                          capture_output=True, text=True, check=True)  # fmt: skip
+    said = subprocess.run(
+        [str(clean / "bin/secure-apfed"), "doctor"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "secure-apfed" not in re.findall(r"pip install (.*)", said.stdout)
-    listed = subprocess.run([str(clean / "bin/python"), "-m", "pip", "check"], check=False,
-                            capture_output=True, text=True)  # fmt: skip
+    listed = subprocess.run(
+        [str(clean / "bin/python"), "-m", "pip", "check"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     problems = [line for line in listed.stdout.splitlines() if "crypten" not in line]
     assert [line for line in problems if "No broken" not in line] == []
 
@@ -284,11 +299,20 @@ RESOLVED = {
 def test_a_line_resolves_where_no_index_is(what: str, wheelhouse: Path, clean: Path) -> None:
     words = shlex.split(RESOLVED[what])
     options = [
-        "--dry-run", "--no-index", "--find-links", str(wheelhouse), "--ignore-installed",
-        "--no-build-isolation", "--quiet",
-    ]  # fmt: skip
+        "--dry-run",
+        "--no-index",
+        "--find-links",
+        str(wheelhouse),
+        "--ignore-installed",
+        "--no-build-isolation",
+        "--quiet",
+    ]
     done = subprocess.run(
-        [sys.executable, *words[1:4], *options, *words[4:]], cwd=ROOT, capture_output=True,
-        text=True, check=False, env={"PATH": "/usr/bin:/bin", "PIP_CONFIG_FILE": "/dev/null"},
-    )  # fmt: skip
+        [sys.executable, *words[1:4], *options, *words[4:]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "PIP_CONFIG_FILE": "/dev/null"},
+    )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -30,27 +30,35 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("changed", "selected"), [
-    ("secure_apfed/a.py", ["tests/secure_apfed/test_a.py"]),
-    # Two imports away: by a helper of tests, and by the module that uses it.
-    ("protocols/apfed_protocols/p.py",
-     ["tests/secure_apfed/test_a.py", "tests/secure_apfed/test_far.py"]),
-    ("tests/helpers.py", ["tests/secure_apfed/test_far.py"]),
-    ("tests/secure_apfed/test_a.py", ["tests/secure_apfed/test_a.py"]),
-    ("secure_apfed/lonely.py", []),
-    ("README.md", ["tests/docs/test_docs.py"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changed", "selected"),
+    [
+        ("secure_apfed/a.py", ["tests/secure_apfed/test_a.py"]),
+        # Two imports away: by a helper of tests, and by the module that uses it.
+        (
+            "protocols/apfed_protocols/p.py",
+            ["tests/secure_apfed/test_a.py", "tests/secure_apfed/test_far.py"],
+        ),
+        ("tests/helpers.py", ["tests/secure_apfed/test_far.py"]),
+        ("tests/secure_apfed/test_a.py", ["tests/secure_apfed/test_a.py"]),
+        ("secure_apfed/lonely.py", []),
+        ("README.md", ["tests/docs/test_docs.py"]),
+    ],
+)
 def test_the_nearest_tests_of_a_file_are_found(
     changed: str, selected: list[str], tree: Path
 ) -> None:
     assert select_tests([tree / changed], tree) == selected
 
 
-@pytest.mark.parametrize(("file", "name"), [
-    ("protocols/apfed_protocols/sums/masked.py", "apfed_protocols.sums.masked"),
-    ("secure_apfed/data/__init__.py", "secure_apfed.data"),
-    ("tests/conftest.py", "tests.conftest"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("protocols/apfed_protocols/sums/masked.py", "apfed_protocols.sums.masked"),
+        ("secure_apfed/data/__init__.py", "secure_apfed.data"),
+        ("tests/conftest.py", "tests.conftest"),
+    ],
+)
 def test_a_module_is_named_as_it_is_imported(file: str, name: str) -> None:
     assert name_module(ROOT / file, ROOT) == name
 
@@ -71,8 +79,10 @@ def test_the_program_prints_tests_or_says_that_none_is_near() -> None:
     command = [sys.executable, str(ROOT / "tests/nearest_tests.py")]
     near = subprocess.run(
         [*command, str(ROOT / "secure_apfed/terminal.py")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert near.returncode == 0
     assert "tests/secure_apfed/test_cli.py" in near.stdout.splitlines()
     none = subprocess.run([*command, "absent.py"], capture_output=True, text=True, check=False)

@@ -51,8 +51,10 @@ TRAIN = {"epochs": 1, "batch_size": 50, "learning_rate": 0.05, "device": str(HER
 MASKED = {"scheme": "plain", "masks": "pairwise"}
 NOISE = {"noise": "reproducible_insecure"}
 IMAGES = {"dataset": "digits", "views": 3, "overlap": 1.0, "limit": 100}
-BOTH = {"passive-1": {"objective": {"name": "contrastive"}},
-        "default": {"objective": {"name": "reconstruction"}}}  # fmt: skip
+BOTH = {
+    "passive-1": {"objective": {"name": "contrastive"}},
+    "default": {"objective": {"name": "reconstruction"}},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -81,10 +83,13 @@ def _table(number: int) -> Callable[[], Config]:
     sigma = {} if GUARDS[guard].unsafe else {"sigma": 2.0}
     epsilon = {} if LABEL_MECHANISMS[labels].unsafe else {"epsilon": 4.0}
     return lambda: config_of(
-        "apfed_r", guard={"mechanism": guard, **sigma, **NOISE},
-        labels={"mechanism": labels, **epsilon}, defences=[{"kind": defence}],
-        secure_sum={**pair_of(kind), "clip": 1.0}, train={"epochs": 2},
-    )  # fmt: skip
+        "apfed_r",
+        guard={"mechanism": guard, **sigma, **NOISE},
+        labels={"mechanism": labels, **epsilon},
+        defences=[{"kind": defence}],
+        secure_sum={**pair_of(kind), "clip": 1.0},
+        train={"epochs": 2},
+    )
 
 
 def _network(name: str) -> Config:
@@ -101,16 +106,28 @@ _NETWORKS = {run().model.network for run in METHOD_RUNS.values()}
 CASES: Mapping[str, Callable[[], Config]] = {
     **{f"{at}-th of each table": _table(at) for at in range(len(SECURE_SUMS))},
     **{f"network {name}": partial(_network, name) for name in NETWORKS if name not in _NETWORKS},
-    **{f"defence {name}": partial(
-        config_of, "tvfl", guard={"mechanism": "none", **NOISE}, defences=[{"kind": name}])
-       for name in DEFENCES if name not in OF_APFED},
+    **{
+        f"defence {name}": partial(
+            config_of, "tvfl", guard={"mechanism": "none", **NOISE}, defences=[{"kind": name}]
+        )
+        for name in DEFENCES
+        if name not in OF_APFED
+    },
     "bfloat16, contrast": lambda: config_of("apfed_c", train={"precision": "bfloat16"}),
     "bfloat16, joint": lambda: config_of("tvfl", train={"precision": "bfloat16"}),
     "adamw, cosine, balanced, threshold, float64, patience": lambda: config_of(
-        "apfed_c", threshold="f1",
-        train={"optimizer": "adamw", "schedule_steps": 9, "max_gradient_norm": 1.0, "epochs": 2,
-               "class_weights": "balanced", "precision": "float64", "patience": 1,
-               "keep_best": True},
+        "apfed_c",
+        threshold="f1",
+        train={
+            "optimizer": "adamw",
+            "schedule_steps": 9,
+            "max_gradient_norm": 1.0,
+            "epochs": 2,
+            "class_weights": "balanced",
+            "precision": "float64",
+            "patience": 1,
+            "keep_best": True,
+        },
     ),
     "few labels, spread": lambda: config_of(
         "apfed_c", train={"spread_labels": True}, data={"labelled": 20}
@@ -123,13 +140,15 @@ CASES: Mapping[str, Callable[[], Config]] = {
         "split_nn_sum", secure_sum={**MASKED, "clip": 1.0, "noise": {"epsilon": 50.0}}
     ),
     "pairwise, images": lambda: config_of(
-        "apfed_c", alignment={"mode": "pairwise"}, data=IMAGES,
+        "apfed_c",
+        alignment={"mode": "pairwise"},
+        data=IMAGES,
         secure_sum={**MASKED, "allow_single_passive": True},
     ),
     "regression": lambda: config_of(
         "apfed_c", task="regression", measure="r2", data={"dataset": "diabetes"}
     ),
-}  # fmt: skip
+}
 # Images of these channels and sides; the data sets that ship with a library are smaller.
 LARGER = {"network conv_mnist": (1, 12), "network conv_cifar": (3, 16)}
 
@@ -138,13 +157,19 @@ def _images(channels: int, side: int) -> VerticalData:
     draw = torch.Generator().manual_seed(0)
     whole = ImageEncoding(channels=channels, height=side, width=side, end_row=side)
     table = PartyTable(
-        name="active", ids=tuple(map(str, range(60))), labels=torch.arange(60) % 2,
-        features=torch.rand(60, *whole.shape, generator=draw), encoding=whole,
-    )  # fmt: skip
+        name="active",
+        ids=tuple(map(str, range(60))),
+        labels=torch.arange(60) % 2,
+        features=torch.rand(60, *whole.shape, generator=draw),
+        encoding=whole,
+    )
     return VerticalData(
-        table=table, passives=(), classes=("no", "yes"),
-        train_rows=torch.arange(40), test_rows=torch.arange(40, 60),
-    )  # fmt: skip
+        table=table,
+        passives=(),
+        classes=("no", "yes"),
+        train_rows=torch.arange(40),
+        test_rows=torch.arange(40, 60),
+    )
 
 
 def _check(seen: Pretended) -> None:
@@ -187,10 +212,13 @@ def test_a_method_computes_on_its_device(method: str, seen: Pretended) -> None:
 FEW = {"iterations": 3}
 READS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "model_completion": ("apfed_c", {"labels_per_class": 4}),
-    "temporal": ("apfed_c", {"labels_per_class": 0}), "semi_supervised": ("apfed_c", {"hidden": 8}),
+    "temporal": ("apfed_c", {"labels_per_class": 0}),
+    "semi_supervised": ("apfed_c", {"hidden": 8}),
     "semi_supervised, own network": ("tvfl", {"own_network": True, "hidden": 8}),
-    "label_gradients": ("tvfl", {}), "gradient_direction": ("tvfl", {}),
-    "shown_labels": ("votes", {}), "pseudo_labels": ("mmvfl", {}),
+    "label_gradients": ("tvfl", {}),
+    "gradient_direction": ("tvfl", {}),
+    "shown_labels": ("votes", {}),
+    "pseudo_labels": ("mmvfl", {}),
     "inverse_network": ("apfed_c", {"shadow_rows": 20, "components": 2}),
     "unpaired_inversion": ("apfed_c", {"shadow_rows": 20, "hidden": 8, "starts": 1}),
     "representation_network": ("tvfl", {"shadow_rows": 20, "hidden": 8}),
@@ -203,7 +231,7 @@ READS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "membership": ("apfed_c", {"shadow_models": 4}),
     "averaged_membership": ("h_fedmv", {"candidates": 20}),
     "averaged_membership, sequences": ("s_fedmv", {"candidates": 20}),
-}  # fmt: skip
+}
 PLAYED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "chosen_representations": ("apfed_c", {"people": 30, "shadow_rows": 10}),
     "decoder_extraction": ("apfed_r", {"people": 40, "shadow_rows": 20}),

@@ -41,11 +41,19 @@ LIGHT = _project(ROOT / "protocols")
 # NVFlare is left out of them for its size, Flower for what it wants older releases of.
 LOCKS = {
     "requirements.lock": (
-        "mpc", "experiments", "tensorboard", "onnx", "grpc", "sql", "docs", "browser", "dev",
+        "mpc",
+        "experiments",
+        "tensorboard",
+        "onnx",
+        "grpc",
+        "sql",
+        "docs",
+        "browser",
+        "dev",
     ),
     "requirements-nvflare.lock": ("nvflare", "all"),
     "requirements-flwr.lock": ("flwr",),
-}  # fmt: skip
+}
 # What users have beside us, and with which Python; torch 2.6 is the oldest of our range.
 BESIDE = [
     *product(("flwr", "nvflare", "mlflow", "opacus", "torch"), ("3.11", "3.14")),
@@ -72,9 +80,11 @@ def _pins(lock: str) -> dict[str, Version]:
 def _requirements(lock: str) -> list[Requirement]:
     extras = PROJECT["optional-dependencies"]
     groups = (
-        PROJECT["dependencies"], LIGHT["dependencies"], *LIGHT["optional-dependencies"].values(),
+        PROJECT["dependencies"],
+        LIGHT["dependencies"],
+        *LIGHT["optional-dependencies"].values(),
         *(extras[name] for name in LOCKS[lock]),
-    )  # fmt: skip
+    )
     ours = (LIGHT["name"], PROJECT["name"])
     return [Requirement(line) for group in groups for line in group if not line.startswith(ours)]
 
@@ -171,10 +181,13 @@ ALL_ATTACKS = "evaluate(**record.arrays(), labels=y, own=x)"
 """Half a minute, with which the examples of the README end."""
 
 
-@pytest.mark.parametrize("evaluated", [
-    ALL_ATTACKS.replace("own=x", "own=x, attacks='label_gradients'"),
-    pytest.param(ALL_ATTACKS, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "evaluated",
+    [
+        ALL_ATTACKS.replace("own=x", "own=x, attacks='label_gradients'"),
+        pytest.param(ALL_ATTACKS, marks=pytest.mark.slow),
+    ],
+)
 def test_packages_and_examples_run_beside_folders_with_the_names_of_ours(
     evaluated: str, clean_bin: Path, tmp_path: Path
 ) -> None:
@@ -199,8 +212,11 @@ def _resolve(folder: Path, python: str, *requirements: str) -> subprocess.Comple
     uv = (sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate")
     return subprocess.run(
         (*uv, "--only-binary", ":all:", "--python-version", python, "wanted.in"),
-        cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -43,9 +43,13 @@ def _run(names: Sequence[str], root: Path, seconds: int) -> subprocess.Completed
     places = os.pathsep.join(str(root / place) for place in ("", *_CODE))
     return subprocess.run(
         [sys.executable, *command, *_files(names, root)],
-        cwd=root, env={**os.environ, "PYTHONPATH": places}, capture_output=True, text=True,
-        timeout=seconds, check=False,
-    )  # fmt: skip
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": places},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
 
 
 @contextmanager

@@ -254,11 +254,21 @@ def _short_reason(reason: str) -> str:
 
 @undisturbed()
 def evaluate(
-    *, h: Any, labels: Any = None, features: Any = None, own: Any = None, gradients: Any = None,
-    known: Any = None, steps: Any = None, attacks: Iterable[str | AttackChoice] | None = None,
-    exchanges: int = 5, seed: int = 0, device: torch.device | str = "cpu",
-    seconds: float | None = None, on_progress: OnProgress | None = None,
-) -> Evaluation:  # fmt: skip
+    *,
+    h: Any,
+    labels: Any = None,
+    features: Any = None,
+    own: Any = None,
+    gradients: Any = None,
+    known: Any = None,
+    steps: Any = None,
+    attacks: Iterable[str | AttackChoice] | None = None,
+    exchanges: int = 5,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    seconds: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> Evaluation:
     """Mount every attack that the arrays of a foreign loop give something to read.
 
     Arrays are of numpy, torch, pandas or nested lists. Rows are positions: what has an index goes

@@ -53,9 +53,13 @@ def measure_own(
 
 
 def _of_one(
-    record: OwnRecord, kind: Kind, receiver: str, batches: Sequence[LetOut],
-    chosen: Sequence[AttackChoice] | None, seed: int,
-) -> Iterator[AttackResult]:  # fmt: skip
+    record: OwnRecord,
+    kind: Kind,
+    receiver: str,
+    batches: Sequence[LetOut],
+    chosen: Sequence[AttackChoice] | None,
+    seed: int,
+) -> Iterator[AttackResult]:
     who = receiver
     if kind is Kind.CONTRIBUTION:
         who = f"{receiver}, told what the others contributed"
@@ -71,9 +75,10 @@ def _of_one(
             told |= {name: str(error) for name in ATTACKS if ATTACKS[name].target == truth[0]}
             continue
         told |= {
-            name: why for name, why in done.lacking.items()
+            name: why
+            for name, why in done.lacking.items()
             if ATTACKS[name].target in (truth[0], "membership")
-        }  # fmt: skip
+        }
         for finding in done.findings:
             yield replace(
                 finding.result, adversary=who, victim=record.me, method=record.config.method.name
@@ -123,7 +128,14 @@ def _lacking(record: OwnRecord, name: str, who: str, why: str, seed: int) -> Att
     kind = ATTACKS[name]
     readers = _readers_of(record, name) or list(kind.roles)
     return AttackResult(
-        attack=name, target=kind.target, victim=record.me, adversary=who, role=readers[0],
-        behaviour=kind.behaviour, method=record.config.method.name, applicable=False, reason=why,
+        attack=name,
+        target=kind.target,
+        victim=record.me,
+        adversary=who,
+        role=readers[0],
+        behaviour=kind.behaviour,
+        method=record.config.method.name,
+        applicable=False,
+        reason=why,
         seed=seed,
-    )  # fmt: skip
+    )

@@ -136,10 +136,15 @@ def _trained_in_own_order(recording: Recording, victim: str | None = None) -> Te
 
 
 def view_of(
-    recording: Recording, parties: Sequence[str], *, knowledge: Knowledge,
-    behaviour: Behaviour = "curious", played: Played | None = None, iterations: int = 300,
+    recording: Recording,
+    parties: Sequence[str],
+    *,
+    knowledge: Knowledge,
+    behaviour: Behaviour = "curious",
+    played: Played | None = None,
+    iterations: int = 300,
     device: torch.device | None = None,
-) -> AdversaryView:  # fmt: skip
+) -> AdversaryView:
     """Return what `parties` saw: the adversary first, which `played`, then who colludes with it.
 
     An "outsider", who sees nothing of the training, is an adversary too. What the active decoded
@@ -321,9 +326,13 @@ def _labelled(parts: Iterable[tuple[PartyTable, Tensor]]) -> list[Tensor]:
 
 
 def _mixed(
-    recording: Recording, inside: Sequence[Tensor], outside: Sequence[Tensor], most: int, seed: int,
+    recording: Recording,
+    inside: Sequence[Tensor],
+    outside: Sequence[Tensor],
+    most: int,
+    seed: int,
     there_are: str,
-) -> tuple[Candidates, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Candidates, Tensor, Tensor]:
     """Choose as many of both, in an order that says nothing; their rows, and who is inside."""
     count = min(most // 2, len(inside[0]), len(outside[0]))
     if count < 2:

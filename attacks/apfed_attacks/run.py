@@ -89,10 +89,13 @@ def prepare(choice: AttackChoice) -> Attack:
 
 @undisturbed()
 def mount(
-    recording: Recording, choices: Iterable[AttackChoice], *, seed: int,
+    recording: Recording,
+    choices: Iterable[AttackChoice],
+    *,
+    seed: int,
     device: torch.device | None = None,
     on_score: Callable[[AttackResult, Guess], None] | None = None,
-) -> tuple[AttackResult, ...]:  # fmt: skip
+) -> tuple[AttackResult, ...]:
     """Return one result for each chosen attack ("all": the full suite) and adversary, in order.
 
     All options are checked, as by `prepare`, before the first attack starts; see `Trial`.
@@ -177,9 +180,14 @@ class Trial:
 
     def view(self, knowledge: Knowledge) -> AdversaryView:
         return recorded.view_of(
-            self.recording, self.parties, knowledge=knowledge, behaviour=self.attack.behaviour,
-            played=self.played, iterations=self.attack.iterations, device=self._device,
-        )  # fmt: skip
+            self.recording,
+            self.parties,
+            knowledge=knowledge,
+            behaviour=self.attack.behaviour,
+            played=self.played,
+            iterations=self.attack.iterations,
+            device=self._device,
+        )
 
     @property
     def _device(self) -> torch.device:

@@ -231,11 +231,13 @@ SCALES: Mapping[Target, Scale] = {
     "labels": Scale("balanced_accuracy", _measure_labels, _risk_of_labels, _class_scores),
     "features": Scale("r2", _measure_features, _risk_of_features),
     "membership": Scale(
-        "auc", _measure_membership, _risk_of_membership,
+        "auc",
+        _measure_membership,
+        _risk_of_membership,
         values=lambda guess, members_n2: guess.values[:, 0],
         curve=_receiver_curve,
     ),
-}  # fmt: skip
+}
 
 
 def score(

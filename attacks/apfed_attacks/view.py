@@ -66,9 +66,14 @@ Behaviour: TypeAlias = Literal["curious", "malicious"]
 Side: TypeAlias = Literal["active", "passives"]
 Sent: TypeAlias = Literal["shown", "encrypted"]
 Opened: TypeAlias = Literal[
-    "gradients", "representations", "projections", "pseudo-labels", "weights", "sum of votes",
+    "gradients",
+    "representations",
+    "projections",
+    "pseudo-labels",
+    "weights",
+    "sum of votes",
     "singular vectors",
-]  # fmt: skip
+]
 _CPU = torch.device("cpu")
 # Vectors or convolution maps; what is sent is never narrower than float32.
 _LAYOUTS = tuple(

@@ -33,10 +33,12 @@ class Hospital:
         network, self.engine = nn.Linear(30, 2), PrivacyEngine()
         network.load_state_dict({"weight": torch.zeros(2, 30), "bias": torch.zeros(2)})
         self.model, self.optimiser, self.loader = self.engine.make_private(
-            module=network, optimizer=torch.optim.SGD(network.parameters(), lr=RATE),
+            module=network,
+            optimizer=torch.optim.SGD(network.parameters(), lr=RATE),
             data_loader=DataLoader(TensorDataset(X[rows], y[rows]), BATCH),
-            noise_multiplier=NOISE, max_grad_norm=BOUND,
-        )  # fmt: skip
+            noise_multiplier=NOISE,
+            max_grad_norm=BOUND,
+        )
 
     def gradient(self, X_B, y_B):
         """The noisy gradient of a batch as a vector; Opacus' accountant counts it."""

@@ -27,8 +27,9 @@ _ON_CRYPTEN, _PEER, _PEER_PYTHON = "circuit-crypten", "spu-rr22", "SECURE_APFED_
 _THEIRS, _MOST_OF_OPENMINED = (_PEER, "openmined"), 100_000
 _RIVAL = {
     **dict.fromkeys(("circuit", "opprf", "vole", "ecdh"), _PEER),
-    _ON_CRYPTEN: "circuit", "ecdh-buckets": "ecdh",
-}  # fmt: skip
+    _ON_CRYPTEN: "circuit",
+    "ecdh-buckets": "ecdh",
+}
 
 PSI = Bench(
     groups=lambda quick: [

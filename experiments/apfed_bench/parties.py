@@ -53,11 +53,12 @@ _BATCH, _SENT, _PASSIVES = 256, 64, 3
 def _image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config, VerticalData]:
     """A run of APFed-C on strips of images under the plain sum; DataError: none are installed."""
     settings: dict[str, Any] = {
-        "name": name, "method": "apfed_c",
+        "name": name,
+        "method": "apfed_c",
         "train": {"batch_size": _BATCH, "device": "cpu"},
         "secure_sum": {"scheme": "plain", **secure_sum, "allow_single_passive": True},
         "guard": {"mechanism": "none"},
-    }  # fmt: skip
+    }
     shape = {"views": views, "limit": 4 * _BATCH}
     configs = [
         Config.model_validate({**settings, "data": {"dataset": dataset, **shape}})
@@ -69,10 +70,13 @@ def _image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config,
 
 def _table_run(batch: int) -> tuple[Config, VerticalData]:
     settings: dict[str, Any] = {
-        "name": "bench-exchange-table", "method": "apfed_c",
-        "train": {"batch_size": batch, "device": "cpu"}, "data": {"dataset": "breast_cancer"},
-        "secure_sum": {"scheme": "plain", "clip": None}, "guard": {"mechanism": "none"},
-    }  # fmt: skip
+        "name": "bench-exchange-table",
+        "method": "apfed_c",
+        "train": {"batch_size": batch, "device": "cpu"},
+        "data": {"dataset": "breast_cancer"},
+        "secure_sum": {"scheme": "plain", "clip": None},
+        "guard": {"mechanism": "none"},
+    }
     config = Config.model_validate(settings)
     return config, load_data(config.data, seed=0)
 
@@ -105,9 +109,13 @@ def _exchanged(case: str, repetitions: int, config: Config, data: VerticalData) 
     batches = _batches(session.learner.training_rows, config.train.batch_size)
     before = session.transcript.wire_bytes
     found = compared(
-        case, lambda: session.step(*next(batches)), _plain_step(config, data),
-        peer="plain torch loop", repetitions=repetitions, warm_up=warm_up,
-    )  # fmt: skip
+        case,
+        lambda: session.step(*next(batches)),
+        _plain_step(config, data),
+        peer="plain torch loop",
+        repetitions=repetitions,
+        warm_up=warm_up,
+    )
     sent = (session.transcript.wire_bytes - before) // (repetitions + warm_up)
     return {**found, "bytes": sent}
 
@@ -184,8 +192,11 @@ def _apart_row(case: str, way: Way, repetitions: int) -> Row:
             lambda: drive(
                 learner.step(here.links, *next(batches)), here.transport, timeout_s=_PATIENCE_S
             ),
-            lambda: session.step(*next(others)), peer="memory", repetitions=repetitions, warm_up=2,
-        )  # fmt: skip
+            lambda: session.step(*next(others)),
+            peer="memory",
+            repetitions=repetitions,
+            warm_up=2,
+        )
 
 
 TRANSPORT = Bench(
@@ -194,7 +205,7 @@ TRANSPORT = Bench(
         for name, way in WAYS.items()
     ],
     fields=("peer_seconds",),
-)  # fmt: skip
+)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ _PARTIES = ("hub", "member", "dealer")
 _GATHER: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     **dict.fromkeys(("bytes", "peak_memory", "dealt_bytes"), sum),
     **dict.fromkeys(("seconds", "common", "floor_seconds"), max),
-}  # fmt: skip
+}
 _SAMPLE = 20_000
 _PATIENCE_S = 1500
 _PIECE = 2**16
@@ -110,9 +110,13 @@ def _meet(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]
 
 
 def _party(
-    me: str, protocol: str, folder: str, size: int, ends: Mapping[str, Connection],
+    me: str,
+    protocol: str,
+    folder: str,
+    size: int,
+    ends: Mapping[str, Connection],
     report: Connection,
-) -> None:  # fmt: skip
+) -> None:
     """Play one party from its file to its result, once all are up, and report what it took and
     sent.
     """

@@ -25,9 +25,14 @@ Row: TypeAlias = dict[str, Any]
 
 
 def row(
-    case: str, seconds: float | None = None, *, peer: str | None = None,
-    ratio: float | None = None, sent: int | None = None, **more: Any,
-) -> Row:  # fmt: skip
+    case: str,
+    seconds: float | None = None,
+    *,
+    peer: str | None = None,
+    ratio: float | None = None,
+    sent: int | None = None,
+    **more: Any,
+) -> Row:
     """One line: a case and its median seconds (None where it could not be measured), the `peer`
     that `ratio` is against, bytes on the wire, where that means something, and further fields.
     """
@@ -75,22 +80,34 @@ def interleave(
 
 
 def compared(
-    case: str, ours: Callable[[], object], theirs: Callable[[], object], *, peer: str,
-    repetitions: int, warm_up: int = 1, **more: Any,
-) -> Row:  # fmt: skip
+    case: str,
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    *,
+    peer: str,
+    repetitions: int,
+    warm_up: int = 1,
+    **more: Any,
+) -> Row:
     """The row of a call beside its peer's, in turns."""
     both = interleave({"ours": ours, "peer": theirs}, repetitions=repetitions, warm_up=warm_up)
     return row(
-        case, statistics.median(both["ours"]), peer=peer,
+        case,
+        statistics.median(both["ours"]),
+        peer=peer,
         ratio=median_ratio(both["ours"], both["peer"]),
-        peer_seconds=statistics.median(both["peer"]), **more,
-    )  # fmt: skip
+        peer_seconds=statistics.median(both["peer"]),
+        **more,
+    )
 
 
 def played(
-    script: str, *arguments: object, python: str = sys.executable, ours: bool = True,
+    script: str,
+    *arguments: object,
+    python: str = sys.executable,
+    ours: bool = True,
     patience_s: float,
-) -> Mapping[str, Any]:  # fmt: skip
+) -> Mapping[str, Any]:
     """What a script of a bench prints last; if `ours`, it finds what this process finds.
     RuntimeError: the end of what it complained of.
     """
@@ -99,9 +116,13 @@ def played(
         beside["PYTHONPATH"] = os.pathsep.join(str(Path(at).resolve()) for at in sys.path)
     # the interpreter is the user's own choice, the script is ours
     done = subprocess.run(  # noqa: S603
-        [python, script, *map(str, arguments)], capture_output=True, text=True, env=beside,
-        timeout=patience_s, check=False,
-    )  # fmt: skip
+        [python, script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=beside,
+        timeout=patience_s,
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError(f"{'/'.join(map(str, arguments))} failed: {done.stderr[-2000:]}")
     found: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -54,9 +54,12 @@ class OurPath:
     def __init__(self, name: str, values: Values) -> None:
         self._values = values
         agreement = SumAgreement(
-            session="bench", receiver="active", combiner="aggregator", clip_norm=1.0,
+            session="bench",
+            receiver="active",
+            combiner="aggregator",
+            clip_norm=1.0,
             contributors=tuple(f"passive_{k}" for k in range(len(values))),
-        )  # fmt: skip
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
             kind = SECURE_SUMS[CASES[name]]
@@ -139,8 +142,9 @@ BENCH = Bench(
         )
         for passives in ((4,) if quick else _SHAPES)
     ],
-    ratio="times faster than the peer", fields=("bytes_per_value",),
-)  # fmt: skip
+    ratio="times faster than the peer",
+    fields=("bytes_per_value",),
+)
 
 
 def _against_tutorial(passives: int, repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
@@ -157,10 +161,13 @@ def _against_tutorial(passives: int, repetitions: int, case_of: Mapping[str, str
     for name, case in case_of.items():
         sent = paths[name].contribution_bytes
         yield row(
-            case, min(seconds[name]), peer=f"{_TUTORIAL}/m{passives}", sent=sent,
+            case,
+            min(seconds[name]),
+            peer=f"{_TUTORIAL}/m{passives}",
+            sent=sent,
             ratio=quotient(min(seconds[_TUTORIAL]), min(seconds[name])),
             bytes_per_value=sent / math.prod(shape),
-        )  # fmt: skip
+        )
 
 
 def _turn(path: OurPath | TutorialPath) -> float:

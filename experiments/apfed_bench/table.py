@@ -44,9 +44,12 @@ _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def run_benches(
-    names: Sequence[str] = tuple(BENCHES), *, quick: bool = False, cases: str = "*",
+    names: Sequence[str] = tuple(BENCHES),
+    *,
+    quick: bool = False,
+    cases: str = "*",
     folder: Path | None = None,
-) -> Iterator[Measured]:  # fmt: skip
+) -> Iterator[Measured]:
     """Run the benches of these names after one another, those that have cases like the glob.
 
     Others are not measured, unless a wanted one is compared with them; `folder` gets NAME.json of
@@ -54,8 +57,9 @@ def run_benches(
     """
     chosen = {name: found for name in names if (found := _chosen(BENCHES[name], quick, cases))}
     if not chosen:
-        there = [case for name in names for group in BENCHES[name].groups(quick)
-                 for case in group.cases]  # fmt: skip
+        there = [
+            case for name in names for group in BENCHES[name].groups(quick) for case in group.cases
+        ]
         raise ConfigError(
             "\n".join([f"{cases!r} names no case of bench {', '.join(names)}; there are", *there])
         )

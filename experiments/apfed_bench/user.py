@@ -39,12 +39,14 @@ _PATIENCE_S, _NOTABLE_S = 3600, 1.0
 _STARTS, _FEW = ("help", "plan", "predict", "run"), 178
 _PHASES: tuple[PhaseName, ...] = ("start", "read", "align", "train", "baselines", "report")
 _OPEN: Mapping[str, Any] = {
-    "secure_sum": {"scheme": "plain", "masks": "pairwise"}, "guard": {"mechanism": "none"},
-}  # fmt: skip
+    "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+    "guard": {"mechanism": "none"},
+}
 # What a run of each says besides, and of its data.
 _METHODS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
-    "apfed_c": ({}, {}), "votes": ({"model": {"network": "random_features"}}, {"labelled": 200}),
-}  # fmt: skip
+    "apfed_c": ({}, {}),
+    "votes": ({"model": {"network": "random_features"}}, {"labelled": 200}),
+}
 
 
 def _write_tables(folder: Path, rows: int, form: str) -> float:
@@ -75,10 +77,19 @@ def _write_run(folder: Path, method: str, form: str) -> None:
     """One epoch of the method on tables that lie beside the file."""
     more, of_data = _METHODS[method]
     run = {
-        "name": "own", "method": method, **_OPEN, **more, "train": {"epochs": 1},
-        "data": {"dataset": "tables", "folder": str(folder), "classes": ["0", "1"], **of_data,
-                 "parties": {party: {"file": f"{party}.{form}"} for party in _PARTIES}},
-    }  # fmt: skip
+        "name": "own",
+        "method": method,
+        **_OPEN,
+        **more,
+        "train": {"epochs": 1},
+        "data": {
+            "dataset": "tables",
+            "folder": str(folder),
+            "classes": ["0", "1"],
+            **of_data,
+            "parties": {party: {"file": f"{party}.{form}"} for party in _PARTIES},
+        },
+    }
     (folder / "run.yaml").write_text(as_yaml(run))
 
 
@@ -91,12 +102,14 @@ def _played(method: str, form: str, rows: int) -> Row:
         told = _command("run", "run.yaml", "--profile", "--json", "--output", "out", at=folder)
     planned, phases = json.loads(foretold)["seconds"], json.loads(told)["phases"]
     return row(
-        f"{method}/{form}/{rows}", sum(phase["seconds"] for phase in phases.values()),
+        f"{method}/{form}/{rows}",
+        sum(phase["seconds"] for phase in phases.values()),
         processor_seconds=sum(phase["processor_seconds"] for phase in phases.values()),
-        peak_memory=max(phase["peak_bytes"] for phase in phases.values()), floor_seconds=floor,
+        peak_memory=max(phase["peak_bytes"] for phase in phases.values()),
+        floor_seconds=floor,
         forecast=sum(planned.values()) / sum(phases[name]["seconds"] for name in planned),
         **{f"{name}_seconds": phases[name]["seconds"] for name in _PHASES},
-    )  # fmt: skip
+    )
 
 
 def _runs(method: str, form: str, sizes: tuple[int, ...], wanted: Collection[str]) -> Iterator[Row]:
@@ -125,9 +138,18 @@ USER = Bench(
         for method in _METHODS
         for form in _FORMATS
     ],
-    fields=("processor_seconds", "peak_memory", "growth", "forecast",
-            "read_seconds", "floor_seconds", "align_seconds", "train_seconds", "baselines_seconds"),
-)  # fmt: skip
+    fields=(
+        "processor_seconds",
+        "peak_memory",
+        "growth",
+        "forecast",
+        "read_seconds",
+        "floor_seconds",
+        "align_seconds",
+        "train_seconds",
+        "baselines_seconds",
+    ),
+)
 
 
 def _command(*arguments: str, at: Path) -> str:
@@ -137,9 +159,13 @@ def _command(*arguments: str, at: Path) -> str:
 def _printed(*arguments: str, at: Path) -> str:
     """What a process of its own prints; RuntimeError: the end of what it complained of."""
     done = subprocess.run(  # noqa: S603 - this very interpreter
-        [sys.executable, "-W", "ignore", *arguments], cwd=at, capture_output=True, text=True,
-        timeout=_PATIENCE_S, check=False,
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore", *arguments],
+        cwd=at,
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE_S,
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments)} failed: {done.stderr[-2000:]}")
     return done.stdout
@@ -169,9 +195,12 @@ def _started(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
         for case in shown:
             floor = seconds["import torch"]
             yield row(
-                case, statistics.median(seconds[case]), peer="import torch",
-                ratio=median_ratio(seconds[case], floor), peer_seconds=statistics.median(floor),
-            )  # fmt: skip
+                case,
+                statistics.median(seconds[case]),
+                peer="import torch",
+                ratio=median_ratio(seconds[case], floor),
+                peer_seconds=statistics.median(floor),
+            )
 
 
 STARTUP = Bench(
@@ -183,9 +212,12 @@ STARTUP = Bench(
 def _encoded(case: str, rows: int, repetitions: int) -> Row:
     texts, rules = [f"person-{at:07d}" for at in range(rows)], IdNormalisation()
     found = compared(
-        case, lambda: encode_ids("active", texts, rules), lambda: [each.encode() for each in texts],
-        peer="str.encode", repetitions=repetitions,
-    )  # fmt: skip
+        case,
+        lambda: encode_ids("active", texts, rules),
+        lambda: [each.encode() for each in texts],
+        peer="str.encode",
+        repetitions=repetitions,
+    )
     return {**found, "per_id_seconds": found["seconds"] / rows}
 
 

@@ -71,9 +71,12 @@ def set_margins(
     columns = max(1, len({axes.get_position().x0 for axes in figure.axes}))
     room = (width - left - right - (columns - 1) * between) / columns
     figure.subplots_adjust(
-        left=left / width, right=1 - right / width, bottom=bottom / height, top=1 - top / height,
+        left=left / width,
+        right=1 - right / width,
+        bottom=bottom / height,
+        top=1 - top / height,
         wspace=between / room,
-    )  # fmt: skip
+    )
     for axes in figure.axes:
         box = axes.get_position()
         axes.xaxis.set_label_coords(0.5, -_BELOW / (box.height * height))

@@ -96,10 +96,14 @@ def read_finished_run(path: Path) -> FinishedRun:
 
 
 def mount_attacks(
-    folder: Path, choices: Iterable[AttackChoice] | None = None, *, seed: int | None = None,
-    device: torch.device | None = None, data: VerticalData | None = None,
+    folder: Path,
+    choices: Iterable[AttackChoice] | None = None,
+    *,
+    seed: int | None = None,
+    device: torch.device | None = None,
+    data: VerticalData | None = None,
     recording: Recording | None = None,
-) -> tuple[AttackResult, ...]:  # fmt: skip
+) -> tuple[AttackResult, ...]:
     """Mount attacks on a finished run and write attacks.json; return the results of all.
 
     Results that the file holds of attacks not mounted now are kept; what is not given is the run's.

@@ -57,11 +57,16 @@ _PAIRED = tuple((_JUDGED[opening], _UNJUDGED[opening]) for opening in _JUDGED)
 QUICK = ("votes/digits/n50", "votes-randomised/digits/n50/eps4", "votes/wine/n9")
 _NETWORK: Mapping[str, Any] = {
     "model": {"hidden": [128], "representation": 64, "projection": 64, "dropout": 0.0},
-    "train": {"epochs": 250, "batch_size": 128, "learning_rate": 0.02, "evaluate_every": 250,
-              "spread_labels": True},
+    "train": {
+        "epochs": 250,
+        "batch_size": 128,
+        "learning_rate": 0.02,
+        "evaluate_every": 250,
+        "spread_labels": True,
+    },
     "secure_sum": {"scheme": "plain", "clip": None},
     "passives": {"default": {"weight": 10.0}},
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,21 +88,28 @@ class _Set:
 
 
 _DIABETES = _Set(
-    data={"dataset": "diabetes"}, said={"task": "regression"},
+    data={"dataset": "diabetes"},
+    said={"task": "regression"},
     votes={"prior": "labeller", "labeller": "ridge"},
     network={
         "model": {"hidden": [32], "representation": 16, "dropout": 0.0},
-        "train": {"epochs": 30, "batch_size": 32, "learning_rate": 0.01, "loss": "huber",
-                  "evaluate_every": 30},
+        "train": {
+            "epochs": 30,
+            "batch_size": 32,
+            "learning_rate": 0.01,
+            "loss": "huber",
+            "evaluate_every": 30,
+        },
     },
-)  # fmt: skip
+)
 _CREDIT_CARD = _Set(
-    data={"dataset": "credit_card"}, said={"measure": "auc"},
+    data={"dataset": "credit_card"},
+    said={"measure": "auc"},
     network={
         "model": {"hidden": [64], "representation": 32, "projection": 64, "dropout": 0.0},
         "train": {"epochs": 10, "batch_size": 128, "learning_rate": 0.02, "evaluate_every": 10},
     },
-)  # fmt: skip
+)
 _DIGITS = {"dataset": "digits", "views": 4}
 _ERRORS = {"dataset": "breast_cancer", "active_view": 2}
 _APART: Mapping[str, Any] = {
@@ -161,10 +173,13 @@ _SETTLED: Mapping[str, int] = {
 }
 """Rows with a label of the sets on which it was settled how votes are used."""
 _CONTROLS = {
-    _CODE: _MIXED, _WIDE: _WIDE_MIXED, "apfed_c": _LAMBDA_0, "apfed_r": _LAMBDA_0,
+    _CODE: _MIXED,
+    _WIDE: _WIDE_MIXED,
+    "apfed_c": _LAMBDA_0,
+    "apfed_r": _LAMBDA_0,
     **dict.fromkeys(_GUARDS, _BOUNDED),
     **{name: mixed for mixed, name in _AFTER_MIXED.items()},
-}  # fmt: skip
+}
 """Of other methods it is no help."""
 _CODED = {"network": "cross_view", "random_features": 1000}
 _NUMBERS = (4, 16, 64)
@@ -186,27 +201,41 @@ _VOTES: Mapping[str, dict[str, Any]] = {
 _METHODS: Mapping[str, dict[str, Any]] = {
     **{name: {"method": method, **STUDENT} for name, method in _VOTES.items()},
     _TEACHER_SUM: {
-        "method": {"name": _TEACHER_SUM, "labels": "spreading"}, **STUDENT, "train": _JOINTLY,
+        "method": {"name": _TEACHER_SUM, "labels": "spreading"},
+        **STUDENT,
+        "train": _JOINTLY,
     },
-    **{f"{name}{suffix}": {"method": {"name": name, **classified},
-                           "model": {"network": network, "hidden": [256], "representation": size}}
-       for name, size, as_published in (("apc_vfl", 256, "selu"), ("vfedtrans", 16, "enriched"))
-       for suffix, classified, network in (
-           ("", {}, as_published), ("-strongest", {"classifier": "strongest"}, "enriched"),
-       )},
+    **{
+        f"{name}{suffix}": {
+            "method": {"name": name, **classified},
+            "model": {"network": network, "hidden": [256], "representation": size},
+        }
+        for name, size, as_published in (("apc_vfl", 256, "selu"), ("vfedtrans", 16, "enriched"))
+        for suffix, classified, network in (
+            ("", {}, as_published),
+            ("-strongest", {"classifier": "strongest"}, "enriched"),
+        )
+    },
     **{name: {"method": {"name": name}} for name in _NETWORKS},
     **{name: {"method": {"name": "apfed_r"}} for name in _GUARDS},
     **{name: {"method": {"name": method}} for name, method in _AFTER.items()},
     **{name: {"method": {"name": _AFTER[of]}} for name, of in _AFTER_MIXED.items()},
     **{name: {"method": {"name": "apfed_c"}} for name in (_LAMBDA_0, _BOUNDED)},
-    **{name: {"method": {"name": _CODE}, "model": _CODED, "train": {"epochs": 1}}
-       for name in (_CODE, _MIXED)},
-    **{name: {
-           "method": {"name": _CODE}, "model": {**_CODED, "representation": numbers},
-           "train": {"epochs": 1}, "passives": _ALL_READ,
-       }
-       for numbers in _NUMBERS for name in (f"{_CODE}-{numbers}", f"{_MIXED}-{numbers}")},
-}  # fmt: skip
+    **{
+        name: {"method": {"name": _CODE}, "model": _CODED, "train": {"epochs": 1}}
+        for name in (_CODE, _MIXED)
+    },
+    **{
+        name: {
+            "method": {"name": _CODE},
+            "model": {**_CODED, "representation": numbers},
+            "train": {"epochs": 1},
+            "passives": _ALL_READ,
+        }
+        for numbers in _NUMBERS
+        for name in (f"{_CODE}-{numbers}", f"{_MIXED}-{numbers}")
+    },
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,11 +281,14 @@ class _NoHelpPoint(_GainPoint):
         reached = {config.measure: MEASURES[config.measure].of(scored)}
         return Played(
             influence=influence_kept(config.data, scored, MEASURES[config.measure]),
-            method=config.method.name, accuracy={_NO_HELP: reached[config.measure]},
-            measure=config.measure, measures={_NO_HELP: reached}, wire_bytes=0,
+            method=config.method.name,
+            accuracy={_NO_HELP: reached[config.measure]},
+            measure=config.measure,
+            measures={_NO_HELP: reached},
+            wire_bytes=0,
             seconds=time.monotonic() - began,
             privacy=Privacy(epsilon_x=0.0, epsilon_y=0.0, epsilon_model=math.inf),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,9 +329,13 @@ class GainCase:
     def point(self, folder: Path) -> Point:
         kind = _NoHelpPoint if self.method == _NO_HELP else _GainPoint
         return kind(
-            config=self.config, folder=folder, figures_only=True, alone=self.alone,
-            known=self.of.known, mixed=self.method in (_MIXED, _WIDE_MIXED, *_AFTER_MIXED),
-        )  # fmt: skip
+            config=self.config,
+            folder=folder,
+            figures_only=True,
+            alone=self.alone,
+            known=self.of.known,
+            mixed=self.method in (_MIXED, _WIDE_MIXED, *_AFTER_MIXED),
+        )
 
     @property
     def _network(self) -> Mapping[str, Any]:
@@ -331,8 +367,9 @@ class GainCase:
             settings["secure_sum"] = {**settings["secure_sum"], "clip": 8.0}
         if self.epsilon is not None and self.method in (_CODE, _MIXED):
             settings["secure_sum"] = {
-                **settings["secure_sum"], "noise": {"epsilon": self.epsilon},
-            }  # fmt: skip
+                **settings["secure_sum"],
+                "noise": {"epsilon": self.epsilon},
+            }
         elif self.method in _GUARDED:
             guard = {"mechanism": _GUARDED[self.method], "epsilon": self.epsilon}
             settings["guard"] = {**usual["guard"], **guard}
@@ -345,13 +382,23 @@ def _cases() -> dict[str, GainCase]:
     wanted: list[tuple[str, str, int | None, float | None]] = [
         *(("votes", "digits", n, None) for n in (20, 50, 200, None)),
         *(("votes", "handwritten-zer", n, None) for n in (20, 50, 200, None)),
-        *((of[_ALONE], data, n, None) for of in (_UNJUDGED, _JUDGED)
-          for data in ("digits", "handwritten-zer") for n in (20, 50, 200)),
-        *((of[_ALONE], data, n, None) for of in (_UNJUDGED, _JUDGED)
-          for data, n in _SETTLED.items() if data not in ("digits", "handwritten-zer")),
-        *((method, data, n, 4.0)
-          for method in (_RANDOMISED, _UNJUDGED[_RANDOMISED], _JUDGED[_RANDOMISED])
-          for data, n in _SETTLED.items()),
+        *(
+            (of[_ALONE], data, n, None)
+            for of in (_UNJUDGED, _JUDGED)
+            for data in ("digits", "handwritten-zer")
+            for n in (20, 50, 200)
+        ),
+        *(
+            (of[_ALONE], data, n, None)
+            for of in (_UNJUDGED, _JUDGED)
+            for data, n in _SETTLED.items()
+            if data not in ("digits", "handwritten-zer")
+        ),
+        *(
+            (method, data, n, 4.0)
+            for method in (_RANDOMISED, _UNJUDGED[_RANDOMISED], _JUDGED[_RANDOMISED])
+            for data, n in _SETTLED.items()
+        ),
         *(("votes", f"handwritten-{view}", 50, None) for view in ("mor", "fou", "kar")),
         ("votes", "handwritten-mor", None, None),
         ("votes", "mnist-3-1", 50, None),
@@ -371,36 +418,57 @@ def _cases() -> dict[str, GainCase]:
             for data in ("digits", "handwritten-zer")
             for n in (20, 50)
         ),
-        *((f"{method}{suffix}", data, 50, None)
-          for data in ("digits", "handwritten-zer", "handwritten-fou")
-          for method in ("apc_vfl", "vfedtrans") for suffix in ("", "-strongest")),
-        *((method, "handwritten-zer", n, None)
-          for method in ("apfed_c", "apfed_r") for n in (50, None)),
+        *(
+            (f"{method}{suffix}", data, 50, None)
+            for data in ("digits", "handwritten-zer", "handwritten-fou")
+            for method in ("apc_vfl", "vfedtrans")
+            for suffix in ("", "-strongest")
+        ),
+        *(
+            (method, "handwritten-zer", n, None)
+            for method in ("apfed_c", "apfed_r")
+            for n in (50, None)
+        ),
         ("apfed_r", "handwritten-fou", 50, None),
-        *((guarded, f"handwritten-{view}", 50, epsilon) for guarded in _GUARDS
-          for view in ("fou", "zer") for epsilon in (0.1, 1.0, 8.0)),
-        *((method, data, n, 1.0) for method in _AFTER for n in (20, 50, 200)
-          for data in (*_DEVELOPED, "handwritten-mor", "handwritten-kar")),
+        *(
+            (guarded, f"handwritten-{view}", 50, epsilon)
+            for guarded in _GUARDS
+            for view in ("fou", "zer")
+            for epsilon in (0.1, 1.0, 8.0)
+        ),
+        *(
+            (method, data, n, 1.0)
+            for method in _AFTER
+            for n in (20, 50, 200)
+            for data in (*_DEVELOPED, "handwritten-mor", "handwritten-kar")
+        ),
         *((method, "breast-cancer-errors", n, 1.0) for method in _AFTER for n in (20, 50)),
         *((method, "wine", 9, 1.0) for method in _AFTER),
         *(("apfed_r-after", data, 50, epsilon) for data in _DEVELOPED for epsilon in (0.1, 8.0)),
-        *((_CODE, data, n, None)
-          for data in ("digits", "handwritten-zer") for n in (20, 50, 200)),
+        *((_CODE, data, n, None) for data in ("digits", "handwritten-zer") for n in (20, 50, 200)),
         *((_CODE, f"handwritten-{view}", 50, None) for view in ("fou", "kar", "mor")),
-        *((f"{_CODE}-{numbers}", data, 50, None) for numbers in _NUMBERS
-          for data in ("digits", "handwritten-zer", "handwritten-fou")),
+        *(
+            (f"{_CODE}-{numbers}", data, 50, None)
+            for numbers in _NUMBERS
+            for data in ("digits", "handwritten-zer", "handwritten-fou")
+        ),
         *((_CODE, data, 50, None) for data in ("mnist-3-1", "fashion-mnist-3-1")),
         (_CODE, "breast-cancer-errors", 20, None),
         (_CODE, "wine", 9, None),
-        *((_CODE, data, 50, epsilon)
-          for data in ("digits", "handwritten-zer", "handwritten-fou", "handwritten-kar")
-          for epsilon in (1.0, 2.0, 4.0, 8.0)),
-        *((method, "credit-card", n, None)
-          for method in ("votes", "apfed_r", "apfed_c", "tvfl") for n in (200, None)),
+        *(
+            (_CODE, data, 50, epsilon)
+            for data in ("digits", "handwritten-zer", "handwritten-fou", "handwritten-kar")
+            for epsilon in (1.0, 2.0, 4.0, 8.0)
+        ),
+        *(
+            (method, "credit-card", n, None)
+            for method in ("votes", "apfed_r", "apfed_c", "tvfl")
+            for n in (200, None)
+        ),
         *(("votes", "credit-card", n, 4.0) for n in (200, None)),
         *((method, "diabetes", n, None) for method in ("votes", "apfed_r") for n in (60, None)),
         *(("votes", name, 50 if "digits" in name else 20, None) for name in _KNOWN),
-    ]  # fmt: skip
+    ]
     cases = [
         GainCase(method=method, data=data, labelled=labelled, epsilon=epsilon)
         for method, data, labelled, epsilon in wanted
@@ -414,19 +482,34 @@ CASES: Mapping[str, GainCase] = _cases()
 def cases_on(folder: Path) -> Mapping[str, GainCase]:
     """The same for tables of one's own; see `own_tables`."""
     cases = [
-        GainCase(method=method, data=name, labelled=labelled, epsilon=epsilon,
-                 own=_Set(data=of["data"], said={"measure": of["measure"]}))
+        GainCase(
+            method=method,
+            data=name,
+            labelled=labelled,
+            epsilon=epsilon,
+            own=_Set(data=of["data"], said={"measure": of["measure"]}),
+        )
         for name, of in sets_in(folder).items()
         for labelled in (20, 50, 200, None)
         for method, epsilon in (
-            ("votes", None), ("votes-encrypted", None), (_UNJUDGED[_ALONE], None), (_CODE, None),
+            ("votes", None),
+            ("votes-encrypted", None),
+            (_UNJUDGED[_ALONE], None),
+            (_CODE, None),
             (_JUDGED[_ALONE], None),
-            *((opening, epsilon) for opening in (
-                  _RANDOMISED, _UNJUDGED[_RANDOMISED], _JUDGED[_RANDOMISED], "votes",
-              ) for epsilon in (1.0, 2.0, 4.0, 8.0)),
+            *(
+                (opening, epsilon)
+                for opening in (
+                    _RANDOMISED,
+                    _UNJUDGED[_RANDOMISED],
+                    _JUDGED[_RANDOMISED],
+                    "votes",
+                )
+                for epsilon in (1.0, 2.0, 4.0, 8.0)
+            ),
             *((method, 1.0) for method in _AFTER),
         )
-    ]  # fmt: skip
+    ]
     return {case.name: case for case in cases}
 
 
@@ -445,34 +528,58 @@ _points = within("+.1f", scale=100)
 COLUMNS = (
     Column(name="case", title="case"),
     Column(name="seeds"),
-    Column(name="solo", title="best solo", scale=100, form=within(".1f", scale=100),
-           note=lambda row: row["baseline"]),
+    Column(
+        name="solo",
+        title="best solo",
+        scale=100,
+        form=within(".1f", scale=100),
+        note=lambda row: row["baseline"],
+    ),
     Column(name="measure", title="measure"),
-    Column(name="reached", title="reached", form=within(".1f", scale=100), scale=100,
-           keys=("accuracy",)),
-    Column(name="gain", title="gain", form=_points, scale=100,
-           keys=("gain", "low", "high")),
+    Column(
+        name="reached",
+        title="reached",
+        form=within(".1f", scale=100),
+        scale=100,
+        keys=("accuracy",),
+    ),
+    Column(name="gain", title="gain", form=_points, scale=100, keys=("gain", "low", "high")),
     P_HOLM,
     Column(name="baseline"),
     Column(name="hindsight"),
-    Column(name="gain_hindsight", title="over the best by test rows", form=_points,
-           note=lambda row: row["hindsight"], scale=100,
-           keys=("gain_hindsight", "low_hindsight", "high_hindsight")),
+    Column(
+        name="gain_hindsight",
+        title="over the best by test rows",
+        form=_points,
+        note=lambda row: row["hindsight"],
+        scale=100,
+        keys=("gain_hindsight", "low_hindsight", "high_hindsight"),
+    ),
     Column(name="control"),
     Column(name="no_help", scale=100),
-    Column(name="gain_no_help", title="over no help", form=_points, scale=100,
-           note=lambda row: f"{100 * row['no_help']:.1f}",
-           keys=("gain_no_help", "low_no_help", "high_no_help")),
-    Column(name="gain_mean", title="over the mean of the local models", form=_points, scale=100,
-           note=lambda row: "" if row.get("mean") is None else f"{100 * row['mean']:.1f}",
-           keys=("gain_mean", "low_mean", "high_mean")),
+    Column(
+        name="gain_no_help",
+        title="over no help",
+        form=_points,
+        scale=100,
+        note=lambda row: f"{100 * row['no_help']:.1f}",
+        keys=("gain_no_help", "low_no_help", "high_no_help"),
+    ),
+    Column(
+        name="gain_mean",
+        title="over the mean of the local models",
+        form=_points,
+        scale=100,
+        note=lambda row: "" if row.get("mean") is None else f"{100 * row['mean']:.1f}",
+        keys=("gain_mean", "low_mean", "high_mean"),
+    ),
     Column(name="mean", scale=100),
     replace(EPSILON, title="epsilon of a vote"),
     Column(name="help_used", title="help used in"),
     Column(name="wire_bytes"),
     Column(name="missing"),
     Column(name="paid", title="", keys=()),
-)  # fmt: skip
+)
 
 
 def _row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataFrame) -> Row:
@@ -482,15 +589,25 @@ def _row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataFrame)
     if gain.mean is not None:
         averaged = {"mean": gain.mean, "gain_mean": gain.over_mean}
     return averaged | {
-        "case": case.name, "seeds": seeds, "solo": gain.solo, "measure": gain.measure,
-        "reached": gain.reached, "gain": gain.over_chosen, "epsilon": summary.epsilon_passives,
-        "baseline": gain.baseline, "hindsight": gain.hindsight,
-        "gain_hindsight": gain.over_hindsight, "control": case.control.name,
-        "no_help": gain.control, "gain_no_help": gain.over_control,
-        "help_used": _used(found), "wire_bytes": summary.wire_bytes,
+        "case": case.name,
+        "seeds": seeds,
+        "solo": gain.solo,
+        "measure": gain.measure,
+        "reached": gain.reached,
+        "gain": gain.over_chosen,
+        "epsilon": summary.epsilon_passives,
+        "baseline": gain.baseline,
+        "hindsight": gain.hindsight,
+        "gain_hindsight": gain.over_hindsight,
+        "control": case.control.name,
+        "no_help": gain.control,
+        "gain_no_help": gain.over_control,
+        "help_used": _used(found),
+        "wire_bytes": summary.wire_bytes,
         "paid": gain.sentence.partition(":")[0],
-        "shared": gain.shared, "of": case,
-    }  # fmt: skip
+        "shared": gain.shared,
+        "of": case,
+    }
 
 
 def _used(runs: pd.DataFrame) -> str | None:
@@ -533,9 +650,13 @@ def calibration(told: pd.DataFrame) -> Table:
 
 
 def run_gains(
-    folder: Path, cases: Sequence[GainCase], *, seeds: int, jobs: int,
+    folder: Path,
+    cases: Sequence[GainCase],
+    *,
+    seeds: int,
+    jobs: int,
     on_done: OnDone = lambda done, total: None,
-) -> list[Table]:  # fmt: skip
+) -> list[Table]:
     """Run what is missing; return and write a row for each case, and of cases that were run judged
     and unjudged how well labelled rows judged.
     """
@@ -559,9 +680,10 @@ def run_gains(
     tables = [Table(COLUMNS, rows, "What help is worth")]
     told = [
         told_apart(results.of(points[case.name]), results.of(points[of.name]))
-        for case in there for of in there
+        for case in there
+        for of in there
         if (case.method, of.method) in _PAIRED and case == replace(of, method=case.method)
-    ]  # fmt: skip
+    ]
     stored = {"rows": tables[0].plain()}
     if told:
         tables.append(calibration(pd.concat(told)))
@@ -585,15 +707,20 @@ def _draw(path: Path, rows: Sequence[Row]) -> None:
         axes = figure.subplots()
         for colour, (name, of_line) in zip(COLOURS, lines.items(), strict=False):
             draw_line(
-                axes, [row["of"].epsilon for row in of_line], [row["gain"] for row in of_line],
-                scale=100, fmt="o-", color=colour, label=name,
-            )  # fmt: skip
+                axes,
+                [row["of"].epsilon for row in of_line],
+                [row["gain"] for row in of_line],
+                scale=100,
+                fmt="o-",
+                color=colour,
+                label=name,
+            )
         axes.axhline(0, color=OTHER, linestyle=":", linewidth=1.2)
         axes.set(
             xscale="log",
             xlabel="epsilon of a person's vote at one passive, or of a row's releases",
             ylabel="hundredths over the best solo baseline",
-        )  # fmt: skip
+        )
         ticks = sorted({row["of"].epsilon for of_line in lines.values() for row in of_line})
         axes.set_xticks(ticks, [f"{epsilon:g}" for epsilon in ticks])
         axes.minorticks_off()

@@ -18,7 +18,9 @@ def machine() -> dict[str, Any]:
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": next(models, platform.processor()) or None,
-        "cores": os.cpu_count(), "python": platform.python_version(),
-        "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }  # fmt: skip
+    }

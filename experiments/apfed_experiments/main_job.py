@@ -122,15 +122,23 @@ def _read(key: str) -> Column:
 COLUMNS = (
     Column(name="method", title="method"),
     Column(name="protection", title="protection"),
-    Column(name="accuracy", title="accuracy %", form=share_of_rows(),
-           keys=("accuracy", "accuracy_low", "accuracy_high")),
-    Column(name="gain", title="gain, points", form=difference_of_shares(),
-           keys=("gain", "gain_low", "gain_high")),
+    Column(
+        name="accuracy",
+        title="accuracy %",
+        form=share_of_rows(),
+        keys=("accuracy", "accuracy_low", "accuracy_high"),
+    ),
+    Column(
+        name="gain",
+        title="gain, points",
+        form=difference_of_shares(),
+        keys=("gain", "gain_low", "gain_high"),
+    ),
     P_HOLM,
     Column(name="bytes", title="bytes", form=lambda sent: f"{sent / 1e6:.1f} MB" if sent else "0"),
     EPSILON,
     *map(_read, _DIRECTIONS),
-)  # fmt: skip
+)
 _NO_GUARD = {"guard": {"mechanism": "none"}}
 _PLAIN = {**_NO_GUARD, "secure_sum": {"scheme": "plain", "masks": "none"}}
 _STUDENT = {**_NO_GUARD, **MASKED, **STUDENT}
@@ -147,32 +155,59 @@ _TAUGHT_JOINTLY = {
 
 
 def _variant(
-    key: str, label: str, method: str, protection: str, *, protected: bool = True,
-    changes: Mapping[str, Any] = {}, **options: Any,
-) -> Line:  # fmt: skip
+    key: str,
+    label: str,
+    method: str,
+    protection: str,
+    *,
+    protected: bool = True,
+    changes: Mapping[str, Any] = {},
+    **options: Any,
+) -> Line:
     """How a run differs from the protected APFed-C; its bases say of passives what sums need."""
     return Line(
-        key=key, label=label, settings={**changes, "method": {"name": method, **options}},
+        key=key,
+        label=label,
+        settings={**changes, "method": {"name": method, **options}},
         said={"protection": protection, "protected": protected},
-    )  # fmt: skip
+    )
 
 
 VARIANTS: tuple[Line, ...] = (
-    _variant("alone", "SingleVL", "single_view", "nothing is sent", protected=False,
-             changes=_PLAIN),
+    _variant(
+        "alone", "SingleVL", "single_view", "nothing is sent", protected=False, changes=_PLAIN
+    ),
     _variant("votes", "Votes", "votes", "secure sum", changes=_STUDENT),
     _variant("votes-noise", "Votes", "votes", "secure sum + noise", changes=_STUDENT, epsilon=4.0),
-    _variant("votes-randomised", "Votes", "votes_randomised", "randomised answers",
-             changes=_STUDENT, epsilon=4.0),
+    _variant(
+        "votes-randomised",
+        "Votes",
+        "votes_randomised",
+        "randomised answers",
+        changes=_STUDENT,
+        epsilon=4.0,
+    ),
     _variant("votes-encrypted", "Votes", "votes_encrypted", "labels encrypted", changes=_STUDENT),
     _variant("apfed_code", "APFed by code", "apfed_code", "secure sum", changes=_CODED),
-    _variant("joint-teacher", "Joint teacher", "joint_teacher_sum", "secure sum",
-             changes=_TAUGHT_JOINTLY, labels="spreading"),
-    _variant("tvfl", "TVFL", "tvfl", "none", protected=False,
-             changes={**_PLAIN, "train": {**_JOINTLY, "epochs": 100, "evaluate_every": 100}}),
+    _variant(
+        "joint-teacher",
+        "Joint teacher",
+        "joint_teacher_sum",
+        "secure sum",
+        changes=_TAUGHT_JOINTLY,
+        labels="spreading",
+    ),
+    _variant(
+        "tvfl",
+        "TVFL",
+        "tvfl",
+        "none",
+        protected=False,
+        changes={**_PLAIN, "train": {**_JOINTLY, "epochs": 100, "evaluate_every": 100}},
+    ),
     _variant("apfed_c", "APFed-C", "apfed_c", "none", protected=False, changes=_PLAIN),
     _variant("apfed_c-protected", "APFed-C", "apfed_c", "guard + secure sum"),
-)  # fmt: skip
+)
 
 
 def config_of(line: Line, base: Config) -> Config:
@@ -208,22 +243,32 @@ def compare(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Tab
         method = METHODS[line.method]
         for at, (inference, accuracy) in enumerate(summary.accuracies.items()):
             alone = at == 0 and method.settings.predicts_alone
-            rows.append({
-                "method": title_line(line, inference), **line.said,
-                "accuracy": accuracy, "summary": summary, "config": point.config,
-                "gain": summary.gain.over_chosen if alone and summary.gain else None,
-                "bytes": summary.wire_bytes, "epsilon": summary.epsilon_of(method.declared),
-                **{
-                    key: summary.leakage[kind].advantage if kind in summary.leakage else None
-                    for key, (kind, _) in _DIRECTIONS.items()
-                },
-            })  # fmt: skip
+            rows.append(
+                {
+                    "method": title_line(line, inference),
+                    **line.said,
+                    "accuracy": accuracy,
+                    "summary": summary,
+                    "config": point.config,
+                    "gain": summary.gain.over_chosen if alone and summary.gain else None,
+                    "bytes": summary.wire_bytes,
+                    "epsilon": summary.epsilon_of(method.declared),
+                    **{
+                        key: summary.leakage[kind].advantage if kind in summary.leakage else None
+                        for key, (kind, _) in _DIRECTIONS.items()
+                    },
+                }
+            )
     adjust(rows, seeds)
     data = points[0].alone.data if points and points[0].alone else None
-    title = "" if data is None else (
-        f"{data.dataset}: {view_count(data)} parties with features, {data.labelled} labelled "
-        f"rows, {seeds} seed{'' if seeds == 1 else 's'}"
-    )  # fmt: skip
+    title = (
+        ""
+        if data is None
+        else (
+            f"{data.dataset}: {view_count(data)} parties with features, {data.labelled} labelled "
+            f"rows, {seeds} seed{'' if seeds == 1 else 's'}"
+        )
+    )
     return Table(COLUMNS, rows, title)
 
 
@@ -268,9 +313,10 @@ def run_main_job(
     # The embedded sets can always be had.
     embedded = ("digits", "breast_cancer")
     bases = [
-        base for base in map(base_config, CONFIGS)
+        base
+        for base in map(base_config, CONFIGS)
         if base.data.dataset in embedded or not absent(base)
-    ]  # fmt: skip
+    ]
     parts = [(base, points_of(base, folder)) for base in bases]
     points = [point for _, of_base in parts for point in of_base]
     # The longest variants are the last; begun first, they leave no process without work at the end.
@@ -328,13 +374,22 @@ def _fold_title(kind: str) -> str:
 
 
 def _dots(
-    axes: Axes, rows: Sequence[Row], intervals: Sequence[Interval | None], *, colour: str,
+    axes: Axes,
+    rows: Sequence[Row],
+    intervals: Sequence[Interval | None],
+    *,
+    colour: str,
     scale: float = 1.0,
-) -> None:  # fmt: skip
+) -> None:
     for height, (row, interval) in enumerate(zip(rows, intervals, strict=True)):
         if interval is not None:
             axes.errorbar(
-                interval.mean * scale, -height, xerr=interval.arms(scale), fmt="o", color=colour,
-                markerfacecolor=colour if row["protected"] else "white", capsize=2.5,
-            )  # fmt: skip
+                interval.mean * scale,
+                -height,
+                xerr=interval.arms(scale),
+                fmt="o",
+                color=colour,
+                markerfacecolor=colour if row["protected"] else "white",
+                capsize=2.5,
+            )
     name_rows(axes, [f"{row['method']}, {row['protection']}" for row in rows])

@@ -51,8 +51,10 @@ def _set_of(path: Path, name: str, split: Mapping[str, Any]) -> Mapping[str, Any
     for party, columns in held.items():
         read = {*columns, "id", *(["label"] if party == "active" else [])}
         parties[party] = {
-            "file": there[0], "missing": "mean", "ignore": [of for of in frame if of not in read],
-        }  # fmt: skip
+            "file": there[0],
+            "missing": "mean",
+            "ignore": [of for of in frame if of not in read],
+        }
     classes = sorted(frame["label"].dropna().unique())
     data = {"dataset": "tables", "folder": str(path.parent), "parties": parties, "classes": classes}
     measure = str(split.get("measure", "accuracy"))

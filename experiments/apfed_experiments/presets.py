@@ -43,14 +43,24 @@ class _ApcVfl:
 # Appendix A calls the columns of the credit cards X3, X5, X7, X9 and X11: of all 23, from X1.
 _APC_VFL = {
     "breast_cancer": _ApcVfl(
-        500, ("worst compactness", "concave points error", "smoothness error", "mean texture",
-              "worst fractal dimension"), (250, 200, 150, 100), tested=50,
+        500,
+        (
+            "worst compactness",
+            "concave points error",
+            "smoothness error",
+            "mean texture",
+            "worst fractal dimension",
+        ),
+        (250, 200, 150, 100),
+        tested=50,
     ),
     "credit_card": _ApcVfl(
-        20_000, ("EDUCATION", "AGE", "PAY_2", "PAY_4", "PAY_6"), (10_000, 7500, 5000, 2500),
+        20_000,
+        ("EDUCATION", "AGE", "PAY_2", "PAY_4", "PAY_6"),
+        (10_000, 7500, 5000, 2500),
         fewer=(100,),
     ),
-}  # fmt: skip
+}
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -86,16 +96,22 @@ def _apc_vfl() -> Iterator[tuple[str, Preset]]:
             for aligned in (*one.aligned, *one.fewer):
                 about = f"{size} columns at the active, {aligned} of {one.rows} people aligned"
                 settings = {
-                    "dataset": dataset, "rows": one.rows, "test_fraction": 0.1,
-                    "aligned": aligned, "columns": columns,
-                }  # fmt: skip
+                    "dataset": dataset,
+                    "rows": one.rows,
+                    "test_fraction": 0.1,
+                    "aligned": aligned,
+                    "columns": columns,
+                }
                 yield f"apc-vfl/{dataset}/{size}/{aligned}", Preset(about, settings)
             if size == 5:
                 for rows in one.aligned:
                     settings = {
-                        "dataset": dataset, "rows": rows, "test_fraction": one.tested / rows,
-                        "split": "at_random", "columns": columns,
-                    }  # fmt: skip
+                        "dataset": dataset,
+                        "rows": rows,
+                        "test_fraction": one.tested / rows,
+                        "split": "at_random",
+                        "columns": columns,
+                    }
                     about = f"{rows} people, all aligned, of whom {one.tested} test"
                     yield f"apc-vfl/{dataset}/all-aligned/{rows}", Preset(about, settings)
 

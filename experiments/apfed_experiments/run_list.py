@@ -34,9 +34,16 @@ from secure_apfed.promises import Promise, epsilon_words
 from secure_apfed.runs.folder import RunFolder
 
 HEADER = (
-    "run", "method", "data", "reached", "gain", "epsilon", "worst attacks", "date, UTC",
+    "run",
+    "method",
+    "data",
+    "reached",
+    "gain",
+    "epsilon",
+    "worst attacks",
+    "date, UTC",
     "state",
-)  # fmt: skip
+)
 
 
 class State(StrEnum):
@@ -125,30 +132,47 @@ class ListedRun:
         state = f"{self.state}: {self.reason}" if self.reason else str(self.state)
         date = self.date.strftime("%Y-%m-%d %H:%M")
         return (
-            self.name, method, self.data, self.reached, self.gained, epsilon, leaks, date, state,
-        )  # fmt: skip
+            self.name,
+            method,
+            self.data,
+            self.reached,
+            self.gained,
+            epsilon,
+            leaks,
+            date,
+            state,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """For programs; shares are of 1, and what is not known is null."""
         config, alone = self.config, self.alone
         return {
-            "folder": _legible(str(self.path)), "name": self.name, "state": self.state,
+            "folder": _legible(str(self.path)),
+            "name": self.name,
+            "state": self.state,
             "reason": self.reason,
             "date": self.date.isoformat(timespec="seconds"),
             "method": None if config is None else config.method.name,
             "dataset": None if config is None else config.data.dataset,
             "seed": None if config is None else config.seed,
-            "accuracy": self.accuracy, "measure": self.measure.name, "value": self.value,
-            "best_alone": None if alone is None else {
-                "name": alone.best.name, "measure": alone.measure, "value": alone.best.test,
+            "accuracy": self.accuracy,
+            "measure": self.measure.name,
+            "value": self.value,
+            "best_alone": None
+            if alone is None
+            else {
+                "name": alone.best.name,
+                "measure": alone.measure,
+                "value": alone.best.test,
             },
-            "gain": self.gain, "epsilon": None if self.promise is None else self.promise.epsilon,
+            "gain": self.gain,
+            "epsilon": None if self.promise is None else self.promise.epsilon,
             "promise": None if self.promise is None else self.promise.as_json(),
             "wire_bytes": self.wire_bytes,
             "attacked": self.attacked,
             "verdict": dict(self.verdict),
             "worst_attacks": {kind: leak.as_json() for kind, leak in self.leaks.items()},
-        }  # fmt: skip
+        }
 
 
 def list_runs(top: Path) -> list[ListedRun]:
@@ -209,14 +233,21 @@ def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
     folder = RunFolder(row.path)
     gain = run.gain if shared is None else measure_gain(folder, run.config, shared)
     return replace(
-        row, state=State.FINISHED, config=run.config, alone=run.solo or shared,
+        row,
+        state=State.FINISHED,
+        config=run.config,
+        alone=run.solo or shared,
         run_gain=gain,
         verdict=describe_run(replace(run, solo=run.solo or shared, gain=gain)),
-        accuracy=None if math.isnan(share) else share, measure=run.outcome.judged_by,
-        value=next(iter(run.outcome.scores.values())), promise=run.promise,
-        wire_bytes=run.outcome.wire_bytes, attacked=run.attacks is not None,
-        leaks=worst_by_kind(run.headlines), report=(row.path / "report.html").is_file(),
-    )  # fmt: skip
+        accuracy=None if math.isnan(share) else share,
+        measure=run.outcome.judged_by,
+        value=next(iter(run.outcome.scores.values())),
+        promise=run.promise,
+        wire_bytes=run.outcome.wire_bytes,
+        attacked=run.attacks is not None,
+        leaks=worst_by_kind(run.headlines),
+        report=(row.path / "report.html").is_file(),
+    )
 
 
 def _date(folder: RunFolder) -> datetime:

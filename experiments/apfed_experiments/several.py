@@ -118,28 +118,34 @@ class SeveralSeeds:
     def as_json(self) -> dict[str, Any]:
         found = self.summary
         return {
-            "seeds": list(self.reached), "party_seeds": self.config.party_seeds,
-            "measure": self.config.measure, "reached": {
-                str(seed): value for seed, value in self.reached.items()
-            },
+            "seeds": list(self.reached),
+            "party_seeds": self.config.party_seeds,
+            "measure": self.config.measure,
+            "reached": {str(seed): value for seed, value in self.reached.items()},
             "intervals": {name: asdict(one) for name, one in found.accuracies.items()},
             "gain": None if found.gain is None else asdict(found.gain),
             "ranked": [asdict(of) for of in self.ranked],
             "rankings": {
                 str(seed): of.model_dump(mode="json") for seed, of in self.rankings.items()
             },
-            "epsilon": found.epsilon_of(self.config.method), "wire_bytes": found.wire_bytes,
+            "epsilon": found.epsilon_of(self.config.method),
+            "wire_bytes": found.wire_bytes,
             "leakage": {target: leak.as_json() for target, leak in found.leakage.items()},
             "not_attacked": self.not_attacked,
             "verdict": dict(describe_seeds(self)),
             "folders": {str(seed): str(path) for seed, path in self.folders.items()},
-        }  # fmt: skip
+        }
 
 
 def run_seeds(
-    config: Config, folder: Path, *, seeds: int, jobs: int = 1, baselines: bool = True,
+    config: Config,
+    folder: Path,
+    *,
+    seeds: int,
+    jobs: int = 1,
+    baselines: bool = True,
     on_done: OnDone = lambda done, total: None,
-) -> SeveralSeeds:  # fmt: skip
+) -> SeveralSeeds:
     """Run what is missing under `config.seed` and the seeds after it; write `several.json` of all.
 
     `config.party_seeds` holds; without `baselines` of what the active does alone there is no gain.
@@ -159,13 +165,18 @@ def run_seeds(
     summary, shared = Summary.of(table), float(table["shared"].max())
     told = {seed: of.outcome.ranking for seed, of in runs.items()}
     found = SeveralSeeds(
-        config=config, folders=folders, reached=reached, summary=summary,
+        config=config,
+        folders=folders,
+        reached=reached,
+        summary=summary,
         rankings={seed: of for seed, of in told.items() if of is not None},
         ranked=tuple(
-            of for name in RANKINGS if name != config.measure
+            of
+            for name in RANKINGS
+            if name != config.measure
             and (of := _ranked(name, list(runs.values()), summary.gain, shared)) is not None
         ),
-    )  # fmt: skip
+    )
     write_text(folder / "several.json", to_json(found.as_json(), indent=1))
     return found
 
@@ -181,10 +192,15 @@ def _ranked(name: str, runs: list[FinishedRun], gain: Gain | None, shared: float
     if not all(run.outcome.ranking and name in of for run, of in zip(runs, first, strict=True)):
         return None
     reached = [of[name] for of in first]
-    alone = [] if gain is None else [
-        run.solo.of(gain.baseline).ranked[name] for run in runs
-        if run.solo is not None and name in run.solo.of(gain.baseline).ranked
-    ]  # fmt: skip
+    alone = (
+        []
+        if gain is None
+        else [
+            run.solo.of(gain.baseline).ranked[name]
+            for run in runs
+            if run.solo is not None and name in run.solo.of(gain.baseline).ranked
+        ]
+    )
     paired = None
     if len(alone) == len(reached):
         differences = [of - other for of, other in zip(reached, alone, strict=True)]

@@ -39,7 +39,7 @@ from secure_apfed.measures import (
     Scored,
     find_measure,
     probabilities_of,
-)  # fmt: skip
+)
 from secure_apfed.methods import Start, fresh_secrets
 from secure_apfed.methods.student import Student, train_student, with_votes
 from secure_apfed.methods.votes import prior_of
@@ -246,13 +246,14 @@ class SoloRecord(Written):
 def settings_digest(config: Config) -> str:
     """SHA-256 (hex) of all that solo baselines depend on."""
     of = {
-        "data": config.data.model_dump(mode="json"), "seed": config.seed,
+        "data": config.data.model_dump(mode="json"),
+        "seed": config.seed,
         "model": config.model.model_dump(mode="json"),
         # No baseline weighs classes, or takes another loss.
         "train": config.train.model_dump(mode="json", exclude={"class_weights", "loss"}),
         **({} if config.measure == ACCURACY.name else {"measure": config.measure}),
         **({"labels": config.labels.model_dump(mode="json")} if config.labels_are_private else {}),
-    }  # fmt: skip
+    }
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
 
 
@@ -390,10 +391,15 @@ def _measured(
             for of in found
         ]
     record = SoloRecord(
-        settings=settings_digest(config), baselines=tuple(found), measure=config.measure,
-        files=files, labels="answered" if config.labels_are_private else "true", people=people,
-        sample=MOST_ROWS if len(learnt) > MOST_ROWS else None, rows=len(own.test_rows),
-    )  # fmt: skip
+        settings=settings_digest(config),
+        baselines=tuple(found),
+        measure=config.measure,
+        files=files,
+        labels="answered" if config.labels_are_private else "true",
+        people=people,
+        sample=MOST_ROWS if len(learnt) > MOST_ROWS else None,
+        rows=len(own.test_rows),
+    )
     if every is not None:
         every.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         keep_scored(every, said)
@@ -478,10 +484,15 @@ def _drawn(own: OwnData, seed: int, most: int) -> Tensor:
 
 
 def compare_numbers(
-    features_nF: ArrayLike, targets_n: ArrayLike, test_features_BF: ArrayLike,
-    test_targets_B: ArrayLike, *, measure: Measure, seed: int = 0,
+    features_nF: ArrayLike,
+    targets_n: ArrayLike,
+    test_features_BF: ArrayLike,
+    test_targets_B: ArrayLike,
+    *,
+    measure: Measure,
+    seed: int = 0,
     said: dict[str, Scored] | None = None,
-) -> list[BaselineResult]:  # fmt: skip
+) -> list[BaselineResult]:
     """Every regression of all labelled rows, and of folds of them; rows are of any shape.
 
     Raises DataError where too few rows have a label.
@@ -514,14 +525,17 @@ def compare_numbers(
         "ridge": make_pipeline(StandardScaler(), ridge),
         "cosines": make_pipeline(StandardScaler(), cosines, ridge),
         "gradient_boosting": HistGradientBoostingRegressor(
-            max_iter=60, max_leaf_nodes=8, min_samples_leaf=min(max(count // 8, 1), 20),
-            early_stopping=False, random_state=state("gradient_boosting"),
+            max_iter=60,
+            max_leaf_nodes=8,
+            min_samples_leaf=min(max(count // 8, 1), 20),
+            early_stopping=False,
+            random_state=state("gradient_boosting"),
         ),
         "random_forest": RandomForestRegressor(
             n_estimators=200, min_samples_leaf=3, random_state=state("random_forest")
         ),
         "mean": DummyRegressor(),
-    }  # fmt: skip
+    }
     folds = KFold(min(_FOLDS, count), shuffle=True, random_state=state("folds"))
     found = []
     for done, (name, title) in enumerate(REGRESSORS.items()):
@@ -529,18 +543,26 @@ def compare_numbers(
         said_n = cross_val_predict(models[name], x_nF, y_n, cv=folds)
         value = measure.of(Scored(truth=y_n, scores=said_n))
         test_B = models[name].fit(x_nF, y_n).predict(x_BF)
-        found.append(BaselineResult(
-            name=name, title=title, validation=None if math.isnan(value) else value,
-            test=measure.of(_keep(said, name, Scored(truth=y_B, scores=test_B))),
-        ))  # fmt: skip
+        found.append(
+            BaselineResult(
+                name=name,
+                title=title,
+                validation=None if math.isnan(value) else value,
+                test=measure.of(_keep(said, name, Scored(truth=y_B, scores=test_B))),
+            )
+        )
     report_work(_BASELINES, len(REGRESSORS), len(REGRESSORS))
     return found
 
 
 def compare(
-    task: SoloTask, test_BF: FloatArray, labels_B: IntArray, baselines: Mapping[str, Baseline], *,
+    task: SoloTask,
+    test_BF: FloatArray,
+    labels_B: IntArray,
+    baselines: Mapping[str, Baseline],
+    *,
     said: dict[str, Scored] | None = None,
-) -> list[BaselineResult]:  # fmt: skip
+) -> list[BaselineResult]:
     """Every baseline of all labels for the test rows, and of parts of them for the choice; `said`
     is filled with what each says of the test rows.
 

@@ -151,15 +151,21 @@ class Point:
         spent = result.contributions.items()
         own = next(iter(result.said.values()))
         return Played(
-            method=result.method, accuracy=result.accuracy, measure=result.measure,
-            measures=result.measures, wire_bytes=result.wire_bytes,
-            privacy=Privacy.of(result.privacy), seconds=time.monotonic() - began,
-            aligned_rows=len(aligned), train_rows=len(data.train_rows),
-            labelled_rows=len(data.labelled_rows), test_rows=len(data.test_rows),
+            method=result.method,
+            accuracy=result.accuracy,
+            measure=result.measure,
+            measures=result.measures,
+            wire_bytes=result.wire_bytes,
+            privacy=Privacy.of(result.privacy),
+            seconds=time.monotonic() - began,
+            aligned_rows=len(aligned),
+            train_rows=len(data.train_rows),
+            labelled_rows=len(data.labelled_rows),
+            test_rows=len(data.test_rows),
             contributions={name: Contributions.model_validate(told) for name, told in spent},
             help=result.help,
             influence=influence_kept(config.data, own, MEASURES[result.measure]),
-        )  # fmt: skip
+        )
 
 
 class Played(Outcome):
@@ -284,9 +290,12 @@ def finish(trial: Trial) -> FinishedRun:
             ).outcome
             solo = _solo_on_tested_rows(trial, kept)
             return FinishedRun(
-                config=trial.config, outcome=kept, attacks=None, solo=solo,
+                config=trial.config,
+                outcome=kept,
+                attacks=None,
+                solo=solo,
                 influence=kept.influence,
-            )  # fmt: skip
+            )
         own_subfolder(trial.path)
         trial.refuse_another_run()
         recording = None
@@ -419,10 +428,13 @@ def figures_of(run: FinishedRun) -> Figures:
             continue
         metric, baseline = str(attack.metric), str(attack.baseline)
         yield {
-            "target": Direction.from_result(attack).kind, "name": attack.setting, "metric": metric,
+            "target": Direction.from_result(attack).kind,
+            "name": attack.setting,
+            "metric": metric,
             "score": attack.score[metric] or 0.0,
-            "baseline": attack.baselines[baseline][metric] or 0.0, "advantage": attack.advantage,
-        }  # fmt: skip
+            "baseline": attack.baselines[baseline][metric] or 0.0,
+            "advantage": attack.advantage,
+        }
 
 
 def _is_of_rows(solo: SoloRecord, outcome: Outcome, rows: int | None) -> bool:
@@ -469,15 +481,18 @@ def results_of(
         train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
         told = {"train": train, "test": test}
         of_run = {
-            "point": trial.point.name, "seed": trial.seed, "epsilon_x": outcome.privacy.epsilon_x,
-            "epsilon_y": outcome.privacy.epsilon_y, "releases": outcome.privacy.releases or 0,
+            "point": trial.point.name,
+            "seed": trial.seed,
+            "epsilon_x": outcome.privacy.epsilon_x,
+            "epsilon_y": outcome.privacy.epsilon_y,
+            "releases": outcome.privacy.releases or 0,
             "wire_bytes": outcome.wire_bytes,
             "help_used": None if outcome.help is None else outcome.help.used,
             "help_averaged": None if outcome.help is None else outcome.help.averaged,
             # What a person costs the passive that spent most; inf where no passive adds noise.
             "epsilon_passives": max((of.epsilon for of in passives), default=math.inf),
             "shared": shared_share(trial.config.data, **told) if train else 0.0,
-        }  # fmt: skip
+        }
         rows += [{**of_run, **figure} for figure in figures(found)]
     return Results(pd.DataFrame(rows), tuple(failures))
 
@@ -493,10 +508,14 @@ class Study:
         return [point.trial(seed) for seed in self.seeds for point in self.points]
 
     def run(
-        self, *, jobs: int = 1, on_done: OnDone = lambda done, total: None,
-        keep_going: bool = False, figures: Callable[[FinishedRun], Figures] = figures_of,
+        self,
+        *,
+        jobs: int = 1,
+        on_done: OnDone = lambda done, total: None,
+        keep_going: bool = False,
+        figures: Callable[[FinishedRun], Figures] = figures_of,
         solo: bool = False,
-    ) -> Results:  # fmt: skip
+    ) -> Results:
         """Run what is missing, in `jobs` processes with one thread each, and read `figures` of all.
 
         With `keep_going` a trial that ends with an error meant for people becomes a failure, else
@@ -520,9 +539,11 @@ class Study:
                 (trial.name, partial(or_failure, trial.name, task) if keep_going else task)
             )
         found = in_processes(
-            tasks, len(trials), jobs=jobs,
+            tasks,
+            len(trials),
+            jobs=jobs,
             on_done=lambda done, total: on_done(max(0, done - len(alone)), total),
-        )  # fmt: skip
+        )
         # Some baselines may have been measured after the runs that they stand beside.
         for trial in trials:
             ran = found[trial.name]

@@ -58,7 +58,7 @@ class Interval:
     @classmethod
     def of(
         cls, values: Sequence[float], *, shared: float = 0.0, common: float | None = None
-    ) -> "Interval":  # fmt: skip
+    ) -> "Interval":
         """Of figures of seeds whose covariance is `common`, or that correlate by `shared`.
 
         The variance of a mean of J figures is 1 / J of that which they show, and their covariance
@@ -151,11 +151,14 @@ class Leakage:
         worst = attacks.groupby("name", sort=False)["advantage"].mean().idxmax()
         rows = attacks[attacks["name"] == worst]
         return cls(
-            target=target, attack=str(worst), metric=str(rows["metric"].iloc[0]),
+            target=target,
+            attack=str(worst),
+            metric=str(rows["metric"].iloc[0]),
             advantage=Interval.of(rows["advantage"].tolist(), shared=_shared(rows)),
-            score=float(rows["score"].mean()), baseline=float(rows["baseline"].mean()),
+            score=float(rows["score"].mean()),
+            baseline=float(rows["baseline"].mean()),
             missing="" if len(rows) == seeds else f"{len(rows)} of {seeds} seeds",
-        )  # fmt: skip
+        )
 
     @property
     def cut_advantage(self) -> Interval:
@@ -169,9 +172,13 @@ class Leakage:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "target": self.target, "attack": self.name, "metric": self.metric,
-            "advantage": asdict(self.advantage), "score": self.score, "baseline": self.baseline,
-        }  # fmt: skip
+            "target": self.target,
+            "attack": self.name,
+            "metric": self.metric,
+            "advantage": asdict(self.advantage),
+            "score": self.score,
+            "baseline": self.baseline,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,16 +233,20 @@ class Gain:
 
         averaged = by_name.get_group("mean") if "mean" in by_name.groups else None
         return cls(
-            baseline=chosen, shared=shared, solo=float(by_name["score"].mean()[chosen]),
-            reached=float(own["score"].mean()), measure=measure.name,
+            baseline=chosen,
+            shared=shared,
+            solo=float(by_name["score"].mean()[chosen]),
+            reached=float(own["score"].mean()),
+            measure=measure.name,
             over_chosen=over(by_name.get_group(chosen)),
-            hindsight=best, over_hindsight=over(by_name.get_group(best)),
+            hindsight=best,
+            over_hindsight=over(by_name.get_group(best)),
             control=None if without is None else float(without["score"].mean()),
             over_control=None if without is None else _paired(own, without, sign, shared),
             mean=None if averaged is None else float(averaged["score"].mean()),
             over_mean=None if averaged is None else over(averaged),
             rows=_count_rows(own),
-        )  # fmt: skip
+        )
 
     def text(self, gain: Interval) -> str:
         """A gain with its unit: points of a share, else of the measure as it is."""
@@ -313,11 +324,16 @@ class Summary:
             for target, attacks in by_target.items()
         }
         return cls(
-            seeds=len(runs), accuracies=accuracies, leakage=leakage, gain=Gain.of(rows),
-            epsilon_x=float(runs["epsilon_x"].max()), epsilon_y=float(runs["epsilon_y"].max()),
+            seeds=len(runs),
+            accuracies=accuracies,
+            leakage=leakage,
+            gain=Gain.of(rows),
+            epsilon_x=float(runs["epsilon_x"].max()),
+            epsilon_y=float(runs["epsilon_y"].max()),
             epsilon_passives=float(runs["epsilon_passives"].max()),
-            releases=int(runs["releases"].max()), wire_bytes=float(runs["wire_bytes"].mean()),
-        )  # fmt: skip
+            releases=int(runs["releases"].max()),
+            wire_bytes=float(runs["wire_bytes"].mean()),
+        )
 
 
 def accuracy_of(rows: pd.DataFrame) -> "pd.Series[float]":

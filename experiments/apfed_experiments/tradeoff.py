@@ -234,9 +234,12 @@ def _points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
             strength = "" if value is None else f"{(defence.knob or '').rpartition('.')[2]} {value}"
             config = _config(tradeoff, f"{defence.name} {strength}".strip(), changes)
             yield DefencePoint(
-                config=config, folder=folder, defence=defence.name, strength=strength,
+                config=config,
+                folder=folder,
+                defence=defence.name,
+                strength=strength,
                 undefended=defence.undefended,
-            )  # fmt: skip
+            )
 
 
 def _config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> Config:
@@ -281,19 +284,33 @@ def row_of(point: DefencePoint, summary: Summary, undefended: Interval) -> Row:
         for name in scores:
             reached = {"accuracy": summary.accuracy.mean, "undefended": undefended.mean}
             scores[name] = min(
-                dcs(attack=leak.score, ideal=leak.baseline if name == "dcs_baseline" else 0.0,
-                    **reached)
+                dcs(
+                    attack=leak.score,
+                    ideal=leak.baseline if name == "dcs_baseline" else 0.0,
+                    **reached,
+                )
                 for leak in summary.leakage.values()
-            )  # fmt: skip
+            )
     return {
-        "defence": point.defence, "strength": point.strength, "undefended": point.undefended,
-        "reference": point.reference, "seeds": summary.seeds, "accuracy": summary.accuracy,
-        "gain": summary.gain, "p_holm": math.nan, "epsilon_x": summary.epsilon_x,
-        "epsilon_y": summary.epsilon_y, "epsilon_passives": summary.epsilon_passives,
-        "releases": summary.releases, "leakage": dict(summary.leakage), **scores,
-        "wire_bytes": summary.wire_bytes, "label": point.label, "point": point,
+        "defence": point.defence,
+        "strength": point.strength,
+        "undefended": point.undefended,
+        "reference": point.reference,
+        "seeds": summary.seeds,
+        "accuracy": summary.accuracy,
+        "gain": summary.gain,
+        "p_holm": math.nan,
+        "epsilon_x": summary.epsilon_x,
+        "epsilon_y": summary.epsilon_y,
+        "epsilon_passives": summary.epsilon_passives,
+        "releases": summary.releases,
+        "leakage": dict(summary.leakage),
+        **scores,
+        "wire_bytes": summary.wire_bytes,
+        "label": point.label,
+        "point": point,
         "epsilon": summary.epsilon_of(point.config.method),
-    }  # fmt: skip
+    }
 
 
 def on_the_front(rows: Iterable[Row], target: str) -> list[Row]:
@@ -308,17 +325,31 @@ def on_the_front(rows: Iterable[Row], target: str) -> list[Row]:
 
 
 _STORED = stored(
-    "defence", "strength", "undefended", "reference", "seeds", "accuracy", "gain", "p_holm",
-    "epsilon_x", "epsilon_y", "epsilon_passives", "releases", "leakage", "dcs_vflair",
+    "defence",
+    "strength",
+    "undefended",
+    "reference",
+    "seeds",
+    "accuracy",
+    "gain",
+    "p_holm",
+    "epsilon_x",
+    "epsilon_y",
+    "epsilon_passives",
+    "releases",
+    "leakage",
+    "dcs_vflair",
     "dcs_baseline",
-)  # fmt: skip
+)
 
 
 def _leak(target: str, title: str, form: Callable[[Leakage], str], missing: str) -> Column:
     return shown(
-        "leakage", title, lambda leaks: form(leaks[target]) if target in leaks else missing,
+        "leakage",
+        title,
+        lambda leaks: form(leaks[target]) if target in leaks else missing,
         missing="-",
-    )  # fmt: skip
+    )
 
 
 _DEFENCE = shown("label", "defence")
@@ -355,10 +386,14 @@ class Board:
     @property
     def table(self) -> Table:
         leaks = [
-            _leak(target, f"advantage, {target}",
-                  lambda leak: f"{leak.cut_advantage.text(form='.3f')} {leak.name}", NOT_ATTACKED)
+            _leak(
+                target,
+                f"advantage, {target}",
+                lambda leak: f"{leak.cut_advantage.text(form='.3f')} {leak.name}",
+                NOT_ATTACKED,
+            )
             for target in self.targets
-        ]  # fmt: skip
+        ]
         gain = difference_of_shares()
         columns = (
             _DEFENCE,
@@ -433,8 +468,12 @@ def draw(
         axes.plot(
             [row["leakage"][target].advantage.mean for row in front],
             [100 * row["accuracy"].mean for row in front],
-            color=ATTACK, linewidth=1, alpha=0.6, zorder=1, label="Pareto front",
-        )  # fmt: skip
+            color=ATTACK,
+            linewidth=1,
+            alpha=0.6,
+            zorder=1,
+            label="Pareto front",
+        )
     # Lines within the points' range; one far above or below would flatten the picture.
     axes.margins(0.14)
     low, high = axes.get_ylim()
@@ -459,9 +498,12 @@ def draw(
     _add_legend(figure, axes)
     figure.draw_without_rendering()
     adjust_text(
-        numbers, ax=axes, expand=(2.4, 1.9), iter_lim=500,
+        numbers,
+        ax=axes,
+        expand=(2.4, 1.9),
+        iter_lim=500,
         arrowprops={"arrowstyle": "-", "color": OTHER, "lw": 0.6},
-    )  # fmt: skip
+    )
     return numbers
 
 
@@ -494,17 +536,28 @@ def _draw_points(
         colour, marker = styles[row["defence"]]
         leak, accuracy = row["leakage"][target].advantage, row["accuracy"]
         axes.errorbar(
-            leak.mean, 100 * accuracy.mean, xerr=leak.arms(),
+            leak.mean,
+            100 * accuracy.mean,
+            xerr=leak.arms(),
             yerr=accuracy.arms(100, least=0.0, most=1.0),
-            fmt=marker, color=colour, markersize=7, elinewidth=1, capsize=2,
+            fmt=marker,
+            color=colour,
+            markersize=7,
+            elinewidth=1,
+            capsize=2,
             label=f"{count}  {row['label']} ({describe(row)})",
-        )  # fmt: skip
+        )
         numbers.append(
             axes.text(
-                leak.mean, 100 * accuracy.mean, str(count), fontsize=9, weight="bold",
-                color=colour, path_effects=[withStroke(linewidth=2.5, foreground="white")],
+                leak.mean,
+                100 * accuracy.mean,
+                str(count),
+                fontsize=9,
+                weight="bold",
+                color=colour,
+                path_effects=[withStroke(linewidth=2.5, foreground="white")],
             )
-        )  # fmt: skip
+        )
     return numbers
 
 
@@ -513,9 +566,12 @@ class TradeOffError(ApfedError):
 
 
 def run_tradeoff(
-    tradeoff: TradeOff, folder: Path, *, jobs: int = 1,
+    tradeoff: TradeOff,
+    folder: Path,
+    *,
+    jobs: int = 1,
     on_done: OnDone = lambda done, total: None,
-) -> Board:  # fmt: skip
+) -> Board:
     """Run what is missing, and write the leaderboard, the pictures and the page.
 
     Finished trials are not run again; one that ends with an error is named in the board's failures,
@@ -561,11 +617,17 @@ def run_tradeoff(
     ]
     reports = [(point.label, f"{point.trial(0).name}/report.html") for point in reported]
     write_page(
-        folder, "tradeoff.html.jinja", title=f"Trade-off {tradeoff.name}", header=table.header,
+        folder,
+        "tradeoff.html.jinja",
+        title=f"Trade-off {tradeoff.name}",
+        header=table.header,
         lines=describe_comparison(lines),
         pictures=[_write_picture(board, target, folder) for target in board.targets],
-        reading=f"{READING} {at_delta}", rows=table.cells, reports=reports, failures=board.failures,
-    )  # fmt: skip
+        reading=f"{READING} {at_delta}",
+        rows=table.cells,
+        reports=reports,
+        failures=board.failures,
+    )
     return board
 
 

@@ -78,9 +78,12 @@ def converse(roles: Mapping[str, Conversation]) -> int:
 
 
 def take_part(
-    role: Conversation, *, send: Callable[[str, bytes], None],
-    receive: Callable[[float], tuple[str, bytes]], patience_s: float = 60.0,
-) -> None:  # fmt: skip
+    role: Conversation,
+    *,
+    send: Callable[[str, bytes], None],
+    receive: Callable[[float], tuple[str, bytes]],
+    patience_s: float = 60.0,
+) -> None:
     """Play one role until it is finished, in a process of its own over links of one's own.
 
     The links must authenticate and encrypt, and keep the order of what one party sends.

@@ -52,10 +52,29 @@ __all__ = [
 
 JOINT = "\x1f"
 """Between the parts of an ID of several columns."""
-EMPTY = frozenset({
-    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
-    "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
-})  # fmt: skip
+EMPTY = frozenset(
+    {
+        "",
+        "#N/A",
+        "#N/A N/A",
+        "#NA",
+        "-1.#IND",
+        "-1.#QNAN",
+        "-NaN",
+        "-nan",
+        "1.#IND",
+        "1.#QNAN",
+        "<NA>",
+        "N/A",
+        "NA",
+        "NULL",
+        "NaN",
+        "None",
+        "n/a",
+        "nan",
+        "null",
+    }
+)
 """What a cell of a CSV file says that counts as empty, here and in pandas."""
 _NOBODY = EMPTY | {"NaT"}
 _ABSENT = frozenset({"NoneType", "NAType", "NaTType"})  # of pandas, too, which need not be here
@@ -69,32 +88,61 @@ _COLUMN = "its ID column"
 # What datetime, pandas, pyarrow and polars raise of years that there are none of.
 _NO_MOMENT = (OverflowError, NotImplementedError, ValueError)
 REFUSALS: Mapping[str, tuple[str, str]] = {
-    "nobody": ("is empty", ("each row needs an ID, and NaN, None, NA or the like is none; leave "
-                            "these rows out, or give each its ID")),
-    "rounded": ("holds whole numbers as floats too large to be exact",
-                ("their last digits are lost; read them again from their source as whole numbers "
-                 'or text, as with dtype "Int64" or "string"')),
-    "fraction": ("holds numbers with a fraction",
-                 ("take another column of IDs{key}, or write them as text with the same decimals "
-                  'at all parties, as with .map("{{:.2f}}".format)')),
+    "nobody": (
+        "is empty",
+        (
+            "each row needs an ID, and NaN, None, NA or the like is none; leave "
+            "these rows out, or give each its ID"
+        ),
+    ),
+    "rounded": (
+        "holds whole numbers as floats too large to be exact",
+        (
+            "their last digits are lost; read them again from their source as whole numbers "
+            'or text, as with dtype "Int64" or "string"'
+        ),
+    ),
+    "fraction": (
+        "holds numbers with a fraction",
+        (
+            "take another column of IDs{key}, or write them as text with the same decimals "
+            'at all parties, as with .map("{{:.2f}}".format)'
+        ),
+    ),
     "infinite": ("holds infinite numbers", "leave these rows out, or give each its ID"),
     "truth": ("holds truth values", "take another column of IDs{key}"),
-    "bytes": ("holds bytes that are no text in UTF-8",
-              "write them as text at all parties, as with .map(bytes.hex)"),
-    "unicode": ("holds text that is not valid Unicode",
-                "read it again in the encoding in which it was written"),
-    "digits": (f"holds numbers of more than {_MOST_DIGITS} digits",
-               "write them as text at all parties, as with .map(hex)"),
-    "joint": ("holds the character U+001F, which stands between several columns,",
-              ("write another character in its place at all parties, as with "
-              r'.str.replace("\x1f", "|")')),
-    "nested": ("holds lists or records",
-               "write their parts into columns of their own, and take these as IDs{key}"),
-    "moment": ("holds moments that in UTC lie outside of the years 1 to 9999",
-               "leave these rows out, or write them as text at all parties"),
-    "type": ("holds values of another type",
-             "write them as text in the same way at all parties, as with .map(str)"),
-}  # fmt: skip
+    "bytes": (
+        "holds bytes that are no text in UTF-8",
+        "write them as text at all parties, as with .map(bytes.hex)",
+    ),
+    "unicode": (
+        "holds text that is not valid Unicode",
+        "read it again in the encoding in which it was written",
+    ),
+    "digits": (
+        f"holds numbers of more than {_MOST_DIGITS} digits",
+        "write them as text at all parties, as with .map(hex)",
+    ),
+    "joint": (
+        "holds the character U+001F, which stands between several columns,",
+        (
+            "write another character in its place at all parties, as with "
+            r'.str.replace("\x1f", "|")'
+        ),
+    ),
+    "nested": (
+        "holds lists or records",
+        "write their parts into columns of their own, and take these as IDs{key}",
+    ),
+    "moment": (
+        "holds moments that in UTC lie outside of the years 1 to 9999",
+        "leave these rows out, or write them as text at all parties",
+    ),
+    "type": (
+        "holds values of another type",
+        "write them as text in the same way at all parties, as with .map(str)",
+    ),
+}
 """Why cells are refused: what is said of the column, and what to do."""
 MOST_IDS = 10_000_000
 """The largest set that an intersection takes, unless the parties agree on another."""
@@ -208,19 +256,28 @@ KINDS = (
     IdKind("text, categories of text", "as it is: `007` is not `7`", (str,), _text),
     IdKind("bytes", "the text that they are in UTF-8", (bytes, bytearray, memoryview), _bytes),
     IdKind("whole numbers of any size", "decimal digits: `1001`", (int, np.integer), _whole),
-    IdKind("floats that are whole, below 2^53 (float32: 2^24, float16: 2^11)",
-           "as whole numbers: `1001`", (float, np.floating), _float),
+    IdKind(
+        "floats that are whole, below 2^53 (float32: 2^24, float16: 2^11)",
+        "as whole numbers: `1001`",
+        (float, np.floating),
+        _float,
+    ),
     IdKind("decimals that are whole", "as whole numbers: `1001` of 1001.00", (Decimal,), _decimal),
     IdKind("days", "`2026-01-31`", (date,), _day),
-    IdKind("moments, in UTC where they have a zone",
-           "`2026-01-31 10:00:00`, with a zone `2026-01-31 09:00:00+00:00`", (datetime,), _moment),
+    IdKind(
+        "moments, in UTC where they have a zone",
+        "`2026-01-31 10:00:00`, with a zone `2026-01-31 09:00:00+00:00`",
+        (datetime,),
+        _moment,
+    ),
     IdKind("moments of numpy", "as days or moments", (np.datetime64,), _numpy_moment),
     IdKind("durations of numpy", "", (np.timedelta64,), _refuse("type")),
     IdKind("UUIDs", "`8b2d9f0e-7c1a-4f63-9d57-3e0c5a1b2f44`", (UUID,), lambda one, _: str(one)),
     IdKind("truth values", "", (bool, np.bool_), _refuse("truth")),
-    IdKind("lists and records", "", (list, tuple, dict, set, frozenset, np.ndarray),
-           _refuse("nested")),
-)  # fmt: skip
+    IdKind(
+        "lists and records", "", (list, tuple, dict, set, frozenset, np.ndarray), _refuse("nested")
+    ),
+)
 """What may stand in a column of IDs; kinds without a text are refused, and so are others."""
 
 _OF_TYPE = {of: kind.text for kind in KINDS for of in kind.types}
@@ -260,9 +317,15 @@ class IdReader:
     """
 
     def __init__(
-        self, whose: str, *, place: Callable[[int], str] | None = None, strip: bool = False,
-        part: bool = False, rows: bool = False, key: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        whose: str,
+        *,
+        place: Callable[[int], str] | None = None,
+        strip: bool = False,
+        part: bool = False,
+        rows: bool = False,
+        key: str = "",
+    ) -> None:
         self._whose, self._place, self._strip = whose, place, strip
         self._part, self._rows, self._key = part, rows, f" ({key})" if key else ""
         self._read = 0
@@ -348,18 +411,22 @@ class IdReader:
 
 
 def id_texts(
-    column: Iterable[object], *, party: str, what: str = _COLUMN,
-    place: Callable[[int], str] | None = None, strip: bool = False, part: bool = False,
-    rows: bool = False, key: str = "",
-) -> list[str]:  # fmt: skip
+    column: Iterable[object],
+    *,
+    party: str,
+    what: str = _COLUMN,
+    place: Callable[[int], str] | None = None,
+    strip: bool = False,
+    part: bool = False,
+    rows: bool = False,
+    key: str = "",
+) -> list[str]:
     """Return the text of each row of a column of IDs.
 
     The column is any iterable, or one of numpy, pandas, polars or pyarrow; `party` and `what` say
     whose it is and what it is called, for errors; the rest is as of `IdReader`.
     """
-    reader = IdReader(
-        f"{party}: {what}", place=place, strip=strip, part=part, rows=rows, key=key
-    )  # fmt: skip
+    reader = IdReader(f"{party}: {what}", place=place, strip=strip, part=part, rows=rows, key=key)
     texts = reader.texts(column)
     reader.check()
     return texts
@@ -417,8 +484,16 @@ def _values(ids: Any, whose: str) -> tuple[list[Any], int]:
     if (parts := _parts(ids)) is not None:
         cells = [_exact(*_values(part, whose)) for part in parts]
         return list(zip(*cells, strict=True)), _DOUBLE_BITS
-    bits = _bits_of(next((found for name in ("dtype", "type", "typecode")
-                          if (found := getattr(ids, name, None)) is not None), None))  # fmt: skip
+    bits = _bits_of(
+        next(
+            (
+                found
+                for name in ("dtype", "type", "typecode")
+                if (found := getattr(ids, name, None)) is not None
+            ),
+            None,
+        )
+    )
     if isinstance(ids, np.ndarray) and ids.dtype.kind in "mM" and ids.ndim == 1:
         return list(ids), bits  # as a list they would be numbers
     for listing in ("to_pylist", "tolist", "to_list"):
@@ -444,9 +519,11 @@ def _values(ids: Any, whose: str) -> tuple[list[Any], int]:
 
 # By what a type is called; of float8 there are kinds that hold powers of two alone.
 _BITS = (
-    (r"float[48]", 1), (r"bfloat16", 8), (r"float16|halffloat", 11),
+    (r"float[48]", 1),
+    (r"bfloat16", 8),
+    (r"float16|halffloat", 11),
     (r"float32|^float(\[pyarrow\])?$|values(=|: )float[,>]|^f$", 24),
-)  # fmt: skip
+)
 
 
 def _bits_of(kind: object) -> int:
@@ -494,15 +571,26 @@ FORMS: Mapping[str, re.Pattern[str]] = {
 _NUMBERS = {"whole numbers", "numbers with leading zeros or a plus", "numbers with a decimal point"}
 
 _COMPARED = (
-    (_NUMBERS, ('agree on alignment: {normalisation: [unicode_nfc, strip, whole_numbers]}, or make '
-               'whole numbers of both, as with .astype("Int64") of numbers')),
-    ({"moments without a zone", "moments in UTC"},
-     'say the zone of the ones without, as with .dt.tz_localize("Europe/Berlin")'),
-    ({"days as 2026-01-31", "moments without a zone", "moments in UTC"},
-     'write days at both, as with .dt.strftime("%Y-%m-%d")'),
-    ({"UUIDs", "UUIDs in capitals"},
-     "agree on alignment: {normalisation: [unicode_nfc, strip, case_fold]}"),
-)  # fmt: skip
+    (
+        _NUMBERS,
+        (
+            "agree on alignment: {normalisation: [unicode_nfc, strip, whole_numbers]}, or make "
+            'whole numbers of both, as with .astype("Int64") of numbers'
+        ),
+    ),
+    (
+        {"moments without a zone", "moments in UTC"},
+        'say the zone of the ones without, as with .dt.tz_localize("Europe/Berlin")',
+    ),
+    (
+        {"days as 2026-01-31", "moments without a zone", "moments in UTC"},
+        'write days at both, as with .dt.strftime("%Y-%m-%d")',
+    ),
+    (
+        {"UUIDs", "UUIDs in capitals"},
+        "agree on alignment: {normalisation: [unicode_nfc, strip, case_fold]}",
+    ),
+)
 
 _COMPARED_ELSE = (
     "if they are the same column of the same people, write it in one way (docs/alignment.md has "

@@ -49,8 +49,10 @@ MOST_FEATURES = 2**13
 MOST_MASK_ROWS = 2**13
 """In one block of the mask of rows: a block takes half a gigabyte then."""
 _RANGES = {
-    "vectors": (1, MOST_FEATURES), "mask_rows": (2, MOST_MASK_ROWS), "most_rows": (2, 2**26),
-}  # fmt: skip
+    "vectors": (1, MOST_FEATURES),
+    "mask_rows": (2, MOST_MASK_ROWS),
+    "most_rows": (2, 2**26),
+}
 try:
     import scipy
 except ModuleNotFoundError as error:
@@ -215,9 +217,14 @@ class SvdFrames:
         self._agreement = agreement
 
     def pack(
-        self, kind: MessageKind, matrix: Floats, *, owner: str, people: bytes = _NOBODY,
+        self,
+        kind: MessageKind,
+        matrix: Floats,
+        *,
+        owner: str,
+        people: bytes = _NOBODY,
         seed: bytes = b"",
-    ) -> bytes:  # fmt: skip
+    ) -> bytes:
         return self._header(kind, owner, people) + seed + matrix.astype("<f8").tobytes()
 
     def open(self, frame: bytes, kind: MessageKind, sender: str, *, owner: str) -> Opened:
@@ -334,11 +341,13 @@ class SvdOwner(_SvdRole):
         require_people(people, "ordered rows to decompose")
         own = agreed.features[agreed.position(self.me)]
         if (
-            type(table_NF) is not np.ndarray or table_NF.dtype != np.float64
-            or table_NF.ndim != 2 or table_NF.shape[1] != own
+            type(table_NF) is not np.ndarray
+            or table_NF.dtype != np.float64
+            or table_NF.ndim != 2
+            or table_NF.shape[1] != own
             or not agreed.vectors <= len(table_NF) <= agreed.most_rows
             or not _is_bounded(table_NF)
-        ):  # fmt: skip
+        ):
             raise LocalProtocolError(
                 f"{self.me}: a table is an array of bounded float64 of {agreed.vectors} to "
                 f"{agreed.most_rows} rows and {own} columns, got "

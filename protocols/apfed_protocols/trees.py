@@ -237,9 +237,12 @@ def _torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:
     values = node.detach().cpu()
     values = values if whole or dtype in (torch.float32, torch.float64) else values.float()
     return _Leaf(
-        path, _real(values.numpy()), (float(limits.min), float(limits.max)), whole,
+        path,
+        _real(values.numpy()),
+        (float(limits.min), float(limits.max)),
+        whole,
         lambda v: torch.from_numpy(np.array(v)).to(device=device, dtype=dtype),
-    )  # fmt: skip
+    )
 
 
 def _real(values: NDArray[Any]) -> Matrix:

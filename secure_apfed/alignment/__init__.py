@@ -76,9 +76,14 @@ def canonical_ids(party: str, ids: IdColumn, settings: AlignmentSettings) -> lis
 
 
 def intersection(
-    settings: AlignmentSettings, *, session: str, dealer: str = "", output: Output = Output.ROWS,
-    sizes: Mapping[str, int] | None = None, progress: Callable[[Progress], None] | None = None,
-) -> SetIntersection:  # fmt: skip
+    settings: AlignmentSettings,
+    *,
+    session: str,
+    dealer: str = "",
+    output: Output = Output.ROWS,
+    sizes: Mapping[str, int] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> SetIntersection:
     """Return the protocol that `settings` names, for one `session` that is used once.
 
     `dealer` names the party that hands out randomness where the protocol needs one, `output`

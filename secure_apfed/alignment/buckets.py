@@ -67,9 +67,12 @@ def capacity(size: int, buckets: int) -> int:
 
 
 def fingerprint(
-    me: str, ids: SizedIds, settings: AlignmentSettings, key: bytes,
+    me: str,
+    ids: SizedIds,
+    settings: AlignmentSettings,
+    key: bytes,
     worked: Callable[[int], None] = lambda ids: None,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """Return 32 bytes that tell whether a party has the same IDs in the same rows again."""
     whole = _whole(key)
     for piece in encode_pieces(me, ids, id_rules(settings)):
@@ -89,9 +92,17 @@ class BucketedIds:
     """
 
     def __init__(
-        self, me: str, ids: SizedIds, settings: AlignmentSettings, *, key: bytes, buckets: int,
-        secret: bytes, folder: Path | None = None, worked: Callable[[int], None] = lambda ids: None,
-    ) -> None:  # fmt: skip
+        self,
+        me: str,
+        ids: SizedIds,
+        settings: AlignmentSettings,
+        *,
+        key: bytes,
+        buckets: int,
+        secret: bytes,
+        folder: Path | None = None,
+        worked: Callable[[int], None] = lambda ids: None,
+    ) -> None:
         self._me, self._secret, self._buckets = me, secret, buckets
         self.size = len(ids)
         if self.size > settings.maximum_ids:

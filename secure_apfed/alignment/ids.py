@@ -71,16 +71,21 @@ class IdFile:
         several = len(self._columns) > 1
         readers = {
             name: IdReader(
-                f"{self._party}: column {name!r} of {self._called}", place=self._line, strip=True,
-                part=several, key="id_column",
+                f"{self._party}: column {name!r} of {self._called}",
+                place=self._line,
+                strip=True,
+                part=several,
+                key="id_column",
             )
             for name in self._columns
-        }  # fmt: skip
+        }
         with self._readable():
             for batch in self._opened.to_batches(
-                columns=list(self._columns), batch_size=_ROWS_OF_A_PIECE, batch_readahead=1,
+                columns=list(self._columns),
+                batch_size=_ROWS_OF_A_PIECE,
+                batch_readahead=1,
                 fragment_readahead=1,
-            ):  # fmt: skip
+            ):
                 parts = [reader.texts(batch.column(name)) for name, reader in readers.items()]
                 if all(reader.all_taken for reader in readers.values()):
                     yield list(map(JOINT.join, zip(*parts, strict=True))) if several else parts[0]
@@ -102,9 +107,10 @@ class IdFile:
         if kind_of(files[0]) != "CSV":
             return packed_rows(files, self._given, self._party), None
         options = csv.ConvertOptions(
-            column_types=dict.fromkeys(self._columns, pyarrow.string()), strings_can_be_null=True,
+            column_types=dict.fromkeys(self._columns, pyarrow.string()),
+            strings_can_be_null=True,
             null_values=sorted(EMPTY),
-        )  # fmt: skip
+        )
         rows = []
         above = 0
         for file in files:

@@ -101,9 +101,14 @@ def relaying(links: Links) -> Iterator[None]:
 
 
 async def align_hub(
-    links: Links, members: Sequence[str], ids: SizedIds, settings: AlignmentSettings, *,
-    session: str, folder: Path | None = None,
-) -> Rows:  # fmt: skip
+    links: Links,
+    members: Sequence[str],
+    ids: SizedIds,
+    settings: AlignmentSettings,
+    *,
+    session: str,
+    folder: Path | None = None,
+) -> Rows:
     """The hub's script; return its row at each position, (rows,).
 
     Its IDs are read several times: no generator. `session` names the intersection, once. A folder
@@ -135,17 +140,25 @@ async def align_hub(
 
 
 async def align_member(
-    links: Links, hub: str, ids: SizedIds, settings: AlignmentSettings, *, members: Sequence[str],
-    session: str, folder: Path | None = None,
-) -> Rows:  # fmt: skip
+    links: Links,
+    hub: str,
+    ids: SizedIds,
+    settings: AlignmentSettings,
+    *,
+    members: Sequence[str],
+    session: str,
+    folder: Path | None = None,
+) -> Rows:
     """A member's script, of whom `members` names all; see `align_hub`."""
     end = _End(links, hub, tuple(members), ids, settings, folder)
     end.look_back()
     known = end.unfinished.agreed
     own = _Opening(
-        nonce=fresh_key(), size=len(ids), of=known.identity if known else b"",
+        nonce=fresh_key(),
+        size=len(ids),
+        of=known.identity if known else b"",
         finished=end.unfinished.finished if known else 0,
-    )  # fmt: skip
+    )
     end.send(hub, own.pack())
     reply = _read(_REPLY, await end.receive(hub, patience=4), settings)
     agreed = end.check(reply, own, session)
@@ -204,9 +217,14 @@ def _read(form: TypeAdapter[_First], message: Envelope, settings: AlignmentSetti
 
 class _End:
     def __init__(
-        self, links: Links, hub: str, members: tuple[str, ...], ids: SizedIds,
-        settings: AlignmentSettings, folder: Path | None,
-    ) -> None:  # fmt: skip
+        self,
+        links: Links,
+        hub: str,
+        members: tuple[str, ...],
+        ids: SizedIds,
+        settings: AlignmentSettings,
+        folder: Path | None,
+    ) -> None:
         self._links, self._me, self._hub, self._members = links, links.me, hub, members
         self._ids, self._settings = ids, settings
         self._peers = members if self._me == hub else (hub,)
@@ -273,10 +291,15 @@ class _End:
             self.unfinished.begin(agreed)
         with self._links.signs.at_most(self._signs(agreed.buckets, sizes)):
             own = BucketedIds(
-                self._me, self._ids, self._settings,
-                key=agreed.key, buckets=agreed.buckets, secret=self.unfinished.secret,
-                folder=self.unfinished.folder, worked=self._links.signs.worked,
-            )  # fmt: skip
+                self._me,
+                self._ids,
+                self._settings,
+                key=agreed.key,
+                buckets=agreed.buckets,
+                secret=self.unfinished.secret,
+                folder=self.unfinished.folder,
+                worked=self._links.signs.worked,
+            )
             admit_run(self._settings, self._me, self._peers, session=agreed.session, again=again)
             self.unfinished.has_ids(own.fingerprint)
             for bucket in range(start, agreed.buckets):
@@ -313,9 +336,11 @@ class _End:
             output=Output.HUB_ROWS,
         )
         protocol = EcdhIntersection(
-            agreement, threads=self._settings.threads,
-            progress=ProgressTo(self._links.signs), secret=self.unfinished.secret,
-        )  # fmt: skip
+            agreement,
+            threads=self._settings.threads,
+            progress=ProgressTo(self._links.signs),
+            secret=self.unfinished.secret,
+        )
         longest = protocol.longest_message(max(own.capacity, *lists.values()))
         lengths = {peer: protocol.longest_message(size) for peer, size in lists.items()}
 

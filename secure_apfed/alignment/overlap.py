@@ -41,9 +41,13 @@ class CommonPeople(BaseModel):
 
 
 def describe_common(
-    party: str, ids: Sequence[str], rows: NDArray[np.int64], settings: AlignmentSettings, *,
+    party: str,
+    ids: Sequence[str],
+    rows: NDArray[np.int64],
+    settings: AlignmentSettings,
+    *,
     active: str,
-) -> CommonPeople:  # fmt: skip
+) -> CommonPeople:
     """Return what a party says of its people.
 
     Args:

@@ -30,9 +30,14 @@ _MOST_NAMES = 8
 _CLOCKS_APART = dt.timedelta(minutes=5)
 _HEX = frozenset("0123456789abcdef")
 _OTHER_USES = (
-    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment",
-    "key_agreement", "encipher_only", "decipher_only",
-)  # fmt: skip
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "encipher_only",
+    "decipher_only",
+)
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
@@ -122,9 +127,14 @@ class Credentials:
 
     @classmethod
     def load(
-        cls, ca: Path, certificate: Path, key: Path, *, name: str | None,
+        cls,
+        ca: Path,
+        certificate: Path,
+        key: Path,
+        *,
+        name: str | None,
         revoked: frozenset[str] = frozenset(),
-    ) -> "Credentials":  # fmt: skip
+    ) -> "Credentials":
         """Read them and check them as the peers will."""
         loaded = cls(_read(ca, "ca"), _read(certificate, "certificate"), _read(key, "key"))
         try:

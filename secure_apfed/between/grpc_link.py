@@ -170,9 +170,11 @@ class Port:
     """Where others dial in; each stream is handed over as it comes."""
 
     def __init__(
-        self, address: Address, credentials: Credentials | None,
+        self,
+        address: Address,
+        credentials: Credentials | None,
         welcome: Callable[[GrpcConnection, bytes], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         require_grpc()
         self._welcome, self._open = welcome, set[GrpcConnection]()
         self._lock = threading.Lock()

@@ -7,9 +7,16 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 
 __all__ = [
-    "AsJson", "ConfigFile", "Finding", "Jobs", "JsonEvents", "MetricsFile", "Overrides",
-    "RunFolder", "State",
-]  # fmt: skip
+    "AsJson",
+    "ConfigFile",
+    "Finding",
+    "Jobs",
+    "JsonEvents",
+    "MetricsFile",
+    "Overrides",
+    "RunFolder",
+    "State",
+]
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]

@@ -68,12 +68,14 @@ def party(
     json_events_schema: Annotated[
         bool,
         typer.Option(
-            "--json-events-schema", is_eager=True, callback=_print_schema,
+            "--json-events-schema",
+            is_eager=True,
+            callback=_print_schema,
             help="Print the JSON schema of a line of --json-events, and end.",
         ),
     ] = False,
     metrics_file: MetricsFile = None,
-) -> None:  # fmt: skip
+) -> None:
     """Play one party of a run; the others run elsewhere, each by its own file.
 
     Each party then makes its own report, and attacks what it let out where its `attacks` say so.
@@ -105,10 +107,14 @@ def party(
         progress.showing(board, as_json=as_json, json_events=json_events),
     ):
         result = play_party(
-            config, resume=resume, on_progress=board.tell_progress, status=status,
-            on_restart=tell_restart, on_record=records.append,
+            config,
+            resume=resume,
+            on_progress=board.tell_progress,
+            status=status,
+            on_restart=tell_restart,
+            on_record=records.append,
             on_common=lambda common: terminal.show_note(f"{common.party}: {common.sentence}"),
-        )  # fmt: skip
+        )
     quiet = as_json or json_events
     with progress.working(me, **how):
         finished.attack_own(records[0], file.folder, quiet=quiet)
@@ -141,9 +147,11 @@ def serve(
     board = progress.Board(lambda: (status.status(),))
     with contextlib.suppress(SystemExit), progress.showing(board, json_events=json_events):
         serve_party(
-            config, sessions=sessions, status=status,
+            config,
+            sessions=sessions,
+            status=status,
             on_session=terminal.show_line,
-        )  # fmt: skip
+        )
 
 
 class Terminated(ApfedError):  # noqa: N818 - it is no error
@@ -233,14 +241,16 @@ def show(
     now = dt.datetime.now(dt.UTC)
     described = [
         {
-            "file": str(file), "names": ", ".join(certificate_names(certificate)),
+            "file": str(file),
+            "names": ", ".join(certificate_names(certificate)),
             "valid_until": f"{certificate.not_valid_after_utc:%Y-%m-%d}",
             "days_left": (certificate.not_valid_after_utc - now).days,
             "issuer": certificate.issuer.rfc4514_string(),
-            "serial": f"{certificate.serial_number:x}", "sha256": fingerprint(certificate),
+            "serial": f"{certificate.serial_number:x}",
+            "sha256": fingerprint(certificate),
         }
         for file, certificate in ((file, _load(file)) for file in files)
-    ]  # fmt: skip
+    ]
     if as_json:
         terminal.print_json({"certificates": described})
         return
@@ -306,8 +316,11 @@ def accept(
 def revoke(
     what: Annotated[
         list[str],
-        typer.Argument(metavar="PEM|HEX...", help="A certificate's file, or its SHA-256 or serial "
-                       "number, or a party's public identity, in hex."),
+        typer.Argument(
+            metavar="PEM|HEX...",
+            help="A certificate's file, or its SHA-256 or serial "
+            "number, or a party's public identity, in hex.",
+        ),
     ],
     revoked: Annotated[Path, typer.Option("--list", help="List that the parties' files name.")],
     note: Annotated[str, typer.Option(help="Why, for people.")] = "",
@@ -315,7 +328,7 @@ def revoke(
         bool, typer.Option("--for-others", help="No party's file here has to read the list.")
     ] = False,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write these into a list of what is revoked, and say whose files read it.
 
     A running party reads its list again at once, and ends its session with whom it names; so does
@@ -414,10 +427,16 @@ def compare(one: _Log, other: _Log, as_json: AsJson = False) -> None:
             if not summary.signed:
                 terminal.show_note(f"note: {_ending(summary)}")
         rows = [
-            (way.sender, way.receiver, f"{way.equal:,}", f"{way.equal_size:,}",
-             f"{way.unreceived:,}", "no" if way.parting is None else "yes")
+            (
+                way.sender,
+                way.receiver,
+                f"{way.equal:,}",
+                f"{way.equal_size:,}",
+                f"{way.unreceived:,}",
+                "no" if way.parting is None else "yes",
+            )
             for way in found.directions
-        ]  # fmt: skip
+        ]
         columns = ("from", "to", "equal", "bytes", "sent, never received", "they part")
         terminal.show_rows("Two logs of one link", columns, rows)
         for way in found.directions:
@@ -461,13 +480,16 @@ def _show_log(summary: "Summary") -> None:
     if summary.figure is not None:
         last = f"{figure_title(summary.figure)}, last", epsilon_words(summary.epsilon)
     rows = [
-        ("party", summary.party), ("identity", summary.identity), ("last chain", summary.head),
-        ("lines", f"{summary.lines:,}, all chained"), ("its end", _ending(summary)),
+        ("party", summary.party),
+        ("identity", summary.identity),
+        ("last chain", summary.head),
+        ("lines", f"{summary.lines:,}, all chained"),
+        ("its end", _ending(summary)),
         ("opened", f"{summary.opened:,} times, {summary.agreed:,} sessions agreed"),
         ("cut after a kill", f"{summary.cut:,} bytes"),
         last,
         *((name, f"counted {noted.number:,}") for name, noted in summary.counters.items()),
-    ]  # fmt: skip
+    ]
     rows += [
         (
             f"{done.counter}, restarted",

@@ -44,26 +44,26 @@ def plan(
     party: Annotated[
         Path | None,
         typer.Option(
-            "--config", metavar="PARTY.yaml",
+            "--config",
+            metavar="PARTY.yaml",
             help="In place of CONFIG: plan by one's own table and what the others declared.",
         ),
     ] = None,
     peers: Annotated[
         float | None,
         typer.Option(
-            "--with-peers", metavar="EPSILON",
+            "--with-peers",
+            metavar="EPSILON",
             help="Rehearse votes: each passive tells one number of this epsilon.",
         ),
     ] = None,
     baselines: Annotated[
         bool,
-        typer.Option(
-            "--baselines", help="Forecast the baselines, too: play those of two samples."
-        ),
+        typer.Option("--baselines", help="Forecast the baselines, too: play those of two samples."),
     ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Forecast a run before anything is sent, or calibrate noise to epsilon, or both."""
     planned: dict[str, Any] = {}
     if party is not None and config_file is not None:
@@ -76,10 +76,14 @@ def plan(
             raise typer.BadParameter("give CONFIG, or --epsilon without --set, or both")
         calibrations = [
             _calibrated(
-                mechanism, epsilon, delta=_DELTA if delta is None else delta,
-                epochs=epochs or _EPOCHS, clip=_CLIP,
-            ) for mechanism in _GUARDS
-        ]  # fmt: skip
+                mechanism,
+                epsilon,
+                delta=_DELTA if delta is None else delta,
+                epochs=epochs or _EPOCHS,
+                clip=_CLIP,
+            )
+            for mechanism in _GUARDS
+        ]
     else:
         config = _config_of(
             config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta
@@ -89,10 +93,15 @@ def plan(
             planned["rehearsal"] = _rehearsed(config, peers, quiet=as_json)
         guard, calibrations = config.guard, []
         if guard.epsilon is not None and "representations are sent" in config.method.happens:
-            calibrations.append(_calibrated(
-                guard.mechanism, guard.epsilon, delta=config.delta, epochs=config.train.epochs,
-                clip=guard.clip,
-            ))  # fmt: skip
+            calibrations.append(
+                _calibrated(
+                    guard.mechanism,
+                    guard.epsilon,
+                    delta=config.delta,
+                    epochs=config.train.epochs,
+                    clip=guard.clip,
+                )
+            )
     if as_json:
         terminal.print_json({**planned, "calibration": calibrations})
         return
@@ -101,9 +110,13 @@ def plan(
 
 
 def _config_of(
-    path: Path, overrides: Sequence[str], *, epsilon: float | None, epochs: int | None,
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    epsilon: float | None,
+    epochs: int | None,
     delta: float | None,
-) -> "Config":  # fmt: skip
+) -> "Config":
     """The run of the file with what the options change; a missing guard becomes gaussian."""
     from secure_apfed.config.file import load_config
 
@@ -154,9 +167,13 @@ def _declared(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
 
 
 def _forecast(
-    config: "Config", shapes: "Mapping[str, TableShape] | None", *, quiet: bool, links: bool,
+    config: "Config",
+    shapes: "Mapping[str, TableShape] | None",
+    *,
+    quiet: bool,
+    links: bool,
     baselines: bool,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     from secure_apfed.planning.forecast import forecast
     from secure_apfed.settings.protection import find_departures
 
@@ -195,9 +212,11 @@ def _rehearsed(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, An
     rehearsal = next(name for name, of in METHODS.items() if of.settings.opens_votes == "count")
     said = config.method.model_dump(include=set(VoteSettings.model_fields) - {"name"})
     changed = {
-        "method": {**said, "name": rehearsal, "epsilon": epsilon}, "attacks": [],
-        "colluders": 0, "secure_sum": {**config.secure_sum.model_dump(), "noise": None},
-    }  # fmt: skip
+        "method": {**said, "name": rehearsal, "epsilon": epsilon},
+        "attacks": [],
+        "colluders": 0,
+        "secure_sum": {**config.secure_sum.model_dump(), "noise": None},
+    }
     with TemporaryDirectory() as folder:
         path = Path(folder) / "rehearsal"
         run(type(config).model_validate({**config.model_dump(), **changed}), path)
@@ -222,10 +241,16 @@ def _calibrated(
     releases = min(epochs, 1) if mechanism == "frozen_gaussian" else epochs
     sigma = calibrate_sigma(epsilon, delta, releases, clip)
     return {
-        "mechanism": mechanism, "epsilon": epsilon, "delta": delta, "epochs": epochs,
-        "releases": releases, "clip": clip, "sigma": sigma, "noise_multiplier": sigma / (2 * clip),
+        "mechanism": mechanism,
+        "epsilon": epsilon,
+        "delta": delta,
+        "epochs": epochs,
+        "releases": releases,
+        "clip": clip,
+        "sigma": sigma,
+        "noise_multiplier": sigma / (2 * clip),
         "mu": gdp_mu(epsilon, delta),
-    }  # fmt: skip
+    }
 
 
 def _show_noise(calibrations: Sequence[Mapping[str, Any]]) -> None:
@@ -271,17 +296,27 @@ def check_encoder(
     labels_N = torch.full_like(data.active.labels, UNLABELLED)
     labels_N[data.labelled_rows] = data.active.labels[data.labelled_rows]
     found = encoder_quality(
-        data.active.features[data.train_rows], labels_N[data.train_rows], model=config.model,
-        settings=DistillationSettings.among(config.method), owner=data.active.name,
+        data.active.features[data.train_rows],
+        labels_N[data.train_rows],
+        model=config.model,
+        settings=DistillationSettings.among(config.method),
+        owner=data.active.name,
         seed=config.seed,
-        compute=Compute.of(config.train), threshold=threshold, folds=folds,
-    )  # fmt: skip
+        compute=Compute.of(config.train),
+        threshold=threshold,
+        folds=folds,
+    )
     if as_json:
-        terminal.print_json({
-            "columns": found.columns.tolist(), "code": found.codes.tolist(),
-            "difference": found.difference, "threshold": threshold, "epochs": found.epochs,
-            "good_enough": found.good_enough,
-        })  # fmt: skip
+        terminal.print_json(
+            {
+                "columns": found.columns.tolist(),
+                "code": found.codes.tolist(),
+                "difference": found.difference,
+                "threshold": threshold,
+                "epochs": found.epochs,
+                "good_enough": found.good_enough,
+            }
+        )
         return
     _show_quality(found, title=f"Encoder of {data.active.name} ({config.model.network})")
 

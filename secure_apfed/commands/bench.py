@@ -87,7 +87,10 @@ def audit(
 
     typer.echo("claims and proved lower bounds; of trainings, and of votes, at 95 % together")
     run_audit(
-        output, retrainings=1000 if quick else retrainings, seed=seed, device=find_device(device),
+        output,
+        retrainings=1000 if quick else retrainings,
+        seed=seed,
+        device=find_device(device),
         on_done=lambda result: typer.echo(result.sentence()),
-    )  # fmt: skip
+    )
     typer.echo(output)

@@ -64,10 +64,14 @@ def check(
     findings = list(checks.all(meet))
     if as_json:
         told = [{**asdict(each), "state": _MARKS[each.state].lower()} for each in findings]
-        terminal.print_json({
-            "party": checks.file.party, "code": checks.code, "findings": told,
-            "settings": checks.settings,
-        })  # fmt: skip
+        terminal.print_json(
+            {
+                "party": checks.file.party,
+                "code": checks.code,
+                "findings": told,
+                "settings": checks.settings,
+            }
+        )
     else:
         title = f"{checks.file.party}: {'not ready' if checks.code else 'ready'}"
         rows = [(_MARKS[each.state], each.name, each.value) for each in findings]
@@ -373,9 +377,10 @@ class _Checks:
             transport = connect(waits, self.identity, self.known, status.misses)
         links = Links(me, list(file.peers), transport.post, lambda envelope, size: None)
         mine = {
-            "version": _version(), "settings": digest_of(self.config.terms()).hex(),
+            "version": _version(),
+            "settings": digest_of(self.config.terms()).hex(),
             "sealed project": self.sealed.digest.hex() if self.sealed else "",
-        }  # fmt: skip
+        }
         shares = share_patterns(self.patterns)
         sent: dict[str, Any] = {**mine, **({_PATTERNS: shares} if shares else {})}
         said = play_one(

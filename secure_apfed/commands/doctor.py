@@ -98,8 +98,11 @@ def _crypten() -> Finding:
         version = importlib.metadata.version("crypten")
         subprocess.run(  # noqa: S603 - a fixed program, no input
             [sys.executable, "-c", _CRYPTEN],
-            check=True, capture_output=True, text=True, timeout=_CRYPTEN_SECONDS,
-        )  # fmt: skip
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=_CRYPTEN_SECONDS,
+        )
         return Finding("packages", "crypten", "ok", version)
     except importlib.metadata.PackageNotFoundError:
         why = "not installed"
@@ -122,9 +125,10 @@ def _accelerator() -> Iterator[Finding]:
         yield Finding("system", "GPU", "ok", found)
         return
     remedy = (
-        "check the driver with nvidia-smi" if torch.version.cuda
+        "check the driver with nvidia-smi"
+        if torch.version.cuda
         else "on a machine with one, install a CUDA build of torch (see pytorch.org)"
-    )  # fmt: skip
+    )
     value = f"none that torch {torch.__version__} can use; runs take the CPU"
     yield Finding("system", "GPU", "optional", value, remedy)
 

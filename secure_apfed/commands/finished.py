@@ -32,9 +32,14 @@ if TYPE_CHECKING:
 
 
 def tell(
-    config: "Config", result: "RunResult", *, baselines: bool, quiet: bool,
-    phases: Phases | None = None, json_events: bool = False,
-) -> None:  # fmt: skip
+    config: "Config",
+    result: "RunResult",
+    *,
+    baselines: bool,
+    quiet: bool,
+    phases: Phases | None = None,
+    json_events: bool = False,
+) -> None:
     """Measure and write what belongs beside a finished run, and print all of it; what its phases
     took where they are given.
     """
@@ -51,11 +56,12 @@ def tell(
     if config.attacks and not quiet:
         names = ", ".join(dict.fromkeys(choice.name for choice in config.attacks))
         terminal.show_note(
-            f"mounting attacks: {names}" if result.recorded is not None else
-            "each party ran in a process of its own, and nobody holds what all of them sent: "
+            f"mounting attacks: {names}"
+            if result.recorded is not None
+            else "each party ran in a process of its own, and nobody holds what all of them sent: "
             "attacks are those of each party on what it let out itself; run it with --transport "
             "memory for those that read more"
-        )  # fmt: skip
+        )
     if (recording := result.recorded) is None:
         results = _of_each(folder)
     else:
@@ -78,26 +84,36 @@ def tell(
             describe_shared_organisations,
         )
 
-        terminal.print_json({
-            "method": result.method, "accuracy": result.accuracy, "measure": result.measure,
-            "measures": result.measures, "threshold": result.threshold,
-            "undefined": result.undefined, "wire_bytes": result.wire_bytes,
-            "sessions": result.sessions, "steps": result.steps,
-            "calibration": _plain(result.calibration), "ranking": _plain(result.ranking),
-            "never_predicted": dict(result.never_predicted),
-            "privacy": asdict(result.privacy),
-            "promises": [promise.as_json() for promise in result.promises],
-            "attacks": [attack.as_json() for attack in results],
-            "directions": [of.as_json() for of in headlines_by_direction(results, config)],
-            "contributions": result.contributions, "stated": result.stated,
-            "less_protected": describe_departures(config),
-            "shared_organisations": describe_shared_organisations(folder),
-            "solo": None if solo is None else solo.model_dump(mode="json"),
-            "verdict": dict(describe_run(read_finished_run(folder))),
-            "folder": folder, "report": page,
-            "tradeoff": None if board is None else board.table.plain(),
-            "phases": phases and {name: asdict(phase) for name, phase in phases.items()},
-        })  # fmt: skip
+        terminal.print_json(
+            {
+                "method": result.method,
+                "accuracy": result.accuracy,
+                "measure": result.measure,
+                "measures": result.measures,
+                "threshold": result.threshold,
+                "undefined": result.undefined,
+                "wire_bytes": result.wire_bytes,
+                "sessions": result.sessions,
+                "steps": result.steps,
+                "calibration": _plain(result.calibration),
+                "ranking": _plain(result.ranking),
+                "never_predicted": dict(result.never_predicted),
+                "privacy": asdict(result.privacy),
+                "promises": [promise.as_json() for promise in result.promises],
+                "attacks": [attack.as_json() for attack in results],
+                "directions": [of.as_json() for of in headlines_by_direction(results, config)],
+                "contributions": result.contributions,
+                "stated": result.stated,
+                "less_protected": describe_departures(config),
+                "shared_organisations": describe_shared_organisations(folder),
+                "solo": None if solo is None else solo.model_dump(mode="json"),
+                "verdict": dict(describe_run(read_finished_run(folder))),
+                "folder": folder,
+                "report": page,
+                "tradeoff": None if board is None else board.table.plain(),
+                "phases": phases and {name: asdict(phase) for name, phase in phases.items()},
+            }
+        )
     elif phases is not None:
         terminal.show_phases(phases)
 
@@ -122,9 +138,11 @@ def _of_each(folder: Path) -> "tuple[AttackResult, ...]":
     run = _files(folder)
     paths = [path / "attacks.json" for path in run.ended_parties() or (folder,)]
     found = tuple(
-        result for path in paths if path.is_file()
+        result
+        for path in paths
+        if path.is_file()
         for result in read_json(path, tuple[AttackResult, ...])
-    )  # fmt: skip
+    )
     if found:
         run.write_json(folder / "attacks.json", [result.as_json() for result in found])
     return found
@@ -164,9 +182,12 @@ def alone(config: "Config", result: "RunResult", *, quiet: bool) -> "SoloRecord 
 
 
 def _show_result(
-    config: "Config", result: "RunResult", results: "Sequence[AttackResult]",
-    solo: "SoloRecord | None", page: Path | None,
-) -> None:  # fmt: skip
+    config: "Config",
+    result: "RunResult",
+    results: "Sequence[AttackResult]",
+    solo: "SoloRecord | None",
+    page: Path | None,
+) -> None:
     from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.finished import read_finished_run
     from apfed_experiments.variants import describe_tested_rows, title_variant
@@ -198,12 +219,14 @@ def _show_result(
     ]
     if (ranking := result.ranking) is not None:
         rate = ranking.rate
-        rows.append((
-            f"positive class {ranking.class_name}",
-            f"{ranking.positives} of {ranking.rows} test rows, "
-            f"{100 * rate.value:.2f} %; foretold {100 * ranking.foretold:.2f} %"
-            + ("" if ranking.is_met else ", which is not met"),
-        ))  # fmt: skip
+        rows.append(
+            (
+                f"positive class {ranking.class_name}",
+                f"{ranking.positives} of {ranking.rows} test rows, "
+                f"{100 * rate.value:.2f} %; foretold {100 * ranking.foretold:.2f} %"
+                + ("" if ranking.is_met else ", which is not met"),
+            )
+        )
         rows += [
             (MEASURES[name].title, found.text(MEASURES[name]))
             for name, found in ranking.intervals.items()
@@ -265,7 +288,8 @@ def attack(
     options: Annotated[
         list[str] | None,
         typer.Option(
-            "--option", metavar="ATTACK.KEY=VALUE",
+            "--option",
+            metavar="ATTACK.KEY=VALUE",
             help="Mount this attack once with these options instead of its usual settings.",
         ),
     ] = None,
@@ -275,7 +299,7 @@ def attack(
         typer.Option(help="Where: auto, cpu, cuda or one of several, as cuda:1; else as the run."),
     ] = None,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Mount attacks on a finished run, show them, and renew its report."""
     from apfed_attacks.headlines import headlines_by_direction
     from apfed_experiments.finished import mount_attacks
@@ -327,11 +351,18 @@ def _show_attacks(results: "Sequence[AttackResult]", by_direction: "Sequence[Hea
 
     worst = headlines(results)
     rows: list[tuple[str, ...]] = [
-        (each.attack, f"{each.target} of {each.victim}" if each.victim else each.target,
-         each.adversary, f"{each.advantage:+.3f}", str(each.metric), str(each.variant),
-         str(each.baseline))
-        for each in worst if each.advantage is not None
-    ]  # fmt: skip
+        (
+            each.attack,
+            f"{each.target} of {each.victim}" if each.victim else each.target,
+            each.adversary,
+            f"{each.advantage:+.3f}",
+            str(each.metric),
+            str(each.variant),
+            str(each.baseline),
+        )
+        for each in worst
+        if each.advantage is not None
+    ]
     columns = ("attack", "target", "by", "advantage", "in", "best variant", "over")
     terminal.show_rows("Attacks, the worst adversary of each", columns, rows)
     for each in worst:
@@ -404,10 +435,14 @@ def tradeoff(
     board = _played(study, folder, jobs, quiet=as_json)
     if as_json:
         failures = {failure.trial: failure.message for failure in board.failures}
-        terminal.print_json({
-            "study": study.name, "points": board.table.plain(), "failures": failures,
-            "folder": folder,
-        })  # fmt: skip
+        terminal.print_json(
+            {
+                "study": study.name,
+                "points": board.table.plain(),
+                "failures": failures,
+                "folder": folder,
+            }
+        )
     if board.failures:
         raise typer.Exit(3)  # as for data or files; the same command tries them again
 
@@ -520,9 +555,14 @@ def _show_predictions(frame: "pd.DataFrame") -> None:
 
 
 def _predict_jointly(
-    model: Path, data: Path, output: Path | None, party: Path, id_columns: Sequence[str] | None,
-    *, as_json: bool,
-) -> None:  # fmt: skip
+    model: Path,
+    data: Path,
+    output: Path | None,
+    party: Path,
+    id_columns: Sequence[str] | None,
+    *,
+    as_json: bool,
+) -> None:
     from secure_apfed.errors import ConfigError
     from secure_apfed.exchange import StatusKeeper
     from secure_apfed.runs.party import PartyFile
@@ -552,8 +592,9 @@ def _predict_jointly(
         refused = f" ({said.refused} of people who were asked about as often as a passive allows)"
         terminal.show_note(
             f"{said.jointly} rows predicted jointly, {said.alone} by the active alone"
-            + (refused if said.refused else "") + (f", since {said.why}" if said.why else "")
-        )  # fmt: skip
+            + (refused if said.refused else "")
+            + (f", since {said.why}" if said.why else "")
+        )
     if said.failed:
         raise typer.Exit(4)  # as where a party left or something was refused; all rows are written
 
@@ -588,8 +629,9 @@ def columns(
         return
     rows = [
         (party, str(at), name, f"{score:.4g}", "yes" if name in kept.get(party, own) else "")
-        for party, own in scores.items() for at, (name, score) in enumerate(own.items(), 1)
-    ]  # fmt: skip
+        for party, own in scores.items()
+        for at, (name, score) in enumerate(own.items(), 1)
+    ]
     terminal.show_rows("Columns by score", ("party", "rank", "column", "score", "stays"), rows)
     if output is not None:
         terminal.show_note(f"{output} trains on what stays: secure-apfed run {output}")

@@ -42,10 +42,11 @@ _Columns = Annotated[bool, typer.Option("--columns", help="Tell the others the n
 _Together = Annotated[
     list[str] | None,
     typer.Option(
-        "--allow-together", metavar="NAME+NAME",
+        "--allow-together",
+        metavar="NAME+NAME",
         help="Parties that one organisation may run although it reads more; may be repeated.",
     ),
-]  # fmt: skip
+]
 _OwnSettings = Annotated[
     list[str] | None,
     typer.Option(
@@ -89,10 +90,18 @@ def new(
     config, home = load_config(config_file, overrides=overrides or ()), folder or Path(party)
     (relay_by, dialled), *_ = [*_pairs("--relay", [relay] if relay else []).items(), (None, None)]
     proposal = propose(
-        config, party, home, certificates=certificates, columns=columns, relay_by=relay_by,
-        relay=dialled, addresses=_pairs("--at", at or ()), run_by=_pairs("--run-by", run_by or ()),
-        together=_groups(together or ()), show=partial(_tell, party=party, as_json=as_json),
-    )  # fmt: skip
+        config,
+        party,
+        home,
+        certificates=certificates,
+        columns=columns,
+        relay_by=relay_by,
+        relay=dialled,
+        addresses=_pairs("--at", at or ()),
+        run_by=_pairs("--run-by", run_by or ()),
+        together=_groups(together or ()),
+        show=partial(_tell, party=party, as_json=as_json),
+    )
     if not as_json:
         others = ", ".join(name for name in proposal.roles if name != party)
         typer.echo(
@@ -216,11 +225,16 @@ def join(
     own = {"file": table and str(table.absolute()), "id_column": id_column, "missing": missing}
     try:
         proposal = project.answer(
-            file, party, home, columns=columns, certificates=certificates,
+            file,
+            party,
+            home,
+            columns=columns,
+            certificates=certificates,
             table={key: value for key, value in own.items() if value is not None},
-            together=_groups(together or ()), settings=own_settings or (),
+            together=_groups(together or ()),
+            settings=own_settings or (),
             show=partial(_tell, party=party, as_json=as_json),
-        )  # fmt: skip
+        )
     except TableError as error:
         faults = [replace(fault, message=_advise(fault.message)) for fault in error.faults]
         raise JoinedTableError(faults) from error
@@ -340,10 +354,15 @@ def _tell(
     }
     departures, organisations = find_departures(config), list(_organisations(proposal))
     if as_json:
-        terminal.print_json({
-            "words": proposal.words, "asked": asked, "learnt": learnt,
-            "departures": [asdict(each) for each in departures], "organisations": organisations,
-        })  # fmt: skip
+        terminal.print_json(
+            {
+                "words": proposal.words,
+                "asked": asked,
+                "learnt": learnt,
+                "departures": [asdict(each) for each in departures],
+                "organisations": organisations,
+            }
+        )
         return
     terminal.show_rows(f"{config.name}: what is asked of {party}", ("", ""), list(asked.items()))
     terminal.show_departures(departures)
@@ -367,9 +386,12 @@ def _organisations(proposal: "Proposal") -> Iterator[str]:
 
 
 def _asked(
-    proposal: "Proposal", config: "Config", party: str, own: "TableShape | None",
+    proposal: "Proposal",
+    config: "Config",
+    party: str,
+    own: "TableShape | None",
     links: "Sequence[Link]",
-) -> Iterator[tuple[str, str]]:  # fmt: skip
+) -> Iterator[tuple[str, str]]:
     data, train, size = config.data, config.train, terminal.size
     yield "organiser", f"{proposal.party}, by telephone: {proposal.words}"
     yield "role", f"{proposal.roles[party]} of {config.method.title}"

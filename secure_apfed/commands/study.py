@@ -22,10 +22,23 @@ if TYPE_CHECKING:
 
 # Names for the help, which loads none of the tables that they are the keys of; a test compares.
 LEAKS = (
-    "inversion", "chosen", "decoder", "noise", "isolation", "labels",
-    "joint_inversion", "hijacking", "reversed_hijacking", "stuffing",
-    "few_labels", "chosen_labels", "repeated_votes", "vote_membership", "poisoned_votes", "papers",
-)  # fmt: skip
+    "inversion",
+    "chosen",
+    "decoder",
+    "noise",
+    "isolation",
+    "labels",
+    "joint_inversion",
+    "hijacking",
+    "reversed_hijacking",
+    "stuffing",
+    "few_labels",
+    "chosen_labels",
+    "repeated_votes",
+    "vote_membership",
+    "poisoned_votes",
+    "papers",
+)
 
 _FAILED = 3
 app = typer.Typer(
@@ -85,7 +98,7 @@ def gains(
     with progress.counting("runs", quiet=as_json) as on_done:
         found = help_by_case.run_gains(
             output, cases, seeds=seeds or usual, jobs=jobs, on_done=on_done
-        )  # fmt: skip
+        )
     _show(found, help_by_case.READING, output / "gains.md", as_json=as_json)
 
 
@@ -123,9 +136,13 @@ def _known(given: Sequence[str] | None, names: Sequence[str]) -> None:
 
 
 def _show(
-    tables: Sequence["Table"], reading: str = "", page: Path | None = None, *,
-    as_json: bool = False, **more: Any,
-) -> None:  # fmt: skip
+    tables: Sequence["Table"],
+    reading: str = "",
+    page: Path | None = None,
+    *,
+    as_json: bool = False,
+    **more: Any,
+) -> None:
     """The tables, how to read them and where they lie; or one object of all rows, beside `more`."""
     if as_json:
         terminal.print_json({**more, "rows": [row for table in tables for row in table.plain()]})

@@ -125,9 +125,12 @@ class Site:
                 _write_log(settings.folder, why)
 
             play_party(
-                file, resume=self._resume, meet=meet, on_progress=tell_progress,
+                file,
+                resume=self._resume,
+                meet=meet,
+                on_progress=tell_progress,
                 on_restart=tell_restart,
-            )  # fmt: skip
+            )
         except Exception as error:
             _write_log(folder, f"{type(error).__name__}: {error}")
             raise
@@ -159,14 +162,19 @@ class Site:
             telling.map(tell, peers.values())
 
     def _meet(
-        self, peers: Mapping[str, Any], settings: PartyFile, identity: Identity,
-        known: Mapping[str, bytes], told: Missed = lambda missing: None,
-    ) -> Transport:  # fmt: skip
+        self,
+        peers: Mapping[str, Any],
+        settings: PartyFile,
+        identity: Identity,
+        known: Mapping[str, bytes],
+        told: Missed = lambda missing: None,
+    ) -> Transport:
         """Links to all peers by calls; those of a session before are closed."""
         me = LocalEnd(
-            name=settings.party, identity=identity,
+            name=settings.party,
+            identity=identity,
             known={name: key for name, key in known.items() if name != settings.party},
-        )  # fmt: skip
+        )
         if set(me.known) != set(peers):
             raise ConfigError(
                 f"the file of {settings.party} names the peers {', '.join(sorted(me.known))}; the "
@@ -185,9 +193,12 @@ class Site:
 
         calls = self._begin(Calls(me, carry))
         return Linked.meet(
-            settings.party, calls.ways(), patience_s=settings.reconnect_s, meet_s=settings.meet_s,
+            settings.party,
+            calls.ways(),
+            patience_s=settings.reconnect_s,
+            meet_s=settings.meet_s,
             told=told,
-        )  # fmt: skip
+        )
 
     def _begin(self, calls: Calls) -> Calls:
         """Connections of a new session, in place of those of the one before."""

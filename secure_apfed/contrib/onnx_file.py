@@ -65,9 +65,11 @@ def write_onnx(model: SoloModel, path: Path) -> None:
     encoding = _encoding(onnx.helper, model.encoding)
     encoding.ir_version = network.ir_version
     joined = onnx.compose.merge_models(
-        encoding, network, io_map=[(_FEATURES, _FEATURES)],
+        encoding,
+        network,
+        io_map=[(_FEATURES, _FEATURES)],
         prefix2="network/",
-    )  # fmt: skip
+    )
     _name_outputs(onnx.helper, joined, model)
     about = {"classes": "\n".join(model.classes)} if model.classes else {}
     onnx.helper.set_model_props(joined, {**about, "task": model.task.name})
@@ -103,10 +105,15 @@ def _network(model: SoloModel) -> Any:
     rows = torch.export.Dim("rows")
     with _quiet():
         program = torch.onnx.export(
-            _Predicting(model), (torch.zeros(2, *model.encoding.shape),), dynamo=True,
-            opset_version=_OPSET, dynamic_shapes=({0: rows},), input_names=[_FEATURES],
-            output_names=["told"], verbose=False,
-        )  # fmt: skip
+            _Predicting(model),
+            (torch.zeros(2, *model.encoding.shape),),
+            dynamo=True,
+            opset_version=_OPSET,
+            dynamic_shapes=({0: rows},),
+            input_names=[_FEATURES],
+            output_names=["told"],
+            verbose=False,
+        )
     assert program is not None
     return program.model_proto
 
@@ -166,9 +173,11 @@ def _uncomposed() -> str:
     pairs = (part.split() for part in parts if not part.startswith("<"))
     composed = {chr(int(pair[1], 16)) for pair in pairs if len(pair) == 2}
     composed |= set(map(chr, (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))))  # Hangul
-    return "(?s).*" + _one_of(
-        lambda one: one in composed or not unicodedata.is_normalized("NFC", one)
-    ) + ".*"  # fmt: skip
+    return (
+        "(?s).*"
+        + _one_of(lambda one: one in composed or not unicodedata.is_normalized("NFC", one))
+        + ".*"
+    )
 
 
 class _Graph:
@@ -229,9 +238,13 @@ class _Graph:
         if encoding.missing != "mean":
             self._refused.append(empty)
         hot = self.node(
-            "OneHotEncoder", [self._spelled(own, column)], f"{own}_hot", "ai.onnx.ml",
-            cats_strings=[text.encode() for text in column.categories], zeros=1,
-        )  # fmt: skip
+            "OneHotEncoder",
+            [self._spelled(own, column)],
+            f"{own}_hot",
+            "ai.onnx.ml",
+            cats_strings=[text.encode() for text in column.categories],
+            zeros=1,
+        )
         known = self.node("Flatten", [hot], f"{own}_known", axis=1)
         # Neither a category nor empty.
         axis = self.constant(f"{own}_axis", _INT64, [1])
@@ -255,11 +268,14 @@ class _Graph:
         if len(column.spellings) == len(column.categories):
             return column.name
         return self.node(
-            "LabelEncoder", [column.name], f"{own}_spelled", "ai.onnx.ml",
+            "LabelEncoder",
+            [column.name],
+            f"{own}_spelled",
+            "ai.onnx.ml",
             keys_strings=[text.encode() for text in column.spellings],
             values_strings=[text.encode() for text in column.spellings.values()],
             default_string=b"",
-        )  # fmt: skip
+        )
 
     def strip(self, encoding: ImageEncoding) -> None:
         """This party's rows of whole images, in [0, 1]."""
@@ -284,36 +300,44 @@ def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
         graph.output.append(helper.make_tensor_value_info(number, _DOUBLE, ["rows"]))
         return
     texts = [name.encode() for name in model.classes]
-    graph.initializer.extend([
-        helper.make_tensor("network/classes", _TEXT, [len(texts) + 1], [*texts, b""]),
-        helper.make_tensor("network/first", _INT64, [], [0]),
-        helper.make_tensor("network/nobody", _INT64, [], [len(texts)]),
-    ])  # fmt: skip
-    graph.node.extend([
-        helper.make_node("Identity", [net], [_PROBABILITIES]),
-        *_decided(helper, graph, net, model.threshold),
-        helper.make_node("Gather", [net, "network/first"], ["network/one"], axis=1),
-        helper.make_node("IsNaN", ["network/one"], ["network/refused"]),
-        helper.make_node(
-            "Where", ["network/refused", "network/nobody", "network/best"], ["network/given"]
-        ),
-        helper.make_node("Gather", ["network/classes", "network/given"], [_LABEL]),
-    ])  # fmt: skip
+    graph.initializer.extend(
+        [
+            helper.make_tensor("network/classes", _TEXT, [len(texts) + 1], [*texts, b""]),
+            helper.make_tensor("network/first", _INT64, [], [0]),
+            helper.make_tensor("network/nobody", _INT64, [], [len(texts)]),
+        ]
+    )
+    graph.node.extend(
+        [
+            helper.make_node("Identity", [net], [_PROBABILITIES]),
+            *_decided(helper, graph, net, model.threshold),
+            helper.make_node("Gather", [net, "network/first"], ["network/one"], axis=1),
+            helper.make_node("IsNaN", ["network/one"], ["network/refused"]),
+            helper.make_node(
+                "Where", ["network/refused", "network/nobody", "network/best"], ["network/given"]
+            ),
+            helper.make_node("Gather", ["network/classes", "network/given"], [_LABEL]),
+        ]
+    )
     del graph.output[:]
-    graph.output.extend([
-        helper.make_tensor_value_info(_LABEL, _TEXT, ["rows"]),
-        helper.make_tensor_value_info(_PROBABILITIES, _FLOAT, ["rows", len(texts)]),
-    ])  # fmt: skip
+    graph.output.extend(
+        [
+            helper.make_tensor_value_info(_LABEL, _TEXT, ["rows"]),
+            helper.make_tensor_value_info(_PROBABILITIES, _FLOAT, ["rows", len(texts)]),
+        ]
+    )
 
 
 def _decided(helper: Any, graph: Any, net: str, threshold: float | None) -> list[Any]:
     """The place of the class that each row is given, as `SoloModel.decide`."""
     if threshold is None:
         return [helper.make_node("ArgMax", [net], ["network/best"], axis=1, keepdims=0)]
-    graph.initializer.extend([
-        helper.make_tensor("network/second", _INT64, [], [1]),
-        helper.make_tensor("network/threshold", _FLOAT, [], [threshold]),
-    ])  # fmt: skip
+    graph.initializer.extend(
+        [
+            helper.make_tensor("network/second", _INT64, [], [1]),
+            helper.make_tensor("network/threshold", _FLOAT, [], [threshold]),
+        ]
+    )
     share, over = "network/share", "network/over"
     return [
         helper.make_node("Gather", [net, "network/second"], [share], axis=1),

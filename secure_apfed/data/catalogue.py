@@ -35,12 +35,29 @@ from secure_apfed.settings.data import BUILT_IN_ACTIVE, TABLES, DataSettings
 
 _TEN = tuple("0123456789")
 _FASHION_CLASSES = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
-    "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 _CIFAR10_CLASSES = (
-    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
-)  # fmt: skip
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 _CIFAR100_NAMES = (
     "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus "
     "butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach "
@@ -54,13 +71,23 @@ _CIFAR100_NAMES = (
 )
 # A header and a byte a pixel or label.
 _IDX = {
-    "train-images-idx3-ubyte": 16 + 60_000 * 784, "train-labels-idx1-ubyte": 8 + 60_000,
-    "t10k-images-idx3-ubyte": 16 + 10_000 * 784, "t10k-labels-idx1-ubyte": 8 + 10_000,
-}  # fmt: skip
+    "train-images-idx3-ubyte": 16 + 60_000 * 784,
+    "train-labels-idx1-ubyte": 8 + 60_000,
+    "t10k-images-idx3-ubyte": 16 + 10_000 * 784,
+    "t10k-labels-idx1-ubyte": 8 + 10_000,
+}
 _MEASURES = (
-    "radius", "texture", "perimeter", "area", "smoothness",
-    "compactness", "concavity", "concave points", "symmetry", "fractal dimension",
-)  # fmt: skip
+    "radius",
+    "texture",
+    "perimeter",
+    "area",
+    "smoothness",
+    "compactness",
+    "concavity",
+    "concave points",
+    "symmetry",
+    "fractal dimension",
+)
 _MONTHS = range(1, 7)
 
 
@@ -121,9 +148,14 @@ def _handwritten(name: str, title: str, *views: str, subfolders: tuple[str, ...]
 
 
 def _cifar(
-    name: str, title: str, subfolder: str, classes: tuple[str, ...], files: tuple[DataFile, ...],
-    size: int, sha256: str,
-) -> DataSet:  # fmt: skip
+    name: str,
+    title: str,
+    subfolder: str,
+    classes: tuple[str, ...],
+    files: tuple[DataFile, ...],
+    size: int,
+    sha256: str,
+) -> DataSet:
     archive = DataFile(f"cifar-{len(classes)}-binary.tar.gz", size, sha256)
     address = f"https://www.cs.toronto.edu/~kriz/{archive.name}"
     return DataSet(

@@ -79,9 +79,11 @@ def _connected(database: Database, place: _Place, party: str) -> "Iterator[Conne
         )
         with engine.connect() as connection:
             yield connection.execution_options(
-                stream_results=True, max_row_buffer=_ROWS, no_parameters=True,
+                stream_results=True,
+                max_row_buffer=_ROWS,
+                no_parameters=True,
                 postgresql_readonly=True,
-            )  # fmt: skip
+            )
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{key}.url: its driver {error.name} is not installed; install it, or name another, as "

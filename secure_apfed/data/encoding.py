@@ -344,13 +344,15 @@ def _refuse_empty(
         return
     advice = advice or Advice("X")
     remedies: tuple[Remedy, ...] = tuple((advice.set_value("missing", way),) for way in _FILLED)
-    raise TableError([
-        Fault(
-            f"{source}: empty cells in {lacking}{cause}; fill them, or train with "
-            f"{describe_remedies(remedies)} in the run's file",
-            remedies,
-        )
-    ])  # fmt: skip
+    raise TableError(
+        [
+            Fault(
+                f"{source}: empty cells in {lacking}{cause}; fill them, or train with "
+                f"{describe_remedies(remedies)} in the run's file",
+                remedies,
+            )
+        ]
+    )
 
 
 def refuse_empty_cells(frame: pd.DataFrame, *, categorical: Sequence[str], advice: Advice) -> None:
@@ -364,10 +366,15 @@ def refuse_empty_cells(frame: pd.DataFrame, *, categorical: Sequence[str], advic
 
 
 def fit_columns(
-    frame: pd.DataFrame, *, categorical: Sequence[str] = (), missing: Missing = "error",
-    most: int | None = None, source: str, formats: Sequence[str] = (),
+    frame: pd.DataFrame,
+    *,
+    categorical: Sequence[str] = (),
+    missing: Missing = "error",
+    most: int | None = None,
+    source: str,
+    formats: Sequence[str] = (),
     advice: Advice | None = None,
-) -> ColumnEncoding:  # fmt: skip
+) -> ColumnEncoding:
     """Return the encoding of all columns of `frame`, with statistics of all its rows; the standard
     deviation is the population's, and of equally frequent categories the first are kept.
 
@@ -432,20 +439,23 @@ def _fit_categories(column: "pd.Series", most: int | None, *, advice: Advice) ->
         is_listed = name in advice.lists.get("categorical", ())
         if are_padded_codes(column) and not is_listed:
             remedies.append((advice.add_to_list("numeric", name),))
-        raise TableError([
-            Fault(
-                f"{advice.party}: column {name!r} has {len(counts)} categories, at most "
-                f"{MOST_CATEGORIES} are one-hot encoded; group the rare ones, or say "
-                f"{describe_remedies(remedies)} in the run's file",
-                tuple(remedies),
-            )
-        ])  # fmt: skip
+        raise TableError(
+            [
+                Fault(
+                    f"{advice.party}: column {name!r} has {len(counts)} categories, at most "
+                    f"{MOST_CATEGORIES} are one-hot encoded; group the rare ones, or say "
+                    f"{describe_remedies(remedies)} in the run's file",
+                    tuple(remedies),
+                )
+            ]
+        )
     kept = sorted(counts, key=lambda text: (-counts[text], text))[: most or MOST_CATEGORIES]
     return CategoricalColumn(
-        name=str(column.name), categories=tuple(sorted(kept)),
+        name=str(column.name),
+        categories=tuple(sorted(kept)),
         words=tuple(sorted(EMPTY & counts.keys())),
         constant=len(counts) == 1 and None not in texts,
-    )  # fmt: skip
+    )
 
 
 def _check_any(count: int, column: "pd.Series", advice: Advice) -> None:
@@ -474,10 +484,16 @@ class View:
 
 
 def fit_views(
-    frame: pd.DataFrame, views: Mapping[str, ViewColumns], *, categorical: Sequence[str] = (),
-    missing: Missing = "error", most: int | None = None, source: str, formats: Sequence[str] = (),
+    frame: pd.DataFrame,
+    views: Mapping[str, ViewColumns],
+    *,
+    categorical: Sequence[str] = (),
+    missing: Missing = "error",
+    most: int | None = None,
+    source: str,
+    formats: Sequence[str] = (),
     advice: Advice | None = None,
-) -> ColumnEncoding:  # fmt: skip
+) -> ColumnEncoding:
     """Return the encoding of all columns of the views, one after another; see `fit_columns`."""
     columns: list[Column] = []
     for view in views.values():

@@ -275,9 +275,12 @@ def numbered(name: str, count: int) -> tuple[str, ...]:
 
 
 MADE_HERE: Mapping[str, Any] = {
-    "files": (), "source": "this library", "licence": "Apache-2.0", "citation": "none",
+    "files": (),
+    "source": "this library",
+    "licence": "Apache-2.0",
+    "citation": "none",
     "how": "synthetic: made by this library from a fixed seed",
-}  # fmt: skip
+}
 """What is said of every synthetic set."""
 
 
@@ -370,11 +373,13 @@ def read_cifar(dataset: DataSet, folder: Path | None) -> ImagePool:
     classes = len(dataset.classes)
     parts = [
         parse_cifar(
-            file_content(dataset, file, folder), label_bytes=1 if classes == 10 else 2,
-            classes=classes, source=file.name,
+            file_content(dataset, file, folder),
+            label_bytes=1 if classes == 10 else 2,
+            classes=classes,
+            source=file.name,
         )
         for file in dataset.files
-    ]  # fmt: skip
+    ]
     pixels_NCHW = np.concatenate([pixels for pixels, _ in parts])
     labels_N = np.concatenate([labels for _, labels in parts])
     return ImagePool(pixels_NCHW, labels_N, 255, official_train=len(labels_N) - len(parts[-1][1]))

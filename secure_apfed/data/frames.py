@@ -50,9 +50,10 @@ if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
 
 TRUTHS: Mapping[str, bool] = {
-    text: truth for truth in (False, True)
+    text: truth
+    for truth in (False, True)
     for text in (str(truth), str(truth).lower(), str(truth).upper())
-}  # fmt: skip
+}
 """Texts that are true or false, as programs write them."""
 
 BLANK = frozenset({""})
@@ -90,9 +91,10 @@ _LOOK_ALIKES: Mapping[str, tuple[re.Pattern[str], str]] = {
         "12.5, without the sign",
     ),
     "dates in another order": (
-        re.compile(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{4}[/.]\d{1,2}[/.]\d{1,2}"), "2026-01-31",
+        re.compile(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{4}[/.]\d{1,2}[/.]\d{1,2}"),
+        "2026-01-31",
     ),
-}  # fmt: skip
+}
 # By type of pandas or kind of numpy, what a column holds that no table has, and what to do.
 _STRANGE_TYPES: Mapping[type | str, tuple[str, str]] = {
     pd.IntervalDtype: (
@@ -256,9 +258,13 @@ def is_csv(frame: pd.DataFrame) -> bool:
 
 
 def read_frame(
-    given: Path | pyarrow.Table, *, texts: Sequence[str] = (), words: Sequence[str] = (),
-    source: str, called: str = "",
-) -> pd.DataFrame:  # fmt: skip
+    given: Path | pyarrow.Table,
+    *,
+    texts: Sequence[str] = (),
+    words: Sequence[str] = (),
+    source: str,
+    called: str = "",
+) -> pd.DataFrame:
     """Return the rows of a file, of several, or of a table that is called so; column names are
     texts in Unicode's form NFC.
 
@@ -520,9 +526,11 @@ def _plain_csv(path: Path, names: Sequence[Any], head: CsvHead) -> pd.DataFrame 
 
 
 def _check_names(
-    files: Sequence[Path], names: Sequence[Iterable[str]], source: str,
+    files: Sequence[Path],
+    names: Sequence[Iterable[str]],
+    source: str,
     heads: Sequence[CsvHead] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Of each file's columns; those of one table have the same."""
     for path, own, head in zip(files, names, heads or [CsvHead()] * len(files), strict=True):
         refuse_names(own, path, source, separator=head.separator)
@@ -611,9 +619,12 @@ def refuse_names(
 
 
 def plain_cells(
-    frame: pd.DataFrame, *, but: Sequence[str] = (), ids: Sequence[str] = (),
+    frame: pd.DataFrame,
+    *,
+    but: Sequence[str] = (),
+    ids: Sequence[str] = (),
     source: str = "the input",
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """The same with decimals, and objects that are all numbers, as floats, else categories;
     half precision as single.
 
@@ -740,9 +751,15 @@ def numbers_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
 
 
 def _require_all(
-    column: "pd.Series", known_N: NDArray[np.bool_], found_N: NDArray[np.float64], holds: str,
-    none: str, remedy: str, *, source: str,
-) -> None:  # fmt: skip
+    column: "pd.Series",
+    known_N: NDArray[np.bool_],
+    found_N: NDArray[np.float64],
+    holds: str,
+    none: str,
+    remedy: str,
+    *,
+    source: str,
+) -> None:
     wrong = np.flatnonzero(known_N & np.isnan(found_N))
     if wrong.size:
         raise DataError(

@@ -42,9 +42,13 @@ _SHIFT, _WIDER, _FAR, _EMPTY = 0.5, 2.0, 8.0, 0.05
 
 
 def load_blocks(
-    path: Path, encoding: FeatureEncoding, *, id_columns: Sequence[str] = (), rows: int = _ROWS,
+    path: Path,
+    encoding: FeatureEncoding,
+    *,
+    id_columns: Sequence[str] = (),
+    rows: int = _ROWS,
     counts: CellCounts | None = None,
-) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:  # fmt: skip
+) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
     """Yield the IDs and the float32 features of the rows in `path`, so many at a time.
 
     No more of a table is in memory; arrays are whole. Without ID columns, and of arrays, rows are
@@ -73,9 +77,13 @@ def load_blocks(
 def _names(column: "pd.Series", first: int, *, source: str) -> list[str]:
     """What names the rows of a block, of which the first has this number."""
     return id_texts(
-        column, party=source, what=f"column {column.name!r}", strip=True, key="--id-column",
+        column,
+        party=source,
+        what=f"column {column.name!r}",
+        strip=True,
+        key="--id-column",
         place=lambda row: f"row {first + row} (from 0)",
-    )  # fmt: skip
+    )
 
 
 def _array(path: Path) -> RawFeatures:

@@ -37,8 +37,9 @@ _SHOWN, _WIDTH = 5, 40
 _MOST_PROPOSED = 20
 _SIGNS = {
     **dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-"),
-    ord("\u2044"): "/", ord("\u2019"): "'",
-}  # fmt: skip
+    ord("\u2044"): "/",
+    ord("\u2019"): "'",
+}
 _WHOLE = re.compile(r"-?[0-9]+")
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:([ ,'])[0-9]{3})(?:\1[0-9]{3})*")
 _BETWEEN_NUMBERS = re.compile(r"(?<=[0-9])[\s_-]+(?=[0-9])")
@@ -101,10 +102,14 @@ def read_numbers(texts: Sequence[str | None], *, party: str, column: str) -> NDA
 
 
 def require_one_spelling(
-    labels: Iterable[str | None], *, where: str, remedy: str = "list all under data.classes",
-    listed: Sequence[str] = (), about: Collection[str] | None = None,
+    labels: Iterable[str | None],
+    *,
+    where: str,
+    remedy: str = "list all under data.classes",
+    listed: Sequence[str] = (),
+    about: Collection[str] | None = None,
     remedies: Sequence[Remedy] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Refuse texts that differ only in how one label is spelled.
 
     Told alike are letters of either case, composed and decomposed, wide and narrow, blanks, numbers
@@ -136,9 +141,13 @@ def require_one_spelling(
 
 
 def warn_of_empty_words(
-    labels: Sequence[str | None], *, party: str, column: str, count: bool,
+    labels: Sequence[str | None],
+    *,
+    party: str,
+    column: str,
+    count: bool,
     listed: Sequence[str] = (),
-) -> frozenset[str]:  # fmt: skip
+) -> frozenset[str]:
     """Warn of labels that say "NA", "None" or the like, and return the words that count as empty,
     if any do (`count`): all but those that are listed as classes.
     """

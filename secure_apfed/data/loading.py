@@ -80,10 +80,16 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
                 )
                 tables[at] = replace(table, labels=torch.from_numpy(labels_N))
     return VerticalData(
-        table=tables[0], passives=tuple(tables[1:]), targets=targets,
-        classes=classes, train_rows=train_rows, test_rows=test_rows, labelled=labelled,
-        labels_at=settings.labels_at, horizontal=settings.horizontal,
-    )  # fmt: skip
+        table=tables[0],
+        passives=tuple(tables[1:]),
+        targets=targets,
+        classes=classes,
+        train_rows=train_rows,
+        test_rows=test_rows,
+        labelled=labelled,
+        labels_at=settings.labels_at,
+        horizontal=settings.horizontal,
+    )
 
 
 def _classes_of(pool: Pool) -> Rows:
@@ -111,9 +117,12 @@ class _People:
             self.train = dict(zip(names, dealt, strict=True))
         else:
             held = deal_people(
-                train, overlap=settings.overlap, limit=settings.limit, seed=seed,
+                train,
+                overlap=settings.overlap,
+                limit=settings.limit,
+                seed=seed,
                 aligned=settings.aligned,
-            )  # fmt: skip
+            )
             self.train = dict.fromkeys(passives, np.concatenate([held.shared, held.strangers]))
             self.train[self._active] = np.concatenate([held.shared, held.active_only])
 
@@ -162,11 +171,15 @@ def cut_strips(
     order = [active_view, *(view for view in range(1, views + 1) if view != active_view)]
     return [
         ImageEncoding(
-            channels=channels, height=height, width=width, maximum=maximum,
-            first_row=(view - 1) * strip, end_row=view * strip,
+            channels=channels,
+            height=height,
+            width=width,
+            maximum=maximum,
+            first_row=(view - 1) * strip,
+            end_row=view * strip,
         )
         for view in order
-    ]  # fmt: skip
+    ]
 
 
 def _encoded(
@@ -177,9 +190,11 @@ def _encoded(
     if isinstance(pool, ImagePool):
         channels, height, width = pool.pixels.shape[1:]
         strips = cut_strips(
-            (channels, height, width), pool.maximum,
-            views=1 if settings.horizontal else len(names), active_view=settings.active_view,
-        )  # fmt: skip
+            (channels, height, width),
+            pool.maximum,
+            views=1 if settings.horizontal else len(names),
+            active_view=settings.active_view,
+        )
         for name, strip in zip(names, strips * (len(names) // len(strips)), strict=True):
             rows = people.rows(name)
             cut_NCSW = pool.pixels[rows, :, strip.first_row : strip.end_row]

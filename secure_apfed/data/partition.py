@@ -49,9 +49,13 @@ def split_rows(
 
 
 def choose_labelled(
-    labels_T: Rows, wanted: float | None, *, seed: int, choice: str = "by_class",
+    labels_T: Rows,
+    wanted: float | None,
+    *,
+    seed: int,
+    choice: str = "by_class",
     party: str | None = None,
-) -> Rows | None:  # fmt: skip
+) -> Rows | None:
     """Return positions among T training rows whose labels may be learnt from; None: all.
 
     So many rows are wanted, a share of those with a label, or (None) all of those. Of one seed,

@@ -286,9 +286,12 @@ def check_distinct(
 def pack_own(data: OwnData) -> bytes:
     table = data.table
     tensors = {
-        "features": table.features, "train_rows": data.train_rows, "test_rows": data.test_rows,
-        "labels": table.labels, "labelled": data.labelled,
-    }  # fmt: skip
+        "features": table.features,
+        "train_rows": data.train_rows,
+        "test_rows": data.test_rows,
+        "labels": table.labels,
+        "labelled": data.labelled,
+    }
     about = {
         "name": table.name,
         "ids": table.ids,
@@ -312,9 +315,13 @@ def read_own(path: Path, name: str) -> OwnData:
             )
         views = {view: _view(*parts) for view, parts in about["views"].items()}
         table = PartyTable(
-            name, tuple(about["ids"]), tensors["features"], tensors.get("labels"),
-            parse_encoding(about["encoding"]), views,
-        )  # fmt: skip
+            name,
+            tuple(about["ids"]),
+            tensors["features"],
+            tensors.get("labels"),
+            parse_encoding(about["encoding"]),
+            views,
+        )
         return OwnData(
             table=table,
             train_rows=tensors["train_rows"],
@@ -324,8 +331,13 @@ def read_own(path: Path, name: str) -> OwnData:
             targets=TargetScale.model_validate(scale) if (scale := about.get("targets")) else None,
         )
     except (
-        CheckpointError, SafetensorError, KeyError, ValueError, TypeError, AttributeError
-    ) as error:  # fmt: skip
+        CheckpointError,
+        SafetensorError,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise DataError(f"{name}: {path} holds no prepared rows ({error})") from error
 
 

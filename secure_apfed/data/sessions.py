@@ -105,8 +105,10 @@ def _accel(rhythm: float, draw: np.random.Generator) -> _Floats:
 
 # How each view is made, and how far from each other the classes lie in it.
 _MADE: dict[str, tuple[Callable[[float, np.random.Generator], _Floats], float]] = {
-    "alphanum": (_alphanum, 1.2), "special": (_special, 0.5), "accel": (_accel, 0.9),
-}  # fmt: skip
+    "alphanum": (_alphanum, 1.2),
+    "special": (_special, 0.5),
+    "accel": (_accel, 0.9),
+}
 
 
 SYNTHETIC_KEYSTROKES = DataSet(

@@ -116,9 +116,14 @@ def _warn(what: str) -> None:
 
 
 def warn_of_labels(
-    features: pd.DataFrame, labels: Sequence[str | None], *, source: str, label: str,
-    numbers: bool = False, advice: Advice | None = None,
-) -> None:  # fmt: skip
+    features: pd.DataFrame,
+    labels: Sequence[str | None],
+    *,
+    source: str,
+    label: str,
+    numbers: bool = False,
+    advice: Advice | None = None,
+) -> None:
     """Warn of a column that alone tells every known label: by its values, or by cuts between them.
 
     A column of as many values as rows tells them, too, and is taken by its order alone; labels that
@@ -273,9 +278,13 @@ def _read_raw(settings: DataSettings, name: str, faults: FaultList) -> RawTable:
     _warn_of_ids(only_columns(features, sound), chosen.categorical, advice=advice)
     if label_column is not None:
         warn_of_labels(
-            features, label_texts, source=name, label=label_column,
-            numbers=labels_are_numbers(settings), advice=advice,
-        )  # fmt: skip
+            features,
+            label_texts,
+            source=name,
+            label=label_column,
+            numbers=labels_are_numbers(settings),
+            advice=advice,
+        )
     return RawTable(ids, features, chosen.categorical, label_texts, chosen.suspects)
 
 
@@ -350,13 +359,15 @@ def _drop_empty(
     remedy: Remedy = (advice.add_to_list("ignore", *without),) if without else ()
     if not others or np.any(others, axis=0).all():
         remedy = (*remedy, advice.set_value("missing", "mean"))
-    raise TableError([
-        Fault(
-            f"{advice.party}: missing: drop leaves no row of {called}; say "
-            f"{describe_remedies([remedy])}",
-            (remedy,),
-        )
-    ])  # fmt: skip
+    raise TableError(
+        [
+            Fault(
+                f"{advice.party}: missing: drop leaves no row of {called}; say "
+                f"{describe_remedies([remedy])}",
+                (remedy,),
+            )
+        ]
+    )
 
 
 def _labels(
@@ -370,9 +381,12 @@ def _labels(
         empty = EMPTY if is_csv(frame) else frozenset[str]()
     else:
         empty = warn_of_empty_words(
-            texts, party=party, column=column, listed=settings.named_classes,
+            texts,
+            party=party,
+            column=column,
+            listed=settings.named_classes,
             count=is_csv(frame),
-        )  # fmt: skip
+        )
     return tuple(None if text == "" or text in empty else text for text in texts)
 
 
@@ -399,9 +413,13 @@ def party_path(settings: DataSettings, file: Path) -> Path:
 
 
 def _choose_columns(
-    frame: pd.DataFrame, settings: DataSettings, name: str, *, taken: tuple[str, ...],
+    frame: pd.DataFrame,
+    settings: DataSettings,
+    name: str,
+    *,
+    taken: tuple[str, ...],
     faults: FaultList,
-) -> _Chosen:  # fmt: skip
+) -> _Chosen:
     """Choose the features: columns as the party's lists name them, the others by their type."""
     party = (settings.parties or {})[name]
     advice, formats = _advice_for(settings, name), settings.date_formats_at(name)
@@ -442,9 +460,13 @@ def _choose_columns(
 
 
 def _check_categories(
-    frame: pd.DataFrame, columns: Sequence[str], *, advice: Advice, most: int | None,
+    frame: pd.DataFrame,
+    columns: Sequence[str],
+    *,
+    advice: Advice,
+    most: int | None,
     faults: FaultList,
-) -> set[str]:  # fmt: skip
+) -> set[str]:
     """Return those of the columns that a reader would not take for categories; add their faults."""
     suspects = set[str]()
     for column in columns:
@@ -467,36 +489,42 @@ def _label_as_feature(
     remedy: Remedy = tuple(
         advice.drop_from_list(key, column) for key, names in lists.items() if column in names
     )
-    return TableError([
-        Fault(
-            f"{advice.party}: its column {column!r} holds the labels, and is listed as a feature; "
-            f"say {describe_remedies([remedy])}",
-            (remedy,),
-        )
-    ])  # fmt: skip
+    return TableError(
+        [
+            Fault(
+                f"{advice.party}: its column {column!r} holds the labels, and is listed as a "
+                f"feature; say {describe_remedies([remedy])}",
+                (remedy,),
+            )
+        ]
+    )
 
 
 def _label_at_passive(column: str, *, advice: Advice) -> TableError:
     remedy: Remedy = (advice.add_to_list("ignore", column),)
-    return TableError([
-        Fault(
-            f"{advice.party}: its column {column!r} is called like the active's labels, which a "
-            f"passive must not train on; rename it, or say {describe_remedies([remedy])}",
-            (remedy,),
-        )
-    ])  # fmt: skip
+    return TableError(
+        [
+            Fault(
+                f"{advice.party}: its column {column!r} is called like the active's labels, which "
+                f"a passive must not train on; rename it, or say {describe_remedies([remedy])}",
+                (remedy,),
+            )
+        ]
+    )
 
 
 def _nameless(columns: Sequence[str], *, called: str, advice: Advice) -> TableError:
     places = ", ".join(str(int(one.removeprefix(_NAMELESS)) + 1) for one in columns)
     remedy: Remedy = (advice.add_to_list("ignore", *columns),)
-    return TableError([
-        Fault(
-            f"{advice.party}: {called} has no name for its column {places} (from 1); name it in "
-            f"the first line, leave the column out, or say {describe_remedies([remedy])}",
-            (remedy,),
-        )
-    ])  # fmt: skip
+    return TableError(
+        [
+            Fault(
+                f"{advice.party}: {called} has no name for its column {places} (from 1); name it "
+                f"in the first line, leave the column out, or say {describe_remedies([remedy])}",
+                (remedy,),
+            )
+        ]
+    )
 
 
 def _without_numbers(
@@ -536,12 +564,14 @@ def _texts_as_numbers(
         numbers_of(frame[columns[0]], source=advice.party)
     except DataError as error:
         reason = str(error)
-    return TableError([
-        Fault(
-            f"{reason}{_also(columns[1:])}, or say {describe_remedies(remedies)}",
-            remedies,
-        )
-    ])  # fmt: skip
+    return TableError(
+        [
+            Fault(
+                f"{reason}{_also(columns[1:])}, or say {describe_remedies(remedies)}",
+                remedies,
+            )
+        ]
+    )
 
 
 def _also(columns: Sequence[str]) -> str:
@@ -565,12 +595,16 @@ def _ids(frame: pd.DataFrame, columns: tuple[str, ...], *, file: str, party: str
     """One text a row made of these columns, by the rules of `apfed_protocols.ids`."""
     parts = [
         id_texts(
-            frame[name], party=party, what=f"column {name!r} of {file}",
-            place=lambda row: place_of(frame, row), strip=True, part=len(columns) > 1,
+            frame[name],
+            party=party,
+            what=f"column {name!r} of {file}",
+            place=lambda row: place_of(frame, row),
+            strip=True,
+            part=len(columns) > 1,
             key=f"data.parties.{party}.id_column",
         )
         for name in columns
-    ]  # fmt: skip
+    ]
     return list(map(JOINT.join, zip(*parts, strict=True)))
 
 
@@ -818,11 +852,15 @@ def _encoded(
                 refuse_empty_cells(raw.features, categorical=raw.categorical, advice=advice)
         with faults.gather():
             encoding = fit_views(
-                raw.features if len(rows) == len(raw.ids) else raw.features.iloc[rows], views,
-                categorical=raw.categorical, missing="mean" if faults else missing,
-                most=party.rare_categories.most, source=name,
-                formats=settings.date_formats_at(name), advice=advice,
-            )  # fmt: skip
+                raw.features if len(rows) == len(raw.ids) else raw.features.iloc[rows],
+                views,
+                categorical=raw.categorical,
+                missing="mean" if faults else missing,
+                most=party.rare_categories.most,
+                source=name,
+                formats=settings.date_formats_at(name),
+                advice=advice,
+            )
         faults.check()
     else:
         encoding = _given_encoding(party_path(settings, party.encoding), party.encoding, name)
@@ -863,8 +901,11 @@ def _views_of(settings: DataSettings, name: str, features: pd.DataFrame) -> dict
     every = settings.view_columns.items()
     own = {name: view for name, view in every if not set(columns).isdisjoint(view.columns)}
     listed = [column for view in own.values() for column in view.columns]
-    wrong = [column for column in dict.fromkeys((*listed, *columns))
-             if listed.count(column) != 1 or column not in columns]  # fmt: skip
+    wrong = [
+        column
+        for column in dict.fromkeys((*listed, *columns))
+        if listed.count(column) != 1 or column not in columns
+    ]
     if wrong:
         message = (
             f"{name}: view_columns must name each of its feature columns once, and all of a view "

@@ -110,10 +110,15 @@ class Agreement:
 
 
 async def agree(
-    links: Links, *, identity: Identity, known: Mapping[str, bytes], active: str,
-    session: str | None, greeting: Callable[[RunKey], Greeting],
+    links: Links,
+    *,
+    identity: Identity,
+    known: Mapping[str, bytes],
+    active: str,
+    session: str | None,
+    greeting: Callable[[RunKey], Greeting],
     draw: Callable[[str, Mapping[str, Greeting]], Contract],
-) -> Agreement:  # fmt: skip
+) -> Agreement:
     """Greet, draw up the contract, sign it, and seal the links; RemoteProtocolError: somebody else
     than expected, another contract, or no signature.
     """

@@ -69,9 +69,13 @@ class WaitObserver(Protocol):
 
 
 def play_one(
-    script: Script[T], links: Links, transport: Transport, *, timeout_s: float,
+    script: Script[T],
+    links: Links,
+    transport: Transport,
+    *,
+    timeout_s: float,
     observer: WaitObserver | None = None,
-) -> T:  # fmt: skip
+) -> T:
     """Play one role to its end; where it fails, tell the peers that it stops."""
     try:
         return drive(script, transport, timeout_s=timeout_s, observer=observer)
@@ -84,9 +88,12 @@ def play_one(
 
 
 def drive(
-    script: Script[T], transport: Transport, *, timeout_s: float,
+    script: Script[T],
+    transport: Transport,
+    *,
+    timeout_s: float,
     observer: WaitObserver | None = None,
-) -> T:  # fmt: skip
+) -> T:
     """Play a script to its end over a transport that stays open; see `play_one`."""
     role = _Role(script)
     event: Frame | PartyLeftError | None = None
@@ -131,7 +138,7 @@ class InMemory:
                 name, [peer for peer in every if peer != name], partial(self.post, name), record
             )
             for name in every
-        }  # fmt: skip
+        }
 
     def post(self, sender: str, receiver: str, frame: bytes) -> None:
         self._inboxes[receiver].append((sender, frame))

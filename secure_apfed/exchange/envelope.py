@@ -68,14 +68,19 @@ _PHASES = {
         "agreement": (Kind.GREETING, Kind.SESSION, Kind.SIGNATURE),
         "alignment": (Kind.ALIGNMENT, Kind.ALIVE),
         "set-up": (
-            Kind.SUM_SETUP, Kind.BALLOT_SIZE, Kind.DEALT, Kind.COMMITMENT, Kind.COIN,
-            Kind.CHALLENGE, Kind.READY,
+            Kind.SUM_SETUP,
+            Kind.BALLOT_SIZE,
+            Kind.DEALT,
+            Kind.COMMITMENT,
+            Kind.COIN,
+            Kind.CHALLENGE,
+            Kind.READY,
         ),
         "checkpoint": (Kind.SAVED,),
         "prediction": (Kind.LOOKUP,),
     }.items()
     for kind in kinds
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +147,14 @@ class Envelope:
                     f"the peer speaks envelope schema {version!r}, this party {SCHEMA_VERSION}"
                 )
             envelope = cls(
-                session=session, step=step, kind=Kind(kind), sender=sender,
-                receiver=receiver, sequence=sequence, payload=b"",
-            )  # fmt: skip
+                session=session,
+                step=step,
+                kind=Kind(kind),
+                sender=sender,
+                receiver=receiver,
+                sequence=sequence,
+                payload=b"",
+            )
             if envelope.header != header:
                 raise ValueError("not canonical")
         except (ValueError, TypeError, msgpack.UnpackException) as error:

@@ -137,10 +137,13 @@ class Links:
     predicts: bool = False
 
     def __init__(
-        self, me: str, peers: Sequence[str], post: Callable[[str, bytes], None],
+        self,
+        me: str,
+        peers: Sequence[str],
+        post: Callable[[str, bytes], None],
         record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
         observers: Sequence[LinkObserver] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.me, self._peers, self._observers = me, tuple(peers), tuple(observers)
         self._post, self._record = post, record
         self._session, self._seals = UNNAMED_SESSION, dict[str, SealedLink]()
@@ -172,9 +175,14 @@ class Links:
         self._require_links((receiver,))
         for body in parts_of(self._in_parts[receiver], payload) if in_parts else (payload,):
             envelope = Envelope(
-                session=self._session, step=step, kind=kind, sender=self.me, receiver=receiver,
-                sequence=self._written[receiver], payload=body,
-            )  # fmt: skip
+                session=self._session,
+                step=step,
+                kind=kind,
+                sender=self.me,
+                receiver=receiver,
+                sequence=self._written[receiver],
+                payload=body,
+            )
             self._torn.add(receiver)
             header, sealed = envelope.header, body
             if self._seals:
@@ -208,9 +216,14 @@ class Links:
         self.send(peer, Kind.ABORT, BEFORE_TRAINING, reason[:_REASON_LETTERS].encode())
 
     async def receive(
-        self, senders: str | Sequence[str], *kinds: Kind, step: int | None = None,
-        least: int = 1, patience: int = 1, most: int = MOST_BYTES,
-    ) -> Envelope:  # fmt: skip
+        self,
+        senders: str | Sequence[str],
+        *kinds: Kind,
+        step: int | None = None,
+        least: int = 1,
+        patience: int = 1,
+        most: int = MOST_BYTES,
+    ) -> Envelope:
         """The next message of one of these senders, in parts at most `most` bytes; see `Awaited`.
 
         Raises:
@@ -219,10 +232,16 @@ class Links:
             RemoteProtocolError: something else came than what is expected here.
         """
         awaited = Awaited(
-            me=self.me, senders=(senders,) if isinstance(senders, str) else tuple(senders),
-            kinds=kinds, step=step, least=least, patience=patience, unit_s=self.unit_s,
-            needed=self.needed, predicts=self.predicts,
-        )  # fmt: skip
+            me=self.me,
+            senders=(senders,) if isinstance(senders, str) else tuple(senders),
+            kinds=kinds,
+            step=step,
+            least=least,
+            patience=patience,
+            unit_s=self.unit_s,
+            needed=self.needed,
+            predicts=self.predicts,
+        )
         self._require_links(awaited.senders)
         message = None
         if self._early and (early := self._early.keys() & set(awaited.senders)):
@@ -301,8 +320,9 @@ class Links:
                     raise
                 raise PartyLeftError(
                     f"{error}; {ready} said before that its {kind} is over: perhaps too early",
-                    left=error.left, gone=error.gone,
-                ) from error  # fmt: skip
+                    left=error.left,
+                    gone=error.gone,
+                ) from error
             if message.kind is kind:
                 send(role.receive(message.sender, message.payload))
             else:

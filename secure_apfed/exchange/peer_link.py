@@ -39,10 +39,15 @@ class PeerLink(ResumableLink):
 
 @contextlib.contextmanager
 def open_link(
-    me: str, peer: str, *, listen: str | None = None, dial: str | None = None,
-    secret: str | bytes | None = None, identities: tuple[Identity, bytes] | None = None,
+    me: str,
+    peer: str,
+    *,
+    listen: str | None = None,
+    dial: str | None = None,
+    secret: str | bytes | None = None,
+    identities: tuple[Identity, bytes] | None = None,
     patience_s: float = 60.0,
-) -> Iterator[PeerLink]:  # fmt: skip
+) -> Iterator[PeerLink]:
     """One party's end of an authenticated and encrypted link over TCP, for a `with` block.
 
     It is there at once; whoever sends or receives waits for the peer. A connection that breaks is

@@ -120,9 +120,14 @@ class ResumableLink:
     meets = False
 
     def __init__(
-        self, peer: str, connect: Callable[[], Connection], *, patience_s: float = 60.0,
-        first_s: float | None = None, on_change: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        peer: str,
+        connect: Callable[[], Connection],
+        *,
+        patience_s: float = 60.0,
+        first_s: float | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         self._peer, self._connect, self._patience_s = peer, connect, patience_s
         self._first_s = patience_s if first_s is None else first_s
         self._on_change = on_change
@@ -475,9 +480,14 @@ class Linked:
     """
 
     def __init__(
-        self, me: str, connect: Mapping[str, Callable[[], Connection]], *,
-        patience_s: float, meet_s: float, end: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        me: str,
+        connect: Mapping[str, Callable[[], Connection]],
+        *,
+        patience_s: float,
+        meet_s: float,
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
         self._me, self._connect, self._end = me, connect, end
         self._lookouts: dict[str, _Lookout] = {}
         self._news = threading.Event()
@@ -491,10 +501,15 @@ class Linked:
 
     @classmethod
     def meet(
-        cls, me: str, connect: Mapping[str, Callable[[], Connection]], *,
-        patience_s: float, meet_s: float, end: Callable[[], None] = lambda: None,
+        cls,
+        me: str,
+        connect: Mapping[str, Callable[[], Connection]],
+        *,
+        patience_s: float,
+        meet_s: float,
+        end: Callable[[], None] = lambda: None,
         told: Missed = lambda missing: None,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Links to peers that all have come; PartyLeftError names those who did not."""
         here = cls(me, connect, patience_s=patience_s, meet_s=meet_s, end=end)
         try:
@@ -591,8 +606,11 @@ class Linked:
 
     def close(self) -> None:
         """Let the peers have what was sent, and end; waits a few seconds at most."""
-        closing = [threading.Thread(target=_close, args=(link,))
-                   for name, link in self._links.items() if name not in self._lookouts]  # fmt: skip
+        closing = [
+            threading.Thread(target=_close, args=(link,))
+            for name, link in self._links.items()
+            if name not in self._lookouts
+        ]
         for lookout in self._lookouts.values():
             lookout.end()
         for thread in closing:

@@ -100,9 +100,12 @@ class _Hello(NamedTuple):
 
 
 def prove(
-    connection: Carrier, me: LocalEnd, peer: str | None = None, *,
+    connection: Carrier,
+    me: LocalEnd,
+    peer: str | None = None,
+    *,
     seen: Callable[[str], None] = lambda name: None,
-) -> tuple[str, Connection]:  # fmt: skip
+) -> tuple[str, Connection]:
     """Prove this party's identity on a new connection, and have the other end prove its own.
 
     Args:
@@ -282,10 +285,12 @@ class Door:
     """
 
     def __init__(
-        self, me: LocalEnd, awaited: tuple[str, ...],
+        self,
+        me: LocalEnd,
+        awaited: tuple[str, ...],
         require: Callable[[str, bytes], None] = lambda name, certificate: None,
         absent: str = "it did not dial, or came without a certificate that TLS takes",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._me, self._require, self._absent = me, require, absent
         self._crowd, self._changed = Crowd(), threading.Condition()
         self._awaited = awaited

@@ -245,20 +245,29 @@ class StatusKeeper:
             waits = None
             if awaited is not None:
                 waits = Waiting(
-                    senders=awaited.senders, kinds=awaited.kinds, step=awaited.step,
-                    since_s=now - self._since, patience_s=self._patience_s,
-                )  # fmt: skip
+                    senders=awaited.senders,
+                    kinds=awaited.kinds,
+                    step=awaited.step,
+                    since_s=now - self._since,
+                    patience_s=self._patience_s,
+                )
             meets = None
             if self._phase == "connecting" and self._missing and self._meet_s:
                 since_s = now - self._meets_since
                 meets = Meeting(since_s=since_s, patience_s=self._meet_s)
             return Status(
-                party=self._party, phase=self._phase, step=self._step, waits=waits, meets=meets,
+                party=self._party,
+                phase=self._phase,
+                step=self._step,
+                waits=waits,
+                meets=meets,
                 peers={name: self._peer(name, now, broken.get(name)) for name in self._bytes},
-                figure=self._promise.figure, epsilon=self._promise.epsilon,
-                promise=self._promise.state, session=self._session,
+                figure=self._promise.figure,
+                epsilon=self._promise.epsilon,
+                promise=self._promise.state,
+                session=self._session,
                 less_protected=self._less_protected,
-            )  # fmt: skip
+            )
 
     def _peer(self, name: str, now: float, broken: BrokenLink | None) -> PeerStatus:
         silent_s: float | None = None
@@ -270,10 +279,14 @@ class StatusKeeper:
             state = "silent" if silent_s >= _SILENT_SHARE * self._patience_s else "awaited"
         sent, received = self._bytes[name]
         return PeerStatus(
-            state=state, silent_s=silent_s, sign_s=now - self._sign_at[name], sent_bytes=sent,
-            received_bytes=received, refusal=self._missing.get(name, ""),
+            state=state,
+            silent_s=silent_s,
+            sign_s=now - self._sign_at[name],
+            sent_bytes=sent,
+            received_bytes=received,
+            refusal=self._missing.get(name, ""),
             broken=None if broken is None or state == "left" else Break(**asdict(broken)),
-        )  # fmt: skip
+        )
 
     def _hear(self, sender: str, frame: bytes) -> None:
         self._bytes[sender][1] += len(frame)

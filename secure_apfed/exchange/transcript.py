@@ -226,8 +226,10 @@ class Transcript:
         """Count an envelope that is sent, and keep it where the settings say so."""
         self._count(
             (envelope.sender, envelope.receiver, envelope.kind),
-            (1, len(envelope.payload), wire_bytes), envelope.step, envelope.step,
-        )  # fmt: skip
+            (1, len(envelope.payload), wire_bytes),
+            envelope.step,
+            envelope.step,
+        )
         if (epoch := self._epoch) and envelope.kind in KEPT_KINDS:
             digest = epoch.store(envelope.payload)
             epoch.sent.append((replace(envelope, payload=b""), digest))
@@ -288,11 +290,15 @@ class Transcript:
             "step": step,
             "flows": [{**vars(flow), "kind": flow.kind.value} for flow in self.flows],
             "epochs": [
-                [number, epoch.places, [[_fields(sent), at] for sent, at in epoch.sent],
-                 epoch.opened]
+                [
+                    number,
+                    epoch.places,
+                    [[_fields(sent), at] for sent, at in epoch.sent],
+                    epoch.opened,
+                ]
                 for number, epoch in self._epochs.items()
             ],
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; after `keep_in`, since payloads lie there."""

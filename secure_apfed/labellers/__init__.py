@@ -40,9 +40,13 @@ LABELLERS: Mapping[str, type[Labeller]] = {
 
 
 def make_labeller(
-    name: str, *, epsilon: float | None = None, delta: float = 1e-5, key: bytes | None = None,
+    name: str,
+    *,
+    epsilon: float | None = None,
+    delta: float = 1e-5,
+    key: bytes | None = None,
     seeded: bool = False,
-) -> Labeller:  # fmt: skip
+) -> Labeller:
     """Build a labeller with its defaults; what else is given is for `PrivateLogistic`."""
     if name not in LABELLERS:
         raise ConfigError(f"no labeller {name!r}; there are {', '.join(LABELLERS)}")

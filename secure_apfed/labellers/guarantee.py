@@ -56,9 +56,15 @@ def distance_in_steps(*, steps: float, numbers: int, signed: bool, integers: boo
 
 
 def summed_votes(
-    labeller: Labeller, *, hard: bool, deviation: int, honest: int, steps: float, classes: int,
+    labeller: Labeller,
+    *,
+    hard: bool,
+    deviation: int,
+    honest: int,
+    steps: float,
+    classes: int,
     integers: bool = False,
-) -> SummedRelease:  # fmt: skip
+) -> SummedRelease:
     """One release of the sum of all votes under discrete noise, as one person moves it.
 
     One row moves; what the others' rows and their noise give has the same law in both worlds and

@@ -375,9 +375,11 @@ def placed(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
 
 
 def left_out(
-    graph_UU: "scipy.sparse.csr_array", labelled_n: Integers, known_nK: Floats,
+    graph_UU: "scipy.sparse.csr_array",
+    labelled_n: Integers,
+    known_nK: Floats,
     alphas: Sequence[float],
-) -> list[Floats]:  # fmt: skip
+) -> list[Floats]:
     """What labels that stand for `known_nK` spread to labelled rows without their own, (n, K) for
     each alpha.
 
@@ -550,9 +552,14 @@ class PrivateLogistic(Labeller):
     signed: ClassVar[bool] = False
 
     def __init__(
-        self, *, epsilon: float, delta: float, key: bytes, strength: float = 10.0,
+        self,
+        *,
+        epsilon: float,
+        delta: float,
+        key: bytes,
+        strength: float = 10.0,
         seeded: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not (math.isfinite(strength) and strength > 0):
             raise ConfigError(f"the strength of a regularisation is positive, got {strength}")
         self.epsilon, self.delta, self.strength, self.seeded = epsilon, delta, strength, seeded
@@ -665,10 +672,18 @@ def minimiser(
         return loss + strength / 2 * float((flat**2).sum()), gradient_FK.ravel()
 
     found = scipy.optimize.minimize(
-        value_and_gradient, np.zeros(shape[0] * classes), jac=True, method="L-BFGS-B",
-        options={"maxiter": 5000, "maxfun": 20000, "gtol": tolerance / shape[0] / classes,
-                 "ftol": 0.0, "maxcor": 20},
-    )  # fmt: skip
+        value_and_gradient,
+        np.zeros(shape[0] * classes),
+        jac=True,
+        method="L-BFGS-B",
+        options={
+            "maxiter": 5000,
+            "maxfun": 20000,
+            "gtol": tolerance / shape[0] / classes,
+            "ftol": 0.0,
+            "maxcor": 20,
+        },
+    )
     theta = np.asarray(found.x, dtype=np.float64)
     length = 1 / (float((x_nF**2).sum(axis=1).max()) / 2 + strength)
     gradient = value_and_gradient(theta)[1]

@@ -23,9 +23,15 @@ _SEED = 20261128
 
 
 def check_votes(
-    labeller: Labeller, features_UF: Features, labelled_n: Integers, labels_n: Integers,
-    classes: int, *, owner: str = "", is_judge: bool = True,
-) -> None:  # fmt: skip
+    labeller: Labeller,
+    features_UF: Features,
+    labelled_n: Integers,
+    labels_n: Integers,
+    classes: int,
+    *,
+    owner: str = "",
+    is_judge: bool = True,
+) -> None:
     """Refuse a labeller whose votes on some of these rows break what its class says.
 
     People without a label are replaced, by copies of labelled ones and by extreme ones, and the

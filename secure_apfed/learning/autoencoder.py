@@ -108,9 +108,14 @@ def new_autoencoder(
 
 
 def fit_autoencoder(
-    network: Autoencoder, features_NF: Tensor, settings: DistillationSettings, *,
-    owner: str, seed: int, resembled: Resembled | None = None,
-) -> int:  # fmt: skip
+    network: Autoencoder,
+    features_NF: Tensor,
+    settings: DistillationSettings,
+    *,
+    owner: str,
+    seed: int,
+    resembled: Resembled | None = None,
+) -> int:
     """Train until the loss on held-out rows has not fallen for `patience` epochs; take the best.
 
     The loss of a row is that of its reconstruction, and where it has a code to resemble
@@ -153,9 +158,12 @@ class _Loss:
     """Of rows, with what the codes of some are to resemble; Eqs. (1) and (5)."""
 
     def __init__(
-        self, network: Autoencoder, features_NF: Tensor, settings: DistillationSettings,
+        self,
+        network: Autoencoder,
+        features_NF: Tensor,
+        settings: DistillationSettings,
         resembled: Resembled | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._network, self._features_NF = network, features_NF
         self._weight, self._of_codes = settings.weight, _LOSSES[settings.loss]
         rows = len(features_NF)
@@ -217,10 +225,18 @@ class EncoderQuality:
 
 
 def encoder_quality(
-    features_NF: Tensor, labels_N: Tensor, *, model: ModelSettings, settings: DistillationSettings,
-    owner: str, seed: int, compute: Compute, threshold: float = 0.02, folds: int = 10,
+    features_NF: Tensor,
+    labels_N: Tensor,
+    *,
+    model: ModelSettings,
+    settings: DistillationSettings,
+    owner: str,
+    seed: int,
+    compute: Compute,
+    threshold: float = 0.02,
+    folds: int = 10,
     score: Score = "accuracy",
-) -> EncoderQuality:  # fmt: skip
+) -> EncoderQuality:
     """Train an autoencoder on all rows; cross-validate on the columns and codes of labelled ones.
     `labels_N`: `UNLABELLED` where there is none. `threshold`: tau of Eq. (12). Raises DataError:
     fewer rows of a class than folds; ModelError: training diverged.
@@ -230,17 +246,23 @@ def encoder_quality(
     )
     known_N = labels_N != UNLABELLED
     columns, codes = (
-        cross_validated(values_NF[known_N], labels_N[known_N], folds=folds, seed=seed,
-                        scores=(score,))[score]
+        cross_validated(
+            values_NF[known_N], labels_N[known_N], folds=folds, seed=seed, scores=(score,)
+        )[score]
         for values_NF in (features_NF, codes_ND.cpu())
-    )  # fmt: skip
+    )
     return EncoderQuality(columns, codes, threshold, epochs)
 
 
 def own_codes(
-    features_NF: Tensor, *, model: ModelSettings, settings: DistillationSettings, owner: str,
-    seed: int, compute: Compute,
-) -> tuple[Tensor, int]:  # fmt: skip
+    features_NF: Tensor,
+    *,
+    model: ModelSettings,
+    settings: DistillationSettings,
+    owner: str,
+    seed: int,
+    compute: Compute,
+) -> tuple[Tensor, int]:
     """Train an autoencoder on all rows, without labels; return their codes, (N, D), and its epochs.
 
     It is the one that `owner` trains as its student in APC-VFL, without the others' codes: the
@@ -254,9 +276,13 @@ def own_codes(
 
 
 def cross_validated(
-    values_NF: Tensor, labels_N: Tensor, *, folds: int = 10, seed: int,
+    values_NF: Tensor,
+    labels_N: Tensor,
+    *,
+    folds: int = 10,
+    seed: int,
     scores: Sequence[Score] = ("accuracy",),
-) -> Mapping[str, Floats]:  # fmt: skip
+) -> Mapping[str, Floats]:
     """Return what logistic regression scores on k folds with equal shares of the classes, (k,).
 
     The same labels, folds and seed give the same folds, whatever the values are. Raises DataError:

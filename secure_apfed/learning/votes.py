@@ -103,9 +103,14 @@ class Help:
 
 
 def pooled(
-    read_UK: Floats, own_UK: Floats, judges: Judges, frequencies: Floats, *, seed: int,
+    read_UK: Floats,
+    own_UK: Floats,
+    judges: Judges,
+    frequencies: Floats,
+    *,
+    seed: int,
     always: bool = False,
-) -> tuple[Floats, Help]:  # fmt: skip
+) -> tuple[Floats, Help]:
     """Return the probability of each class for each row, (U, K), and whether help was used for it.
 
     A logarithmic opinion pool (Genest and Zidek 1986, Combining Probability Distributions) of the
@@ -207,9 +212,13 @@ def last_layer(networks: ActiveNetworks) -> torch.nn.Linear:
 
 
 def fit_linear(
-    linear: torch.nn.Linear, phi_UD: Numbers, targets_UK: Floats, *, taught_V: Integers,
+    linear: torch.nn.Linear,
+    phi_UD: Numbers,
+    targets_UK: Floats,
+    *,
+    taught_V: Integers,
     labelled_n: Integers,
-) -> None:  # fmt: skip
+) -> None:
     """Fit a linear layer without a bias by ridge regression of `taught_V`, places, in float64.
 
     The strength is the one whose fit to all other rows predicts the labelled rows (`labelled_n`:
@@ -250,9 +259,15 @@ class SoftTrainer(Trainer):
     """
 
     def __init__(
-        self, owner: str, networks: ActiveNetworks, *, features_N: Tensor, train: TrainSettings,
-        seed: int, loss: Callable[..., Tensor] = F.cross_entropy,
-    ) -> None:  # fmt: skip
+        self,
+        owner: str,
+        networks: ActiveNetworks,
+        *,
+        features_N: Tensor,
+        train: TrainSettings,
+        seed: int,
+        loss: Callable[..., Tensor] = F.cross_entropy,
+    ) -> None:
         super().__init__(owner, dict(networks.named_children()), train=train, seed=seed)
         self.networks, self.features_N = networks, self.compute.place(features_N)
         self._loss = loss

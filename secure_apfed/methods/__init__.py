@@ -130,9 +130,12 @@ def method_settings(said: Any, *, as_json: bool = False) -> MethodSettings:
 
 
 def open_session(
-    config: RunSettings, data: VerticalData, *, alignment: Mapping[str, Tensor] | None = None,
+    config: RunSettings,
+    data: VerticalData,
+    *,
+    alignment: Mapping[str, Tensor] | None = None,
     logs: Path | None = None,
-) -> Simulation:  # fmt: skip
+) -> Simulation:
     """Open a session of the config's method with new secrets. `alignment`: of an earlier session
     with the same data; None: intersect now. `logs`: folder of ledgers and of counted answers, which
     outlast a session; None: memory.

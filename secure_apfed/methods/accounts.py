@@ -45,9 +45,13 @@ from secure_apfed.settings.training import NoiseSettings
 
 
 def fresh_secrets(
-    config: RunSettings, name: str, *, identity: Identity | None = None,
-    keeper: Keeper | None = None, logs: Path | None = None,
-) -> Secrets:  # fmt: skip
+    config: RunSettings,
+    name: str,
+    *,
+    identity: Identity | None = None,
+    keeper: Keeper | None = None,
+    logs: Path | None = None,
+) -> Secrets:
     """What a party brings that begins: fresh secrets, or what the configuration derives."""
     seed = int.from_bytes(fresh_key()[:8], "big") >> 1
     derived = hashlib.sha256(f"noise of {name}, seed {config.seed}".encode()).digest()
@@ -72,9 +76,15 @@ def guard_for(own: Own) -> RepresentationGuard:
 
 
 def open_ledger(
-    own: Own, name: str, mechanism: Mechanism | SummedRelease | VoteResponse, *, delta: float,
-    budget: float | None, rows: int, figure: ReleaseFigure = "epsilon_x",
-) -> PrivacyLedger:  # fmt: skip
+    own: Own,
+    name: str,
+    mechanism: Mechanism | SummedRelease | VoteResponse,
+    *,
+    delta: float,
+    budget: float | None,
+    rows: int,
+    figure: ReleaseFigure = "epsilon_x",
+) -> PrivacyLedger:
     """An account of this session, whose write-ahead log is `ledger-NAME.jsonl`."""
     ledger = PrivacyLedger(
         mechanism,
@@ -110,9 +120,13 @@ def require_no_releases(own: Own) -> None:
 
 def ledger_for(own: Own, guard: RepresentationGuard, *, aligned: int) -> PrivacyLedger:
     return open_ledger(
-        own, own.name, guard.mechanism(),
-        delta=own.config.delta, budget=own.config.guard.epsilon, rows=aligned,
-    )  # fmt: skip
+        own,
+        own.name,
+        guard.mechanism(),
+        delta=own.config.delta,
+        budget=own.config.guard.epsilon,
+        rows=aligned,
+    )
 
 
 def private_updates(own: Own, guard: RepresentationGuard) -> PrivateUpdates | None:
@@ -233,9 +247,14 @@ def contribution_noise(
         return None
     release = summed_release(config, own.name, shape, plan)
     ledger = open_ledger(
-        own, own.name, release, delta=config.delta, budget=noise.epsilon, rows=aligned,
+        own,
+        own.name,
+        release,
+        delta=config.delta,
+        budget=noise.epsilon,
+        rows=aligned,
         figure=config.method.passives_figure,
-    )  # fmt: skip
+    )
     key = derive_key(own.secrets.noise_key, b"secure-apfed contributions v1")
     return ContributionNoise(
         deviation=plan.steps, key=key, ledger=ledger, secret=config.guard.noise == "secret"

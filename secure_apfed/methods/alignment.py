@@ -107,9 +107,14 @@ async def align_as_passive(own: Own, links: Links, session: str) -> Tensor:
     ]
     if _in_buckets(settings):
         rows = await align_member(
-            links, own.active, own.data.table.ids, settings,
-            members=members, session=name, folder=_folder(own, members),
-        )  # fmt: skip
+            links,
+            own.active,
+            own.data.table.ids,
+            settings,
+            members=members,
+            session=name,
+            folder=_folder(own, members),
+        )
         rows_P = torch.from_numpy(rows)
     else:
         protocol = _protocol(own, links, name)
@@ -202,9 +207,13 @@ async def _intersect_as_active(
     settings = own.config.alignment
     if _in_buckets(settings):
         rows = await align_hub(
-            links, members, own.data.table.ids, settings,
-            session=session, folder=_folder(own, members),
-        )  # fmt: skip
+            links,
+            members,
+            own.data.table.ids,
+            settings,
+            session=session,
+            folder=_folder(own, members),
+        )
         return torch.from_numpy(rows)
     ids = canonical_ids(own.name, own.data.table.ids, settings)
     protocol = _protocol(own, links, session)
@@ -339,9 +348,12 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
 
 
 def _warn_of_few_positives(
-    method: Method, config: RunSettings, held: OwnData, taught: "Counter[float]",
+    method: Method,
+    config: RunSettings,
+    held: OwnData,
+    taught: "Counter[float]",
     tested: "Counter[float]",
-) -> None:  # fmt: skip
+) -> None:
     """Of two classes one of which is rare; how many labels are of it is told where no promise is
     made for labels.
     """

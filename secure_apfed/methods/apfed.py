@@ -177,9 +177,14 @@ class ApfedActive(SumLearner):
     """
 
     def __init__(
-        self, own: Own, contract: Contract, rows: Tensor, trainer: "ActiveTrainer",
-        releases: Releases, sum_end: ActiveSum | None,
-    ) -> None:  # fmt: skip
+        self,
+        own: Own,
+        contract: Contract,
+        rows: Tensor,
+        trainer: "ActiveTrainer",
+        releases: Releases,
+        sum_end: ActiveSum | None,
+    ) -> None:
         super().__init__(sum_end)
         self.name, self.contract, self.trainer = own.name, contract, trainer
         self._fitted: LocalModels | None = None
@@ -369,9 +374,13 @@ class ApfedPassive(SumHelper):
     asks = (Kind.REPRESENTATIONS,)
 
     def __init__(
-        self, sum_end: PassiveSum, trainer: "PassiveTrainer", *, held_N: Tensor | None = None,
+        self,
+        sum_end: PassiveSum,
+        trainer: "PassiveTrainer",
+        *,
+        held_N: Tensor | None = None,
         defences: Sequence[GradientDefence] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(sum_end, {"": trainer})
         self.trainer, self._defences = trainer, defences
         terms = self.contract.passives[self.name]
@@ -449,10 +458,17 @@ class ActiveTrainer(Trainer):
     """The active's batches and updates. `task` says what it learns; None: classes."""
 
     def __init__(
-        self, owner: str, networks: ActiveNetworks, *, features_N: Tensor, labels_N: Tensor,
-        train: TrainSettings, seed: int, private: PrivateUpdates | None = None,
+        self,
+        owner: str,
+        networks: ActiveNetworks,
+        *,
+        features_N: Tensor,
+        labels_N: Tensor,
+        train: TrainSettings,
+        seed: int,
+        private: PrivateUpdates | None = None,
         task: Task | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.networks, self.task = networks, task or Classification()
         modules = dict(networks.named_children())
         super().__init__(owner, modules, train=train, seed=seed)
@@ -609,9 +625,14 @@ class PassiveTrainer(Trainer):
     """A passive's descent; `objective` is (z, own features) -> loss, with its networks."""
 
     def __init__(
-        self, owner: str, objective: nn.Module, *, features_N: Tensor, train: TrainSettings,
+        self,
+        owner: str,
+        objective: nn.Module,
+        *,
+        features_N: Tensor,
+        train: TrainSettings,
         seed: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(owner, {"objective": objective}, train=train, seed=seed)
         self.objective, self.features_N = objective, self.compute.place(features_N)
 
@@ -736,9 +757,12 @@ class Apfed(SumMethod, SingleView):
             )
             objective.fit(table.features[rows[held_N]])
         trainer = PassiveTrainer(
-            own.name, objective, features_N=table.features[rows.clamp(min=0)],
-            train=train, seed=own.secrets.seed,
-        )  # fmt: skip
+            own.name,
+            objective,
+            features_N=table.features[rows.clamp(min=0)],
+            train=train,
+            seed=own.secrets.seed,
+        )
         sum_end = SessionSum.of(own, contract).passive(
             people=len(rows), held_N=held_N, repeatable=True
         )
@@ -755,10 +779,15 @@ def active_of(
     assert table.labels is not None
     private = private_updates(own, guard)
     trainer = ActiveTrainer(
-        own.name, networks, features_N=table.features, labels_N=table.labels, train=config.train,
-        seed=own.secrets.seed, private=private,
+        own.name,
+        networks,
+        features_N=table.features,
+        labels_N=table.labels,
+        train=config.train,
+        seed=own.secrets.seed,
+        private=private,
         task=task_of(own),
-    )  # fmt: skip
+    )
     releases = Releases(guard, ledger_for(own, guard, aligned=len(rows)))
     return kind(own, contract, rows, trainer, releases, sum_end)
 

@@ -282,9 +282,10 @@ class CodePassive(SumHelper):
         rows_NF = own.data.table.features[rows]
         with seeded(own.secrets.seed, own.name, "projection"):
             self._projection = Projection(
-                math.prod(rows_NF.shape[1:]), *summed.shape,
+                math.prod(rows_NF.shape[1:]),
+                *summed.shape,
                 allow_reading_all=_lets_all_be_read(own),
-            )  # fmt: skip
+            )
         try:
             self._projection.fit(rows_NF)
         except ModelError:
@@ -377,9 +378,11 @@ def _blocks(people: int, contract: Contract) -> tuple[Tensor, ...]:
 
 def _row_of(config: RunSettings, numbers: int) -> RepresentationTerms:
     return RepresentationTerms(
-        shape=(numbers,), dtype="float64", minimum_norm=0.0,
+        shape=(numbers,),
+        dtype="float64",
+        minimum_norm=0.0,
         maximum_norm=clip_of(config) or _UNBOUNDED,
-    )  # fmt: skip
+    )
 
 
 def _lets_all_be_read(own: Own) -> bool:

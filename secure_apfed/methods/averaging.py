@@ -232,9 +232,14 @@ class LinearViews:
 
     @classmethod
     def begin(
-        cls, settings: MultiviewSettings, views: Sequence[Tensor], pull: Pull, *, owner: str,
+        cls,
+        settings: MultiviewSettings,
+        views: Sequence[Tensor],
+        pull: Pull,
+        *,
+        owner: str,
         seed: int,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """One party's model of its views (N, F), of the rows that train, at its start."""
         models = [
             ViewModel.begin(
@@ -299,9 +304,18 @@ class SequenceViews:
     """
 
     def __init__(
-        self, owner: str, *, encoder: SequenceEncoder, heads: nn.ModuleList, features_N: Tensor,
-        labels_N: Tensor, local_epochs: int, batch_size: int = 128, compute: Compute, seed: int,
-    ) -> None:  # fmt: skip
+        self,
+        owner: str,
+        *,
+        encoder: SequenceEncoder,
+        heads: nn.ModuleList,
+        features_N: Tensor,
+        labels_N: Tensor,
+        local_epochs: int,
+        batch_size: int = 128,
+        compute: Compute,
+        seed: int,
+    ) -> None:
         self.encoder, self.heads = encoder, heads
         self._network = nn.ModuleList([encoder, heads]).to(compute.device, compute.dtype)
         labelled_N = labels_N != UNLABELLED
@@ -379,9 +393,12 @@ class Stages:
     """
 
     def __init__(
-        self, views: Callable[[], LinearViews], *, recurrent: SequenceViews | None = None,
+        self,
+        views: Callable[[], LinearViews],
+        *,
+        recurrent: SequenceViews | None = None,
         rounds: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.recurrent = recurrent
         self._make, self._rounds = views, rounds
         self.views: LinearViews | None = None if recurrent else views()
@@ -475,8 +492,9 @@ def _stages(own: Own) -> Stages:
     recurrent, settings = _recurrent(own), SFedMvSettings.of(own.config)
     return Stages(
         lambda: _linear(own, recurrent.states(features_NF)),
-        recurrent=recurrent, rounds=settings.rounds,
-    )  # fmt: skip
+        recurrent=recurrent,
+        rounds=settings.rounds,
+    )
 
 
 def _linear(own: Own, views: Sequence[Tensor]) -> LinearViews:
@@ -496,7 +514,12 @@ def _recurrent(own: Own) -> SequenceViews:
     labels_N = torch.full_like(table.labels, UNLABELLED)
     labels_N[own.data.labelled_rows] = table.labels[own.data.labelled_rows]
     return SequenceViews(
-        own.name, encoder=encoder, heads=heads, features_N=table.features, labels_N=labels_N,
-        local_epochs=SFedMvSettings.of(config).local_epochs, compute=Compute.of(config.train),
+        own.name,
+        encoder=encoder,
+        heads=heads,
+        features_N=table.features,
+        labels_N=labels_N,
+        local_epochs=SFedMvSettings.of(config).local_epochs,
+        compute=Compute.of(config.train),
         seed=own.secrets.seed,
-    )  # fmt: skip
+    )

@@ -49,9 +49,12 @@ class Charged(BaseModel):
     def spent(self, party: str) -> PrivacySpent:
         """As `PrivacyLedger.spent` has it, with whose word it is."""
         return PrivacySpent(
-            epsilon_x=self.epsilon, delta=self.delta, releases=self.releases, mu=self.mu,
+            epsilon_x=self.epsilon,
+            delta=self.delta,
+            releases=self.releases,
+            mu=self.mu,
             trace=(self._said_by(party),),
-        )  # fmt: skip
+        )
 
     def _said_by(self, party: str) -> str:
         return (
@@ -72,9 +75,14 @@ def pack_charged(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
         if not name.endswith(UPDATES):
             spent = ledger.spent()
             accounts.append(
-                {"figure": ledger.figure, "epsilon": spent.epsilon_x, "delta": spent.delta,
-                 "releases": spent.releases, "mu": spent.mu}
-            )  # fmt: skip
+                {
+                    "figure": ledger.figure,
+                    "epsilon": spent.epsilon_x,
+                    "delta": spent.delta,
+                    "releases": spent.releases,
+                    "mu": spent.mu,
+                }
+            )
     packed: bytes = msgpack.packb(accounts)
     return packed
 
@@ -135,10 +143,12 @@ class Statement(BaseModel):
         """What it says. Raises RemoteProtocolError: `party` did not sign it, or no accounts."""
         try:
             verify(
-                bytes.fromhex(self.identity), bytes.fromhex(self.signature), _PURPOSE,
+                bytes.fromhex(self.identity),
+                bytes.fromhex(self.signature),
+                _PURPOSE,
                 *_parts(bytes.fromhex(self.contract), self.step, bytes.fromhex(self.signed)),
                 signer=party,
-            )  # fmt: skip
+            )
         except RemoteProtocolError as error:
             raise RemoteProtocolError(
                 f"checkpoint: {party} did not sign what came as its account before step "
@@ -175,9 +185,12 @@ def read_statement(
         if len(payload) <= 2 * _MOST_BYTES:
             accounts, signature = msgpack.unpackb(payload)
         statement = Statement(
-            identity=identity, contract=contract.hex(), step=step, signed=accounts.hex(),
+            identity=identity,
+            contract=contract.hex(),
+            step=step,
+            signed=accounts.hex(),
             signature=signature.hex(),
-        )  # fmt: skip
+        )
     except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(
             f"checkpoint: {sender} sent no signed accounts where it says that it has saved; it "

@@ -144,9 +144,13 @@ def merge_answered(
         circles for the same step.
     """
     stretches = sorted(
-        ((steps.first, steps.last, speaker, steps.passives) for speaker in said
-         for steps in said[speaker]), key=lambda stretch: stretch[:3]
-    )  # fmt: skip
+        (
+            (steps.first, steps.last, speaker, steps.passives)
+            for speaker in said
+            for steps in said[speaker]
+        ),
+        key=lambda stretch: stretch[:3],
+    )
     merged: list[AnsweredSteps] = []
     speakers: list[str] = []
     for first, last, speaker, circle in stretches:

@@ -263,9 +263,13 @@ class VFedTransActive(StudentActive):
     student: "VFedTransTrainer"
 
     def __init__(
-        self, own: Own, contract: Contract, rows: Tensor, trainer: "VFedTransTrainer",
+        self,
+        own: Own,
+        contract: Contract,
+        rows: Tensor,
+        trainer: "VFedTransTrainer",
         receiver: SvdReceiver,
-    ) -> None:  # fmt: skip
+    ) -> None:
         guarantee = (
             "no guarantee: the active reads singular vectors of all parties' rows, and the "
             "aggregator their tables under orthogonal masks, without noise"
@@ -423,9 +427,12 @@ class DistilledTrainer:
     strongest: LocalModels | None = None
 
     def __init__(
-        self, own: Own, rows: Tensor, parts: Mapping[str, Autoencoder],
+        self,
+        own: Own,
+        rows: Tensor,
+        parts: Mapping[str, Autoencoder],
         heads: Mapping[str, ActiveNetworks],
-    ) -> None:  # fmt: skip
+    ) -> None:
         held, table, compute = own.data, own.data.table, Compute.of(own.config.train)
         assert table.labels is not None
         self.parts, self.heads = parts, heads
@@ -444,9 +451,13 @@ class DistilledTrainer:
 
     def fit(self, name: str, rows_NF: Tensor, resembled: Resembled | None = None) -> None:
         fit_autoencoder(
-            self.parts[name], rows_NF, self._settings,
-            owner=f"{self._owner} {name}", seed=self._seed, resembled=resembled,
-        )  # fmt: skip
+            self.parts[name],
+            rows_NF,
+            self._settings,
+            owner=f"{self._owner} {name}",
+            seed=self._seed,
+            resembled=resembled,
+        )
 
     def fit_student(self, codes_UD: Tensor) -> None:
         """Fit the student to all training rows, drawn to these codes of the aligned ones."""
@@ -521,8 +532,10 @@ class ApcVflTrainer(DistilledTrainer):
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
         settings, model, features = (
-            ApcVflSettings.of(own.config), own.config.model, own.data.table.shape,
-        )  # fmt: skip
+            ApcVflSettings.of(own.config),
+            own.config.model,
+            own.data.table.shape,
+        )
         student = _autoencoder(own, "g3", model, features)
         local = _autoencoder(own, "g1", settings.own, features)
         encoder = student.encoder
@@ -605,9 +618,12 @@ def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor)
     mean_D, size_D = codes.mean(axis=0), codes.std(axis=0)
     size_D[size_D == 0] = 1.0
     theta_DK = minimiser(
-        with_constant((codes - mean_D) / size_D, 1.0), labels_n.numpy(), layer.out_features,
-        strength=1 / len(codes), tolerance=_TOLERANCE,
-    )  # fmt: skip
+        with_constant((codes - mean_D) / size_D, 1.0),
+        labels_n.numpy(),
+        layer.out_features,
+        strength=1 / len(codes),
+        tolerance=_TOLERANCE,
+    )
     weight_DK = theta_DK[:-1] / size_D[:, None]
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(weight_DK.T))
@@ -634,9 +650,12 @@ class ApcVfl(Tvfl):
             local, own_UF, ApcVflSettings.of(config), owner=own.name, seed=own.secrets.seed
         )
         trainer = EncoderTrainer(
-            own.name, local.encoder, features_N=own.data.table.features[rows],
-            train=config.train, seed=own.secrets.seed,
-        )  # fmt: skip
+            own.name,
+            local.encoder,
+            features_N=own.data.table.features[rows],
+            train=config.train,
+            seed=own.secrets.seed,
+        )
         releases = Releases(guard, ledger_for(own, guard, aligned=len(rows)))
         return ApcVflPassive(own, contract, trainer, releases)
 

@@ -182,9 +182,15 @@ class TvflActive(SumLearner):
     """
 
     def __init__(
-        self, own: Own, contract: Contract, aligned: Tensor, trainer: "HeadTrainer", *,
-        guarantee: str, sum_end: ActiveSum | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        own: Own,
+        contract: Contract,
+        aligned: Tensor,
+        trainer: "HeadTrainer",
+        *,
+        guarantee: str,
+        sum_end: ActiveSum | None = None,
+    ) -> None:
         super().__init__(sum_end)
         self.name, self.contract, self.trainer = own.name, contract, trainer
         self.kept = {"": trainer}
@@ -551,9 +557,17 @@ class HeadTrainer(Trainer):
     """
 
     def __init__(
-        self, owner: str, encoder: nn.Module, head: nn.Module, *, features_N: Tensor,
-        labels_N: Tensor, passives: Sequence[str], train: TrainSettings, seed: int,
-    ) -> None:  # fmt: skip
+        self,
+        owner: str,
+        encoder: nn.Module,
+        head: nn.Module,
+        *,
+        features_N: Tensor,
+        labels_N: Tensor,
+        passives: Sequence[str],
+        train: TrainSettings,
+        seed: int,
+    ) -> None:
         self.encoder, self.head = encoder, head
         modules = {"encoder": encoder, "head": head}
         super().__init__(owner, modules, train=train, seed=seed)
@@ -697,16 +711,24 @@ class Tvfl(Method):
             head = family_for(model, table.shape).head(size, len(own.data.classes), model)
         assert table.labels is not None
         return kind(
-            own.name, encoder, head, features_N=table.features, labels_N=table.labels,
+            own.name,
+            encoder,
+            head,
+            features_N=table.features,
+            labels_N=table.labels,
             passives=parts,
-            train=config.train, seed=own.secrets.seed,
-        )  # fmt: skip
+            train=config.train,
+            seed=own.secrets.seed,
+        )
 
     def _encoding(self, own: Own, rows: Tensor) -> "EncoderTrainer":
         return EncoderTrainer(
-            own.name, self._encoder(own), features_N=own.data.table.features[rows],
-            train=own.config.train, seed=own.secrets.seed,
-        )  # fmt: skip
+            own.name,
+            self._encoder(own),
+            features_N=own.data.table.features[rows],
+            train=own.config.train,
+            seed=own.secrets.seed,
+        )
 
     def _encoder(self, own: Own) -> nn.Module:
         """A party's encoder at its reproducible start."""
@@ -752,9 +774,13 @@ class SummedSplitNn(SumMethod, Tvfl):
         if agreed.noise is not None:
             guarantee = "representations are read as their noised sum alone"
         return self.kind(
-            own, contract, rows, self.head_trainer(own, contract),
-            guarantee=guarantee, sum_end=agreed.active(),
-        )  # fmt: skip
+            own,
+            contract,
+            rows,
+            self.head_trainer(own, contract),
+            guarantee=guarantee,
+            sum_end=agreed.active(),
+        )
 
     def head_trainer(self, own: Own, contract: Contract) -> HeadTrainer:
         return self._trainer(SumTrainer, own, contract, (SUM,))
@@ -769,9 +795,15 @@ class TeacherActive(SummedSplitNnActive):
     """Its student learns from the joint model in the end; see `SummedSplitNnActive`."""
 
     def __init__(
-        self, own: Own, contract: Contract, aligned: Tensor, trainer: HeadTrainer, *,
-        guarantee: str, sum_end: ActiveSum | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        own: Own,
+        contract: Contract,
+        aligned: Tensor,
+        trainer: HeadTrainer,
+        *,
+        guarantee: str,
+        sum_end: ActiveSum | None = None,
+    ) -> None:
         guarantee += _response_statement(own)
         super().__init__(own, contract, aligned, trainer, guarantee=guarantee, sum_end=sum_end)
         self.student, self._config = Student(own, aligned), own.config

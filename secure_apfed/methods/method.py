@@ -448,9 +448,13 @@ async def meet(links: Links, active: str) -> None:
 
 
 async def save_all(
-    links: Links, helpers: Sequence[str], step: int, *, contract: Contract,
+    links: Links,
+    helpers: Sequence[str],
+    step: int,
+    *,
+    contract: Contract,
     may_leave: Collection[str] = (),
-) -> Mapping[str, Statement | None]:  # fmt: skip
+) -> Mapping[str, Statement | None]:
     """Let these parties save what they are before `step`; return, once all of them have, by party
     what it signed that it charged so far; None for those of `may_leave` that fell silent. Raises
     PartyLeftError: another one did; RemoteProtocolError: one says something else.
@@ -468,9 +472,12 @@ async def save_all(
             accounts[name] = None
         else:
             accounts[name] = read_statement(
-                message.payload, sender=name, identity=identities[name], contract=contract.digest,
+                message.payload,
+                sender=name,
+                identity=identities[name],
+                contract=contract.digest,
                 step=step,
-            )  # fmt: skip
+            )
     return accounts
 
 

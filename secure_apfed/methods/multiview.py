@@ -230,9 +230,13 @@ class MultiviewActive(ViewsActive):
     guarantee = "no guarantee: sums of pseudo-labels are opened without noise"
 
     def __init__(
-        self, own: Own, contract: Contract, rows: Tensor, trainer: "ActiveTrainer",
+        self,
+        own: Own,
+        contract: Contract,
+        rows: Tensor,
+        trainer: "ActiveTrainer",
         sum_end: ActiveSum,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(own, contract, sum_end)
         self.trainer, self._rows = trainer, rows
         self.kept = {"": trainer}
@@ -477,9 +481,14 @@ class ViewModel:
         if self._gram is None or self._gram[0] != rows:
             self._gram = rows, x_BF.T @ x_BF
         self.weights_FC = weights_of(
-            x_BF, self.labels_NC[rows_B], self.beta, self.weights_FC,
-            tolerance=self.tolerance, most_rounds=self.most_rounds, gram_FF=self._gram[1],
-        )  # fmt: skip
+            x_BF,
+            self.labels_NC[rows_B],
+            self.beta,
+            self.weights_FC,
+            tolerance=self.tolerance,
+            most_rounds=self.most_rounds,
+            gram_FF=self._gram[1],
+        )
 
     def relabel(
         self, rows_B: NDArray[np.int64], common_BC: Floats, pull: Pull | None = None
@@ -532,9 +541,15 @@ def _drawn(total_NC: Floats, weight: float, pull: Pull | None) -> Floats:
 
 
 def weights_of(
-    x_NF: Floats, labels_NC: Floats, beta: float, weights_FC: Floats, *,
-    tolerance: float = _TOLERANCE, most_rounds: int = _MOST_ROUNDS, gram_FF: Floats | None = None,
-) -> Floats:  # fmt: skip
+    x_NF: Floats,
+    labels_NC: Floats,
+    beta: float,
+    weights_FC: Floats,
+    *,
+    tolerance: float = _TOLERANCE,
+    most_rounds: int = _MOST_ROUNDS,
+    gram_FF: Floats | None = None,
+) -> Floats:
     """Minimise Eq. (5) by reweighting, Eqs. (7) and (8), from these weights on.
 
     Each round minimises a quadratic that lies above the objective and touches it at the last

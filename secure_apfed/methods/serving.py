@@ -231,9 +231,11 @@ class JointPredictor:
         for name in contract.passives:
             said = await links.receive(name, Kind.LOOKUP, step=BEFORE_TRAINING)
             self._askers[name] = Asker(
-                said.payload, holder=name, session=_session_key(contract, name),
+                said.payload,
+                holder=name,
+                session=_session_key(contract, name),
                 most=own.config.alignment.maximum_ids,
-            )  # fmt: skip
+            )
             # Last, at the place of who is unknown, is nobody.
             self._spent[name] = np.zeros(self._askers[name].size + 1, dtype=bool)
         return self
@@ -308,9 +310,11 @@ class JointPredictor:
         if self._sum is not None:
             rows_B, (said, *_) = torch.arange(places_MB.shape[1]), terms.values()
             numbers = math.prod(said.shape)
-            return {SUM: trainer.compute.place(
-                await self._sum.read(links, step, rows_B, _about(people, salt), numbers)
-            )}  # fmt: skip
+            return {
+                SUM: trainer.compute.place(
+                    await self._sum.read(links, step, rows_B, _about(people, salt), numbers)
+                )
+            }
         read = {}
         for name, places_B in places.items():
             answer = await links.receive(name, Kind.REPRESENTATIONS, step=step)

@@ -196,11 +196,17 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
     if own.predicts is not None:
         roles.pop(DEALER, None)
         return Contract(
-            session=session, participants=_participants(roles, greetings),
-            passives=dict(agreed.passives), settings=config.terms(),
-            secure_sum=dict(agreed.secure_sum), minimum_batch=1, epochs=_AT_WILL,
-            batch_size=ROWS_AT_ONCE, patience_s=config.rules.patience_s, predicts=own.predicts,
-        )  # fmt: skip
+            session=session,
+            participants=_participants(roles, greetings),
+            passives=dict(agreed.passives),
+            settings=config.terms(),
+            secure_sum=dict(agreed.secure_sum),
+            minimum_batch=1,
+            epochs=_AT_WILL,
+            batch_size=ROWS_AT_ONCE,
+            patience_s=config.rules.patience_s,
+            predicts=own.predicts,
+        )
     silent = _when_silent(own, agreed)
     return Contract(
         session=session,
@@ -224,11 +230,13 @@ def _participants(
 ) -> tuple[Participant, ...]:
     return tuple(
         Participant(
-            name=name, role=role, identity=greetings[name].identity.hex(),
+            name=name,
+            role=role,
+            identity=greetings[name].identity.hex(),
             public_key=greetings[name].run_key.hex(),
         )
         for name, role in roles.items()
-    )  # fmt: skip
+    )
 
 
 def _when_silent(own: Own, agreed: Agreed) -> SilentPassive:
@@ -357,9 +365,13 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
 
 
 async def assist(
-    own: Own, links: Links, method: Method, role: PartyRole, *,
+    own: Own,
+    links: Links,
+    method: Method,
+    role: PartyRole,
+    *,
     entered: Callable[[Entered], None] = lambda entered: None,
-) -> None:  # fmt: skip
+) -> None:
     """The whole script of a party that helps, until the active ends it. Raises: as `lead`."""
     agreement = await enter(own, links, method)
     contract = agreement.contract
@@ -478,9 +490,14 @@ class Session:
     """
 
     def __init__(
-        self, entered: Entered, learner: Learner, links: Links, transcript: Transcript,
-        *, headline: str,
-    ) -> None:  # fmt: skip
+        self,
+        entered: Entered,
+        learner: Learner,
+        links: Links,
+        transcript: Transcript,
+        *,
+        headline: str,
+    ) -> None:
         self.entered, self.learner, self.links = entered, learner, links
         self.transcript, self.headline = transcript, headline
         self.contract, self.signatures = entered.contract, entered.signatures
@@ -551,9 +568,11 @@ class Session:
         if not agreed:
             return {}
         opened = describe_opened(
-            self.entered.own.config, len(self.entered.own.data.classes), self.columns(),
+            self.entered.own.config,
+            len(self.entered.own.data.classes),
+            self.columns(),
             numbers=agreed.get("numbers"),
-        )  # fmt: skip
+        )
         said = {} if opened is None else {"opened": opened}
         return {**agreed, "rounding": self.learner.rounding, **said}
 

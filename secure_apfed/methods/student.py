@@ -146,9 +146,13 @@ class Student:
         self._task = task_of(own)
         loss = self._task.error if isinstance(self._task, Regression) else None
         self.trainer = SoftTrainer(
-            own.name, networks, features_N=features_N, train=config.train, seed=seed,
+            own.name,
+            networks,
+            features_N=features_N,
+            train=config.train,
+            seed=seed,
             loss=LOSSES[loss] if loss else F.cross_entropy,
-        )  # fmt: skip
+        )
         self.rows_U, self.classes = rows_U, classes_voted(own)
         self._model, self._train = config.model, config.train
         self._measure = measure_of_classes(config)
@@ -309,9 +313,12 @@ class Student:
         return networks if self._averaged is None else self._average(networks, kept_U)
 
     def _fit(
-        self, linear: nn.Linear, encoded_UD: Numbers, targets_UT: Floats,
+        self,
+        linear: nn.Linear,
+        encoded_UD: Numbers,
+        targets_UT: Floats,
         taught_U: NDArray[np.bool_],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Fit a linear layer to what is said of the rows that it is taught."""
         taught_V = np.flatnonzero(taught_U)
         labelled_n = np.intersect1d(taught_V, self.labelled)
@@ -492,8 +499,10 @@ def side_by_side(parts: Iterable[Tensor]) -> Floats:
     centred = [part.detach().cpu().flatten(1).double() for part in parts]
     centred = [part_UF - part_UF.mean(0) for part_UF in centred]
     sizes = [part_UF.square().sum(1).mean().sqrt() for part_UF in centred]
-    scaled = [part_UF / size if size > 0 else part_UF
-              for part_UF, size in zip(centred, sizes, strict=True)]  # fmt: skip
+    scaled = [
+        part_UF / size if size > 0 else part_UF
+        for part_UF, size in zip(centred, sizes, strict=True)
+    ]
     together: Floats = torch.cat(scaled, dim=1).numpy()
     return together
 

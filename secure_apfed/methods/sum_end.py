@@ -90,9 +90,13 @@ class SessionSum:
         return next(iter(self.contract.passives.values())).representation.shape
 
     def passive(
-        self, *, people: int, beyond: int = 0, held_N: Tensor | None = None,
+        self,
+        *,
+        people: int,
+        beyond: int = 0,
+        held_N: Tensor | None = None,
         repeatable: bool = False,
-    ) -> "PassiveSum":  # fmt: skip
+    ) -> "PassiveSum":
         """This passive's end; see `PassiveSum`. `beyond`: answers for each above those for
         training.
         """
@@ -100,12 +104,16 @@ class SessionSum:
         if self.noise is not None:
             noise = contribution_noise(own, self.shape, plan=self.noise, aligned=people)
         return PassiveSum(
-            own.name, self.contract, self._contributor(), noise=noise,
+            own.name,
+            self.contract,
+            self._contributor(),
+            noise=noise,
             held_N=held_N,
             allowance=Allowance.of(own, self.contract, aligned=people, beyond=beyond),
-            rounds=self.protocol.rounds, repeatable=repeatable,
+            rounds=self.protocol.rounds,
+            repeatable=repeatable,
             contributed=own.contributed,
-        )  # fmt: skip
+        )
 
     def _contributor(self) -> SumContributor:
         """Return this passive's end of the sum, which knows in whose circle it answered what."""
@@ -116,9 +124,12 @@ class SessionSum:
 
     def active(self, dtype: torch.dtype = torch.float64) -> "ActiveSum":
         return ActiveSum(
-            self.contract, self.protocol.receiver(), RefusedSums(self.own),
-            rounding=self.protocol.rounding(), dtype=dtype,
-        )  # fmt: skip
+            self.contract,
+            self.protocol.receiver(),
+            RefusedSums(self.own),
+            rounding=self.protocol.rounding(),
+            dtype=dtype,
+        )
 
     def aggregator(self) -> "SumAggregator":
         return SumAggregator(self.contract, self.protocol.combiner(), rounds=self.protocol.rounds)
@@ -152,10 +163,18 @@ class PassiveSum:
     """
 
     def __init__(
-        self, name: str, contract: Contract, contributor: SumContributor, *, allowance: "Allowance",
-        rounds: int = 1, noise: ContributionNoise | None = None, held_N: Tensor | None = None,
-        repeatable: bool = False, contributed: Callable[[int, Tensor, Tensor], None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        contract: Contract,
+        contributor: SumContributor,
+        *,
+        allowance: "Allowance",
+        rounds: int = 1,
+        noise: ContributionNoise | None = None,
+        held_N: Tensor | None = None,
+        repeatable: bool = False,
+        contributed: Callable[[int, Tensor, Tensor], None] | None = None,
+    ) -> None:
         self.name, self.contract, self.contributor = name, contract, contributor
         contributor.clipping.quiet = True  # gradients of a run are clipped by design
         self.allowance, self.rounds, self.noise = allowance, rounds, noise
@@ -178,9 +197,13 @@ class PassiveSum:
         await links.converse(Kind.SUM_SETUP, self.contributor, peers)
 
     def admit(
-        self, asked: Envelope, rows_B: Tensor, *, step: int | None = None,
+        self,
+        asked: Envelope,
+        rows_B: Tensor,
+        *,
+        step: int | None = None,
         counted: Tensor | None = None,
-    ) -> Admitted:  # fmt: skip
+    ) -> Admitted:
         """Let a question about these positions through: each step once, and no row more often than
         agreed. `step`: of the answer, where not of the message; `counted`: positions for which it
         counts, where not `rows_B`. Raises RemoteProtocolError: a larger batch, a row more often, or
@@ -222,9 +245,11 @@ class PassiveSum:
         noise_BD = None
         if self.noise is not None:
             noise_BD = self.noise.draw(
-                values_BD.shape, step=admitted.step, known_B=self.known(admitted.counted),
+                values_BD.shape,
+                step=admitted.step,
+                known_B=self.known(admitted.counted),
                 digest=digest,
-            )  # fmt: skip
+            )
         if self._contributed is not None:
             fixed = self.contributor.described.fixed_point
             noise = 0.0 if noise_BD is None else noise_BD * (fixed.clip_norm / fixed.levels)
@@ -286,9 +311,14 @@ class ActiveSum:
     """
 
     def __init__(
-        self, contract: Contract, receiver: SumReceiver, refused: "RefusedSums", *,
-        rounding: float = 0.0, dtype: torch.dtype = torch.float64,
-    ) -> None:  # fmt: skip
+        self,
+        contract: Contract,
+        receiver: SumReceiver,
+        refused: "RefusedSums",
+        *,
+        rounding: float = 0.0,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
         self.contract, self.receiver, self.rounding = contract, receiver, rounding
         self._refused, self._dtype = refused, dtype
         self.opened: Tensor | None = None
@@ -387,9 +417,13 @@ class Aggregator(Helper):
         while True:
             try:
                 message = await links.receive(
-                    (active, *self.present), Kind.CONTRIBUTION, Kind.CHECKPOINT, Kind.END,
-                    least=1 + self._least(), patience=FOR_THE_ACTIVE,
-                )  # fmt: skip
+                    (active, *self.present),
+                    Kind.CONTRIBUTION,
+                    Kind.CHECKPOINT,
+                    Kind.END,
+                    least=1 + self._least(),
+                    patience=FOR_THE_ACTIVE,
+                )
             except PartyLeftError as error:
                 if active in error.left:
                     raise
@@ -612,14 +646,24 @@ class Allowance:
     def of(cls, own: Own, contract: Contract, *, aligned: int, beyond: int = 0) -> Self:
         log = log_file(own.secrets.logs, "answers", own.name, "jsonl") if own.secrets.logs else None
         return cls(
-            own.name, contract, aligned=aligned, beyond=beyond, log=log,
+            own.name,
+            contract,
+            aligned=aligned,
+            beyond=beyond,
+            log=log,
             waits=own.secrets.sends_out,
-        )  # fmt: skip
+        )
 
     def __init__(
-        self, me: str, contract: Contract, *, aligned: int, log: Path | None, beyond: int = 0,
+        self,
+        me: str,
+        contract: Contract,
+        *,
+        aligned: int,
+        log: Path | None,
+        beyond: int = 0,
         waits: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._me, self._largest = me, contract.batch_size
         self._answers = contract.epochs + contract.spare_answers + beyond
         self._waits = log is not None and waits

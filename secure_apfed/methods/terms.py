@@ -150,8 +150,11 @@ def require_own_terms(
     RemoteProtocolError: names the sender and what differs.
     """
     ours, theirs = expected.model_dump(), offered.model_dump()
-    differ = [f"{name} {theirs[name]} where {mine} is expected"
-              for name, mine in ours.items() if theirs[name] != mine]  # fmt: skip
+    differ = [
+        f"{name} {theirs[name]} where {mine} is expected"
+        for name, mine in ours.items()
+        if theirs[name] != mine
+    ]
     if differ:
         raise RemoteProtocolError(
             f"{sender} offers {me} representations with {', '.join(differ)} by the settings of "
@@ -169,9 +172,13 @@ def sent_terms(
 
 
 def make_sum(
-    config: RunSettings, session: str, active: str, passives: Sequence[str], *,
+    config: RunSettings,
+    session: str,
+    active: str,
+    passives: Sequence[str],
+    *,
     noise: int | None = None,
-) -> SecureSum:  # fmt: skip
+) -> SecureSum:
     """The configured sum between these parties; `noise` is its deviation in steps. Raises
     ConfigError: a sum in fixed point without a clip bound, or a threshold that does not go with it;
     LocalProtocolError: parameters that do not fit, or a single passive.

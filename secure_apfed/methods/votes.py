@@ -249,15 +249,23 @@ class Ballot:
         if shown:
             tensors["labels"] = labels_n
         return cls(
-            rows=rows_U, labelled=labelled_n, labels=labels_n, payload=pack(tensors),
+            rows=rows_U,
+            labelled=labelled_n,
+            labels=labels_n,
+            payload=pack(tensors),
             size=size,
-        )  # fmt: skip
+        )
 
     @classmethod
     def read(
-        cls, envelope: Envelope, contract: Contract, *, aligned: int, classes: int,
+        cls,
+        envelope: Envelope,
+        contract: Contract,
+        *,
+        aligned: int,
+        classes: int,
         shown: bool = True,
-    ) -> "Ballot":  # fmt: skip
+    ) -> "Ballot":
         """Parse a request for votes. Raises RemoteProtocolError: rows, places or labels that are
         none, repeated or out of range.
         """
@@ -277,9 +285,12 @@ class Ballot:
                 f"expected one of each, at least one, in 0..{classes - 1}"
             )
         return cls(
-            rows=rows_U, labelled=labelled_n, labels=labels_n, payload=envelope.payload,
+            rows=rows_U,
+            labelled=labelled_n,
+            labels=labels_n,
+            payload=envelope.payload,
             size=contract.batch_size,
-        )  # fmt: skip
+        )
 
     @property
     def blocks(self) -> list[slice]:
@@ -412,9 +423,12 @@ class VotesPassive(Helper):
         of the contract.
         """
         ballot = Ballot.read(
-            message, self.contract, aligned=len(self.held_N), classes=self.classes,
+            message,
+            self.contract,
+            aligned=len(self.held_N),
+            classes=self.classes,
             shown=self._method.sends_labels,
-        )  # fmt: skip
+        )
         if self._asked:
             raise RemoteProtocolError(
                 f"{message.sender} asks {self.name} for votes once more in one session; the "
@@ -651,9 +665,12 @@ class RandomisedVotesActive(VotesActive):
         """Note how far they agree, also after a resumption."""
         self._answers_MU = answers_MU
         self.agreement = agreements(
-            self._response, answers_MU, names=tuple(self.contract.passives),
-            labelled_n=self.ballot.labelled.numpy(), labels_n=self.ballot.labels.numpy(),
-        )  # fmt: skip
+            self._response,
+            answers_MU,
+            names=tuple(self.contract.passives),
+            labelled_n=self.ballot.labelled.numpy(),
+            labels_n=self.ballot.labels.numpy(),
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         kept = super().tensors()
@@ -716,15 +733,24 @@ def _response(own: Own, contract: Contract) -> VoteResponse:
 def _vote_ledger(own: Own, release: VoteResponse | SummedRelease, people: int) -> PrivacyLedger:
     config = own.config
     return open_ledger(
-        own, own.name, release, delta=config.delta, budget=VoteSettings.of(config).epsilon,
-        rows=people, figure=config.method.passives_figure,
-    )  # fmt: skip
+        own,
+        own.name,
+        release,
+        delta=config.delta,
+        budget=VoteSettings.of(config).epsilon,
+        rows=people,
+        figure=config.method.passives_figure,
+    )
 
 
 def agreements(
-    response: VoteResponse, answers_MU: Integers, *, names: Sequence[str], labelled_n: Integers,
+    response: VoteResponse,
+    answers_MU: Integers,
+    *,
+    names: Sequence[str],
+    labelled_n: Integers,
     labels_n: Integers,
-) -> Mapping[str, Agreement]:  # fmt: skip
+) -> Mapping[str, Agreement]:
     """Return by passive how far its votes agree with others' and with labels, by its answers.
 
     The active computes with what it has been given, so that nothing more is opened and no epsilon

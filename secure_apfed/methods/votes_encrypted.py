@@ -373,9 +373,14 @@ class _Terms(VoteTerms):
 
         def release(deviation: int) -> SummedRelease:
             return summed_votes(
-                labeller, hard=False, deviation=deviation, honest=honest, steps=self.levels,
-                classes=self.classes, integers=True,
-            )  # fmt: skip
+                labeller,
+                hard=False,
+                deviation=deviation,
+                honest=honest,
+                steps=self.levels,
+                classes=self.classes,
+                integers=True,
+            )
 
         return self.calibrated(labeller, release)
 

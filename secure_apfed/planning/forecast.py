@@ -167,9 +167,10 @@ def _require_bounded(config: Config, shapes: Mapping[str, TableShape]) -> None:
             most, and what to change.
     """
     rows = next(iter(shapes.values())).rows
-    played = min(config.train.batch_size, rows) * STEPS * (
-        _LONGER if config.method.asks_once else 1
-    ) + _TEST_ROWS  # fmt: skip
+    played = (
+        min(config.train.batch_size, rows) * STEPS * (_LONGER if config.method.asks_once else 1)
+        + _TEST_ROWS
+    )
     if config.method.averages:
         played = rows * STEPS + _TEST_ROWS
     width = max(map(_count_widths, _models_in(config)))
@@ -273,11 +274,13 @@ def _declared_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertical
         ids = tuple(f"{name} {at}" if apart else str(at) for at in people)
         labels_N = (torch.arange(shape.rows) * _GOLDEN).long() % max(1, len(names))
         return PartyTable(
-            name, ids, torch.zeros(1, shape.features).expand(shape.rows, -1),
+            name,
+            ids,
+            torch.zeros(1, shape.features).expand(shape.rows, -1),
             labels_N.to(numbers) if config.data.holds_labels(name) else None,
             ColumnEncoding.plain([str(at) for at in range(shape.features)]),
             {"all" if apart else name: View(0, shape.features)},
-        )  # fmt: skip
+        )
 
     active, *passives = (table(name, shape) for name, shape in shapes.items())
     # Everywhere among the rows, as those who are common to all are the first.
@@ -286,17 +289,24 @@ def _declared_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertical
     train_rows = is_test.logical_not().nonzero().flatten()
     labelled = len(train_rows) if first.labelled is None else first.labelled
     return VerticalData(
-        table=active, passives=tuple(passives), classes=names, train_rows=train_rows,
-        test_rows=is_test.nonzero().flatten(), labelled=train_rows[:labelled],
-        labels_at=config.data.labels_at, horizontal=apart,
+        table=active,
+        passives=tuple(passives),
+        classes=names,
+        train_rows=train_rows,
+        test_rows=is_test.nonzero().flatten(),
+        labelled=train_rows[:labelled],
+        labels_at=config.data.labels_at,
+        horizontal=apart,
         targets=TargetScale(mean=0.0, scale=1.0) if labels_are_numbers(config.data) else None,
-    )  # fmt: skip
+    )
 
 
 def forecast(
-    config: Config, shapes: Mapping[str, TableShape] | None = None, *,
+    config: Config,
+    shapes: Mapping[str, TableShape] | None = None,
+    *,
     alone: Callable[[VerticalData], float] | None = None,
-) -> Forecast:  # fmt: skip
+) -> Forecast:
     """Forecast a run; what would stop the run itself is raised here. `shapes`: of the parties' own
     tables, the active's first; None: all of them are read. Those of a built-in set are always.
     `alone`: what tells the seconds of the baselines, which are forecast only with it.
@@ -450,9 +460,12 @@ def _links(
                 rows = [real[name] for name in (flow.sender, flow.receiver) if name in real]
                 size = sum(rows) / (len(rows) * rehearsed)
             yield Link(
-                sender=flow.sender, receiver=flow.receiver, kind=flow.kind.value,
-                messages=round(flow.messages * count), wire_bytes=round(flow.wire_bytes * size),
-            )  # fmt: skip
+                sender=flow.sender,
+                receiver=flow.receiver,
+                kind=flow.kind.value,
+                messages=round(flow.messages * count),
+                wire_bytes=round(flow.wire_bytes * size),
+            )
 
 
 def _privacy(config: Config) -> PrivacySpent:
@@ -469,9 +482,12 @@ def _privacy(config: Config) -> PrivacySpent:
     label = model = math.inf
     if config.dp_sgd is not None:
         noise = config.dp_sgd.noise_multiplier or calibrate_updates(
-            config.dp_sgd.epsilon or math.inf, delta, release=mechanism, releases=releases,
+            config.dp_sgd.epsilon or math.inf,
+            delta,
+            release=mechanism,
+            releases=releases,
             updates=epochs,
-        )  # fmt: skip
+        )
         updates = compose(GaussianRelease(noise_multiplier=noise / 2).mu, epochs)
         sent = compose(mechanism.mu, releases) if releases else 0
         label = gdp_epsilon(updates, delta)

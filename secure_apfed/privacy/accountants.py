@@ -150,9 +150,12 @@ def gdp_epsilon(mu: float, delta: float) -> float:
         return high
     target = np.log(delta) - _DELTA_MARGIN
     root = scipy.optimize.brentq(
-        lambda epsilon: _log_delta(epsilon, mu) - target, 0, high, xtol=1e-15 * high,
+        lambda epsilon: _log_delta(epsilon, mu) - target,
+        0,
+        high,
+        xtol=1e-15 * high,
         rtol=_ROOT_TOLERANCE,
-    )  # fmt: skip
+    )
     return float(root * (1 + _EPSILON_MARGIN))
 
 

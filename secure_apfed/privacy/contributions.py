@@ -169,16 +169,24 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
     # Any a > 1 gives a valid bound.
     least = scipy.optimize.minimize_scalar(
-        lambda log: at(1 + math.exp(log)), bounds=(-14, 20), method="bounded",
+        lambda log: at(1 + math.exp(log)),
+        bounds=(-14, 20),
+        method="bounded",
         options={"xatol": 1e-10},
-    )  # fmt: skip
+    )
     return max(0.0, float(least.fun)) * _MARGIN
 
 
 def calibrate_noise(
-    *, epsilon: float, delta: float, releases: int, honest: int, sensitivity: float, numbers: int,
+    *,
+    epsilon: float,
+    delta: float,
+    releases: int,
+    honest: int,
+    sensitivity: float,
+    numbers: int,
     asker: str = "secure_sum.noise",
-) -> int:  # fmt: skip
+) -> int:
     """The least deviation, in steps, that keeps `releases` within (epsilon, delta).
 
     Raises: ConfigError, which names `asker`.

@@ -250,9 +250,14 @@ class WholeTraining:
     """
 
     def __init__(
-        self, *, releases: PrivacyLedger, updates: PrivacyLedger, delta: float,
-        budget: float | None, seeded: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        releases: PrivacyLedger,
+        updates: PrivacyLedger,
+        delta: float,
+        budget: float | None,
+        seeded: bool = False,
+    ) -> None:
         self._assumptions = _ASSUMPTIONS + (_SEEDED if seeded else "")
         self._releases, self.updates = releases, updates
         self._delta, self._budget = delta, budget

@@ -355,9 +355,12 @@ class FrozenGaussianGuard(GaussianGuard):
         rows = tensors.get("rows", torch.zeros(0, dtype=torch.int64))
         z_FD = tensors.get("z", torch.zeros(0, 1))
         if (
-            rows.dtype != torch.int64 or z_FD.ndim != 2 or rows.shape != z_FD.shape[:1]
-            or len(rows.unique()) < len(rows) or bool((rows < 0).any())
-        ):  # fmt: skip
+            rows.dtype != torch.int64
+            or z_FD.ndim != 2
+            or rows.shape != z_FD.shape[:1]
+            or len(rows.unique()) < len(rows)
+            or bool((rows < 0).any())
+        ):
             raise CheckpointError(
                 f"frozen rows are positions and as many rows of numbers, got {rows.dtype} of shape "
                 f"{tuple(rows.shape)} and shape {tuple(z_FD.shape)}; the checkpoint was "

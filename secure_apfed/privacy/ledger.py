@@ -70,8 +70,10 @@ _json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 NOTHING_RELEASED = "nothing is released"
 _RELEASED: Mapping[ReleaseFigure, str] = {
-    "epsilon_x": "representation", "epsilon_v": "vote", "epsilon_c": "contribution",
-}  # fmt: skip
+    "epsilon_x": "representation",
+    "epsilon_v": "vote",
+    "epsilon_c": "contribution",
+}
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,11 @@ class Release:
         steps = np.diff(self.rows, prepend=0).astype("<u4")
         packed = base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode("ascii")
         return {
-            "step": self.step, "digest": self.digest.hex(), "count": len(self.rows), "rows": packed
-        }  # fmt: skip
+            "step": self.step,
+            "digest": self.digest.hex(),
+            "count": len(self.rows),
+            "rows": packed,
+        }
 
     @classmethod
     def read(cls, fields: Mapping[str, Any], *, total: int) -> "Release":
@@ -380,10 +385,16 @@ class PrivacyLedger:
     """
 
     def __init__(
-        self, mechanism: Mechanism | SummedRelease | VoteResponse, *, delta: float,
-        budget: float | None, rows: int, log: PathLike | None, seeded: bool = False,
+        self,
+        mechanism: Mechanism | SummedRelease | VoteResponse,
+        *,
+        delta: float,
+        budget: float | None,
+        rows: int,
+        log: PathLike | None,
+        seeded: bool = False,
         figure: ReleaseFigure = "epsilon_x",
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not 0 < delta < 1:
             raise ConfigError(f"delta lies between 0 and 1, both excluded, got {delta}")
         if budget is not None and not (math.isfinite(budget) and budget > 0):

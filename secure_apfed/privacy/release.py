@@ -244,9 +244,17 @@ class PrivateContributions(_Charged):
     """
 
     def __init__(
-        self, *, epsilon: float, delta: float, epochs: int, rows: int, numbers: int, moved: int,
-        honest: int, bits: int = 16,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        epsilon: float,
+        delta: float,
+        epochs: int,
+        rows: int,
+        numbers: int,
+        moved: int,
+        honest: int,
+        bits: int = 16,
+    ) -> None:
         whole = {"epochs": epochs, "rows": rows, "numbers": numbers, "moved": moved}
         _require_numbers(self, epsilon=epsilon, delta=delta, honest=honest, bits=bits, **whole)
         levels = FixedPoint(clip_norm=1.0, bits=bits, contributors=1).levels

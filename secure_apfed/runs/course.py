@@ -65,8 +65,14 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 _PACKAGES = (
-    "secure-apfed", "torch", "numpy", "tenseal", "cryptography", "opacus", "scikit-learn",
-)  # fmt: skip
+    "secure-apfed",
+    "torch",
+    "numpy",
+    "tenseal",
+    "cryptography",
+    "opacus",
+    "scikit-learn",
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,18 +97,26 @@ class Judged:
     def told(self) -> dict[str, Any]:
         undefined = {name: undefined_in(scored) for name, scored in self.said.items()}
         return {
-            "measure": self.measure, "accuracy": dict(self.accuracy), "measures": self.measures,
-            "threshold": self.threshold, "calibration": self.calibration, "ranking": self.ranking,
+            "measure": self.measure,
+            "accuracy": dict(self.accuracy),
+            "measures": self.measures,
+            "threshold": self.threshold,
+            "calibration": self.calibration,
+            "ranking": self.ranking,
             "undefined": {name: reasons for name, reasons in undefined.items() if reasons},
             "measured_rows": {name: len(scored.truth) for name, scored in self.said.items()},
             "never_predicted": dict(self.never_predicted),
-        }  # fmt: skip
+        }
 
 
 def judge(
-    session: Session, labels: TrainingLabels, said: Mapping[str, Scored], *, final: bool,
+    session: Session,
+    labels: TrainingLabels,
+    said: Mapping[str, Scored],
+    *,
+    final: bool,
     calibration: Calibration | None = None,
-) -> Judged:  # fmt: skip
+) -> Judged:
     """Measure what the active's model says of test rows, which only measure."""
     config = _config_of(session)
     trained = _scored_training_rows(session, labels) if final else None
@@ -269,8 +283,10 @@ class RunWriter:
             {**signed(session.contract, session.signatures), "sessions": list(contracts)},
         )
         seeds = {
-            "seed": config.seed, "parties": config.party_seeds, "noise": config.guard.noise,
-        }  # fmt: skip
+            "seed": config.seed,
+            "parties": config.party_seeds,
+            "noise": config.guard.noise,
+        }
         folder.write_json(folder.seeds, seeds)
         folder.write_json(folder.versions, versions(find_device(config.train.device)))
         folder.keep_metrics(epoch)
@@ -293,9 +309,15 @@ class RunWriter:
                 self._board.add_scalar(name, value, record["epoch"])
 
     def finish(
-        self, session: Session, data: OwnData, judged: Judged, *, privacy: PrivacySpent,
-        guarantee: str, course: "Course",
-    ) -> None:  # fmt: skip
+        self,
+        session: Session,
+        data: OwnData,
+        judged: Judged,
+        *,
+        privacy: PrivacySpent,
+        guarantee: str,
+        course: "Course",
+    ) -> None:
         """Write model, card and results; `result.json` comes last and marks the run as finished."""
         folder, transcript, learner = self.folder, session.transcript, session.learner
         if self._board is not None:
@@ -370,12 +392,16 @@ class RunWriter:
             "measures": outcome.measures,
             "threshold": outcome.threshold,
             "guarantee": outcome.guarantee,
-            "epsilon": {"representations": privacy.epsilon_x, "labels": privacy.epsilon_y,
-                        "model": privacy.epsilon_model, "delta": privacy.delta,
-                        "releases": privacy.releases},
+            "epsilon": {
+                "representations": privacy.epsilon_x,
+                "labels": privacy.epsilon_y,
+                "model": privacy.epsilon_model,
+                "delta": privacy.delta,
+                "releases": privacy.releases,
+            },
             "promises": [promise.model_dump() for promise in outcome.promises],
             "contract": session.contract.digest.hex(),
-        }  # fmt: skip
+        }
 
     def keep(self, recording: Recording) -> None:
         """Write what only the experimenter holds, for attacks on the finished run."""
@@ -481,9 +507,13 @@ class Course:
                 self._writer.keep(recording)
             guarantee = guarantee_text(self._config, self.session, self._labels.mechanism)
             self._writer.finish(
-                self.session, self._labels.held, self.judged, privacy=self.privacy(),
-                guarantee=guarantee, course=self,
-            )  # fmt: skip
+                self.session,
+                self._labels.held,
+                self.judged,
+                privacy=self.privacy(),
+                guarantee=guarantee,
+                course=self,
+            )
         self.session.entered.end()
         # Under restarts a dealer stays all along, in case that it is asked again.
         contract = self.session.contract

@@ -149,9 +149,12 @@ class EndPlan:
         """Return it in plain values."""
         deletes = [{"file": name, "why": why, "bytes": size} for name, why, size in self.deletes]
         return {
-            "party": self.owner.party, "folder": self.owner.folder, "deletes": deletes,
-            "keeps": dict(self.keeps), "ended_at": self.ended_at,
-        }  # fmt: skip
+            "party": self.owner.party,
+            "folder": self.owner.folder,
+            "deletes": deletes,
+            "keeps": dict(self.keeps),
+            "ended_at": self.ended_at,
+        }
 
 
 def plan_end(owner: Owner) -> EndPlan:
@@ -219,13 +222,20 @@ def _refuse_running(owner: Owner, folder: PartyFolder, now: float) -> Checkpoint
 
 
 def _mark(
-    owner: Owner, deletes: Sequence[str], now: float, *, is_complete: bool,
+    owner: Owner,
+    deletes: Sequence[str],
+    now: float,
+    *,
+    is_complete: bool,
     counters_are_as_noted: bool | None = None,
-) -> None:  # fmt: skip
+) -> None:
     ending = Ending(
-        party=owner.party, at=now, deletes=tuple(deletes), is_complete=is_complete,
+        party=owner.party,
+        at=now,
+        deletes=tuple(deletes),
+        is_complete=is_complete,
         counters_are_as_noted=counters_are_as_noted,
-    )  # fmt: skip
+    )
     content = to_json(ending.model_dump(mode="json"), indent=1).encode() + b"\n"
     write_atomically(owner.folder / PROJECT_ENDED, content)
 
@@ -248,9 +258,14 @@ def _end(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
     undigested = (FILE_NAME, WITNESS, "identity.pem")
     kept = {name: _digest(owner.folder / name) for name in plan.keeps if name not in undigested}
     log = AuditLog(
-        owner.folder / FILE_NAME, owner.party, folder.identity(), owner.peers, NothingReleased(),
-        clock=lambda: now, counters=counters.without(names),
-    )  # fmt: skip
+        owner.folder / FILE_NAME,
+        owner.party,
+        folder.identity(),
+        owner.peers,
+        NothingReleased(),
+        clock=lambda: now,
+        counters=counters.without(names),
+    )
     with closing(log):
         log.ended(
             Ended(at=now, deleted=tuple(names), kept=kept, counters_are_as_noted=are_as_noted)

@@ -257,11 +257,23 @@ class RunFolder:
     def _written(self) -> tuple[Path, ...]:
         """What a run writes before its result, where it writes it at all."""
         return (
-            self.config, self.contract, self.seeds, self.versions, self.metrics, self.model,
-            self.card, self.encoders, self.alignment, self.transcript, self.flows, self.common,
+            self.config,
+            self.contract,
+            self.seeds,
+            self.versions,
+            self.metrics,
+            self.model,
+            self.card,
+            self.encoders,
+            self.alignment,
+            self.transcript,
+            self.flows,
+            self.common,
             self.scored,
-            self.statements, *sorted(self.path.glob(PAYLOADS)), *self.logs(),
-        )  # fmt: skip
+            self.statements,
+            *sorted(self.path.glob(PAYLOADS)),
+            *self.logs(),
+        )
 
     def logs(self) -> tuple[Path, ...]:
         """The logs of all parties whose folders lie here, or of the one whose folder this is."""

@@ -111,9 +111,12 @@ class PartyKeeper:
         self._of: dict[str, Any] | None = None
         if data:
             self._of = {
-                "party": name, "identity": identity.public, "config": config_digest(config),
-                "keys": keys_digest(type(config), type(config.method)), "table": table_digest(data),
-            }  # fmt: skip
+                "party": name,
+                "identity": identity.public,
+                "config": config_digest(config),
+                "keys": keys_digest(type(config), type(config.method)),
+                "table": table_digest(data),
+            }
         self._name, self._data = name, data
         secrets = fresh_secrets(config, name, identity=identity, keeper=self, logs=folder.path)
         if content := self._content(None):
@@ -282,9 +285,11 @@ def config_digest(config: Config) -> str:
     """SHA-256 (hex) of everything that the run's result depends on."""
     # What may be other when the run is resumed is left out.
     other: dict[str, bool | dict[str, bool]] = {
-        "attacks": True, "tradeoff": True, "checkpoint_every": True,
+        "attacks": True,
+        "tradeoff": True,
+        "checkpoint_every": True,
         "rules": {"refused_sums": True, "patience_s": True, "restarts": True},
-    }  # fmt: skip
+    }
     content = config.model_dump_json(exclude=other)
     return hashlib.sha256(content.encode()).hexdigest()
 

@@ -92,9 +92,15 @@ _PARTY, _TABLE, _LOG = "party.yaml", "table.safetensors", "log.txt"
 _OWN_FAULTS = (2, 3)  # exit codes of settings and data, which nobody else can mend
 _FOLLOWS = ("RunStoppedError", "PartyLeftError", "Interrupted", "Terminated")  # another did it
 _ERRORS: tuple[type[Exception], ...] = (
-    BudgetExhaustedError, CheckpointError, ConfigError, DataError, IntersectionTooSmallError,
-    LocalProtocolError, ModelError, RemoteProtocolError,
-)  # fmt: skip
+    BudgetExhaustedError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    IntersectionTooSmallError,
+    LocalProtocolError,
+    ModelError,
+    RemoteProtocolError,
+)
 
 
 def free_addresses(count: int) -> list[str]:
@@ -133,8 +139,9 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
 
     authority = make_authority("secure-apfed trial")
     way: dict[str, Any] = {
-        "link": "grpc", "tls": Tls(ca=_CA, certificate=_CERTIFICATE, key=_KEY),
-    }  # fmt: skip
+        "link": "grpc",
+        "tls": Tls(ca=_CA, certificate=_CERTIFICATE, key=_KEY),
+    }
     certified = dict(folders)
     if over == "relay":
         parties = next(iter(folders.values())).parent
@@ -200,11 +207,18 @@ def _listens(address: str) -> bool:
 
 
 def run_locally(
-    config: Config, folder: Path | None, *, data: VerticalData | None = None, resume: bool = False,
-    on_progress: Callable[[Progress], None] = lambda progress: None, timeout_s: float = 60.0,
-    on_status: Callable[[Status], None] = lambda status: None, over: Way = "tcp",
-    on_work: Callable[[str, Work], None] = lambda party, work: None, baselines: bool = False,
-) -> RunResult:  # fmt: skip
+    config: Config,
+    folder: Path | None,
+    *,
+    data: VerticalData | None = None,
+    resume: bool = False,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    timeout_s: float = 60.0,
+    on_status: Callable[[Status], None] = lambda status: None,
+    over: Way = "tcp",
+    on_work: Callable[[str, Work], None] = lambda party, work: None,
+    baselines: bool = False,
+) -> RunResult:
     """Train, evaluate and write one run, whose parties' folders lie in its own; see
     `secure_apfed.run`.
 
@@ -266,9 +280,14 @@ def _refuse_another_run(config: Config, run: RunFolder) -> None:
 
 
 def prepare_parties(
-    config: Config, folder: Path, *, data: VerticalData | None = None, timeout_s: float = 60.0,
-    resume: bool = False, over: Way = "tcp",
-) -> dict[str, Path]:  # fmt: skip
+    config: Config,
+    folder: Path,
+    *,
+    data: VerticalData | None = None,
+    timeout_s: float = 60.0,
+    resume: bool = False,
+    over: Way = "tcp",
+) -> dict[str, Path]:
     """Make each party's folder, key, rows and file of settings; return the files by party. Own
     tables are read by each party for itself when it begins, unless they are given as `data`.
 
@@ -371,9 +390,12 @@ def _started(
             command += ["--end-with-stdin", *asked]
             with os.fdopen(open_regular(file.parent / _LOG, create=True), "ab") as log:
                 started = subprocess.Popen(  # noqa: S603 - this very program
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
                     env=share | os.environ,
-                )  # fmt: skip
+                )
             processes.append(_Process(name, started, hear))
         yield processes
     finally:
@@ -395,9 +417,7 @@ def _end(processes: Sequence[_Process]) -> None:
         process.read()
 
 
-def _wait(
-    processes: Sequence[_Process], led: RunFolder, timeout_s: float, config: Config
-) -> None:  # fmt: skip
+def _wait(processes: Sequence[_Process], led: RunFolder, timeout_s: float, config: Config) -> None:
     """Wait until the active has ended, and the others soon after it; for none of them for ever,
     unless they attack what they let out, once their part is over.
     """
@@ -459,9 +479,17 @@ def _why(process: _Process) -> str:
 
 def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     for name in (
-        "contract", "seeds", "versions", "metrics", "model", "accountants", "scored", "solo",
-        "solo_scored", "statements",
-    ):  # fmt: skip
+        "contract",
+        "seeds",
+        "versions",
+        "metrics",
+        "model",
+        "accountants",
+        "scored",
+        "solo",
+        "solo_scored",
+        "statements",
+    ):
         source: Path = getattr(led, name)
         if source.exists():
             shutil.copyfile(source, getattr(run, name))
@@ -492,9 +520,19 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     run.write_json(run.card, card)
     write_outcome(run, outcome)
     judged = (
-        "accuracy", "measure", "measures", "threshold", "calibration", "ranking", "undefined",
-        "never_predicted", "wire_bytes", "sessions", "steps", "help",
-    )  # fmt: skip
+        "accuracy",
+        "measure",
+        "measures",
+        "threshold",
+        "calibration",
+        "ranking",
+        "undefined",
+        "never_predicted",
+        "wire_bytes",
+        "sessions",
+        "steps",
+        "help",
+    )
     return RunResult(
         method=config.method.name,
         **{name: getattr(outcome, name) for name in judged},

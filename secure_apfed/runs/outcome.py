@@ -167,11 +167,14 @@ class Ranking(Written):
         found = estimates(scored)
         low, high = proportion_interval(positives, rows)
         return cls(
-            class_name=class_name, rows=rows, positives=positives, table=table,
+            class_name=class_name,
+            rows=rows,
+            positives=positives,
+            table=table,
             rate=Between(value=positives / rows, low=low, high=high),
             foretold=float(scored.scores[:, 1].mean()),
             intervals={name: Between.of(found[name]) for name in RANKED},
-        )  # fmt: skip
+        )
 
     @property
     def is_met(self) -> bool:
@@ -381,9 +384,7 @@ def load_recording(path: PathLike, *, data: VerticalData | None = None) -> Recor
         RECORDING.read_number(folder.transcript, state)
         transcript.load_state_dict(state)
         alignment = load(read_bytes(folder.alignment))
-    except (
-        OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError
-    ) as error:  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise CheckpointError(
             f"{path}: {folder.transcript.name} or {folder.alignment.name} cannot be read as this "
             f"version writes them ({error}); restore them from a copy"

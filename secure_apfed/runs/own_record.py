@@ -53,9 +53,16 @@ class OwnRecord:
     """
 
     def __init__(
-        self, me: str, role: PartyRole, config: RunSettings, held: OwnData | None, *, active: str,
-        keeps: bool = False, past: PastSessions = NONE_BEFORE,
-    ) -> None:  # fmt: skip
+        self,
+        me: str,
+        role: PartyRole,
+        config: RunSettings,
+        held: OwnData | None,
+        *,
+        active: str,
+        keeps: bool = False,
+        past: PastSessions = NONE_BEFORE,
+    ) -> None:
         self.me, self.role, self.config, self.held, self.active = me, role, config, held, active
         self.sent_by_me = Transcript(TranscriptSettings(keep="none"))
         self.heard = Transcript(TranscriptSettings(keep="none"))

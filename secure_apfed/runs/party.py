@@ -166,9 +166,14 @@ class OwnLimits(Settings):
     def require(self, config: Config, *, party: str, path: Path, ask: str) -> None:
         """Refuse a run's settings that protect less. Raises ConfigError: names all of them."""
         require_limits(
-            config, self.minima, self.maxima, known=protections(), party=party, file=str(path),
+            config,
+            self.minima,
+            self.maxima,
+            known=protections(),
+            party=party,
+            file=str(path),
             ask=ask,
-        )  # fmt: skip
+        )
 
 
 @cache
@@ -252,9 +257,11 @@ Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes], Missed]
 
 
 def connect(
-    file: PartyFile, identity: Identity, known: Mapping[str, bytes],
+    file: PartyFile,
+    identity: Identity,
+    known: Mapping[str, bytes],
     told: Missed = lambda missing: None,
-) -> Transport:  # fmt: skip
+) -> Transport:
     """Connect to all others, as the party's file says, or a site of NVFlare's for it."""
     if file.link not in LINKS:
         raise ConfigError(
@@ -272,18 +279,24 @@ class _OverTcp:
     def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
         self.file = file
         self.me = LocalEnd(
-            name=file.party, identity=identity,
+            name=file.party,
+            identity=identity,
             known={name: key for name, key in known.items() if name != file.party},
-            certificate=self.certificate, revoked=self.revoked,
-        )  # fmt: skip
+            certificate=self.certificate,
+            revoked=self.revoked,
+        )
 
     def meet(self, told: Missed) -> Transport:
         with ExitStack() as stack:
             ways = self.ways(stack)
             return Linked.meet(
-                self.file.party, ways, patience_s=self.file.reconnect_s, meet_s=self.file.meet_s,
-                end=stack.pop_all().close, told=told,
-            )  # fmt: skip
+                self.file.party,
+                ways,
+                patience_s=self.file.reconnect_s,
+                meet_s=self.file.meet_s,
+                end=stack.pop_all().close,
+                told=told,
+            )
 
     def ways(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
         """By peer, what makes a connection to it."""
@@ -425,13 +438,17 @@ LINKS: Mapping[str, type[_OverTcp]] = {"tcp": _OverTcp, "grpc": _OverGrpc}
 
 @undisturbed()
 def play_party(
-    path: Path, *, resume: bool = False,
+    path: Path,
+    *,
+    resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     over: Callable[[Transport], Transport] = lambda transport: transport,
-    on_restart: Callable[[str], None] = lambda why: None, status: StatusKeeper | None = None,
-    meet: Connect = connect, on_record: Callable[[OwnRecord], None] = lambda record: None,
+    on_restart: Callable[[str], None] = lambda why: None,
+    status: StatusKeeper | None = None,
+    meet: Connect = connect,
+    on_record: Callable[[OwnRecord], None] = lambda record: None,
     on_common: Callable[[CommonPeople], None] = lambda common: None,
-) -> RunResult | None:  # fmt: skip
+) -> RunResult | None:
     """Play one party's part of a run to its end; at the active return what the run gave: its own
     bytes on the links, and of passives what they say that they charged.
 
@@ -473,9 +490,14 @@ def _describe_cause(failed: str) -> str:
 
 
 def _play(
-    here: "Joined", file: PartyFile, on_progress: Callable[[Progress], None],
-    status: StatusKeeper, *, restarts: int, on_common: Callable[[CommonPeople], None],
-) -> RunResult | None:  # fmt: skip
+    here: "Joined",
+    file: PartyFile,
+    on_progress: Callable[[Progress], None],
+    status: StatusKeeper,
+    *,
+    restarts: int,
+    on_common: Callable[[CommonPeople], None],
+) -> RunResult | None:
     """Play one session; `restarts`: how many more this party may begin by itself."""
     folder = RunFolder(file.folder)
     how: dict[str, Any] = {"timeout_s": file.timeout_s, "observer": status}
@@ -550,10 +572,13 @@ def audited(
 
 @contextmanager
 def joined(
-    file: PartyFile, *, resume: bool = False,
+    file: PartyFile,
+    *,
+    resume: bool = False,
     over: Callable[[Transport], Transport] = lambda transport: transport,
-    status: StatusKeeper | None = None, meet: Connect = connect,
-) -> Iterator[Joined]:  # fmt: skip
+    status: StatusKeeper | None = None,
+    meet: Connect = connect,
+) -> Iterator[Joined]:
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
     status = status or StatusKeeper()
     require_not_ended(file.folder)
@@ -591,19 +616,26 @@ def joined(
         )
         yield Joined(
             own=Own(
-                config=config, name=file.party, active=file.active, passives=file.passives,
-                secrets=secrets, known=known, held=data,
+                config=config,
+                name=file.party,
+                active=file.active,
+                passives=file.passives,
+                secrets=secrets,
+                known=known,
+                held=data,
                 allow_reading_all=file.allow_reading_all,
                 contributed=record.contributed if config.attacks else None,
             ),
             role=role,
             links=Links(
-                file.party, list(file.peers), transport.post,
+                file.party,
+                list(file.peers),
+                transport.post,
                 observers=(RevocationWatch(file), audit, status, record),
             ),
             transport=transport,
             record=record,
-        )  # fmt: skip
+        )
 
 
 class _Alone(Watch):
@@ -623,9 +655,13 @@ class _Alone(Watch):
 
 
 async def _active(
-    here: Joined, folder: RunFolder, on_progress: Callable[[Progress], None], *, restarts: int,
+    here: Joined,
+    folder: RunFolder,
+    on_progress: Callable[[Progress], None],
+    *,
+    restarts: int,
     on_common: Callable[[CommonPeople], None],
-) -> RunResult:  # fmt: skip
+) -> RunResult:
     """The active's whole script: what `assist` is for the others, with a course and a result."""
     own, links = here.own, here.links
     config, method = own.config, METHODS[own.config.method.name]
@@ -703,9 +739,11 @@ def shape_of(own: OwnData, *, columns: bool) -> TableShape:
         labels = {"labelled": _rounded(len(own.labelled_rows)), "classes": len(own.classes)}
     named = tuple(column.name for column in encoding.columns) if encoding.kind == "columns" else ()
     return TableShape(
-        rows=_rounded(len(table.ids)), features=table.features[0].numel(),
-        columns=named if columns else None, **labels,
-    )  # fmt: skip
+        rows=_rounded(len(table.ids)),
+        features=table.features[0].numel(),
+        columns=named if columns else None,
+        **labels,
+    )
 
 
 def _rounded(count: int) -> int:

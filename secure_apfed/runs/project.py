@@ -420,9 +420,15 @@ def _told(settings: Settings) -> dict[str, Any]:
 
 
 def propose(
-    config: Config, party: str, folder: Path, *, certificates: Path | None = None,
-    columns: bool = False, show: Show = lambda *_: None, **where: Any,
-) -> Proposal:  # fmt: skip
+    config: Config,
+    party: str,
+    folder: Path,
+    *,
+    certificates: Path | None = None,
+    columns: bool = False,
+    show: Show = lambda *_: None,
+    **where: Any,
+) -> Proposal:
     """At the organiser, which is `party`: write a proposal and its own answer into its folder.
     `where`: addresses, relay, relay_by and run_by of the proposal; the rest as `answer`.
     """
@@ -442,10 +448,17 @@ def propose(
 
 
 def answer(
-    path: Path, party: str, folder: Path, *, table: Mapping[str, Any] | None = None,
-    certificates: Path | None = None, columns: bool = False, show: Show = lambda *_: None,
-    together: Sequence[Sequence[str]] = (), settings: Sequence[str] = (),
-) -> Proposal:  # fmt: skip
+    path: Path,
+    party: str,
+    folder: Path,
+    *,
+    table: Mapping[str, Any] | None = None,
+    certificates: Path | None = None,
+    columns: bool = False,
+    show: Show = lambda *_: None,
+    together: Sequence[Sequence[str]] = (),
+    settings: Sequence[str] = (),
+) -> Proposal:
     """At a party that takes part: make its folder, keys, settings and answer.
 
     Args:
@@ -509,9 +522,15 @@ def _entered(folder: Path, party: str) -> Identity:
 
 
 def _answer(
-    proposal: Signed, settings: Mapping[str, Any], party: str, folder: Path, *,
-    certificates: Path | None, columns: bool, show: Show,
-) -> None:  # fmt: skip
+    proposal: Signed,
+    settings: Mapping[str, Any],
+    party: str,
+    folder: Path,
+    *,
+    certificates: Path | None,
+    columns: bool,
+    show: Show,
+) -> None:
     identity, said = PartyFolder(folder).identity(), dict[str, Any]()
     if certificates is None:
         request, key = certificate_request(party)
@@ -530,9 +549,11 @@ def _answer(
         data = load_own_tables(config.data, party, seed=config.seed)
         said["table"] = shape_of(data, columns=columns)
     content = Answer(
-        party=party, identity=identity.public.hex(), proposal=digest_of(proposal.document).hex(),
+        party=party,
+        identity=identity.public.hex(),
+        proposal=digest_of(proposal.document).hex(),
         **said,
-    )  # fmt: skip
+    )
     opened = proposal.opened(Proposal, folder)
     own_file = folder / PARTY_FILE
     OwnLimits.read_early(own_file).require(config, party=party, path=own_file, ask=opened.party)
@@ -578,9 +599,13 @@ def seal(paths: Sequence[Path], folder: Path, *, days: float = 365) -> Sealed:
                 certificates[called] = made.decode()
     try:
         sealed = Sealed(
-            party=proposal.party, identity=proposal.identity, proposal=written, answers=answers,
-            ca="".join(authorities), certificates=certificates,
-        )  # fmt: skip
+            party=proposal.party,
+            identity=proposal.identity,
+            proposal=written,
+            answers=answers,
+            ca="".join(authorities),
+            certificates=certificates,
+        )
     except ValidationError as error:
         raise RemoteProtocolError(f"this cannot be sealed: {_first_of(error)}") from None
     write_atomically(folder / AUTHORITY_KEY, authority.key, private=True)
@@ -650,15 +675,20 @@ def _forget_renewed(folder: Path, sealed: Sealed) -> None:
 def _party_file(sealed: Sealed, party: str) -> dict[str, Any]:
     proposal = sealed.proposed
     made: dict[str, Any] = {
-        "party": party, "active": proposal.names("active")[0],
-        "passives": list(proposal.names("passive")), "config": RUN, "link": "grpc",
+        "party": party,
+        "active": proposal.names("active")[0],
+        "passives": list(proposal.names("passive")),
+        "config": RUN,
+        "link": "grpc",
         "tls": {"ca": _CA, "certificate": _CERTIFICATE, "key": _KEY},
         "peers": {
             name: {"address": proposal.addresses.get(name), "identity": given.identity}
-            for name, given in sealed.answered.items() if name != party
+            for name, given in sealed.answered.items()
+            if name != party
         },
-        "relay": proposal.relay, "listen": None,
-    }  # fmt: skip
+        "relay": proposal.relay,
+        "listen": None,
+    }
     if (address := proposal.addresses.get(party)) is not None:
         made["listen"] = listens_at(address)
     return made

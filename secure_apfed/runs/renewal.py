@@ -33,9 +33,13 @@ from secure_apfed.runs.project import (
 from secure_apfed.runs.revocation import RENEWED
 
 __all__ = [
-    "REQUESTED", "CertificateRequest", "RenewedCertificate", "accept_renewed", "renew_certificate",
+    "REQUESTED",
+    "CertificateRequest",
+    "RenewedCertificate",
+    "accept_renewed",
+    "renew_certificate",
     "request_certificate",
-]  # fmt: skip
+]
 
 REQUESTED = "renewal-{}.json"
 """What a party sends to the organiser, by its name."""
@@ -78,9 +82,11 @@ def request_certificate(config: Path, *, new_key: bool = False) -> Path:
         write_atomically(file.folder / _NEXT_KEY, key, private=True)
     identity = PartyFolder(file.folder).identity()
     asked = CertificateRequest(
-        party=file.party, identity=identity.public.hex(), project=sealed.digest.hex(),
+        party=file.party,
+        identity=identity.public.hex(),
+        project=sealed.digest.hex(),
         request=request.decode(),
-    )  # fmt: skip
+    )
     path = file.folder / REQUESTED.format(file.party)
     Signed.by(identity, asked).write(path)
     return path
@@ -108,9 +114,12 @@ def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
         )
     authority = Authority(*_read_authority(folder, sealed))
     made = RenewedCertificate(
-        party=sealed.party, identity=sealed.identity, project=asked.project, holder=asked.party,
+        party=sealed.party,
+        identity=sealed.identity,
+        project=asked.project,
+        holder=asked.party,
         certificate=authority.sign(asked.request.encode(), asked.party, days=days).decode(),
-    )  # fmt: skip
+    )
     renewed = folder / RENEWED.format(asked.party)
     Signed.by(identity, made).write(renewed)
     return renewed

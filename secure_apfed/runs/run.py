@@ -88,9 +88,14 @@ def aligned_once(past: dict[str, PastAlignment]) -> Iterator[None]:
 
 
 def run_in_memory(
-    config: Config, folder: Path | None, *, data: VerticalData | None = None, resume: bool = False,
-    on_progress: Callable[[Progress], None] = lambda progress: None, timeout_s: float = 60.0,
-) -> RunResult:  # fmt: skip
+    config: Config,
+    folder: Path | None,
+    *,
+    data: VerticalData | None = None,
+    resume: bool = False,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    timeout_s: float = 60.0,
+) -> RunResult:
     """Train, evaluate and write one run, all parties in this process; see `run`.
 
     Each party has its own keys, secrets and folder here, too, and is built from its own data; the
@@ -218,9 +223,13 @@ class _Experimenter(Watch):
     """Who plays all parties, and keeps what they sent, which no party could."""
 
     def __init__(
-        self, config: Config, data: VerticalData, session: Simulation, writer: RunWriter | None,
+        self,
+        config: Config,
+        data: VerticalData,
+        session: Simulation,
+        writer: RunWriter | None,
         on_progress: Callable[[Progress], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(writer, on_progress)
         self._config, self._data, self._session = config, data, session
 

@@ -108,10 +108,16 @@ class AnswerBook:
     """
 
     def __init__(
-        self, path: Path, me: str, limits: ServeSettings, *, people: int,
-        budget: float | None = None, run: str = "",
+        self,
+        path: Path,
+        me: str,
+        limits: ServeSettings,
+        *,
+        people: int,
+        budget: float | None = None,
+        run: str = "",
         today: Callable[[], str] = lambda: f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._me, self._limits, self._today = me, limits.limits_for(people), today
         self._budget = budget
         os.close(open_regular(path, create=True))
@@ -177,8 +183,9 @@ class AnswerBook:
         times: int
         (times,) = self._book.execute(
             "INSERT INTO counted VALUES (?, ?) ON CONFLICT (what) DO UPDATE "
-            "SET times = times + excluded.times RETURNING times", (f"{limit} {of}", count),
-        ).fetchone()  # fmt: skip
+            "SET times = times + excluded.times RETURNING times",
+            (f"{limit} {of}", count),
+        ).fetchone()
         self._within(limit, times, getattr(self._limits, limit))
         return times
 
@@ -254,22 +261,34 @@ class _Here:
         with audited(file, identity, meter, status, meet) as (known, audit, transport):
             record = Transcript(TranscriptSettings(keep="none")).record
             links = Links(
-                file.party, list(file.peers), transport.post, record,
+                file.party,
+                list(file.peers),
+                transport.post,
+                record,
                 observers=(RevocationWatch(file), audit, status),
-            )  # fmt: skip
+            )
             own = Own(
-                config=self.config, name=file.party, active=file.active, passives=file.passives,
-                secrets=fresh_secrets(self.config, file.party, identity=identity), known=known,
-                held=held, predicts=self.run,
-            )  # fmt: skip
+                config=self.config,
+                name=file.party,
+                active=file.active,
+                passives=file.passives,
+                secrets=fresh_secrets(self.config, file.party, identity=identity),
+                known=known,
+                held=held,
+                predicts=self.run,
+            )
             yield own, links, transport
 
 
 @undisturbed()
 def serve_party(
-    path: PathLike, *, sessions: int | None = None, meet: Connect = connect,
-    status: StatusKeeper | None = None, on_session: Callable[[str], None] = lambda how: None,
-) -> None:  # fmt: skip
+    path: PathLike,
+    *,
+    sessions: int | None = None,
+    meet: Connect = connect,
+    status: StatusKeeper | None = None,
+    on_session: Callable[[str], None] = lambda how: None,
+) -> None:
     """Serve joint predictions by a party's file, session after session.
 
     Args:
@@ -435,9 +454,14 @@ class _Block:
 
 @undisturbed()
 def predict_jointly(
-    path: PathLike, data: PathLike, output: PathLike | None = None, *, meet: Connect = connect,
-    status: StatusKeeper | None = None, write: Callable[[pd.DataFrame], None] | None = None,
-) -> JointlyPredicted:  # fmt: skip
+    path: PathLike,
+    data: PathLike,
+    output: PathLike | None = None,
+    *,
+    meet: Connect = connect,
+    status: StatusKeeper | None = None,
+    write: Callable[[pd.DataFrame], None] | None = None,
+) -> JointlyPredicted:
     """Predict the rows of a file by the model of all parties, and alone where that cannot be.
 
     Args:
@@ -476,9 +500,12 @@ class _Asking:
     """The rows of a file on their way to their predictions, whoever predicts."""
 
     def __init__(
-        self, here: _Here, kept: Kept, blocks: Iterator[_Block],
+        self,
+        here: _Here,
+        kept: Kept,
+        blocks: Iterator[_Block],
         write: Callable[[pd.DataFrame], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._here, self._blocks, self._write = here, blocks, write
         self._solo, self._classes = load_model(here.folder.path), kept.classes
         self._pending: _Block | None = None
@@ -504,9 +531,12 @@ class _Asking:
 
     def said(self) -> JointlyPredicted:
         return JointlyPredicted(
-            jointly=self._counts[_JOINTLY], alone=self._counts[_ALONE], refused=self._refused,
-            seconds=time.monotonic() - self._began, why=self.why,
-        )  # fmt: skip
+            jointly=self._counts[_JOINTLY],
+            alone=self._counts[_ALONE],
+            refused=self._refused,
+            seconds=time.monotonic() - self._began,
+            why=self.why,
+        )
 
     def _tell(self, block: _Block, known_B: NDArray[np.bool_], scores_nK: Tensor) -> None:
         jointly_B = torch.from_numpy(known_B)
@@ -518,9 +548,13 @@ class _Asking:
         by = np.where(known_B, _JOINTLY, _ALONE)
         self._counts.update(by.tolist())
         predicted = Predicted(
-            ids=block.names, outputs=probabilities_BK, what="", classes=self._classes,
-            decided=self._solo.decide(probabilities_BK), compared=Compared(rows=len(block.ids)),
-        )  # fmt: skip
+            ids=block.names,
+            outputs=probabilities_BK,
+            what="",
+            classes=self._classes,
+            decided=self._solo.decide(probabilities_BK),
+            compared=Compared(rows=len(block.ids)),
+        )
         self._write(predicted.frame().assign(by=by))
 
 

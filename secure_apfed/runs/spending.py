@@ -143,15 +143,22 @@ def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> 
         kind = sum_kind(config.secure_sum)
         also.insert(0, contributions_statement(kind.leaks.single, seeded=seeded))
     return guarantee_of(
-        learner.guarantee, labels, private_training=learner.training is not None, seeded=seeded,
+        learner.guarantee,
+        labels,
+        private_training=learner.training is not None,
+        seeded=seeded,
         also=also,
-    )  # fmt: skip
+    )
 
 
 def guarantee_of(
-    released: str, labels: LabelMechanism, *, private_training: bool, seeded: bool = False,
+    released: str,
+    labels: LabelMechanism,
+    *,
+    private_training: bool,
+    seeded: bool = False,
     also: Sequence[str] = (),
-) -> str:  # fmt: skip
+) -> str:
     """Return the guarantee of a run.
 
     `released` is what the guard or private training promises, which speaks of labels already, or

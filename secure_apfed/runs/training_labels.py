@@ -163,9 +163,11 @@ def answered_labels(
     """The labels that the active may train on, new or from its checkpoint, and that checkpoint."""
     name = held.table.name
     labels = TrainingLabels(
-        config, held, key=active.noise_key,
+        config,
+        held,
+        key=active.noise_key,
         log=log_file(active.logs, "labels", name, "log") if active.logs else None,
-    )  # fmt: skip
+    )
     state = active.keeper.latest() if active.keeper else None
     if state:
         labels.load_tensors(without_prefix("labels", state.tensors))

@@ -141,7 +141,10 @@ class AlignmentSettings(Settings):
         Any overlap will do, no history counts it, and every protocol may be tried.
         """
         trial = {
-            "protocol": self.backend, "pairwise_overlaps": "shown", "minimum_rows": 1,
-            "history": None, "runs_with_a_peer": None,
-        }  # fmt: skip
+            "protocol": self.backend,
+            "pairwise_overlaps": "shown",
+            "minimum_rows": 1,
+            "history": None,
+            "runs_with_a_peer": None,
+        }
         return self.model_copy(update=trial)

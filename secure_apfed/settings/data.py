@@ -134,7 +134,7 @@ class Database(Settings):
             (not re.match(r"(select|with)\b", plain), "is no SELECT, which alone reads a table"),
             (writes, f"{writes} writes, and a table is only read; quote it if it is a name"),
             (not re.search(r"\border\s+by\b", plain), "has no ORDER BY: any row may come first"),
-        ):  # fmt: skip
+        ):
             if wrong:
                 raise ValueError(why)
         return query

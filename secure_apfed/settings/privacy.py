@@ -128,9 +128,12 @@ class LabelSettings(Settings):
         if (self.mechanism == "none") != (self.epsilon is None):
             raise ValueError(
                 f"labels.mechanism {self.mechanism} "
-                + ("changes no label, but epsilon was given; say mechanism: randomised_response"
-                   if self.mechanism == "none" else "needs epsilon, got none; say epsilon: 1.0")
-            )  # fmt: skip
+                + (
+                    "changes no label, but epsilon was given; say mechanism: randomised_response"
+                    if self.mechanism == "none"
+                    else "needs epsilon, got none; say epsilon: 1.0"
+                )
+            )
         return self
 
 

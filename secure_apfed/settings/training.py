@@ -20,10 +20,18 @@ from secure_apfed.settings.protection import (
 )
 
 __all__ = [
-    "DEVICE", "ClusteringSettings", "ContrastiveSettings", "ModelSettings", "NoiseSettings",
-    "ObjectiveSettings", "PassiveSettings", "ReconstructionSettings", "RuleSettings", "SumSettings",
+    "DEVICE",
+    "ClusteringSettings",
+    "ContrastiveSettings",
+    "ModelSettings",
+    "NoiseSettings",
+    "ObjectiveSettings",
+    "PassiveSettings",
+    "ReconstructionSettings",
+    "RuleSettings",
+    "SumSettings",
     "TrainSettings",
-]  # fmt: skip
+]
 
 Width = Annotated[int, Field(ge=1, le=65536)]
 MOST_PARAMETERS = 2**28

@@ -223,20 +223,26 @@ class GradientBoosting(Baseline):
         """Of two classes there is one tree a round, of the second."""
         seen, trees = model.classes_, []
         bias = np.full(task.classes, UNSEEN)
-        bias[seen] = np.append(0.0, model._baseline_prediction) if len(seen) == 2 else (
-            model._baseline_prediction.ravel()
-        )  # fmt: skip
+        bias[seen] = (
+            np.append(0.0, model._baseline_prediction)
+            if len(seen) == 2
+            else (model._baseline_prediction.ravel())
+        )
         for of_round in model._predictors:
             for at, tree in enumerate(of_round):
                 nodes, values_VK = tree.nodes, np.zeros((len(tree.nodes), task.classes))
                 values_VK[:, seen[1] if len(of_round) == 1 else seen[at]] = nodes["value"]
                 leaf = nodes["is_leaf"].astype(bool)
                 left, right = (nodes[side].astype(np.int64) for side in ("left", "right"))
-                trees.append({
-                    "feature": nodes["feature_idx"], "threshold": nodes["num_threshold"],
-                    "left": np.where(leaf, -1, left), "right": np.where(leaf, -1, right),
-                    "values": values_VK,
-                })  # fmt: skip
+                trees.append(
+                    {
+                        "feature": nodes["feature_idx"],
+                        "threshold": nodes["num_threshold"],
+                        "left": np.where(leaf, -1, left),
+                        "right": np.where(leaf, -1, right),
+                        "values": values_VK,
+                    }
+                )
         return grown(
             trees, bias=bias, raw=True, single=False, features=len(scale.mean_), scale=scale
         )
@@ -265,10 +271,17 @@ def _ridge(task: SoloTask, rows: IntArray, targets_RK: FloatArray) -> Predictor:
             scale, weights_KC[:, :features] / np.sqrt(features), np.asarray(ridge.intercept_)
         )
         waves_CK = np.sqrt(2 / _COSINES) * weights_KC[:, features:].T
-        return Fitted(Cosines({
-            "directions": directions_CF.T, "phases": phases_C, "linear": linear_KF.T,
-            "waves": waves_CK, "bias": bias_K,
-        }))  # fmt: skip
+        return Fitted(
+            Cosines(
+                {
+                    "directions": directions_CF.T,
+                    "phases": phases_C,
+                    "linear": linear_KF.T,
+                    "waves": waves_CK,
+                    "bias": bias_K,
+                }
+            )
+        )
 
     return Predictor(scores, kept)
 

@@ -74,8 +74,13 @@ class Layers(Simple):
     @classmethod
     def of(cls, layers: Sequence[tuple[ArrayLike, ArrayLike]]) -> "Layers":
         """Of weights (out, in) and biases (out,)."""
-        return cls({f"{name}{at}": of for at, layer in enumerate(layers)
-                    for name, of in zip("wb", layer, strict=True)})  # fmt: skip
+        return cls(
+            {
+                f"{name}{at}": of
+                for at, layer in enumerate(layers)
+                for name, of in zip("wb", layer, strict=True)
+            }
+        )
 
     def _check(self) -> None:
         shapes = [tuple(of.shape) for of in self.buffers()]
@@ -85,7 +90,7 @@ class Layers(Simple):
         if not pairs or any(
             len(w) != 2 or b != w[:1] or (at and w[1] != before[at])
             for at, (w, b) in enumerate(pairs)
-        ):  # fmt: skip
+        ):
             raise ModelError(f"layers of shapes {shapes} do not follow each other")
 
     def shape(self) -> tuple[int, int]:
@@ -112,8 +117,10 @@ class Cosines(Simple):
     def _check(self) -> None:
         (features, cosines), (classes,) = self.directions.shape, self.bias.shape
         if (self.phases.shape, self.linear.shape, self.waves.shape) != (
-            (cosines,), (features, classes), (cosines, classes),
-        ):  # fmt: skip
+            (cosines,),
+            (features, classes),
+            (cosines, classes),
+        ):
             raise ModelError("cosines and their weights are of different shapes")
 
     def shape(self) -> tuple[int, int]:
@@ -164,8 +171,20 @@ class Trees(Simple):
         centre, scale: (F,), of the rows before.
     """
 
-    names = ("feature", "threshold", "left", "right", "values", "roots", "bias", "levels", "raw",
-             "single", "centre", "scale")  # fmt: skip
+    names = (
+        "feature",
+        "threshold",
+        "left",
+        "right",
+        "values",
+        "roots",
+        "bias",
+        "levels",
+        "raw",
+        "single",
+        "centre",
+        "scale",
+    )
     feature: Tensor
     threshold: Tensor
     left: Tensor
@@ -183,9 +202,13 @@ class Trees(Simple):
         nodes, features = len(self.feature), len(self.centre)
         inside = all(
             bool(((of >= 0) & (of < below)).all())
-            for of, below in ((self.feature, features), (self.left, nodes), (self.right, nodes),
-                              (self.roots, nodes))
-        )  # fmt: skip
+            for of, below in (
+                (self.feature, features),
+                (self.left, nodes),
+                (self.right, nodes),
+                (self.roots, nodes),
+            )
+        )
         shapes = {of.shape for of in (self.threshold, self.left, self.right)}
         fits = shapes == {(nodes,)} and self.values.shape == (nodes, *self.bias.shape)
         flags = (self.levels, self.raw, self.single)
@@ -525,9 +548,13 @@ def _network_beside(
 
 
 def layered(
-    scale: Any, coefficients: ArrayLike, offsets: ArrayLike, seen: ArrayLike, classes: int,
+    scale: Any,
+    coefficients: ArrayLike,
+    offsets: ArrayLike,
+    seen: ArrayLike,
+    classes: int,
     below: Sequence[tuple[np.ndarray, np.ndarray]] = (),
-) -> Layers:  # fmt: skip
+) -> Layers:
     """A softmax regression of scikit-learn (K', F) on standardised rows, behind layers `below`.
 
     Of two classes that were seen there is one row, of the second.
@@ -545,8 +572,9 @@ def layers_of(network: nn.Module, scale: Any) -> list[tuple[np.ndarray, np.ndarr
     """The linear layers of a network that reads standardised rows."""
     layers = [
         (of.weight.detach().double().numpy(), of.bias.detach().double().numpy())
-        for of in network.modules() if isinstance(of, nn.Linear)
-    ]  # fmt: skip
+        for of in network.modules()
+        if isinstance(of, nn.Linear)
+    ]
     return [unscaled(scale, *layers[0]), *layers[1:]]
 
 
@@ -557,9 +585,14 @@ def unscaled(scale: Any, weight: np.ndarray, bias: np.ndarray) -> tuple[np.ndarr
 
 
 def grown(
-    trees: Sequence[Mapping[str, np.ndarray]], *, bias: np.ndarray, raw: bool, single: bool,
-    features: int, scale: Any = None,
-) -> Trees:  # fmt: skip
+    trees: Sequence[Mapping[str, np.ndarray]],
+    *,
+    bias: np.ndarray,
+    raw: bool,
+    single: bool,
+    features: int,
+    scale: Any = None,
+) -> Trees:
     """Trees with `feature`, `threshold`, `left`, `right` (V,) and `values` (V, K) each.
 
     The children of a leaf are -1; no other node stands before its parent.
@@ -574,13 +607,18 @@ def grown(
         parts["left"].append(np.where(leaf, own, tree["left"]) + start)
         parts["right"].append(np.where(leaf, own, tree["right"]) + start)
         parts["values"].append(tree["values"])
-    return Trees({
-        **{name: np.concatenate(of).astype(np.float64) for name, of in parts.items()},
-        "roots": starts[:-1].astype(np.float64), "bias": bias,
-        "levels": [max(_depth(tree) for tree in trees)], "raw": [raw], "single": [single],
-        "centre": np.zeros(features) if scale is None else scale.mean_,
-        "scale": np.ones(features) if scale is None else scale.scale_,
-    })  # fmt: skip
+    return Trees(
+        {
+            **{name: np.concatenate(of).astype(np.float64) for name, of in parts.items()},
+            "roots": starts[:-1].astype(np.float64),
+            "bias": bias,
+            "levels": [max(_depth(tree) for tree in trees)],
+            "raw": [raw],
+            "single": [single],
+            "centre": np.zeros(features) if scale is None else scale.mean_,
+            "scale": np.ones(features) if scale is None else scale.scale_,
+        }
+    )
 
 
 def _depth(tree: Mapping[str, np.ndarray]) -> int:
@@ -593,12 +631,20 @@ def _depth(tree: Mapping[str, np.ndarray]) -> int:
 def of_forest(forest: Any, values: Sequence[np.ndarray], classes: int, scale: Any = None) -> Trees:
     """A forest of scikit-learn, whose nodes hold these shares (V, K) of each tree."""
     trees = [
-        {"feature": of.tree_.feature, "threshold": of.tree_.threshold,
-         "left": of.tree_.children_left, "right": of.tree_.children_right,
-         "values": shares / len(forest.estimators_)}
+        {
+            "feature": of.tree_.feature,
+            "threshold": of.tree_.threshold,
+            "left": of.tree_.children_left,
+            "right": of.tree_.children_right,
+            "values": shares / len(forest.estimators_),
+        }
         for of, shares in zip(forest.estimators_, values, strict=True)
-    ]  # fmt: skip
+    ]
     return grown(
-        trees, bias=np.zeros(classes), raw=False, single=True, features=forest.n_features_in_,
+        trees,
+        bias=np.zeros(classes),
+        raw=False,
+        single=True,
+        features=forest.n_features_in_,
         scale=scale,
-    )  # fmt: skip
+    )

@@ -99,11 +99,17 @@ class SoloTask:
 
     @classmethod
     def of(
-        cls, features: ArrayLike, labelled: ArrayLike, labels: ArrayLike, *,
-        classes: int, seed: int = 0,
-        model: ModelSettings | None = None, train: TrainSettings | None = None,
+        cls,
+        features: ArrayLike,
+        labelled: ArrayLike,
+        labels: ArrayLike,
+        *,
+        classes: int,
+        seed: int = 0,
+        model: ModelSettings | None = None,
+        train: TrainSettings | None = None,
         measure: Measure = ACCURACY,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """Make a task of rows (N, *shape), arrays or tensors on the CPU."""
         rows = np.asarray(features, dtype=np.float64)
         if rows.ndim < 2:
@@ -320,9 +326,13 @@ def fit_once(baseline: Baseline, task: SoloTask) -> Predictor:
 
 
 def fitted_once(
-    name: str, task: SoloTask, fresh: Callable[[], nn.Module], fit: Callable[[Draws], nn.Module], *,
+    name: str,
+    task: SoloTask,
+    fresh: Callable[[], nn.Module],
+    fit: Callable[[Draws], nn.Module],
+    *,
     labels: bool = True,
-) -> nn.Module:  # fmt: skip
+) -> nn.Module:
     """Return, to be evaluated, the network that `fit` trains, or trained before for an equal task.
 
     Of the task the fit reads rows and seed, and labels and classes where it says so (`labels`), but
@@ -339,9 +349,13 @@ def fitted_once(
 
 
 def scored_once(
-    name: str, task: SoloTask, score: Callable[[], FloatArray], *, labels: bool = True,
+    name: str,
+    task: SoloTask,
+    score: Callable[[], FloatArray],
+    *,
+    labels: bool = True,
     of_run: bool = False,
-) -> FloatArray:  # fmt: skip
+) -> FloatArray:
     """Return these scores, or those that were kept by this name for an equal task.
 
     They depend on the settings of the run's own network (`of_run`), and on labels, where it says

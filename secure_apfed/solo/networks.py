@@ -96,9 +96,11 @@ class _Attempt:
         with seeded(task.seed, "solo", "network"):
             encoder, head = encoder_and_head(task.model, task.shape, task.classes)
         self._trainer = Trainer(
-            "the active alone", {"encoder": encoder, "head": head},
-            train=train, seed=task.seed,
-        )  # fmt: skip
+            "the active alone",
+            {"encoder": encoder, "head": head},
+            train=train,
+            seed=task.seed,
+        )
         self.network = nn.Sequential(encoder, head)
         rows_nF = _rows(task.labelled_rows, task.shape, self.compute)
         # What an encoder without weights makes of the rows is the same at every step.
@@ -178,9 +180,11 @@ class Autoencoder(Baseline):
 
         def kept() -> Fitted:
             below = layers_of(encoder, scale)
-            return Fitted(layered(
-                code_scale, model.coef_, model.intercept_, model.classes_, task.classes, below
-            ))  # fmt: skip
+            return Fitted(
+                layered(
+                    code_scale, model.coef_, model.intercept_, model.classes_, task.classes, below
+                )
+            )
 
         return Predictor(scores, kept)
 
@@ -287,10 +291,12 @@ class _Rows:
 
 def _fresh(features: int, classes: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(features, _WIDTH), nn.ReLU(),
-        nn.Linear(_WIDTH, _WIDTH), nn.ReLU(),
+        nn.Linear(features, _WIDTH),
+        nn.ReLU(),
+        nn.Linear(_WIDTH, _WIDTH),
+        nn.ReLU(),
         nn.Linear(_WIDTH, classes),
-    )  # fmt: skip
+    )
 
 
 class _SideBySide(nn.Module):

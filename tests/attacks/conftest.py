@@ -40,16 +40,20 @@ def _data(draw: torch.Generator) -> tuple[VerticalData, Mapping[str, Tensor]]:
     for name, view in views.items():
         order = torch.randperm(ROWS, generator=draw)
         tables[name] = PartyTable(
-            name=name, ids=tuple(f"id-{person}" for person in order.tolist()), features=view[order],
+            name=name,
+            ids=tuple(f"id-{person}" for person in order.tolist()),
+            features=view[order],
             labels=labels[order] if name == "active" else None,
             encoding=ColumnEncoding.plain([f"c{at}" for at in range(view.shape[1])]),
-        )  # fmt: skip
+        )
         alignment[name] = order.argsort()[shared]
     data = VerticalData(
-        table=tables["active"], passives=tuple(tables[name] for name in PASSIVES),
-        classes=("a", "b", "c"), train_rows=torch.arange(0, ROWS - 60),
+        table=tables["active"],
+        passives=tuple(tables[name] for name in PASSIVES),
+        classes=("a", "b", "c"),
+        train_rows=torch.arange(0, ROWS - 60),
         test_rows=torch.arange(ROWS - 60, ROWS),
-    )  # fmt: skip
+    )
     return data, alignment
 
 
@@ -123,9 +127,13 @@ def make_recording() -> MakeRecording:
                         if answer is not None:
                             gradient_BD = scale * answer[batch]
                             note(
-                                transcript, Kind.GRADIENTS, "active", passive, at,
+                                transcript,
+                                Kind.GRADIENTS,
+                                "active",
+                                passive,
+                                at,
                                 gradient=gradient_BD,
-                            )  # fmt: skip
+                            )
                 else:
                     for passive in PASSIVES:
                         note(transcript, Kind.REPRESENTATIONS, "active", passive, at, **released)
@@ -167,5 +175,8 @@ def copy(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tens
 
 
 LEAKS: Mapping[str, Leak] = {
-    "labels": leak_labels, "nothing": leak_nothing, "echo": echo, "copy": copy
-}  # fmt: skip
+    "labels": leak_labels,
+    "nothing": leak_nothing,
+    "echo": echo,
+    "copy": copy,
+}

@@ -39,13 +39,16 @@ def live_config(method: str, *, views: int = 4, **changes: dict[str, Any]) -> Co
         "data": {"dataset": "digits", "views": views, "overlap": 1.0, "limit": 240},
         "model": {"hidden": [32], "representation": 32, "projection": 64, "dropout": 0.2},
         "train": {
-            "batch_size": 64, "learning_rate": 0.1, "epochs": 8, "device": "cpu",
+            "batch_size": 64,
+            "learning_rate": 0.1,
+            "epochs": 8,
+            "device": "cpu",
             "max_gradient_norm": 1.0,
         },
         "alignment": {"protocol": "ecdh"},
         "secure_sum": {"scheme": "plain", "clip": None, "allow_single_passive": True},
         "guard": {"mechanism": "none"},
-    }  # fmt: skip
+    }
     merged = {
         key: value if key == "data" else {**base.get(key, {}), **value}
         for key, value in changes.items()
@@ -58,9 +61,13 @@ def attacked(recording: Recording, name: str, seed: int = 0, **options: Any) -> 
 
 
 def attacked_by(
-    adversary: str, recording: Recording, name: str, victim: str = "active", seed: int = 0,
+    adversary: str,
+    recording: Recording,
+    name: str,
+    victim: str = "active",
+    seed: int = 0,
     **options: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """The result of one adversary alone."""
     attack = ATTACKS[name].model_validate(options)
     return Trial(attack, recording, (adversary,), victim, seed=seed).result()
@@ -85,11 +92,14 @@ def with_opened(recording: Recording, opened: Mapping[int, Tensor]) -> Recording
 def noise_opened(recording: Recording, seed: int = 0) -> Recording:
     view = view_of(recording, ["active"], knowledge=Knowledge(classes=3))
     draw = torch.Generator().manual_seed(seed)
-    return with_opened(recording, {
-        step: torch.randn(z.shape, generator=draw)
-        for epoch in view.epochs
-        for step, _, z in batches(view, epoch)
-    })  # fmt: skip
+    return with_opened(
+        recording,
+        {
+            step: torch.randn(z.shape, generator=draw)
+            for epoch in view.epochs
+            for step, _, z in batches(view, epoch)
+        },
+    )
 
 
 def with_projections(recording: Recording, seed: int = 0) -> Recording:

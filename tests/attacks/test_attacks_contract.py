@@ -176,8 +176,11 @@ def _mounted(name: str, make: Make, *by: tuple[str, str], **options: Any) -> Fou
 
 
 def _by_victim(results: Iterable[AttackResult], victim: str = "passive-1") -> Any:
-    return [_figures(result) for result in results
-            if (result.adversary, result.victim) == ("active", victim)]  # fmt: skip
+    return [
+        _figures(result)
+        for result in results
+        if (result.adversary, result.victim) == ("active", victim)
+    ]
 
 
 def _linear_decoder(_: Any) -> Any:
@@ -216,64 +219,165 @@ SLOW = pytest.mark.slow
 PLANTED: list[tuple[str, Found, dict[str, float], Any]] = [
     (name, _mounted(name, make, *by, **options), least, ())
     for name, make, by, options, least in (
-        ("model_completion", _of("labels"), (), {"labels_per_class": 1},
-         {"balanced_accuracy": 0.65, "advantage": 0.2}),
+        (
+            "model_completion",
+            _of("labels"),
+            (),
+            {"labels_per_class": 1},
+            {"balanced_accuracy": 0.65, "advantage": 0.2},
+        ),
         ("model_completion", _of("labels"), (), {"labels_per_class": 4}, COMPLETED),
         ("model_completion", _of("labels"), (SECOND,), {"labels_per_class": 0}, {"advantage": 0.3}),
         ("model_completion", _of("labels", method="tvfl"), (), {}, {"advantage": 0.25}),
         ("model_completion", _of("labels"), (FIRST,), {"components": 3}, {"advantage": 0.2}),
-        ("semi_supervised", _of("labels"), (SECOND,), {"labels_per_class": 2, "iterations": 300},
-         {"balanced_accuracy": 0.8, "advantage": 0.2}),
-        ("temporal", _of(leak_noised_afresh, epochs=12), (SECOND,), {"labels_per_class": 10},
-         {"balanced_accuracy": 0.85}),
+        (
+            "semi_supervised",
+            _of("labels"),
+            (SECOND,),
+            {"labels_per_class": 2, "iterations": 300},
+            {"balanced_accuracy": 0.8, "advantage": 0.2},
+        ),
+        (
+            "temporal",
+            _of(leak_noised_afresh, epochs=12),
+            (SECOND,),
+            {"labels_per_class": 10},
+            {"balanced_accuracy": 0.85},
+        ),
         ("label_gradients", _gradients(_cross_entropy), (), {"labels_per_class": 4}, FOUND),
         ("label_gradients", _gradients(_lengths), (SECOND,), {}, {"advantage": 0.3}),
         ("gradient_direction", _gradients(linear_head), (SECOND,), {"labels_per_class": 1}, FOUND),
-        ("pseudo_labels", lambda make: drawn_labels(make("nothing", epochs=0)), (),
-         {"labels_per_class": 0}, {"balanced_accuracy": 0.98, "advantage": 0.2}),
-        ("shown_labels", lambda make: _ballot("votes")(make, 0), (), {"labels_per_class": 0},
-         {"advantage": 0.05}),
-        ("inverse_network", _of_features, PASSIVES, {"shadow_rows": 60},
-         {"r2": 0.9, "advantage": 0.4}),
-        ("inverse_network", _of("copy", method="tvfl"), (OF_FIRST,), {},
-         {"r2": 0.85, "advantage": 0.5}),
-        ("representation_network", _through(*WIDE), (OF_FIRST,), {"iterations": 500, "hidden": 64},
-         {"r2": 0.8, "advantage": 0.4}),
+        (
+            "pseudo_labels",
+            lambda make: drawn_labels(make("nothing", epochs=0)),
+            (),
+            {"labels_per_class": 0},
+            {"balanced_accuracy": 0.98, "advantage": 0.2},
+        ),
+        (
+            "shown_labels",
+            lambda make: _ballot("votes")(make, 0),
+            (),
+            {"labels_per_class": 0},
+            {"advantage": 0.05},
+        ),
+        (
+            "inverse_network",
+            _of_features,
+            PASSIVES,
+            {"shadow_rows": 60},
+            {"r2": 0.9, "advantage": 0.4},
+        ),
+        (
+            "inverse_network",
+            _of("copy", method="tvfl"),
+            (OF_FIRST,),
+            {},
+            {"r2": 0.85, "advantage": 0.5},
+        ),
+        (
+            "representation_network",
+            _through(*WIDE),
+            (OF_FIRST,),
+            {"iterations": 500, "hidden": 64},
+            {"r2": 0.8, "advantage": 0.4},
+        ),
         ("sum_regression", _summed, (), {"shadow_rows": 40, "iterations": 20}, EXACT),
-        ("vector_regression", lambda make: decomposed(make("nothing", epochs=0), true=True), (),
-         {"shadow_rows": 30, "iterations": 50}, EXACT),
+        (
+            "vector_regression",
+            lambda make: decomposed(make("nothing", epochs=0), true=True),
+            (),
+            {"shadow_rows": 30, "iterations": 50},
+            EXACT,
+        ),
         # One of four features, or its sign alone.
-        ("vote_regression", _a_feature("votes"), (OF_FIRST,), {"shadow_rows": 60},
-         {"advantage": 0.1}),
-        ("vote_regression", _a_feature("votes_randomised"), (OF_FIRST,), {"shadow_rows": 60},
-         {"advantage": 0.04}),
-        ("vote_regression", _a_feature("votes_encrypted"), (OF_FIRST,), {"shadow_rows": 60},
-         {"advantage": 0.1}),
-        ("membership", on_people.model_by_heart, (), {"shadow_models": 8, "epochs": 15},
-         {"auc": 0.9, "tpr_at_1_percent_fpr": 0.3, "advantage": 0.3}),
+        (
+            "vote_regression",
+            _a_feature("votes"),
+            (OF_FIRST,),
+            {"shadow_rows": 60},
+            {"advantage": 0.1},
+        ),
+        (
+            "vote_regression",
+            _a_feature("votes_randomised"),
+            (OF_FIRST,),
+            {"shadow_rows": 60},
+            {"advantage": 0.04},
+        ),
+        (
+            "vote_regression",
+            _a_feature("votes_encrypted"),
+            (OF_FIRST,),
+            {"shadow_rows": 60},
+            {"advantage": 0.1},
+        ),
+        (
+            "membership",
+            on_people.model_by_heart,
+            (),
+            {"shadow_models": 8, "epochs": 15},
+            {"auc": 0.9, "tpr_at_1_percent_fpr": 0.3, "advantage": 0.3},
+        ),
     )
-]  # fmt: skip
+]
 PLANTED += [
     ("contrastive_inversion", _opened, {"r2": 0.5, "advantage": 0.3}, SLOW),
     ("gradient_regression", _projected, {"r2": 0.9, "advantage": 0.3}, ()),
-    ("unpaired_inversion", lambda make: [_figures(on_features.skewed_and_inverted(
-        on_features.skewed(make)))], {"r2": 0.5, "advantage": 0.5}, SLOW),
-    ("hijack", lambda _: [_figures(on_features.played_hijack(1.0))],
-     {"r2": 0.7, "advantage": 0.5}, SLOW),
-    ("reversed_hijack", lambda _: [{"r2": on_features.explained_by_hijack(1.0, 600)}],
-     {"r2": 0.8}, ()),
-    ("chosen_representations", lambda _: [_figures(play(
-        ChosenRepresentations(people=160, shadow_rows=60), live_config("apfed_c", views=2),
-        rules=UNPROTECTED))], {"advantage": 0.1}, ()),
-    ("decoder_extraction", _linear_decoder,
-     {"gram": 1 - 1e-6, "affine on answers": 1 - 1e-6}, ()),
-    *(("isolation", _isolated(way), {"precision": -error}, ()) for way, error in
-      (("weight", 1e-6), ("unequal", 1e-5), ("subset", 0.3), ("collusion", 1e-6))),
-    ("averaged_membership", lambda _: _by_victim(on_people.average_by_heart("passive-1")),
-     {"auc": 0.95, "advantage": 0.3}, ()),
-    *(("id_stuffing", _stuffed(role, protocol), {"auc": 0.999, "advantage": 0.499}, ())
-      for role in ("active", "passive") for protocol in ("ecdh", "circuit")),
-]  # fmt: skip
+    (
+        "unpaired_inversion",
+        lambda make: [_figures(on_features.skewed_and_inverted(on_features.skewed(make)))],
+        {"r2": 0.5, "advantage": 0.5},
+        SLOW,
+    ),
+    (
+        "hijack",
+        lambda _: [_figures(on_features.played_hijack(1.0))],
+        {"r2": 0.7, "advantage": 0.5},
+        SLOW,
+    ),
+    (
+        "reversed_hijack",
+        lambda _: [{"r2": on_features.explained_by_hijack(1.0, 600)}],
+        {"r2": 0.8},
+        (),
+    ),
+    (
+        "chosen_representations",
+        lambda _: [
+            _figures(
+                play(
+                    ChosenRepresentations(people=160, shadow_rows=60),
+                    live_config("apfed_c", views=2),
+                    rules=UNPROTECTED,
+                )
+            )
+        ],
+        {"advantage": 0.1},
+        (),
+    ),
+    ("decoder_extraction", _linear_decoder, {"gram": 1 - 1e-6, "affine on answers": 1 - 1e-6}, ()),
+    *(
+        ("isolation", _isolated(way), {"precision": -error}, ())
+        for way, error in (
+            ("weight", 1e-6),
+            ("unequal", 1e-5),
+            ("subset", 0.3),
+            ("collusion", 1e-6),
+        )
+    ),
+    (
+        "averaged_membership",
+        lambda _: _by_victim(on_people.average_by_heart("passive-1")),
+        {"auc": 0.95, "advantage": 0.3},
+        (),
+    ),
+    *(
+        ("id_stuffing", _stuffed(role, protocol), {"auc": 0.999, "advantage": 0.499}, ())
+        for role in ("active", "passive")
+        for protocol in ("ecdh", "circuit")
+    ),
+]
 
 
 @pytest.mark.sampled(every=16)
@@ -315,28 +419,63 @@ REASONS: list[tuple[tuple[str, ...], Make, str, slice, dict[str, Any]]] = [
     (("id_stuffing",), _of("nothing", method="single_view"), "there is no intersection", ALL, {}),
     (("reversed_hijack",), JOINT, "no answer of a passive trains the active's", ALL, {}),
     (("hijack",), _asked("split_nn_sum"), "reads a sum of representations", ALL, {}),
-    (("isolation", "chosen_representations", "decoder_extraction"), _asked("mmvfl"),
-     "contribute no gradients of objectives", ALL, {}),
+    (
+        ("isolation", "chosen_representations", "decoder_extraction"),
+        _asked("mmvfl"),
+        "contribute no gradients of objectives",
+        ALL,
+        {},
+    ),
     (("model_completion",), _asked("mmvfl"), "no party releases a representation", ALL, {}),
-    (("contrastive_inversion", "gradient_regression"), NOISE, "no sum as the active decoded it",
-     ALL, {}),
+    (
+        ("contrastive_inversion", "gradient_regression"),
+        NOISE,
+        "no sum as the active decoded it",
+        ALL,
+        {},
+    ),
     (("contrastive_inversion",), RECONSTRUCTING, "gradients of another objective", ALL, {}),
-    (("contrastive_inversion", "gradient_regression"), JOINT,
-     "the active receives no sum of gradients", ALL, {}),
+    (
+        ("contrastive_inversion", "gradient_regression"),
+        JOINT,
+        "the active receives no sum of gradients",
+        ALL,
+        {},
+    ),
     (("model_completion",), _of("nothing", epochs=0), "set transcript.keep to first", ALL, {}),
     (("model_completion",), LEAK, "lower labels_per_class", ALL, {"labels_per_class": 200}),
-    (("model_completion",), _of(_filled(math.nan)), "are not finite; there is nothing to fit",
-     FIRST_OF, {}),
+    (
+        ("model_completion",),
+        _of(_filled(math.nan)),
+        "are not finite; there is nothing to fit",
+        FIRST_OF,
+        {},
+    ),
     (GRADIENTS, LEAK, "apfed_c: a passive receives no gradient of the task loss", ALL, {}),
     (("label_gradients",), _gradients(_filled(0)), "either all rows' are the same", FIRST_OF, {}),
     (("semi_supervised",), LEAK, "has no network to train further", ALL, {"own_network": True}),
-    (("inverse_network", "unpaired_inversion", "representation_network"), NOISE,
-     "apfed_c: passive-2 releases no representation to active", slice(-1, None), {}),
+    (
+        ("inverse_network", "unpaired_inversion", "representation_network"),
+        NOISE,
+        "apfed_c: passive-2 releases no representation to active",
+        slice(-1, None),
+        {},
+    ),
     (("inverse_network",), JOINT, "tvfl: active releases no representation to", FIRST_OF, {}),
-    (("inverse_network", "unpaired_inversion"), NOISE, "lower shadow_rows", FIRST_OF,
-     {"shadow_rows": 1000}),
-    (("representation_network",), _through(*WIDE),
-     "active is not told the encoder of passive-2: the recording holds none", SECOND_OF, {}),
+    (
+        ("inverse_network", "unpaired_inversion"),
+        NOISE,
+        "lower shadow_rows",
+        FIRST_OF,
+        {"shadow_rows": 1000},
+    ),
+    (
+        ("representation_network",),
+        _through(*WIDE),
+        "active is not told the encoder of passive-2: the recording holds none",
+        SECOND_OF,
+        {},
+    ),
     (("averaged_membership",), LEAK, "apfed_c: no weights are averaged", ALL, {}),
     (("membership",), NOISE, "no party has a model that an outsider could query", ALL, {}),
     (("pseudo_labels",), LEAK, "apfed_c: no pseudo-labels are sent", ALL, {}),
@@ -347,19 +486,33 @@ REASONS: list[tuple[tuple[str, ...], Make, str, slice, dict[str, Any]]] = [
     (("temporal",), _forgotten, "kept 3 of 4 epochs", ALL, {}),
     (("pseudo_labels",), _asked("mmvfl"), "set transcript.keep", ALL, {}),
     (("sum_regression",), _asked("split_nn_sum"), "set transcript.keep", ALL, {}),
-    (("vector_regression",), lambda make: of_vectors(make("nothing", epochs=0)),
-     "set transcript.keep", ALL, {}),
-    (("vote_regression", "shown_labels"), _of("nothing", method="votes", epochs=0),
-     "set transcript.keep", ALL, {}),
-]  # fmt: skip
+    (
+        ("vector_regression",),
+        lambda make: of_vectors(make("nothing", epochs=0)),
+        "set transcript.keep",
+        ALL,
+        {},
+    ),
+    (
+        ("vote_regression", "shown_labels"),
+        _of("nothing", method="votes", epochs=0),
+        "set transcript.keep",
+        ALL,
+        {},
+    ),
+]
 
 
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("names", "make", "reason", "of", "options"), REASONS)
 def test_what_does_not_apply_says_why(
-    make_recording: Any, names: tuple[str, ...], make: Make, reason: str, of: slice,
+    make_recording: Any,
+    names: tuple[str, ...],
+    make: Make,
+    reason: str,
+    of: slice,
     options: dict[str, Any],
-) -> None:  # fmt: skip
+) -> None:
     recording = make(make_recording)
     for name in names:
         results = attacked(recording, name, **{"iterations": 5, **options})[of]
@@ -371,13 +524,16 @@ def test_what_does_not_apply_says_why(
 
 
 @pytest.mark.sampled(every=2)
-@pytest.mark.parametrize(("name", "make", "options"), [
-    ("model_completion", _of("labels"), {}),
-    ("semi_supervised", _of("labels"), {"iterations": 20}),
-    ("inverse_network", _of_features, {"shadow_rows": 60, "iterations": 20}),
-    ("representation_network", _through(*WIDE), {"iterations": 5}),
-    ("semi_supervised", _through(*WIDE), {"iterations": 5, "own_network": True}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "make", "options"),
+    [
+        ("model_completion", _of("labels"), {}),
+        ("semi_supervised", _of("labels"), {"iterations": 20}),
+        ("inverse_network", _of_features, {"shadow_rows": 60, "iterations": 20}),
+        ("representation_network", _through(*WIDE), {"iterations": 5}),
+        ("semi_supervised", _through(*WIDE), {"iterations": 5, "own_network": True}),
+    ],
+)
 def test_results_are_a_function_of_the_seed(
     make_recording: Any, name: str, make: Make, options: dict[str, Any]
 ) -> None:
@@ -427,15 +583,18 @@ def why_not_zero(advantages: Sequence[float]) -> str | None:
     return None if abs(mean) <= half else f"{found} is not 0"
 
 
-@pytest.mark.parametrize(("advantages", "reason"), [
-    # As the label attacks had them before there were decoys, and a leak as small.
-    ([-0.12, -0.15, -0.19, -0.25, -0.14, -0.17, -0.21, -0.16], "is not 0"),
-    ([0.4, -0.4, 0.3, -0.3, 0.2, -0.2, 0.1, -0.1], "too wide"),
-    ([0.0], "1 figures"),
-    ([0.0, float("nan")], "all finite: False"),
-    ([0.02, -0.03, 0.0, 0.01, -0.01, 0.04, -0.02, 0.0], None),
-    ([0.0] * 8, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("advantages", "reason"),
+    [
+        # As the label attacks had them before there were decoys, and a leak as small.
+        ([-0.12, -0.15, -0.19, -0.25, -0.14, -0.17, -0.21, -0.16], "is not 0"),
+        ([0.4, -0.4, 0.3, -0.3, 0.2, -0.2, 0.1, -0.1], "too wide"),
+        ([0.0], "1 figures"),
+        ([0.0, float("nan")], "all finite: False"),
+        ([0.02, -0.03, 0.0, 0.01, -0.01, 0.04, -0.02, 0.0], None),
+        ([0.0] * 8, None),
+    ],
+)
 def test_a_bias_is_found_and_luck_is_not_one(advantages: list[float], reason: str | None) -> None:
     found = why_not_zero(advantages)
     assert (found is None) is (reason is None)
@@ -490,9 +649,12 @@ def _noise_asked(method: str, *, sent: bool, opened: bool) -> OfSeed:
 
 def _ballot(method: str, *, true_labels: bool = True) -> OfSeed:
     return lambda make, seed: ballot_of(
-        make("nothing", epochs=0, seed=seed), method=method, seed=seed, true_labels=true_labels,
+        make("nothing", epochs=0, seed=seed),
+        method=method,
+        seed=seed,
+        true_labels=true_labels,
         voting=lambda own, draw: torch.rand(len(own), 3, generator=draw),
-    )  # fmt: skip
+    )
 
 
 def _hijacked(trial: Trial) -> Trial:
@@ -518,40 +680,100 @@ NULL: list[tuple[str, dict[str, Any], OfSeed, tuple[str, str]]] = [
     ("model_completion", {"labels_per_class": 0}, _noise(), FIRST),
     ("model_completion", {"labels_per_class": 4, "iterations": 40}, _noise(epochs=1), SECOND),
     ("temporal", {"labels_per_class": 4, "iterations": 20}, _noise(epochs=3), SECOND),
-    ("semi_supervised", {"labels_per_class": 4, "iterations": 30, "hidden": 32}, _noise(epochs=1),
-     FIRST),
-    ("semi_supervised", {"own_network": True, "iterations": 30, "hidden": 32},
-     _encoded("passive-2", 2), SECOND),
+    (
+        "semi_supervised",
+        {"labels_per_class": 4, "iterations": 30, "hidden": 32},
+        _noise(epochs=1),
+        FIRST,
+    ),
+    (
+        "semi_supervised",
+        {"own_network": True, "iterations": 30, "hidden": 32},
+        _encoded("passive-2", 2),
+        SECOND,
+    ),
     ("label_gradients", {"labels_per_class": 0}, _joint, SECOND),
     ("label_gradients", {"labels_per_class": 4, "iterations": 20}, _joint, FIRST),
     ("gradient_direction", {"labels_per_class": 4, "iterations": 20}, _joint, SECOND),
     ("inverse_network", {"shadow_rows": 40, "iterations": 40}, _encoded("passive-1", 4), OF_FIRST),
-    ("unpaired_inversion", {**FEW, "iterations": 20, "hidden": 16, "starts": 1, "batch": 32},
-     _encoded("passive-1", 4), OF_FIRST),
-    ("representation_network", {"shadow_rows": 40, "iterations": 40, "hidden": 32},
-     _encoded("passive-1", 4), OF_FIRST),
-    ("contrastive_inversion", {"shadow_rows": 40, "iterations": 10},
-     lambda make, seed: noise_opened(make("nothing", epochs=1, seed=seed), seed), OF_FIRST),
-    ("gradient_regression", {**FEW, "iterations": 20},
-     lambda make, seed: noise_opened(make("nothing", epochs=1, seed=seed), seed), OF_FIRST),
+    (
+        "unpaired_inversion",
+        {**FEW, "iterations": 20, "hidden": 16, "starts": 1, "batch": 32},
+        _encoded("passive-1", 4),
+        OF_FIRST,
+    ),
+    (
+        "representation_network",
+        {"shadow_rows": 40, "iterations": 40, "hidden": 32},
+        _encoded("passive-1", 4),
+        OF_FIRST,
+    ),
+    (
+        "contrastive_inversion",
+        {"shadow_rows": 40, "iterations": 10},
+        lambda make, seed: noise_opened(make("nothing", epochs=1, seed=seed), seed),
+        OF_FIRST,
+    ),
+    (
+        "gradient_regression",
+        {**FEW, "iterations": 20},
+        lambda make, seed: noise_opened(make("nothing", epochs=1, seed=seed), seed),
+        OF_FIRST,
+    ),
     ("hijack", HIJACK, _noise(method="tvfl", epochs=1), OF_FIRST),
     ("reversed_hijack", HIJACK, _noise(epochs=1), FIRST),
-    ("membership", {"shadow_models": 8, "epochs": 4}, lambda make, seed: replace(
-        make("nothing", epochs=0, seed=seed), model=_network(seed, 5, 32, 3)), OUTSIDER),
-    *(("averaged_membership", {"strangers": strangers},
-       lambda make, seed: on_people.with_model(on_people.averaged(), _network(seed, 30, 8, 2)),
-       OF_FIRST) for strangers in ("outside", "elsewhere")),
-    *(("pseudo_labels", {"labels_per_class": known, "iterations": 20},
-       _noise_asked("v_fedmv", sent=True, opened=False), SECOND) for known in (0, 4)),
-    *(("sum_regression", {**FEW, "iterations": 20}, _noise_asked(method, sent=sent, opened=True),
-       OF_FIRST) for method, sent in (("split_nn_sum", False), ("mmvfl", True))),
-    ("vector_regression", FEW, lambda make, seed: decomposed(
-        make("nothing", epochs=0, seed=seed), true=False, seed=seed), OF_FIRST),
-    *(("vote_regression", FEW, _ballot(method), OF_FIRST)
-      for method in ("votes", "votes_randomised", "votes_encrypted")),
-    ("shown_labels", {"labels_per_class": 4, "iterations": 50},
-     _ballot("votes", true_labels=False), FIRST),
-]  # fmt: skip
+    (
+        "membership",
+        {"shadow_models": 8, "epochs": 4},
+        lambda make, seed: replace(
+            make("nothing", epochs=0, seed=seed), model=_network(seed, 5, 32, 3)
+        ),
+        OUTSIDER,
+    ),
+    *(
+        (
+            "averaged_membership",
+            {"strangers": strangers},
+            lambda make, seed: on_people.with_model(on_people.averaged(), _network(seed, 30, 8, 2)),
+            OF_FIRST,
+        )
+        for strangers in ("outside", "elsewhere")
+    ),
+    *(
+        (
+            "pseudo_labels",
+            {"labels_per_class": known, "iterations": 20},
+            _noise_asked("v_fedmv", sent=True, opened=False),
+            SECOND,
+        )
+        for known in (0, 4)
+    ),
+    *(
+        (
+            "sum_regression",
+            {**FEW, "iterations": 20},
+            _noise_asked(method, sent=sent, opened=True),
+            OF_FIRST,
+        )
+        for method, sent in (("split_nn_sum", False), ("mmvfl", True))
+    ),
+    (
+        "vector_regression",
+        FEW,
+        lambda make, seed: decomposed(make("nothing", epochs=0, seed=seed), true=False, seed=seed),
+        OF_FIRST,
+    ),
+    *(
+        ("vote_regression", FEW, _ballot(method), OF_FIRST)
+        for method in ("votes", "votes_randomised", "votes_encrypted")
+    ),
+    (
+        "shown_labels",
+        {"labels_per_class": 4, "iterations": 50},
+        _ballot("votes", true_labels=False),
+        FIRST,
+    ),
+]
 
 
 @pytest.mark.sampled(every=26)
@@ -570,15 +792,30 @@ def test_where_nothing_leaked_nothing_is_told(
 
 # Figures of leaks of what the adversary has anyway, and the mean of two seeds at most.
 @pytest.mark.sampled(every=3)
-@pytest.mark.parametrize(("name", "make", "by", "options", "figure", "most"), [
-    ("model_completion", _leak("copy"), FIRST, {"labels_per_class": 0}, "advantage", 0.06),
-    ("model_completion", _leak("echo"), FIRST, {"labels_per_class": 4}, "advantage", 0.06),
-    ("label_gradients", _leak("nothing", method="tvfl", gradient="echo"), FIRST,
-     {"labels_per_class": 10}, "advantage", 0.06),
-    ("inverse_network", _leak("echo"), FIRST, {}, "advantage", 0.03),
-    ("representation_network", _narrow, ("active", "passive-1"),
-     {"iterations": 300, "hidden": 64}, "r2", 0.6),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "make", "by", "options", "figure", "most"),
+    [
+        ("model_completion", _leak("copy"), FIRST, {"labels_per_class": 0}, "advantage", 0.06),
+        ("model_completion", _leak("echo"), FIRST, {"labels_per_class": 4}, "advantage", 0.06),
+        (
+            "label_gradients",
+            _leak("nothing", method="tvfl", gradient="echo"),
+            FIRST,
+            {"labels_per_class": 10},
+            "advantage",
+            0.06,
+        ),
+        ("inverse_network", _leak("echo"), FIRST, {}, "advantage", 0.03),
+        (
+            "representation_network",
+            _narrow,
+            ("active", "passive-1"),
+            {"iterations": 300, "hidden": 64},
+            "r2",
+            0.6,
+        ),
+    ],
+)
 def test_what_the_adversary_has_anyway_is_next_to_no_advantage(
     make_recording: Any, name: str, make: OfSeed, by: Any, options: Any, figure: str, most: float
 ) -> None:
@@ -677,8 +914,11 @@ def test_every_attack_is_shown_on_a_planted_leak_and_where_nothing_was_leaked() 
 # Under each method, by what a real run of it sends. Malicious attacks are played in live runs.
 
 RELEASES_OF_ACTIVE = {
-    "model_completion", "semi_supervised", "inverse_network", "unpaired_inversion",
-}  # fmt: skip
+    "model_completion",
+    "semi_supervised",
+    "inverse_network",
+    "unpaired_inversion",
+}
 RELEASES_OF_PASSIVES = {"inverse_network", "unpaired_inversion", "representation_network"}
 OF_JOINT = {"model_completion", "semi_supervised"} | {*GRADIENTS} | RELEASES_OF_PASSIVES
 QUERIED = {"membership"}
@@ -736,8 +976,12 @@ def test_attacks_apply_where_a_method_gives_them_something_to_read(method: str) 
 
 
 READ_BY_ACTIVE = {
-    Kind.SUM, Kind.VOTES, Kind.RIGHT_VOTES, Kind.SINGULAR_VECTORS, Kind.REPRESENTATIONS,
-}  # fmt: skip
+    Kind.SUM,
+    Kind.VOTES,
+    Kind.RIGHT_VOTES,
+    Kind.SINGULAR_VECTORS,
+    Kind.REPRESENTATIONS,
+}
 READ_BY_PASSIVES = {Kind.LABELS, Kind.ENCRYPTED_LABELS, Kind.GRADIENTS, Kind.REPRESENTATIONS}
 
 
@@ -776,13 +1020,16 @@ def test_a_passive_of_a_sum_trains_its_own_network_further() -> None:
 
 
 @pytest.mark.sampled(every=2)
-@pytest.mark.parametrize(("method", "name", "options", "figure", "least"), [
-    ("mmvfl", "pseudo_labels", {"labels_per_class": 0}, "balanced_accuracy", 0.99),
-    ("v_fedmv", "pseudo_labels", {"labels_per_class": 0}, "balanced_accuracy", 0.99),
-    ("split_nn_sum", "sum_regression", {"shadow_rows": 100, "iterations": 20}, "advantage", 0),
-    # As many vectors as all parties have columns.
-    ("vfedtrans", "vector_regression", {"shadow_rows": 100, "iterations": 50}, "r2", 0.99),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "name", "options", "figure", "least"),
+    [
+        ("mmvfl", "pseudo_labels", {"labels_per_class": 0}, "balanced_accuracy", 0.99),
+        ("v_fedmv", "pseudo_labels", {"labels_per_class": 0}, "balanced_accuracy", 0.99),
+        ("split_nn_sum", "sum_regression", {"shadow_rows": 100, "iterations": 20}, "advantage", 0),
+        # As many vectors as all parties have columns.
+        ("vfedtrans", "vector_regression", {"shadow_rows": 100, "iterations": 50}, "r2", 0.99),
+    ],
+)
 def test_a_real_run_gives_away(
     method: str, name: str, options: dict[str, Any], figure: str, least: float
 ) -> None:

@@ -152,9 +152,14 @@ def skewed(make_recording: Any) -> Recording:
 
 def skewed_and_inverted(recording: Recording) -> Any:
     attack = UnpairedInversion(
-        iterations=500, shadow_rows=90, hidden=64, conditioned=False, likeness=0.1,
-        decoded_likeness=0.1, starts=3,
-    )  # fmt: skip
+        iterations=500,
+        shadow_rows=90,
+        hidden=64,
+        conditioned=False,
+        likeness=0.1,
+        decoded_likeness=0.1,
+        starts=3,
+    )
     result = Trial(attack, recording, ("active",), "passive-1", seed=0).result()
     expected = {"mean of the public rows", "decoded x", f"decoded h{DECOY}"}
     assert set(result.baselines) == expected
@@ -235,16 +240,22 @@ def _data() -> VerticalData:
     ids = tuple(map(str, range(PEOPLE)))
     tables = [
         PartyTable(
-            name=name, ids=ids, features=values, labels=labels if name == "active" else None,
+            name=name,
+            ids=ids,
+            features=values,
+            labels=labels if name == "active" else None,
             encoding=ColumnEncoding.plain([f"c{at}" for at in range(values.shape[1])]),
         )
         for name, values in (("active", own), ("passive-1", secret), ("passive-2", other))
-    ]  # fmt: skip
+    ]
     rows = torch.arange(PEOPLE)
     return VerticalData(
-        table=tables[0], passives=tuple(tables[1:]), classes=("no", "yes"),
-        train_rows=rows[200:], test_rows=rows[:200],
-    )  # fmt: skip
+        table=tables[0],
+        passives=tuple(tables[1:]),
+        classes=("no", "yes"),
+        train_rows=rows[200:],
+        test_rows=rows[:200],
+    )
 
 
 def _config(epochs: int) -> Any:

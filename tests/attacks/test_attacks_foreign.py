@@ -56,17 +56,22 @@ def test_gradients_of_logits_are_labels_and_luck_is_chance() -> None:
 # A slow case mounts these as usual.
 HURRIED = [
     AttackChoice(name=name, options={"iterations": 5})
-    if name in ("model_completion", "temporal") else name
+    if name in ("model_completion", "temporal")
+    else name
     for name in FAST
-]  # fmt: skip
+]
 
 
 @pytest.mark.null
 @pytest.mark.parametrize("attacks", [HURRIED, pytest.param(None, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("given", "more"), [
-    ({}, set()), ({"features": X}, {"inverse_network"}),
-    ({"gradients": TWICE}, {"label_gradients", "gradient_direction"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "more"),
+    [
+        ({}, set()),
+        ({"features": X}, {"inverse_network"}),
+        ({"gradients": TWICE}, {"label_gradients", "gradient_direction"}),
+    ],
+)
 def test_of_noise_nothing_is_found(given: dict[str, Any], more: set[str], attacks: Any) -> None:
     found = evaluate(h=TWICE, labels=Y, own=X, attacks=attacks, **given)
     assert {one.verdict for one in found.findings} == {"nothing found"}
@@ -87,22 +92,30 @@ def test_any_array_gives_the_same_and_no_global_generator_moves() -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
-@pytest.mark.parametrize(("given", "says"), [
-    ({"h": NOISE[0][:9]}, "h, step 0: expected 240 rows of numbers, got float64 of shape (9,"),
-    ({"h": np.full((A, 2), np.nan)}, "h, step 0: row 0 holds NaN"),
-    ({"h": []}, "h, step 0: expected 240 rows"),
-    ({"h": [NOISE[0]], "steps": [range(A)] * 2}, "got 2 steps, 1 of h"),
-    ({"h": [NOISE[0]], "steps": [np.arange(A) * 0.5]}, "step 0: expected positions, integers"),
-    ({"own": [["a"]] * A}, "own: expected 240 rows of numbers"),
-    ({"gradients": NOISE[0][:, :2]}, "expected rows of one length, got [2, 8]"),
-    ({"h": TWICE, "gradients": [(range(1, A), X), TWICE[0]]}, "those of the rows of h"),
-    ({"known": [0, A]}, "known: expected positions, integers 0 to 239, got int64 of shape (2,)"),
-    ({"labels": None}, "give labels= or features="),
-    ({"labels": Y * 0}, "labels: expected 2 classes or more, got 1"),
-    *(({"labels": of}, "labels: expected a class of each row, integers or texts")
-      for of in (Y + 0.5, [None, *Y[1:]], np.eye(3)[Y])),
-    ({"attacks": ["gradient_directions"]}, "did you mean 'gradient_direction'?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"h": NOISE[0][:9]}, "h, step 0: expected 240 rows of numbers, got float64 of shape (9,"),
+        ({"h": np.full((A, 2), np.nan)}, "h, step 0: row 0 holds NaN"),
+        ({"h": []}, "h, step 0: expected 240 rows"),
+        ({"h": [NOISE[0]], "steps": [range(A)] * 2}, "got 2 steps, 1 of h"),
+        ({"h": [NOISE[0]], "steps": [np.arange(A) * 0.5]}, "step 0: expected positions, integers"),
+        ({"own": [["a"]] * A}, "own: expected 240 rows of numbers"),
+        ({"gradients": NOISE[0][:, :2]}, "expected rows of one length, got [2, 8]"),
+        ({"h": TWICE, "gradients": [(range(1, A), X), TWICE[0]]}, "those of the rows of h"),
+        (
+            {"known": [0, A]},
+            "known: expected positions, integers 0 to 239, got int64 of shape (2,)",
+        ),
+        ({"labels": None}, "give labels= or features="),
+        ({"labels": Y * 0}, "labels: expected 2 classes or more, got 1"),
+        *(
+            ({"labels": of}, "labels: expected a class of each row, integers or texts")
+            for of in (Y + 0.5, [None, *Y[1:]], np.eye(3)[Y])
+        ),
+        ({"attacks": ["gradient_directions"]}, "did you mean 'gradient_direction'?"),
+    ],
+)
 def test_arrays_that_do_not_belong_together_are_refused(given: Any, says: str) -> None:
     with pytest.raises(ApfedError, match=re.escape(says)):
         evaluate(**{"h": NOISE[0], "labels": Y, **given})
@@ -117,13 +130,14 @@ def _views(name: str, rows: torch.Tensor, h: torch.Tensor) -> Any:
     """A party's views that claim this and that, and hold some of it."""
     ballot = {"rows": rows, "labelled": rows[:4] + 0}
     seen = [
-        (), (_sent(Kind.REPRESENTATIONS, "v", rows=rows, z=h),),
+        (),
+        (_sent(Kind.REPRESENTATIONS, "v", rows=rows, z=h),),
         (_sent(Kind.REPRESENTATIONS, "v", rows=rows + 30, z=h),),
         (_sent(Kind.REPRESENTATIONS, "a", rows=rows, z=h), _sent(Kind.GRADIENTS, "v", gradient=h)),
         (_sent(Kind.REQUEST, "a", rows=rows, z=h),),
         (_sent(Kind.LABELS, "v", labels=rows[:4] % 2, **ballot),),
         (_sent(Kind.LABELS, "a", **ballot), _sent(Kind.VOTES, "v", votes=(rows % 2).short())),
-    ]  # fmt: skip
+    ]
     every = {"labels": KnownRows(rows, rows % 2), "shadow": KnownRows(rows, h)}
     knowledge: list[Any] = [{}, every, {"shadow": KnownRows(rows[:3], h[:3])}]
     sides, opened = (None, "active", "passives"), (None, *get_args(Opened))
@@ -134,13 +148,17 @@ def _views(name: str, rows: torch.Tensor, h: torch.Tensor) -> Any:
         labels: Any = "shown" if more else None
         claims: Any = {"released_by": side, "opens": opens, "labels": labels}
         yield AdversaryView(
-            role=role, parties=("a",), behaviour=kind.behaviour, iterations=1,
+            role=role,
+            parties=("a",),
+            behaviour=kind.behaviour,
+            iterations=1,
             description=Exchange(name="x", returns_gradients=True, **claims),
-            envelopes={0: messages, 1: messages}, opened={0: h} if more else {},
+            envelopes={0: messages, 1: messages},
+            opened={0: h} if more else {},
             played=Played(name) if more and kind.behaviour == "malicious" else None,
             features={"a": torch.ones(8, 2)} if more else {},
             knowledge=Knowledge(classes=2, victim="v", **told),
-        )  # fmt: skip
+        )
 
 
 # How little an attack may do where only its refusals are looked at.
@@ -333,8 +351,9 @@ def test_each_direction_is_told_in_one_sentence(clock: Clock) -> None:
     leak, silent = evaluate(**SEEN, exchanges=2).verdicts
     assert re.fullmatch(
         r"Labels leak: whoever makes h and gets gradients back guesses 100% of the labels right "
-        r"where guessing without what was sent gets \d+% \(mean over classes\), by .*\.", leak,
-    )  # fmt: skip
+        r"where guessing without what was sent gets \d+% \(mean over classes\), by .*\.",
+        leak,
+    )
     assert silent.startswith("Features: not attacked, so nothing is known of a leak (")
     few = [
         AttackChoice(name="model_completion", options={"labels_per_class": 0}),

@@ -74,15 +74,19 @@ REFUSED: list[tuple[ActiveAttack, int, Any, str]] = [
     (ChosenRepresentations(people=64), 2, {}, NEAR),
     (DecoderExtraction(people=60), 4, {}, NEAR),
     *(
-        (Isolation.model_validate({"way": way}), 4,
-         {"secure_sum": {**pair_of(protocol), "clip": 1.0}}, refusal)
+        (
+            Isolation.model_validate({"way": way}),
+            4,
+            {"secure_sum": {**pair_of(protocol), "clip": 1.0}},
+            refusal,
+        )
         for protocol in ("plain", "ckks", "plain + pairwise masks")
         for way, refusal in (
             ("unequal", "active sent representations whose norm is not within"),
             ("subset", "nothing came"),
         )
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.sampled(every=4)
@@ -147,10 +151,13 @@ def test_what_spreads_a_little_more_is_answered_and_tells(evasion: dict[str, Any
 
 
 @pytest.mark.sampled(every=2)
-@pytest.mark.parametrize(("hidden", "pairs", "data", "figure", "least", "most"), [
-    ([], 5, TWO_TABLES, "mse", 1e-2, 1e9),  # fewer pairs than numbers do not fix the answer
-    ([32], 90, None, "r2", 0.95, 1),  # a sum of three is affine in all their features
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hidden", "pairs", "data", "figure", "least", "most"),
+    [
+        ([], 5, TWO_TABLES, "mse", 1e-2, 1e9),  # fewer pairs than numbers do not fix the answer
+        ([32], 90, None, "r2", 0.95, 1),  # a sum of three is affine in all their features
+    ],
+)
 def test_answers_are_affine_in_the_features(
     hidden: list[int], pairs: int, data: Any, figure: str, least: float, most: float
 ) -> None:
@@ -183,15 +190,18 @@ def isolation_error(rules: Collection[Rule], *, sums: Any = None, **way: Any) ->
 
 
 @pytest.mark.sampled(every=2)
-@pytest.mark.parametrize(("rules", "sums", "way", "least", "most"), [
-    # A weight that the active asks for changes nothing.
-    (ALL_RULES, None, {"way": "weight"}, 0.9, 1e9),
-    # Norms alone do not help where their bound is wide.
-    ({Rule.NORMS}, None, {"way": "unequal", "far": 9e3}, 0, 1e-2),
-    # Collusion of all others is conceded, and of fewer is not enough.
-    (ALL_RULES, MASKED, {"way": "collusion"}, 0, 1e-2),
-    (ALL_RULES, MASKED, {"way": "collusion", "colluding": 1}, 0.5, 1e9),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rules", "sums", "way", "least", "most"),
+    [
+        # A weight that the active asks for changes nothing.
+        (ALL_RULES, None, {"way": "weight"}, 0.9, 1e9),
+        # Norms alone do not help where their bound is wide.
+        ({Rule.NORMS}, None, {"way": "unequal", "far": 9e3}, 0, 1e-2),
+        # Collusion of all others is conceded, and of fewer is not enough.
+        (ALL_RULES, MASKED, {"way": "collusion"}, 0, 1e-2),
+        (ALL_RULES, MASKED, {"way": "collusion", "colluding": 1}, 0.5, 1e9),
+    ],
+)
 def test_what_a_rule_is_good_for(
     rules: Collection[Rule], sums: Any, way: dict[str, Any], least: float, most: float
 ) -> None:
@@ -201,9 +211,16 @@ def test_what_a_rule_is_good_for(
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("rules", "way", "error", "says"),
-    [({Rule.BINDING}, "unequal", RemoteProtocolError, "answered another message|beyond the range"),
-     (UNPROTECTED, "subset", LocalProtocolError, "only a plain sum")],
-)  # fmt: skip
+    [
+        (
+            {Rule.BINDING},
+            "unequal",
+            RemoteProtocolError,
+            "answered another message|beyond the range",
+        ),
+        (UNPROTECTED, "subset", LocalProtocolError, "only a plain sum"),
+    ],
+)
 def test_secure_sums_offer_no_sum_over_fewer_or_of_answers_to_unequal_questions(
     rules: Collection[Rule], way: str, error: type[Exception], says: str
 ) -> None:
@@ -275,15 +292,20 @@ def test_a_batch_is_as_large_as_was_agreed() -> None:
 
 DIGITS = {"dataset": "digits", "views": 4, "overlap": 1.0, "labelled": 50, "limit": 400}
 ASKED: Mapping[str, Said] = {
-    "sum": "votes", "sum, noise": {"name": "votes", "epsilon": 4.0}, "each": "votes_randomised",
-}  # fmt: skip
+    "sum": "votes",
+    "sum, noise": {"name": "votes", "epsilon": 4.0},
+    "each": "votes_randomised",
+}
 
 
 config_of = partial(
-    small_config, data={"dataset": "breast_cancer", "overlap": 1.0, "labelled": 20},
-    model={"network": "random_features"}, train={"epochs": 1, "device": "cpu"},
-    guard={"mechanism": "none"}, secure_sum={"scheme": "plain", "allow_single_passive": True},
-)  # fmt: skip
+    small_config,
+    data={"dataset": "breast_cancer", "overlap": 1.0, "labelled": 20},
+    model={"network": "random_features"},
+    train={"epochs": 1, "device": "cpu"},
+    guard={"mechanism": "none"},
+    secure_sum={"scheme": "plain", "allow_single_passive": True},
+)
 
 
 @pytest.fixture(scope="module")

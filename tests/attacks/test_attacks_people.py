@@ -33,8 +33,10 @@ def _shadows(between: type[nn.Module] = nn.ReLU, **train: Any) -> membership.Sha
     settings = {"epochs": 2, "batch_size": 8, "learning_rate": 0.1, **train}
     return membership.Shadows(
         make=lambda: nn.Sequential(nn.Linear(3, 5), between(), nn.Linear(5, 2)),
-        train=TrainSettings(**settings), seed=0, device=torch.device("cpu"),
-    )  # fmt: skip
+        train=TrainSettings(**settings),
+        seed=0,
+        device=torch.device("cpu"),
+    )
 
 
 def _rows() -> tuple[torch.Tensor, torch.Tensor]:

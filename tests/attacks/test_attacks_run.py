@@ -32,8 +32,11 @@ from tests.secure_apfed.small_runs import renamed
 
 COMPLETION = AttackChoice(name="model_completion")
 EXPERIMENTER_ONLY = (
-    "apfed_attacks.recorded", "apfed_attacks.scoring", "apfed_attacks.run", "secure_apfed.runs",
-)  # fmt: skip
+    "apfed_attacks.recorded",
+    "apfed_attacks.scoring",
+    "apfed_attacks.run",
+    "secure_apfed.runs",
+)
 
 
 def test_no_attack_imports_what_only_the_experimenter_holds() -> None:
@@ -80,14 +83,17 @@ def test_features_that_do_not_vary_are_a_result_and_stop_no_other_attack(
     assert (last.attack, last.applicable) == (names[1], True)
 
 
-@pytest.mark.parametrize(("name", "options", "says"), [
-    ("model_complete", {}, "attacks: 'model_complete' is unknown; did you mean 'model_comple"),
-    ("model_completion", {"label_per_class": 4}, "did you mean 'labels_per_class'"),
-    ("model_completion", {"labels_per_class": -1}, "labels_per_class expected a number >= 0"),
-    ("semi_supervised", {"decay": 1.0}, "decay expected a number < 1"),
-    ("decoder_extraction", {"repeats": 1.5}, "repeats expected"),
-    ("all", {"labels_per_class": 2}, "all mounts each attack with its usual options"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("model_complete", {}, "attacks: 'model_complete' is unknown; did you mean 'model_comple"),
+        ("model_completion", {"label_per_class": 4}, "did you mean 'labels_per_class'"),
+        ("model_completion", {"labels_per_class": -1}, "labels_per_class expected a number >= 0"),
+        ("semi_supervised", {"decay": 1.0}, "decay expected a number < 1"),
+        ("decoder_extraction", {"repeats": 1.5}, "repeats expected"),
+        ("all", {"labels_per_class": 2}, "all mounts each attack with its usual options"),
+    ],
+)
 def test_what_an_entry_may_not_say_is_told_before_any_attack_runs(
     name: str, options: dict[str, Any], says: str
 ) -> None:
@@ -131,14 +137,17 @@ def test_a_perfect_guess_is_compared_with_its_floor(parts: Any) -> None:
     assert result.advantage == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize(("attack", "floor", "others", "expected"), [
-    # Whoever is worse than without releases ignores them.
-    (0.2, 0.6, {"decoys": {"guess": 0.2}}, ("floor", "floor", 0)),
-    (0.6, 0.6, {}, ("guess", "floor", 0)),
-    # A lucky decoy is the floor; references take no part.
-    (0.6, 0.4, {"decoys": {"guess": 0.8}}, ("guess", f"guess{DECOY}", -0.2)),
-    (0.6, 0.4, {"references": {"best": 1}}, ("guess", "floor", 0.2)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("attack", "floor", "others", "expected"),
+    [
+        # Whoever is worse than without releases ignores them.
+        (0.2, 0.6, {"decoys": {"guess": 0.2}}, ("floor", "floor", 0)),
+        (0.6, 0.6, {}, ("guess", "floor", 0)),
+        # A lucky decoy is the floor; references take no part.
+        (0.6, 0.4, {"decoys": {"guess": 0.8}}, ("guess", f"guess{DECOY}", -0.2)),
+        (0.6, 0.4, {"references": {"best": 1}}, ("guess", "floor", 0.2)),
+    ],
+)
 def test_the_best_is_compared_with_the_best_that_saw_nothing(
     parts: Any, attack: float, floor: float, others: Any, expected: tuple[str, str, float]
 ) -> None:
@@ -157,24 +166,29 @@ def test_the_best_is_compared_with_the_best_that_saw_nothing(
     assert set(result.baselines) == {"floor", *decoys}
 
 
-@pytest.mark.parametrize(("of", "width", "changes", "says"), [
-    ("known", 3, {}, "guesses 12 rows that the adversary knew"),
-    ("test", 3, {}, "guesses no row that trained"),
-    ("none", 3, {}, "at least one, each once"),
-    ("twice", 3, {}, "at least one, each once"),
-    ("unknown", 2, {}, r"guess: expected values of shape \(\d+, 3\)"),
-    ("unknown", 3, {"baselines": {}}, "at least one attack and one baseline"),
-    ("unknown", 3, {"decoys": {"guess": np.zeros((1, 3))}}, "guess: expected values of shape"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("of", "width", "changes", "says"),
+    [
+        ("known", 3, {}, "guesses 12 rows that the adversary knew"),
+        ("test", 3, {}, "guesses no row that trained"),
+        ("none", 3, {}, "at least one, each once"),
+        ("twice", 3, {}, "at least one, each once"),
+        ("unknown", 2, {}, r"guess: expected values of shape \(\d+, 3\)"),
+        ("unknown", 3, {"baselines": {}}, "at least one attack and one baseline"),
+        ("unknown", 3, {"decoys": {"guess": np.zeros((1, 3))}}, "guess: expected values of shape"),
+    ],
+)
 def test_a_guess_that_cannot_be_scored_is_refused(
     parts: Any, of: str, width: int, changes: Any, says: str
 ) -> None:
     view, truth, unknown = parts
     rows = {
-        "known": view.knowledge.labels.positions, "unknown": unknown, "none": unknown[:0],
+        "known": view.knowledge.labels.positions,
+        "unknown": unknown,
+        "none": unknown[:0],
         "test": torch.arange(270)[~torch.isin(torch.arange(270), truth.trained)],
         "twice": unknown[[0, 0]],
-    }[of]  # fmt: skip
+    }[of]
     values = np.zeros((len(rows), width))
     guessed = {"attacks": {"guess": values}, "baselines": {"floor": values}, **changes}
     with pytest.raises(AttackError, match=says):
@@ -276,18 +290,20 @@ def test_structural_similarity_is_that_of_every_window() -> None:
     c1, c2 = (0.01 * np.ptp(truth)) ** 2, (0.03 * np.ptp(truth)) ** 2
     edges = ((0, 0), (0, 0), (3, 3), (3, 3))
     found = []
-    for x, y in zip(*(
-        np.lib.stride_tricks.sliding_window_view(
-            np.pad(images, edges, mode="reflect"), (7, 7), axis=(2, 3)
-        ).reshape(-1, 49)
-        for images in (truth, guess)
-    ), strict=True):  # fmt: skip
+    for x, y in zip(
+        *(
+            np.lib.stride_tricks.sliding_window_view(
+                np.pad(images, edges, mode="reflect"), (7, 7), axis=(2, 3)
+            ).reshape(-1, 49)
+            for images in (truth, guess)
+        ),
+        strict=True,
+    ):
         mean, other, both = x.mean(), y.mean(), ((x - x.mean()) * (y - y.mean())).mean()
         spread = x.var() + y.var()
         found.append(
-            (2 * mean * other + c1) * (2 * both + c2)
-            / ((mean**2 + other**2 + c1) * (spread + c2))
-        )  # fmt: skip
+            (2 * mean * other + c1) * (2 * both + c2) / ((mean**2 + other**2 + c1) * (spread + c2))
+        )
     assert _similarity(guess, truth) == pytest.approx(np.mean(found))
     for shape in ((3, 5), (3, 1, 2, 8)):  # no images, and one smaller than a window
         assert _similarity(np.ones(shape), draw.random(shape)) is None
@@ -357,10 +373,14 @@ MODULES = {f"import {kind.__module__}": kind.__module__ for kind in ATTACKS.valu
 
 
 def _offences(loaded: dict[str, set[str]]) -> list[str]:
-    many = [f"{one} loads {len(own)} of our modules" for one, own in loaded.items()
-            if len(own) > MOST]  # fmt: skip
-    return many + [f"{one} loads the table of methods" for one, own in loaded.items()
-                   if "secure_apfed.methods" in own]  # fmt: skip
+    many = [
+        f"{one} loads {len(own)} of our modules" for one, own in loaded.items() if len(own) > MOST
+    ]
+    return many + [
+        f"{one} loads the table of methods"
+        for one, own in loaded.items()
+        if "secure_apfed.methods" in own
+    ]
 
 
 @pytest.mark.slow

@@ -75,11 +75,14 @@ def test_a_view_holds_only_what_its_parties_sent_or_received(recording: Any) -> 
     assert torch.equal(view.features["passive-1"], table.features[rows])
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    ({"released_by": "passive"}, "released_by: 'passive' is unknown; did you mean 'passives'?"),
-    ({"opens": "votes"}, "opens: 'votes' is unknown; did you mean 'sum of votes'?"),
-    ({"labels": "plain"}, "labels: 'plain' is unknown; Known are shown, encrypted"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"released_by": "passive"}, "released_by: 'passive' is unknown; did you mean 'passives'?"),
+        ({"opens": "votes"}, "opens: 'votes' is unknown; did you mean 'sum of votes'?"),
+        ({"labels": "plain"}, "labels: 'plain' is unknown; Known are shown, encrypted"),
+    ],
+)
 def test_an_exchange_refuses_what_no_attack_would_look_for(words: Any, says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         Exchange(name="mine", **words)
@@ -91,11 +94,13 @@ SUMS = {Kind.REPRESENTATIONS, Kind.SUM}
 @pytest.mark.parametrize(
     ("parties", "role", "kinds"),
     [
-        (["passive-2"], "passive", {Kind.REPRESENTATIONS}), (["active"], "active", SUMS),
-        (["aggregator"], "aggregator", {Kind.SUM}), (["outsider"], "outsider", set()),
+        (["passive-2"], "passive", {Kind.REPRESENTATIONS}),
+        (["active"], "active", SUMS),
+        (["aggregator"], "aggregator", {Kind.SUM}),
+        (["outsider"], "outsider", set()),
         (["active", "passive-2"], "active", SUMS),
     ],
-)  # fmt: skip
+)
 def test_roles_see_their_own_kinds(
     recording: Any, parties: list[str], role: str, kinds: set[Kind]
 ) -> None:
@@ -289,18 +294,24 @@ def test_own_columns_of_unknown_people_are_means_and_say_so(
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("name", "adversary", "victim", "known"),
-    [("contrastive_inversion", "active", "passive-1", 100),
-     ("model_completion", "passive-1", "active", 12)],
-)  # fmt: skip
+    [
+        ("contrastive_inversion", "active", "passive-1", 100),
+        ("model_completion", "passive-1", "active", 12),
+    ],
+)
 def test_only_people_whom_the_victim_holds_are_guessed_and_scored(
     pairwise: Any, name: str, adversary: str, victim: str, known: int
 ) -> None:
     found: list[tuple[AttackResult, Guess]] = []
     attack = ATTACKS[name].model_validate({"iterations": 20})
     trial = Trial(
-        attack, noise_opened(pairwise), (adversary,), victim, seed=0,
+        attack,
+        noise_opened(pairwise),
+        (adversary,),
+        victim,
+        seed=0,
         on_score=lambda *each: found.append(each),
-    )  # fmt: skip
+    )
     assert trial.result().applicable
     (result, guess), *_ = found
     assert _held(pairwise, victim)[guess.positions].all()

@@ -15,9 +15,12 @@ Matrix = NDArray[np.float64]
 def agreement(passives: int = 2, **changes: Any) -> ProductAgreement:
     usual: dict[str, Any] = {"people": 30, "columns": 3, "labelled": 4}
     return ProductAgreement(
-        session="test", receiver="active", combiner="aggregator",
-        contributors=tuple(f"passive_{k}" for k in range(1, passives + 1)), **{**usual, **changes},
-    )  # fmt: skip
+        session="test",
+        receiver="active",
+        combiner="aggregator",
+        contributors=tuple(f"passive_{k}" for k in range(1, passives + 1)),
+        **{**usual, **changes},
+    )
 
 
 def labels(agreed: ProductAgreement, seed: int = 0) -> Matrix:

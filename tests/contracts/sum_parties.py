@@ -43,9 +43,12 @@ CHOICES: Mapping[str, Callable[[SumAgreement], SecureSum]] = {
 
 def agreement(passives: int = 3, **changes: Any) -> SumAgreement:
     usual = SumAgreement(
-        session="test", receiver="active", combiner="aggregator",
-        contributors=tuple(f"passive_{k}" for k in range(1, passives + 1)), clip_norm=1.0,
-    )  # fmt: skip
+        session="test",
+        receiver="active",
+        combiner="aggregator",
+        contributors=tuple(f"passive_{k}" for k in range(1, passives + 1)),
+        clip_norm=1.0,
+    )
     return replace(usual, **changes)
 
 
@@ -294,11 +297,16 @@ def shown_in(secrets: Iterable[bytes], told: bytes) -> list[bytes]:
     return [
         secret
         for secret in secrets
-        if any(form in told for form in (
-            secret, secret.hex().encode(), base64.b64encode(secret)[:40],
-            repr(secret)[2:-1].encode(),
-        ))
-    ]  # fmt: skip
+        if any(
+            form in told
+            for form in (
+                secret,
+                secret.hex().encode(),
+                base64.b64encode(secret)[:40],
+                repr(secret)[2:-1].encode(),
+            )
+        )
+    ]
 
 
 OVERHEARD_SHAPE = (4, 8)

@@ -386,16 +386,19 @@ def test_our_own_misuse_of_a_receiver_ends_nothing(choice: str) -> None:
 @every
 def test_bad_values_are_refused_and_cost_no_step(choice: str) -> None:
     cases: list[tuple[Any, str]] = [
-        (np.zeros((0, 3)), "non-empty, got a ndarray"), ([], "non-empty, got a list"),
+        (np.zeros((0, 3)), "non-empty, got a ndarray"),
+        ([], "non-empty, got a list"),
         (np.array([[np.nan, 1.0]]), "1 of 2 values of a contribution are NaN"),
         ([1.0, float("-inf")], "1 of 2 values of a contribution are NaN"),
         (np.zeros((2, 2), dtype=np.complex128), "is of complex128; expected an array"),
-        (np.zeros(2, dtype=bool), "is of bool"), ([True], "leaf .0. is a bool"),
+        (np.zeros(2, dtype=bool), "is of bool"),
+        ([True], "leaf .0. is a bool"),
         (np.ma.MaskedArray(np.zeros((2, 2)), np.eye(2, dtype=bool)), "a MaskedArray, which may"),
         (np.zeros((2, 2)).view(np.recarray), "a recarray, which may hide"),
         ({"w": [1.0, None]}, "leaf .'w'..1. is None; .*without a gradient"),
-        ({(1,): 1.0}, "texts or integers as keys"), ("12", "is a str; expected an array"),
-    ]  # fmt: skip
+        ({(1,): 1.0}, "texts or integers as keys"),
+        ("12", "is a str; expected an array"),
+    ]
     for values, message in cases:
         played = parties(choice)
         bound = played.next()

@@ -90,11 +90,15 @@ def test_noise_that_was_not_agreed_or_does_not_fit_is_refused(choice: str) -> No
     with pytest.raises(LocalProtocolError, match=r"noise of 0 steps .* but some was given"):
         without.contributors["passive_1"].contribute(values, without.next(), none)
     cases: tuple[tuple[Any, str], ...] = (
-        (none.astype(np.int32), "got int32"), (none.astype(np.float64), "got float64"),
-        (none.T, "of shape"), (none[:1], "of shape"), (none.tolist(), "got list"), (0, "got int"),
+        (none.astype(np.int32), "got int32"),
+        (none.astype(np.float64), "got float64"),
+        (none.T, "of shape"),
+        (none[:1], "of shape"),
+        (none.tolist(), "got list"),
+        (0, "got int"),
         (none + largest_noise(NOISE) + 1, "lies beyond"),
         (none - largest_noise(NOISE) - 1, "lies beyond"),
-    )  # fmt: skip
+    )
     for given, said in cases:
         with pytest.raises(LocalProtocolError, match=said):
             agreed.contributors["passive_1"].contribute(values, agreed.next(), given)

@@ -55,9 +55,10 @@ def missing(code: str) -> list[str]:
             if node.module == "secure_apfed":  # which gives all of the other
                 known |= public(modules["apfed_protocols"])
             offences += [
-                f"{node.module}: {name}" for name in sorted(names - known)
+                f"{node.module}: {name}"
+                for name in sorted(names - known)
                 if f"{node.module}.{name}" not in modules
-            ]  # fmt: skip
+            ]
     return offences
 
 
@@ -170,9 +171,11 @@ def test_there_are_calls_and_a_wrong_one_would_be_found() -> None:
     calls = [call for document in DOCUMENTS for call in command_lines(document, "secure-apfed")]
     assert len(calls) > 50
     for wrong, whole in (
-        ("run run.yaml --outptu x", True), ("run --outptu x", False), ("run", True),
+        ("run run.yaml --outptu x", True),
+        ("run --outptu x", False),
+        ("run", True),
         ("study main --jobs many", True),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UsageError):
             parse(wrong.split(), whole=whole)
     for wrong in ("trian run.yaml", "study trian"):
@@ -435,9 +438,13 @@ def test_every_document_is_a_page(site: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "name"),
-    [("runs", "secure_apfed.runs.run.run"), ("sums", "apfed_protocols.sums.MaskedSum"),
-     ("alignment", "apfed_protocols.psi.align"), ("attacks", "apfed_attacks.run.mount")],
-)  # fmt: skip
+    [
+        ("runs", "secure_apfed.runs.run.run"),
+        ("sums", "apfed_protocols.sums.MaskedSum"),
+        ("alignment", "apfed_protocols.psi.align"),
+        ("attacks", "apfed_attacks.run.mount"),
+    ],
+)
 def test_the_reference_describes_public_names(site: Path, page: str, name: str) -> None:
     text = (site / "api" / f"{page}.html").read_text(encoding="utf-8")
     assert f'id="{name}"' in text

@@ -16,10 +16,19 @@ EXAMPLES = DOCS / "examples"
 
 def told_by(name: str, home: Path) -> str:
     told = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py")], cwd=home, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
-             "HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0"}, check=False, timeout=200,
-    )  # fmt: skip
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        cwd=home,
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+            "HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+        },
+        check=False,
+        timeout=200,
+    )
     assert told.returncode == 0, told.stdout + told.stderr
     return told.stdout
 

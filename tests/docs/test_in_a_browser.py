@@ -73,9 +73,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A report of a run that was attacked, the list of two runs, and two pages of the site."""
     runs = tmp_path_factory.mktemp("runs")
     guarded = write_run(
-        runs / "guarded", config_of(guard="{mechanism: gaussian, epsilon: 8.0}"),
-        accuracy={"apfed_c": 0.912}, epsilon=7.98, attacks=[attack_result()],
-    )  # fmt: skip
+        runs / "guarded",
+        config_of(guard="{mechanism: gaussian, epsilon: 8.0}"),
+        accuracy={"apfed_c": 0.912},
+        epsilon=7.98,
+        attacks=[attack_result()],
+    )
     write_run(runs / "plain", config_of(), accuracy={"apfed_c": 0.93})
     report = write_report(guarded)
     listed = write_runs_page(list_runs(runs), runs / "runs.html", title="Runs")
@@ -86,13 +89,24 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         figure.subplots()
     picture = Picture(path=runs / "picture.png", title="A study", caption="What it shows.")
     write_page(
-        runs, "tradeoff.html.jinja", title="Study", header=header, rows=[cells], lines=[],
-        pictures=[picture], reading="", reports=[], failures=[],
-    )  # fmt: skip
+        runs,
+        "tradeoff.html.jinja",
+        title="Study",
+        header=header,
+        rows=[cells],
+        lines=[],
+        pictures=[picture],
+        reading="",
+        reports=[],
+        failures=[],
+    )
     return {
-        "study": runs / "index.html", "report": report, "list": listed,
-        "start": site / "index.html", "page": site / "leaks.html",
-    }  # fmt: skip
+        "study": runs / "index.html",
+        "report": report,
+        "list": listed,
+        "start": site / "index.html",
+        "page": site / "leaks.html",
+    }
 
 
 @contextmanager

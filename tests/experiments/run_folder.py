@@ -56,10 +56,13 @@ class Page(HTMLParser):
 def config_of(method: str = "apfed_c", guard: str = "{mechanism: none}", **settings: str) -> Config:
     """Return a small config; further settings are YAML by top-level key."""
     told = {
-        "name": f"digits-{method}", "method": method,
-        "data": "{dataset: digits, views: 4, overlap: 0.8}", "guard": guard,
-        "train": "{epochs: 6, batch_size: 64, learning_rate: 0.05}", **settings,
-    }  # fmt: skip
+        "name": f"digits-{method}",
+        "method": method,
+        "data": "{dataset: digits, views: 4, overlap: 0.8}",
+        "guard": guard,
+        "train": "{epochs: 6, batch_size: 64, learning_rate: 0.05}",
+        **settings,
+    }
     return load_config_text("\n".join(f"{key}: {value}" for key, value in told.items()))
 
 
@@ -68,25 +71,43 @@ def flow(
 ) -> dict[str, Any]:
     """Return one entry of transcript.json; `each` is the payload bytes of one message."""
     return {
-        "sender": sender, "receiver": receiver, "kind": kind, "messages": messages,
-        "payload_bytes": messages * each, "wire_bytes": messages * (each + 90),
-        "first_step": -1 if last < 0 else 0, "last_step": last,
-    }  # fmt: skip
+        "sender": sender,
+        "receiver": receiver,
+        "kind": kind,
+        "messages": messages,
+        "payload_bytes": messages * each,
+        "wire_bytes": messages * (each + 90),
+        "first_step": -1 if last < 0 else 0,
+        "last_step": last,
+    }
 
 
 def attack_result(**changed: Any) -> dict[str, Any]:
     """Return one entry of attacks.json."""
     scores = {"accuracy": 0.71, "balanced_accuracy": 0.70}
     return {
-        "attack": "model_completion", "target": "labels", "adversary": "passive-1",
-        "role": "passive", "behaviour": "curious", "method": "apfed_c", "applicable": True,
-        "reason": None, "victim": "active", "metric": "balanced_accuracy",
-        "variant": "h and x, logistic", "score": scores,
-        "variants": {"h and x, logistic": scores}, "baseline": "x, logistic",
+        "attack": "model_completion",
+        "target": "labels",
+        "adversary": "passive-1",
+        "role": "passive",
+        "behaviour": "curious",
+        "method": "apfed_c",
+        "applicable": True,
+        "reason": None,
+        "victim": "active",
+        "metric": "balanced_accuracy",
+        "variant": "h and x, logistic",
+        "score": scores,
+        "variants": {"h and x, logistic": scores},
+        "baseline": "x, logistic",
         "baselines": {"x, logistic": {"accuracy": 0.5, "balanced_accuracy": 0.48}},
-        "references": {}, "advantage": 0.22, "knowledge": {"labels": 40, "priors": True},
-        "counts": {"known": 40, "scored": 900}, "seed": 0, **changed,
-    }  # fmt: skip
+        "references": {},
+        "advantage": 0.22,
+        "knowledge": {"labels": 40, "priors": True},
+        "counts": {"known": 40, "scored": 900},
+        "seed": 0,
+        **changed,
+    }
 
 
 def _flows(method: str, steps: int, passives: int) -> list[dict[str, Any]]:
@@ -126,23 +147,35 @@ def write_run(
     wire = sum(one["wire_bytes"] for one in flows)
     metrics = [
         {
-            "epoch": at + 1, "step": 16 * (at + 1), "loss": 2.3 / (1 + at),
+            "epoch": at + 1,
+            "step": 16 * (at + 1),
+            "loss": 2.3 / (1 + at),
             "accuracy": {name: value * (at + 1) / epochs for name, value in accuracy.items()},
-            "epsilon": epsilon, "wire_bytes": wire * (at + 1) // epochs, "seconds": 1.5 * (at + 1),
+            "epsilon": epsilon,
+            "wire_bytes": wire * (at + 1) // epochs,
+            "seconds": 1.5 * (at + 1),
         }
         for at in range(epochs)
-    ]  # fmt: skip
+    ]
     result = {
-        "method": config.method.name, "accuracy": dict(accuracy), "wire_bytes": wire,
+        "method": config.method.name,
+        "accuracy": dict(accuracy),
+        "wire_bytes": wire,
         "privacy": {
-            "epsilon_x": epsilon, "epsilon_y": None, "epsilon_model": None, "delta": 1e-5,
+            "epsilon_x": epsilon,
+            "epsilon_y": None,
+            "epsilon_model": None,
+            "delta": 1e-5,
             "releases": epochs,
         },
-        "seconds": 9.25, "aligned_rows": 980, "train_rows": 1230, "test_rows": 410,
+        "seconds": 9.25,
+        "aligned_rows": 980,
+        "train_rows": 1230,
+        "test_rows": 410,
         "measured_rows": dict.fromkeys(accuracy, 410),
         "sum": {"scheme": config.secure_sum.scheme, "poly_degree": 4096, "rounding": 3.1e-5},
         "guarantee": "Row-release guarantee, encoder held fixed; no label privacy.",
-    }  # fmt: skip
+    }
     roles = {"active": "active"}
     if config.method.has_passives:
         roles |= {f"passive-{at + 1}": "passive" for at in range(passives)}
@@ -174,39 +207,54 @@ CONFIG: Config = config_of()
 def on_few_labels(**changes: Any) -> Config:
     """A run of votes on digits, with these sections in place of its own."""
     settings: dict[str, Any] = {
-        "name": "few-labels", "method": {"name": "votes", "prior": "labeller"},
+        "name": "few-labels",
+        "method": {"name": "votes", "prior": "labeller"},
         "data": {"dataset": "digits", "views": 4, "labelled": 60, "limit": 300},
-        "model": {"network": "random_features"}, "train": {"epochs": 1},
+        "model": {"network": "random_features"},
+        "train": {"epochs": 1},
         "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
-        "secure_sum": {"scheme": "plain", "masks": "pairwise"}, "transcript": {"keep": "none"},
-    }  # fmt: skip
+        "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+        "transcript": {"keep": "none"},
+    }
     return Config.model_validate({**settings, **changes})
 
 
 def attacked(advantage: float, **changed: Any) -> AttackResult:
     """An attack on labels over a baseline of 0.5."""
     settings: dict[str, Any] = {
-        "variant": "x", "baseline": "y", "baselines": {"y": {"balanced_accuracy": 0.5}},
-        "score": {"balanced_accuracy": 0.5 + advantage}, "advantage": advantage,
+        "variant": "x",
+        "baseline": "y",
+        "baselines": {"y": {"balanced_accuracy": 0.5}},
+        "score": {"balanced_accuracy": 0.5 + advantage},
+        "advantage": advantage,
         **changed,
-    }  # fmt: skip
+    }
     return AttackResult(**attack_result(**settings))
 
 
 def finished(
-    accuracy: float | Mapping[str, float], *, epsilon: float = math.inf, releases: int = 2,
-    wire_bytes: int = 1_000_000, attacks: Sequence[AttackResult] | None = None,
-) -> FinishedRun:  # fmt: skip
+    accuracy: float | Mapping[str, float],
+    *,
+    epsilon: float = math.inf,
+    releases: int = 2,
+    wire_bytes: int = 1_000_000,
+    attacks: Sequence[AttackResult] | None = None,
+) -> FinishedRun:
     """A run that reached this."""
     by_inference = accuracy if isinstance(accuracy, Mapping) else {"apfed_c": accuracy}
     privacy = {
-        "epsilon_x": epsilon, "epsilon_y": math.inf, "epsilon_model": math.inf,
+        "epsilon_x": epsilon,
+        "epsilon_y": math.inf,
+        "epsilon_model": math.inf,
         "releases": releases,
-    }  # fmt: skip
+    }
     outcome = {
-        "method": "apfed_c", "accuracy": by_inference, "wire_bytes": wire_bytes,
-        "privacy": privacy, "seconds": 1.0,
-    }  # fmt: skip
+        "method": "apfed_c",
+        "accuracy": by_inference,
+        "wire_bytes": wire_bytes,
+        "privacy": privacy,
+        "seconds": 1.0,
+    }
     return FinishedRun(
         config=CONFIG,
         outcome=Outcome.model_validate(outcome),

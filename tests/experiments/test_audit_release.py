@@ -95,12 +95,15 @@ def test_no_guard_gives_everything_away_and_pure_noise_nothing() -> None:
 
 
 @pytest.mark.sampled(every=3)
-@pytest.mark.parametrize(("bound", "mu"), [
-    (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 0.3),
-    (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 1.0),
-    (lambda v, _: epsilon_below(2000, 400, v, delta=DELTA, level=0.05), 1.0),
-    (lambda _, v: gdp_epsilon(mu_below_if_independent(2000, v, level=0.05), DELTA), 0.3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("bound", "mu"),
+    [
+        (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 0.3),
+        (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 1.0),
+        (lambda v, _: epsilon_below(2000, 400, v, delta=DELTA, level=0.05), 1.0),
+        (lambda _, v: gdp_epsilon(mu_below_if_independent(2000, v, level=0.05), DELTA), 0.3),
+    ],
+)
 def test_each_bound_holds_as_often_as_it_says(
     bound: Callable[[int, int], float], mu: float
 ) -> None:
@@ -200,8 +203,11 @@ def test_worlds_that_never_meet_prove_much_and_equal_ones_nothing() -> None:
 def test_scores_that_prove_nothing_are_refused() -> None:
     zeros = np.zeros(100)
     for scores_0, scores_1, level in (
-        (zeros[:59], zeros[:59], 0.05), (zeros, zeros[:99], 0.05), (zeros, zeros, 0.0),
-        (zeros, np.full(100, np.nan), 0.05), (np.full(100, np.inf), zeros, 0.05),
-    ):  # fmt: skip
+        (zeros[:59], zeros[:59], 0.05),
+        (zeros, zeros[:99], 0.05),
+        (zeros, zeros, 0.0),
+        (zeros, np.full(100, np.nan), 0.05),
+        (np.full(100, np.inf), zeros, 0.05),
+    ):
         with pytest.raises(LocalProtocolError, match="expected"):
             evidence_from(scores_0, scores_1, level=level)

@@ -103,30 +103,45 @@ def parties(task: Task) -> tuple[seats.LoneActive, ApfedPassive, SumCombiner]:
     rows = len(task.features)
     agreed = seats.contract(shape=(4,), norms=(0.0, 2.0), passives=("p1",), batch_size=rows)
     sums = PlainSum(
-        SumAgreement(session=seats.SESSION, receiver="active", combiner="aggregator",
-                     contributors=("p1",), clip_norm=SHORT.row_clip, allow_single=True),
+        SumAgreement(
+            session=seats.SESSION,
+            receiver="active",
+            combiner="aggregator",
+            contributors=("p1",),
+            clip_norm=SHORT.row_clip,
+            allow_single=True,
+        ),
         clip=True,
-    )  # fmt: skip
+    )
     modules, objective = networks()
     key = bytes(32)
     still: dict[str, Any] = {
-        "momentum": 0.0, "weight_decay": 0.0, "precision": "float64", "device": "cpu",
-    }  # fmt: skip
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "precision": "float64",
+        "device": "cpu",
+    }
     guard = GaussianGuard(clip=SHORT.clip, sigma=1e-13, key=key)
     gradients = GradientGuard(clip=SHORT.gradient_clip, noise_multiplier=1e-13, key=key)
     ledger = PrivacyLedger(gradients.mechanism(), delta=1e-5, budget=None, rows=rows, log=None)
     encoding, ids = ColumnEncoding.plain(tuple("abcdefghij")), tuple(map(str, range(rows)))
     active = seats.LoneActive(
         PartyTable("active", ids, task.features, task.labels, encoding),
-        ActiveNetworks(**modules), guard, alignment=torch.arange(rows), agreed=agreed,
+        ActiveNetworks(**modules),
+        guard,
+        alignment=torch.arange(rows),
+        agreed=agreed,
         receiver=sums.receiver(),
         train=TrainSettings(learning_rate=task.learning_rate, **still),
         private=PrivateUpdates(gradients, ledger),
-    )  # fmt: skip
+    )
     passive = seats.lone_passive(
-        agreed, objective, task.passive_features, contributor=sums.contributor("p1"),
+        agreed,
+        objective,
+        task.passive_features,
+        contributor=sums.contributor("p1"),
         train=TrainSettings(learning_rate=task.passive_rate, **still),
-    )  # fmt: skip
+    )
     return active, passive, sums.combiner()
 
 
@@ -134,9 +149,11 @@ def parties(task: Task) -> tuple[seats.LoneActive, ApfedPassive, SumCombiner]:
 def test_a_retraining_is_what_the_parties_do() -> None:
     task = task_of(EVERYTHING, epochs=3)
     task = replace(
-        task, features=task.features.double(), other_features=task.other_features.double(),
+        task,
+        features=task.features.double(),
+        other_features=task.other_features.double(),
         passive_features=task.passive_features.double(),
-    )  # fmt: skip
+    )
     active, passive, combiner = parties(task)
     modules, objective = networks()
     modules = {name: module.double() for name, module in modules.items()}
@@ -155,8 +172,9 @@ def test_a_retraining_is_what_the_parties_do() -> None:
         active.update(combiner.combine({"p1": seats.contributed(passive, received)}))
     assert clipped > 0
     models: dict[Literal["active", "passive"], nn.Module] = {
-        "active": active.role.trainer.networks, "passive": passive.trainer.objective,
-    }  # fmt: skip
+        "active": active.role.trainer.networks,
+        "passive": passive.trainer.objective,
+    }
     for party, module in models.items():
         for name, parameter in module.named_parameters():
             ours = runs.weights(party)[name][0]

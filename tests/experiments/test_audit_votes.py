@@ -115,29 +115,34 @@ UNLABELLED, LABELLED = (people_on_a_line(labelled=labelled) for labelled in (Fal
 PERSON = labelled_person()
 PLANTED: dict[str, tuple[str, Scores]] = {
     "randomised response that keeps the truth too often": (
-        "one answer", partial(one_answer, KeepsTooOften(epsilon=2.0, classes=3)),
+        "one answer",
+        partial(one_answer, KeepsTooOften(epsilon=2.0, classes=3)),
     ),
     "half of the noise on the sum": ("one vote in a sum", in_a_sum(added(64))),
     "noise of one honest party fewer than is counted": (
-        "one vote in a sum", in_a_sum(replace(added(90), honest=1)),
+        "one vote in a sum",
+        in_a_sum(replace(added(90), honest=1)),
     ),
     "sqrt 2 for votes with signs": ("one vote in a sum", in_a_sum(added(127), -ONE)),
     "half of the noise on the weights": ("private weights", in_weights(HalfTheNoise, PERSON)),
     "rows that are not clipped": ("private weights", in_weights(Unclipped, long_person())),
     "the sensitivity of another n": (
-        "private weights", in_weights(RowsAsIfTheyWereMany, PERSON),
+        "private weights",
+        in_weights(RowsAsIfTheyWereMany, PERSON),
     ),
     "a labelled person's own vote forgotten": (
         "private weights",
         partial(weights_and_sum, partial(private, labellers.PrivateLogistic), added(64), PERSON),
     ),
     "a labelled person claimed as one without": (
-        "inductive, no label", in_answers(labellers.Logistic(), LABELLED),
+        "inductive, no label",
+        in_answers(labellers.Logistic(), LABELLED),
     ),
     "a transductive labeller claimed as inductive": (
-        "inductive, no label", in_answers(labellers.Spreading(neighbours=2), UNLABELLED),
+        "inductive, no label",
+        in_answers(labellers.Spreading(neighbours=2), UNLABELLED),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.sampled(every=8)

@@ -66,8 +66,10 @@ def test_cases_have_names_of_their_own() -> None:
     timed_by_hand = {"commands"}
     assert {path.stem for path in STORED.iterdir()} == set(BENCHES) | timed_by_hand
     for name, bench in BENCHES.items():
-        brief, cases = ([case for group in bench.groups(quick) for case in group.cases]
-                        for quick in (True, False))  # fmt: skip
+        brief, cases = (
+            [case for group in bench.groups(quick) for case in group.cases]
+            for quick in (True, False)
+        )
         assert all(len(set(each)) == len(each) > 0 for each in (brief, cases))
         with pytest.raises(ConfigError, match="'nothing' names no case of bench") as told:
             list(run_benches([name], cases="nothing"))
@@ -144,11 +146,15 @@ def test_every_bench_prints_one_object(name: str) -> None:
     if name != "secure-sum":
         return
     most_bytes = {
-        "ckks": 16.1, "ckks-fast": 8.1, "bfv+masks": 7.6, "masked": 4.1,
-        "masked-recovery": 4.1, "plain": 4.1,
+        "ckks": 16.1,
+        "ckks-fast": 8.1,
+        "bfv+masks": 7.6,
+        "masked": 4.1,
+        "masked-recovery": 4.1,
+        "plain": 4.1,
         # eight bytes of a share, and the frames around it and the keys of the others' shares
         **({"crypten": 8.1} if importlib.util.find_spec("crypten") else {}),
-    }  # fmt: skip
+    }
     for case, most in most_bytes.items():
         assert found[f"{case}/m4"]["bytes_per_value"] <= most
         assert found[f"{case}/m4"]["ratio"] > 1 == found["tutorial/m4"]["ratio"]
@@ -212,9 +218,10 @@ def test_a_peer_may_fail_and_what_is_ours_must_not(
     monkeypatch.setenv("SECURE_APFED_SPU_PYTHON", str(stand_in))
     real = apart._intersected
     monkeypatch.setattr(
-        apart, "_intersected",
+        apart,
+        "_intersected",
         lambda case, size: real(case, size) if case == "spu-rr22" else {"seconds": 2.0},
-    )  # fmt: skip
+    )
     (ours,) = apart.intersect(100, 2, ["vole/100"])
     assert (ours["peer"], ours["ratio"]) == ("spu-rr22/100", 0.5)
     (peer,) = apart.intersect(80, 1, ["spu-rr22/80"])

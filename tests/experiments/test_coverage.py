@@ -84,10 +84,22 @@ def coverage(people_N: int, labelled: int | None, own: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("people_N", "labelled", "own"), [
-    (2000, 20, 5), (2000, 20, 2), (200, 10, 5), (200, None, 5), (200, None, 2), (1000, None, 5),
-    (200, 10, 2), (2000, 50, 5), (2000, 50, 2), (2000, 200, 5), (2000, 200, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("people_N", "labelled", "own"),
+    [
+        (2000, 20, 5),
+        (2000, 20, 2),
+        (200, 10, 5),
+        (200, None, 5),
+        (200, None, 2),
+        (1000, None, 5),
+        (200, 10, 2),
+        (2000, 50, 5),
+        (2000, 50, 2),
+        (2000, 200, 5),
+        (2000, 200, 2),
+    ],
+)
 def test_intervals_hold_the_true_gain(people_N: int, labelled: int | None, own: int) -> None:
     """In 92 to 97 of 100 tables; room: two deviations of a share of so many tables, upwards."""
     room = 2 * (0.95 * 0.05 / TABLES) ** 0.5

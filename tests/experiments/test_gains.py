@@ -91,9 +91,15 @@ def test_the_epsilon_of_a_line_is_that_of_what_its_method_sends() -> None:
     sent = dict.fromkeys(("apfed_r", "split_nn", "single_view"), 8.0)
     summed = dict.fromkeys(("votes", "split_nn_sum", "mmvfl", "h_fedmv", "vfedtrans"), 2.0)
     line = Summary(
-        seeds=1, accuracies={"accuracy": Interval.of([0.5])}, epsilon_x=8.0, epsilon_y=math.inf,
-        releases=1, wire_bytes=1.0, leakage={}, epsilon_passives=2.0,
-    )  # fmt: skip
+        seeds=1,
+        accuracies={"accuracy": Interval.of([0.5])},
+        epsilon_x=8.0,
+        epsilon_y=math.inf,
+        releases=1,
+        wire_bytes=1.0,
+        leakage={},
+        epsilon_passives=2.0,
+    )
     for method, epsilon in {**sent, **summed}.items():
         assert line.epsilon_of(METHODS[method].declared) == epsilon
 
@@ -105,10 +111,16 @@ def rows_of(accuracies: list[float], **baselines: list[tuple[float, float]]) -> 
     ]
     for name, values in baselines.items():
         rows += [
-            {"seed": seed, "target": "solo", "metric": "accuracy", "name": name, "score": test,
-             "baseline": held_out}
+            {
+                "seed": seed,
+                "target": "solo",
+                "metric": "accuracy",
+                "name": name,
+                "score": test,
+                "baseline": held_out,
+            }
             for seed, (held_out, test) in enumerate(values)
-        ]  # fmt: skip
+        ]
     return pd.DataFrame(rows).assign(shared=0.0)
 
 
@@ -133,9 +145,11 @@ def test_the_baseline_is_chosen_by_held_out_labels_and_hindsight_is_told() -> No
 def test_a_sentence_says_whether_help_paid() -> None:
     near = [(0.7, 0.70), (0.7, 0.71), (0.7, 0.69)]
     for reached, told in (
-        ([0.8, 0.82, 0.81], "Help paid"), ([0.71, 0.69, 0.7], "No help shown"),
-        ([0.5, 0.52, 0.51], "Help cost"), ([0.8], "One seed"),
-    ):  # fmt: skip
+        ([0.8, 0.82, 0.81], "Help paid"),
+        ([0.71, 0.69, 0.7], "No help shown"),
+        ([0.5, 0.52, 0.51], "Help cost"),
+        ([0.8], "One seed"),
+    ):
         gain = Gain.of(rows_of(reached, alone=near[: len(reached)]))
         assert gain is not None
         assert gain.sentence.partition(":")[0] == told
@@ -172,9 +186,9 @@ def test_a_student_without_help_reads_nothing_of_passives() -> None:
     point = GainCase(method="votes", data="wine", labelled=9).control.point(Path())
     config = point.trial(0).config
     data = load_data(config.data, seed=0)
-    other = replace(data, passives=tuple(
-        replace(table, features=-table.features) for table in data.passives
-    ))  # fmt: skip
+    other = replace(
+        data, passives=tuple(replace(table, features=-table.features) for table in data.passives)
+    )
     said = [taught_alone(config, held).scored(data.test_rows).scores for held in (data, other)]
     assert (said[0] == said[1]).all()
 
@@ -201,11 +215,18 @@ def test_votes_are_told_apart_by_what_they_would_have_brought(tmp_path: Path) ->
 def test_what_is_told_in_hindsight_is_over_the_model_that_stays() -> None:
     scores = {0: (0.5, 0.6, 0.9), 1: (0.7, 0.6, 0.6)}  # held out a and b, votes
     rows = [
-        {"target": "solo", "metric": "accuracy", "seed": seed, "name": name, "baseline": held_out,
-         "score": score, "help_used": seed == 0}
+        {
+            "target": "solo",
+            "metric": "accuracy",
+            "seed": seed,
+            "name": name,
+            "baseline": held_out,
+            "score": score,
+            "help_used": seed == 0,
+        }
         for seed, (a, b, _) in scores.items()
         for name, held_out, score in (("a", a, 0.8), ("b", b, 0.4))
-    ]  # fmt: skip
+    ]
     always = [{"target": "task", "seed": seed, "score": of[2]} for seed, of in scores.items()]
     told = told_apart(pd.DataFrame(rows), pd.DataFrame(always))
     assert told["used"].tolist() == [True, False]
@@ -229,11 +250,12 @@ def test_tables_of_ones_own_are_cut_as_their_folder_says(tmp_path: Path) -> None
     assert data.active.labels is not None
     assert len(data.labelled_rows) == 20
     for text, said in (
-        ("[", "cannot be read"), ("[1]", "expected of each table"),
+        ("[", "cannot be read"),
+        ("[1]", "expected of each table"),
         ("vowels: {active: [a]}", "needs columns of the party active and of another"),
         ("vowels: {active: [a], other: [z]}", "lacks the columns z"),
         ("consonants: {active: [a], other: [b]}", "there is no consonants.csv"),
-    ):  # fmt: skip
+    ):
         splits.write_text(text)
         with pytest.raises(ConfigError, match=said):
             cases_on(tmp_path)

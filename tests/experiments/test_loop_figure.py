@@ -29,10 +29,17 @@ def _numbers_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def found(advantage: float, *, attack: str = "norm", target: str = "labels") -> Finding:
     result: Any = SimpleNamespace(
-        attack=attack, target=target, setting=attack, metric="r2", score={"r2": 1.0},
-        advantage=advantage, variant="x", role="passive", counts={"known": 0, "scored": 9},
+        attack=attack,
+        target=target,
+        setting=attack,
+        metric="r2",
+        score={"r2": 1.0},
+        advantage=advantage,
+        variant="x",
+        role="passive",
+        counts={"known": 0, "scored": 9},
         baselines={"none": {"r2": 0.0}},
-    )  # fmt: skip
+    )
     results: tuple[AttackResult, ...] = (result, result)
     return Finding(results)
 

@@ -40,8 +40,12 @@ def test_infinity_has_a_tick_of_its_own_beyond_a_break(axes: Axes) -> None:
         axes, [8.0, math.inf, 0.0, 0.25], filled=[True, False, True, True], colour="red"
     )
     ticks = ticks_of(axes)
-    assert places == [math.log10(8), ticks["\u221e, no\nguarantee"], ticks["nothing\nis sent"],
-                      math.log10(0.25)]  # fmt: skip
+    assert places == [
+        math.log10(8),
+        ticks["\u221e, no\nguarantee"],
+        ticks["nothing\nis sent"],
+        math.log10(0.25),
+    ]
     numbers = [place for label, place in ticks.items() if label[0].isdigit()]
     assert ticks["nothing\nis sent"] < min(numbers) < max(numbers) < places[1]
     assert [label for label in ticks if label[0].isdigit()] == ["0.1", "1", "10"]
@@ -199,13 +203,18 @@ ATTACKS: dict[str, list[AttackResult]] = {
     "many": [attacked(advantage / 10) for advantage in range(12)],
     "of several measures": [
         attacked(0.2),
-        attacked(0.1, metric="auc", score={"auc": 0.6}, baselines={"guess": {"auc": 0.5}},
-                 baseline="guess"),
+        attacked(
+            0.1,
+            metric="auc",
+            score={"auc": 0.6},
+            baselines={"guess": {"auc": 0.5}},
+            baseline="guess",
+        ),
     ],
     "a long variant": [attacked(0.1, variant="a variant of a very long name " * 3)],
     "a long adversary": [attacked(0.1, adversary="-".join(["organisation"] * 5))],
     "many adversaries": [attacked(0.1, adversary=" and ".join(["organisation"] * 9))],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", ATTACKS)
@@ -230,9 +239,14 @@ def test_a_picture_of_attacks_fits_a_phone_with_all_names_in_it(case: str, tmp_p
 
 def test_the_curve_of_membership_names_attack_adversary_and_variant() -> None:
     result = attacked(
-        0.1, target="membership", attack="membership", adversary="outsider",
-        variant="above models", score={"auc": 0.6}, roc=((0.0, 0.0), (1.0, 1.0)),
-    )  # fmt: skip
+        0.1,
+        target="membership",
+        attack="membership",
+        adversary="outsider",
+        variant="above models",
+        score={"auc": 0.6},
+        roc=((0.0, 0.0), (1.0, 1.0)),
+    )
     assert pictures._name_curve(result) == "membership by outsider, above models, AUC 0.600"
     assert isinstance(result, AttackResult)
 

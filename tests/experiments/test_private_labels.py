@@ -26,21 +26,29 @@ TRAIN = {"epochs": 2, "batch_size": 32, "learning_rate": 0.01, "device": "cpu"}
 GUARD = {"mechanism": "none", "noise": "reproducible_insecure"}
 SUM = {"scheme": "plain", "masks": "pairwise"}
 CASES: dict[str, dict[str, Any]] = {
-    "alone": {"method": "single_view", **RESPONSE, "threshold": "f1",
-              "train": {**TRAIN, "class_weights": "balanced", "patience": 1}},
+    "alone": {
+        "method": "single_view",
+        **RESPONSE,
+        "threshold": "f1",
+        "train": {**TRAIN, "class_weights": "balanced", "patience": 1},
+    },
     "stages": {"method": "single_view", **STAGES, "measure": "auc"},
     "apfed": {"method": "apfed_r", "secure_sum": SUM, **RESPONSE, "threshold": "accuracy"},
-    "votes": {"method": "votes", "secure_sum": SUM, **RESPONSE,
-              "data": {"labelled": 40}},
+    "votes": {"method": "votes", "secure_sum": SUM, **RESPONSE, "data": {"labelled": 40}},
     "tvfl": {"method": "tvfl", **RESPONSE},
-}  # fmt: skip
+}
 # Of every run its own, whatever the labels are.
 DRAWN = re.compile(
     r"[0-9a-f]{32,}|\"seconds\": [0-9.e+-]+|[0-9.]+(?:\u202f|\\u202f)s\b|/[^\"<\s]*/w\d"
 )
 DRAWN_FILES = (
-    "identity.pem", "events.out.*", "answers-*", "ledger-*", "alignment.*", "transcript.msgpack",
-)  # fmt: skip
+    "identity.pem",
+    "events.out.*",
+    "answers-*",
+    "ledger-*",
+    "alignment.*",
+    "transcript.msgpack",
+)
 
 
 def config_of(**settings: Any) -> Config:
@@ -127,13 +135,18 @@ def counted_in_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("plant", "found"),
-    [(fitted_on_true_labels, {"printed", "solo.json", "report.html", "privacy.json"}),
-     (counted_in_the_card, {"model.json"})],
-)  # fmt: skip
+    [
+        (fitted_on_true_labels, {"printed", "solo.json", "report.html", "privacy.json"}),
+        (counted_in_the_card, {"model.json"}),
+    ],
+)
 def test_a_planted_figure_of_true_labels_is_found(
-    plant: Callable[[pytest.MonkeyPatch], None], found: set[str], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    plant: Callable[[pytest.MonkeyPatch], None],
+    found: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     answered_alike(monkeypatch)
     plant(monkeypatch)
     case = CASES["stages"]

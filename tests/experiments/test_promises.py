@@ -174,13 +174,27 @@ def surfaces_of(config: Config, session: Any) -> dict[str, Any]:
         promises=tuple(Promised(**promise.as_json()) for promise in all_promises),
     )
     reported = ReportedRun(
-        config=config, outcome=outcome, attacks=None, path=Path("none"), epochs=(), flows=(),
-        contract_sha256="", roles={}, seeds={}, versions={}, charges={},
-    )  # fmt: skip
+        config=config,
+        outcome=outcome,
+        attacks=None,
+        path=Path("none"),
+        epochs=(),
+        flows=(),
+        contract_sha256="",
+        roles={},
+        seeds={},
+        versions={},
+        charges={},
+    )
     row = ListedRun(
-        path=Path("none"), name="none", state=State.FINISHED, date=datetime.fromtimestamp(0, UTC),
-        config=config, promise=reported.promise, leaks={},
-    )  # fmt: skip
+        path=Path("none"),
+        name="none",
+        state=State.FINISHED,
+        date=datetime.fromtimestamp(0, UTC),
+        config=config,
+        promise=reported.promise,
+        leaks={},
+    )
     found: dict[str, Any] = {
         "result.json": json.loads(to_json(outcome.model_dump(mode="python"))),
         "tiles": "\n".join(f"{tile.name} {tile.value}" for tile in tiles_of(reported)),
@@ -191,9 +205,17 @@ def surfaces_of(config: Config, session: Any) -> dict[str, Any]:
     }
     first = worst_promise(all_promises, config.method.figure)
     far = Progress(
-        epoch=1, epochs=1, step=1, steps=1, loss=None, accuracy=None, wire_bytes=1,
-        figure=first.figure, epsilon=first.epsilon, promise=first.state,
-    )  # fmt: skip
+        epoch=1,
+        epochs=1,
+        step=1,
+        steps=1,
+        loss=None,
+        accuracy=None,
+        wire_bytes=1,
+        figure=first.figure,
+        epsilon=first.epsilon,
+        promise=first.state,
+    )
     found["progress"] = shown.figures(far)
     for role in ROLES:
         found |= surfaces_of_party(config, role, session)
@@ -225,9 +247,14 @@ def surfaces_of_party(config: Config, role: str, session: Any) -> dict[str, Any]
 
 def _envelope(sender: str) -> Envelope:
     return Envelope(
-        session="unnamed", step=0, kind=Kind.REQUEST, sender=sender, receiver="peer", sequence=0,
+        session="unnamed",
+        step=0,
+        kind=Kind.REQUEST,
+        sender=sender,
+        receiver="peer",
+        sequence=0,
         payload=b"x",
-    )  # fmt: skip
+    )
 
 
 def unpromised(surfaces: Mapping[str, Any], config: Config) -> list[str]:
@@ -316,8 +343,9 @@ def test_other_accountants_check_no_epsilon_of_nothing() -> None:
     privacy = Privacy(epsilon_x=0.0, epsilon_y=0.0, epsilon_model=math.inf, accountants=checked)
     run_read: Any = SimpleNamespace(outcome=SimpleNamespace(privacy=privacy))
     assert [line.partition(":")[0] for line in trace_of(run_read)] == [
-        "cross-check, prv accountant", "cross-check, rdp accountant",
-    ]  # fmt: skip
+        "cross-check, prv accountant",
+        "cross-check, rdp accountant",
+    ]
 
 
 def test_a_run_without_noise_writes_no_finite_epsilon(tmp_path: Path) -> None:

@@ -71,10 +71,13 @@ def coalitions_in(run: RunFacts) -> dict[str, str]:
 def told(run: RunFacts, received: str = "") -> str:
     """All limits and coalitions, and the rules of these messages."""
     rules = (rule_for(kind, role, run) for kind, role in messages(received))
-    return " ".join([
-        *(limit.sentence for limit in LIMITS if limit.holds(run)), *coalitions_in(run).values(),
-        *(f"{rule.reads} {rule.protects} {rule.remains}" for rule in rules),
-    ])  # fmt: skip
+    return " ".join(
+        [
+            *(limit.sentence for limit in LIMITS if limit.holds(run)),
+            *coalitions_in(run).values(),
+            *(f"{rule.reads} {rule.protects} {rule.remains}" for rule in rules),
+        ]
+    )
 
 
 @pytest.mark.parametrize("method", MESSAGES)
@@ -146,52 +149,119 @@ PAIRS = facts(pairwise=True)
 SVD = facts("vfedtrans", guarded=False)
 # A run, messages, what is told of it, and what is not.
 TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
-    (PAIRS, f"{SUM}\nALIGNMENT active",
-     ("one passive alone knows", "each of them has", "overlap with each passive"), ()),
+    (
+        PAIRS,
+        f"{SUM}\nALIGNMENT active",
+        ("one passive alone knows", "each of them has", "overlap with each passive"),
+        (),
+    ),
     (facts(), SUM, (), ("one passive alone knows", "overlap with each passive")),
     (facts(passives=1), SUM, ("gradient of the only passive",), ()),
     (facts(passives=2), SUM, ("sum of all", "other passive's gradient"), ()),
     (facts(passives=3), "", (), ("other passive's gradient",)),
     (facts(secure_sum="plain"), "CONTRIBUTION aggregator", ("in the clear",), ()),
-    *((facts("mmvfl", passives=passives, labelled_passives=True), SUM,
-       ("of whom a passive has a label, and which",
-        "labels that a passive holds are read by the active"), ())
-      for passives in (1, 2, 3)),
+    *(
+        (
+            facts("mmvfl", passives=passives, labelled_passives=True),
+            SUM,
+            (
+                "of whom a passive has a label, and which",
+                "labels that a passive holds are read by the active",
+            ),
+            (),
+        )
+        for passives in (1, 2, 3)
+    ),
     (facts("mmvfl"), SUM, (), ("has a label",)),
-    (facts(), SHOWN,
-     ("not differentially private training", "epsilon_y is infinite", "Gradients carry no noise",
-      "failed attack proves no privacy", "Labels have no differential privacy"), ("empirical",)),
-    (facts(label_dp=True), SHOWN,
-     ("Test labels are not randomised", "epsilon_model is not claimed",
-      "encoder held fixed. It is not differentially private"), ("no differential privacy",)),
+    (
+        facts(),
+        SHOWN,
+        (
+            "not differentially private training",
+            "epsilon_y is infinite",
+            "Gradients carry no noise",
+            "failed attack proves no privacy",
+            "Labels have no differential privacy",
+        ),
+        ("empirical",),
+    ),
+    (
+        facts(label_dp=True),
+        SHOWN,
+        (
+            "Test labels are not randomised",
+            "epsilon_model is not claimed",
+            "encoder held fixed. It is not differentially private",
+        ),
+        ("no differential privacy",),
+    ),
     (facts(private=True), SHOWN, (), ("no differential privacy", "epsilon_model is not claimed")),
     (facts(private=True, guarded=False), SHOWN, ("not claimed",), ()),
     (facts(defended=True), SHOWN, ("none has an epsilon or any other guarantee",), ()),
-    (facts(noisy=True), SHOWN,
-     ("networks held fixed, and by the noise of honest passives alone",
-      "one passive alone, for which no epsilon is claimed"), ("Gradients carry no noise",)),
-    (facts(secure_sum="bfv + pairwise masks", noisy=True), SUM, ("noise of each",),
-     ("for which no epsilon is claimed",)),
-    *((voting(of), LABELS, ("every passive is shown every label",), ())
-      for of in ("sum", "randomised")),
-    *((voting(of, label_dp=True), LABELS, ("as the label mechanism answers them",),
-       ("every passive is shown every label",)) for of in ("sum", "randomised")),
-    (voting("encrypted"), "ENCRYPTED_LABELS passive", ("the labels as ciphertexts",),
-     ("shown to every passive",)),
+    (
+        facts(noisy=True),
+        SHOWN,
+        (
+            "networks held fixed, and by the noise of honest passives alone",
+            "one passive alone, for which no epsilon is claimed",
+        ),
+        ("Gradients carry no noise",),
+    ),
+    (
+        facts(secure_sum="bfv + pairwise masks", noisy=True),
+        SUM,
+        ("noise of each",),
+        ("for which no epsilon is claimed",),
+    ),
+    *(
+        (voting(of), LABELS, ("every passive is shown every label",), ())
+        for of in ("sum", "randomised")
+    ),
+    *(
+        (
+            voting(of, label_dp=True),
+            LABELS,
+            ("as the label mechanism answers them",),
+            ("every passive is shown every label",),
+        )
+        for of in ("sum", "randomised")
+    ),
+    (
+        voting("encrypted"),
+        "ENCRYPTED_LABELS passive",
+        ("the labels as ciphertexts",),
+        ("shown to every passive",),
+    ),
     (voting("randomised"), "", ("Votes carry no noise",), ()),
-    (voting("randomised", noisy=True), "", ("NOTHING is claimed for a person's record",),
-     ("Votes carry no noise",)),
-    (voting("randomised", noisy=True, inductive=True), "",
-     ("covered only where the guarantee of this run says so",), ("NOTHING is claimed",)),
+    (
+        voting("randomised", noisy=True),
+        "",
+        ("NOTHING is claimed for a person's record",),
+        ("Votes carry no noise",),
+    ),
+    (
+        voting("randomised", noisy=True, inductive=True),
+        "",
+        ("covered only where the guarantee of this run says so",),
+        ("NOTHING is claimed",),
+    ),
     (voting("sum", 2), "", ("other passive's votes",), ()),
     (voting("sum", 3), "", (), ("other passive's votes",)),
-    (SVD, "CONTRIBUTION aggregator\nSINGULAR_VECTORS active",
-     ("no encryption", "singular values of each party's table", "epsilon is infinite",
-      "up to one orthogonal transformation", "rests on no proof"),
-     ("passives' representations decided", "the contribution of")),
+    (
+        SVD,
+        "CONTRIBUTION aggregator\nSINGULAR_VECTORS active",
+        (
+            "no encryption",
+            "singular values of each party's table",
+            "epsilon is infinite",
+            "up to one orthogonal transformation",
+            "rests on no proof",
+        ),
+        ("passives' representations decided", "the contribution of"),
+    ),
     (facts("tvfl"), "", (), ("rests on no proof",)),
     (facts("single_view", "plain", 0, guarded=False), "", ("epsilon_y is infinite",), ()),
-)  # fmt: skip
+)
 
 
 def test_what_protects_and_what_does_not_is_told_of_each_run() -> None:

@@ -62,14 +62,19 @@ def test_helps_import_nothing_large() -> None:
     assert done.stderr.splitlines()[-1] == "[0, 0, 0, 0] []"
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["gains", "--only", "votes/nothing"], "no case is like 'votes/nothing'"),
-    (["leaks", "--only", "noise", "--only", "nothing"], "'nothing' is unknown"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["gains", "--only", "votes/nothing"], "no case is like 'votes/nothing'"),
+        (["leaks", "--only", "noise", "--only", "nothing"], "'nothing' is unknown"),
+    ],
+)
 def test_what_is_wrong_is_told(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr("apfed_experiments.workers.begin", lambda: None)
     assert execute(["study", *arguments, "--debug"]) == 2
     assert said in said_to_people(capsys)
@@ -120,12 +125,16 @@ def test_on_other_systems_processes_start_as_ever(monkeypatch: pytest.MonkeyPatc
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("runs") / "small"
     with pytest.warns(UnsafeChoiceWarning):
-        run(small_config(
-            data={"dataset": "digits", "views": 2}, transcript={"keep": "all"},
-            model={"hidden": [16], "representation": 16, "projection": 16},
-            secure_sum={"scheme": "plain", "allow_single_passive": True},
-            guard={"mechanism": "none"},
-        ), folder)  # fmt: skip
+        run(
+            small_config(
+                data={"dataset": "digits", "views": 2},
+                transcript={"keep": "all"},
+                model={"hidden": [16], "representation": 16, "projection": 16},
+                secure_sum={"scheme": "plain", "allow_single_passive": True},
+                guard={"mechanism": "none"},
+            ),
+            folder,
+        )
     return folder
 
 
@@ -186,21 +195,30 @@ def test_own_tables_with_empty_labels_are_attacked(
     frame.loc[frame.index % 4 != 0, "label"] = None
     frame.to_csv(empty, index=False)
     few = {
-        "model_completion": {"labels_per_class": 4}, "membership": {"shadow_models": 4},
-        "unpaired_inversion": {"shadow_rows": 20, "starts": 1}, "semi_supervised": {"hidden": 8},
-        "shown_labels": {"labels_per_class": 1}, "vote_regression": {"shadow_rows": 20},
-        "inverse_network": {"shadow_rows": 20}, "gradient_direction": {},
-        "label_gradients": {}, "representation_network": {"shadow_rows": 20},
-    }  # fmt: skip
+        "model_completion": {"labels_per_class": 4},
+        "membership": {"shadow_models": 4},
+        "unpaired_inversion": {"shadow_rows": 20, "starts": 1},
+        "semi_supervised": {"hidden": 8},
+        "shown_labels": {"labels_per_class": 1},
+        "vote_regression": {"shadow_rows": 20},
+        "inverse_network": {"shadow_rows": 20},
+        "gradient_direction": {},
+        "label_gradients": {},
+        "representation_network": {"shadow_rows": 20},
+    }
     attacks = [
         {"name": name, "options": {"iterations": 3, **options}} for name, options in few.items()
     ]
     settings = {
-        "name": "own", "method": method, "data": data, "train": {"epochs": 1, "device": "cpu"},
+        "name": "own",
+        "method": method,
+        "data": data,
+        "train": {"epochs": 1, "device": "cpu"},
         "model": {"hidden": [8], "representation": 4, "projection": 4},
-        "secure_sum": {"scheme": "plain", "masks": "pairwise"}, "guard": {"mechanism": "none"},
+        "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+        "guard": {"mechanism": "none"},
         "attacks": attacks,
-    }  # fmt: skip
+    }
     file, folder = tmp_path / "run.yaml", tmp_path / "run"
     file.write_text(json.dumps(settings))
     mounted = told(capsys, "run", file, "--output", folder, "--no-baselines")["attacks"]

@@ -233,9 +233,13 @@ def test_baselines_of_a_study_are_measured_anew_on_some_rows(name: str, tmp_path
     tested = torch.arange(40) % 4 != 0
     path = tmp_path / "solo.json"
     best = BaselineResult(
-        name="ridge", title="Ridge", validation=0.8, test=MEASURES[name].of(scored),
-        ranked={"auc": MEASURES["auc"].of(scored)}, influence=tuple([0.5] * 40),
-    )  # fmt: skip
+        name="ridge",
+        title="Ridge",
+        validation=0.8,
+        test=MEASURES[name].of(scored),
+        ranked={"auc": MEASURES["auc"].of(scored)},
+        influence=tuple([0.5] * 40),
+    )
     people = tuple(f"p{at}" for at in range(40))
     record = SoloRecord(settings="x", baselines=(best,), measure=name, people=people, rows=40)
     assert restrict_solo(record, path, tested) is None

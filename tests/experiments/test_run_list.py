@@ -43,9 +43,18 @@ def top(tmp_path: Path) -> Path:
     """A run with all there is, one in a study, one that has just begun, and three broken ones."""
     top = tmp_path / "runs"
     config = config_of(guard="{mechanism: gaussian, epsilon: 8.0}")
-    attacks = [attack_result(), attack_result(adversary="passive-2", advantage=0.3),
-               attack_result(attack="inverse_network", target="features", applicable=False,
-                             advantage=None, metric=None, reason="nothing was sent")]  # fmt: skip
+    attacks = [
+        attack_result(),
+        attack_result(adversary="passive-2", advantage=0.3),
+        attack_result(
+            attack="inverse_network",
+            target="features",
+            applicable=False,
+            advantage=None,
+            metric=None,
+            reason="nothing was sent",
+        ),
+    ]
     guarded = write_run(
         top / "guarded", config, accuracy={"apfed_c": 0.7}, epsilon=7.98, attacks=attacks
     )
@@ -103,9 +112,10 @@ def test_every_run_folder_is_a_row_and_tells_what_is_there(top: Path, tmp_path: 
 
 def test_a_broken_folder_is_a_row_that_names_the_file(top: Path) -> None:
     for name, beginning in (
-        ("cut", "result.json: is not JSON"), ("unset", "config.yaml"),
+        ("cut", "result.json: is not JSON"),
+        ("unset", "config.yaml"),
         ("misread", "attacks.json: is"),
-    ):  # fmt: skip
+    ):
         run = by_name(top)[name]
         assert run.state is State.BROKEN
         assert run.reason.startswith(beginning)
@@ -136,9 +146,11 @@ def test_a_run_is_told_by_the_measure_that_judges_it(top: Path) -> None:
 
 
 def test_names_and_clocks_of_others_are_shown(
-    top: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    top: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")  # on a narrow terminal names are folded
     strange = os.fsdecode(b"bad\xff \x1b[31m[b]")
     (top / "guarded").rename(top / strange)
@@ -223,10 +235,15 @@ def guarded(tmp_path: Path) -> Path:
         epsilon=7.98,
         attacks=[
             attack_result(),
-            attack_result(attack="label_gradients", applicable=False, advantage=None, metric=None,
-                          reason="a passive receives no label gradient in APFed"),
+            attack_result(
+                attack="label_gradients",
+                applicable=False,
+                advantage=None,
+                metric=None,
+                reason="a passive receives no label gradient in APFed",
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 def text_of(folder: Path) -> str:
@@ -242,12 +259,20 @@ def test_the_page_is_well_formed_and_holds_everything_itself(guarded: Path) -> N
     assert all(value.startswith("data:image/png;base64,") for value in links)
     assert not re.search(r"https?://|url\(|@import|<script|<link", text)
     for part in (
-        "91.2\u202f%", "7.98", "+0.220", "passive-1, passive-2, passive-3 (passive, each of them)",
-        "Active", "Aggregator", "active and aggregator", "A failed attack proves no privacy",
-        "Row-release guarantee, encoder held fixed", "ab" * 32, "torch 2.13.0",
+        "91.2\u202f%",
+        "7.98",
+        "+0.220",
+        "passive-1, passive-2, passive-3 (passive, each of them)",
+        "Active",
+        "Aggregator",
+        "active and aggregator",
+        "A failed attack proves no privacy",
+        "Row-release guarantee, encoder held fixed",
+        "ab" * 32,
+        "torch 2.13.0",
         "a passive receives no label gradient in APFed",
         "The hub learns its pairwise intersection with every member",
-    ):  # fmt: skip
+    ):
         assert part in text, part
     flows = json.loads((guarded / "transcript.json").read_text())
     sent = sum(one["messages"] for one in flows if one["receiver"] == "aggregator")
@@ -285,14 +310,17 @@ def test_single_view_and_tvfl_have_reports_too(tmp_path: Path) -> None:
     assert "gradients that give labels away" in text
 
 
-@pytest.mark.parametrize(("name", "content", "message"), [
-    ("result.json", None, "the run has not finished; continue it with --resume"),
-    ("result.json", '{"method": "apfed_c"}', "is not as this version writes it, at 'accuracy'"),
-    ("transcript.json", '[{"sender": 3}]', "not as this version writes it, at '0.sender'"),
-    ("accountants.json", "[1]", "accountants.json: is not as this version writes it"),
-    ("versions.json", "[" * 100_000, "versions.json: is not JSON"),
-    ("config.yaml", " " * (MOST_JSON_BYTES + 1), "config.yaml: is larger than"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("result.json", None, "the run has not finished; continue it with --resume"),
+        ("result.json", '{"method": "apfed_c"}', "is not as this version writes it, at 'accuracy'"),
+        ("transcript.json", '[{"sender": 3}]', "not as this version writes it, at '0.sender'"),
+        ("accountants.json", "[1]", "accountants.json: is not as this version writes it"),
+        ("versions.json", "[" * 100_000, "versions.json: is not JSON"),
+        ("config.yaml", " " * (MOST_JSON_BYTES + 1), "config.yaml: is larger than"),
+    ],
+)
 def test_a_damaged_folder_names_the_file(
     guarded: Path, name: str, content: str | None, message: str
 ) -> None:

@@ -137,9 +137,10 @@ def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
 
 def lines_of(runs: Mapping[Line, Sequence[FinishedRun]]) -> Table:
     points = [
-        point for point in main_job.points_of(base_config(main_job.CONFIGS[0]), Path("out"))
+        point
+        for point in main_job.points_of(base_config(main_job.CONFIGS[0]), Path("out"))
         if point.line in runs
-    ]  # fmt: skip
+    ]
     found = [
         (point.trial(seed), run) for point in points for seed, run in enumerate(runs[point.line])
     ]
@@ -147,11 +148,13 @@ def lines_of(runs: Mapping[Line, Sequence[FinishedRun]]) -> Table:
 
 
 def test_the_main_job_has_one_line_for_each_inference_and_a_page(tmp_path: Path) -> None:
-    lines = lines_of({
-        SINGLE: [finished(0.9, epsilon=0.0, releases=0, wire_bytes=0)],
-        TVFL: [finished({"tvfl": 0.9, "tvfl_0": 0.2}, attacks=[attacked(0.1)])],
-        GUARDED: [finished(0.9, epsilon=epsilon) for epsilon in (8.0, 7.5)],
-    })  # fmt: skip
+    lines = lines_of(
+        {
+            SINGLE: [finished(0.9, epsilon=0.0, releases=0, wire_bytes=0)],
+            TVFL: [finished({"tvfl": 0.9, "tvfl_0": 0.2}, attacks=[attacked(0.1)])],
+            GUARDED: [finished(0.9, epsilon=epsilon) for epsilon in (8.0, 7.5)],
+        }
+    )
     assert [row[0] for row in lines.cells] == ["SingleVL", "TVFL, all parties", "TVFL-0", "APFed-C"]
     assert lines.rows[3]["summary"].epsilon_x == 8
     (line,) = lines_of({NOISY: [finished(0.9, epsilon=0.0)]}).rows

@@ -51,9 +51,16 @@ def toy(*, axis: str = "") -> PaperTable:
         return Size([a, b, gain, *([line("c", impossible)] if full else ())], 2)
 
     return PaperTable(
-        name="toy", source="nowhere, Table 0", title="A toy", unit="points", reading="Made up.",
-        leaves_out="c", hours=1.0, size=size, axis=axis,
-    )  # fmt: skip
+        name="toy",
+        source="nowhere, Table 0",
+        title="A toy",
+        unit="points",
+        reading="Made up.",
+        leaves_out="c",
+        hours=1.0,
+        size=size,
+        axis=axis,
+    )
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))

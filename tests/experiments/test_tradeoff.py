@@ -89,27 +89,32 @@ def test_points_are_every_strength_and_the_references(study_file: Path) -> None:
     assert [(point.label, point.reference, point.centralised) for point in listed] == [
         ("SingleVL (the active alone)", True, False),
         ("centralised (one table of all features)", True, True),
-        ("TVFL (all parties predict)", True, False), ("none", False, False),
-        ("noise, epsilon 1.0", False, False), ("noise, epsilon 50.0", False, False),
-    ]  # fmt: skip
+        ("TVFL (all parties predict)", True, False),
+        ("none", False, False),
+        ("noise, epsilon 1.0", False, False),
+        ("noise, epsilon 50.0", False, False),
+    ]
     assert len({point.config.name for point in listed}) == 6
     assert listed[4].config.guard.epsilon == 1.0
     whole = listed[1].config
     assert (whole.method.name, whole.data.overlap, whole.attacks) == ("single_view", 1.0, ())
 
 
-@pytest.mark.parametrize(("old", "new", "told"), [
-    ("undefended: true", "undefended: false", "exactly one defence says undefended"),
-    ("knob: guard.epsilon, ", "", "knob and values go together"),
-    ("name: noise", "name: none", "defences are all different"),
-    ("name: tiny", "name: ../tiny", "name"),
-    ("base: base.yaml", "base: bace.yaml", "there is no 'bace.yaml' beside"),
-    ("seeds: 1", "seeds: [", "study.yaml"),
-    ("knob: guard.epsilon", "knob: guard.epsilonn", r"noise epsilonn 1\.0: .*epsilonn"),
-    ("values: [1.0]", "values: [2.0, 2.0]", "would share the folder"),
-    ("undefended: true}", "undefended: true}\n  - {name: None}", "would share the folder"),
-    ("seeds: 1", "set: {attacks: [{name: temporal, options: {x: 1}}]}", "none: .*options: x"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("undefended: true", "undefended: false", "exactly one defence says undefended"),
+        ("knob: guard.epsilon, ", "", "knob and values go together"),
+        ("name: noise", "name: none", "defences are all different"),
+        ("name: tiny", "name: ../tiny", "name"),
+        ("base: base.yaml", "base: bace.yaml", "there is no 'bace.yaml' beside"),
+        ("seeds: 1", "seeds: [", "study.yaml"),
+        ("knob: guard.epsilon", "knob: guard.epsilonn", r"noise epsilonn 1\.0: .*epsilonn"),
+        ("values: [1.0]", "values: [2.0, 2.0]", "would share the folder"),
+        ("undefended: true}", "undefended: true}\n  - {name: None}", "would share the folder"),
+        ("seeds: 1", "set: {attacks: [{name: temporal, options: {x: 1}}]}", "none: .*options: x"),
+    ],
+)
 def test_a_wrong_study_is_refused_before_its_first_run(
     study_file: Path, tmp_path: Path, old: str, new: str, told: str
 ) -> None:
@@ -224,16 +229,23 @@ def own_study(**study: object) -> str:
 
 DEFENCES = [
     {"name": "none", "undefended": True},
-    {"name": "noise", "set": {"guard": {"mechanism": "gaussian"}}, "knob": "guard.epsilon",
-     "values": [1.0]},
-]  # fmt: skip
+    {
+        "name": "noise",
+        "set": {"guard": {"mechanism": "gaussian"}},
+        "knob": "guard.epsilon",
+        "values": [1.0],
+    },
+]
 
 
-@pytest.mark.parametrize(("study", "says"), [
-    ({"defences": DEFENCES, "name": "mine"}, "tradeoff.name: the study of a run has the run's"),
-    ({"defences": DEFENCES, "base": "b.yaml"}, "tradeoff.base"),
-    ({"defences": DEFENCES, "set": {"trian.epochs": 1}}, "did you mean 'train'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("study", "says"),
+    [
+        ({"defences": DEFENCES, "name": "mine"}, "tradeoff.name: the study of a run has the run's"),
+        ({"defences": DEFENCES, "base": "b.yaml"}, "tradeoff.base"),
+        ({"defences": DEFENCES, "set": {"trian.epochs": 1}}, "did you mean 'train'"),
+    ],
+)
 def test_a_runs_study_is_checked_before_the_run(
     study: dict[str, object], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,9 +35,15 @@ ANSWERS = (
 BASELINE = BaselineResult(name="ridge", title="Ridge", validation=0.8, test=0.6)
 SOLO = SoloRecord(settings="x", baselines=(BASELINE,), rows=250)
 GAIN = RunGain(
-    measure="accuracy", baseline="Ridge", rows=250, reached=0.9, alone=0.6, value=0.3, low=0.2,
+    measure="accuracy",
+    baseline="Ridge",
+    rows=250,
+    reached=0.9,
+    alone=0.6,
+    value=0.3,
+    low=0.2,
     high=0.4,
-)  # fmt: skip
+)
 DISABLED = Help(rows=30, gain=-0.1, deviation=0.05, right=0.5, alone=0.7)
 AVERAGED = Help(rows=30, gain=-0.1, deviation=0.05, right=0.5, alone=0.7, averaged=True)
 USED = Help(rows=30, gain=0.2, deviation=0.05, right=0.8, alone=0.7)
@@ -55,13 +61,20 @@ def finished_run(
     """Return a finished run of 410 test rows, 250 of which its model says something of."""
     method = config.method.name
     told = {
-        "method": method, "accuracy": {method: 0.9}, "wire_bytes": 1_500_000, "seconds": 12.0,
+        "method": method,
+        "accuracy": {method: 0.9},
+        "wire_bytes": 1_500_000,
+        "seconds": 12.0,
         "privacy": {
-            "epsilon_x": epsilon, "epsilon_y": math.inf, "epsilon_model": math.inf, "delta": 1e-5,
+            "epsilon_x": epsilon,
+            "epsilon_y": math.inf,
+            "epsilon_model": math.inf,
+            "delta": 1e-5,
             "releases": 6,
         },
-        "test_rows": 410, "measured_rows": {method: 250},
-    }  # fmt: skip
+        "test_rows": 410,
+        "measured_rows": {method: 250},
+    }
     outcome = Outcome.model_validate({**told, **changed})
     mounted = None if attacks is None else tuple(attacks)
     return FinishedRun(config=config, outcome=outcome, attacks=mounted, solo=solo, gain=gain)
@@ -120,45 +133,59 @@ def test_nothing_is_said_to_be_hidden_where_one_passive_sums_alone() -> None:
 # By case: what changes in the run, what the line says, and what it must not say.
 WORTH: Mapping[str, tuple[Mapping[str, Any], str, str]] = {
     "gain": (
-        {}, "+30.0 points over Ridge, the best of the active alone, on the same 250 rows",
+        {},
+        "+30.0 points over Ridge, the best of the active alone, on the same 250 rows",
         "no gain",
     ),
     "interval": (
-        {}, "(95 % over these rows: +20.0 points to +40.0 points); better with help", "worse",
+        {},
+        "(95 % over these rows: +20.0 points to +40.0 points); better with help",
+        "worse",
     ),
     "none shown": ({"gain": GAIN.model_copy(update={"low": -0.1})}, "no gain shown.", "better"),
     "negative": (
         {"gain": GAIN.model_copy(update={"value": -0.3, "low": -0.4, "high": -0.2})},
-        "-30.0 points over Ridge", "better",
+        "-30.0 points over Ridge",
+        "better",
     ),
     "worse": (
         {"gain": GAIN.model_copy(update={"value": -0.3, "low": -0.4, "high": -0.2})},
-        "worse than alone in this run.", "better",
+        "worse than alone in this run.",
+        "better",
     ),
     "no interval": (
         {"gain": GAIN.model_copy(update={"low": None, "high": None})},
-        "without an interval, which shows nothing yet", "better",
+        "without an interval, which shows nothing yet",
+        "better",
     ),
     "no baselines": (
-        {"solo": None, "gain": None}, "nobody measured what the active would do alone", "points",
+        {"solo": None, "gain": None},
+        "nobody measured what the active would do alone",
+        "points",
     ),
     "other rows": (
-        {"gain": None}, "were not measured on the same test rows", "points over",
+        {"gain": None},
+        "were not measured on the same test rows",
+        "points over",
     ),
     "other measure": (
         {"solo": SOLO.model_copy(update={"measure": "auc"}), "gain": None},
-        "the active alone was measured by AUC", "points over",
+        "the active alone was measured by AUC",
+        "points over",
     ),
     "rows": ({}, "Accuracy 90.0 % of 250 of 410 test rows", "of 410 test rows:"),
     "help disabled": (
-        {"help": DISABLED}, "Help was disabled, labelled rows did not let it in", "Help was used",
+        {"help": DISABLED},
+        "Help was disabled, labelled rows did not let it in",
+        "Help was used",
     ),
     "help used": ({"help": USED}, "+30.0 points", "disabled"),
     "help averaged": (
         {"help": AVERAGED},
-        "leave help in doubt (help is averaged with the best three local models: of 30", "disabled",
+        "leave help in doubt (help is averaged with the best three local models: of 30",
+        "disabled",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WORTH)
@@ -217,20 +244,27 @@ def test_membership_is_named_where_nobody_chose_it_and_not_where_it_ran() -> Non
 
 def line(name: str, **changed: Any) -> ComparedLine:
     usual: dict[str, Any] = {
-        "epsilon": math.inf, "wire_bytes": 1e6, "gain": Interval(0.1, 0.05, 0.15), "leaks": {},
-    }  # fmt: skip
+        "epsilon": math.inf,
+        "wire_bytes": 1e6,
+        "gain": Interval(0.1, 0.05, 0.15),
+        "leaks": {},
+    }
     return ComparedLine(name=name, **{**usual, **changed})
 
 
 def test_a_comparison_says_who_paid_and_which_lines_have_no_guarantee() -> None:
     leaks = {"passive reads labels": Interval(0.2, 0.1, 0.3)}
     lines = dict(
-        describe_comparison([
-            line("a", epsilon=8.0, leaks=leaks),
-            line("b", gain=Interval(-0.1, -0.15, -0.05), missing={"passive reads labels": "why"}),
-            line("c", epsilon=0.0, gain=Interval(0.0, -0.1, 0.1), wire_bytes=0),
-        ])
-    )  # fmt: skip
+        describe_comparison(
+            [
+                line("a", epsilon=8.0, leaks=leaks),
+                line(
+                    "b", gain=Interval(-0.1, -0.15, -0.05), missing={"passive reads labels": "why"}
+                ),
+                line("c", epsilon=0.0, gain=Interval(0.0, -0.1, 0.1), wire_bytes=0),
+            ]
+        )
+    )
     assert tuple(lines) == ANSWERS
     assert lines[ANSWERS[0]].startswith(
         "With a finite epsilon: 1 of 3 lines (a 8). Nothing is sent by c."
@@ -267,9 +301,14 @@ def test_text_of_others_stays_text() -> None:
     hostile = attacked(0.1, victim="<b>x</b>", variant="<script>", target="features")
     run = finished_run(config_of(), attacks=[hostile])
     page = fill(
-        "several.html.jinja", title="t", lines=describe_run(run), note="", together=[],
-        header=[], rows=[],
-    )  # fmt: skip
+        "several.html.jinja",
+        title="t",
+        lines=describe_run(run),
+        note="",
+        together=[],
+        header=[],
+        rows=[],
+    )
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
 

@@ -33,10 +33,13 @@ class Proxy:
     """
 
     def __init__(
-        self, port: int, *, cut_after: tuple[int, ...] = (),
+        self,
+        port: int,
+        *,
+        cut_after: tuple[int, ...] = (),
         accept: Callable[[socket.socket], socket.socket] = lambda came: came,
         reach: Callable[[socket.socket], socket.socket] = lambda made: made,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._target, self._accept, self._reach = port, accept, reach
         self._left = list(cut_after)
         self.cuts, self.carried = 0, bytearray()
@@ -219,8 +222,10 @@ class Pair:
     def keep(self, name: str, made: Credentials) -> Tls:
         files = {}
         for kind, content in (
-            ("ca", made.ca), ("certificate", made.certificate), ("key", made.key),
-        ):  # fmt: skip
+            ("ca", made.ca),
+            ("certificate", made.certificate),
+            ("key", made.key),
+        ):
             files[kind] = self.folder / f"{name}-{kind}.pem"
             files[kind].write_bytes(content)
         return Tls(**files)
@@ -237,9 +242,13 @@ class Pair:
 
     def file(self, name: str) -> PartyFile:
         return PartyFile(
-            party=name, active="ann", passives=("bob",), config=Path("run.yaml"),
-            peers=self.peers[name], **{"link": "grpc", **self.told[name]},
-        )  # fmt: skip
+            party=name,
+            active="ann",
+            passives=("bob",),
+            config=Path("run.yaml"),
+            peers=self.peers[name],
+            **{"link": "grpc", **self.told[name]},
+        )
 
     def connect(self, name: str) -> Transport:
         known = {peer: bytes.fromhex(one.identity) for peer, one in self.peers[name].items()}

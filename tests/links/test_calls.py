@@ -43,13 +43,14 @@ class Lines:
         self.calls = {
             name: Calls(
                 LocalEnd(
-                    name=name, identity=identities[name],
+                    name=name,
+                    identity=identities[name],
                     known={peer: identities[peer].public for peer in NAMES if peer != name},
                 ),
                 self.carrying(name),
             )
             for name in NAMES
-        }  # fmt: skip
+        }
         self.met: dict[str, Linked] = {}
 
     def carrying(self, caller: str) -> Carry:
@@ -215,15 +216,27 @@ def test_what_is_revoked_is_listed_as_it_is_shown(
     assert shown["names"] == "bank"
     assert 28 <= shown["days_left"] <= 30
     for what in (str(own / "certificate.pem"), shown["serial"].upper(), "AB:" * 31 + "AB"):
-        told(capsys, "certs", "revoke", what, "--list", str(listed), "--note", "stolen\nlaptop",
-             "--for-others")  # fmt: skip
+        told(
+            capsys,
+            "certs",
+            "revoke",
+            what,
+            "--list",
+            str(listed),
+            "--note",
+            "stolen\nlaptop",
+            "--for-others",
+        )
     assert read_revoked(listed) == {shown["sha256"], shown["serial"], "ab" * 32}
     for entry in (shown["sha256"], shown["serial"]):
         with pytest.raises(ConfigError, match="is revoked; have another one made"):
             Credentials.load(
-                own / "ca.pem", own / "certificate.pem", own / "key.pem", name="bank",
+                own / "ca.pem",
+                own / "certificate.pem",
+                own / "key.pem",
+                name="bank",
                 revoked=frozenset({entry}),
-            )  # fmt: skip
+            )
     refused = told(capsys, "certs", "revoke", "no such", "--list", listed, code=2)
     assert "name files of certificates that are there, or hex" in refused["error"]["message"]
 
@@ -257,11 +270,15 @@ def test_what_the_page_says_people_read_is_what_the_source_says() -> None:
     files = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
     source = "".join(path.read_text(encoding="utf-8") for path in files)
     for words in (
-        "nobody listens there", "its certificate has expired", "it ended the connection; where",
-        "that is not in tls.ca", "its certificate has another name",
+        "nobody listens there",
+        "its certificate has expired",
+        "it ended the connection; where",
+        "that is not in tls.ca",
+        "its certificate has another name",
         "does not fit the key by which it is known",
         "has not yet ended a session before this one",
-        "began anew: its process ended and was started again", "was altered, lost or repeated on",
-    ):  # fmt: skip
+        "began anew: its process ended and was started again",
+        "was altered, lost or repeated on",
+    ):
         assert words in page
         assert words in source

@@ -23,14 +23,30 @@ from tests.links.test_project import OTHERS, PARTIES, Organisations, certificate
 from tests.secure_apfed.small_runs import told
 
 SECRETS = (
-    "joint.safetensors", "checkpoint-12.bin", "recording-12.bin", "transcript.msgpack",
-    "transcript-1.bin", "alignment.safetensors", "encoders.safetensors", "table.safetensors",
-    "next-key.pem", "key.pem", "relay-key.pem", "authority-key.pem",
-)  # fmt: skip
+    "joint.safetensors",
+    "checkpoint-12.bin",
+    "recording-12.bin",
+    "transcript.msgpack",
+    "transcript-1.bin",
+    "alignment.safetensors",
+    "encoders.safetensors",
+    "table.safetensors",
+    "next-key.pem",
+    "key.pem",
+    "relay-key.pem",
+    "authority-key.pem",
+)
 STAYS = (
-    "contract.json", "statements.json", "model.safetensors", "model.json", "result.json",
-    "ended.json", "ledger-shop.jsonl", "run.yaml", "report.html",
-)  # fmt: skip
+    "contract.json",
+    "statements.json",
+    "model.safetensors",
+    "model.json",
+    "result.json",
+    "ended.json",
+    "ledger-shop.jsonl",
+    "run.yaml",
+    "report.html",
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +83,13 @@ def shop(here: Organisations) -> Path:
     book.close()
     peers = {name: fresh_identity().public for name in PARTIES if name != "shop"}
     log = AuditLog(
-        home / FILE_NAME, "shop", PartyFolder(home).identity(), peers, NothingReleased(),
+        home / FILE_NAME,
+        "shop",
+        PartyFolder(home).identity(),
+        peers,
+        NothingReleased(),
         counters=CounterFiles(home, "shop"),
-    )  # fmt: skip
+    )
     log.close()
     return home
 
@@ -319,8 +339,9 @@ def test_others_may_note_a_renewed_certificate_and_revoke_the_old_one(here: Orga
     assert revoked_names(file, frozenset({new})) == ["shop"]
     assert RevocationWatch(file)._marks["shop"] >= {new}
     # A project that is sealed anew has other certificates.
-    project.seal([here.home(name) / project.ANSWER.format(name) for name in OTHERS],
-                 here.home("bank"))  # fmt: skip
+    project.seal(
+        [here.home(name) / project.ANSWER.format(name) for name in OTHERS], here.home("bank")
+    )
     project.accept(here.home("bank") / project.SEALED, "clinic", clinic)
     assert not list(clinic.glob("renewed-*"))
 
@@ -346,7 +367,7 @@ FORGED: dict[str, tuple[Callable[[Path], object], str]] = {
         "expected a file of the kind",
     ),
     "cut off": (lambda path: path.write_text(path.read_text()[:50]), "is not JSON"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("harm", FORGED)

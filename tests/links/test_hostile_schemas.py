@@ -119,19 +119,25 @@ def sign(content: dict[str, Any], whose: Any) -> dict[str, Any]:
 
 
 SEALED = [".".join(path) for path in dict.fromkeys(text_paths(project.Sealed))]
-ANSWERS = [f"answers.clinic.document.{'.'.join(path)}" for path in
-           dict.fromkeys(text_paths(project.Answer))]  # fmt: skip
-PROPOSALS = [f"proposal.document.{'.'.join(path)}" for path in
-             dict.fromkeys(text_paths(project.Proposal))]  # fmt: skip
+ANSWERS = [
+    f"answers.clinic.document.{'.'.join(path)}"
+    for path in dict.fromkeys(text_paths(project.Answer))
+]
+PROPOSALS = [
+    f"proposal.document.{'.'.join(path)}" for path in dict.fromkeys(text_paths(project.Proposal))
+]
 
 
 @pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("field", [*SEALED, *ANSWERS, *PROPOSALS])
 def test_a_sealed_project_s_text_is_obeyed_by_nobody(
-    field: str, text: str, made: Organisations, tmp_path: Path,
+    field: str,
+    text: str,
+    made: Organisations,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     content = json.loads((made.home("bank") / project.SEALED).read_text())["document"]
     path = tuple(field.split("."))
     plant(content, path, TEXTS[text])
@@ -318,10 +324,11 @@ MESSAGES: dict[str, Callable[[str], object]] = {
     "a hello's version": lambda text: _Hello.parse(msgpack.packb((text, "a", "b", bytes(32), ""))),
     "a relay's hello": lambda text: _Entry.parse(msgpack.packb([[text], text, text, text]), b""),
     "names of tensors": lambda text: unpack(
-        pack({text: _ONE, f"{text}2": _ONE.clone()}), {"x": TensorSpec(_ONE.dtype, (1,))},
+        pack({text: _ONE, f"{text}2": _ONE.clone()}),
+        {"x": TensorSpec(_ONE.dtype, (1,))},
         sender="shop",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -344,13 +351,22 @@ def test_why_a_peer_refuses_is_shown_in_a_status_line_as_escapes(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     peer = PeerStatus(
-        state="expected", silent_s=None, sign_s=0.0, sent_bytes=0, received_bytes=0,
+        state="expected",
+        silent_s=None,
+        sign_s=0.0,
+        sent_bytes=0,
+        received_bytes=0,
         refusal=TEXTS[text],
-    )  # fmt: skip
+    )
     status = Status(
-        party="bank", phase="connecting", step=None, waits=None, peers={"shop": peer},
-        epsilon=None, promise="nothing is sent",
-    )  # fmt: skip
+        party="bank",
+        phase="connecting",
+        step=None,
+        waits=None,
+        peers={"shop": peer},
+        epsilon=None,
+        promise="nothing is sent",
+    )
     terminal.show_line(_line_of(status))
     terminal.print_json(status.model_dump(mode="json"))
     shown = capsys.readouterr()
@@ -365,9 +381,14 @@ def test_why_a_link_broke_is_shown_in_a_log_as_escapes(text: str) -> None:
         state="connected", silent_s=None, sign_s=0.0, sent_bytes=0, received_bytes=0, broken=broken
     )
     status = Status(
-        party="bank", phase="training", step=None, waits=None, peers={"shop": peer},
-        epsilon=None, promise="nothing is sent",
-    )  # fmt: skip
+        party="bank",
+        phase="training",
+        step=None,
+        waits=None,
+        peers={"shop": peer},
+        epsilon=None,
+        promise="nothing is sent",
+    )
     out = io.StringIO()
     board = Board()
     board.tell(status)

@@ -75,22 +75,44 @@ def text_of_proposal(made: Organisations) -> str:
 
 
 FIELDS = (
-    "kind", "version", "party", "identity", "relay", "relay_by", "addresses.bank",
-    "run_by.aggregator", "together.0.0", "settings.name", "settings.method",
-    "settings.method.name", "settings.guard",
-    "settings.guard.mechanism", "settings.data.dataset", "settings.data.active",
-    "settings.data.id_column", "settings.data.label_column", "settings.rules.silent_passive",
-    "settings.alignment.normalisation.0", "settings.train.epochs", "settings.new", "new",
-    "settings.data.parties.new", "addresses.new", "run_by.new",
-)  # fmt: skip
+    "kind",
+    "version",
+    "party",
+    "identity",
+    "relay",
+    "relay_by",
+    "addresses.bank",
+    "run_by.aggregator",
+    "together.0.0",
+    "settings.name",
+    "settings.method",
+    "settings.method.name",
+    "settings.guard",
+    "settings.guard.mechanism",
+    "settings.data.dataset",
+    "settings.data.active",
+    "settings.data.id_column",
+    "settings.data.label_column",
+    "settings.rules.silent_passive",
+    "settings.alignment.normalisation.0",
+    "settings.train.epochs",
+    "settings.new",
+    "new",
+    "settings.data.parties.new",
+    "addresses.new",
+    "run_by.new",
+)
 
 
 def test_every_field_of_a_proposal_is_walked(text_of_proposal: str) -> None:
     found = {".".join(map(str, path)) for path in leaves(json.loads(text_of_proposal)["document"])}
     numbers = {"settings.rules.patience_s", "settings.rules.restarts"}
     others = {"addresses.shop", "addresses.aggregator", "together.0.1"}
-    whole = {"settings.data.parties.bank", "settings.data.parties.shop",
-             "settings.data.parties.clinic"}  # fmt: skip
+    whole = {
+        "settings.data.parties.bank",
+        "settings.data.parties.shop",
+        "settings.data.parties.clinic",
+    }
     numbered = {name for name in found if name.startswith("settings.alignment.normalisation.")}
     assert found - set(FIELDS) - others - numbers - whole - numbered == set(), found
 
@@ -100,9 +122,15 @@ def test_every_field_of_a_proposal_is_walked(text_of_proposal: str) -> None:
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("by_key", [False, True], ids=["value", "signature broken"])
 def test_a_proposal_s_text_is_obeyed_by_nobody(
-    by_key: bool, field: str, text: str, text_of_proposal: str, made: Organisations,
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    by_key: bool,
+    field: str,
+    text: str,
+    text_of_proposal: str,
+    made: Organisations,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(planning, "forecast", _no_forecast)
     mail = tmp_path / "mail.json"
     mail.write_text(text_of_proposal)
@@ -112,9 +140,18 @@ def test_a_proposal_s_text_is_obeyed_by_nobody(
         content = json.loads(mail.read_text())
         content["signature"] = "00" * 64
         mail.write_text(json.dumps(content))
-    call = ["join", str(mail), "--as", "shop", "--folder", str(tmp_path / "shop"), "--table",
-            str(made.base / "shop" / "shop.csv"),
-            "--allow-together", "bank+aggregator"]  # fmt: skip
+    call = [
+        "join",
+        str(mail),
+        "--as",
+        "shop",
+        "--folder",
+        str(tmp_path / "shop"),
+        "--table",
+        str(made.base / "shop" / "shop.csv"),
+        "--allow-together",
+        "bank+aggregator",
+    ]
     code = execute(call)
     shown = capsys.readouterr()
     is_shown_safely(shown.out + shown.err)
@@ -124,9 +161,20 @@ def test_a_proposal_s_text_is_obeyed_by_nobody(
 
 
 OF_AN_ANSWER = (
-    "kind", "version", "party", "identity", "proposal", "request", "certificate", "ca",
-    "relay_request", "table.columns.0", "table.rows", "table.new", "new",
-)  # fmt: skip
+    "kind",
+    "version",
+    "party",
+    "identity",
+    "proposal",
+    "request",
+    "certificate",
+    "ca",
+    "relay_request",
+    "table.columns.0",
+    "table.rows",
+    "table.new",
+    "new",
+)
 
 
 @pytest.fixture(scope="module")
@@ -141,9 +189,13 @@ def answered(made: Organisations) -> str:
 @pytest.mark.parametrize("text", [HIDDEN, COMMAND], ids=["hidden", "command"])
 @pytest.mark.parametrize("field", OF_AN_ANSWER)
 def test_an_answer_s_text_is_obeyed_by_nobody(
-    field: str, text: str, answered: str, made: Organisations, tmp_path: Path,
+    field: str,
+    text: str,
+    answered: str,
+    made: Organisations,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     mail = tmp_path / "mail.json"
     mail.write_text(answered)
     path = tuple(int(part) if part.isdecimal() else part for part in field.split("."))
@@ -201,10 +253,25 @@ def test_reasons_of_peers_are_one_line(read: Callable[[bytes], str]) -> None:
     assert len(read(b"\xff" * 10_000)) <= 10 * 400
 
 
-@pytest.mark.parametrize("version", [
-    "0.1.1 -i x", "0.1.1\n", "", "1", "v1.0", "1.0-1", "1.0+a b", "1.0.dev", "\u0661.0", "1." * 40,
-    "01.0", "1.0;x", "$(id)", "1!2.0a1.post2.dev3+local.1",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "version",
+    [
+        "0.1.1 -i x",
+        "0.1.1\n",
+        "",
+        "1",
+        "v1.0",
+        "1.0-1",
+        "1.0+a b",
+        "1.0.dev",
+        "\u0661.0",
+        "1." * 40,
+        "01.0",
+        "1.0;x",
+        "$(id)",
+        "1!2.0a1.post2.dev3+local.1",
+    ],
+)
 def test_a_version_is_one_of_pep_440(version: str) -> None:
     if version in ("1", "1!2.0a1.post2.dev3+local.1"):
         assert check_version(version) == version
@@ -213,10 +280,23 @@ def test_a_version_is_one_of_pep_440(version: str) -> None:
         check_version(version)
 
 
-@pytest.mark.parametrize("address", [
-    "a b:1", "a;id:1", "$(id):1", "a\n:1", "-x:1", "[::1%a;id]:1", "[::1%]x:1", "\u202ea:1",
-    f"{'a' * 300}:1", "a/b:1", "a@b:1", "--set:1",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "address",
+    [
+        "a b:1",
+        "a;id:1",
+        "$(id):1",
+        "a\n:1",
+        "-x:1",
+        "[::1%a;id]:1",
+        "[::1%]x:1",
+        "\u202ea:1",
+        f"{'a' * 300}:1",
+        "a/b:1",
+        "a@b:1",
+        "--set:1",
+    ],
+)
 def test_an_address_is_a_host_and_no_words(address: str) -> None:
     with pytest.raises(
         Exception, match=r"an address is host:port|an IPv6 address stands"

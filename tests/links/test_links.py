@@ -74,9 +74,14 @@ def relayed(tmp_path: Path) -> Iterator[Pair]:
 
 @pytest.mark.parametrize(
     ("host", "link"),
-    [("127.0.0.1", "grpc"), ("[::1]", "grpc"), ("[::1]", "tcp"), ("[::]", "tcp"),
-     ("localhost", "tcp")],
-)  # fmt: skip
+    [
+        ("127.0.0.1", "grpc"),
+        ("[::1]", "grpc"),
+        ("[::1]", "tcp"),
+        ("[::]", "tcp"),
+        ("localhost", "tcp"),
+    ],
+)
 def test_those_who_belong_meet_and_speak(host: str, link: str, pair: Pair) -> None:
     for told in pair.told.values():
         told |= TCP if link == "tcp" else {}
@@ -133,59 +138,67 @@ REMOTE: dict[str, tuple[Callable[[Pair], Any], str, str]] = {
     # who is wrong, what bob is told, what ann is told
     "foreign": (
         lambda pair: pair.show("bob", by=make_authority()),
-        "of an authority that is not in tls.ca", "bob: it did not dial, or came without",
+        "of an authority that is not in tls.ca",
+        "bob: it did not dial, or came without",
     ),
     "revoked": (
         lambda pair: pair.revoke("ann", pair.credentials("bob").digest),
-        "the certificate of bob is revoked", "bob is revoked",
+        "the certificate of bob is revoked",
+        "bob is revoked",
     ),
     "revoked server": (
         lambda pair: pair.revoke("bob", pair.credentials("ann").digest),
-        "ann is revoked by the list of bob", "bob refuses this",
+        "ann is revoked by the list of bob",
+        "bob refuses this",
     ),
     "revoked key": (
         lambda pair: pair.revoke("ann", pair.identities["bob"].public.hex()),
-        "the identity of bob is revoked", "bob is revoked by",
+        "the identity of bob is revoked",
+        "bob is revoked by",
     ),
     "another key": (
         lambda pair: pair.identities.update(bob=fresh_identity()),
-        "ann refuses this connection: what bob signed", "bob signed",
+        "ann refuses this connection: what bob signed",
+        "bob signed",
     ),
     "a gateway that ann was told nothing of": (
         lambda pair: pair.meet_at_a_gateway(gateway(pair), ann_knows=False),
-        "say behind_proxy: true of bob", "bob came with a certificate for 'localhost'",
+        "say behind_proxy: true of bob",
+        "bob came with a certificate for 'localhost'",
     ),
     "a gateway that swaps keys": (
         lambda pair: pair.meet_at_a_gateway(Swapping(pair, keys=True)),
-        "what ann signed does not fit the key", "",
+        "what ann signed does not fit the key",
+        "",
     ),
     "a gateway in ann's name": (
         lambda pair: pair.meet_at_a_gateway(Swapping(pair, keys=False)),
-        "what ann signed does not fit the key", "",
+        "what ann signed does not fit the key",
+        "",
     ),
     "not let in at the relay": (
-        lambda pair: pair.meet_at_a_relay(
-            "127.0.0.1", frozenset({pair.identities["ann"].public})
-        ),
-        "not among those that may enter", "bob: it did not come to the relay",
+        lambda pair: pair.meet_at_a_relay("127.0.0.1", frozenset({pair.identities["ann"].public})),
+        "not among those that may enter",
+        "bob: it did not come to the relay",
     ),
     "no relay": (
         lambda pair: pair.meet_at_no_relay(),
-        "the relay is not reached (nobody listens there", "start secure-apfed relay",
+        "the relay is not reached (nobody listens there",
+        "start secure-apfed relay",
     ),
     "a certificate on the relay's list": (
-        lambda pair: pair.meet_at_a_relay(
-            "127.0.0.1", refused=[pair.credentials("bob").digest]
-        ),
-        "identity is revoked by its list", "bob: it did not come to the relay",
+        lambda pair: pair.meet_at_a_relay("127.0.0.1", refused=[pair.credentials("bob").digest]),
+        "identity is revoked by its list",
+        "bob: it did not come to the relay",
     ),
     "an identity on the relay's list": (
         lambda pair: pair.meet_at_a_relay(
             "127.0.0.1", refused=[pair.identities["bob"].public.hex()]
         ),
-        "identity is revoked by its list", "bob: it did not come to the relay",
+        "identity is revoked by its list",
+        "bob: it did not come to the relay",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -696,13 +709,16 @@ def hellos() -> list[bytes]:
     """What somebody may say who would like to get in."""
     key, other = os.urandom(32), fresh_identity()
     return [
-        msgpack.packb([3, "bob", "ann", key, ""]), msgpack.packb([3, "bob", "ann", key, "ff" * 32]),
+        msgpack.packb([3, "bob", "ann", key, ""]),
+        msgpack.packb([3, "bob", "ann", key, "ff" * 32]),
         msgpack.packb([3, ["bob"], {"ann": 1}, key, ""]),
         msgpack.packb([sorted([key, other.public]), key, other.public, os.urandom(64)]),
         msgpack.packb([[key] * 3000, key, key, os.urandom(64)]),
-        msgpack.packb([3, "bob", "ann", bytes(32), ""]) + struct.pack(">BQQ", 1, 0, 0), b"refused ",
-        struct.pack(">BQQ", 2, 0, 0) + (2**63).to_bytes(8, "big"), bytes(2**20),
-    ]  # fmt: skip
+        msgpack.packb([3, "bob", "ann", bytes(32), ""]) + struct.pack(">BQQ", 1, 0, 0),
+        b"refused ",
+        struct.pack(">BQQ", 2, 0, 0) + (2**63).to_bytes(8, "big"),
+        bytes(2**20),
+    ]
 
 
 def talk(pair: Pair, frames: list[bytes]) -> None:

@@ -68,8 +68,9 @@ class Job:
         process = subprocess.Popen(
             [sys.executable, "-c", JOB, json.dumps(told)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         harm = threading.Thread(target=meanwhile)
         harm.start()
         try:
@@ -252,8 +253,11 @@ def test_the_pages_project_gives_kits_that_allow_parties_and_no_code(tmp_path: P
     subprocess.run(
         [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "kits"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path)},
-        cwd=tmp_path, check=True, capture_output=True, timeout=100,
-    )  # fmt: skip
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        timeout=100,
+    )
     kits = tmp_path / "kits/trial/prod_00"
     for owner in ("server.example", "bank", "shop", "clinic", "aggregator"):
         resources = json.loads((kits / owner / "local/resources.json.default").read_bytes())
@@ -382,10 +386,13 @@ class Sites(list[Any]):
 
 
 @needs_nvflare
-@pytest.mark.parametrize(("later", "told"), [
-    (("", 2.0), "shop: PartyLeftError: out$"),  # it went on without the shop
-    (None, "shop: PartyLeftError: out; bank: it was not heard of any more$"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("later", "told"),
+    [
+        (("", 2.0), "shop: PartyLeftError: out$"),  # it went on without the shop
+        (None, "shop: PartyLeftError: out; bank: it was not heard of any more$"),
+    ],
+)
 def test_the_server_waits_for_whoever_goes_on(
     later: tuple[str, float] | None, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,8 +68,9 @@ class Organisations:
         self.base = base
         tables(base)
         (base / "aggregator").mkdir()
-        self.addresses = dict(zip(("bank", "shop", "aggregator"), addresses or free_addresses(3),
-                                  strict=True))  # fmt: skip
+        self.addresses = dict(
+            zip(("bank", "shop", "aggregator"), addresses or free_addresses(3), strict=True)
+        )
         text = blocks(PAGE, "yaml")[0].replace("bank.csv", str(base / "bank" / "bank.csv"))
         text += "alignment: {normalisation: [unicode_nfc, strip, whole_numbers]}\n"
         self.config = load_config_text(text.replace("labelled: 400", "labelled: 60"))
@@ -197,9 +198,13 @@ def test_own_authority_relay_and_a_built_in_set(tmp_path: Path) -> None:
     names = ("active", "passive-1", "aggregator")
     homes = {name: tmp_path / name for name in names}
     project.propose(
-        config, "active", homes["active"], relay="127.0.0.1:7443", relay_by="aggregator",
+        config,
+        "active",
+        homes["active"],
+        relay="127.0.0.1:7443",
+        relay_by="aggregator",
         run_by={"aggregator": "Sums"},
-    )  # fmt: skip
+    )
     proposal = homes["active"] / project.PROPOSAL
     own = tmp_path / "own"
     own.mkdir()
@@ -224,12 +229,20 @@ def test_own_authority_relay_and_a_built_in_set(tmp_path: Path) -> None:
 
 # What a proposal may not be, before it leaves the organiser.
 UNPROPOSED: list[tuple[dict[str, Any], str]] = [
-    *(({"run_by": {"aggregator": by, "shop": "Shops Ltd"}},
-       rf"'{by}' would run {party} and aggregator, who together {gets}.*NAME=ORGANISATION")
-      for by, party, gets in (("Bank", "bank", "read what one passive alone contributes"),
-                              ("shops, ltd.", "shop", "could alter the sum"))),
-    ({"run_by": {"aggregator": "Sums", "shop": "bank"}},
-     "bank and shop, who together read what the other passive contributes"),
+    *(
+        (
+            {"run_by": {"aggregator": by, "shop": "Shops Ltd"}},
+            rf"'{by}' would run {party} and aggregator, who together {gets}.*NAME=ORGANISATION",
+        )
+        for by, party, gets in (
+            ("Bank", "bank", "read what one passive alone contributes"),
+            ("shops, ltd.", "shop", "could alter the sum"),
+        )
+    ),
+    (
+        {"run_by": {"aggregator": "Sums", "shop": "bank"}},
+        "bank and shop, who together read what the other passive contributes",
+    ),
     ({"run_by": {"aggregator": "Sums"}, "together": [["bank", "hub"]]}, "together: hub is none of"),
     ({"run_by": {}}, "not said who runs the aggregator; .* say --run-by aggregator=ORGANISATION"),
     ({"addresses": dict.fromkeys(OTHERS, "127.0.0.1:7001")}, "shop and clinic have one address"),
@@ -238,7 +251,7 @@ UNPROPOSED: list[tuple[dict[str, Any], str]] = [
     ({"addresses": {"bank": "nowhere"}}, "an address is host:port"),
     ({"relay": "127.0.0.1:7001"}, "a relay has an address and a party that runs it"),
     ({"relay": "127.0.0.1:7001", "relay_by": "bank"}, "and no other has any"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("where", "why"), UNPROPOSED)
@@ -259,8 +272,16 @@ def test_what_one_organisation_reads_is_allowed_by_name_at_both_ends(
 ) -> None:
     made = Organisations(tmp_path)
     proposal = made.propose(run_by={"aggregator": "Bank"}, together=[["bank", "aggregator"]])
-    call = ("join", proposal, "--as", "clinic", "--folder", tmp_path / "c", "--table",
-            tmp_path / "clinic" / "clinic.csv")  # fmt: skip
+    call = (
+        "join",
+        proposal,
+        "--as",
+        "clinic",
+        "--folder",
+        tmp_path / "c",
+        "--table",
+        tmp_path / "clinic" / "clinic.csv",
+    )
     message = told(capsys, *call, code=2)["error"]["message"]
     assert "'Bank' would run bank and aggregator, who together read what one passive" in message
     assert "ask bank for another proposal, or allow it by name" in message
@@ -283,8 +304,16 @@ def test_a_party_s_own_limits_hold_from_the_first_screen_on(
     home = tmp_path / "own"
     home.mkdir()
     (home / "party.yaml").write_text("minima: {alignment.minimum_rows: 20}\n")
-    call = ("join", greedy.propose(), "--as", "shop", "--folder", home, "--table",
-            tmp_path / "shop" / "shop.csv")  # fmt: skip
+    call = (
+        "join",
+        greedy.propose(),
+        "--as",
+        "shop",
+        "--folder",
+        home,
+        "--table",
+        tmp_path / "shop" / "shop.csv",
+    )
     message = told(capsys, *call, code=2)["error"]["message"]
     assert "shop: alignment.minimum_rows is 1, and minima.alignment.minimum_rows of" in message
     assert not (home / project.RUN).exists()
@@ -311,25 +340,40 @@ HARMED: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: edited(path, lambda said: said.update(kind="answer")), UNSIGNED),
     (lambda path: edited(path, lambda said: said.update(identity="0" * 64)), UNSIGNED),
     (lambda path: edited(path, lambda said: said.update(identity="../etc")), "names no key by whi"),
-    (lambda path: signed(path, lambda said: said.update(version="0.0.9")),
-     "version 0.0.9 of secure-apfed wrote it, and here is"),
-    (lambda path: signed(path, lambda said: said.update(kind="answer")),
-     "expected a file of the kind 'proposal', got 'answer'"),
-    (lambda path: signed(path, lambda said: said.update(party="../../etc")),
-     "is no proposal: party: expected a name"),
-    (lambda path: signed(path, lambda said: said["settings"].update(method="walk")),
-     "'walk' is unknown"),
-    (lambda path: signed(path, lambda said: said["settings"]["data"].update(folder="/etc")),
-     "data.folder is what each party says for itself"),
-    (lambda path: signed(path, lambda said: said["settings"]["data"]["parties"].update(
-        shop={"file": "/etc/passwd"})), "data.parties.shop.file"),
+    (
+        lambda path: signed(path, lambda said: said.update(version="0.0.9")),
+        "version 0.0.9 of secure-apfed wrote it, and here is",
+    ),
+    (
+        lambda path: signed(path, lambda said: said.update(kind="answer")),
+        "expected a file of the kind 'proposal', got 'answer'",
+    ),
+    (
+        lambda path: signed(path, lambda said: said.update(party="../../etc")),
+        "is no proposal: party: expected a name",
+    ),
+    (
+        lambda path: signed(path, lambda said: said["settings"].update(method="walk")),
+        "'walk' is unknown",
+    ),
+    (
+        lambda path: signed(path, lambda said: said["settings"]["data"].update(folder="/etc")),
+        "data.folder is what each party says for itself",
+    ),
+    (
+        lambda path: signed(
+            path,
+            lambda said: said["settings"]["data"]["parties"].update(shop={"file": "/etc/passwd"}),
+        ),
+        "data.parties.shop.file",
+    ),
     (_archive, "is an archive; unpack it"),
     (lambda path: path.write_text("[" * 100_000), "is not JSON.*; ask who sent it for the file ag"),
     (Path.unlink, "there is no file .*mail.json; correct its path"),
     (lambda path: path.write_bytes(b" " * (2**20 + 1)), "is larger than"),
     (lambda path: path.write_text("{}"), "is not as this version writes it"),
     (lambda path: path.write_bytes(b"\xff"), "is not JSON"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.sampled(every=3)
@@ -404,8 +448,15 @@ def test_the_commands_show_what_is_asked_and_learnt(
     call = ("join", bank / project.PROPOSAL, "--as", "shop", "--folder", shop)
     file = here.base / "shop" / "shop.csv"
     table = ("--table", file, "--columns", "--id-column", "client", "--missing", "mean")
-    sealed = ("join", here.home("shop") / project.SEALED, "--as", "shop", "--folder",
-              here.home("shop"), "--words")  # fmt: skip
+    sealed = (
+        "join",
+        here.home("shop") / project.SEALED,
+        "--as",
+        "shop",
+        "--folder",
+        here.home("shop"),
+        "--words",
+    )
     whole = told(capsys, *sealed, words)["project_words"]
     told(capsys, *sealed, whole)
     for begun, count, code, why in (
@@ -438,9 +489,18 @@ def test_the_commands_show_what_is_asked_and_learnt(
     assert heads[learns + 1].startswith("from whom: what")
     sums = told(capsys, *call[:2], "--as", "aggregator", "--folder", tmp_path / "sums")
     assert sums["asked"]["role"] == "aggregator of votes, summed"
-    new = ("project", "new", bank / project.RUN, "--as", "bank", "--folder", tmp_path / "bank",
-           *(f"--at={name}={at}" for name, at in here.addresses.items()),
-           "--run-by", "aggregator=Sums")  # fmt: skip
+    new = (
+        "project",
+        "new",
+        bank / project.RUN,
+        "--as",
+        "bank",
+        "--folder",
+        tmp_path / "bank",
+        *(f"--at={name}={at}" for name, at in here.addresses.items()),
+        "--run-by",
+        "aggregator=Sums",
+    )
     alone = told(capsys, *new, "--set", "rules={restarts: 3}", code=2)["error"]["message"]
     assert "nobody begins again by itself" in alone
     assert told(capsys, *new)["words"]
@@ -554,20 +614,35 @@ def test_a_party_is_checked_and_plans_alone(
         path.write_text(whole)
 
     run, table = home / project.RUN, here.base / "shop" / "shop.csv"
-    harmed(run, lambda text: text.replace("epochs: 10", "epochs: 11"), "contract",
-           "differs from the sealed project in train.epochs", 2)  # fmt: skip
+    harmed(
+        run,
+        lambda text: text.replace("epochs: 10", "epochs: 11"),
+        "contract",
+        "differs from the sealed project in train.epochs",
+        2,
+    )
     identity = parse_yaml(config.read_text(), "")[0]["peers"]["bank"]["identity"]
-    harmed(config, lambda text: text.replace(identity, "a" * 64), "contract",
-           "knows another identity of bank", 2)  # fmt: skip
+    harmed(
+        config,
+        lambda text: text.replace(identity, "a" * 64),
+        "contract",
+        "knows another identity of bank",
+        2,
+    )
     harmed(
         table, lambda text: text.replace("visits", "late"), "table", "called like the active's", 3
     )
     harmed(
         table, lambda text: "\n".join(text.splitlines()[:100]), "table", "declared another table", 3
     )
-    harmed(table, lambda text: text.replace("visits", "trips"), "table",
-           "shop declared another table: 280 rows, 2 features, and here are 280 and 2 (missing: "
-           "visits; new: trips)", 3)  # fmt: skip
+    harmed(
+        table,
+        lambda text: text.replace("visits", "trips"),
+        "table",
+        "shop declared another table: 280 rows, 2 features, and here are 280 and 2 (missing: "
+        "visits; new: trips)",
+        3,
+    )
     harmed(
         table, lambda text: text + text.splitlines()[1], "table", "1 IDs occur more than once", 3
     )
@@ -586,8 +661,9 @@ def test_a_party_is_checked_and_plans_alone(
     signer = Authority(authority.certificate, authority.key)
     (home / "ca.pem").write_bytes(authority.certificate)
     for days, code, how, why in (
-        (-1, 2, "wrong", "has expired at"), (0.5, 0, "note", "0 days left, until "),
-    ):  # fmt: skip
+        (-1, 2, "wrong", "has expired at"),
+        (0.5, 0, "note", "0 days left, until "),
+    ):
         made = signer.sign(answer["request"].encode(), "shop", days=days)
         (home / "certificate.pem").write_bytes(made)
         state, value = checked(code)["certificate"]
@@ -714,8 +790,9 @@ def test_a_list_that_nobody_reads_is_no_protection(
     assert "no party's file reads it, so it protects nobody" in refused["error"]["message"]
     state, value = certificate_findings(bank)["tls"]
     assert (state, "more-revoked.txt revokes something, and tls.revoked" in value) == (
-        "missing", True,
-    )  # fmt: skip
+        "missing",
+        True,
+    )
     for_others = told(capsys, "certs", "revoke", identity, "--list", listed, "--for-others")
     assert for_others["read_by"] == []
     file = bank / "party.yaml"
@@ -766,9 +843,11 @@ def test_two_parties_meet_and_compare(
 ) -> None:
     text = as_yaml(parse_yaml(blocks(PAGE, "yaml")[0], PAGE)[0])
     for old, new in (
-        ("method: votes", "method: {name: votes_randomised, epsilon: 4}"), ("400", "60"),
-        ("    clinic: {}\n", ""), ("bank.csv", str(tmp_path / "bank" / "bank.csv")),
-    ):  # fmt: skip
+        ("method: votes", "method: {name: votes_randomised, epsilon: 4}"),
+        ("400", "60"),
+        ("    clinic: {}\n", ""),
+        ("bank.csv", str(tmp_path / "bank" / "bank.csv")),
+    ):
         assert old in text
         text = text.replace(old, new)
     config = load_config_text(text)
@@ -869,8 +948,12 @@ def test_the_guide_runs_as_printed_between_four_organisations(
 
     for line in filter(None, printed.splitlines()):
         words = line.split()
-        (name,) = {name for name in PARTIES for word in words
-                   if word == name or word.startswith(f"{name}/")} & set(PARTIES)  # fmt: skip
+        (name,) = {
+            name
+            for name in PARTIES
+            for word in words
+            if word == name or word.startswith(f"{name}/")
+        } & set(PARTIES)
         home = tmp_path / name
         for sent in tmp_path.glob("*/*/*.json"):  # the mail
             if not (home / sent.name).exists():

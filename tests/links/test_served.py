@@ -64,18 +64,28 @@ def tables(folder: Path) -> dict[str, pd.DataFrame]:
 
 
 def configured(folder: Path, method: str, **changes: Any) -> Config:
-    return Config.model_validate({
-        "name": "served", "method": method, "guard": {"mechanism": "none"},
-        "data": {
-            "dataset": "tables", "active": "bank", "id_column": "id", "label_column": "y",
-            "parties": {name: {"file": str(folder / f"{name}.csv")} for name in
-                        ("bank", "shop", "clinic")},
-        },
-        "model": {"network": "mlp", "hidden": [8], "representation": 4},
-        "train": {"epochs": 3, "batch_size": 64, "learning_rate": 0.1, "device": "cpu"},
-        "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 8.0},
-        "attacks": [], **changes,
-    })  # fmt: skip
+    return Config.model_validate(
+        {
+            "name": "served",
+            "method": method,
+            "guard": {"mechanism": "none"},
+            "data": {
+                "dataset": "tables",
+                "active": "bank",
+                "id_column": "id",
+                "label_column": "y",
+                "parties": {
+                    name: {"file": str(folder / f"{name}.csv")}
+                    for name in ("bank", "shop", "clinic")
+                },
+            },
+            "model": {"network": "mlp", "hidden": [8], "representation": 4},
+            "train": {"epochs": 3, "batch_size": 64, "learning_rate": 0.1, "device": "cpu"},
+            "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 8.0},
+            "attacks": [],
+            **changes,
+        }
+    )
 
 
 def played(*calls: Any) -> list[Any]:
@@ -139,9 +149,13 @@ def asked(trained: Mapping[str, Path], data: Path, output: Path) -> tuple[Any, p
 
 
 def allowing(
-    trained: Mapping[str, Path], party: str, folder: Path,
-    changes: Mapping[str, float] = {}, /, **limits: Any,
-) -> dict[str, Path]:  # fmt: skip
+    trained: Mapping[str, Path],
+    party: str,
+    folder: Path,
+    changes: Mapping[str, float] = {},
+    /,
+    **limits: Any,
+) -> dict[str, Path]:
     """The same files, one of which says other limits and patience, and has answered nothing."""
     own = trained[party].parent
     copied = shutil.copytree(trained["new"].parent / "trained" / party, folder / party)
@@ -264,8 +278,9 @@ def test_a_passive_that_begins_anew_while_nobody_asks_is_met_again(
         assert "clinic has no link to bank" in told.get(timeout=30)
         return predict_jointly(files["bank"], files["new"], tmp_path / "out.csv")
 
-    serving = [lambda name=name: serve_party(files[name], sessions=1)
-               for name in ("shop", "aggregator")]  # fmt: skip
+    serving = [
+        lambda name=name: serve_party(files[name], sessions=1) for name in ("shop", "aggregator")
+    ]
     clinic = partial(serve_party, files["clinic"], sessions=2, on_session=told.put)
     said, *_ = played(predict, clinic, *serving)
     assert (said.jointly, said.why) == (NEW - 5, "")
@@ -280,9 +295,10 @@ def test_a_folder_without_a_kept_model_or_another_ones_is_refused(
     content = kept.read_bytes()
     assert kept.stat().st_mode & 0o077 == 0
     for bad, said in (
-        (b"", "holds no kept model"), (content[:-3], "holds no kept model"),
-        (content.replace(b'clinic', b'shop12'), "is of shop12, this party is clinic"),
-    ):  # fmt: skip
+        (b"", "holds no kept model"),
+        (content[:-3], "holds no kept model"),
+        (content.replace(b"clinic", b"shop12"), "is of shop12, this party is clinic"),
+    ):
         kept.write_bytes(bad)
         with pytest.raises(ModelError, match=said):
             serve_party(files["clinic"], sessions=1)
@@ -293,9 +309,11 @@ def test_a_folder_without_a_kept_model_or_another_ones_is_refused(
 
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
 def test_a_server_that_is_told_to_end_has_ended_well(
-    trained: Mapping[str, Path], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,
+    trained: Mapping[str, Path],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     request.addfinalizer(partial(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM)))
     monkeypatch.setattr(Linked, "meet", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
     assert execute(["serve", "--config", str(trained["shop"])]) == 0
@@ -391,9 +409,13 @@ def test_a_book_counts_over_sessions_by_day_and_takes_back_what_is_refused(tmp_p
 
     def book(**limits: Any) -> AnswerBook:
         return AnswerBook(
-            tmp_path / "book", "shop", ServeSettings(**limits), people=1000, budget=2.0,
+            tmp_path / "book",
+            "shop",
+            ServeSettings(**limits),
+            people=1000,
+            budget=2.0,
             today=lambda: day[0],
-        )  # fmt: skip
+        )
 
     book(a_day=3).answers([b"ann", b"bob"], None)
     with pytest.raises(LimitReachedError, match=r"serve\.a_day of its file is 3, and .* be 4"):
@@ -422,8 +444,10 @@ def test_a_lookup_tells_who_is_there_and_refuses_what_is_no_list_of_ids() -> Non
     question = asker.ask([b"eve", b"zoe", b"ann"])
     places = asker.read(holder.answer(question, sender="bank", most=3), 3)
     assert [ids[holder.order[place]] if place >= 0 else None for place in places] == [
-        b"eve", None, b"ann"
-    ]  # fmt: skip
+        b"eve",
+        None,
+        b"ann",
+    ]
     with pytest.raises(RemoteProtocolError, match="at most 2 are answered"):
         holder.answer(question, sender="bank", most=2)
     with pytest.raises(RemoteProtocolError, match="blinded ID"):
@@ -438,10 +462,14 @@ def test_a_lookup_tells_who_is_there_and_refuses_what_is_no_list_of_ids() -> Non
 NOISES = {
     "tvfl": {"guard": {"mechanism": "gaussian", "epsilon": 8.0}},
     "split_nn_sum": {
-        "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 4.0,
-                       "noise": {"epsilon": 8.0}},
+        "secure_sum": {
+            "scheme": "plain",
+            "masks": "pairwise",
+            "clip": 4.0,
+            "noise": {"epsilon": 8.0},
+        },
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.sampled(every=2)

@@ -38,9 +38,13 @@ PHASES = {"agreement", "alignment", "set-up", "training", "checkpoint"}
 _CONTEXT = multiprocessing.get_context("forkserver")
 # What the active's measures import, for seconds; and the commands, where one plays a party.
 _IMPORTED = (
-    "torch.utils.tensorboard", "sklearn.metrics", "secure_apfed.commands.apart",
-    "apfed_experiments.report", "apfed_experiments.solo", "apfed_attacks.run",
-)  # fmt: skip
+    "torch.utils.tensorboard",
+    "sklearn.metrics",
+    "secure_apfed.commands.apart",
+    "apfed_experiments.report",
+    "apfed_experiments.solo",
+    "apfed_attacks.run",
+)
 _CONTEXT.set_forkserver_preload(["tests.local.processes", *_IMPORTED])
 _LENGTH_BYTES = 2
 _GO_ON = "go-on"
@@ -195,10 +199,17 @@ class Parties:
     gone_after_s = 1.0  # that long a process of this machine that is gone is waited for
 
     def __init__(
-        self, config: Config, folder: Path, *, data: VerticalData | None = None,
-        timeout_s: float = 60.0, meet_s: float = 60.0, silent_s: float = 15.0, over: Way = "tcp",
+        self,
+        config: Config,
+        folder: Path,
+        *,
+        data: VerticalData | None = None,
+        timeout_s: float = 60.0,
+        meet_s: float = 60.0,
+        silent_s: float = 15.0,
+        over: Way = "tcp",
         command: Sequence[str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.config, self.run = config, RunFolder(folder)
         make_private(folder)
         self._data, self._timeout_s, self._meet_s = data, timeout_s, meet_s
@@ -253,9 +264,12 @@ class Parties:
         return told.listen
 
     def play(
-        self, harms: Mapping[str, Harm] | None = None, *, resume: bool = False,
+        self,
+        harms: Mapping[str, Harm] | None = None,
+        *,
+        resume: bool = False,
         within_s: float = LONG_S,
-    ) -> dict[str, dict[str, Any]]:  # fmt: skip
+    ) -> dict[str, dict[str, Any]]:
         """Play until all but the harmed have ended; return by party what it said of it."""
         harms = harms or {}
         with self.started(harms, resume=resume):
@@ -328,18 +342,23 @@ def model_digests(run: Path) -> dict[str, str]:
 
 
 config_of = partial(
-    small_config, train=TRAIN, alignment={"protocol": "circuit"},
+    small_config,
+    train=TRAIN,
+    alignment={"protocol": "circuit"},
     guard={"mechanism": "none", "noise": "reproducible_insecure"},
-)  # fmt: skip
+)
 
 
 def recovering() -> Config:
     settings: dict[str, Any] = {
-        "name": "recovering", "method": "apfed_c", "party_seeds": "shared_for_comparison",
+        "name": "recovering",
+        "method": "apfed_c",
+        "party_seeds": "shared_for_comparison",
         "data": {"dataset": "digits", "views": 4, "limit": 512},
         "model": {"network": "mlp", "hidden": [16], "representation": 8, "projection": 8},
         "train": {"epochs": 3, "batch_size": 128, "learning_rate": 0.1, "device": "cpu"},
         "secure_sum": {"scheme": "plain", "masks": "recoverable", "threshold": 2},
-        "guard": {"mechanism": "none"}, "rules": {"minimum_spread": 0.0},
-    }  # fmt: skip
+        "guard": {"mechanism": "none"},
+        "rules": {"minimum_spread": 0.0},
+    }
     return Config.model_validate(settings)

@@ -69,9 +69,10 @@ def training(
     config, folder = tmp_path / "run.yaml", tmp_path / "run"
     config.write_text(dump_settings(small_config(getattr(request, "param", "apfed_c"), train=LONG)))
     process = subprocess.Popen(
-        command(config, folder, "--timeout", "5", "--json"), stdout=subprocess.PIPE,
+        command(config, folder, "--timeout", "5", "--json"),
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )  # fmt: skip
+    )
     metrics = folder / "parties" / "active" / "metrics.jsonl"
 
     def trains() -> bool:
@@ -104,17 +105,23 @@ def test_a_killed_launcher_leaves_no_process(
 
 @IN_PROC
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "number", "code", "told"), [
-    ("passive-2", signal.SIGKILL, 4, "passive-2: its process was ended by SIGKILL"),
-    ("aggregator", signal.SIGKILL, 4, "aggregator: its process was ended by SIGKILL"),
-    ("active", signal.SIGKILL, 4, "active: its process was ended by SIGKILL"),
-    ("active", signal.SIGSTOP, 4, FROZEN),
-    ("", signal.SIGINT, 130, "--resume --transport local"),  # the launcher
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "number", "code", "told"),
+    [
+        ("passive-2", signal.SIGKILL, 4, "passive-2: its process was ended by SIGKILL"),
+        ("aggregator", signal.SIGKILL, 4, "aggregator: its process was ended by SIGKILL"),
+        ("active", signal.SIGKILL, 4, "active: its process was ended by SIGKILL"),
+        ("active", signal.SIGSTOP, 4, FROZEN),
+        ("", signal.SIGINT, 130, "--resume --transport local"),  # the launcher
+    ],
+)
 def test_whoever_is_harmed_is_named_and_nothing_is_left_running(
-    name: str, number: int, code: int, told: str,
+    name: str,
+    number: int,
+    code: int,
+    told: str,
     training: tuple[Path, "subprocess.Popen[bytes]"],
-) -> None:  # fmt: skip
+) -> None:
     folder, launcher = training
     os.kill(processes_of(folder).get(name, launcher.pid), number)
     out, _ = launcher.communicate(timeout=LONG_S)
@@ -238,8 +245,9 @@ def ended(name: str, code: int, kind: str = "", message: str = "") -> local._Pro
     says = f"print({error!r}, flush=True); " if kind else ""
     process = subprocess.Popen(
         [sys.executable, "-c", f"import os; {says}{how}"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     party = local._Process(name, process, lambda status: None)
     party.read()
     return party
@@ -248,19 +256,35 @@ def ended(name: str, code: int, kind: str = "", message: str = "") -> local._Pro
 @pytest.mark.parametrize(
     ("processes", "told", "kind"),
     [
-        ([("active", 4, "RunStoppedError", "aggregator stopped the run: 'passive-1 left"),
-          ("aggregator", 4, "PartyLeftError", "passive-1 closed its link"),
-          ("passive-1", -signal.SIGKILL),
-          ("passive-2", 4, "RunStoppedError", "active stopped the run: 'passive-1 left")],
-         ("passive-1: its process was ended by SIGKILL\naggregator: passive-1 closed its link\n"
-          "active and passive-2 heard of it, and stopped"), PartyLeftError),
-        ([("active", 4, "PartyLeftError", "passive-1 closed its link"),
-          ("passive-1", 3, "DataError", "its table has no column a")],
-         "passive-1: its table has no column a\nactive: passive-1 closed its link", DataError),
-        ([("active", 4, "RunStoppedError", "passive-1 stopped the run"), ("passive-1", 0)],
-         "active: passive-1 stopped the run", PartyLeftError),
+        (
+            [
+                ("active", 4, "RunStoppedError", "aggregator stopped the run: 'passive-1 left"),
+                ("aggregator", 4, "PartyLeftError", "passive-1 closed its link"),
+                ("passive-1", -signal.SIGKILL),
+                ("passive-2", 4, "RunStoppedError", "active stopped the run: 'passive-1 left"),
+            ],
+            (
+                "passive-1: its process was ended by SIGKILL\n"
+                "aggregator: passive-1 closed its link\n"
+                "active and passive-2 heard of it, and stopped"
+            ),
+            PartyLeftError,
+        ),
+        (
+            [
+                ("active", 4, "PartyLeftError", "passive-1 closed its link"),
+                ("passive-1", 3, "DataError", "its table has no column a"),
+            ],
+            "passive-1: its table has no column a\nactive: passive-1 closed its link",
+            DataError,
+        ),
+        (
+            [("active", 4, "RunStoppedError", "passive-1 stopped the run"), ("passive-1", 0)],
+            "active: passive-1 stopped the run",
+            PartyLeftError,
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_death_is_told_once_and_its_cause_first(
     processes: list[tuple[Any, ...]], told: str, kind: type[Exception]
 ) -> None:

@@ -66,11 +66,16 @@ def same_models(parties: processes.Parties, memory: Path) -> None:
 
 FAST = ("bfv", "mixed", "pair by pair", "votes, noised", "votes, encrypted, dealt", "decomposed")
 PLAYED = [
-    *(pytest.param(case, "tcp", marks=[] if case in FAST else pytest.mark.slow, id=case)
-      for case in CASES),
-    *(pytest.param(case, over, marks=pytest.mark.slow, id=f"{case} over {over}")
-      for case in ("tvfl", "votes, encrypted", "decomposed", "ckks") for over in ("grpc", "relay")),
-]  # fmt: skip
+    *(
+        pytest.param(case, "tcp", marks=[] if case in FAST else pytest.mark.slow, id=case)
+        for case in CASES
+    ),
+    *(
+        pytest.param(case, over, marks=pytest.mark.slow, id=f"{case} over {over}")
+        for case in ("tvfl", "votes, encrypted", "decomposed", "ckks")
+        for over in ("grpc", "relay")
+    ),
+]
 
 
 @pytest.mark.sampled(every=6)

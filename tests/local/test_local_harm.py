@@ -52,53 +52,80 @@ SENT: dict[tuple[str, Kind], int] = {
     for sent in every.split(", ")
 }
 WRITTEN = [
-    ("active", "checkpoint-6.bin", "torn"), ("passive-1", "checkpoint-6.bin", "whole"),
-    ("aggregator", "contract.json", "whole"), ("active", "metrics.jsonl", "torn"),
-    ("passive-1", "checkpoint-6.bin", "in place"), ("active", "checkpoint-6.bin", "in place"),
+    ("active", "checkpoint-6.bin", "torn"),
+    ("passive-1", "checkpoint-6.bin", "whole"),
+    ("aggregator", "contract.json", "whole"),
+    ("active", "metrics.jsonl", "torn"),
+    ("passive-1", "checkpoint-6.bin", "in place"),
+    ("active", "checkpoint-6.bin", "in place"),
     ("passive-1", "contract.json", "torn"),
-]  # fmt: skip
+]
 STOPPED = [
-    ("active", Kind.ALIGNMENT), ("passive-1", Kind.CONTRIBUTION), ("active", Kind.REPRESENTATIONS),
-    ("passive-1", Kind.SIGNATURE), ("passive-1", Kind.SAVED), ("aggregator", Kind.SUM),
-    ("aggregator", Kind.READY), ("dealer", Kind.ALIGNMENT),
-]  # fmt: skip
+    ("active", Kind.ALIGNMENT),
+    ("passive-1", Kind.CONTRIBUTION),
+    ("active", Kind.REPRESENTATIONS),
+    ("passive-1", Kind.SIGNATURE),
+    ("passive-1", Kind.SAVED),
+    ("aggregator", Kind.SUM),
+    ("aggregator", Kind.READY),
+    ("dealer", Kind.ALIGNMENT),
+]
 ASKED = [
     ("active", Harm(Kind.REPRESENTATIONS, 7, signal.SIGTERM, awaiting=True)),
     ("passive-1", Harm(Kind.CONTRIBUTION, 4, signal.SIGTERM)),
     ("dealer", Harm(Kind.ALIGNMENT, 1, signal.SIGTERM, awaiting=True)),
     ("aggregator", Harm(Kind.SAVED, 1, signal.SIGTERM)),
     ("passive-1", Harm(Kind.ALIGNMENT, 1, signal.SIGTERM, awaiting=True)),
-]  # fmt: skip
+]
 # A role in each phase, between machines; over the same links.
 APART: list[tuple[Way, list[tuple[str, Kind]]]] = [
-    ("grpc", [("passive-1", Kind.CONTRIBUTION), ("active", Kind.SIGNATURE),
-              ("dealer", Kind.ALIGNMENT), ("aggregator", Kind.READY), ("active", Kind.CHECKPOINT)]),
+    (
+        "grpc",
+        [
+            ("passive-1", Kind.CONTRIBUTION),
+            ("active", Kind.SIGNATURE),
+            ("dealer", Kind.ALIGNMENT),
+            ("aggregator", Kind.READY),
+            ("active", Kind.CHECKPOINT),
+        ],
+    ),
     ("relay", [("active", Kind.REPRESENTATIONS), ("aggregator", Kind.SUM)]),
-]  # fmt: skip
+]
 Case: TypeAlias = tuple[str, Harm, Way]
 CASES: dict[str, list[Case]] = {
     "killed": [(name, Harm(kind, at), "tcp") for (name, kind), at in SENT.items()],
     "killed while it writes": [
         (name, Harm(None, writing=file, moment=moment), "tcp") for name, file, moment in WRITTEN
     ],
-    "frozen": [(name, Harm(kind, SENT[name, kind], signal.SIGSTOP), "tcp")
-               for name, kind in STOPPED],
+    "frozen": [
+        (name, Harm(kind, SENT[name, kind], signal.SIGSTOP), "tcp") for name, kind in STOPPED
+    ],
     "asked to end": [(name, harm, "tcp") for name, harm in ASKED],
     "between machines": [
-        *((name, Harm(kind, SENT[name, kind], number), over)
-          for number in (signal.SIGKILL, signal.SIGSTOP)
-          for over, harmed in APART for name, kind in harmed),
-        *((name, Harm(None, writing="checkpoint-6.bin"), over)
-          for over, _ in APART for name in ("active", "passive-1")),
+        *(
+            (name, Harm(kind, SENT[name, kind], number), over)
+            for number in (signal.SIGKILL, signal.SIGSTOP)
+            for over, harmed in APART
+            for name, kind in harmed
+        ),
+        *(
+            (name, Harm(None, writing="checkpoint-6.bin"), over)
+            for over, _ in APART
+            for name in ("active", "passive-1")
+        ),
     ],
-}  # fmt: skip
+}
 SAMPLED = {"killed": 8, "killed while it writes": 4, "asked to end": 3}
 WAIT = {"silent_passive": "wait", "patience_s": 20.0, "restarts": 4}
 SOON = [
-    ("active", Kind.SUM_SETUP), ("passive-1", Kind.SIGNATURE), ("dealer", Kind.ALIGNMENT),
-    ("aggregator", Kind.SUM), ("active", Kind.REPRESENTATIONS), ("passive-1", Kind.CONTRIBUTION),
+    ("active", Kind.SUM_SETUP),
+    ("passive-1", Kind.SIGNATURE),
+    ("dealer", Kind.ALIGNMENT),
+    ("aggregator", Kind.SUM),
+    ("active", Kind.REPRESENTATIONS),
+    ("passive-1", Kind.CONTRIBUTION),
     ("passive-1", Kind.SAVED),
-]  # fmt: skip
+]
 
 
 def cases() -> Iterator[Any]:
@@ -153,9 +180,13 @@ def test_who_comes_to_harm_is_named_and_the_run_resumes_the_same(
 
 @pytest.mark.parametrize(
     ("kind", "at", "number", "step"),
-    [(Kind.CONTRIBUTION, 2, signal.SIGSTOP, 2), (Kind.CONTRIBUTION, 2, signal.SIGKILL, 2),
-     (Kind.SAVED, 0, signal.SIGSTOP, 4), (Kind.SAVED, 0, signal.SIGKILL, 4)],
-)  # fmt: skip
+    [
+        (Kind.CONTRIBUTION, 2, signal.SIGSTOP, 2),
+        (Kind.CONTRIBUTION, 2, signal.SIGKILL, 2),
+        (Kind.SAVED, 0, signal.SIGSTOP, 4),
+        (Kind.SAVED, 0, signal.SIGKILL, 4),
+    ],
+)
 @pytest.mark.sampled(every=6)
 def test_the_others_go_on_where_the_sum_recovers_and_their_result_is_gathered(
     kind: Kind, at: int, number: int, step: int, tmp_path: Path
@@ -246,10 +277,12 @@ def test_nobody_begins_anew_over_what_others_hold(stopped: Parties) -> None:
 def test_nobody_begins_anew_over_votes_that_were_cast(tmp_path: Path) -> None:
     """At step 0 still, but a new alignment would put other people at the places that count."""
     config = small_config(
-        train=TRAIN | {"epochs": 2}, guard={"mechanism": "none"},
+        train=TRAIN | {"epochs": 2},
+        guard={"mechanism": "none"},
         data={"dataset": "digits", "views": 3, "limit": 120, "labelled": 30},
-        method={"name": "votes_randomised", "epsilon": 2.0, "prior": "labeller"}, passives={},
-    )  # fmt: skip
+        method={"name": "votes_randomised", "epsilon": 2.0, "prior": "labeller"},
+        passives={},
+    )
     parties = Parties(config, tmp_path / "run")
     parties.play({"active": Harm(Kind.CHECKPOINT, 0)})
     for path in parties.run.party("active").glob("checkpoint-*"):
@@ -367,10 +400,11 @@ def none_lost_a_line(before: dict[str, bytes], after: dict[str, bytes]) -> None:
 def accounted() -> Config:
     """Every kind of log: releases, private updates, answers, noise under the sum, labels."""
     return small_config(
-        train=TRAIN, labels={"mechanism": "lp_mst", "epsilon": 1.0},
+        train=TRAIN,
+        labels={"mechanism": "lp_mst", "epsilon": 1.0},
         secure_sum={"scheme": "plain", "masks": "pairwise", "clip": 0.5, "noise": {"sigma": 2.0}},
         dp_sgd={"clip": 0.5, "noise_multiplier": 2.0},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -393,15 +427,18 @@ def spent(parties: Parties) -> dict[str, Any]:
     return {"active": result["privacy"], **ends}
 
 
-@pytest.mark.parametrize(("name", "harm"), [
-    # The line is written, and what it counts has not left.
-    ("active", Harm(Kind.REPRESENTATIONS, 13)),
-    ("passive-1", Harm(Kind.CONTRIBUTION, 6)),
-    # The epoch's lines are, and no checkpoint counts them.
-    ("active", Harm(None, writing="checkpoint-5.bin")),
-    ("passive-2", Harm(None, writing="checkpoint-5.bin", moment="whole")),
-    ("passive-1", Harm(Kind.SAVED, 1)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        # The line is written, and what it counts has not left.
+        ("active", Harm(Kind.REPRESENTATIONS, 13)),
+        ("passive-1", Harm(Kind.CONTRIBUTION, 6)),
+        # The epoch's lines are, and no checkpoint counts them.
+        ("active", Harm(None, writing="checkpoint-5.bin")),
+        ("passive-2", Harm(None, writing="checkpoint-5.bin", moment="whole")),
+        ("passive-1", Harm(Kind.SAVED, 1)),
+    ],
+)
 @pytest.mark.sampled(every=8)
 def test_no_ledger_goes_back(
     name: str, harm: Harm, accounts: dict[str, Any], tmp_path: Path

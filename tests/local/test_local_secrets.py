@@ -178,10 +178,17 @@ def test_between_machines_too_an_active_by_code_says_the_same_whatever_it_holds(
         assert {one["kind"] for one in ended.values()} == {None}, ended
         written = io.BytesIO((parties.run.party("active") / "told").read_bytes())
         told = [(to, Kind(kind), *more) for to, kind, *more in msgpack.Unpacker(written)]
-        said.append([
-            (to, kind, step, b"" if kind.phase in ("agreement", "alignment", "set-up") else payload)
-            for to, kind, step, payload in told
-        ])  # fmt: skip
+        said.append(
+            [
+                (
+                    to,
+                    kind,
+                    step,
+                    b"" if kind.phase in ("agreement", "alignment", "set-up") else payload,
+                )
+                for to, kind, step, payload in told
+            ]
+        )
     assert said[0] == said[1]
     assert Kind.REQUEST in {kind for _, kind, _, payload in said[0] if payload}
 

@@ -28,8 +28,10 @@ HELPERS = ("passive-1", "aggregator")
 def parties(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folders of three parties, each of which was played by its command to the end."""
     summed = {"scheme": "plain", "masks": "pairwise", "clip": 1.0, "noise": {"epsilon": 8.0}}
-    wanted = ({"name": "model_completion", "options": {"labels_per_class": 4}},
-              {"name": "inverse_network", "options": {"shadow_rows": 40}})  # fmt: skip
+    wanted = (
+        {"name": "model_completion", "options": {"labels_per_class": 4}},
+        {"name": "inverse_network", "options": {"shadow_rows": 40}},
+    )
     config = small_config(secure_sum=summed, attacks=wanted)
     run = tmp_path_factory.mktemp("reports") / "run"
     said = Parties(config, run, command=["--json"]).play()
@@ -66,8 +68,9 @@ def test_each_measures_what_it_let_out_itself(parties: Path) -> None:
     told = of_features["inverse_network"]
     assert told.applicable
     assert (told.victim, told.adversary) == (
-        "passive-1", "active, told what the others contributed",
-    )  # fmt: skip
+        "passive-1",
+        "active, told what the others contributed",
+    )
     assert "model_completion" not in of_features, "it has no labels"
     assert not (parties / "aggregator" / "attacks.json").exists()
 

@@ -26,32 +26,61 @@ def decomposition() -> Any:
 
 
 USUAL: dict[str, Callable[[], Any]] = {
-    "sum": agreement, "binding": partial(binding, 1),
-    "products": product_parties.agreement, "decomposition": decomposition,
+    "sum": agreement,
+    "binding": partial(binding, 1),
+    "products": product_parties.agreement,
+    "decomposition": decomposition,
     "intersection": partial(IntersectionAgreement, session="s", sizes={"p": 1, "q": 2}),
-}  # fmt: skip
+}
 OTHERS: dict[str, dict[str, Any]] = {
     "sum": {
-        "session": "other", "receiver": "other", "combiner": "other",
+        "session": "other",
+        "receiver": "other",
+        "combiner": "other",
         "contributors": ("passive_2", "passive_1", "passive_3"),
-        "clip_norm": np.nextafter(1.0, 2.0), "bits": 15, "allow_single": True, "threshold": 3,
+        "clip_norm": np.nextafter(1.0, 2.0),
+        "bits": 15,
+        "allow_single": True,
+        "threshold": 3,
         "noise": 1,
     },
     "binding": {"session": "t", "step": 2, "rows": b"x" * 32, "message": b"x" * 32},
     "products": {
-        "session": "x", "receiver": "x", "combiner": "x", "contributors": ("x", "y"),
-        "people": 31, "columns": 4, "labelled": 5, "bits": 15, "row_bound": 2.0, "noise": 9,
-        "security": 41, "allow_single": True, "candidates": 2,
+        "session": "x",
+        "receiver": "x",
+        "combiner": "x",
+        "contributors": ("x", "y"),
+        "people": 31,
+        "columns": 4,
+        "labelled": 5,
+        "bits": 15,
+        "row_bound": 2.0,
+        "noise": 9,
+        "security": 41,
+        "allow_single": True,
+        "candidates": 2,
     },
     "decomposition": {
-        "session": "x", "server": "x", "dealer": "x", "owners": ("active", "x"),
-        "features": (4, 3), "receiver": "p1", "vectors": 2, "mask_rows": 9, "most_rows": 9,
+        "session": "x",
+        "server": "x",
+        "dealer": "x",
+        "owners": ("active", "x"),
+        "features": (4, 3),
+        "receiver": "p1",
+        "vectors": 2,
+        "mask_rows": 9,
+        "most_rows": 9,
     },
     "intersection": {
-        "session": "t", "minimum_rows": 3, "maximum_ids": 9, "encoding": "x", "dealer": "x",
-        "output": Output.SIZE, "sizes": {"p": 2, "q": 1},
+        "session": "t",
+        "minimum_rows": 3,
+        "maximum_ids": 9,
+        "encoding": "x",
+        "dealer": "x",
+        "output": Output.SIZE,
+        "sizes": {"p": 2, "q": 1},
     },
-}  # fmt: skip
+}
 
 
 def digest_of(agreed: Any) -> bytes:
@@ -92,8 +121,10 @@ NAMES = ("", b"a", 5, None, ["a"], "\ud800", "a" * 256, "é" * 128)
 REFUSED: dict[str, dict[str, Cases]] = {
     "sum": {
         "{} of SumAgreement is of type .*, got": [
-            *each("bits", 16.0, np.bool_(True), True, None), *each("allow_single", 1, "no", None),
-            *each("threshold", 2.0, True), *each("noise", 5.0, "5"),
+            *each("bits", 16.0, np.bool_(True), True, None),
+            *each("allow_single", 1, "no", None),
+            *each("threshold", 2.0, True),
+            *each("noise", 5.0, "5"),
         ],
         "contributors are several names, got": each("contributors", "ab", None, 5),
         r"{} lies in 1e-30\.\.1e\+30": each(
@@ -126,8 +157,13 @@ REFUSED: dict[str, dict[str, Cases]] = {
     },
     "products": {
         "{}": [
-            *each("people", 0, 2.0), {"columns": 513}, {"labelled": 0}, {"bits": 25}, {"noise": 0},
-            *each("security", 10, True), *each("candidates", 1, 1025, True, 2.0),
+            *each("people", 0, 2.0),
+            {"columns": 513},
+            {"labelled": 0},
+            {"bits": 25},
+            {"noise": 0},
+            *each("security", 10, True),
+            *each("candidates", 1, 1025, True, 2.0),
         ],
         "clip_norm": each("row_bound", 0.0),
         "hides nothing": each("contributors", (), ("a",)),
@@ -135,9 +171,12 @@ REFUSED: dict[str, dict[str, Cases]] = {
     "decomposition": {
         "two tables or more": [{"owners": ("active",), "features": (3,)}],
         "one of their owners receives it": each("receiver", "p2"),
-        "are all different": each("server", "p1"), "text of 1 to 255 bytes": each("dealer", ""),
-        "1 feature or more": each("features", (3,), (3, 0)), "are tuples": each("features", [3, 4]),
-        "at most 8192": each("features", (3, 2**13)), "no fewer than the 8": each("vectors", 8),
+        "are all different": each("server", "p1"),
+        "text of 1 to 255 bytes": each("dealer", ""),
+        "1 feature or more": each("features", (3,), (3, 0)),
+        "are tuples": each("features", [3, 4]),
+        "at most 8192": each("features", (3, 2**13)),
+        "no fewer than the 8": each("vectors", 8),
         r"vectors is a number in 1..8192": each("vectors", 0),
         r"mask_rows is a number in 2..8192": each("mask_rows", 1),
         "most_rows is a number": each("most_rows", True),
@@ -150,7 +189,7 @@ REFUSED: dict[str, dict[str, Cases]] = {
             {"maximum_ids": 9, "sizes": {"p": size}} for size in (-1, 10)
         ],
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", REFUSED)

@@ -55,15 +55,22 @@ def test_two_processes_align_twice_over_one_link() -> None:
 
 
 DIFFER: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
-    "terms": ({"hub": "shop"}, {"minimum_rows": 0},
-              "hub is 'shop' at bank and 'bank' at shop; minimum_rows is 2 at bank and 0 at shop;",
-              "hub is 'bank' at shop and 'shop' at bank; minimum_rows is 0 at shop and 2 at bank;"),
+    "terms": (
+        {"hub": "shop"},
+        {"minimum_rows": 0},
+        "hub is 'shop' at bank and 'bank' at shop; minimum_rows is 2 at bank and 0 at shop;",
+        "hub is 'bank' at shop and 'shop' at bank; minimum_rows is 0 at shop and 2 at bank;",
+    ),
     "rules": ({"normalisation": IdNormalisation(case_fold=True)}, {}, '"case_fold":true', "normal"),
-    "another peer": ({}, {"me": "post"}, "there is 'post', who aligns with 'bank'",
-                     "who aligns with 'shop'; correct"),
+    "another peer": (
+        {},
+        {"me": "post"},
+        "there is 'post', who aligns with 'bank'",
+        "who aligns with 'shop'; correct",
+    ),
     "unfit": ({"ids": ["ann", "ann"]}, {}, "bank has 1 repeated", "its own IDs are unfit"),
     "too few": ({"ids": ["ann", "eve"]}, {}, "minimum of 2 (1 in common", "shop: the parties"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", DIFFER)
@@ -84,28 +91,51 @@ def test_both_ends_are_told_what_differs(case: str) -> None:
 USUAL: dict[str, Any] = {"peer": "shop", "ids": ["ann"], "me": "bank", "hub": "bank"}
 
 
-@pytest.mark.parametrize(("given", "says"), [
-    ({"me": None}, r"me= and peer, and hub=, .*got me=None, peer='shop'"),
-    ({"hub": None}, "hub=None"), ({"hub": "post"}, "hub='post'"),
-    ({"peer": "bank"}, "are all different"), ({"peer": ""}, "a name for every party"),
-    ({"link": "127.0.0.1:7000"}, r"takes what secure_apfed.open_link gives, .* got str"),
-    ({"link": (print,)}, "got tuple"), ({"link": multiprocessing.Pipe()[0]}, "got Connection"),
-    ({"link": (lambda _: None, lambda _: None)}, "returned NoneType, expected the bytes"),
-    ({"minimum_rows": -1}, "minimum_rows lies in 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"me": None}, r"me= and peer, and hub=, .*got me=None, peer='shop'"),
+        ({"hub": None}, "hub=None"),
+        ({"hub": "post"}, "hub='post'"),
+        ({"peer": "bank"}, "are all different"),
+        ({"peer": ""}, "a name for every party"),
+        ({"link": "127.0.0.1:7000"}, r"takes what secure_apfed.open_link gives, .* got str"),
+        ({"link": (print,)}, "got tuple"),
+        ({"link": multiprocessing.Pipe()[0]}, "got Connection"),
+        ({"link": (lambda _: None, lambda _: None)}, "returned NoneType, expected the bytes"),
+        ({"minimum_rows": -1}, "minimum_rows lies in 0"),
+    ],
+)
 def test_a_wrong_call_is_told(given: dict[str, Any], says: str) -> None:
     with pytest.raises(LocalProtocolError, match=says):
         align_with(**{"link": (lambda _: None, lambda _: b""), **USUAL, **given})
 
 
-TERMS = {"me": "shop", "peer": "bank", "hub": "bank", "fit": True, "fresh": "",
-         "minimum_rows": 2, "maximum_ids": 10_000_000, "normalisation": "x"}  # fmt: skip
+TERMS = {
+    "me": "shop",
+    "peer": "bank",
+    "hub": "bank",
+    "fit": True,
+    "fresh": "",
+    "minimum_rows": 2,
+    "maximum_ids": 10_000_000,
+    "normalisation": "x",
+}
 
 
-@pytest.mark.parametrize("body", [
-    b"", b"\xff", b"[" * 9999, b"{}", b"null", json.dumps({**TERMS, "fit": 1}).encode(),
-    json.dumps({**TERMS, "more": 1}).encode(), json.dumps({**TERMS, "fresh": "x" * 2**14}).encode(),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff",
+        b"[" * 9999,
+        b"{}",
+        b"null",
+        json.dumps({**TERMS, "fit": 1}).encode(),
+        json.dumps({**TERMS, "more": 1}).encode(),
+        json.dumps({**TERMS, "fresh": "x" * 2**14}).encode(),
+    ],
+)
 def test_whatever_a_peer_sends_is_terms_or_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match=f"shop sent {len(body)} bytes that are no terms"):
         align_with(link=(lambda _: None, lambda _: body), **USUAL)

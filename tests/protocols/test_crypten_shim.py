@@ -36,8 +36,12 @@ assert not left, left
 def run(script: str, *options: str) -> tuple[str, str]:
     finished = subprocess.run(
         [sys.executable, *options, "-W", "error", "-c", script],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout, finished.stderr
 

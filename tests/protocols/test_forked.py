@@ -63,9 +63,11 @@ def test_a_role_made_before_the_fork_is_not_set_up_after_it() -> None:
             bfv.receive(name, hello)
 
     refused(
-        start=masked.start, start_bfv=bfv.start,
-        receive=lambda: bfv.receive("passive_2", hellos["passive_2"]), set_up=set_up,
-    )  # fmt: skip
+        start=masked.start,
+        start_bfv=bfv.start,
+        receive=lambda: bfv.receive("passive_2", hellos["passive_2"]),
+        set_up=set_up,
+    )
     set_up()
     words = np.zeros((1, 4), dtype=np.uint64)
     refused(mask=lambda: bfv._seeds.add_stream("passive_2", binding(1), words, sign=1))
@@ -127,13 +129,15 @@ def test_forked_processes_draw_other_numbers() -> None:
         return lambda: described.cipher.encrypt(context, zeros)[0]
 
     draws: dict[str, Callable[[], bytes]] = {
-        "key": fresh_key, "X25519 key": lambda: fresh_run_key().public,
+        "key": fresh_key,
+        "X25519 key": lambda: fresh_run_key().public,
         "permutation": lambda: random_permutation(100).tobytes(),
         "ternary": lambda: ternary(100).tobytes(),
         "centred binomial": lambda: centred_binomial(100).tobytes(),
         "shares": lambda: b"".join(split(bytes(16), threshold=2, holders=3)),
-        "error of ckks": encrypted("ckks"), "error of bfv": encrypted("bfv"),
-    }  # fmt: skip
+        "error of ckks": encrypted("ckks"),
+        "error of bfv": encrypted("bfv"),
+    }
     drawn = []
     for name, draw in draws.items():
         draw()

@@ -20,8 +20,9 @@ from tests.docs.pages import ROOT, blocks, program_of, text_of
 # By page and place there.
 SAYS = {
     ("docs/votes-protocols.md", 0): ["True"],
-    ("docs/papers.md", 0): ["True"], ("docs/secure-sum.md", 1): ["a True", "active True", "b True"],
-}  # fmt: skip
+    ("docs/papers.md", 0): ["True"],
+    ("docs/secure-sum.md", 1): ["a True", "active True", "b True"],
+}
 
 
 @pytest.mark.parametrize(("document", "at"), SAYS)
@@ -32,9 +33,13 @@ def test_the_example_runs_as_printed(document: str, at: int, tmp_path: Path) -> 
     script.write_text(blocks(document, "python")[at], encoding="utf-8")
     finished = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
-        cwd=ROOT, env={"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
-        timeout=100, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
     assert finished.stderr == ""
     assert sorted(finished.stdout.splitlines()) == SAYS[document, at]
 

@@ -101,8 +101,10 @@ def test_noise_is_added_in_steps() -> None:
 
 def test_labels_that_are_no_bits() -> None:
     others: list[Any] = [
-        *(np.full((4, 3), other) for other in (2, 0.5, "1")), np.ones((3, 4)), [[1]],
-    ]  # fmt: skip
+        *(np.full((4, 3), other) for other in (2, 0.5, "1")),
+        np.ones((3, 4)),
+        [[1]],
+    ]
     for bad in others:
         with pytest.raises(LocalProtocolError, match="labels are"):
             SumOfProducts(agreement()).receiver(bad)
@@ -112,9 +114,11 @@ def test_rows_that_are_refused() -> None:
     cases: list[tuple[Any, str]] = [
         (np.full((30, 4), 0.3), "adds up to more than row_bound"),
         (np.full((30, 4), 1e308), "adds up to more than row_bound"),
-        (np.full((30, 4), np.nan), "NaN"), (np.zeros((29, 4)), "shape"),
-        (np.zeros((30, 4), dtype=np.int64), "float32 or float64"), ([[0.0]], "array"),
-    ]  # fmt: skip
+        (np.full((30, 4), np.nan), "NaN"),
+        (np.zeros((29, 4)), "shape"),
+        (np.zeros((30, 4), dtype=np.int64), "float32 or float64"),
+        ([[0.0]], "array"),
+    ]
     for bad, says in cases:
         played = ProductParties(agreement())
         role = played.contributors["passive_1"]
@@ -363,8 +367,18 @@ CASES: list[dict[str, Any]] = [
     for bits, n, K, U, M, noise in itertools.product(
         (2, 16, 20), (1, 50, 1000), (1, 10, 200), (1, 10**6), (2, 64), (None, 10**4)
     )
-] + [{"bits": 16, "labelled": 50, "columns": K, "people": 10**5, "passives": 3, "noise": None,
-      "candidates": 20} for K in (1, 2, 10, 64)]  # fmt: skip
+] + [
+    {
+        "bits": 16,
+        "labelled": 50,
+        "columns": K,
+        "people": 10**5,
+        "passives": 3,
+        "noise": None,
+        "candidates": 20,
+    }
+    for K in (1, 2, 10, 64)
+]
 
 
 def test_parameters_hold_the_bounds() -> None:

@@ -34,8 +34,12 @@ def test_requests_that_are_none() -> None:
     session = ProductParties(replace(agreement(), session="other")).receiver.request()
     setup = next(iter(played.contributors["passive_2"].start())).body
     for bad, says in {
-        b"": "header", good[:-1]: "cut or padded", good + b"\0": "cut or padded",
-        other: "another agreement", session: "another agreement", setup: "expected the request",
+        b"": "header",
+        good[:-1]: "cut or padded",
+        good + b"\0": "cut or padded",
+        other: "another agreement",
+        session: "another agreement",
+        setup: "expected the request",
         played.sum.request((seed, key, *encrypted[:-1])): "expected 6",
         played.sum.request((seed, key, *encrypted, key)): "expected 6",
         played.sum.request((seed[:-1], key, *encrypted)): "seed of 31 bytes",
@@ -43,7 +47,7 @@ def test_requests_that_are_none() -> None:
         played.sum.request((seed, key, *encrypted[:-1], b"")): "bytes, expected",
         played.sum.request((seed, b"\xff" * len(key), *encrypted)): "beyond 2",
         played.sum.request((seed, key, *encrypted[:-1], b"\xff" * len(key))): "beyond 2",
-    }.items():  # fmt: skip
+    }.items():
         with pytest.raises(RemoteProtocolError, match=says):
             role.accept(bad)
     role.accept(good)
@@ -125,10 +129,13 @@ def resized(frame: bytes, change: Callable[[tuple[bytes, ...]], tuple[bytes, ...
 
 def test_words_of_other_sizes() -> None:
     for change in [
-        lambda blobs: blobs[:-1], lambda blobs: (*blobs, blobs[0]),
-        lambda blobs: (blobs[0][:-4], *blobs[1:]), lambda blobs: (blobs[0] + bytes(4), *blobs[1:]),
-        lambda blobs: (blobs[0] + blobs[1][:4], blobs[1][4:], *blobs[2:]), lambda blobs: (),
-    ]:  # fmt: skip
+        lambda blobs: blobs[:-1],
+        lambda blobs: (*blobs, blobs[0]),
+        lambda blobs: (blobs[0][:-4], *blobs[1:]),
+        lambda blobs: (blobs[0] + bytes(4), *blobs[1:]),
+        lambda blobs: (blobs[0] + blobs[1][:4], blobs[1][4:], *blobs[2:]),
+        lambda blobs: (),
+    ]:
         agreed = agreement(columns=10, people=600)
         played, rows = ProductParties(agreed), matrices(agreed)
         answers = played.answers(0, rows)
@@ -334,11 +341,15 @@ def test_challenges_that_do_not_agree_open_nothing() -> None:
     other = frames.setup(((kept + 1) % 3).to_bytes(2, "big") + digest)
     beyond = frames.setup(b"\0\3" + digest)
     for bad in (
-        {}, {"passive_1": told["passive_1"]}, {**told, "aggregator": told["passive_1"]},
-        {**told, "passive_2": other}, dict.fromkeys(told, beyond),
-        dict.fromkeys(told, frames.setup()), {**told, "passive_2": b""},
+        {},
+        {"passive_1": told["passive_1"]},
+        {**told, "aggregator": told["passive_1"]},
+        {**told, "passive_2": other},
+        dict.fromkeys(told, beyond),
+        dict.fromkeys(told, frames.setup()),
+        {**told, "passive_2": b""},
         {**told, "passive_2": told["passive_2"][:-1]},
-    ):  # fmt: skip
+    ):
         with pytest.raises(RemoteProtocolError):
             played.receiver.request(bad)
     with pytest.raises(LocalProtocolError, match="once the passives' challenges came"):

@@ -112,9 +112,10 @@ def test_noise_touches_nothing_below_a_step(monkeypatch: pytest.MonkeyPatch) -> 
     below: list[NDArray[np.int64]] = []
     finer = bits + 1  # two passives' rows of 2^(bits - 1) steps fill half a step then
     monkeypatch.setattr(
-        roles, "encrypt_labels",
+        roles,
+        "encrypt_labels",
         lambda described, root, bits_nK: encrypt_labels(Finer(described, finer), root, bits_nK),  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
     def rest(receiver: Any, phase: NDArray[np.uint64], binding: Any) -> NDArray[np.int64]:
         found = receiver._sum.headroom

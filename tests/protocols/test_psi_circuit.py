@@ -295,26 +295,48 @@ def words(count: int, *slots: int) -> tuple[Kind, bytes]:
     return Kind.DEAL, deal_request(count, slots)
 
 
-@pytest.mark.parametrize(("backend", "most", "orders", "said"), [
-    (CircuitIntersection, 10**7, [words(1, MOST_SLOTS)], ""),
-    (CircuitIntersection, 10**7, [words(1, MOST_SLOTS + 1)],
-     f"or one word of bins, and a bin at most {MOST_SLOTS}"),
-    (CircuitIntersection, 1000, [words(1, 5)] * WORDS_OF_1000, ""),
-    (CircuitIntersection, 1000, [words(1, 5)] * (WORDS_OF_1000 + 1),
-     "1472 bins, more than the agreed 1000 IDs take"),
-    # one slot a bin, and as many bins as the size that was ordered for, which is one
-    (OpprfIntersection, 10**7, [TEN, TEN, words(bins_for(10) // 64, 1, 1)], ""),
-    (OpprfIntersection, 10**7, [TEN, TEN, words(bins_for(10) // 64, 2, 2)], "a bin at most 1"),
-    (OpprfIntersection, 10**7, [TEN, TEN, words(bins_for(10) // 64 + 1, 1, 1)],
-     "more than the agreed 10 IDs take"),
-    (OpprfIntersection, 10**7, [TEN, (Kind.CORRELATE, DEAL.pack(11))],
-     "hub orders for sets of 10, 11 IDs, it has one"),
-    (OpprfIntersection, 9, [TEN], "hub orders a vector for 10 IDs, .* at most 9"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backend", "most", "orders", "said"),
+    [
+        (CircuitIntersection, 10**7, [words(1, MOST_SLOTS)], ""),
+        (
+            CircuitIntersection,
+            10**7,
+            [words(1, MOST_SLOTS + 1)],
+            f"or one word of bins, and a bin at most {MOST_SLOTS}",
+        ),
+        (CircuitIntersection, 1000, [words(1, 5)] * WORDS_OF_1000, ""),
+        (
+            CircuitIntersection,
+            1000,
+            [words(1, 5)] * (WORDS_OF_1000 + 1),
+            "1472 bins, more than the agreed 1000 IDs take",
+        ),
+        # one slot a bin, and as many bins as the size that was ordered for, which is one
+        (OpprfIntersection, 10**7, [TEN, TEN, words(bins_for(10) // 64, 1, 1)], ""),
+        (OpprfIntersection, 10**7, [TEN, TEN, words(bins_for(10) // 64, 2, 2)], "a bin at most 1"),
+        (
+            OpprfIntersection,
+            10**7,
+            [TEN, TEN, words(bins_for(10) // 64 + 1, 1, 1)],
+            "more than the agreed 10 IDs take",
+        ),
+        (
+            OpprfIntersection,
+            10**7,
+            [TEN, (Kind.CORRELATE, DEAL.pack(11))],
+            "hub orders for sets of 10, 11 IDs, it has one",
+        ),
+        (OpprfIntersection, 9, [TEN], "hub orders a vector for 10 IDs, .* at most 9"),
+    ],
+)
 def test_the_dealer_fills_what_the_agreed_sizes_take_and_no_more(
-    backend: type[CircuitIntersection], most: int, orders: list[tuple[Kind, bytes]], said: str,
+    backend: type[CircuitIntersection],
+    most: int,
+    orders: list[tuple[Kind, bytes]],
+    said: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     dealt: list[int] = []
     real = hashing.deal_triples
 

@@ -151,9 +151,10 @@ def test_roles_need_different_parties(backend: str) -> None:
     with pytest.raises(LocalProtocolError, match="needs a dealer; name it in the agreement"):
         SET_INTERSECTIONS[backend](IntersectionAgreement(session="s"))
     twice: list[tuple[Any, tuple[Any, ...]]] = [
-        (protocol.hub, (DEALER, ["p"], [b"a"])), (protocol.member, (DEALER, "h", [b"a"])),
+        (protocol.hub, (DEALER, ["p"], [b"a"])),
+        (protocol.member, (DEALER, "h", [b"a"])),
         (protocol.dealer, ("h", [DEALER])),
-    ]  # fmt: skip
+    ]
     for role, given_to in twice:
         with pytest.raises(LocalProtocolError, match=f"dealer '{DEALER}'"):
             role(*given_to)

@@ -72,16 +72,19 @@ def is_on_curve(point: bytes) -> bool:
     return pow(u * (u * u + 486662 * u + 1), (PRIME - 1) // 2, PRIME) == 1
 
 
-ELLIGATOR_2 = {
-    0x65D61DFA58CF932CD60F65F24739D1AFE89442E4A3B2E6EA9D65B0865F148901:
+REPRESENTATIVES = (
+    0x65D61DFA58CF932CD60F65F24739D1AFE89442E4A3B2E6EA9D65B0865F148901,
+    0x1393600FD74775F0D19A8EBD282B05349641A8B079C71030BF1BF370C41ACEF9,
+    0x3E2240CE35B52E6CE7F2CC4C3E57C03BC1619494256E495DADADB10DCC2675E8,
+    0x6719884A782571B55353A8F2946A3E42430F0C769CE85D1A47026D491452B773,
+)
+POINTS = (
     0x1241E151A4DA26769778A6C8AA5A219FF608C6C31BEA49A0558487A102BF6355,
-    0x1393600FD74775F0D19A8EBD282B05349641A8B079C71030BF1BF370C41ACEF9:
     0x25C758D9C7A11A43E72D3DDD7976458330FA9E37F63991457FAC99A70253CFBA,
-    0x3E2240CE35B52E6CE7F2CC4C3E57C03BC1619494256E495DADADB10DCC2675E8:
     0x6C70B60BBEA45867F1E270AF0812137AC64C8931370DAE67A4130141F9BBACB1,
-    0x6719884A782571B55353A8F2946A3E42430F0C769CE85D1A47026D491452B773:
     0x64AAF5AE99E65460BA87F7F3C6871A66C3C5D3E671B33FE723603C0EED7B9922,
-}  # fmt: skip
+)
+ELLIGATOR_2 = dict(zip(REPRESENTATIVES, POINTS, strict=True))
 
 
 def test_elligator_2_vectors() -> None:
@@ -215,17 +218,19 @@ def test_malformed_early_and_repeated_messages_are_refused() -> None:
     cut = [tags[k : k + 16] for k in range(HEADER, len(tags), 16)]
     no_tags = "p returned 5 different tags for the 6 blinded"
     for bodies, said in [
-        ([b""], "0 bytes, too few"), ([blinded[:21]], "21 bytes, too few"),
+        ([b""], "0 bytes, too few"),
+        ([blinded[:21]], "21 bytes, too few"),
         ([blinded[:-1]], "announces 4 items of 32 bytes and sent 127 bytes"),
         ([blinded + b"0"], "announces 4 items of 32 bytes and sent 129 bytes"),
-        ([b"\x09" + blinded[1:]], "version 9"), ([blinded[:1] + b"\x09" + blinded[2:]], "kind 9"),
+        ([b"\x09" + blinded[1:]], "version 9"),
+        ([blinded[:1] + b"\x09" + blinded[2:]], "kind 9"),
         ([framed(blinded, [], kind=4) + b"0"], "announces 0 items of 0 bytes and sent 1 bytes"),
         ([tags], "sent tags when the protocol expects blinded"),
         ([blinded, blinded], "sent blinded when the protocol expects tags"),
         ([blinded, framed(tags, cut[:-1])], no_tags),
         ([blinded, framed(tags, [*cut[:-1], cut[0]])], no_tags),
         ([blinded, tags, tags], "the intersection is over"),
-    ]:  # fmt: skip
+    ]:
         played = Played()
         with pytest.raises(RemoteProtocolError, match=said):
             played.told(*bodies)
@@ -265,8 +270,9 @@ def test_each_multiplication_is_that_of_another_library() -> None:
     key = X25519PrivateKey.from_private_bytes(SCALAR)
     random = np.random.default_rng(3).bytes(32 * 200)
     for points, found in (
-        (ecdh.to_curve(DIGESTS), POINTS), (split_points(random), ecdh.multiply(SCALAR, random)),
-    ):  # fmt: skip
+        (ecdh.to_curve(DIGESTS), POINTS),
+        (split_points(random), ecdh.multiply(SCALAR, random)),
+    ):
         theirs = [key.exchange(X25519PublicKey.from_public_bytes(point)) for point in points]
         assert split_points(found) == theirs
 

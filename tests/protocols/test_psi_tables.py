@@ -40,21 +40,26 @@ def test_every_protocol_aligns(protocol: str) -> None:
 
 def test_kinds_of_ids() -> None:
     cases: list[tuple[IdColumn, IdColumn, list[tuple[int, int]]]] = [
-        (["1", "2"], [2, 3], [(1, 0)]), (["01"], [1, "01"], [(0, 1)]),
-        ([b"x", b"y"], ["y"], [(1, 0)]), (np.array([4, 5]), ["5"], [(1, 0)]),
-        (np.array(["u", "v"]), ["v", "u"], [(0, 1), (1, 0)]), ([" a ", "b"], ["a"], [(0, 0)]),
-        (["e\u0301"], ["\u00e9"], [(0, 0)]), (["A", "a"], ["a"], [(1, 0)]),
+        (["1", "2"], [2, 3], [(1, 0)]),
+        (["01"], [1, "01"], [(0, 1)]),
+        ([b"x", b"y"], ["y"], [(1, 0)]),
+        (np.array([4, 5]), ["5"], [(1, 0)]),
+        (np.array(["u", "v"]), ["v", "u"], [(0, 1), (1, 0)]),
+        ([" a ", "b"], ["a"], [(0, 0)]),
+        (["e\u0301"], ["\u00e9"], [(0, 0)]),
+        (["A", "a"], ["a"], [(1, 0)]),
         ([("ab", "c"), ("a", "bc")], [("a", "bc"), ("ab", "c")], [(0, 1), (1, 0)]),
         ([("x", 1), ("x", 2.0)], [["x", "1"], ["x", "2"]], [(0, 0), (1, 1)]),
         ([1.0, 2.5 - 0.5], {2: "two", 3: "three"}.keys(), [(1, 0)]),
-        ((one for one in "ab"), ["b"], [(1, 0)]), (range(3), (2, 9), [(2, 0)]),
+        ((one for one in "ab"), ["b"], [(1, 0)]),
+        (range(3), (2, 9), [(2, 0)]),
         ([("a|b", "c"), ("a", "b|c")], [("a", "b|c"), ("a|b", "c")], [(0, 1), (1, 0)]),
         ([-1, 2**64], np.array(["-1", str(2**64)]), [(0, 0), (1, 1)]),
         ([10**4000 - 1], ["9" * 4000], [(0, 0)]),
         (["a\0", "a", "\0"], ["\0", "a"], [(1, 1), (2, 0)]),
         (["a" * 10**6], ["a" * (10**6 + 1), "a" * 10**6], [(0, 1)]),
         (np.array([1, 2], np.int8), np.array([2], np.uint64), [(1, 0)]),
-    ]  # fmt: skip
+    ]
     for left, right, expected in cases:
         assert match(left, right) == expected
 
@@ -85,8 +90,15 @@ def test_dates_are_one_id_in_every_agreed_form() -> None:
 
 def test_ambiguous_formats_of_dates_are_refused() -> None:
     for form in [
-        "%d.%m", "%d%m%Y", "%d.%m.%y", "%d.%m.%Y %H", "%Y-%d-%m", "%d.%d.%m.%Y", "", "%d1%m2%Y",
-    ]:  # fmt: skip
+        "%d.%m",
+        "%d%m%Y",
+        "%d.%m.%y",
+        "%d.%m.%Y %H",
+        "%Y-%d-%m",
+        "%d.%d.%m.%Y",
+        "",
+        "%d1%m2%Y",
+    ]:
         with pytest.raises(LocalProtocolError, match="date_formats"):
             IdNormalisation(date_formats=(form,))
 
@@ -94,9 +106,12 @@ def test_ambiguous_formats_of_dates_are_refused() -> None:
 @settings(max_examples=100, deadline=None)
 @given(
     text=st.text(max_size=8) | st.from_regex(r"[+-]?[0-9]{1,4}[./-]?[0-9]{0,2}[./-]?[0-9]{0,4}"),
-    fold=st.booleans(), nfc=st.booleans(), strip=st.booleans(), numbers=st.booleans(),
+    fold=st.booleans(),
+    nfc=st.booleans(),
+    strip=st.booleans(),
+    numbers=st.booleans(),
     dates=st.sampled_from([(), ("%d.%m.%Y",), ("%Y/%m/%d", "%m-%d-%Y")]),
-)  # fmt: skip
+)
 def test_normalising_twice_changes_nothing(
     text: str, fold: bool, nfc: bool, strip: bool, numbers: bool, dates: tuple[str, ...]
 ) -> None:

@@ -130,9 +130,11 @@ def test_the_bound_is_kept_and_near(monkeypatch: pytest.MonkeyPatch) -> None:
         rows = Rows.of(digest_ids(IDS[:count], fresh_key()), cells)
         try:
             stores._solve(
-                np.zeros((cells + dense, 2), np.uint64), rows, np.zeros((count, 2), np.uint64),
+                np.zeros((cells + dense, 2), np.uint64),
+                rows,
+                np.zeros((count, 2), np.uint64),
                 np.arange(count),
-            )  # fmt: skip
+            )
         except DependentRowsError:
             failed += 1
     expected = tries * (expected_dependent_sets(count, cells) - 1) / 2**dense
@@ -191,8 +193,10 @@ def test_the_hash_depends_on_all_of_its_input() -> None:
 FORTY = [b"person %d" % k for k in range(40)]
 SETS = {"hub": FORTY[:20], "p": FORTY[10:40]}
 KINDS: Mapping[str, Any] = {
-    "vole": VoleIntersection, "opprf": OpprfIntersection, "circuit": CircuitIntersection,
-}  # fmt: skip
+    "vole": VoleIntersection,
+    "opprf": OpprfIntersection,
+    "circuit": CircuitIntersection,
+}
 BOTH = pytest.mark.parametrize("name", ["vole", "opprf"])
 
 

@@ -108,13 +108,14 @@ def test_a_number_is_sealed_once_and_in_order() -> None:
 def test_nobody_else_opens_a_message_and_no_other_contract_or_name() -> None:
     one, two, carol = fresh_run_key(), fresh_run_key(), fresh_run_key()
     sides = [
-        *(ends(**changes) for changes in (
-            {"contract_hash": b"d" * 32}, {"me": "bobby"}, {"peer": "alicia"}
-        )),
+        *(
+            ends(**changes)
+            for changes in ({"contract_hash": b"d" * 32}, {"me": "bobby"}, {"peer": "alicia"})
+        ),
         # names are framed before they are hashed
         agreed(link("ab", "c", one), one, link("bc", "a", two), two),
         agreed(link("alice", "bob", one), one, link("bob", "alice", carol), two),
-    ]  # fmt: skip
+    ]
     alice, _ = ends()
     for sender, receiver in [*sides, (alice, alice)]:
         sealed = sender.seal(b"body", sequence=0, associated=b"")

@@ -48,9 +48,11 @@ def same(found: Any, expected: Any) -> bool:
     if isinstance(expected, list | tuple):
         return type(found) is type(expected) and all(map(same, found, expected))
     alike = type(found) is type(expected) and np.shape(found) == np.shape(expected)
-    return alike and np.asarray(found).dtype == np.asarray(expected).dtype and np.allclose(
-        found, expected, atol=2e-3
-    )  # fmt: skip
+    return (
+        alike
+        and np.asarray(found).dtype == np.asarray(expected).dtype
+        and np.allclose(found, expected, atol=2e-3)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -99,7 +101,11 @@ MISUSES: dict[str, Any] = {
         unmasked().contributor("a"), b"\0\0\0\5start"
     ),
     "allow_single_reader of MaskedSum is of type bool": lambda: secure_sum(
-        "masked", NAMES, to="x", clip=1, allow_single_reader=1  # type: ignore[arg-type]
+        "masked",
+        NAMES,
+        to="x",
+        clip=1,
+        allow_single_reader=1,  # type: ignore[arg-type]
     ),
     "threshold 1 of 3": lambda: secure_sum("recoverable", NAMES, to="x", clip=1, threshold=1),
     "by its name, as {'a': ...}; got a list": lambda: call([1, 2, 3]),
@@ -145,7 +151,7 @@ MISUSES: dict[str, Any] = {
     "is signed with `identity` and `peers`": lambda: ap.answer_hub(
         short().contributor("a"), b"", identity=ap.fresh_identity()
     ),
-}  # fmt: skip
+}
 
 
 def short() -> ap.SumSession:

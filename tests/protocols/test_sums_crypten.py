@@ -117,9 +117,9 @@ def test_crypten_does_the_adding(played: Parties, monkeypatch: pytest.MonkeyPatc
 def test_a_colluding_aggregator_cannot_join_answers_to_different_messages(played: Parties) -> None:
     bound = played.next()
     other = binding(bound.step, message=1)
-    frames = played.contribute(random_values(3), dict.fromkeys(played.names, bound) | {
-        "passive_1": other
-    })  # fmt: skip
+    frames = played.contribute(
+        random_values(3), dict.fromkeys(played.names, bound) | {"passive_1": other}
+    )
     frames["passive_1"] = altered(frames["passive_1"], binding=bound.digest)
     requests = played.combiner.ask(frames, bound.digest)
     for name in ("passive_2", "passive_3"):
@@ -136,11 +136,13 @@ def test_a_relay_that_mixes_up_shares_is_refused(played: Parties, change: str) -
     requests = dict(played.combiner.ask(played.contribute(values, bound), bound.digest))
     first, second = _sealed(requests["passive_1"])
     blobs = {
-        "swap": (second, first), "repeat": (first, first),
+        "swap": (second, first),
+        "repeat": (first, first),
         "other recipient": (_sealed(requests["passive_3"])[1], second),
-        "old step": (_sealed(old["passive_1"])[0], second), "drop": (first,),
+        "old step": (_sealed(old["passive_1"])[0], second),
+        "drop": (first,),
         "add": (first, second, second),
-    }[change]  # fmt: skip
+    }[change]
     with pytest.raises(RemoteProtocolError, match=r"does not authenticate|relays [13] shares"):
         played.contributors["passive_1"].answer(altered(requests["passive_1"], blobs=blobs))
     played.contributors["passive_1"].answer(requests["passive_1"])
@@ -173,10 +175,13 @@ def test_what_a_lying_passive_seals_is_checked(played: Parties) -> None:
         played.contributors["passive_2"].answer(requests["passive_2"])
 
 
-@pytest.mark.parametrize(("share", "error"), [
-    (bytes(15 * 8 - 1), "passive_2 sealed 119 bytes of a share"),
-    (np.full(15, 2**40, "<u8").tobytes(), "beyond the range of its contributions"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("share", "error"),
+    [
+        (bytes(15 * 8 - 1), "passive_2 sealed 119 bytes of a share"),
+        (np.full(15, 2**40, "<u8").tobytes(), "beyond the range of its contributions"),
+    ],
+)
 def test_what_a_lying_passive_answers_is_checked(played: Parties, share: bytes, error: str) -> None:
     bound = played.next()
     given = answers(played, [np.zeros((3, 5))] * 3, bound)

@@ -13,13 +13,17 @@ from apfed_protocols.sums.frames import Frame, FrameKind
 from tests.contracts.sum_parties import Parties, agreement, random_values
 
 frames = st.builds(
-    Frame, kind=st.sampled_from(FrameKind),
+    Frame,
+    kind=st.sampled_from(FrameKind),
     name=st.sampled_from(["plain", "bfv + pairwise masks", "thirty-two letters, counted here"]),
-    party=st.integers(0, 2**16 - 1), step=st.integers(0, 2**64 - 1), rows=st.integers(0, 2**15),
-    columns=st.integers(0, 2**15), binding=st.binary(min_size=32, max_size=32),
+    party=st.integers(0, 2**16 - 1),
+    step=st.integers(0, 2**64 - 1),
+    rows=st.integers(0, 2**15),
+    columns=st.integers(0, 2**15),
+    binding=st.binary(min_size=32, max_size=32),
     fingerprint=st.binary(min_size=32, max_size=32),
     blobs=st.lists(st.binary(max_size=20), max_size=4).map(tuple),
-)  # fmt: skip
+)
 
 
 @given(frames)
@@ -48,9 +52,16 @@ def test_changed_bytes_parse_canonically_or_are_refused(frame: Frame, data: st.D
 
 
 SAMPLE = Frame(
-    kind=FrameKind.SUM, name="ckks", party=2, step=1, rows=2, columns=3,
-    binding=bytes(32), fingerprint=bytes(32), blobs=(b"one", b"two"),
-)  # fmt: skip
+    kind=FrameKind.SUM,
+    name="ckks",
+    party=2,
+    step=1,
+    rows=2,
+    columns=3,
+    binding=bytes(32),
+    fingerprint=bytes(32),
+    blobs=(b"one", b"two"),
+)
 
 
 def test_damage_is_named() -> None:
@@ -105,8 +116,10 @@ def test_float64_is_added_bit_by_bit_in_the_order_of_the_agreement() -> None:
 def test_float32_travels_as_float32() -> None:
     values = [value.astype(np.float32) for value in random_values(3, (100, 10))]
     played = raw_parties()
-    blobs = [Frame.parse(sent, sender=name).blobs
-             for name, sent in played.contribute(values, played.next()).items()]  # fmt: skip
+    blobs = [
+        Frame.parse(sent, sender=name).blobs
+        for name, sent in played.contribute(values, played.next()).items()
+    ]
     assert {tuple(map(len, each)) for each in blobs} == {(4 * 1000,)}
     total = played.add(values)
     assert total.dtype == np.float32

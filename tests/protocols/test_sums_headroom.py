@@ -273,8 +273,9 @@ def test_ciphertexts_are_the_public_key_times_u_and_two_errors(
     key_2N = in_coefficients(cipher, keys.public_key.data())
     for blob, u_N, e_2N in zip(blobs, u_VN, e_V2N, strict=True):
         sent_2N = cipher.residues.parse(blob, sender="the test").reshape(2, -1)
-        expected_2N = [(times_ternary(half, u_N, q) + e_N) % q
-                       for half, e_N in zip(key_2N, e_2N, strict=True)]  # fmt: skip
+        expected_2N = [
+            (times_ternary(half, u_N, q) + e_N) % q for half, e_N in zip(key_2N, e_2N, strict=True)
+        ]
         assert np.array_equal(sent_2N.astype(np.int64), expected_2N)
 
 
@@ -367,10 +368,13 @@ print((time.process_time() - whole) / (time.thread_time() - own))
 def test_norms_of_long_rows_keep_no_second_thread_busy() -> None:
     """BLAS would spread each over threads, whose waiting took ten times the work's time."""
     done = subprocess.run(
-        [sys.executable, "-c", _LONG_ROWS], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", _LONG_ROWS],
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"},
         cwd=Path(__file__).resolve().parents[2],
-    )  # fmt: skip
+    )
     assert float(done.stdout) < 1.2
 
 

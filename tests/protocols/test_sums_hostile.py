@@ -133,9 +133,13 @@ COEFFICIENTS = 100
 @pytest.mark.parametrize("choice", usable(SECURE_SUMS))
 def test_mutated_frames(choice: str, rounds: int) -> None:
     finished = subprocess.run(
-        [sys.executable, "-c", SCRIPT, choice, str(rounds)], cwd=Path(__file__).parents[2],
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", SCRIPT, choice, str(rounds)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
     assert finished.returncode == 0, finished.stderr[-2000:]
     outcomes: dict[str, int] = json.loads(finished.stdout)
     two = SECURE_SUMS[choice].rounds == 2
@@ -192,13 +196,15 @@ def degenerate(rows: int, columns: int) -> dict[str, Callable[[Residues], Residu
     """All-zero keys and the like, for so many rows of residues."""
     b, a = HALVES[rows]
     return {
-        "zeroed": filled(ALL), "without a": filled(a), "without b": filled(b),
+        "zeroed": filled(ALL),
+        "without a": filled(a),
+        "without b": filled(b),
         "one modulus of a zero": filled(slice(-1, None)),
         "partly zero": filled(ALL, slice(columns // 8)),
         "constant": filled(ALL, ALL, lambda key: key[:, :1]),
         "few values": filled(ALL, slice(columns // 2), lambda key: key[:, columns // 2 :]),
         "equal": filled(a, ALL, lambda key: key[b]),
-    }  # fmt: skip
+    }
 
 
 def test_a_degenerate_public_key_is_refused(described: HomomorphicSum) -> None:

@@ -311,13 +311,17 @@ def drive(
 REPEATS: dict[str, tuple[bytes, bytes, Callable[[str, bytes], Any]]] = {
     "the same question": (b"q", b"q", lambda me, q: OWN[me]),
     "the same question, other values": (
-        b"q", b"q", lambda me, q: OWN[me] + np.random.default_rng().normal(size=SHAPE),
+        b"q",
+        b"q",
+        lambda me, q: OWN[me] + np.random.default_rng().normal(size=SHAPE),
     ),
     "another question, the same values": (b"q", b"q again", lambda me, q: OWN[me]),
     "one contributor repeats its values": (
-        b"1", b"2", lambda me, q: OWN[me] if me == "a" else OWN[me] * float(q),
+        b"1",
+        b"2",
+        lambda me, q: OWN[me] if me == "a" else OWN[me] * float(q),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("repeat", REPEATS)

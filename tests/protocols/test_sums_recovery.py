@@ -379,9 +379,11 @@ def test_setup_takes_two_messages_of_each_passive() -> None:
     public, hello = blobs(link)
     for parts, told in (
         ((), "sent 0 parts in a setup, expected 2"),
-        ((public,), "sent 1 parts in a setup, expected 2"), ((b"", hello), "has 32 bytes"),
-        ((bytes(32), hello), "low order"), ((public, hello[1:]), "a hello of 32 bytes"),
-    ):  # fmt: skip
+        ((public,), "sent 1 parts in a setup, expected 2"),
+        ((b"", hello), "has 32 bytes"),
+        ((bytes(32), hello), "low order"),
+        ((public, hello[1:]), "a hello of 32 bytes"),
+    ):
         with pytest.raises(RemoteProtocolError, match=told):
             first.receive("passive_2", altered(link, blobs=parts))
     reply = next(iter(first.receive("passive_2", link)))
@@ -475,8 +477,11 @@ def test_shares_of_other_sizes_are_refused() -> None:
         with pytest.raises(LocalProtocolError, match="shares of 16 bytes each"):
             join(bad)
         for secret, threshold, holders in (
-            (bytes(15), 1, 2), (bytes(16), 3, 2), (bytes(16), 0, 2), (b"\xff" * 16, 1, 2),
-        ):  # fmt: skip
+            (bytes(15), 1, 2),
+            (bytes(16), 3, 2),
+            (bytes(16), 0, 2),
+            (b"\xff" * 16, 1, 2),
+        ):
             with pytest.raises(LocalProtocolError, match="is shared among at least"):
                 split(secret, threshold=threshold, holders=holders)
 

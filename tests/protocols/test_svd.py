@@ -23,10 +23,16 @@ _BODY = 72  # bytes before the body of a frame
 def agreement(*features: int, **changes: Any) -> svd.SvdAgreement:
     features = features or (3, 4)
     usual: dict[str, Any] = {
-        "session": f"svd {next(_SESSIONS)}", "server": "server", "dealer": "dealer",
-        "owners": ("active", "p1", "p2", "p3")[: len(features)], "features": features,
-        "receiver": "active", "vectors": sum(features), "mask_rows": 8, "most_rows": 1000,
-    }  # fmt: skip
+        "session": f"svd {next(_SESSIONS)}",
+        "server": "server",
+        "dealer": "dealer",
+        "owners": ("active", "p1", "p2", "p3")[: len(features)],
+        "features": features,
+        "receiver": "active",
+        "vectors": sum(features),
+        "mask_rows": 8,
+        "most_rows": 1000,
+    }
     return svd.SvdAgreement(**usual | changes)
 
 
@@ -68,9 +74,15 @@ def left_vectors(table_NF: Floats, count: int) -> Floats:
     return np.asarray(left * signs, dtype=np.float64)
 
 
-@pytest.mark.parametrize(("features", "mask_rows", "rows", "vectors"), [
-    ((3, 4), 2, 12, 7), ((5, 1, 4), 7, 301, 10), ((2, 3, 4, 3), 512, 50, 12), ((3, 4), 9, 40, 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("features", "mask_rows", "rows", "vectors"),
+    [
+        ((3, 4), 2, 12, 7),
+        ((5, 1, 4), 7, 301, 10),
+        ((2, 3, 4, 3), 512, 50, 12),
+        ((3, 4), 9, 40, 3),
+    ],
+)
 def test_it_opens_the_first_singular_vectors_of_the_whole_table(
     features: tuple[int, ...], mask_rows: int, rows: int, vectors: int
 ) -> None:
@@ -209,13 +221,15 @@ def test_the_receiver_refuses_what_does_not_fit() -> None:
 
     unit = np.eye(20)[:, :2]
     for body, message in (
-        (vectors[:-8], "cut or padded"), (replaced(vectors, 0, np.inf), "numbers that are none"),
+        (vectors[:-8], "cut or padded"),
+        (replaced(vectors, 0, np.inf), "numbers that are none"),
         (replaced(vectors, 0, 1.5), "server sent vectors that are not orthonormal"),
-        (sent(unit[:, [0, 0]]), "not orthonormal"), (sent(unit * 1e99), "not orthonormal"),
+        (sent(unit[:, [0, 0]]), "not orthonormal"),
+        (sent(unit * 1e99), "not orthonormal"),
         (sent(unit[:, :1] * [0, 1]), "a vector after one of zeros"),
         (sent(unit[:19]), "19 rows of vectors, expected 20"),
         (sent(unit, OTHERS), "expected 20, of the people asked for"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(RemoteProtocolError, match=message):
             parties.receiver.open(body, PEOPLE, rows=20)
     opened = parties.receiver.open(vectors, PEOPLE, rows=20)

@@ -48,9 +48,12 @@ def contract(
     helpers = dict.fromkeys(passives, "passive")
     roles = {"active": "active", **helpers, "aggregator": "aggregator"}
     representation = {
-        "shape": tuple(shape), "dtype": "float64", "minimum_norm": norms[0],
-        "maximum_norm": norms[1], "minimum_spread": spread,
-    }  # fmt: skip
+        "shape": tuple(shape),
+        "dtype": "float64",
+        "minimum_norm": norms[0],
+        "maximum_norm": norms[1],
+        "minimum_spread": spread,
+    }
     return Contract.model_validate(
         {
             "session": SESSION,
@@ -86,9 +89,13 @@ def actives_own(logs: Path | None = None) -> Own:
 def plain_sum(*, noise: int | None = None) -> PlainSum:
     """Of both passives, without a clip, but where there is noise under it."""
     agreement = SumAgreement(
-        session=SESSION, receiver="active", combiner="aggregator", contributors=PASSIVES,
-        clip_norm=1.0, noise=noise,
-    )  # fmt: skip
+        session=SESSION,
+        receiver="active",
+        combiner="aggregator",
+        contributors=PASSIVES,
+        clip_norm=1.0,
+        noise=noise,
+    )
     return PlainSum(agreement, clip=noise is not None, quantise=noise is not None)
 
 
@@ -133,9 +140,14 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 def envelope(payload: bytes, *, kind: Kind, step: int = 0, **changes: Any) -> Envelope:
     """From the active to p1, unless changed."""
     usual: dict[str, Any] = {
-        "session": SESSION, "step": step, "kind": kind, "sender": "active", "receiver": "p1",
-        "sequence": 0, "payload": payload,
-    }  # fmt: skip
+        "session": SESSION,
+        "step": step,
+        "kind": kind,
+        "sender": "active",
+        "receiver": "p1",
+        "sequence": 0,
+        "payload": payload,
+    }
     return Envelope(**{**usual, **changes})
 
 
@@ -174,26 +186,41 @@ class LoneActive:
     """
 
     def __init__(
-        self, table: PartyTable, networks: ActiveNetworks, guard: RepresentationGuard, *,
-        alignment: Tensor, agreed: Contract | None = None,
-        private: PrivateUpdates | None = None, train: TrainSettings = TRAIN,
+        self,
+        table: PartyTable,
+        networks: ActiveNetworks,
+        guard: RepresentationGuard,
+        *,
+        alignment: Tensor,
+        agreed: Contract | None = None,
+        private: PrivateUpdates | None = None,
+        train: TrainSettings = TRAIN,
         receiver: SumReceiver | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         agreed, rows = agreed or contract(), torch.arange(len(table.ids))
         assert table.labels is not None
         held = OwnData(table=table, train_rows=rows, test_rows=rows[:0], classes=("a", "b", "c"))
         own = replace(actives_own(), held=held)
         trainer = ActiveTrainer(
-            "active", networks, features_N=table.features, labels_N=table.labels, train=train,
-            seed=0, private=private,
-        )  # fmt: skip
+            "active",
+            networks,
+            features_N=table.features,
+            labels_N=table.labels,
+            train=train,
+            seed=0,
+            private=private,
+        )
         self.ledger = PrivacyLedger(
             guard.mechanism(), delta=1e-5, budget=None, rows=len(alignment), log=None
         )
         self.role = ApfedActive(
-            own, agreed, alignment, trainer, Releases(guard, self.ledger),
+            own,
+            agreed,
+            alignment,
+            trainer,
+            Releases(guard, self.ledger),
             ActiveSum(agreed, receiver or plain_sum().receiver(), RefusedSums(own)),
-        )  # fmt: skip
+        )
         self.sent: bytes | None = None
         self._loss = 0.0
 
@@ -231,17 +258,27 @@ class LoneActive:
 
 
 def lone_passive(
-    agreed: Contract, objective: nn.Module, features_N: Tensor, name: str = "p1", *,
-    answers: Path | None = None, held_N: Tensor | None = None,
-    noise: ContributionNoise | None = None, train: TrainSettings = TRAIN,
+    agreed: Contract,
+    objective: nn.Module,
+    features_N: Tensor,
+    name: str = "p1",
+    *,
+    answers: Path | None = None,
+    held_N: Tensor | None = None,
+    noise: ContributionNoise | None = None,
+    train: TrainSettings = TRAIN,
     contributor: SumContributor | None = None,
-) -> ApfedPassive:  # fmt: skip
+) -> ApfedPassive:
     """A passive of APFed without links; see `contributed`."""
     sum_end = PassiveSum(
-        name, agreed, contributor or plain_sum(noise=1000 if noise else None).contributor(name),
+        name,
+        agreed,
+        contributor or plain_sum(noise=1000 if noise else None).contributor(name),
         allowance=Allowance(name, agreed, aligned=len(features_N), log=answers),
-        noise=noise, held_N=held_N, repeatable=True,
-    )  # fmt: skip
+        noise=noise,
+        held_N=held_N,
+        repeatable=True,
+    )
     trainer = PassiveTrainer(name, objective, features_N=features_N, train=train, seed=0)
     return ApfedPassive(sum_end, trainer, held_N=held_N)
 
@@ -270,21 +307,26 @@ def random_data(
         order = torch.randperm(len(own), generator=generator).tolist()
         passives.append(table(name, [own[row] for row in order], None))
     return VerticalData(
-        table=active, passives=tuple(passives), classes=("a", "b", "c"), train_rows=rows[:train],
+        table=active,
+        passives=tuple(passives),
+        classes=("a", "b", "c"),
+        train_rows=rows[:train],
         test_rows=rows[train:],
-    )  # fmt: skip
+    )
 
 
 def step_config(method: Said, **changes: Any) -> Config:
     """A plain sum without clip and no guard; changes replace whole sections."""
     settings: dict[str, Any] = {
-        "name": "test", "method": method, "party_seeds": "shared_for_comparison",
+        "name": "test",
+        "method": method,
+        "party_seeds": "shared_for_comparison",
         "data": {"dataset": "digits"},
         "model": {"network": "mlp", "hidden": [6], "representation": 4, "projection": 4},
         "train": {"precision": "float64", "learning_rate": 0.1, "device": "cpu", "batch_size": 16},
         "secure_sum": {"scheme": "plain", "clip": None, "allow_single_passive": True},
         "guard": {"mechanism": "none"},
-    }  # fmt: skip
+    }
     return Config.model_validate({**settings, **changes})
 
 

@@ -29,12 +29,14 @@ PROPOSERS = ("add_to_list", "drop_from_list", "set_value", "SettingLine")
 
 def good() -> pd.DataFrame:
     draw = np.random.default_rng(0)
-    return pd.DataFrame({
-        "id": [f"p{row}" for row in range(ROWS)],
-        "price": draw.normal(size=ROWS).round(3),
-        "fuel": draw.choice(["petrol", "diesel"], ROWS),
-        "y": draw.choice(["u", "v"], ROWS),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "id": [f"p{row}" for row in range(ROWS)],
+            "price": draw.normal(size=ROWS).round(3),
+            "fuel": draw.choice(["petrol", "diesel"], ROWS),
+            "y": draw.choice(["u", "v"], ROWS),
+        }
+    )
 
 
 class Case(NamedTuple):
@@ -108,8 +110,8 @@ CASES: dict[str, Case] = {
     ),
     "a label that means empty": Case({"y": ["None", "v", "u", "v"] * (ROWS // 4)}, "y"),
     "a column of no view": Case(
-        {"odd": FEW}, data={"view_columns": {"bank": {"columns": ["price", "fuel"]},
-                                             "shop": {"columns": ["w"]}}},
+        {"odd": FEW},
+        data={"view_columns": {"bank": {"columns": ["price", "fuel"]}, "shop": {"columns": ["w"]}}},
     ),
     "a column that an encoding does not know": Case(
         {"odd": FEW}, own={"encoding": "encoding.json"}
@@ -118,7 +120,7 @@ CASES: dict[str, Case] = {
         {"no: [1]": cells("rotary", then=lambda row: row % 3)}, column="no: [1]"
     ),
     "a name with signs": Case({'a "b", #c': cells("x", then=lambda row: row % 3)}, 'a "b", #c'),
-}  # fmt: skip
+}
 
 
 def config_of(case: Case, folder: Path) -> Config:
@@ -147,8 +149,12 @@ def config_of(case: Case, folder: Path) -> Config:
 def base_settings(folder: Path, own: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     parties = {"bank": {"file": "bank.csv", **own}, "shop": {"file": "shop.csv"}}
     tables = {"dataset": "tables", "active": "bank", "folder": str(folder), "label_column": "y"}
-    return {"name": "t", "method": "single_view", "guard": {"mechanism": "none"},
-            "data": {**tables, "parties": parties, **data}}  # fmt: skip
+    return {
+        "name": "t",
+        "method": "single_view",
+        "guard": {"mechanism": "none"},
+        "data": {**tables, "parties": parties, **data},
+    }
 
 
 def read(config: Config, party: str) -> tuple[list[str], list[str]]:
@@ -260,8 +266,10 @@ def faulty_tables(folder: Path) -> Config:
     """Write two tables with several faults each, and one without."""
     wrong = good().assign(
         cylinders=cells("rotary", then=lambda row: 4 + row % 3),
-        since=DAYS, empty=None, price=lambda frame: frame["price"].mask(frame.index == 3),
-    )  # fmt: skip
+        since=DAYS,
+        empty=None,
+        price=lambda frame: frame["price"].mask(frame.index == 3),
+    )
     wrong.to_csv(folder / "bank.csv", index=False)
     shop = pd.DataFrame({"id": good()["id"], "w": np.arange(ROWS) % 17 + 0.5})
     shop.assign(y=1, share=[f"{row % 9} %" for row in range(ROWS)]).to_csv(
@@ -294,8 +302,11 @@ def test_all_faults_of_all_tables_are_told_at_once_and_their_lines_mend_all(
     encoding = data.active.encoding
     assert encoding.kind == "columns"
     assert {column.name: column.kind for column in encoding.columns} == {
-        "price": "numeric", "since": "date", "fuel": "categorical", "cylinders": "categorical",
-    }  # fmt: skip
+        "price": "numeric",
+        "since": "date",
+        "fuel": "categorical",
+        "cylinders": "categorical",
+    }
 
 
 @pytest.mark.parametrize("party_says", [None, "error", "drop"])
@@ -340,10 +351,10 @@ HEADS = {
     "sep= in capitals with a mark": ("\ufeffSEP=|\r\n", "|"),
     "sep= in quotes": ('"sep=;"\n', ";"),
     "a tab by name": ("sep=\\t\n", "\t"),
-    "comments": ("# made by \"X\n# at night, in haste, a, b, c\n", ","),
+    "comments": ('# made by "X\n# at night, in haste, a, b, c\n', ","),
     "a comment and sep=": ("# made\nsep=;\n", ";"),
     "a comment and blank lines": ("# made\n\n\n", ","),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("title", HEADS)
@@ -361,14 +372,17 @@ def test_lines_above_the_names_are_understood(title: str, tmp_path: Path) -> Non
         load_own_tables(config.data, "bank", seed=0)
 
 
-@pytest.mark.parametrize(("above", "message"), [
-    ("Report of 2026\n", "line 1 of .*bank.csv has one cell, and line 2 has 4; remove"),
-    ("Report of 2026,,,\n\n", "line 1 of .*bank.csv has one cell, and line 3 has 4; remove"),
-    ("# made\nA title\n", "line 2 of .*bank.csv has one cell, and line 3 has 4; remove"),
-    ("sep=\n", "line 1 of .*bank.csv is 'sep=', and one sign between cells is expected"),
-    ("sep=ab\n", "line 1 of .*bank.csv is 'sep=ab', and one sign between cells is expected"),
-    ("# x\n" * 250, "first 200 lines of .*bank.csv begin with # or are blank; remove them"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("above", "message"),
+    [
+        ("Report of 2026\n", "line 1 of .*bank.csv has one cell, and line 2 has 4; remove"),
+        ("Report of 2026,,,\n\n", "line 1 of .*bank.csv has one cell, and line 3 has 4; remove"),
+        ("# made\nA title\n", "line 2 of .*bank.csv has one cell, and line 3 has 4; remove"),
+        ("sep=\n", "line 1 of .*bank.csv is 'sep=', and one sign between cells is expected"),
+        ("sep=ab\n", "line 1 of .*bank.csv is 'sep=ab', and one sign between cells is expected"),
+        ("# x\n" * 250, "first 200 lines of .*bank.csv begin with # or are blank; remove them"),
+    ],
+)
 def test_lines_above_the_names_are_named(above: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "bank.csv").write_text(above + good().to_csv(index=False))
     config = Config.model_validate(base_settings(tmp_path, {}, {}))
@@ -407,8 +421,11 @@ def test_frames_take_settings_of_columns_and_no_others() -> None:
     odd = cells("rotary", then=lambda row: str(row % 3))
     shop = pd.DataFrame({"id": good()["id"], "u": np.arange(ROWS) % 2, "odd": odd})
     given: dict[str, Any] = {
-        "label": "y", "method": "single_view", "baselines": False, "train": {"epochs": 1},
-    }  # fmt: skip
+        "label": "y",
+        "method": "single_view",
+        "baselines": False,
+        "train": {"epochs": 1},
+    }
     with pytest.raises(DataError, match=r"^shop: 1 of .*data.parties.shop.categorical: .odd"):
         run_frames(good(), {"shop": shop}, **given)
     named = {"parties": {"shop": {"categorical": ["odd"]}}}
@@ -421,9 +438,24 @@ def test_frames_take_settings_of_columns_and_no_others() -> None:
         run_frames(good(), {"shop": shop}, data={"parties": {"shops": {}}}, **given)
 
 
-@pytest.mark.parametrize("value", [
-    "no", "a b", "1", "", "ä", "a: b", "x,y", "\x1b[2J", "- a", ["y", 2], {"most": 64}, "None", 1.5,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    [
+        "no",
+        "a b",
+        "1",
+        "",
+        "ä",
+        "a: b",
+        "x,y",
+        "\x1b[2J",
+        "- a",
+        ["y", 2],
+        {"most": 64},
+        "None",
+        1.5,
+    ],
+)
 def test_values_are_yaml_that_reads_back_the_same(value: Any) -> None:
     import yaml
 

@@ -68,16 +68,19 @@ def test_rules_hold_in_any_order_and_are_one_for_all_parties() -> None:
         converse({"a": hub, "b": member})
 
 
-@pytest.mark.parametrize(("alignment", "says"), [
-    ("{minimum_rows: 9, maximum_ids: 8}", "above maximum_ids"),
-    ("{protocol: edch}", r"run.yaml:4: alignment.protocol: no set .* 'edch'; there are: auto"),
-    ("{protocol: vole, pairwise_overlaps: hidden}", "run.yaml:4: alignment: pairwise_overlaps"),
-    ("{date_formats: ['%d%m%Y']}", r"run.yaml:4: alignment.date_formats: '%d%m%Y' must have"),
-    ("{normalisation: [case_fodl]}", "did you mean 'case_fold'"),
-    ("{normalisation: {case_fold: true}}", r"alignment.normalisation: expected a list"),
-    ("{history: folder}", "go together: give both, or neither"),
-    ("{runs_with_a_peer: 3}", "go together: give both, or neither"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("alignment", "says"),
+    [
+        ("{minimum_rows: 9, maximum_ids: 8}", "above maximum_ids"),
+        ("{protocol: edch}", r"run.yaml:4: alignment.protocol: no set .* 'edch'; there are: auto"),
+        ("{protocol: vole, pairwise_overlaps: hidden}", "run.yaml:4: alignment: pairwise_overlaps"),
+        ("{date_formats: ['%d%m%Y']}", r"run.yaml:4: alignment.date_formats: '%d%m%Y' must have"),
+        ("{normalisation: [case_fodl]}", "did you mean 'case_fold'"),
+        ("{normalisation: {case_fold: true}}", r"alignment.normalisation: expected a list"),
+        ("{history: folder}", "go together: give both, or neither"),
+        ("{runs_with_a_peer: 3}", "go together: give both, or neither"),
+    ],
+)
 def test_a_run_says_where_its_alignment_is_wrong(alignment: str, says: str) -> None:
     text = f"name: run\nmethod: apfed_c\nguard: {{mechanism: none}}\nalignment: {alignment}\n"
     with pytest.raises(ConfigError, match=says):
@@ -87,9 +90,11 @@ def test_a_run_says_where_its_alignment_is_wrong(alignment: str, says: str) -> N
 def test_a_run_takes_what_its_settings_allow() -> None:
     hidden = {"pairwise_overlaps": "hidden"}
     for given, backend in (
-        ({}, "ecdh"), ({"dealer": True}, "vole"), ({"dealer": True, **hidden}, "opprf"),
+        ({}, "ecdh"),
+        ({"dealer": True}, "vole"),
+        ({"dealer": True, **hidden}, "opprf"),
         ({"protocol": "circuit", **hidden}, "circuit"),
-    ):  # fmt: skip
+    ):
         settings = AlignmentSettings.model_validate(given)
         assert settings.backend == backend
         assert settings.terms() == AlignmentSettings(protocol=backend).terms()
@@ -102,10 +107,15 @@ def test_a_run_takes_what_its_settings_allow() -> None:
             check_alignment(AlignmentSettings.model_validate(hidden | given))
 
 
-@pytest.mark.parametrize(("protocol", "most", "hub", "member"), [
-    ("ecdh", 10**7, 16 * 630_988, 16 * 630_988), ("vole", 2, 91, 2),
-    ("opprf", 1000, 1408, 3 * 1388), ("circuit", 1000, 1408, 22 * 1408),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("protocol", "most", "hub", "member"),
+    [
+        ("ecdh", 10**7, 16 * 630_988, 16 * 630_988),
+        ("vole", 2, 91, 2),
+        ("opprf", 1000, 1408, 3 * 1388),
+        ("circuit", 1000, 1408, 22 * 1408),
+    ],
+)
 def test_a_size_limit_bounds_guesses(protocol: str, most: int, hub: int, member: int) -> None:
     guesses = most_guesses(AlignmentSettings(protocol=protocol, maximum_ids=most))
     assert (guesses.hub, guesses.member) == (hub, member)
@@ -247,11 +257,17 @@ def test_files_align_as_lists_and_own_tables_do(ending: str, tmp_path: Path) -> 
     pairs = zip(found["bank"].tolist(), found["shop"].tolist(), strict=True)
     assert sorted(pairs) == [(0, 2), (2, 0)]
     for columns in ("year", ("name", "year")):
-        data = DataSettings.model_validate({
-            "dataset": "tables", "id_column": columns, "label_column": "label", "active": "bank",
-            "parties": {"bank": {"file": str(path)}, "shop": {"file": str(path)}},
-            "test_fraction": 0.4, "split": "at_random",
-        })  # fmt: skip
+        data = DataSettings.model_validate(
+            {
+                "dataset": "tables",
+                "id_column": columns,
+                "label_column": "label",
+                "active": "bank",
+                "parties": {"bank": {"file": str(path)}, "shop": {"file": str(path)}},
+                "test_fraction": 0.4,
+                "split": "at_random",
+            }
+        )
         read = [row for piece in IdFile("bank", path, columns).pieces() for row in piece]
         assert tuple(read) == read_raw(data, "bank").ids
 
@@ -273,13 +289,20 @@ def test_no_other_column_is_read_and_no_more_than_a_piece_is_held(tmp_path: Path
         pyarrow.set_memory_pool(usual)
 
 
-@pytest.mark.parametrize(("ending", "content", "says"), [
-    (".csv", "name,x\nann,1\n,2\n", "column 'name' of .* is empty in 1 rows, first in line 3;"),
-    (".csv", "id,x\nann,1\n", r".*own.csv must have each of the columns name once; it has id, x"),
-    (".csv", "", r"the columns name of .* cannot be read"),
-    (".parquet", "no parquet", r"the columns name of .*own.parquet cannot be read"),
-    (".csv", None, "there is no file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ending", "content", "says"),
+    [
+        (".csv", "name,x\nann,1\n,2\n", "column 'name' of .* is empty in 1 rows, first in line 3;"),
+        (
+            ".csv",
+            "id,x\nann,1\n",
+            r".*own.csv must have each of the columns name once; it has id, x",
+        ),
+        (".csv", "", r"the columns name of .* cannot be read"),
+        (".parquet", "no parquet", r"the columns name of .*own.parquet cannot be read"),
+        (".csv", None, "there is no file"),
+    ],
+)
 def test_unfit_files_of_ids(ending: str, content: str | None, says: str, tmp_path: Path) -> None:
     path = tmp_path / f"own{ending}"
     if content is not None:
@@ -301,12 +324,15 @@ def test_the_example_across_two_processes(tmp_path: Path) -> None:
     place = f"127.0.0.1:{free_port()}"
     parties = [
         subprocess.Popen(
-            [sys.executable, "party.py", *end, place], cwd=tmp_path, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [sys.executable, "party.py", *end, place],
+            cwd=tmp_path,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env={"PYTHONPATH": os.pathsep.join(sys.path)},
         )
         for end in (("shop", "dial"), ("bank", "listen"))
-    ]  # fmt: skip
+    ]
     (found, complaint), (expected, other) = (each.communicate(timeout=60) for each in parties)
     assert (complaint, other) == ("", "")
     assert found == expected

@@ -103,9 +103,13 @@ def test_lists_are_as_long_as_the_size_of_a_set_says_whatever_is_in_it(size: int
     count = bucket_count(size)
     for start in (0, 10**6):
         own = BucketedIds(
-            "bank", range(start, start + size), AlignmentSettings(),
-            key=bytes(32), buckets=count, secret=bytes(32),
-        )  # fmt: skip
+            "bank",
+            range(start, start + size),
+            AlignmentSettings(),
+            key=bytes(32),
+            buckets=count,
+            secret=bytes(32),
+        )
         lists = [own.bucket(k) for k in range(count)]
         assert {len(entries) for entries, _ in lists} == {capacity(size, count)}
         rows = np.concatenate([rows for _, rows in lists])

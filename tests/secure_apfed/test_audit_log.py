@@ -57,11 +57,14 @@ class Pair:
         self.on_the_way: dict[str, list[bytes]] = {"ann": [], "bob": []}
         self.logs = {
             me: AuditLog(
-                self.paths[me], me, self.identities[me], {peer: self.identities[peer].public},
+                self.paths[me],
+                me,
+                self.identities[me],
+                {peer: self.identities[peer].public},
                 self.meter if me == "ann" else FakeMeter(),
             )
             for me, peer in _ENDS
-        }  # fmt: skip
+        }
         self.links = {me: self._links(me, peer) for me, peer in _ENDS}
         seal_all(self.links)
 
@@ -120,8 +123,13 @@ def test_both_ends_hold_the_digest_of_the_same_sealed_bytes(pair: Pair) -> None:
     pair.take("bob", frame)
     pair.close()
     sent, received = lines_of(pair.paths["ann"])[1], lines_of(pair.paths["bob"])[1]
-    shared = {"kind": "representations", "step": 3, "sequence": 0, "size": len(frame),
-              "digest": hashlib.sha256(frame).hexdigest()}  # fmt: skip
+    shared = {
+        "kind": "representations",
+        "step": 3,
+        "sequence": 0,
+        "size": len(frame),
+        "digest": hashlib.sha256(frame).hexdigest(),
+    }
     assert sent.items() >= {**shared, "event": "sent", "peer": "bob"}.items()
     assert received.items() >= {**shared, "event": "received", "peer": "ann"}.items()
     assert b"secret" not in pair.paths["ann"].read_bytes()
@@ -165,11 +173,13 @@ def test_epsilon_stands_where_a_charged_payload_leaves(pair: Pair) -> None:
 ALTERED: tuple[tuple[Callable[[list[bytes]], list[bytes]], int], ...] = (
     (lambda lines: [*lines[:2], lines[2].replace(b'"step":1', b'"step":4'), *lines[3:]], 3),
     (lambda lines: [*lines[:2], lines[2].replace(lines[2][10:12], b"zz", 1), *lines[3:]], 3),
-    (lambda lines: [*lines[:2], *lines[3:]], 3), (lambda lines: lines[1:], 1),
+    (lambda lines: [*lines[:2], *lines[3:]], 3),
+    (lambda lines: lines[1:], 1),
     (lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]], 3),
-    (lambda lines: [*lines[:3], *lines[2:]], 4), (lambda lines: [*lines[:3], b"", *lines[3:]], 4),
+    (lambda lines: [*lines[:3], *lines[2:]], 4),
+    (lambda lines: [*lines[:3], b"", *lines[3:]], 4),
     (lambda lines: [*lines[:-1], lines[-1].replace(b'":"', b'":"0')], 6),
-)  # fmt: skip
+)
 
 
 def test_an_alteration_is_found_where_it_is(pair: Pair) -> None:
@@ -311,10 +321,17 @@ def test_a_log_is_of_one_party_and_compared_with_a_peers(pair: Pair, tmp_path: P
 
 
 def opened(party: bytes, peers: bytes = b"{}") -> bytes:
-    return b"".join((
-        b'{"chain":"","at":1.0,"event":"opened","format":1,"party":"', party, b'","identity":"',
-        b"0" * 64, b'","peers":', peers, b',"cut":0}',
-    ))  # fmt: skip
+    return b"".join(
+        (
+            b'{"chain":"","at":1.0,"event":"opened","format":1,"party":"',
+            party,
+            b'","identity":"',
+            b"0" * 64,
+            b'","peers":',
+            peers,
+            b',"cut":0}',
+        )
+    )
 
 
 CROWD = ",".join(f'"p{n}":"{0:064}"' for n in range(1025)).encode()

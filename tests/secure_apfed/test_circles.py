@@ -90,8 +90,10 @@ def test_a_torn_line_counts_nothing_and_a_false_one_is_refused(tmp_path: Path) -
     ask(log, question(8, b"r"), FEWER, VALUES + 1)
     ask(log, question(10, b"s"), FEWER, VALUES + 2)
     assert [(s.first, s.last, s.passives) for s in RunCircles(log).list_steps(0)] == [
-        (7, 7, ALL), (8, 8, FEWER), (10, 10, FEWER)
-    ]  # fmt: skip
+        (7, 7, ALL),
+        (8, 8, FEWER),
+        (10, 10, FEWER),
+    ]
     assert [steps.first for steps in RunCircles(log).list_steps(8)] == [8, 10]
     with log.open("ab") as file:
         file.write(b'{"step": 8}\n')
@@ -107,7 +109,8 @@ MERGED: dict[str, tuple[dict[str, list[Any]], list[Any]]] = {
     "nobody answered": ({"a": [], "b": []}, []),
     "all say the same": ({"a": [(3, 5, ALL)], "b": [(3, 5, ALL)]}, [(3, 5, ALL)]),
     "one was left out": (
-        {"a": [(3, 5, ALL), (6, 8, FEWER)], "c": [(3, 5, ALL)]}, [(3, 5, ALL), (6, 8, FEWER)],
+        {"a": [(3, 5, ALL), (6, 8, FEWER)], "c": [(3, 5, ALL)]},
+        [(3, 5, ALL), (6, 8, FEWER)],
     ),
     "one answered further": ({"a": [(3, 5, ALL)], "b": [(3, 9, ALL)]}, [(3, 9, ALL)]),
     "steps without a question": ({"a": [(3, 4, ALL), (8, 9, ALL)]}, [(3, 9, ALL)]),
@@ -118,7 +121,7 @@ MERGED: dict[str, tuple[dict[str, list[Any]], list[Any]]] = {
     "before the checkpoint": ({"a": [(0, 2, FEWER), (3, 4, ALL)]}, [(3, 4, ALL)]),
     "across the checkpoint": ({"a": [(0, 4, FEWER)]}, [(3, 4, FEWER)]),
     "for ever": ({"a": [(3, 2**63 - 1, ALL)]}, [(3, 2**63 - 1, ALL)]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", MERGED)
@@ -145,9 +148,17 @@ def test_who_says_something_else_than_others_is_named(said: Any, message: str) -
 
 
 NO_STEPS: list[object] = [
-    5, "ab", [[3, 5]], [[3, 5, []]], [[5, 3, ["a"]]], [[-1, 3, ["a"]]], [[0, 1, "ab"]],
-    [[0, 2**63, ["a"]]], [[0, True, ["a"]]], [[3, 5, ["a"]]] * (2**16 + 1),
-]  # fmt: skip
+    5,
+    "ab",
+    [[3, 5]],
+    [[3, 5, []]],
+    [[5, 3, ["a"]]],
+    [[-1, 3, ["a"]]],
+    [[0, 1, "ab"]],
+    [[0, 2**63, ["a"]]],
+    [[0, True, ["a"]]],
+    [[3, 5, ["a"]]] * (2**16 + 1),
+]
 
 
 def test_a_greeting_carries_them() -> None:
@@ -212,8 +223,10 @@ def test_who_was_left_out_before_a_kill_is_back_and_the_steps_without_it_are_pla
     assert attendance_of(tmp_path) == {"left": {}, "steps_without_all": 2}
     circles = RunCircles(tmp_path / "parties" / "passive-1" / "circles-passive-1.jsonl")
     assert [(s.first, s.last, len(s.passives)) for s in circles.list_steps(0)] == [
-        (0, 4, 3), (5, 6, 2), (7, 7, 3)
-    ]  # fmt: skip
+        (0, 4, 3),
+        (5, 6, 2),
+        (7, 7, 3),
+    ]
 
 
 @pytest.mark.filterwarnings("ignore::secure_apfed.errors.LeftOutWarning")

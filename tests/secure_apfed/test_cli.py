@@ -77,10 +77,20 @@ def test_a_run_leaves_what_the_folder_promises_and_tells_it(printed: tuple[Path,
     folder, out, err = printed
     assert "\\u" not in out, "a sign is shown by its number"
     assert {path.name for path in folder.iterdir()} >= {
-        "config.yaml", "contract.json", "seeds.json", "versions.json", "metrics.jsonl",
-        "model.safetensors", "model.json", "transcript.json", "result.json", "attacks.json",
-        "pictures", "report.html", "tensorboard",
-    }  # fmt: skip
+        "config.yaml",
+        "contract.json",
+        "seeds.json",
+        "versions.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "model.json",
+        "transcript.json",
+        "result.json",
+        "attacks.json",
+        "pictures",
+        "report.html",
+        "tensorboard",
+    }
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
     page = (folder / "report.html").read_text()
     assert "masks among the passives remain" in page
@@ -226,14 +236,19 @@ _STEPPED = (
 
 
 @pytest.mark.sampled(every=3)
-@pytest.mark.parametrize(("imported", "spared"), [
-    ("secure_apfed; secure_apfed.align", {"torch", "tenseal"}),
-    ("secure_apfed.config.file, secure_apfed.runs.run",
-     {"sklearn", "matplotlib", "opacus", "scipy.special", "scipy.linalg"}),
-    ("apfed_attacks", {"torchmetrics", "matplotlib"}),
-    ("secure_apfed.cli", {"numpy", "pydantic", "torch"}),
-    (_STEPPED, {"torch._dynamo"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("imported", "spared"),
+    [
+        ("secure_apfed; secure_apfed.align", {"torch", "tenseal"}),
+        (
+            "secure_apfed.config.file, secure_apfed.runs.run",
+            {"sklearn", "matplotlib", "opacus", "scipy.special", "scipy.linalg"},
+        ),
+        ("apfed_attacks", {"torchmetrics", "matplotlib"}),
+        ("secure_apfed.cli", {"numpy", "pydantic", "torch"}),
+        (_STEPPED, {"torch._dynamo"}),
+    ],
+)
 def test_a_part_does_not_load_what_comes_later(imported: str, spared: set[str]) -> None:
     code = f"import sys, {imported}\nsys.exit(str({spared} & set(sys.modules) or ''))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -279,10 +294,22 @@ def test_several_seeds_by_one_option(tmp_path: Path, capsys: Capture, party_seed
     def found(name: str) -> dict[str, Any]:
         place = tmp_path / name
         one: dict[str, Any] = told(
-            capsys, "run", path, "--seeds", "2", "--output", place, "--set",
-            f"party_seeds={party_seeds}", "--set", "data.labelled=40", "--set", "measure=auc",
-            "--set", "attacks=[]",
-        )  # fmt: skip
+            capsys,
+            "run",
+            path,
+            "--seeds",
+            "2",
+            "--output",
+            place,
+            "--set",
+            f"party_seeds={party_seeds}",
+            "--set",
+            "data.labelled=40",
+            "--set",
+            "measure=auc",
+            "--set",
+            "attacks=[]",
+        )
         assert one == json.loads((place / "several.json").read_text())
         return one
 
@@ -340,10 +367,16 @@ def test_each_kind_of_error_has_its_exit_code(
     with pytest.raises(ZeroDivisionError):  # a fault of the program keeps its traceback
         execute(arguments)
     for kind, code in (
-        (ConfigError, 2), (DataError, 3), (ModelError, 3), (CheckpointError, 3),
-        (IntersectionTooSmallError, 3), (OSError, 3), (LocalProtocolError, 4),
-        (RemoteProtocolError, 4), (BudgetExhaustedError, 5),
-    ):  # fmt: skip
+        (ConfigError, 2),
+        (DataError, 3),
+        (ModelError, 3),
+        (CheckpointError, 3),
+        (IntersectionTooSmallError, 3),
+        (OSError, 3),
+        (LocalProtocolError, 4),
+        (RemoteProtocolError, 4),
+        (BudgetExhaustedError, 5),
+    ):
         fails.side_effect = kind("x")
         assert execute(arguments) == code, kind
     fails.side_effect = ModuleNotFoundError("No module named 'torch'", name="torch")
@@ -392,17 +425,23 @@ def test_errors_are_one_json_object_for_programs(
         ("rnu", 2, "UsageError", "No such command"),
         ("doctor --hurry", 2, "UsageError", "No such option"),
         (f"{run} r --set 'attacks=[{{name: model_completoin}}]'", 2, "ConfigError", "model_comple"),
-        (f"{run} r --set data.dataset=cifar100 --set data.folder=.", 3, "DataError",
-         "secure-apfed data fetch cifar100"),
-        *((f"{run} r --set 'name={name}'", 2, "ConfigError", "--set: name: expected")
-          for name in ("..", '" "', r'"a\nb"', "x" * 201)),
+        (
+            f"{run} r --set data.dataset=cifar100 --set data.folder=.",
+            3,
+            "DataError",
+            "secure-apfed data fetch cifar100",
+        ),
+        *(
+            (f"{run} r --set 'name={name}'", 2, "ConfigError", "--set: name: expected")
+            for name in ("..", '" "', r'"a\nb"', "x" * 201)
+        ),
         # A folder that cannot be used says why, and is left alone.
         (f"{run} done --resume", 3, "CheckpointError", "nothing to do: done holds a finished run"),
         (f"{run} done", 3, "CheckpointError", "choose another folder: done holds a run already"),
         (f"{run} absent --resume", 3, "CheckpointError", "start the run without --resume"),
         (f"{run} file", 3, "CheckpointError", "cannot be a run folder (File exists); choose ano"),
         (f"{run} file/below", 3, "CheckpointError", "cannot be a run folder (Not a directory)"),
-    ):  # fmt: skip
+    ):
         error = told(capsys, *shlex.split(arguments), code=code)["error"]
         assert (error["exit_code"], error["kind"]) == (code, kind), arguments
         assert message in error["message"], arguments

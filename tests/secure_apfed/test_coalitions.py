@@ -15,11 +15,19 @@ from secure_apfed.methods import METHODS, roles_of
 NAMED = {(row.who, row.when) for row in TABLE}
 OURS = {(row.who, row.when): row for row in COALITIONS}
 SINGLE_ROLES = {
-    "aggregator and any other party", "dealer and any other party",
-    "aggregator and more than 2t - M - 1 passives", "aggregator and a party with rows",
-}  # fmt: skip
-NOTHING = ("The sum only", "The sum of the votes only", "Nothing beyond", "Nothing further",
-           "No further", "Several gradients")  # fmt: skip
+    "aggregator and any other party",
+    "dealer and any other party",
+    "aggregator and more than 2t - M - 1 passives",
+    "aggregator and a party with rows",
+}
+NOTHING = (
+    "The sum only",
+    "The sum of the votes only",
+    "Nothing beyond",
+    "Nothing further",
+    "No further",
+    "Several gradients",
+)
 
 
 @pytest.mark.parametrize(("who", "when"), sorted(NAMED))
@@ -91,9 +99,16 @@ def test_active_and_aggregator_read_out_of_recoverable_masks_below_all() -> None
     assert not any("read" in each for each in gets(config, 3, "active", "aggregator"))
 
 
-@pytest.mark.parametrize(("threshold", "passives", "helping", "reads"), [
-    (3, 4, 1, False), (3, 4, 2, True), (3, 5, 1, True), (4, 5, 2, False), (4, 5, 3, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("threshold", "passives", "helping", "reads"),
+    [
+        (3, 4, 1, False),
+        (3, 4, 2, True),
+        (3, 5, 1, True),
+        (4, 5, 2, False),
+        (4, 5, 3, True),
+    ],
+)
 def test_recoverable_masks_fall_to_passives_beyond_the_bound(
     threshold: int, passives: int, helping: int, reads: bool
 ) -> None:
@@ -109,11 +124,16 @@ def test_a_dealer_of_ids_works_with_nobody(other: str) -> None:
     assert "read which IDs" in gets(config, 2, "dealer", other)[0]
 
 
-@pytest.mark.parametrize(("pair", "reads"), [
-    (("aggregator", "dealer"), "exactly"), (("active", "aggregator"), "every passive's rows"),
-    (("p0", "aggregator"), "every other party's rows"), (("active", "dealer"), ""),
-    (("p0", "dealer"), ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pair", "reads"),
+    [
+        (("aggregator", "dealer"), "exactly"),
+        (("active", "aggregator"), "every passive's rows"),
+        (("p0", "aggregator"), "every other party's rows"),
+        (("active", "dealer"), ""),
+        (("p0", "dealer"), ""),
+    ],
+)
 def test_pairs_where_tables_are_decomposed(pair: tuple[str, str], reads: str) -> None:
     found = gets(config_of("vfedtrans"), 2, *pair)
     assert (reads in found[0]) if reads else found == []

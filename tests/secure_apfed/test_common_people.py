@@ -46,17 +46,24 @@ def config_of(folder: Path, *, mode: str = "all", **alignment: Any) -> Config:
             frame["y"] = draw.choice(["u", "v"], ROWS)
         frame.to_csv(folder / f"{name}.csv", index=False)
     method = "split_nn_sum" if mode == "all" else "votes"
-    return Config.model_validate({
-        "name": "t", "method": method, "guard": {"mechanism": "none"},
-        "secure_sum": {"scheme": "plain", "masks": "pairwise"},
-        "alignment": {"mode": mode, **alignment},
-        "model": {"network": "mlp", "hidden": [4], "representation": 4},
-        "train": {"epochs": 1, "batch_size": 64},
-        "data": {
-            "dataset": "tables", "active": "bank", "folder": str(folder), "label_column": "y",
-            "parties": {name: {"file": f"{name}.csv"} for name in ("bank", "shop", "phone")},
-        },
-    })  # fmt: skip
+    return Config.model_validate(
+        {
+            "name": "t",
+            "method": method,
+            "guard": {"mechanism": "none"},
+            "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+            "alignment": {"mode": mode, **alignment},
+            "model": {"network": "mlp", "hidden": [4], "representation": 4},
+            "train": {"epochs": 1, "batch_size": 64},
+            "data": {
+                "dataset": "tables",
+                "active": "bank",
+                "folder": str(folder),
+                "label_column": "y",
+                "parties": {name: {"file": f"{name}.csv"} for name in ("bank", "shop", "phone")},
+            },
+        }
+    )
 
 
 def run_noting(config: Config, folder: Path) -> tuple[tuple[CommonPeople, ...], list[str]]:
@@ -98,10 +105,15 @@ def test_the_rules_that_are_proposed_find_everybody(tmp_path: Path) -> None:
     assert messages == []
 
 
-@pytest.mark.parametrize(("mode", "party", "known_to"), [
-    ("all", "bank", "all"), ("all", "shop", "all"),
-    ("pairwise", "bank", "at least one passive"), ("pairwise", "shop", "bank"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mode", "party", "known_to"),
+    [
+        ("all", "bank", "all"),
+        ("all", "shop", "all"),
+        ("pairwise", "bank", "at least one passive"),
+        ("pairwise", "shop", "bank"),
+    ],
+)
 def test_words_say_who_knows_the_common_people(mode: str, party: str, known_to: str) -> None:
     settings = AlignmentSettings.model_validate({"mode": mode})
     rows = np.array([3, -1, 0, -1, 2])

@@ -49,10 +49,12 @@ def test_what_is_dumped_is_complete_and_loads_back() -> None:
 
 def test_payloads_are_kept_where_attacks_will_read_them() -> None:
     for more, keeps in (
-        ("", "none"), ("attacks: all\n", "first_and_last"),
+        ("", "none"),
+        ("attacks: all\n", "first_and_last"),
         ("tradeoff: {set: {seed: 1}, seeds: 2}\n", "first_and_last"),
-        ("transcript: {keep: all}\n", "all"), ("attacks: all\ntranscript: {keep: none}\n", "none"),
-    ):  # fmt: skip
+        ("transcript: {keep: all}\n", "all"),
+        ("attacks: all\ntranscript: {keep: none}\n", "none"),
+    ):
         assert load_config_text(GOOD + more).kept.keep == keeps
 
 
@@ -63,31 +65,44 @@ OTHER = "expected one of 'reconstruction', 'contrastive', 'clustering', got 'con
 REFUSED: tuple[tuple[str, str], ...] = (
     (GOOD + "trian: {}", "10: trian: is an unknown key; did you mean 'train'?"),
     (GOOD + "  epoch: 3", "10: train.epoch: is an unknown key; did you mean 'epochs'?"),
-    (GOOD.replace("temperature", "temprature"),
-     "6: passives.default.objective.temprature: is an unknown key; did you mean 'temperature'"),
-    (GOOD.replace("method: apfed", "method:\n  name: votes\n  epsilom: 4"),
-     "4: method.epsilom: is an unknown key; did you mean 'epsilon'? Known here: e"),
-    (GOOD + "attacks:\n- {name: a, option: 1}",
-     "11: attacks.0.option: is an unknown key; did you mean 'options'?"),
+    (
+        GOOD.replace("temperature", "temprature"),
+        "6: passives.default.objective.temprature: is an unknown key; did you mean 'temperature'",
+    ),
+    (
+        GOOD.replace("method: apfed", "method:\n  name: votes\n  epsilom: 4"),
+        "4: method.epsilom: is an unknown key; did you mean 'epsilon'? Known here: e",
+    ),
+    (
+        GOOD + "attacks:\n- {name: a, option: 1}",
+        "11: attacks.0.option: is an unknown key; did you mean 'options'?",
+    ),
     (GOOD + "'2024-01-01': 1\n", "10: 2024-01-01: is an unknown key"),
-    *((f"{GOOD}  {text}", f"10: train.{message}") for text, message in (
-        ("batch_size: many", "batch_size: expected a whole number, got 'many'"),
-        ("batch_size: true", "batch_size: expected a whole number, got true"),
-        ("batch_size: 8.5", "batch_size: expected a whole number, got 8.5"),
-        ("batch_size: 1", "batch_size: expected a number >= 2, got 1"),
-        ("momentum: 1", "momentum: expected a number < 1, got 1"),
-        ("momentum: .nan", "momentum: expected a finite number, got nan"),
-        ("weight_decay: -1e-4", "weight_decay: expected a number >= 0, got -0.0001"),
-        ("use_unaligned: 'yes'", "use_unaligned: expected true or false, got 'yes'"),
-        ("device: cdua", "device: expected auto, cpu, cuda or one GPU, as cuda:1; got"),
-    )),
+    *(
+        (f"{GOOD}  {text}", f"10: train.{message}")
+        for text, message in (
+            ("batch_size: many", "batch_size: expected a whole number, got 'many'"),
+            ("batch_size: true", "batch_size: expected a whole number, got true"),
+            ("batch_size: 8.5", "batch_size: expected a whole number, got 8.5"),
+            ("batch_size: 1", "batch_size: expected a number >= 2, got 1"),
+            ("momentum: 1", "momentum: expected a number < 1, got 1"),
+            ("momentum: .nan", "momentum: expected a finite number, got nan"),
+            ("weight_decay: -1e-4", "weight_decay: expected a number >= 0, got -0.0001"),
+            ("use_unaligned: 'yes'", "use_unaligned: expected true or false, got 'yes'"),
+            ("device: cdua", "device: expected auto, cpu, cuda or one GPU, as cuda:1; got"),
+        )
+    ),
     (GOOD + "model: {projection: non}", f"10: model.projection: expected a whole number or {NON}"),
     (GOOD.replace("contrastive", "contrastve"), f"6: passives.default.objective.name: {OTHER}"),
     (GOOD.replace("  epochs: 2", PATIENT), "10: train.patience: when training ends would tell"),
-    (GOOD.replace("data: {dataset: digits, views: 4}", "data:\n  views: 9\n  labelled: 20"),
-     "4: data.views: an image of digits has 8 rows, fewer than 9 views"),
-    (GOOD.replace("data: {dataset: digits, views: 4}", f"data:\n  parties: {{{NAMED}}}"),
-     "4: data.parties: expected a name of 1 to 64 letters"),
+    (
+        GOOD.replace("data: {dataset: digits, views: 4}", "data:\n  views: 9\n  labelled: 20"),
+        "4: data.views: an image of digits has 8 rows, fewer than 9 views",
+    ),
+    (
+        GOOD.replace("data: {dataset: digits, views: 4}", f"data:\n  parties: {{{NAMED}}}"),
+        "4: data.parties: expected a name of 1 to 64 letters",
+    ),
     ("", " is empty"),
     ("# nothing\n", " is empty"),
     ("- a\n- b", " expected settings as 'key: value' lines, got a list"),
@@ -97,7 +112,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("name: !!python/object/apply:os.getcwd []", "1: the tag tag:yaml.org,2002:python/"),
     ("a: &a [*a]", "1: aliases, as *a, are not read"),
     ("data: {views: 2,\n views: 3}", "2: data.views: is given twice, first in line 1"),
-)  # fmt: skip
+)
 
 
 def test_a_problem_is_told_by_its_line_and_key() -> None:

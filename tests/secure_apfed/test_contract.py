@@ -48,11 +48,16 @@ SPREAD = passive(representation={"minimum_spread": 0.1, "rows": 70, "features": 
 WHOLE: dict[str, Any] = {
     "passives": {"p1": SPREAD, "p2": SPREAD},
     "resumes": {
-        "run": KEY, "step": 3, "answered": ({"first": 3, "last": 4, "passives": ("p1", "p2")},),
+        "run": KEY,
+        "step": 3,
+        "answered": ({"first": 3, "last": 4, "passives": ("p1", "p2")},),
     },
-    "spare_answers": 1, "silent_passive": "wait", "patience_s": 30.0, "restarts": 3,
+    "spare_answers": 1,
+    "silent_passive": "wait",
+    "patience_s": 30.0,
+    "restarts": 3,
     "predicts": KEY,
-}  # fmt: skip
+}
 
 
 def test_the_digest_is_of_a_document_that_holds_every_field() -> None:
@@ -85,8 +90,9 @@ def test_names_come_by_role_in_the_contracts_order() -> None:
     assert contract().active == "active"
     for actives in ((), ("a", "b")):
         people = [participant(name, "active") for name in actives]
-        made = contract(participants=[*people, participant("p1", "passive")],
-                        passives={"p1": passive()})  # fmt: skip
+        made = contract(
+            participants=[*people, participant("p1", "passive")], passives={"p1": passive()}
+        )
         named = re.escape(f"names one active party, got {list(actives)}")
         with pytest.raises(RemoteProtocolError, match=named):
             _ = made.active
@@ -109,11 +115,21 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     (represented(maximum_norm=float("inf")), r"representation\.maximum_norm"),
     *(
         ({"participants": parties(public_key=key)}, r"participants\.1\.public_key")
-        for key in ("", KEY[:-1], KEY + "0", KEY[:-1] + "g", KEY.upper(), KEY + "\n",
-                    " " + KEY[1:], "0x" + KEY[2:])
+        for key in (
+            "",
+            KEY[:-1],
+            KEY + "0",
+            KEY[:-1] + "g",
+            KEY.upper(),
+            KEY + "\n",
+            " " + KEY[1:],
+            "0x" + KEY[2:],
+        )
     ),
-    *(({"passives": {"p1": passive(weight=weight)}}, r"passives\.p1\.weight")
-      for weight in (-0.1, float("nan"), float("inf"))),
+    *(
+        ({"passives": {"p1": passive(weight=weight)}}, r"passives\.p1\.weight")
+        for weight in (-0.1, float("nan"), float("inf"))
+    ),
     ({"passives": {"p1": passive(objective={"name": "steal"})}}, r"passives\.p1\.objective"),
     ({"participants": parties(name="")}, r"participants\.1\.name"),
     ({"participants": parties(name="x" * 65)}, r"participants\.1\.name"),
@@ -126,7 +142,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"batch_size": 0}, "batch_size"),
     ({"silent_passive": "continue"}, "silent_passive"),
     ({"surprise": 1}, "surprise"),
-)  # fmt: skip
+)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -140,7 +156,8 @@ def test_what_does_not_fit_is_refused() -> None:
 NETWORK = "network hidden representation projection sequences random_features dropout head"
 # What a party decides alone; every other setting concerns all, those of a method under its name.
 THE_ACTIVE = {
-    "": "task measure calibration checkpoint_every", "threshold": "cost rate",
+    "": "task measure calibration checkpoint_every",
+    "threshold": "cost rate",
     "dp_sgd": "clip noise_multiplier epsilon",
     "labels": "mechanism epsilon",
     "train": "use_unaligned labels combine spread_labels evaluate_every patience keep_best "
@@ -148,10 +165,11 @@ THE_ACTIVE = {
     **dict.fromkeys(
         ("votes", "votes_randomised", "votes_encrypted", "votes_rehearsal"), "prior help"
     ),
-    "apc_vfl": "joint loss weight classifier", "apc_vfl.own": NETWORK,
+    "apc_vfl": "joint loss weight classifier",
+    "apc_vfl.own": NETWORK,
     "vfedtrans": "loss weight classifier",
     "rules": "refused_sums",
-}  # fmt: skip
+}
 EACH_FOR_ITSELF = {
     "": "name tradeoff",
     "data": "dataset clients views active_view rows rows_per_class overlap aligned "

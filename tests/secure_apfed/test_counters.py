@@ -286,7 +286,7 @@ def test_answers_to_labels_count_once_a_checkpoint_holds_them(tmp_path: Path) ->
     with (
         pytest.raises(CheckpointError, match=r"labels-shop\.log counts what left"),
         PartyFolder(folder).held(resume=False, counted=lambda: {"labels-shop.log"}),
-    ):  # fmt: skip
+    ):
         pass
     assert (folder / "labels-shop.log").exists()
 

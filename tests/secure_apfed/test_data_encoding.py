@@ -126,13 +126,16 @@ def test_long_tables_are_encoded_column_by_column() -> None:
     assert torch.equal(features, torch.from_numpy(numbers.astype(np.float32)))
 
 
-@pytest.mark.parametrize("cells", [
-    ([0.1] * 7, [0.1, 1e6], 0.0),
-    ([0.1 + 0.2, 0.3], [0.3, 1e6], 0.0),  # apart by rounding
-    ([pd.Timestamp("2026-01-31")] * 2, ["2026-01-31", "1900-01-01"], 0.0),
-    ([pd.Timedelta(days=1)] * 2, ["1 days", "9 days"], 0.0),
-    (["DE"] * 2, ["DE", "FR"], 1.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ([0.1] * 7, [0.1, 1e6], 0.0),
+        ([0.1 + 0.2, 0.3], [0.3, 1e6], 0.0),  # apart by rounding
+        ([pd.Timestamp("2026-01-31")] * 2, ["2026-01-31", "1900-01-01"], 0.0),
+        ([pd.Timedelta(days=1)] * 2, ["1 days", "9 days"], 0.0),
+        (["DE"] * 2, ["DE", "FR"], 1.0),
+    ],
+)
 def test_what_never_differed_has_no_influence(cells: tuple[list[Any], list[Any], float]) -> None:
     fitted, new, told = cells
     text = ["x"] if isinstance(fitted[0], str) else []
@@ -176,11 +179,13 @@ def test_images_that_do_not_fit() -> None:
 
 def aged(seed: int = 0) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
-    return pd.DataFrame({
-        "age": rng.normal(40, 10, MANY),
-        "job": rng.choice(["a", "b"], MANY),
-        "height": rng.normal(1.75, 0.1, MANY),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "age": rng.normal(40, 10, MANY),
+            "job": rng.choice(["a", "b"], MANY),
+            "height": rng.normal(1.75, 0.1, MANY),
+        }
+    )
 
 
 def metered(meter: DriftMeter, encoding: ColumnEncoding, frame: pd.DataFrame) -> DriftMeter:
@@ -221,8 +226,10 @@ def test_cells_are_counted_of_any_number_of_rows(rows: int) -> None:
     trained = aged().assign(country="DE", year=2024, job=aged()["job"].mask(aged().index < 9))
     text = ["job", "country"]
     encoding = fit_columns(trained, categorical=text, missing="mean", source="bank")
-    new = pd.DataFrame({"age": 120.0, "job": "c", "height": 1.75, "country": "FR", "year": 2025.0},
-                       index=range(rows))  # fmt: skip
+    new = pd.DataFrame(
+        {"age": 120.0, "job": "c", "height": 1.75, "country": "FR", "year": 2025.0},
+        index=range(rows),
+    )
     found = {one.name: one.notable for one in metered(DriftMeter(encoding), encoding, new).result()}
     of = f"{rows} of {rows} rows "
     for name in ("job", "country", "year"):
@@ -242,15 +249,39 @@ DAY = datetime.date(2026, 1, 31)
 MOMENTS = st.datetimes(datetime.datetime(1900, 1, 1), datetime.datetime(2200, 1, 1))
 WORDS = ("NA", "null", "None", "nan", "N/A", "<NA>", "?", "-", "none", "NaT")
 TEXTS = st.one_of(
-    st.sampled_from([*WORDS, "köln", unicodedata.normalize("NFD", "köln"), " a", "a", "a ", "b\n",
-                     "é", "Å", "\u212b", "True", "TRUE", "false", "1", "1.0", "01", "1e3", "a,b",
-                     '"', "2026-01-31", "inf"]),
+    st.sampled_from(
+        [
+            *WORDS,
+            "köln",
+            unicodedata.normalize("NFD", "köln"),
+            " a",
+            "a",
+            "a ",
+            "b\n",
+            "é",
+            "Å",
+            "\u212b",
+            "True",
+            "TRUE",
+            "false",
+            "1",
+            "1.0",
+            "01",
+            "1e3",
+            "a,b",
+            '"',
+            "2026-01-31",
+            "inf",
+        ]
+    ),
     st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=4),
-)  # fmt: skip
+)
 # By kind of column: its cells, and the type that frames have them in.
 KINDS: Mapping[str, tuple[st.SearchStrategy[Any], str]] = {
-    "whole": (st.integers(-(2**50), 2**50), "Int64"), "small": (st.integers(0, 1), "Int64"),
-    "number": (st.floats(-1e30, 1e30), "Float64"), "truth": (st.booleans(), "boolean"),
+    "whole": (st.integers(-(2**50), 2**50), "Int64"),
+    "small": (st.integers(0, 1), "Int64"),
+    "number": (st.floats(-1e30, 1e30), "Float64"),
+    "truth": (st.booleans(), "boolean"),
     "date": (st.dates(datetime.date(1900, 1, 1), datetime.date(2200, 1, 1)), "object"),
     "moment": (MOMENTS.map(lambda one: one.replace(microsecond=0)), "datetime64[us]"),
     "span": (st.timedeltas(datetime.timedelta(-999), datetime.timedelta(9999)), "timedelta64[us]"),
@@ -258,7 +289,7 @@ KINDS: Mapping[str, tuple[st.SearchStrategy[Any], str]] = {
     "code": (st.sampled_from(["01234", "1234", "00000", "80331", "7"]), "str"),
     "category": (st.integers(-3, 12), "Int64"),
     "share": (st.sampled_from([0.1, 0.5, 1.0, 2.25]), "Float64"),
-}  # fmt: skip
+}
 CATEGORIES = ("text", "code", "category", "share", "truth")
 
 
@@ -277,13 +308,16 @@ def tables(draw: st.DrawFn) -> Frame:
 def plain(frame: Frame) -> Frame:
     """In numpy's types, as most frames are: NaN, None and NaT where a cell is empty."""
     kinds = {"Int64": float, "Float64": float, "boolean": object}
-    return Frame({
-        name: column.astype(object).where(column.notna(), None)
-        if column.dtype == "boolean" and column.hasnans
-        else column.astype("bool" if column.dtype == "boolean" else
-                           kinds.get(str(column.dtype), column.dtype))
-        for name, column in frame.items()
-    })  # fmt: skip
+    return Frame(
+        {
+            name: column.astype(object).where(column.notna(), None)
+            if column.dtype == "boolean" and column.hasnans
+            else column.astype(
+                "bool" if column.dtype == "boolean" else kinds.get(str(column.dtype), column.dtype)
+            )
+            for name, column in frame.items()
+        }
+    )
 
 
 def as_csv(frame: Frame) -> Frame:
@@ -363,21 +397,28 @@ def write(path: Path, frame: Frame) -> None:
 def own_table(folder: Path, frame: Frame, name: str, **party: Any) -> Any:
     write(folder / name, frame)
     parties = {
-        "active": PartySettings(file=Path(name), **party), "shop": PartySettings(file=Path("shop")),
-    }  # fmt: skip
+        "active": PartySettings(file=Path(name), **party),
+        "shop": PartySettings(file=Path("shop")),
+    }
     data = DataSettings(dataset="tables", folder=folder, parties=parties)
     return load_own_tables(data, "active", seed=0).table
 
 
 def people(rows: int = 40) -> Frame:
     place = np.arange(rows)
-    return Frame({
-        "id": [f"p{row}" for row in place], "label": np.where(place % 2, "yes", "no"),
-        "stufe": np.array(["None", "Mild", "NA"])[place % 3],
-        "plz": np.array(["01234", "80331", "00501"])[place % 3],
-        "Größe": place * 0.1, "flag": place % 3 == 0, "since": [DAY, DAY.replace(day=1)] * 20,
-        "stay": pd.to_timedelta(place, unit="h"), "year": 2026,
-    })  # fmt: skip
+    return Frame(
+        {
+            "id": [f"p{row}" for row in place],
+            "label": np.where(place % 2, "yes", "no"),
+            "stufe": np.array(["None", "Mild", "NA"])[place % 3],
+            "plz": np.array(["01234", "80331", "00501"])[place % 3],
+            "Größe": place * 0.1,
+            "flag": place % 3 == 0,
+            "since": [DAY, DAY.replace(day=1)] * 20,
+            "stay": pd.to_timedelta(place, unit="h"),
+            "year": 2026,
+        }
+    )
 
 
 @pytest.mark.parametrize(("trained", "missing"), [("t.csv", "mean"), ("t.parquet", "drop")])
@@ -440,10 +481,14 @@ def test_a_table_with_a_given_encoding_is_read_as_that_says(tmp_path: Path) -> N
         own_table(tmp_path, other, "t.csv", encoding=Path("encoding.json"))
 
 
-FITTED = Frame({
-    "age": [18.0, 65.0], "since": [pd.Timestamp("2026-01-31"), pd.Timestamp("2020-01-01")],
-    "stay": pd.to_timedelta([1, 5], unit="D"), "job": ["a", "b"],
-})  # fmt: skip
+FITTED = Frame(
+    {
+        "age": [18.0, 65.0],
+        "since": [pd.Timestamp("2026-01-31"), pd.Timestamp("2020-01-01")],
+        "stay": pd.to_timedelta([1, 5], unit="D"),
+        "job": ["a", "b"],
+    }
+)
 
 
 OF_ANOTHER_KIND: tuple[tuple[str, Any, str], ...] = (
@@ -461,7 +506,7 @@ OF_ANOTHER_KIND: tuple[tuple[str, Any, str], ...] = (
     ("since", ["null", None], r"empty cells in since \(2\)"),
     ("job", ["", "a"], r"empty cells in job \(1\)"),
     ("job", ["NA", " \t"], r"empty cells in job \(2\)"),
-)  # fmt: skip
+)
 
 
 def test_cells_of_another_kind_are_refused_by_every_reader() -> None:
@@ -490,20 +535,33 @@ def test_a_category_that_pandas_takes_for_empty_is_named(word: str, tmp_path: Pa
 
 
 SPELLINGS: tuple[tuple[Any, Any], ...] = (
-    (["True", "False"], [True, False]), (["TRUE", "FALSE"], [1, 0]), ([True, False], ["1.0", "0"]),
-    ([True, False], [1.0, 0.0]), (["1", "0"], [True, False]), ([1, 0], ["TRUE", "false"]),
-    ([3, 4], ["3.0", "4"]), (["3.50", "4.0"], [3.5, 4]), (["é", "e"], ["e\u0301", "e "]),
-    (["01", "1"], ["01", 1.0]), (np.array([0.1, 0.2], np.float32), ["0.1", "0.2"]),
-    ([Decimal("1.50"), Decimal("3.00")], ["1.50", "3"]), (["1.50", "3.00"], [1.5, Decimal("3.0")]),
-    ([3e7, 1e-7], ["3e+07", "1e-7"]), (["-0.0", "2"], [0, 2.0]),
+    (["True", "False"], [True, False]),
+    (["TRUE", "FALSE"], [1, 0]),
+    ([True, False], ["1.0", "0"]),
+    ([True, False], [1.0, 0.0]),
+    (["1", "0"], [True, False]),
+    ([1, 0], ["TRUE", "false"]),
+    ([3, 4], ["3.0", "4"]),
+    (["3.50", "4.0"], [3.5, 4]),
+    (["é", "e"], ["e\u0301", "e "]),
+    (["01", "1"], ["01", 1.0]),
+    (np.array([0.1, 0.2], np.float32), ["0.1", "0.2"]),
+    ([Decimal("1.50"), Decimal("3.00")], ["1.50", "3"]),
+    (["1.50", "3.00"], [1.5, Decimal("3.0")]),
+    ([3e7, 1e-7], ["3e+07", "1e-7"]),
+    (["-0.0", "2"], [0, 2.0]),
     ([datetime.time(10), datetime.time(0, 30)], ["10:00:00.000", "00:30:00.000000000"]),
     ([DAY, datetime.datetime(2026, 1, 31, 5)], ["2026-01-31T00:00:00.000", "2026-01-31 05:00:00"]),
     (["2026-01-31 05:00:00+01:00", "x"], [pd.Timestamp("2026-01-31 04:00:00Z"), "x"]),
-)  # fmt: skip
+)
 UNSEEN: tuple[tuple[Any, Any], ...] = (
-    (["01234", "80331"], [1234, "1234"]), (["1", "1.0"], ["1.00", "2"]), (["no", "yes"], [0, True]),
-    (["a", "b"], ["A", "B"]), (["1e3", "2"], ["1000", "1"]), (["007", "7"], ["07", "7.5"]),
-)  # fmt: skip
+    (["01234", "80331"], [1234, "1234"]),
+    (["1", "1.0"], ["1.00", "2"]),
+    (["no", "yes"], [0, True]),
+    (["a", "b"], ["A", "B"]),
+    (["1e3", "2"], ["1000", "1"]),
+    (["007", "7"], ["07", "7.5"]),
+)
 
 
 def test_spellings_of_a_category_and_what_no_training_row_held() -> None:
@@ -541,23 +599,56 @@ def test_columns_of_one_name_are_refused() -> None:
 
 
 ODD = (
-    *WORDS, "", " ", "\u00a0", "a", " a", "a\u3000", "köln", "ko\u0308ln", "k\u0308", "\u212b", "Å",
-    "KÖLN", "1", "1.0", "1.00", "2.50", "2.5", "True", "TRUE", "01", "\u1112\u1161", "a\nb",
-    "日本", "2.500", "-0", "2.5e+0", "10:00:00", "10:00:00.0", "2026-01-31", "2026-01-31 00:00:00",
+    *WORDS,
+    "",
+    " ",
+    "\u00a0",
+    "a",
+    " a",
+    "a\u3000",
+    "köln",
+    "ko\u0308ln",
+    "k\u0308",
+    "\u212b",
+    "Å",
+    "KÖLN",
+    "1",
+    "1.0",
+    "1.00",
+    "2.50",
+    "2.5",
+    "True",
+    "TRUE",
+    "01",
+    "\u1112\u1161",
+    "a\nb",
+    "日本",
+    "2.500",
+    "-0",
+    "2.5e+0",
+    "10:00:00",
+    "10:00:00.0",
+    "2026-01-31",
+    "2026-01-31 00:00:00",
     "1e3",
-)  # fmt: skip
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", ["mean", "error"])
 def test_onnx_says_the_same_or_nothing(tmp_path: Path, missing: Any) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
-    fitted = Frame({
-        "n": [1.0, 2.0, 4.0], "same": 7.0,
-        "since": pd.to_datetime(["2026-01-31", "2026-01-31", "2020-01-01"]),
-        "text": ["a", "köln", "NA"], "code": ["01", "1", "2.50"], "truth": [True, False, True],
-        "country": "DE",
-    })  # fmt: skip
+    fitted = Frame(
+        {
+            "n": [1.0, 2.0, 4.0],
+            "same": 7.0,
+            "since": pd.to_datetime(["2026-01-31", "2026-01-31", "2020-01-01"]),
+            "text": ["a", "köln", "NA"],
+            "code": ["01", "1", "2.50"],
+            "truth": [True, False, True],
+            "country": "DE",
+        }
+    )
     text = ["text", "code", "truth", "country"]
     encoding = fit_columns(fitted, categorical=text, missing=missing, source="p")
     torch.manual_seed(0)
@@ -570,7 +661,7 @@ def test_onnx_says_the_same_or_nothing(tmp_path: Path, missing: Any) -> None:
         [new.assign(**{name: ODD}) for name in text]
         + [new.loc[[0] * 5].assign(**{name: numbers}) for name in ("n", "same")],
         ignore_index=True,
-    )  # fmt: skip
+    )
     given = {
         name: (new[[name]].astype(str).astype(object) if name in text else new[[name]]).to_numpy()
         for name in fitted

@@ -59,11 +59,13 @@ def test_idx_is_read_and_refused_where_it_is_damaged() -> None:
     assert is_idx(idx(IMAGES))
     assert np.array_equal(parse_idx(idx(IMAGES), dimensions=3, source="x"), IMAGES)
     for content, message in (
-        (b"", "found magic nothing"), (b"\x1f\x8b\x08\x00" + bytes(30), "found magic 1f8b0800"),
-        (idx(IMAGES[0, 0]), "in 3 dimensions"), (idx(IMAGES)[:9], "truncated inside its header"),
+        (b"", "found magic nothing"),
+        (b"\x1f\x8b\x08\x00" + bytes(30), "found magic 1f8b0800"),
+        (idx(IMAGES[0, 0]), "in 3 dimensions"),
+        (idx(IMAGES)[:9], "truncated inside its header"),
         (idx(IMAGES)[:-1], "announces sizes .2, 3, 4., 40 bytes in all, the file has 39"),
         (idx(IMAGES) + b"x", "the file has 41"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(DataError, match=message):
             parse_idx(content, dimensions=3, source="train-images")
 
@@ -269,9 +271,11 @@ def test_what_swells_or_never_ends_is_stopped(server: Server, tmp_path: Path) ->
     seen: list[int] = []
     with pytest.raises(DataError, match=r"sends more than the \d+ bytes that the file may"):
         fetch_file(
-            download(server, "/a.gz"), tmp_path, dataset="d",
+            download(server, "/a.gz"),
+            tmp_path,
+            dataset="d",
             progress=lambda file, done, total: seen.append(done),
-        )  # fmt: skip
+        )
     assert max(seen, default=0) < 1_000_000
     assert list(tmp_path.iterdir()) == []
 

@@ -38,21 +38,55 @@ pytestmark = [
 ROWS = 24
 # Spellings of one label, beside which another label stands.
 ALIKE = (
-    ("1", "1.0"), ("1", "01"), ("1", "+1"), ("1", "1e0"), ("10", "1E1"), ("1", "\uff11"),
-    ("0.5", ".50"), ("1.5", "1,5"), ("-1", "\u22121"), ("1", "1\u200b"), ("Yes", "yes"),
-    ("YES", "yes"), ("y", "yes"), ("True", "TRUE"), ("true", "T"), ("true", "1"),
-    ("caf\u00e9", "cafe\u0301"), ("stra\u00dfe", "STRASSE"), ("yes", "\uff59\uff45\uff53"),
-    ("1,000", "1000"), ("1 000 000", "1000000"), ("1\u2019000", "1000"), ("50%", "50 %"),
-    ("1", "\u0661"), ('"yes"', "yes"), ("class 1", "class1"), ("non-spam", "nonspam"),
-    ("\u00bd", "1/2"), ("not spam", "not_spam"),
-    ("not spam", "not\u00a0 spam"), ("9" * 5000, "9" * 5000 + ".0"),
-)  # fmt: skip
+    ("1", "1.0"),
+    ("1", "01"),
+    ("1", "+1"),
+    ("1", "1e0"),
+    ("10", "1E1"),
+    ("1", "\uff11"),
+    ("0.5", ".50"),
+    ("1.5", "1,5"),
+    ("-1", "\u22121"),
+    ("1", "1\u200b"),
+    ("Yes", "yes"),
+    ("YES", "yes"),
+    ("y", "yes"),
+    ("True", "TRUE"),
+    ("true", "T"),
+    ("true", "1"),
+    ("caf\u00e9", "cafe\u0301"),
+    ("stra\u00dfe", "STRASSE"),
+    ("yes", "\uff59\uff45\uff53"),
+    ("1,000", "1000"),
+    ("1 000 000", "1000000"),
+    ("1\u2019000", "1000"),
+    ("50%", "50 %"),
+    ("1", "\u0661"),
+    ('"yes"', "yes"),
+    ("class 1", "class1"),
+    ("non-spam", "nonspam"),
+    ("\u00bd", "1/2"),
+    ("not spam", "not_spam"),
+    ("not spam", "not\u00a0 spam"),
+    ("9" * 5000, "9" * 5000 + ".0"),
+)
 # Labels that are as many classes.
 CLASSES = (
-    ("--1", "1"), ("9" * 5000, "1"), ("-1", "1"), ("1", "10"), ("A-", "A"), ("T", "Y", "F", "N"),
-    ("a1", "a01"), ("1-2", "12"), ("1 2", "12"), ("1,000", "2"), ("\u00e9", "e"),
-    ("1e99999999999999999999", "1"), ("<=50K", ">50K"), ("\u0661", "x"),
-)  # fmt: skip
+    ("--1", "1"),
+    ("9" * 5000, "1"),
+    ("-1", "1"),
+    ("1", "10"),
+    ("A-", "A"),
+    ("T", "Y", "F", "N"),
+    ("a1", "a01"),
+    ("1-2", "12"),
+    ("1 2", "12"),
+    ("1,000", "2"),
+    ("\u00e9", "e"),
+    ("1e99999999999999999999", "1"),
+    ("<=50K", ">50K"),
+    ("\u0661", "x"),
+)
 
 
 def rows_of(labels: Sequence[str]) -> pd.DataFrame:
@@ -68,9 +102,15 @@ def from_file(labels: Sequence[str], folder: Path, name: str, **settings: Any) -
     else:
         frame.astype({"y": "category"}).to_parquet(folder / name)
     data = DataSettings.model_validate(
-        {"dataset": "tables", "active": "bank", "label_column": "y", "folder": folder,
-         "parties": {"bank": {"file": name}, "shop": {"file": name}}} | settings
-    )  # fmt: skip
+        {
+            "dataset": "tables",
+            "active": "bank",
+            "label_column": "y",
+            "folder": folder,
+            "parties": {"bank": {"file": name}, "shop": {"file": name}},
+        }
+        | settings
+    )
     return load_own_tables(data, "bank", seed=0).classes
 
 
@@ -81,9 +121,13 @@ from_parquet = partial(from_file, name="bank.parquet")
 def from_frames(labels: Sequence[str], folder: Path) -> tuple[str, ...]:
     frame = rows_of(labels)
     found = run_frames(
-        frame, {"shop": frame[["id", "x"]]}, label="y", method="single_view", baselines=False,
+        frame,
+        {"shop": frame[["id", "x"]]},
+        label="y",
+        method="single_view",
+        baselines=False,
         train={"epochs": 1},
-    )  # fmt: skip
+    )
     return tuple(found.model.classes_)
 
 
@@ -243,9 +287,10 @@ def test_a_test_of_few_rows_of_a_class_is_told() -> None:
         told += warned
     rare = "22 labelled training rows{} that .* are of class malignant, fewer than 30"
     expected = (
-        rare.format(f" and {FEWEST_ROWS} test rows"), rare.format(""),
+        rare.format(f" and {FEWEST_ROWS} test rows"),
+        rare.format(""),
         f" {FEWEST_ROWS - 1} are of class malignant, fewer than {FEWEST_ROWS}",
-    )  # fmt: skip
+    )
     for one, said in zip(told, expected, strict=True):
         assert re.search(said, str(one.message))
 

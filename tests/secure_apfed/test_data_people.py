@@ -69,42 +69,55 @@ def ids_at(data: VerticalData, rows: torch.Tensor) -> set[str]:
     return {data.active.ids[row] for row in rows.tolist()}
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"dataset": "digitz"}, "'digitz' is unknown; did you mean 'digits'"),
-    ({"dataset": "zzzz"}, "'zzzz' is unknown; Known are digits"),
-    ({"views": 1}, "greater than or equal to 2"),
-    ({"views": 9}, "an image of digits has 8 rows, fewer than 9 views"),
-    ({"active_view": 5}, "active_view: must be 1 to 4, the number of views, got 5"),
-    ({"dataset": "breast_cancer", "views": 4}, "is a table of 3 natural views, got 4"),
-    ({"columns": {"active": [1], "p": [2]}}, "digits holds images, which views cut"),
-    ({"dataset": "breast_cancer", "columns": {"p": [2]}}, "columns needs an entry for active"),
-    ({"dataset": "breast_cancer", "views": 3, "columns": {"active": [1], "p": [2]}},
-     "columns or views, not both"),
-    ({"parties": TWO}, "parties belong to dataset: tables"),
-    ({"dataset": "tables"}, "needs at least two entries in parties"),
-    ({"dataset": "tables", "parties": TWO, "active": "bank"}, "'bank' is not one of parties"),
-    ({"dataset": "tables", "parties": TWO, "views": 2}, "takes its views from parties"),
-    ({"partition": "horizontal", "views": 2}, "leave views out"),
-    ({"partition": "horizontal", "aligned": 5}, "leave aligned out"),
-    ({**BREAST, "overlap": 0.5, "active_view": 2}, "leave active_view and overlap out"),
-    ({**BREAST, "labels_at": ["passive-1"]}, "all parties hold labels; leave it out"),
-    ({"clients": 3}, "under partition: horizontal only"),
-    ({"labels_at": ["active"]}, "active is no passive; there are passive-1, passive-2"),
-    ({"dataset": "breast_cancer", "views": ["means"]}, "of two at least"),
-    ({**BREAST, "views": ["mean"]}, "different ones of means, errors, worst"),
-    ({"view_columns": {"a": {"columns": ["x"]}}}, "view_columns belong to dataset: tables"),
-    ({"dataset": "tables", "partition": "horizontal", "parties": TWO},
-     "must number them alike; list the classes"),
-    ({"aligned": 5, "overlap": 0.5}, "give aligned or overlap, not both"),
-    ({"rows": 5, "rows_per_class": 5}, "give rows or rows_per_class, not both"),
-    ({"dataset": "breast_cancer", "columns": {"active": [0], "p": [30]}},
-     "p asks for column 30, the set has 0 to 29"),
-    ({"dataset": "breast_cancer", "columns": {"active": [0], "p": ["colour"]}},
-     "p asks for 'colour'; the set has mean radius"),
-    ({"dataset": "breast_cancer", "columns": {"active": [0], "p": ["mean radius"]}},
-     "'mean radius' is given to active and to p"),
-    ({"dataset": "breast_cancer", "columns": {"active": [0], "p": []}}, "p has none"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dataset": "digitz"}, "'digitz' is unknown; did you mean 'digits'"),
+        ({"dataset": "zzzz"}, "'zzzz' is unknown; Known are digits"),
+        ({"views": 1}, "greater than or equal to 2"),
+        ({"views": 9}, "an image of digits has 8 rows, fewer than 9 views"),
+        ({"active_view": 5}, "active_view: must be 1 to 4, the number of views, got 5"),
+        ({"dataset": "breast_cancer", "views": 4}, "is a table of 3 natural views, got 4"),
+        ({"columns": {"active": [1], "p": [2]}}, "digits holds images, which views cut"),
+        ({"dataset": "breast_cancer", "columns": {"p": [2]}}, "columns needs an entry for active"),
+        (
+            {"dataset": "breast_cancer", "views": 3, "columns": {"active": [1], "p": [2]}},
+            "columns or views, not both",
+        ),
+        ({"parties": TWO}, "parties belong to dataset: tables"),
+        ({"dataset": "tables"}, "needs at least two entries in parties"),
+        ({"dataset": "tables", "parties": TWO, "active": "bank"}, "'bank' is not one of parties"),
+        ({"dataset": "tables", "parties": TWO, "views": 2}, "takes its views from parties"),
+        ({"partition": "horizontal", "views": 2}, "leave views out"),
+        ({"partition": "horizontal", "aligned": 5}, "leave aligned out"),
+        ({**BREAST, "overlap": 0.5, "active_view": 2}, "leave active_view and overlap out"),
+        ({**BREAST, "labels_at": ["passive-1"]}, "all parties hold labels; leave it out"),
+        ({"clients": 3}, "under partition: horizontal only"),
+        ({"labels_at": ["active"]}, "active is no passive; there are passive-1, passive-2"),
+        ({"dataset": "breast_cancer", "views": ["means"]}, "of two at least"),
+        ({**BREAST, "views": ["mean"]}, "different ones of means, errors, worst"),
+        ({"view_columns": {"a": {"columns": ["x"]}}}, "view_columns belong to dataset: tables"),
+        (
+            {"dataset": "tables", "partition": "horizontal", "parties": TWO},
+            "must number them alike; list the classes",
+        ),
+        ({"aligned": 5, "overlap": 0.5}, "give aligned or overlap, not both"),
+        ({"rows": 5, "rows_per_class": 5}, "give rows or rows_per_class, not both"),
+        (
+            {"dataset": "breast_cancer", "columns": {"active": [0], "p": [30]}},
+            "p asks for column 30, the set has 0 to 29",
+        ),
+        (
+            {"dataset": "breast_cancer", "columns": {"active": [0], "p": ["colour"]}},
+            "p asks for 'colour'; the set has mean radius",
+        ),
+        (
+            {"dataset": "breast_cancer", "columns": {"active": [0], "p": ["mean radius"]}},
+            "'mean radius' is given to active and to p",
+        ),
+        ({"dataset": "breast_cancer", "columns": {"active": [0], "p": []}}, "p has none"),
+    ],
+)
 def test_what_does_not_fit_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises((ValidationError, ConfigError), match=message):
         load(**settings)
@@ -131,16 +144,22 @@ def test_every_entry_is_complete_and_on_the_page() -> None:
 
 def table(name: str = "active", labels: list[int] | None = None) -> PartyTable:
     return PartyTable(
-        name, ("id-0", "id-1", "id-2", "id-3"), torch.zeros(4, 2),
-        None if labels is None else torch.tensor(labels), ColumnEncoding.plain(["age", "income"]),
-    )  # fmt: skip
+        name,
+        ("id-0", "id-1", "id-2", "id-3"),
+        torch.zeros(4, 2),
+        None if labels is None else torch.tensor(labels),
+        ColumnEncoding.plain(["age", "income"]),
+    )
 
 
 ACTIVE = table(labels=[0, 1, 0, 1])
 GOOD = VerticalData(
-    table=ACTIVE, passives=(table("shop"),), classes=("no", "yes"),
-    train_rows=torch.tensor([0, 1, 2]), test_rows=torch.tensor([3]),
-)  # fmt: skip
+    table=ACTIVE,
+    passives=(table("shop"),),
+    classes=("no", "yes"),
+    train_rows=torch.tensor([0, 1, 2]),
+    test_rows=torch.tensor([3]),
+)
 HOLES = torch.tensor([[0.0, 1.0], [0.0, float("nan")], [0.0, float("inf")], [float("nan"), 0.0]])
 
 
@@ -148,27 +167,42 @@ def test_tables_are_checked_alone_and_together() -> None:
     shop = table("shop", labels=[0, 1, 0, 1])
     changes: tuple[tuple[Any, dict[str, Any], str], ...] = (
         (ACTIVE, {"ids": ()}, "active: its table is empty"),
-        (ACTIVE, {"ids": ("a", "b", "a", "b")},
-         "active: 2 IDs occur more than once, the first in row 0"),
+        (
+            ACTIVE,
+            {"ids": ("a", "b", "a", "b")},
+            "active: 2 IDs occur more than once, the first in row 0",
+        ),
         (ACTIVE, {"ids": ("a", "b", "c")}, "active: 3 IDs, but features of 4 rows"),
         (ACTIVE, {"labels": torch.zeros(3)}, r"4 IDs, but labels of shape \(3,\)"),
-        (ACTIVE, {"features": torch.zeros(4, 3)},
-         r"rows of shape \(2,\), the features have \(3,\)"),
-        (ACTIVE, {"features": HOLES},
-         "active: 3 features are NaN or infinite, 2 of them in 'income'"),
+        (
+            ACTIVE,
+            {"features": torch.zeros(4, 3)},
+            r"rows of shape \(2,\), the features have \(3,\)",
+        ),
+        (
+            ACTIVE,
+            {"features": HOLES},
+            "active: 3 features are NaN or infinite, 2 of them in 'income'",
+        ),
         (GOOD, {"passives": (table("active"),)}, "two parties have one name"),
         (GOOD, {"passives": (shop,)}, "shop is passive and holds no labels"),
         (GOOD, {"table": table()}, "active is the active and needs labels"),
-        (GOOD, {"table": table(labels=[0, 1, 5, -1])},
-         "2 labels lie outside the 2 classes, first 5"),
+        (
+            GOOD,
+            {"table": table(labels=[0, 1, 5, -1])},
+            "2 labels lie outside the 2 classes, first 5",
+        ),
         (GOOD, {"table": table(labels=[0, 0, 0, 1])}, "3 labelled training rows are all of one"),
         (GOOD, {"test_rows": torch.tensor([4])}, "lie in 0 to 3, got 0 to 4"),
         (GOOD, {"test_rows": torch.tensor([2])}, "listed twice"),
         (GOOD, {"labels_at": ("shop",)}, "shop: it is in labels_at, and it has no labels"),
         (GOOD, {"labels_at": ("club",)}, "labels_at: there is no passive club"),
-        (GOOD, {"labels_at": ("shop",), "passives": (table("shop", labels=[3, 4, 3, 4]),)},
-         r"shop: .* all of 0 to 1"),
-    )  # fmt: skip
+        (
+            GOOD,
+            {"labels_at": ("shop",), "passives": (table("shop", labels=[3, 4, 3, 4]),)},
+            r"shop: .* all of 0 to 1",
+        ),
+    )
     for good, change, message in changes:
         with pytest.raises(DataError, match=message):
             replace(good, **change)
@@ -258,9 +292,10 @@ def test_tables_are_cut_by_names_and_numbers_and_natural_views_chosen_by_name() 
 
 
 @given(
-    rows=st.integers(4, 500), overlap=st.sampled_from([0.5, 0.7, 0.8, 0.9, 1.0]),
+    rows=st.integers(4, 500),
+    overlap=st.sampled_from([0.5, 0.7, 0.8, 0.9, 1.0]),
     seed=st.integers(0, 2**32),
-)  # fmt: skip
+)
 def test_people_are_dealt_without_waste_or_repeat(rows: int, overlap: float, seed: int) -> None:
     people = partition.deal_people(np.arange(rows), overlap=overlap, limit=None, seed=seed)
     used = np.concatenate(people)
@@ -438,13 +473,18 @@ def hospitals(tmp_path: Path) -> dict[str, Any]:
         frame["sick"] = np.where(frame["pulse"] > 0, "yes", "no")
         frame.rename_axis("id").to_csv(tmp_path / f"{name}.csv")
     return {
-        "dataset": "tables", "folder": tmp_path, "partition": "horizontal", "active": "north",
-        "label_column": "sick", "classes": ["no", "yes"],
+        "dataset": "tables",
+        "folder": tmp_path,
+        "partition": "horizontal",
+        "active": "north",
+        "label_column": "sick",
+        "classes": ["no", "yes"],
         "parties": {name: {"file": f"{name}.csv"} for name in ("south", "north")},
         "view_columns": {
-            "stay": {"columns": ["ward", "age"]}, "body": {"columns": ["pulse"]},
+            "stay": {"columns": ["ward", "age"]},
+            "body": {"columns": ["pulse"]},
         },
-    }  # fmt: skip
+    }
 
 
 def test_own_tables_of_hospitals_share_no_people(hospitals: dict[str, Any]) -> None:
@@ -467,13 +507,16 @@ def test_own_tables_of_hospitals_share_no_people(hospitals: dict[str, Any]) -> N
             load(**hospitals | change)
 
 
-@pytest.mark.parametrize(("change", "named"), [
-    (lambda frame: frame.assign(ward="a"), True),
-    (lambda frame: frame.assign(ward=frame["ward"].map({"a": "a", "b": "c"})), True),
-    (lambda frame: frame.assign(ward=frame["age"], age=frame["ward"]), True),
-    # Where views name columns, they give them their order.
-    (lambda frame: frame[["id", "age", "pulse", "ward", "sick"]], False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda frame: frame.assign(ward="a"), True),
+        (lambda frame: frame.assign(ward=frame["ward"].map({"a": "a", "b": "c"})), True),
+        (lambda frame: frame.assign(ward=frame["age"], age=frame["ward"]), True),
+        # Where views name columns, they give them their order.
+        (lambda frame: frame[["id", "age", "pulse", "ward", "sick"]], False),
+    ],
+)
 def test_hospitals_need_one_encoding(
     hospitals: dict[str, Any], change: Callable[[pd.DataFrame], pd.DataFrame], named: bool
 ) -> None:

@@ -45,33 +45,50 @@ def people(rows: int = ROWS) -> pa.Table:
     draw, dates = np.random.default_rng(3), pd.date_range("2024-02-27", periods=rows)
     cents = [decimal.Decimal(int(cent)) / 100 for cent in draw.integers(0, 10**6, rows)]
     gaps = [None if row % 7 == 0 else int(one) for row, one in enumerate(draw.integers(0, 9, rows))]
-    return pa.table({
-        "id": [f"{row:03d}" for row in range(rows)],
-        "owed": pa.array(cents, pa.decimal128(9, 2)),
-        "visits": pa.array(gaps, pa.int32()),
-        "since": pa.array(dates.date, pa.date32()),
-        "member": [row % 3 == 0 for row in range(rows)],
-        "branch": ["north", "süd", None, "o'hara"] * (rows // 4),
-        "left": ["yes" if row % 5 == 0 else "no" for row in range(rows)],
-    })  # fmt: skip
+    return pa.table(
+        {
+            "id": [f"{row:03d}" for row in range(rows)],
+            "owed": pa.array(cents, pa.decimal128(9, 2)),
+            "visits": pa.array(gaps, pa.int32()),
+            "since": pa.array(dates.date, pa.date32()),
+            "member": [row % 3 == 0 for row in range(rows)],
+            "branch": ["north", "süd", None, "o'hara"] * (rows // 4),
+            "left": ["yes" if row % 5 == 0 else "no" for row in range(rows)],
+        }
+    )
 
 
 def settings(folder: Path, **source: object) -> DataSettings:
     parties = {"bank": {"missing": "mean", **source}, "shop": {"file": "none.csv"}}
-    return DataSettings.model_validate({
-        "dataset": "tables", "folder": folder, "parties": parties, "active": "bank",
-        "label_column": "left",
-    })  # fmt: skip
+    return DataSettings.model_validate(
+        {
+            "dataset": "tables",
+            "folder": folder,
+            "parties": parties,
+            "active": "bank",
+            "label_column": "left",
+        }
+    )
 
 
 def in_sqlite(folder: Path) -> dict[str, str]:
     with contextlib.closing(sqlite3.connect(folder / "crm.db")) as base, base:
-        base.execute("CREATE TABLE people (id TEXT, owed NUMERIC, visits INTEGER, since DATE, "
-                     "member BOOLEAN, branch TEXT, \"left\" TEXT)")  # fmt: skip
+        base.execute(
+            "CREATE TABLE people (id TEXT, owed NUMERIC, visits INTEGER, since DATE, "
+            'member BOOLEAN, branch TEXT, "left" TEXT)'
+        )
         rows = [
-            (one["id"], float(one["owed"]), one["visits"], str(one["since"]), one["member"],
-             one["branch"], one["left"]) for one in people().to_pylist()
-        ]  # fmt: skip
+            (
+                one["id"],
+                float(one["owed"]),
+                one["visits"],
+                str(one["since"]),
+                one["member"],
+                one["branch"],
+                one["left"],
+            )
+            for one in people().to_pylist()
+        ]
         base.executemany("INSERT INTO people VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
     member = "CASE WHEN member THEN 'True' ELSE 'False' END AS member"  # it has no truths
     query = f'SELECT id, owed, visits, since, {member}, branch, "left" FROM people ORDER BY id;'
@@ -102,9 +119,11 @@ def as_csv(table: pa.Table, path: Path) -> None:
 
 
 WRITERS: Mapping[str, Callable[[pa.Table, Path], Any]] = {
-    ".csv": as_csv, ".csv.gz": as_csv, ".parquet": parquet.write_table,
+    ".csv": as_csv,
+    ".csv.gz": as_csv,
+    ".parquet": parquet.write_table,
     ".arrow": feather.write_feather,
-}  # fmt: skip
+}
 
 
 def table_of(data: DataSettings) -> tuple[Any, ...]:
@@ -112,9 +131,14 @@ def table_of(data: DataSettings) -> tuple[Any, ...]:
     own = load_own_tables(data, "bank", seed=1)
     assert own.table.labels is not None
     return (
-        own.table.ids, own.table.features.numpy().tobytes(), own.table.labels.tolist(),
-        own.table.encoding, own.train_rows.tolist(), own.test_rows.tolist(), own.classes,
-    )  # fmt: skip
+        own.table.ids,
+        own.table.features.numpy().tobytes(),
+        own.table.labels.tolist(),
+        own.table.encoding,
+        own.train_rows.tolist(),
+        own.test_rows.tolist(),
+        own.classes,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +147,13 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
     as_csv(people(), folder / "bank.csv")
     found = table_of(settings(folder, file="bank.csv"))
     kinds = {column.name: column.kind for column in found[3].columns}
-    assert kinds == {"owed": "numeric", "visits": "numeric", "since": "date",
-                     "member": "categorical", "branch": "categorical"}  # fmt: skip
+    assert kinds == {
+        "owed": "numeric",
+        "visits": "numeric",
+        "since": "date",
+        "member": "categorical",
+        "branch": "categorical",
+    }
     return found
 
 
@@ -175,8 +204,10 @@ def test_folders_named_by_a_column_have_it(tmp_path: Path) -> None:
     own = load_own_tables(settings(tmp_path, file="by", categorical=["branch"]), "bank", seed=1)
     names = [own.table.encoding.feature_name(at) for at in range(own.table.features.shape[1])]
     assert [name for name in names if name.startswith("branch")] == [
-        "branch=north", "branch=o'hara", "branch=süd",
-    ]  # fmt: skip
+        "branch=north",
+        "branch=o'hara",
+        "branch=süd",
+    ]
     assert names[:3] == ["owed", "visits", "since"]
 
 
@@ -194,9 +225,11 @@ def test_lazy_frames_are_computed(scan: Callable[..., Any], tmp_path: Path) -> N
 
 @pytest.mark.parametrize("base", [in_sqlite, in_duckdb])
 def test_a_query_is_the_same_table(
-    base: Callable[[Path], dict[str, str]], tmp_path: Path, expected: tuple[Any, ...],
+    base: Callable[[Path], dict[str, str]],
+    tmp_path: Path,
+    expected: tuple[Any, ...],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     database = base(tmp_path)
     data = settings(tmp_path, database=database)
     before = files_digest(data, of=["bank"])
@@ -224,14 +257,21 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"credentials": {"env": "HOME"}}, "credentials: sqlite asks for no password; leave them out"),
     ({"query": "SELECT * FROM persons ORDER BY id"}, r"database: no such table: persons"),
     ({"query": "SELECT debt FROM people ORDER BY id"}, "database: no such column: debt"),
-    ({"query": "SELECT id, id, \"left\" FROM people ORDER BY id"},
-     "bank: its query has several columns named id; give each a name"),
+    (
+        {"query": 'SELECT id, id, "left" FROM people ORDER BY id'},
+        "bank: its query has several columns named id; give each a name",
+    ),
     ({"query": "SELECT id, owed FROM people ORDER BY id"}, "its query lacks the columns left"),
     ({"query": "SELECT * FROM people WHERE id = 'x' ORDER BY id"}, "bank: its query has no rows"),
-    ({"query": "SELECT id, \"left\", CASE id WHEN '003' THEN 'x' ELSE 1 END AS mixed "
-               "FROM people ORDER BY id"}, r"a column of its query holds cells of several kinds"),
+    (
+        {
+            "query": "SELECT id, \"left\", CASE id WHEN '003' THEN 'x' ELSE 1 END AS mixed "
+            "FROM people ORDER BY id"
+        },
+        r"a column of its query holds cells of several kinds",
+    ),
     ({"query": "SELECT * FROM people JOIN people AS p ORDER BY p.id"}, "several columns named id"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("changes", "says"), REFUSED)
@@ -269,18 +309,26 @@ WRONG: list[tuple[Any, str]] = [
     ({"url": "crm.db"}, "database.url: expected one as sqlite:///crm.db or"),
     ({"query": "SELECT 1; DROP TABLE people"}, "database.query: has several statements"),
     ({"query": "DELETE FROM people"}, "database.query: is no SELECT, which alone reads"),
-    ({"query": "WITH gone AS (DELETE FROM people RETURNING *) SELECT * FROM gone ORDER BY id"},
-     "database.query: DELETE writes, and a table is only read"),
+    (
+        {"query": "WITH gone AS (DELETE FROM people RETURNING *) SELECT * FROM gone ORDER BY id"},
+        "database.query: DELETE writes, and a table is only read",
+    ),
     ({"query": "SELECT * INTO copy FROM people ORDER BY id"}, "database.query: INTO writes"),
     ({"query": "SELECT * FROM people -- ORDER BY id"}, "database.query: has no ORDER BY"),
-]  # fmt: skip
+]
 
 
 def refused(database: Any, **more: object) -> str:
     bank = {"database": {**SQLITE, **database} if isinstance(database, dict) else database, **more}
-    content = {"name": "a", "method": "single_view", "data": {
-        "dataset": "tables", "active": "bank", "parties": {"bank": bank, "shop": {"file": "b.csv"}},
-    }}  # fmt: skip
+    content = {
+        "name": "a",
+        "method": "single_view",
+        "data": {
+            "dataset": "tables",
+            "active": "bank",
+            "parties": {"bank": bank, "shop": {"file": "b.csv"}},
+        },
+    }
     with pytest.raises(ConfigError) as caught:
         load_config_text(to_json(content))
     return str(caught.value)
@@ -298,11 +346,14 @@ def test_a_table_is_a_file_or_a_query() -> None:
     assert both in refused({}, file="a.csv")
 
 
-@pytest.mark.parametrize("quoted", [
-    "SELECT ';' AS a, 'it''s; delete' AS \"drop;\" FROM t ORDER BY a;",
-    "WITH a AS (SELECT $$;$$ AS b) SELECT * FROM a /* ; update */ ORDER BY b -- ;",
-    "select a.update_time, a.\"insert\" from a order\nby 1",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        "SELECT ';' AS a, 'it''s; delete' AS \"drop;\" FROM t ORDER BY a;",
+        "WITH a AS (SELECT $$;$$ AS b) SELECT * FROM a /* ; update */ ORDER BY b -- ;",
+        'select a.update_time, a."insert" from a order\nby 1',
+    ],
+)
 def test_words_in_quotes_are_no_statements(quoted: str) -> None:
     assert Database(url="sqlite://", query=quoted).query == quoted
 
@@ -375,8 +426,14 @@ def server() -> Iterator[str]:
                 shutil.chown(path, "nobody", "nogroup")
 
         def call(program: str, *options: str) -> None:
-            subprocess.run([BIN / program, "-D", folder / "data", *options], check=True, cwd=folder,
-                           stdout=subprocess.DEVNULL, timeout=120, **user)  # fmt: skip
+            subprocess.run(
+                [BIN / program, "-D", folder / "data", *options],
+                check=True,
+                cwd=folder,
+                stdout=subprocess.DEVNULL,
+                timeout=120,
+                **user,
+            )
 
         call("initdb", "--auth=scram-sha-256", f"--pwfile={word}", "--username=me", "--no-sync")
         free.bind(("127.0.0.1", 0))
@@ -392,9 +449,12 @@ def server() -> Iterator[str]:
 
 @pytest.mark.slow
 def test_postgresql_is_the_same_table_and_its_password_lies_in_no_file(
-    server: str, tmp_path: Path, expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch,
+    server: str,
+    tmp_path: Path,
+    expected: tuple[Any, ...],
+    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     import sqlalchemy
 
     monkeypatch.setenv("BANK_DB_PASSWORD", SECRET)
@@ -405,8 +465,10 @@ def test_postgresql_is_the_same_table_and_its_password_lies_in_no_file(
             "CREATE TABLE people (id uuid, owed numeric(9, 2), visits integer, since date, "
             'member boolean, branch text, "left" text)'
         )
-        insert = sqlalchemy.text("INSERT INTO people VALUES (CAST(lpad(:id, 32, '0') AS uuid), "
-                                 ":owed, :visits, :since, :member, :branch, :left)")  # fmt: skip
+        insert = sqlalchemy.text(
+            "INSERT INTO people VALUES (CAST(lpad(:id, 32, '0') AS uuid), "
+            ":owed, :visits, :since, :member, :branch, :left)"
+        )
         base.execute(insert, people().to_pylist())
         base.exec_driver_sql("CREATE SEQUENCE counter")
     engine.dispose()
@@ -430,12 +492,17 @@ def test_postgresql_is_the_same_table_and_its_password_lies_in_no_file(
     shop.assign(id=[f"00000000-0000-0000-0000-{one:0>12}" for one in shop["id"]]).to_csv(
         tmp_path / "none.csv", index=False
     )
-    parties = {"bank": data.model_dump(mode="json")["parties"]["bank"],
-               "shop": {"file": "none.csv", "missing": "mean"}}  # fmt: skip
+    parties = {
+        "bank": data.model_dump(mode="json")["parties"]["bank"],
+        "shop": {"file": "none.csv", "missing": "mean"},
+    }
     content = {
-        "name": "a", "method": "tvfl", "train": {"epochs": 1}, "guard": {"mechanism": "none"},
+        "name": "a",
+        "method": "tvfl",
+        "train": {"epochs": 1},
+        "guard": {"mechanism": "none"},
         "data": {**data.model_dump(mode="json"), "parties": parties, "classes": ["no", "yes"]},
-    }  # fmt: skip
+    }
     (tmp_path / "run.yaml").write_text(to_json(content))
     run = ["run", str(tmp_path / "run.yaml"), "--output", str(tmp_path / "run"), "--no-baselines"]
     assert execute(run) == 0

@@ -34,21 +34,27 @@ MANY = 60
 
 def bank() -> pd.DataFrame:
     draw = np.random.default_rng(1)
-    return pd.DataFrame({
-        "customer": [f"{row:03d}" for row in range(ROWS)],
-        "income": draw.normal(3000, 800, ROWS).round(2),
-        "branch": draw.choice(["north", "south"], ROWS),
-        "left": np.where(np.arange(ROWS) % 4 == 0, "yes", "no"),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "customer": [f"{row:03d}" for row in range(ROWS)],
+            "income": draw.normal(3000, 800, ROWS).round(2),
+            "branch": draw.choice(["north", "south"], ROWS),
+            "left": np.where(np.arange(ROWS) % 4 == 0, "yes", "no"),
+        }
+    )
 
 
 def shop() -> pd.DataFrame:
     draw = np.random.default_rng(2)
     rows = draw.permutation(np.arange(10, 50))
-    return pd.DataFrame({
-        "customer": [f"{row:03d}" for row in rows], "visits": draw.integers(0, 30, ROWS),
-        "spent": draw.normal(50, 9, ROWS), "member": draw.integers(0, 2, ROWS).astype(bool),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "customer": [f"{row:03d}" for row in rows],
+            "visits": draw.integers(0, 30, ROWS),
+            "spent": draw.normal(50, 9, ROWS),
+            "member": draw.integers(0, 2, ROWS).astype(bool),
+        }
+    )
 
 
 def settings(
@@ -59,9 +65,13 @@ def settings(
         "shop": {"file": "shop.parquet"} | dict(shop_options or {}),
     }
     base = {
-        "dataset": "tables", "folder": folder, "parties": parties, "active": "bank",
-        "id_column": "customer", "label_column": "left",
-    }  # fmt: skip
+        "dataset": "tables",
+        "folder": folder,
+        "parties": parties,
+        "active": "bank",
+        "id_column": "customer",
+        "label_column": "left",
+    }
     return DataSettings.model_validate(base | more)
 
 
@@ -147,13 +157,17 @@ def test_inputs_that_cannot_be_predicted(tmp_path: Path) -> None:
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY broken")
     (tmp_path / "x.png").write_bytes(b"\x89PNG")
     for name, message in (
-        ("a.csv", "a.csv: 1 of 2 columns are missing: b"), ("b.csv", "b.csv: it has no rows"),
-        ("c.csv", "c.csv: column 'b' is numeric"), ("x.npy", "not a readable .npy array"),
+        ("a.csv", "a.csv: 1 of 2 columns are missing: b"),
+        ("b.csv", "b.csv: it has no rows"),
+        ("c.csv", "c.csv: column 'b' is numeric"),
+        ("x.npy", "not a readable .npy array"),
         ("x.png", "x.png: unknown format; give .csv"),
-        ("none.npy", "none.npy: there is no such file"), ("none.csv", "there is no file"),
-        ("none", "cannot be read"), ("o.npy", r"not a readable \.npy array"),
+        ("none.npy", "none.npy: there is no such file"),
+        ("none.csv", "there is no file"),
+        ("none", "cannot be read"),
+        ("o.npy", r"not a readable \.npy array"),
         ("s.npy", r"expected rows of features, got shape \(3,\)"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(DataError, match=message):
             load_features(tmp_path / name, ENCODING)
     with pytest.raises(DataError, match="the ID columns who are missing"):
@@ -202,16 +216,23 @@ def test_rows_without_a_label_train_without_one_and_test_nothing(folder: Path) -
 
 def large_bank(**more: Any) -> pd.DataFrame:
     rng = np.random.default_rng(0)
-    return pd.DataFrame({
-        "id": [f"p{row}" for row in range(MANY)], "age": rng.normal(size=MANY).round(3), **more,
-        "label": np.where(np.arange(MANY) % 2, "yes", "no"),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "id": [f"p{row}" for row in range(MANY)],
+            "age": rng.normal(size=MANY).round(3),
+            **more,
+            "label": np.where(np.arange(MANY) % 2, "yes", "no"),
+        }
+    )
 
 
 def loaded(
-    folder: Path, frame: pd.DataFrame, name: str = "large_bank.csv", missing: Missing = "error",
+    folder: Path,
+    frame: pd.DataFrame,
+    name: str = "large_bank.csv",
+    missing: Missing = "error",
     **more: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     if name.endswith("csv"):
         frame.to_csv(folder / name, index=False)
     elif name.endswith("parquet"):
@@ -323,12 +344,26 @@ def test_the_digest_of_files_is_of_all_that_is_read(tmp_path: Path) -> None:
 
 
 TRICKY = (
-    b"a,b,c\n1,2.50,x\n-3,1e-3,\n", b"\xef\xbb\xbfa,b\r\n007,1\r\n7,2\r\n", b"a,b\n1,2\n\n3,NA\n",
-    b'a,"b ""c"""\n"1,5","x\ny"\n', b'a,b\n5" pipe,1\n', b'a,b\n1,"open\n', b"a,b\n1\n2,3\n",
-    b"a,b\n1,2,3\n", b"a,\n1,2\n", b"a\n1\n \n2\n", b"a,b\n1,2", b"a,b\n1,\xff\n", b"a,b\n",
-    b"a,b\n99999999999999999999,1\n1,-0\n", b"a,b\n+1, 2\n.5,1_0\n", b"a,b\n1,x\0y\n",
-    b"a,b\n123456789012345678,inf\n1,1e400\n", b"a,b\nTrue,0x1\nfalse,nan\n", b"a,a\n1,2\n",
-)  # fmt: skip
+    b"a,b,c\n1,2.50,x\n-3,1e-3,\n",
+    b"\xef\xbb\xbfa,b\r\n007,1\r\n7,2\r\n",
+    b"a,b\n1,2\n\n3,NA\n",
+    b'a,"b ""c"""\n"1,5","x\ny"\n',
+    b'a,b\n5" pipe,1\n',
+    b'a,b\n1,"open\n',
+    b"a,b\n1\n2,3\n",
+    b"a,b\n1,2,3\n",
+    b"a,\n1,2\n",
+    b"a\n1\n \n2\n",
+    b"a,b\n1,2",
+    b"a,b\n1,\xff\n",
+    b"a,b\n",
+    b"a,b\n99999999999999999999,1\n1,-0\n",
+    b"a,b\n+1, 2\n.5,1_0\n",
+    b"a,b\n1,x\0y\n",
+    b"a,b\n123456789012345678,inf\n1,1e400\n",
+    b"a,b\nTrue,0x1\nfalse,nan\n",
+    b"a,a\n1,2\n",
+)
 
 
 @pytest.mark.parametrize("content", TRICKY)
@@ -372,18 +407,26 @@ ORDER = np.random.default_rng(5).permutation(MANY)
 HALVES = [("yes" if one < MANY // 2 else "no") for one in ORDER]
 
 
-@pytest.mark.parametrize(("column", "labels", "numbers", "told"), [
-    (np.where(ORDER < MANY // 2, 3.0, 7.0), HALVES, False, True),
-    (ORDER * 1.5, HALVES, False, True),
-    (np.where(ORDER == 0, np.nan, ORDER * 1.5), HALVES, False, True),  # but for an empty cell
-    (np.where(ORDER < MANY // 2, ORDER * 1.5, np.nan), HALVES, False, True),  # empty of one class
-    (np.roll(ORDER, 1) * 1.5, HALVES, False, False),
-    (np.where(np.roll(ORDER, 1) < 9, np.nan, np.roll(ORDER, 1)), HALVES, False, False),
-    (ORDER * -1.1, [f"{one:g}" for one in ORDER * 3.0], True, True),
-    (np.where(ORDER == 7, np.nan, ORDER * 1.1), [f"{one:g}" for one in ORDER], True, True),
-    (np.roll(ORDER, 1), [f"{one:g}" for one in ORDER], True, False),
-    (np.full(MANY, 2.0), [f"{one:g}" for one in ORDER], True, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("column", "labels", "numbers", "told"),
+    [
+        (np.where(ORDER < MANY // 2, 3.0, 7.0), HALVES, False, True),
+        (ORDER * 1.5, HALVES, False, True),
+        (np.where(ORDER == 0, np.nan, ORDER * 1.5), HALVES, False, True),  # but for an empty cell
+        (
+            np.where(ORDER < MANY // 2, ORDER * 1.5, np.nan),
+            HALVES,
+            False,
+            True,
+        ),  # empty of one class
+        (np.roll(ORDER, 1) * 1.5, HALVES, False, False),
+        (np.where(np.roll(ORDER, 1) < 9, np.nan, np.roll(ORDER, 1)), HALVES, False, False),
+        (ORDER * -1.1, [f"{one:g}" for one in ORDER * 3.0], True, True),
+        (np.where(ORDER == 7, np.nan, ORDER * 1.1), [f"{one:g}" for one in ORDER], True, True),
+        (np.roll(ORDER, 1), [f"{one:g}" for one in ORDER], True, False),
+        (np.full(MANY, 2.0), [f"{one:g}" for one in ORDER], True, False),
+    ],
+)
 def test_a_column_that_is_the_label(
     column: Any, labels: list[str], numbers: bool, told: bool
 ) -> None:
@@ -405,11 +448,15 @@ again and compares this page. Lines are those of the file, blank ones not counte
 
 def good() -> pd.DataFrame:
     rng = np.random.default_rng(0)
-    return pd.DataFrame({
-        "id": [f"p{row}" for row in range(MANY)], "age": rng.integers(20, 80, MANY),
-        "sum": rng.normal(size=MANY).round(3), "job": rng.choice(["a", "b", "c"], MANY),
-        "y": rng.choice(["no", "yes"], MANY),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "id": [f"p{row}" for row in range(MANY)],
+            "age": rng.integers(20, 80, MANY),
+            "sum": rng.normal(size=MANY).round(3),
+            "job": rng.choice(["a", "b", "c"], MANY),
+            "y": rng.choice(["no", "yes"], MANY),
+        }
+    )
 
 
 class Case(NamedTuple):
@@ -474,10 +521,16 @@ CASES: tuple[Case, ...] = (
     Case("no such file", lambda path: None),
     Case("a folder", Path.mkdir),
     Case("a workbook", lambda path: path.write_bytes(b"PK\x03\x04"), "bank.xlsx"),
-    Case("packed by its name alone",
-         lambda path: good().to_csv(path, compression=None), "bank.csv.gz"),
-    Case("packed and cut",
-         lambda path: path.write_bytes(gzip.compress(b"id,y\n" * 999)[:40]), "bank.csv.gz"),
+    Case(
+        "packed by its name alone",
+        lambda path: good().to_csv(path, compression=None),
+        "bank.csv.gz",
+    ),
+    Case(
+        "packed and cut",
+        lambda path: path.write_bytes(gzip.compress(b"id,y\n" * 999)[:40]),
+        "bank.csv.gz",
+    ),
     Case("a line with a cell too many", _text(_ragged)),
     Case("a quote that is never closed", _text(lambda text: text.replace("p5,", '"p5,'))),
     Case("NUL bytes", _text(lambda text: text.replace("p5,", "p\x005,"))),
@@ -506,19 +559,33 @@ CASES: tuple[Case, ...] = (
     Case("Parquet with records in cells", _nested(lists=False), "bank.parquet"),
     Case("Parquet with lists in cells", _nested(lists=True), "bank.parquet"),
     Case("half of a Parquet file", _half_parquet, "bank.parquet"),
-)  # fmt: skip
+)
 
 WARNED: tuple[Case, ...] = (
-    Case("the label in disguise", lambda path: good().assign(
-        decision=lambda frame: np.where(frame["y"] == "yes", "granted", "refused")
-    ).to_csv(path, index=False)),
+    Case(
+        "the label in disguise",
+        lambda path: (
+            good()
+            .assign(decision=lambda frame: np.where(frame["y"] == "yes", "granted", "refused"))
+            .to_csv(path, index=False)
+        ),
+    ),
     Case("row numbers as a feature", _csv(number=range(MANY))),
     Case("codes with leading zeros", _csv(plz=[f"{row % 7:05d}" for row in range(MANY)])),
-    Case("NA as a category", lambda path: good().assign(
-        since=["2026-01-31", "NA"] * (MANY // 2), level=["None", "low", "high"] * (MANY // 3)
-    ).to_csv(path, index=False), missing="mean"),
+    Case(
+        "NA as a category",
+        lambda path: (
+            good()
+            .assign(
+                since=["2026-01-31", "NA"] * (MANY // 2),
+                level=["None", "low", "high"] * (MANY // 3),
+            )
+            .to_csv(path, index=False)
+        ),
+        missing="mean",
+    ),
     Case("an ID as a feature", _csv(iban=[f"DE{row:05d}" for row in range(MANY)])),
-)  # fmt: skip
+)
 """Those that are taken, with a warning."""
 
 
@@ -529,13 +596,20 @@ def said(case: Case) -> tuple[str, ...]:
         warnings.catch_warnings(record=True, action="always") as caught,
     ):
         case.write(Path(folder) / case.name)
-        settings = DataSettings.model_validate({
-            "dataset": "tables", "active": "bank", "classes": ["no", "yes"], "id_column": "id",
-            "label_column": "y", "folder": folder,
-            "parties": {
-                "bank": {"file": case.name, "missing": case.missing}, "shop": {"file": "shop.csv"},
-            },
-        })  # fmt: skip
+        settings = DataSettings.model_validate(
+            {
+                "dataset": "tables",
+                "active": "bank",
+                "classes": ["no", "yes"],
+                "id_column": "id",
+                "label_column": "y",
+                "folder": folder,
+                "parties": {
+                    "bank": {"file": case.name, "missing": case.missing},
+                    "shop": {"file": "shop.csv"},
+                },
+            }
+        )
         try:
             load_own_tables(settings, "bank", seed=0)
         except ApfedError as error:

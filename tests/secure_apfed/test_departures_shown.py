@@ -33,9 +33,10 @@ def test_a_departure_stands_in_result_status_and_report(
     status = StatusKeeper()
     status.begin("bank", ["shop"], _Meter(), less_protected=describe_departures(config))
     surfaces = (
-        result["less_protected"], status.status().less_protected,
+        result["less_protected"],
+        status.status().less_protected,
         less_of(read_run(tmp_path / "run")),
-    )  # fmt: skip
+    )
     for sentences in surfaces:
         assert ("alignment.minimum_rows is 1 (by default 2)" in "\n".join(sentences)) is said
     assert result["shared_organisations"] == []

@@ -40,10 +40,15 @@ from secure_apfed.estimator import VerticalClassifier, VerticalRegressor
 from secure_apfed.frames import FramesResult
 
 BRIEF: dict[str, Any] = {
-    "train": {"epochs": 20, "batch_size": 16, "learning_rate": 0.1, "device": "cpu",
-              "precision": "float64"},
+    "train": {
+        "epochs": 20,
+        "batch_size": 16,
+        "learning_rate": 0.1,
+        "device": "cpu",
+        "precision": "float64",
+    },
     "model": {"hidden": [16], "representation": 8, "dropout": 0.0},
-}  # fmt: skip
+}
 # Of numbers steps of that size are too long.
 SLOWER: dict[str, Any] = {**BRIEF, "train": {**BRIEF["train"], "learning_rate": 0.02}}
 HELPED: dict[str, Any] = {
@@ -110,19 +115,26 @@ def test_columns_named_by_numbers_are_taken_by_name() -> None:
 def test_frames_of_every_library_and_cells_of_every_type_say_the_same() -> None:
     draw = np.random.default_rng(0)
     day = pd.Timestamp("2026-01-01") + pd.to_timedelta(draw.integers(0, 9, 200), unit="D")
-    frame = pd.DataFrame({
-        "colour": pd.Series(draw.choice(["red", "blue", "NA"], 200)), "day": day,
-        "size": draw.integers(0, 5, 200), "old": draw.random(200) < 0.5,
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "colour": pd.Series(draw.choice(["red", "blue", "NA"], 200)),
+            "day": day,
+            "size": draw.integers(0, 5, 200),
+            "old": draw.random(200) < 0.5,
+        }
+    )
     model = VerticalClassifier(settings=BRIEF).fit(frame, frame["colour"] == "red")
     told = model.predict_proba(frame)
     assert model.score(frame, frame["colour"] == "red") > 0.85
     arrow = pa.Table.from_pandas(frame)
     for same in (
-        arrow, pl.from_arrow(arrow), frame.convert_dtypes(), frame.astype(object),
+        arrow,
+        pl.from_arrow(arrow),
+        frame.convert_dtypes(),
+        frame.astype(object),
         frame.assign(size=frame["size"].astype(str), old=frame["old"].astype(int)),
         frame.assign(day=frame["day"].dt.strftime("%Y-%m-%d")),
-    ):  # fmt: skip
+    ):
         np.testing.assert_allclose(model.predict_proba(same), told, atol=1e-9)
     with pytest.warns(UnseenCellsWarning, match="the input: 200 of 200 cells of column 'colour'"):
         model.predict(frame.assign(colour="green"))
@@ -176,10 +188,13 @@ def _drawing_all_the_time() -> Iterator[None]:
 
 
 CALLERS: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16), "no gradients": torch.no_grad,
-    "inference": torch.inference_mode, "another device": lambda: torch.device("meta"),
-    "another dtype": _another_dtype, "its own seed": _drawing_all_the_time,
-}  # fmt: skip
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "another device": lambda: torch.device("meta"),
+    "another dtype": _another_dtype,
+    "its own seed": _drawing_all_the_time,
+}
 
 
 def small() -> tuple[pd.DataFrame, pd.DataFrame, NDArray[np.bool_]]:
@@ -250,14 +265,18 @@ def test_rows_that_name_others_or_nobody_are_refused() -> None:
 
 
 VOTED: dict[str, Any] = {
-    "data": {"labelled": 40, "limit": 200}, "model": {"network": "random_features"},
-    "train": {"epochs": 1}, "method": {"name": "votes", "epsilon": 8.0, "prior": "labeller"},
+    "data": {"labelled": 40, "limit": 200},
+    "model": {"network": "random_features"},
+    "train": {"epochs": 1},
+    "method": {"name": "votes", "epsilon": 8.0, "prior": "labeller"},
     "secure_sum": {"scheme": "plain", "masks": "pairwise"},
-}  # fmt: skip
+}
 QUICK: dict[str, Any] = {
-    "data": {"limit": 100}, "model": {"hidden": [8], "representation": 4},
-    "guard": {"mechanism": "none"}, "baselines": False,
-}  # fmt: skip
+    "data": {"limit": 100},
+    "model": {"hidden": [8], "representation": 4},
+    "guard": {"mechanism": "none"},
+    "baselines": False,
+}
 
 
 def three_parties() -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:
@@ -284,10 +303,13 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> FramesResult:
 def test_numbers_are_told_where_there_are_no_classes() -> None:
     own, passives = three_parties()
     settings = {
-        **VOTED, **QUICK, "task": "regression", "method": "apfed_r",
+        **VOTED,
+        **QUICK,
+        "task": "regression",
+        "method": "apfed_r",
         "train": {"learning_rate": 0.01},
         "model": {"hidden": [16], "representation": 8, "projection": 8},
-    }  # fmt: skip
+    }
     own = own.assign(target=own["mean radius"] * 3 + own["mean texture"])
     found = run_frames(own, passives, label="target", **settings)
     told = found.model.predict(own)
@@ -369,25 +391,41 @@ def changed(party: str, **columns: Any) -> Spoil:
 
 BAD: list[tuple[Spoil, str]] = [
     (lambda f: {**f, "lab": f["lab"].drop(columns="id")}, "lab: it has no column 'id' of IDs"),
-    (lambda f: {**f, "lab": f["lab"].iloc[[0, 1, 0]]},
-     r"lab: 1 IDs of column 'id' occur more than once, the first in rows 0, 2"),
+    (
+        lambda f: {**f, "lab": f["lab"].iloc[[0, 1, 0]]},
+        r"lab: 1 IDs of column 'id' occur more than once, the first in rows 0, 2",
+    ),
     (lambda f: {**f, "lab": f["lab"].iloc[:0]}, "lab: its frame has no rows"),
-    (lambda f: {**f, "lab": f["lab"].assign(id=range(len(f["lab"])))},
-     "lab: its IDs are whole numbers, and those of active other text"),
-    (lambda f: {**f, "scan": f["scan"].assign(
-        id=f["scan"]["id"].where(f["scan"].index != f["scan"].index[0]))},
-     "scan: column 'id' is empty in 1 rows, first in row 0"),
-    (lambda f: {**f, "active": f["active"].drop(columns="target")},
-     "active: it has no column 'target' of labels"),
+    (
+        lambda f: {**f, "lab": f["lab"].assign(id=range(len(f["lab"])))},
+        "lab: its IDs are whole numbers, and those of active other text",
+    ),
+    (
+        lambda f: {
+            **f,
+            "scan": f["scan"].assign(
+                id=f["scan"]["id"].where(f["scan"].index != f["scan"].index[0])
+            ),
+        },
+        "scan: column 'id' is empty in 1 rows, first in row 0",
+    ),
+    (
+        lambda f: {**f, "active": f["active"].drop(columns="target")},
+        "active: it has no column 'target' of labels",
+    ),
     (changed("active", target="well"), "column 'target' are of one class, 'well'"),
     (changed("active", target=None), "column 'target' are empty"),
     (changed("scan", target="well"), "scan: its column 'target' is called like the labels"),
-    (lambda f: {**f, "scan": f["scan"].assign(odd=["x", *range(len(f["scan"]) - 1)])},
-     "scan: column 'odd' holds cells of several kinds"),
+    (
+        lambda f: {**f, "scan": f["scan"].assign(odd=["x", *range(len(f["scan"]) - 1)])},
+        "scan: column 'odd' holds cells of several kinds",
+    ),
     (lambda f: {**f, "lab": {"id": [1]}}, "lab: expected a frame of pandas, polars or pyarrow"),
-    (lambda f: {**f, "lab": pd.concat([f["lab"], f["lab"]], axis=1)},
-     "lab: its frame has several columns of one name"),
-]  # fmt: skip
+    (
+        lambda f: {**f, "lab": pd.concat([f["lab"], f["lab"]], axis=1)},
+        "lab: its frame has several columns of one name",
+    ),
+]
 
 
 def test_a_bad_frame_is_told_by_party_and_column() -> None:
@@ -403,10 +441,11 @@ def test_a_bad_frame_is_told_by_party_and_column() -> None:
 def test_a_wrong_setting_is_told_and_leaves_no_frames(tmp_path: Path) -> None:
     own, passives = three_parties()
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"votse": {}}, "votse"), ({"method": "vots"}, "did you mean 'votes'"),
+        ({"votse": {}}, "votse"),
+        ({"method": "vots"}, "did you mean 'votes'"),
         ({"data": {"id_column": "x"}}, "data.id_column: the frames say this"),
         ({"method": "tvfl"}, "guard"),
-    ]  # fmt: skip
+    ]
     for settings, says in wrong:
         with pytest.raises(ConfigError, match=says):
             run_frames(own, passives, label="target", folder=tmp_path, **settings)

@@ -69,17 +69,26 @@ def test_setting_all_that_is_listed_changes_nothing(settings: dict[str, Any] | N
     ("settings", "changes", "expected"),
     [
         (None, {"train__epochs": 3}, {"train": {"epochs": 3}}),
-        ({"train": {"epochs": 2}}, {"train__batch_size": 8},
-         {"train": {"epochs": 2, "batch_size": 8}}),
-        ({"method": "votes"}, {"method__epsilon": 2.0},
-         {"method": {"name": "votes", "epsilon": 2.0}}),
-        ({"method": "votes"}, {"method__epsilon": 2.0, "method": "votes_randomised"},
-         {"method": {"name": "votes_randomised", "epsilon": 2.0}}),
+        (
+            {"train": {"epochs": 2}},
+            {"train__batch_size": 8},
+            {"train": {"epochs": 2, "batch_size": 8}},
+        ),
+        (
+            {"method": "votes"},
+            {"method__epsilon": 2.0},
+            {"method": {"name": "votes", "epsilon": 2.0}},
+        ),
+        (
+            {"method": "votes"},
+            {"method__epsilon": 2.0, "method": "votes_randomised"},
+            {"method": {"name": "votes_randomised", "epsilon": 2.0}},
+        ),
         (None, {"passives__lab__weight": 0.5}, {"passives": {"lab": {"weight": 0.5}}}),
         (None, {"train": {"epochs": 4}}, {"train": {"epochs": 4}}),
         (None, {"guard__clip": 2.0}, {"guard": {"mechanism": "none", "clip": 2.0}}),
     ],
-)  # fmt: skip
+)
 def test_one_setting_is_set_beside_the_others(
     settings: dict[str, Any] | None, changes: dict[str, Any], expected: dict[str, Any]
 ) -> None:
@@ -225,9 +234,14 @@ def test_sparse_matrices_are_refused_with_what_to_do(
 
 @pytest.mark.parametrize(
     ("use", "party", "column"),
-    [(fit, "active", "b"), (fit, "lab", "c"), (predict, "active", "b"), (join, "active", "b"),
-     (join, "lab", "c")],
-)  # fmt: skip
+    [
+        (fit, "active", "b"),
+        (fit, "lab", "c"),
+        (predict, "active", "b"),
+        (join, "active", "b"),
+        (join, "lab", "c"),
+    ],
+)
 def test_sparse_columns_are_refused_by_party_and_name_and_the_advice_works(
     use: Callable[[Any, Any], None], party: str, column: str
 ) -> None:

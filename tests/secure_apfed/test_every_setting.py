@@ -32,15 +32,17 @@ ROWS = 24
 BASES: Mapping[str, dict[str, Any]] = {
     "votes": {"method": "votes", "guard": {"mechanism": "none"}},
     "split_nn_sum": {
-        "method": "split_nn_sum", "guard": {"mechanism": "none"},
+        "method": "split_nn_sum",
+        "guard": {"mechanism": "none"},
         "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 8.0},
     },
     "apfed": {
-        "method": "apfed", "guard": {"mechanism": "gaussian", "epsilon": 8.0},
+        "method": "apfed",
+        "guard": {"mechanism": "gaussian", "epsilon": 8.0},
         "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 1.0},
         "passives": {"default": {"objective": {"name": "contrastive"}}},
     },
-}  # fmt: skip
+}
 # What only works where other keys are set, too: these are set with the value.
 WITH: Mapping[str, dict[str, Any]] = {
     "alignment.pairwise_overlaps=hidden": {"alignment": {"dealer": True}},
@@ -140,12 +142,16 @@ def with_value(base: str, key: str, value: Any, folder: Path) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "name": "walked",
         "data": {
-            "dataset": "tables", "active": "bank", "id_column": "id", "label_column": "late",
+            "dataset": "tables",
+            "active": "bank",
+            "id_column": "id",
+            "label_column": "late",
             "parties": {"bank": {"file": str(folder / "bank.csv")}, "shop": {}, "clinic": {}},
         },
         "model": {"network": "mlp", "hidden": [4], "representation": 2},
-        "train": {"epochs": 1, "batch_size": 8}, **copy.deepcopy(BASES[base]),
-    }  # fmt: skip
+        "train": {"epochs": 1, "batch_size": 8},
+        **copy.deepcopy(BASES[base]),
+    }
     merge(settings, WITH.get(f"{key}={value}", {}))
     *above, last = key.split(".")
     place = settings
@@ -248,9 +254,13 @@ def test_a_value_is_drawn_up_or_refused_with_a_sentence(
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("base", "key", "value"), CASES)
 def test_a_value_goes_through_or_is_refused_with_a_sentence(
-    base: str, key: str, value: Any, tables: Path, tmp_path: Path,
+    base: str,
+    key: str,
+    value: Any,
+    tables: Path,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     settings = with_value(base, key, value, tables)
     said = refusal_of(lambda: go_through(settings, tables, tmp_path))
     assert said != "refused without a word"
@@ -292,12 +302,25 @@ def test_hidden_overlaps_go_through(
 def test_every_section_and_every_kind_of_value_is_walked() -> None:
     keys = {key for key, _ in walk(RunSettings)}
     assert {key.partition(".")[0] for key in keys} >= {
-        "method", "task", "alignment", "secure_sum", "guard", "train", "rules", "labels", "model",
-        "transcript", "dp_sgd", "data", "delta", "colluders",
-    }  # fmt: skip
+        "method",
+        "task",
+        "alignment",
+        "secure_sum",
+        "guard",
+        "train",
+        "rules",
+        "labels",
+        "model",
+        "transcript",
+        "dp_sgd",
+        "data",
+        "delta",
+        "colluders",
+    }
     walked = list(walk(RunSettings))
     assert {value for key, value in walked if key == "alignment.pairwise_overlaps"} == {
-        "shown", "hidden",
-    }  # fmt: skip
+        "shown",
+        "hidden",
+    }
     assert ("rules.restarts", -1) in walked
     assert len(walked) > 100

@@ -33,17 +33,26 @@ class Table:
         self.network = InMemory(NAMES)
 
     def script(
-        self, name: str, *, draw: Draw = drawn, identity: Identity | None = None,
-        known: Mapping[str, bytes] | None = None, session: str | None = None, run_key: bytes = b"",
-    ) -> Script[Agreement]:  # fmt: skip
+        self,
+        name: str,
+        *,
+        draw: Draw = drawn,
+        identity: Identity | None = None,
+        known: Mapping[str, bytes] | None = None,
+        session: str | None = None,
+        run_key: bytes = b"",
+    ) -> Script[Agreement]:
         own = identity or self.identities[name]
         everybody = {other: one.public for other, one in self.identities.items()}
         return agree(
-            self.network.links[name], identity=own, known={**everybody, **(known or {})},
-            active="active", session=session or ("s" if name == "active" else None),
+            self.network.links[name],
+            identity=own,
+            known={**everybody, **(known or {})},
+            active="active",
+            session=session or ("s" if name == "active" else None),
             greeting=lambda key: Greeting(identity=own.public, run_key=run_key or key.public),
             draw=draw,
-        )  # fmt: skip
+        )
 
     def play(self, **others: Script[Any]) -> dict[str, Agreement]:
         return self.network.complete_all(
@@ -71,13 +80,18 @@ def test_all_hold_one_contract_and_the_signatures_of_all() -> None:
     first = held["active"]
     for name, one in held.items():
         assert one.signatures == first.signatures
-        key = bytes.fromhex(next(
-            item.public_key for item in first.contract.participants if item.name == name
-        ))  # fmt: skip
+        key = bytes.fromhex(
+            next(item.public_key for item in first.contract.participants if item.name == name)
+        )
         verify(
-            table.identities[name].public, one.signatures[name], b"contract v1", b"s", key,
-            first.contract.digest, signer=name,
-        )  # fmt: skip
+            table.identities[name].public,
+            one.signatures[name],
+            b"contract v1",
+            b"s",
+            key,
+            first.contract.digest,
+            signer=name,
+        )
     assert b'"session":"s"' in document
 
 
@@ -102,10 +116,13 @@ def test_afterwards_everything_is_sealed_under_it() -> None:
         table.network.links["p1"].seal("s", {})
 
 
-@pytest.mark.parametrize(("changes", "field"), [
-    ({"epochs": 7, "batch_size": 9}, "epochs, batch_size"),
-    ({"settings": {"guard": {"mechanism": "none"}}}, "settings.guard.mechanism"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"epochs": 7, "batch_size": 9}, "epochs, batch_size"),
+        ({"settings": {"guard": {"mechanism": "none"}}}, "settings.guard.mechanism"),
+    ],
+)
 def test_other_settings_are_found_out_by_name(changes: dict[str, Any], field: str) -> None:
     table = Table()
     other = table.script("p2", draw=lambda s, greetings: drawn(s, greetings, **changes))
@@ -123,11 +140,18 @@ def test_hostile_bytes_end_in_an_error_of_the_peer(kind: Kind) -> None:
     for _ in range(400):
         deep = [deep]
     fixed = [
-        b"", b"\xc1", msgpack.packb(None), msgpack.packb([1, 2, 3]), msgpack.packb({}),
-        msgpack.packb(deep), msgpack.packb([b"k" * 32, b"k" * 31, None]), b"\xff\xfe",
+        b"",
+        b"\xc1",
+        msgpack.packb(None),
+        msgpack.packb([1, 2, 3]),
+        msgpack.packb({}),
+        msgpack.packb(deep),
+        msgpack.packb([b"k" * 32, b"k" * 31, None]),
+        b"\xff\xfe",
         msgpack.packb([b"k" * 32, b"k" * 32, {"shape": [2**63]}]),
-        msgpack.packb([b"s" * 64, b"h" * 32, b"[1]"]), msgpack.packb([b"s" * 64, b"h" * 32, b"{"]),
-    ]  # fmt: skip
+        msgpack.packb([b"s" * 64, b"h" * 32, b"[1]"]),
+        msgpack.packb([b"s" * 64, b"h" * 32, b"{"]),
+    ]
     for body in [*fixed, *(draw.randbytes(draw.randrange(200)) for _ in range(10))]:
         table = Table()
         table.network = TwoFaced(NAMES)
@@ -180,12 +204,15 @@ def test_one_identity_is_one_party_and_its_own() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-@pytest.mark.parametrize(("method", "changes", "field"), [
-    ("apfed_c", {"rules": {"minimum_spread": 0.4}}, "minimum_spread"),
-    ("apfed_c", {"guard": {"mechanism": "gaussian", "sigma": 1.0}}, "maximum_norm"),
-    ("apfed_c", {"model": {"network": "mlp", "projection": 7}}, "shape"),
-    ("tvfl", {"guard": {"mechanism": "gaussian", "sigma": 1.0}}, "maximum_norm"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "changes", "field"),
+    [
+        ("apfed_c", {"rules": {"minimum_spread": 0.4}}, "minimum_spread"),
+        ("apfed_c", {"guard": {"mechanism": "gaussian", "sigma": 1.0}}, "maximum_norm"),
+        ("apfed_c", {"model": {"network": "mlp", "projection": 7}}, "shape"),
+        ("tvfl", {"guard": {"mechanism": "gaussian", "sigma": 1.0}}, "maximum_norm"),
+    ],
+)
 def test_nobody_takes_a_senders_word_for_its_own_rules(
     method: str, changes: dict[str, Any], field: str
 ) -> None:
@@ -206,10 +233,19 @@ def test_nobody_takes_a_senders_word_for_its_own_rules(
 
 RUN = "ab" * 32
 NOWHERE: list[object] = [
-    {"step": 5}, {"run": RUN}, {"run": "z" * 64, "step": 5}, {"run": RUN[1:], "step": 5},
-    {"run": RUN, "step": -1}, {"run": RUN, "step": True}, {"run": RUN, "step": 5.0},
-    {"run": RUN, "step": None}, {"run": RUN, "step": 5, "more": 1}, [RUN, 5], 5, RUN,
-]  # fmt: skip
+    {"step": 5},
+    {"run": RUN},
+    {"run": "z" * 64, "step": 5},
+    {"run": RUN[1:], "step": 5},
+    {"run": RUN, "step": -1},
+    {"run": RUN, "step": True},
+    {"run": RUN, "step": 5.0},
+    {"run": RUN, "step": None},
+    {"run": RUN, "step": 5, "more": 1},
+    [RUN, 5],
+    5,
+    RUN,
+]
 NO_STEPS: list[object] = [None, 3, "12", [-1], ["3"], [True], [0.0], list(range(17))]
 
 

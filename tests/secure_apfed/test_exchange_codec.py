@@ -19,9 +19,17 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
 
 DTYPES = [
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-    torch.int16, torch.int8, torch.uint8, torch.bool,
-]  # fmt: skip
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+]
 ROWS = TensorSpec(torch.int64, (None,))
 Z = TensorSpec(torch.float32, (None, 3))
 EXPECTED = {"rows": ROWS, "z": Z}
@@ -76,18 +84,21 @@ def test_special_numbers_keep_their_bits_and_equal_content_has_equal_bytes() -> 
     assert pack(batch(), {"a": 1}) == pack(backwards, {"a": 1})
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"z": None}, r"tensors \['rows'\], expected \['rows', 'z'\]"),
-    ({"rows": None, "z": None}, r"tensors \[\], expected"),
-    ({"extra": torch.ones(1)}, r"tensors \['extra', 'rows', 'z'\], expected"),
-    ({"z": torch.ones(2, 3).double()}, r"'z' as torch.float64 \(2, 3\), expected .*float32"),
-    ({"z": torch.ones(2, 3).bfloat16()}, "torch.bfloat16"),
-    ({"z": torch.ones(2, 4)}, r"\(2, 4\), expected .* \(None, 3\)"),
-    ({"z": torch.ones(2, 3, 1)}, r"\(2, 3, 1\), expected"),
-    ({"z": torch.tensor(1.0)}, r"torch.float32 \(\), expected"),
-    ({"rows": torch.arange(2).int()}, "torch.int32"),
-    ({"rows": torch.zeros(2)}, "'rows' as torch.float32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"z": None}, r"tensors \['rows'\], expected \['rows', 'z'\]"),
+        ({"rows": None, "z": None}, r"tensors \[\], expected"),
+        ({"extra": torch.ones(1)}, r"tensors \['extra', 'rows', 'z'\], expected"),
+        ({"z": torch.ones(2, 3).double()}, r"'z' as torch.float64 \(2, 3\), expected .*float32"),
+        ({"z": torch.ones(2, 3).bfloat16()}, "torch.bfloat16"),
+        ({"z": torch.ones(2, 4)}, r"\(2, 4\), expected .* \(None, 3\)"),
+        ({"z": torch.ones(2, 3, 1)}, r"\(2, 3, 1\), expected"),
+        ({"z": torch.tensor(1.0)}, r"torch.float32 \(\), expected"),
+        ({"rows": torch.arange(2).int()}, "torch.int32"),
+        ({"rows": torch.zeros(2)}, "'rows' as torch.float32"),
+    ],
+)
 def test_other_tensors_are_refused_by_name(change: dict[str, Tensor | None], message: str) -> None:
     tensors = {key: value for key, value in {**batch(), **change}.items() if value is not None}
     with pytest.raises(RemoteProtocolError, match=message):
@@ -95,11 +106,20 @@ def test_other_tensors_are_refused_by_name(change: dict[str, Tensor | None], mes
 
 
 NO_MAPPINGS = [
-    msgpack.packb([1, 2]), msgpack.packb(None), msgpack.packb(7), msgpack.packb("x"),
-    b"", b"\xc1", b"\x81", msgpack.packb({1: 2}), msgpack.packb({"a": 1}) + b"\x00",
-    b"\xdf\xff\xff\xff\xff", b"\x91" * 3000, b"\x81\xa1x" * 3000,
+    msgpack.packb([1, 2]),
+    msgpack.packb(None),
+    msgpack.packb(7),
+    msgpack.packb("x"),
+    b"",
+    b"\xc1",
+    b"\x81",
+    msgpack.packb({1: 2}),
+    msgpack.packb({"a": 1}) + b"\x00",
+    b"\xdf\xff\xff\xff\xff",
+    b"\x91" * 3000,
+    b"\x81\xa1x" * 3000,
     msgpack.packb({"a": "x" * 66000}),
-]  # fmt: skip
+]
 
 
 def test_metadata_that_is_no_mapping_or_too_long_is_refused() -> None:
@@ -112,16 +132,32 @@ def test_metadata_that_is_no_mapping_or_too_long_is_refused() -> None:
 
 
 NO_PAYLOADS = [
-    b"", b"\x00", b"\x00\x00\x00\x00", b"\xff\xff\xff\xff", b"\xff\xff\xff\xff" + bytes(100),
+    b"",
+    b"\x00",
+    b"\x00\x00\x00\x00",
+    b"\xff\xff\xff\xff",
+    b"\xff\xff\xff\xff" + bytes(100),
     framed(msgpack.packb({}), b""),
     framed(msgpack.packb({}), b"\xff" * 8),
     framed(msgpack.packb({}), (2**62).to_bytes(8, "little") + b"{}"),
     framed(msgpack.packb({}), (10**8).to_bytes(8, "little") + b"{}"),
-    handmade(b"[" * 5000), handmade(b"{" * 100), handmade(b"null"), handmade(b"[]"),
-    handmade({"z": 5}), handmade({"z": {"dtype": "F32"}}), handmade(b"{}", b"left over"),
-    one("F32", [2**40, 2**40], 4), one("F32", [2**61], 4), one("F32", [3], 8),
-    one("F32", [0, 2**63], 0), one("F32", [0, 2**62, 2**62], 0), one("F32", [-1], 0),
-    one("F4", [2], 1), one("F8_E8M0", [1], 1), one("F6_E2M3", [4], 3), one("X", [1], 1),
+    handmade(b"[" * 5000),
+    handmade(b"{" * 100),
+    handmade(b"null"),
+    handmade(b"[]"),
+    handmade({"z": 5}),
+    handmade({"z": {"dtype": "F32"}}),
+    handmade(b"{}", b"left over"),
+    one("F32", [2**40, 2**40], 4),
+    one("F32", [2**61], 4),
+    one("F32", [3], 8),
+    one("F32", [0, 2**63], 0),
+    one("F32", [0, 2**62, 2**62], 0),
+    one("F32", [-1], 0),
+    one("F4", [2], 1),
+    one("F8_E8M0", [1], 1),
+    one("F6_E2M3", [4], 3),
+    one("X", [1], 1),
     handmade({"z": {"dtype": "F32", "shape": [1], "data_offsets": [0, 2**62]}}, bytes(4)),
     handmade({"z": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, bytes(4)),
     handmade({"z": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, bytes(8)),
@@ -129,7 +165,7 @@ NO_PAYLOADS = [
         {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in "yz"},
         bytes(4),
     ),
-]  # fmt: skip
+]
 UNUSUAL = [one("C64", [1], 8), one("U16", [1], 2), one("F8_E5M2", [1], 1)]
 
 
@@ -151,9 +187,14 @@ names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6
 
 def envelope(**changes: Any) -> Envelope:
     usual: dict[str, Any] = {
-        "session": "session", "step": 3, "kind": Kind.SUM, "sender": "active",
-        "receiver": "passive", "sequence": 7, "payload": b"secret bytes",
-    }  # fmt: skip
+        "session": "session",
+        "step": 3,
+        "kind": Kind.SUM,
+        "sender": "active",
+        "receiver": "passive",
+        "sequence": 7,
+        "payload": b"secret bytes",
+    }
     return Envelope(**{**usual, **changes})
 
 
@@ -188,13 +229,16 @@ def test_the_header_is_what_the_format_says_and_shows_no_payload() -> None:
 
 
 BOUNDS: list[tuple[dict[str, Any], str]] = [
-    ({"sender": ""}, "1 to 64 characters"), ({"receiver": "x" * 65}, "1 to 64 characters"),
-    ({"receiver": "active"}, "cannot write to itself"), ({"step": -2}, "step -2 .* out of range"),
-    ({"step": 2**63}, "out of range"), ({"sequence": -1}, "sequence -1 is out of range"),
+    ({"sender": ""}, "1 to 64 characters"),
+    ({"receiver": "x" * 65}, "1 to 64 characters"),
+    ({"receiver": "active"}, "cannot write to itself"),
+    ({"step": -2}, "step -2 .* out of range"),
+    ({"step": 2**63}, "out of range"),
+    ({"sequence": -1}, "sequence -1 is out of range"),
     ({"sequence": 2**63}, "out of range"),
     ({"session": ""}, "session's name has 1 to 256 characters"),
     ({"session": "s" * 257}, "got 257"),
-]  # fmt: skip
+]
 
 
 def test_bounds_are_ours_to_keep() -> None:
@@ -208,15 +252,44 @@ def with_field(position: int, value: Any) -> bytes:
 
 
 OTHER_FIELDS: list[tuple[int, Any]] = [
-    (0, True), (0, 1.0), (0, "1"), (0, [b"x" * 100]),
-    (1, None), (1, b"session"), (1, ["session"]), (1, ""), (1, "s" * 257),
-    (2, 3.0), (2, float("nan")), (2, True), (2, None), (2, -2), (2, 2**63), (2, [3]),
-    (3, "unknown"), (3, b"sum"), (3, None), (3, ["sum"]), (3, {}),
-    (4, b"active"), (4, ["active"]), (4, ""), (4, "x" * 65), (4, "passive"), (4, 5),
-    (5, b"passive"), (5, None), (5, ""),
-    (6, 7.0), (6, 0.0), (6, False), (6, -1), (6, 2**64 - 1), (6, "7"),
+    (0, True),
+    (0, 1.0),
+    (0, "1"),
+    (0, [b"x" * 100]),
+    (1, None),
+    (1, b"session"),
+    (1, ["session"]),
+    (1, ""),
+    (1, "s" * 257),
+    (2, 3.0),
+    (2, float("nan")),
+    (2, True),
+    (2, None),
+    (2, -2),
+    (2, 2**63),
+    (2, [3]),
+    (3, "unknown"),
+    (3, b"sum"),
+    (3, None),
+    (3, ["sum"]),
+    (3, {}),
+    (4, b"active"),
+    (4, ["active"]),
+    (4, ""),
+    (4, "x" * 65),
+    (4, "passive"),
+    (4, 5),
+    (5, b"passive"),
+    (5, None),
+    (5, ""),
+    (6, 7.0),
+    (6, 0.0),
+    (6, False),
+    (6, -1),
+    (6, 2**64 - 1),
+    (6, "7"),
     (6, msgpack.Timestamp(1)),
-]  # fmt: skip
+]
 NO_HEADERS = [
     *(b"", b"\xc1", packed(*USUAL)[:-1], packed(*USUAL) + b"\x00", packed(*USUAL[:-1])),
     *(packed(*USUAL, 0), packed(), *map(msgpack.packb, (5, None, dict.fromkeys(USUAL)))),

@@ -217,9 +217,11 @@ def bodies(envelopes: Iterable[Envelope]) -> list[bytes]:
 def test_flows_add_up() -> None:
     recorder = Recorder("none")
     sent = [
-        recorder.send(b"x" * 3, step=-1, kind=Kind.SUM_SETUP), recorder.send(b"x" * 5, step=2),
-        recorder.send(b"x" * 7, step=4), recorder.send(b"x" * 11, step=4, to="p2"),
-    ]  # fmt: skip
+        recorder.send(b"x" * 3, step=-1, kind=Kind.SUM_SETUP),
+        recorder.send(b"x" * 5, step=2),
+        recorder.send(b"x" * 7, step=4),
+        recorder.send(b"x" * 11, step=4, to="p2"),
+    ]
     flows = recorder.transcript.flows
     assert [(f.receiver, f.kind.value, f.messages, f.payload_bytes) for f in flows] == [
         ("p1", "sum-setup", 1, 23),  # with the head of its only part
@@ -340,9 +342,13 @@ def file_size_limit(most: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "harm", [lambda file: file.unlink(), lambda file: file.write_bytes(b"epoch"),
-             lambda file: file.write_bytes(file.read_bytes()[::-1])]
-)  # fmt: skip
+    "harm",
+    [
+        lambda file: file.unlink(),
+        lambda file: file.write_bytes(b"epoch"),
+        lambda file: file.write_bytes(file.read_bytes()[::-1]),
+    ],
+)
 def test_payloads_that_are_gone_or_altered_are_told(
     harm: Callable[[Path], object], tmp_path: Path
 ) -> None:

@@ -144,11 +144,13 @@ def read(frame: bytes) -> Envelope:
 
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
-    ({"session": "t"}, "in session 't'"), ({"sender": "other"}, "claims to be from 'other'"),
+    ({"session": "t"}, "in session 't'"),
+    ({"sender": "other"}, "claims to be from 'other'"),
     ({"receiver": "other"}, "claims to be from 'active' to 'other'"),
-    ({"step": 1}, "does not authenticate"), ({"kind": Kind.REQUEST}, "does not authenticate"),
+    ({"step": 1}, "does not authenticate"),
+    ({"kind": Kind.REQUEST}, "does not authenticate"),
     ({"sequence": 1}, "expected message 0 of active, got 1"),
-]  # fmt: skip
+]
 
 
 def test_a_changed_header_is_refused() -> None:
@@ -336,19 +338,22 @@ HOSTILE = {
     "too short": ([b"123"], "sent 3 bytes of alignment to ann, too few for a part"),
     "repeated": ([part(0, 30, 0, bytes(10))] * 2, "part 0 of 30 .* expected part 10 of 30"),
     "left out": (
-        [part(0, 30, 0, bytes(10)), part(0, 30, 20, bytes(10))], "part 20 of 30 .* expected part 10"
+        [part(0, 30, 0, bytes(10)), part(0, 30, 20, bytes(10))],
+        "part 20 of 30 .* expected part 10",
     ),
     "begins in the middle": ([part(0, 30, 10, bytes(10))], "part 10 of 30 .* expected part 0"),
     "of another message": (
-        [part(0, 30, 0, bytes(10)), part(1, 30, 10, bytes(10))], "bytes of message 1, expected"
+        [part(0, 30, 0, bytes(10)), part(1, 30, 10, bytes(10))],
+        "bytes of message 1, expected",
     ),
     "a message again": ([part(0, 1, 0, b"x")] * 2, "sent ann message 0 in parts, expected message"),
     "longer than said": ([part(0, 5, 0, bytes(6))], "a part of 6 bytes at 0 of 5"),
     "shorter than it must": ([part(0, 30, 0, bytes(3))], "a part of 3 bytes at 0 of 30"),
     "another length": (
-        [part(0, 30, 0, bytes(10)), part(0, 31, 10, bytes(10))], "part 10 of 31 .* of 30"
+        [part(0, 30, 0, bytes(10)), part(0, 31, 10, bytes(10))],
+        "part 10 of 31 .* of 30",
     ),
-}  # fmt: skip
+}
 
 
 def test_other_parts_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

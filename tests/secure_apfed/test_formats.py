@@ -217,9 +217,15 @@ def test_a_run_of_another_version_that_does_not_fit_names_it(
 
 @pytest.mark.parametrize(
     ("versions", "writer"),
-    [({"secure-apfed": "9.9"}, "9.9"), ({"secure-apfed": 3}, ""), ({}, ""), ([], ""), (None, ""),
-     ({"secure-apfed": "no version"}, "")],
-)  # fmt: skip
+    [
+        ({"secure-apfed": "9.9"}, "9.9"),
+        ({"secure-apfed": 3}, ""),
+        ({}, ""),
+        ([], ""),
+        (None, ""),
+        ({"secure-apfed": "no version"}, ""),
+    ],
+)
 def test_who_wrote_a_run_is_read_from_its_versions(versions: Any, writer: str) -> None:
     assert find_writer(versions) == writer
 

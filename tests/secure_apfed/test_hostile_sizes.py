@@ -63,23 +63,27 @@ REFUSED: dict[str, tuple[str, str]] = {
     "many views": ("data={dataset: digits, views: 1000000000}", "1024"),
     "many joint layers": (f"method={{name: apc_vfl, joint: {[WIDE + 1]}}}", "<= 65536"),
     "a wide teacher": (
-        f"method={{name: joint_teacher_sum, model: {{hidden: {[WIDE] * 9}}}}}", "parameters",
+        f"method={{name: joint_teacher_sum, model: {{hidden: {[WIDE] * 9}}}}}",
+        "parameters",
     ),
     "large blocks": ("method={name: vfedtrans, mask_rows: 1000000}", "<= 8192"),
     "many candidates": ("method={name: votes_encrypted, candidates: 1000000}", "<= 1024"),
     "many clusters": (
-        "passives={default: {objective: {name: clustering, clusters: 1000000}}}", "<= 4096",
+        "passives={default: {objective: {name: clustering, clusters: 1000000}}}",
+        "<= 4096",
     ),
     "many restarts": ("rules.restarts=1000000", "<= 10000"),
     "many bits": ("secure_sum.bits=64", "<= 24"),
     "many IDs": ("alignment.maximum_ids=4294967296", "< 4.29497e+09"),
     **{
         f"many IDs by {name}": (
-            f"alignment={{protocol: {name}, maximum_ids: 4294967295}}", "more than 16 GiB; say",
+            f"alignment={{protocol: {name}, maximum_ids: 4294967295}}",
+            "more than 16 GiB; say",
         )
-        for name, kind in SET_INTERSECTIONS.items() if kind.needs_dealer
+        for name, kind in SET_INTERSECTIONS.items()
+        if kind.needs_dealer
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -214,8 +218,11 @@ def numeric_keys(
 ) -> Iterator[NumericKey]:
     """Yield every key of numbers that all parties would hold."""
     fields = kind.model_fields
-    alone = {name: typing.get_args(field.annotation) for name, field in fields.items()
-             if typing.get_origin(field.annotation) is typing.Literal}  # fmt: skip
+    alone = {
+        name: typing.get_args(field.annotation)
+        for name, field in fields.items()
+        if typing.get_origin(field.annotation) is typing.Literal
+    }
     constants = [((*path, name), value[0]) for name, value in alone.items() if len(value) == 1]
     beside = (*beside, *(each for each in constants if isinstance(each[1], str)))
     for name, field in fields.items():
@@ -333,10 +340,19 @@ def walk_reading(titles: Sequence[str]) -> dict[str, str]:
 def test_the_walk_finds_the_keys_that_made_bombs() -> None:
     found = {".".join(map(str, key.path)) for key in KEYS.values()}
     assert found >= {
-        "model.hidden", "model.sequences", "passives.default.model.hidden", "method.model.hidden",
-        "passives.default.objective.clusters", "data.views", "train.batch_size", "method.mask_rows",
-        "alignment.maximum_ids", "secure_sum.bits", "rules.spare_answers", "defences.0.keep",
-    }  # fmt: skip
+        "model.hidden",
+        "model.sequences",
+        "passives.default.model.hidden",
+        "method.model.hidden",
+        "passives.default.objective.clusters",
+        "data.views",
+        "train.batch_size",
+        "method.mask_rows",
+        "alignment.maximum_ids",
+        "secure_sum.bits",
+        "rules.spare_answers",
+        "defences.0.keep",
+    }
     assert len(KEYS) > 100
 
 
@@ -367,16 +383,23 @@ def forecast_of(config: Config, **sizes: int) -> str:
 
 
 MOST_PEAK = 2**31
-WIDTHS = ("model.hidden", "model.representation", "model.projection", "model.head",
-          "model.random_features")  # fmt: skip
+WIDTHS = (
+    "model.hidden",
+    "model.representation",
+    "model.projection",
+    "model.head",
+    "model.random_features",
+)
 CODE = ((("method", "name"), "apfed_code"),)
 PAIRS = [*itertools.combinations(WIDTHS, 2), *((each, "train.batch_size") for each in WIDTHS)]
 
 
 def walk_pair(one: str, other: str) -> str:
     """Read a pair of which one multiplies the other, and forecast it if it is taken."""
-    first, second = (next(key for key in KEYS.values() if ".".join(map(str, key.path)) == name)
-                     for name in (one, other))  # fmt: skip
+    first, second = (
+        next(key for key in KEYS.values() if ".".join(map(str, key.path)) == name)
+        for name in (one, other)
+    )
     largest = [2**16, [2**16]]
     chosen = [
         (key, largest[isinstance(key.values[0], list)] if key.path[0] == "model" else 10**9)
@@ -501,18 +524,20 @@ DECLARED: dict[str, Callable[[], object]] = {
     "a strip of an image": lambda: ImageEncoding(channels=2**31, height=1, width=1, end_row=1),
     "a tensor of a payload": lambda: unpack(
         b"\0\0\0\1\x80" + tensors_of({"x": declared([2**40], 2**42)}),
-        {"x": TensorSpec(torch.float32, (None,))}, sender="shop",
+        {"x": TensorSpec(torch.float32, (None,))},
+        sender="shop",
     ),
     "a tensor without numbers": lambda: unpack(
         b"\0\0\0\1\x80" + tensors_of({"x": declared([2**40, 0], 0)}),
-        {"x": TensorSpec(torch.float32, (None,))}, sender="shop",
+        {"x": TensorSpec(torch.float32, (None,))},
+        sender="shop",
     ),
     "metadata of a payload": lambda: unpack(b"\xff\xff\xff\xff\x80", {}, sender="shop"),
     "a list in metadata": lambda: unpack(b"\0\0\0\5\xdd\xff\xff\xff\xff", {}, sender="shop"),
     "an envelope's header": lambda: Envelope.parse_header(b"\xdd\xff\xff\xff\xff"),
     "a greeting": lambda: Greeting.parse(message(b"\xdd\xff\xff\xff\xff"), bytes(32)),
     "a greeting's text": lambda: Greeting.parse(message(b"\x92\xdb\xff\xff\xff\xff"), bytes(32)),
-}  # fmt: skip
+}
 
 
 def declared(shape: list[int], end: int) -> dict[str, Any]:
@@ -527,9 +552,14 @@ def tensors_of(header: dict[str, Any]) -> bytes:
 
 def message(payload: bytes) -> Envelope:
     return Envelope(
-        session="s", step=-1, kind=Kind.GREETING, sender="shop", receiver="bank", sequence=0,
+        session="s",
+        step=-1,
+        kind=Kind.GREETING,
+        sender="shop",
+        receiver="bank",
+        sequence=0,
         payload=payload,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("case", DECLARED)

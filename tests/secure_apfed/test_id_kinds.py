@@ -58,8 +58,11 @@ TAKEN: dict[str, tuple[Any, list[str]]] = {
     ),
     "nanoseconds": (np.array([1], "M8[ns]"), ["1970-01-01 00:00:00.000000001"]),
     "two zones": (
-        [datetime(2026, 1, 31, 10, tzinfo=BERLIN), datetime(2026, 1, 31, 9, tzinfo=UTC),
-         pd.Timestamp("2026-01-31 04:00", tz="America/New_York")],
+        [
+            datetime(2026, 1, 31, 10, tzinfo=BERLIN),
+            datetime(2026, 1, 31, 9, tzinfo=UTC),
+            pd.Timestamp("2026-01-31 04:00", tz="America/New_York"),
+        ],
         ["2026-01-31 09:00:00+00:00"] * 3,
     ),
     "UUIDs": ([UNIQUE], ["8b2d9f0e-7c1a-4f63-9d57-3e0c5a1b2f44"]),
@@ -67,7 +70,8 @@ TAKEN: dict[str, tuple[Any, list[str]]] = {
     "categories of ints": (pd.Categorical([2**60 + 1, 3]), ["1152921504606846977", "3"]),
     "levels of floats": (
         pd.MultiIndex.from_arrays([np.array([7], "f4"), [2.0**53 - 1]]),
-        ["7" + JOINT + "9007199254740991"]),
+        ["7" + JOINT + "9007199254740991"],
+    ),
     "fields": (np.array([(7, 2.0**30)], [("a", "f4"), ("b", "f8")]), ["7" + JOINT + "1073741824"]),
     "polars": (pl.Series([2**60 + 1]), ["1152921504606846977"]),
     "arrow": (pa.chunked_array([pa.array([b"k0"])]), ["k0"]),
@@ -82,7 +86,7 @@ TAKEN: dict[str, tuple[Any, list[str]]] = {
     "text of arrow in pandas": (pd.Series(["a"], dtype="string[pyarrow]"), ["a"]),
     "categories of polars": (pl.Series(["b", "a"], dtype=pl.Categorical), ["b", "a"]),
     "a tensor": (torch.tensor([2**60 + 1]), ["1152921504606846977"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("ids", "texts"), TAKEN.values(), ids=TAKEN)
@@ -104,8 +108,12 @@ def _floats(bits: int, dtype: str) -> "pd.Series":
 REFUSED: dict[str, tuple[Any, str, list[int], Callable[["pd.Series"], Any] | None]] = {
     "NaN": (pd.Series([1.0, np.nan, 3.0]), "nobody", [1], lambda ids: ids.drop([1])),
     "pd.NA": (pd.Series([1, None], dtype="Int64"), "nobody", [1], lambda ids: ids.drop([1])),
-    "words": (pd.Series([1.0, np.nan, None]).map(str), "nobody", [1, 2],
-              lambda ids: ids.drop([1, 2])),
+    "words": (
+        pd.Series([1.0, np.nan, None]).map(str),
+        "nobody",
+        [1, 2],
+        lambda ids: ids.drop([1, 2]),
+    ),
     "None of polars": (pl.Series(["a", None]), "nobody", [1], None),
     "NaT of numpy": (np.array(["NaT", "2026-01-31"], "M8[ns]"), "nobody", [0], None),
     "NaN as a decimal": ([Decimal("NaN"), 1], "nobody", [0], None),
@@ -117,46 +125,79 @@ REFUSED: dict[str, tuple[Any, str, list[int], Callable[["pd.Series"], Any] | Non
     "float32 of arrow": (pa.array([2.0**24], pa.float32()), "rounded", [0], None),
     "float32 of polars": (pl.Series([2.0**24], dtype=pl.Float32), "rounded", [0], None),
     "float32 of pandas": (pd.Series([2.0**24], dtype="float[pyarrow]"), "rounded", [0], None),
-    "a level": (pd.MultiIndex.from_arrays([np.array([2**24, 1], "f4"), ["a", "b"]]), "rounded",
-                [0], None),
+    "a level": (
+        pd.MultiIndex.from_arrays([np.array([2**24, 1], "f4"), ["a", "b"]]),
+        "rounded",
+        [0],
+        None,
+    ),
     "a level of categories": (
-        pd.MultiIndex.from_arrays([["a"], pd.Categorical(np.array([2**24], "f4"))]), "rounded",
-        [0], None),
+        pd.MultiIndex.from_arrays([["a"], pd.Categorical(np.array([2**24], "f4"))]),
+        "rounded",
+        [0],
+        None,
+    ),
     "a field": (np.array([(2**24, 1)], [("a", "f4"), ("b", "i8")]), "rounded", [0], None),
     "an array": (array("f", [2**24, 1]), "rounded", [0], None),
     "a tensor": (torch.tensor([256.0, 255.0], dtype=torch.bfloat16), "rounded", [0], None),
     "scalars of arrow": (list(pa.array([2.0**24], pa.float32())), "rounded", [0], None),
     "runs of arrow": (
-        pa.RunEndEncodedArray.from_arrays([1], pa.array([2.0**24], pa.float32())), "rounded", [0],
-        None),
+        pa.RunEndEncodedArray.from_arrays([1], pa.array([2.0**24], pa.float32())),
+        "rounded",
+        [0],
+        None,
+    ),
     "fractions": (pd.Series([1.0, 1.5]), "fraction", [1], lambda ids: ids.map("{:.2f}".format)),
-    "decimals": (pd.Series([Decimal("1.50")]), "fraction", [0],
-                 lambda ids: ids.map("{:.2f}".format)),
+    "decimals": (
+        pd.Series([Decimal("1.50")]),
+        "fraction",
+        [0],
+        lambda ids: ids.map("{:.2f}".format),
+    ),
     "infinite": (pd.Series([np.inf, 1.0]), "infinite", [0], lambda ids: ids.drop([0])),
     "truths": (pd.Series([True, False]), "truth", [0, 1], lambda ids: pd.Series(["a", "b"])),
     "bytes": (pd.Series([b"a", b"\xff\x00"]), "bytes", [1], lambda ids: ids.map(bytes.hex)),
     "surrogates": (["a", "é\ud800"], "unicode", [1], None),
     "digits": (pd.Series([1, 10**4000], dtype=object), "digits", [1], lambda ids: ids.map(hex)),
-    "lists": (pd.Series([[1, 2], [3, 4]]), "nested", [0, 1],
-              lambda ids: pd.DataFrame(ids.tolist())),
+    "lists": (
+        pd.Series([[1, 2], [3, 4]]),
+        "nested",
+        [0, 1],
+        lambda ids: pd.DataFrame(ids.tolist()),
+    ),
     "records": ([{"a": 1}], "nested", [0], None),
     "times": (pd.Series([time(1), time(2)]), "type", [0, 1], lambda ids: ids.map(str)),
-    "durations": (pd.Series(pd.to_timedelta([1, 2], "s")), "type", [0, 1],
-                  lambda ids: ids.map(str)),
+    "durations": (
+        pd.Series(pd.to_timedelta([1, 2], "s")),
+        "type",
+        [0, 1],
+        lambda ids: ids.map(str),
+    ),
     "durations of numpy": (np.array([1, 2], "m8[ns]"), "type", [0, 1], None),
     "the first moment": ([datetime(1, 1, 1, tzinfo=BERLIN), 1], "moment", [0], None),
-    "the last moment": ([1, datetime.max.replace(tzinfo=timezone(-timedelta(hours=2)))], "moment",
-                        [1], None),
-    "U+001F": (pd.DataFrame({"a": ["x\x1fy"], "b": ["z"]}), "joint", [0],
-               lambda ids: ids.assign(a=ids["a"].str.replace("\x1f", "|"))),
-}  # fmt: skip
+    "the last moment": (
+        [1, datetime.max.replace(tzinfo=timezone(-timedelta(hours=2)))],
+        "moment",
+        [1],
+        None,
+    ),
+    "U+001F": (
+        pd.DataFrame({"a": ["x\x1fy"], "b": ["z"]}),
+        "joint",
+        [0],
+        lambda ids: ids.assign(a=ids["a"].str.replace("\x1f", "|")),
+    ),
+}
 
 
 @pytest.mark.parametrize(("ids", "why", "rows", "advised"), REFUSED.values(), ids=REFUSED)
 def test_what_is_refused_is_counted_and_the_advice_works(
-    ids: Any, why: str, rows: list[int], advised: Callable[[Any], Any] | None,
+    ids: Any,
+    why: str,
+    rows: list[int],
+    advised: Callable[[Any], Any] | None,
     request: pytest.FixtureRequest,
-) -> None:  # fmt: skip
+) -> None:
     what, remedy = REFUSALS[why]
     nested = why != "nested"
     if isinstance(ids, pd.DataFrame):
@@ -201,14 +242,21 @@ COMPARED: dict[str, tuple[Any, Any, str, Callable[[Any], Any] | None]] = {
     "points": ([1001, 1002], ["1001.0", "1002.0"], "numbers with a decimal point", None),
     "zeros": (["7", "8"], ["007", "008"], "numbers with leading zeros", None),
     "capitals": ([UNIQUE], [str(UNIQUE).upper()], "UUIDs in capitals", None),
-    "days": ([date(2026, 1, 31)], pd.Series(pd.to_datetime(["2026-01-31"])), "moments without",
-             lambda ids: ids.dt.strftime("%Y-%m-%d")),
-    "zones": (pd.Series(pd.to_datetime(["2026-01-31 09:00Z"])),
-              pd.Series(pd.to_datetime(["2026-01-31 10:00"])), "moments in UTC",
-              lambda ids: ids.dt.tz_localize("Europe/Berlin")),
+    "days": (
+        [date(2026, 1, 31)],
+        pd.Series(pd.to_datetime(["2026-01-31"])),
+        "moments without",
+        lambda ids: ids.dt.strftime("%Y-%m-%d"),
+    ),
+    "zones": (
+        pd.Series(pd.to_datetime(["2026-01-31 09:00Z"])),
+        pd.Series(pd.to_datetime(["2026-01-31 10:00"])),
+        "moments in UTC",
+        lambda ids: ids.dt.tz_localize("Europe/Berlin"),
+    ),
     "text": ([1, 2], ["p1", "p2"], "other text", lambda ids: [one[1:] for one in ids]),
     "columns": ([("a", 1)], ["a"], "the same columns of IDs", lambda ids: [("a", 1)]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("left", "right", "says", "advised"), COMPARED.values(), ids=COMPARED)
@@ -235,11 +283,16 @@ PEOPLE = [f"p{row}" for row in range(1, 41)]
 
 
 def _raw(folder: Path) -> RawTable:
-    data = DataSettings.model_validate({
-        "dataset": "tables", "active": "bank", "folder": folder, "id_column": "id",
-        "label_column": "y",
-        "parties": {"bank": {"file": "bank.parquet", "missing": "drop"}, "shop": {"file": "x"}},
-    })  # fmt: skip
+    data = DataSettings.model_validate(
+        {
+            "dataset": "tables",
+            "active": "bank",
+            "folder": folder,
+            "id_column": "id",
+            "label_column": "y",
+            "parties": {"bank": {"file": "bank.parquet", "missing": "drop"}, "shop": {"file": "x"}},
+        }
+    )
     return read_raw(data, "bank")
 
 
@@ -253,13 +306,15 @@ ARROW = {
     "BINARY": pa.array([b"k%d" % row for row in range(4)]),
     "decimals": pa.array([Decimal(f"100{row}.00") for row in range(4)]),
     "UUIDs": pa.array([UUID(int=row).bytes for row in range(4)], pa.uuid()),
-    "zones": pa.array([datetime(2026, 1, 1, row, tzinfo=BERLIN) for row in range(4)],
-                      pa.timestamp("ms", "Europe/Berlin")),
+    "zones": pa.array(
+        [datetime(2026, 1, 1, row, tzinfo=BERLIN) for row in range(4)],
+        pa.timestamp("ms", "Europe/Berlin"),
+    ),
     "days": pa.array([date(2026, 1, row + 1) for row in range(4)]),
     "float32": pa.array([1.0, 2.0, 3.0, 4.0], pa.float32()),
     "uint64": pa.array([2**64 - row for row in range(1, 5)], pa.uint64()),
     "categories": pa.array([2**60 + row for row in range(4)]).dictionary_encode(),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("ids", ARROW.values(), ids=ARROW)
@@ -289,10 +344,11 @@ def test_moments_of_no_year_are_told_by_every_reader(zone: str, tmp_path: Path) 
     file = IdFile("bank", tmp_path / "in.parquet", "id")
     kept = pd.Series(ids, dtype=pd.ArrowDtype(ids.type))
     readers: list[Callable[[], Any]] = [
-        lambda: _read(tmp_path, table), lambda: list(file.pieces()),
+        lambda: _read(tmp_path, table),
+        lambda: list(file.pieces()),
         *(lambda one=one: id_texts(one, party="bank") for one in (ids, list(ids), kept)),
         lambda: id_texts(pl.Series(pl.from_arrow(ids)), party="bank"),
-    ]  # fmt: skip
+    ]
     for reader in readers:
         with pytest.raises(DataError, match=r"^bank: .* in UTC lie outside of the years 1 to 9999"):
             reader()
@@ -312,8 +368,13 @@ def test_floats_that_lost_digits_match_nobody_wherever_they_are(dtype: str, tmp_
     with pytest.raises(DataError, match=f"bank: column 'id' of .*in.parquet {lost}"):
         align({"bank": IdFile("bank", tmp_path / "in.parquet", "id"), "shop": exact}, hub="bank")
     with pytest.raises(DataError, match=f"shop: column 'id' {lost}"):
-        checked_frames(table.assign(id=exact), {"shop": table.drop(columns="y")}, name="bank",
-                       id_column="id", label="y")  # fmt: skip
+        checked_frames(
+            table.assign(id=exact),
+            {"shop": table.drop(columns="y")},
+            name="bank",
+            id_column="id",
+            label="y",
+        )
     if dtype == "f2":
         return  # pandas has no index of them
     with pytest.raises(DataError, match=f"active: its index {lost}"):
@@ -322,9 +383,11 @@ def test_floats_that_lost_digits_match_nobody_wherever_they_are(dtype: str, tmp_
 
 def _fit(own: pd.DataFrame, lab: pd.DataFrame) -> None:
     settings = {
-        "method": "apfed_c", "train": {"epochs": 1}, "guard": {"mechanism": "none"},
+        "method": "apfed_c",
+        "train": {"epochs": 1},
+        "guard": {"mechanism": "none"},
         "secure_sum": {"scheme": "plain", "clip": None, "allow_single_passive": True},
-    }  # fmt: skip
+    }
     VerticalClassifier({"lab": lab}, settings).fit(own, np.arange(len(own)) % 2)
 
 
@@ -360,12 +423,20 @@ def test_rows_of_predictions_are_called_as_in_training(tmp_path: Path) -> None:
 def test_one_number_is_one_text_in_every_type(numbers: list[int]) -> None:
     texts = [str(one) for one in numbers]
     forms: list[Any] = [
-        numbers, texts, [text.encode() for text in texts], [float(one) for one in numbers],
-        [Decimal(one).quantize(Decimal("1.00")) for one in numbers], np.array(numbers),
-        pd.Series(numbers, dtype="Int64"), pd.Categorical(numbers), pl.Series(numbers),
-        pa.array(numbers), pd.Index(numbers, dtype="f8"), dict.fromkeys(numbers).keys(),
+        numbers,
+        texts,
+        [text.encode() for text in texts],
+        [float(one) for one in numbers],
+        [Decimal(one).quantize(Decimal("1.00")) for one in numbers],
+        np.array(numbers),
+        pd.Series(numbers, dtype="Int64"),
+        pd.Categorical(numbers),
+        pl.Series(numbers),
+        pa.array(numbers),
+        pd.Index(numbers, dtype="f8"),
+        dict.fromkeys(numbers).keys(),
         pd.Series(numbers, dtype="f8").astype("Int64"),
-    ]  # fmt: skip
+    ]
     assert all(id_texts(form, party="bank") == texts for form in forms)
 
 

@@ -73,14 +73,17 @@ def awkward() -> dict[str, tuple[Floats, Integers, Integers]]:
         "a constant column": (constant_column, labelled, labels),
         "nothing but constants": (np.full((40, 3), 2.5), np.arange(12), labels),
         "zeros": (np.zeros((40, 3)), np.arange(12), labels),
-        "one class": (x, labelled, np.full(12, 3)), "one label": (x, labelled[:1], labels[:1]),
+        "one class": (x, labelled, np.full(12, 3)),
+        "one label": (x, labelled[:1], labels[:1]),
         "every row labelled": (x[:12], np.arange(12), labels),
         "one row": (x[:1], np.array([0]), labels[:1]),
-        "two rows": (x[:2], np.array([1]), labels[:1]), "an island": (far, labelled, labels),
-        "large": (1e12 * x, labelled, labels), "small": (1e-12 * x, labelled, labels),
+        "two rows": (x[:2], np.array([1]), labels[:1]),
+        "an island": (far, labelled, labels),
+        "large": (1e12 * x, labelled, labels),
+        "small": (1e-12 * x, labelled, labels),
         "one column": (x[:, :1], labelled, labels),
         "more columns than rows": (np.tile(x, (1, 60)), labelled, labels),
-    }  # fmt: skip
+    }
 
 
 each = pytest.mark.parametrize("name", NAMES)
@@ -148,13 +151,18 @@ def test_what_is_unfit_is_refused(name: str) -> None:
     fit: dict[str, Any] = {"features_UF": x, "labelled_n": labelled, "labels_n": labels}
     nobody = np.zeros(0, dtype=np.int64)
     for bad in (
-        {"features_UF": np.full((90, 5), np.nan)}, {"features_UF": np.zeros(90)},
-        {"features_UF": np.zeros((90, 0))}, {"labelled_n": np.arange(80, 92)},
-        {"labelled_n": np.arange(-1, 11)}, {"labelled_n": np.zeros(12, dtype=np.int64)},
-        {"labelled_n": nobody, "labels_n": nobody}, {"labels_n": np.zeros(12)},
-        {"labels_n": np.zeros(11, dtype=np.int64)}, {"labels_n": np.full(12, CLASSES)},
+        {"features_UF": np.full((90, 5), np.nan)},
+        {"features_UF": np.zeros(90)},
+        {"features_UF": np.zeros((90, 0))},
+        {"labelled_n": np.arange(80, 92)},
+        {"labelled_n": np.arange(-1, 11)},
+        {"labelled_n": np.zeros(12, dtype=np.int64)},
+        {"labelled_n": nobody, "labels_n": nobody},
+        {"labels_n": np.zeros(12)},
+        {"labels_n": np.zeros(11, dtype=np.int64)},
+        {"labels_n": np.full(12, CLASSES)},
         {"labels_n": np.zeros(12, dtype=np.int64), "classes": 1},
-    ):  # fmt: skip
+    ):
         with pytest.raises(DataError, match=r"features|positions|labels"):
             make(name).label(**(fit | {"classes": CLASSES} | bad))
 
@@ -319,9 +327,11 @@ def test_noise_is_asked_for_where_it_is_added_and_nowhere_else() -> None:
     assert isinstance(made, PrivateLogistic)
     assert made.epsilon == 2.0
     wrong: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("private_logistic", {"epsilon": 2.0}), ("private_logistic", {"key": bytes(32)}),
-        ("ridge", {"epsilon": 2.0}), ("forest", {}),
-    )  # fmt: skip
+        ("private_logistic", {"epsilon": 2.0}),
+        ("private_logistic", {"key": bytes(32)}),
+        ("ridge", {"epsilon": 2.0}),
+        ("forest", {}),
+    )
     for name, settings in wrong:
         with pytest.raises(ConfigError, match=r"labeller"):
             make_labeller(name, **settings)
@@ -440,9 +450,11 @@ def test_rounded_rows_lie_no_further_apart_than_is_said(bits: int, signed: bool,
     steps = point.quantise(rows).astype(np.float64)
     far = np.linalg.norm(steps[:, None] - steps[None], axis=2).max()
     bound = guarantee.distance_in_steps(
-        steps=point.levels, numbers=classes, signed=signed and kind == "soft",
+        steps=point.levels,
+        numbers=classes,
+        signed=signed and kind == "soft",
         integers=kind == "hard",
-    )  # fmt: skip
+    )
     assert far <= bound
     if kind == "hard":
         assert far == pytest.approx(bound, rel=1e-8)

@@ -26,9 +26,14 @@ from tests.secure_apfed.small_runs import interrupted, small_config
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 STOPPING = [name for name, method in METHODS.items() if method.settings.stops_early]
 TRAIN = {
-    "epochs": 80, "batch_size": 32, "learning_rate": 0.02, "device": "cpu", "patience": 3,
-    "optimizer": "adam", "weight_decay": 0.0,
-}  # fmt: skip
+    "epochs": 80,
+    "batch_size": 32,
+    "learning_rate": 0.02,
+    "device": "cpu",
+    "patience": 3,
+    "optimizer": "adam",
+    "weight_decay": 0.0,
+}
 
 
 def modules(seed: int = 0) -> dict[str, nn.Module]:
@@ -107,11 +112,14 @@ def test_rates_rise_and_fall_as_torchs_schedulers_have_them() -> None:
     assert [rate_after(warm, done) for done in range(4)] == pytest.approx([0.2, 0.4, 0.4, 0.4])
 
 
-@pytest.mark.parametrize(("name", "theirs", "more"), [
-    ("sgd", torch.optim.SGD, {"momentum": 0.9}),
-    ("adam", torch.optim.Adam, {}),
-    ("adamw", torch.optim.AdamW, {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "theirs", "more"),
+    [
+        ("sgd", torch.optim.SGD, {"momentum": 0.9}),
+        ("adam", torch.optim.Adam, {}),
+        ("adamw", torch.optim.AdamW, {}),
+    ],
+)
 def test_without_a_bound_steps_are_those_of_torch(
     name: Literal["sgd", "adam", "adamw"], theirs: type[torch.optim.SGD], more: dict[str, Any]
 ) -> None:
@@ -145,10 +153,12 @@ def config_of(method: str, **train: Any) -> Config:
     # An active that knows little overfits soon.
     data = {"dataset": "breast_cancer", "active_view": 2, "overlap": 1.0, "limit": 120}
     return small_config(
-        method, data=data, train={**TRAIN, **train},
+        method,
+        data=data,
+        train={**TRAIN, **train},
         guard={"mechanism": "none", "noise": "reproducible_insecure"},
         transcript={"keep": "none"},
-    )  # fmt: skip
+    )
 
 
 def losses_of(folder: Path) -> list[float]:
@@ -215,9 +225,11 @@ def held_out_loss(result: RunResult, config: Config) -> float:
 @pytest.mark.slow
 def test_a_run_that_was_broken_off_keeps_the_same_best_and_the_same_rates(tmp_path: Path) -> None:
     schedule = {
-        "optimizer": "adamw", "learning_rate": 0.05, "schedule_steps": 60,
+        "optimizer": "adamw",
+        "learning_rate": 0.05,
+        "schedule_steps": 60,
         "warmup_steps": 5,
-    }  # fmt: skip
+    }
     config = config_of("apfed_c", keep_best=True, epochs=8, patience=7, **schedule)
     whole = run(config, tmp_path / "whole")
     interrupted(config, tmp_path / "broken", at_step=17)

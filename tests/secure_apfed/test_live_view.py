@@ -73,9 +73,14 @@ class Scripted:
 
 def frame_of(sender: str, kind: Kind, step: int = 0, sequence: int = 0) -> Frame:
     envelope = Envelope(
-        session="unnamed", step=step, kind=kind, sender=sender, receiver="ann", sequence=sequence,
+        session="unnamed",
+        step=step,
+        kind=kind,
+        sender=sender,
+        receiver="ann",
+        sequence=sequence,
         payload=b"x" * 100,
-    )  # fmt: skip
+    )
     header = envelope.header
     return sender, len(header).to_bytes(2, "big") + header + envelope.payload
 
@@ -112,8 +117,10 @@ def test_who_is_awaited_grows_silent_and_speaks_again() -> None:
     ]
     (first, second, third), end = stood(answers, "bob", "bob", "bob")
     assert [one.peers["bob"].state for one in (first, second, third)] == [
-        "awaited", "silent", "awaited",
-    ]  # fmt: skip
+        "awaited",
+        "silent",
+        "awaited",
+    ]
     assert second.peers["bob"].silent_s == second.peers["bob"].sign_s == pytest.approx(long)
     assert second.peers["cid"].sign_s == pytest.approx(short + long), "it never said a word"
     assert {one.peers["cid"].state for one in (first, second, third)} == {"connected"}
@@ -165,13 +172,28 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def status(**changes: Any) -> Status:
     usual: dict[str, Any] = {
-        "party": "ann", "phase": "training", "step": 3, "epsilon": float("inf"),
+        "party": "ann",
+        "phase": "training",
+        "step": 3,
+        "epsilon": float("inf"),
         "promise": "no guarantee",
-        "waits": {"senders": ("bob",), "kinds": ("sum",), "step": 3, "since_s": 4.0,
-                  "patience_s": 240.0},
-        "peers": {"bob": {"state": "silent", "silent_s": 4.2, "sign_s": 5.25, "sent_bytes": 10,
-                          "received_bytes": 2_000_000}},
-    }  # fmt: skip
+        "waits": {
+            "senders": ("bob",),
+            "kinds": ("sum",),
+            "step": 3,
+            "since_s": 4.0,
+            "patience_s": 240.0,
+        },
+        "peers": {
+            "bob": {
+                "state": "silent",
+                "silent_s": 4.2,
+                "sign_s": 5.25,
+                "sent_bytes": 10,
+                "received_bytes": 2_000_000,
+            }
+        },
+    }
     return Status.model_validate({**usual, **changes})
 
 
@@ -222,8 +244,12 @@ def test_a_log_has_a_line_a_change_and_no_more() -> None:
 
 
 CONNECTED: dict[str, Any] = {
-    "state": "connected", "silent_s": None, "sign_s": 0.1, "sent_bytes": 10, "received_bytes": 2,
-}  # fmt: skip
+    "state": "connected",
+    "silent_s": None,
+    "sign_s": 0.1,
+    "sent_bytes": 10,
+    "received_bytes": 2,
+}
 BROKEN = {**CONNECTED, "broken": {"since_s": 2.2, "patience_s": 30.0, "why": "nobody is there"}}
 
 
@@ -308,9 +334,14 @@ def test_events_are_objects_that_programs_can_read(capsys: pytest.CaptureFixture
     assert events[0]["epsilon"] == "inf"
     assert [event["peers"] for event in events].count({}) == 1, "said twice, and nothing changed"
     assert events[-1]["peers"]["bob"] == {
-        "state": "silent", "silent_s": 4.2, "sign_s": 5.25, "sent_bytes": 10,
-        "received_bytes": 2_000_000, "refusal": "", "broken": None,
-    }  # fmt: skip
+        "state": "silent",
+        "silent_s": 4.2,
+        "sign_s": 5.25,
+        "sent_bytes": 10,
+        "received_bytes": 2_000_000,
+        "refusal": "",
+        "broken": None,
+    }
     for event in events:
         LINE.validate({"status": event})
         del event["at"]
@@ -347,11 +378,18 @@ def test_a_file_tells_prometheus_where_each_party_stands(tmp_path: Path) -> None
         board.tell(status(phase="ended", session=2))
     bob = 'party="ann",peer="bob"'
     assert metrics_of(path) == {
-        'session party="ann"': 2, 'step party="ann"': 3, 'phase party="ann",phase="ended"': 1,
-        'epsilon party="ann",figure="epsilon_x"': math.inf, f"sent_bytes_total {bob}": 10,
-        f"received_bytes_total {bob}": 2e6, f"peer_last_sign_seconds {bob}": 5.25,
-        "epochs_done": 2, "epochs": 9, "steps_done": 3, "steps": 30,
-    }  # fmt: skip
+        'session party="ann"': 2,
+        'step party="ann"': 3,
+        'phase party="ann",phase="ended"': 1,
+        'epsilon party="ann",figure="epsilon_x"': math.inf,
+        f"sent_bytes_total {bob}": 10,
+        f"received_bytes_total {bob}": 2e6,
+        f"peer_last_sign_seconds {bob}": 5.25,
+        "epochs_done": 2,
+        "epochs": 9,
+        "steps_done": 3,
+        "steps": 30,
+    }
     assert (path.stat().st_mode & 0o777, len(list(tmp_path.iterdir()))) == (0o644, 1)
     with (
         pytest.raises(FileNotFoundError, match=r"none.*a\.prom"),
@@ -375,10 +413,11 @@ def test_what_a_real_run_says_is_as_its_schema(
     processes = {
         name: subprocess.Popen(
             [*command, file, "--metrics-file", str(tmp_path / f"{name}.prom")],
-            stdout=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for name, file in files.items()
-    }  # fmt: skip
+    }
     kinds, last = set[str](), dict[str, Any]()
     for name, process in processes.items():
         said = [json.loads(one) for one in process.communicate(timeout=240)[0].splitlines()]

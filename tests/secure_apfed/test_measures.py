@@ -54,27 +54,34 @@ def scored(rows: int, classes: int, *, seed: int = 0, strength: float = 1.0) -> 
 def test_classes_are_measured_as_scikit_learn_does() -> None:
     one = scored(300, 2)
     y, p = one.truth, one.scores[:, 1]
-    assert measure_all(one) == pytest.approx({
-        "accuracy": metrics.accuracy_score(y, p > 0.5), "auc": metrics.roc_auc_score(y, p),
-        "average_precision": metrics.average_precision_score(y, p),
-        "ks": np.max(np.subtract(*metrics.roc_curve(y, p)[1::-1])),
-        "gini": 2 * metrics.roc_auc_score(y, p) - 1,
-        "balanced_accuracy": metrics.balanced_accuracy_score(y, p > 0.5),
-        "f1": metrics.f1_score(y, p > 0.5), "brier": metrics.brier_score_loss(y, p),
-        "log_loss": metrics.log_loss(y, p),
-    })  # fmt: skip
+    assert measure_all(one) == pytest.approx(
+        {
+            "accuracy": metrics.accuracy_score(y, p > 0.5),
+            "auc": metrics.roc_auc_score(y, p),
+            "average_precision": metrics.average_precision_score(y, p),
+            "ks": np.max(np.subtract(*metrics.roc_curve(y, p)[1::-1])),
+            "gini": 2 * metrics.roc_auc_score(y, p) - 1,
+            "balanced_accuracy": metrics.balanced_accuracy_score(y, p > 0.5),
+            "f1": metrics.f1_score(y, p > 0.5),
+            "brier": metrics.brier_score_loss(y, p),
+            "log_loss": metrics.log_loss(y, p),
+        }
+    )
     one = scored(300, 4)
     y, p, table = one.truth, one.scores, label_binarize(one.truth, classes=range(4))
     found = measure_all(one)
     names = ("auc", "average_precision", "f1", "brier", "log_loss")
     assert {name: found[name] for name in names} == (
-        pytest.approx({
-            "auc": metrics.roc_auc_score(y, p, multi_class="ovr"),
-            "average_precision": metrics.average_precision_score(table, p),
-            "f1": metrics.f1_score(y, p.argmax(1), average="macro"),
-            "brier": ((p - table) ** 2).sum(1).mean(), "log_loss": metrics.log_loss(y, p),
-        })
-    )  # fmt: skip
+        pytest.approx(
+            {
+                "auc": metrics.roc_auc_score(y, p, multi_class="ovr"),
+                "average_precision": metrics.average_precision_score(table, p),
+                "f1": metrics.f1_score(y, p.argmax(1), average="macro"),
+                "brier": ((p - table) ** 2).sum(1).mean(),
+                "log_loss": metrics.log_loss(y, p),
+            }
+        )
+    )
     shares = probabilities_of(np.array([[1.2, -0.2], [0.3, 0.1], [0.0, 0.0]]))
     assert shares == pytest.approx(np.array([[1, 0], [0.75, 0.25], [0.5, 0.5]]))
     three = scored(90, 3)  # a class without rows has no part in a mean
@@ -98,8 +105,11 @@ def test_regressions_and_ranks_are_measured_by_hand() -> None:
 def test_what_rows_do_not_define_is_left_out() -> None:
     one_class = Scored.of_classes([1, 1], [0.4, 0.9])
     assert set(names_of("classification")) - set(measure_all(one_class)) == {
-        "auc", "average_precision", "ks", "gini",
-    }  # fmt: skip
+        "auc",
+        "average_precision",
+        "ks",
+        "gini",
+    }
     assert measure_all(Scored.of_classes(np.empty(0), np.empty((0, 3)))) == {}
     diverged = Scored.of_network([0, 1], [[math.nan, math.nan], [0.0, 1.0]])
     assert set(measure_all(diverged)) == {"accuracy", "balanced_accuracy", "f1"}

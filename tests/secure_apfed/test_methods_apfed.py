@@ -35,9 +35,12 @@ CONTRASTIVE = {"name": "contrastive", "temperature": 0.5}
 ONE_SIDED = {"name": "contrastive", "anchors": "active"}
 CLUSTERING = {"name": "clustering", "clusters": 3}
 OBJECTIVES: Mapping[str, list[dict[str, Any]]] = {
-    "R": [RECONSTRUCTION], "C": [CONTRASTIVE], "C one-sided": [ONE_SIDED],
-    "clusters": [CLUSTERING], "mixed": [RECONSTRUCTION, CONTRASTIVE, ONE_SIDED, CLUSTERING],
-}  # fmt: skip
+    "R": [RECONSTRUCTION],
+    "C": [CONTRASTIVE],
+    "C one-sided": [ONE_SIDED],
+    "clusters": [CLUSTERING],
+    "mixed": [RECONSTRUCTION, CONTRASTIVE, ONE_SIDED, CLUSTERING],
+}
 # Of the first batch of 16 the second passive knows one person: it neither learns nor helps.
 OVERLAPS = {"passive-1": range(20), "passive-2": range(15, 30)}
 
@@ -176,16 +179,31 @@ _ALL = {"default": {"objective": RECONSTRUCTION}}
 @pytest.mark.parametrize(
     ("method", "passives", "changes", "error", "said"),
     [
-        ("apfed", 1, {"passives": _ALL, "secure_sum": {"scheme": "ckks"}}, ConfigError,
-         r"secure_sum\.allow_single_passive: .*hides nothing"),
+        (
+            "apfed",
+            1,
+            {"passives": _ALL, "secure_sum": {"scheme": "ckks"}},
+            ConfigError,
+            r"secure_sum\.allow_single_passive: .*hides nothing",
+        ),
         ("apfed", 2, {}, ConfigError, r"passives\.passive-1\.objective.*got none"),
-        ("apfed_r", 2, {"passives": {"passive-2": {"objective": CONTRASTIVE}}}, ConfigError,
-         r"passives\.passive-2\.objective.*got contrastive"),
-        ("apfed_c", 2, {"secure_sum": {"scheme": "ckks", "clip": None}}, ConfigError,
-         r"secure_sum\.clip: ckks needs a bound"),
+        (
+            "apfed_r",
+            2,
+            {"passives": {"passive-2": {"objective": CONTRASTIVE}}},
+            ConfigError,
+            r"passives\.passive-2\.objective.*got contrastive",
+        ),
+        (
+            "apfed_c",
+            2,
+            {"secure_sum": {"scheme": "ckks", "clip": None}},
+            ConfigError,
+            r"secure_sum\.clip: ckks needs a bound",
+        ),
         ("apfed_c", 2, {"model": {"network": "conv_mnist"}}, ModelError, "images of 1 channel"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_named_before_anything_is_sent(
     method: str, passives: int, changes: dict[str, Any], error: type[Exception], said: str
 ) -> None:
@@ -289,10 +307,12 @@ def overlapping(overlaps: dict[str, range] | None = None) -> VerticalData:
 
 
 pairs = partial(
-    step_config, method="apfed_c", alignment={"mode": "pairwise"},
+    step_config,
+    method="apfed_c",
+    alignment={"mode": "pairwise"},
     model={"network": "mlp", "hidden": [6], "representation": 4, "projection": 4, "dropout": 0},
     passives={"passive-1": {"weight": 2.0}, "default": {"weight": 0.3}},
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("protocol", ["ecdh", "circuit"])
@@ -342,13 +362,19 @@ def test_a_pair_below_the_minimum_stops_the_run() -> None:
         open_session(pairs(alignment={"mode": "pairwise", "minimum_rows": 5}), data)
 
 
-@pytest.mark.parametrize(("positions", "total", "message"), [
-    ([0, 1], 3, "'positions' as torch.int64"),
-    ([0, 1, 2], 2, "announces 2 positions for 3 common people"),
-    ([0, 1, 2], 101, "announces 101 positions"), ([0, 1, 2], True, "announces True positions"),
-    ([0, 1, 2], None, "announces None positions"), ([0, 1, 1], 9, "gave two people one position"),
-    ([0, 1, 9], 9, "one outside 0 to 8"), ([0, 1, -1], 9, "one outside 0 to 8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("positions", "total", "message"),
+    [
+        ([0, 1], 3, "'positions' as torch.int64"),
+        ([0, 1, 2], 2, "announces 2 positions for 3 common people"),
+        ([0, 1, 2], 101, "announces 101 positions"),
+        ([0, 1, 2], True, "announces True positions"),
+        ([0, 1, 2], None, "announces None positions"),
+        ([0, 1, 1], 9, "gave two people one position"),
+        ([0, 1, 9], 9, "one outside 0 to 8"),
+        ([0, 1, -1], 9, "one outside 0 to 8"),
+    ],
+)
 def test_unfit_positions_are_refused(positions: list[int], total: object, message: str) -> None:
     payload = pack({"positions": torch.tensor(positions)}, {"total": total})
     envelope = envelope_of(payload, kind=Kind.ALIGNMENT, step=-1)

@@ -27,10 +27,11 @@ FEW_DIGITS = {**DIGITS, "limit": 240}
 
 def config_of(**changes: Any) -> Config:
     usual = {
-        "data": FEW_DIGITS, "train": {"epochs": 1, "device": "cpu"},
+        "data": FEW_DIGITS,
+        "train": {"epochs": 1, "device": "cpu"},
         "model": {"network": "cross_view", "representation": 32, "random_features": 300},
         "passives": {"default": {"allow_reading_all": True}},
-    }  # fmt: skip
+    }
     return small_config("apfed_code", **{**usual, **changes})
 
 

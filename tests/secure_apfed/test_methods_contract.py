@@ -77,8 +77,10 @@ def test_what_is_declared_is_true_of_what_a_run_sends_and_keeps(played: Played) 
     active = recording.data.active.name
     sent = {(flow.kind, flow.sender == active) for flow in recording.transcript.flows}
     assert {by_active for kind, by_active in sent if kind is Kind.REPRESENTATIONS} == {
-        None: set(), "active": {True}, "passives": {False},
-    }[told.representations_from]  # fmt: skip
+        None: set(),
+        "active": {True},
+        "passives": {False},
+    }[told.representations_from]
     assert ((Kind.ALIGNMENT, True) in sent) is (told.has_passives and told.aligns)
     assert ((Kind.CONTRIBUTION, False) in sent) is told.aggregates
     assert ((Kind.LABELS, True) in sent) is told.sends_labels
@@ -144,8 +146,10 @@ def test_no_hidden_label_reaches_training(played: Played) -> None:
 
 
 CUTS: tuple[Callable[[bytes], bytes], ...] = (
-    lambda body: body[:-1], lambda body: b"", lambda body: body + b"x",
-)  # fmt: skip
+    lambda body: body[:-1],
+    lambda body: b"",
+    lambda body: body + b"x",
+)
 _NOT_READ = {Kind.GREETING, Kind.SESSION, Kind.SIGNATURE, Kind.ALIGNMENT, Kind.ALIVE}  # own tests
 _WORDS = {Kind.READY, Kind.CHECKPOINT, Kind.SAVED, Kind.END, Kind.ABORT}
 
@@ -234,8 +238,10 @@ REFUSED: tuple[tuple[Said, Mapping[str, Any], str], ...] = (
     ("h_fedmv", _GUARDED, "no noise of a guard"),
     ("h_fedmv", {"passives": {"passive-1": {"weight": 2.0}}}, "leave weight out"),
     ("mmvfl", {"model": {"network": "mlp"}}, "takes identity"),
-    ("mmvfl", _GUARDED, "no noise of a guard"), ("mmvfl", _NOISED, r"secure_sum\.noise"),
-    ("mmvfl", _LP_MST, "lp_mst"), ("mmvfl", _SPREAD, "spread_labels"),
+    ("mmvfl", _GUARDED, "no noise of a guard"),
+    ("mmvfl", _NOISED, r"secure_sum\.noise"),
+    ("mmvfl", _LP_MST, "lp_mst"),
+    ("mmvfl", _SPREAD, "spread_labels"),
     ("mmvfl", {"defences": [{"kind": "marvell"}]}, "marvell"),
     ("split_nn_sum", _GUARDED, "nobody reads a representation"),
     ("joint_teacher_sum", _GUARDED, "nobody reads a representation"),
@@ -248,7 +254,8 @@ REFUSED: tuple[tuple[Said, Mapping[str, Any], str], ...] = (
     ({"name": "votes_randomised", "epsilon": None}, {}, "method votes_randomised protects"),
     ({"name": "votes", "labeller": "spreding"}, {}, "did you mean 'spreading'"),
     ({"name": "votes", "labeller": "private_logistic"}, {}, "private_logistic, which needs it"),
-    ("votes", _NOISED, r"noise on votes is method\.epsilon"), ("votes", _PRIVATE, "dp_sgd"),
+    ("votes", _NOISED, r"noise on votes is method\.epsilon"),
+    ("votes", _PRIVATE, "dp_sgd"),
     ("votes", _LP_MST, "labels.mechanism: lp_mst"),
     ("votes", _PATIENT, "method votes learns no labels by steps"),
     ({"name": "votes_encrypted", "labeller": "logistic"}, {}, "is not linear in the labels"),
@@ -260,7 +267,7 @@ REFUSED: tuple[tuple[Said, Mapping[str, Any], str], ...] = (
     ({"name": "vfedtrans", "mask_rows": 1}, {}, "greater than or equal to 2"),
     ("apc_vfl", {"model": {"network": "mlp"}}, "use one of selu, linear, enriched"),
     ("apc_vfl", {"model": {"network": "selu", "head": [8]}}, "fits one linear layer on"),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(

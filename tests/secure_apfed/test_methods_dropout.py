@@ -179,10 +179,11 @@ def test_who_left_is_not_also_said_to_have_been_passed_over(gone: bool) -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        name for name, one in METHODS.items()
+        name
+        for name, one in METHODS.items()
         if one.settings.sums_representations or one.settings.averages
     ],
-)  # fmt: skip
+)
 @pytest.mark.sampled(every=4)
 def test_an_average_never_lacks_a_party(method: str) -> None:
     """A sum without one passive was taken as the whole average, and nobody was told."""
@@ -211,8 +212,9 @@ def test_pseudo_labels_are_the_mean_of_those_who_answered(
         {"name": method, "parties": {"passive-4": {"zeta": 20.0}}},
         data={"dataset": "digits", "views": 5, "limit": 240, "labelled": 100},
         secure_sum=pair_of("plain + recoverable masks") | {"clip": 4.0, "bits": 24, "threshold": 3},
-        passives={"passive-2": {"weight": 3.0}}, rules={"silent_passive": "recover"},
-    )  # fmt: skip
+        passives={"passive-2": {"weight": 3.0}},
+        rules={"silent_passive": "recover"},
+    )
     session = open_session(config, load_data(config.data, seed=0))
     assert session.contract.silent_passive == "recover"
     active: Any = session.learner
@@ -253,8 +255,9 @@ def digits(threshold: int | None) -> Config:
         model={"network": "mlp", "hidden": [16], "representation": 8, "projection": 8},
         train={"epochs": 2, "batch_size": 128, "learning_rate": 0.1, "device": "cpu"},
         secure_sum={"scheme": "plain", "masks": "recoverable", "threshold": threshold},
-        guard={"mechanism": "none"}, rules={"minimum_spread": 0.0},
-    )  # fmt: skip
+        guard={"mechanism": "none"},
+        rules={"minimum_spread": 0.0},
+    )
 
 
 @pytest.mark.parametrize(("at", "kind"), [(7, BEFORE_CONTRIBUTING), (EPOCH, BEFORE_SAVING)])
@@ -276,9 +279,12 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
 ) -> None:
     """Two sums of one step with the same noise would differ by it, under its own noise alone."""
     sums = {
-        "scheme": "plain", "masks": "recoverable", "clip": 0.5, "threshold": threshold,
+        "scheme": "plain",
+        "masks": "recoverable",
+        "clip": 0.5,
+        "threshold": threshold,
         "noise": {"sigma": 0.5},
-    }  # fmt: skip
+    }
     config = step_config("apfed_c", secure_sum=sums)
     data = vertical_data(4)
     names = [data.active.name, *(table.name for table in data.passives)]
@@ -313,13 +319,19 @@ PAIRWISE = {"scheme": "plain", "masks": "pairwise"}
 WAIT = {"silent_passive": "wait", "patience_s": 600.0, "restarts": 10}
 
 
-@pytest.mark.parametrize(("rules", "sums", "passives", "agreed", "threshold"), [
-    ({}, RECOVERABLE, 4, "stop", 4), ({}, RECOVERABLE, 3, "stop", 3),
-    ({}, RECOVERABLE | {"threshold": 2}, 3, "recover", 2),
-    ({"silent_passive": "recover"}, RECOVERABLE, 4, "recover", 3),
-    ({"silent_passive": "stop"}, RECOVERABLE, 4, "stop", 4), (WAIT, RECOVERABLE, 4, "wait", 4),
-    (WAIT, PAIRWISE, 4, "wait", None), ({}, PAIRWISE, 4, "stop", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rules", "sums", "passives", "agreed", "threshold"),
+    [
+        ({}, RECOVERABLE, 4, "stop", 4),
+        ({}, RECOVERABLE, 3, "stop", 3),
+        ({}, RECOVERABLE | {"threshold": 2}, 3, "recover", 2),
+        ({"silent_passive": "recover"}, RECOVERABLE, 4, "recover", 3),
+        ({"silent_passive": "stop"}, RECOVERABLE, 4, "stop", 4),
+        (WAIT, RECOVERABLE, 4, "wait", 4),
+        (WAIT, PAIRWISE, 4, "wait", None),
+        ({}, PAIRWISE, 4, "stop", None),
+    ],
+)
 def test_the_contract_says_what_a_silence_does(
     rules: dict[str, Any], sums: dict[str, Any], passives: int, agreed: str, threshold: int | None
 ) -> None:
@@ -330,18 +342,21 @@ def test_the_contract_says_what_a_silence_does(
     assert (contract.patience_s, contract.restarts) == waits
 
 
-@pytest.mark.parametrize(("rules", "sums", "passives", "message"), [
-    ({}, pair_of("ckks") | {"threshold": 2}, 4, "with ckks; only recoverable masks"),
-    ({}, RECOVERABLE | {"threshold": 5}, 4, r"5 of 4 passives .* with plain \+ recoverable"),
-    ({}, RECOVERABLE | {"threshold": 2}, 4, "not above half of 4 passives.*say 3 or more"),
-    ({}, {"scheme": "plain", "threshold": 3}, 4, "does not go with plain"),
-    ({"silent_passive": "recover"}, PAIRWISE, 4, "needs all 4 passives.*threshold: 3"),
-    ({"silent_passive": "recover"}, RECOVERABLE, 3, "needs all 3 passives.*threshold: 2"),
-    ({"silent_passive": "recover"}, RECOVERABLE, 2, "with 3 passives or more"),
-    ({"silent_passive": "stop"}, RECOVERABLE | {"threshold": 3}, 4, "stop no step goes on"),
-    (WAIT, RECOVERABLE | {"threshold": 3}, 4, "wait no step goes on without a passive"),
-    ({"restarts": 3}, PAIRWISE, 4, "nobody begins again by itself"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rules", "sums", "passives", "message"),
+    [
+        ({}, pair_of("ckks") | {"threshold": 2}, 4, "with ckks; only recoverable masks"),
+        ({}, RECOVERABLE | {"threshold": 5}, 4, r"5 of 4 passives .* with plain \+ recoverable"),
+        ({}, RECOVERABLE | {"threshold": 2}, 4, "not above half of 4 passives.*say 3 or more"),
+        ({}, {"scheme": "plain", "threshold": 3}, 4, "does not go with plain"),
+        ({"silent_passive": "recover"}, PAIRWISE, 4, "needs all 4 passives.*threshold: 3"),
+        ({"silent_passive": "recover"}, RECOVERABLE, 3, "needs all 3 passives.*threshold: 2"),
+        ({"silent_passive": "recover"}, RECOVERABLE, 2, "with 3 passives or more"),
+        ({"silent_passive": "stop"}, RECOVERABLE | {"threshold": 3}, 4, "stop no step goes on"),
+        (WAIT, RECOVERABLE | {"threshold": 3}, 4, "wait no step goes on without a passive"),
+        ({"restarts": 3}, PAIRWISE, 4, "nobody begins again by itself"),
+    ],
+)
 def test_thresholds_and_policies_that_cannot_be_had_are_refused(
     rules: dict[str, Any], sums: dict[str, Any], passives: int, message: str
 ) -> None:

@@ -79,9 +79,11 @@ class Monolith:
         self.head = copy.deepcopy(active_of(session).trainer.head)
         train = settings.train
         self.sgd = torch.optim.SGD(
-            [*self.encoders.parameters(), *self.head.parameters()], lr=train.learning_rate,
-            momentum=train.momentum, weight_decay=train.weight_decay,
-        )  # fmt: skip
+            [*self.encoders.parameters(), *self.head.parameters()],
+            lr=train.learning_rate,
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+        )
         self.data = data
 
     def scores(self, people: list[int]) -> Tensor:
@@ -223,11 +225,14 @@ class Asked:
         assert same(descent_of(self.passive.tensors()), self.before)
 
 
-@pytest.mark.parametrize(("values", "message"), [
-    (torch.ones(4, D + 1), "sent 'gradient'"),
-    (torch.ones(4, D, dtype=torch.float32), r"torch\.float32"),
-    (torch.full((4, D), float("nan")), "not finite"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (torch.ones(4, D + 1), "sent 'gradient'"),
+        (torch.ones(4, D, dtype=torch.float32), r"torch\.float32"),
+        (torch.full((4, D), float("nan")), "not finite"),
+    ],
+)
 def test_a_gradient_that_does_not_fit_is_refused(values: Tensor, message: str) -> None:
     asked = Asked()
     asked.refuses(asked.gradient(values.double() if "32" not in message else values), message)
@@ -256,10 +261,15 @@ def test_after_a_release_that_failed_no_gradient_is_due(monkeypatch: pytest.Monk
     asked.refuses(asked.gradient(torch.ones(4, D).double(), step=4), "waits for none")
 
 
-@pytest.mark.parametrize(("rows", "step", "message"), [
-    ([1], 4, "at least 2"), ([0, ALIGNED], 4, "outside the alignment"), ([0, 1], 3, "after step 3"),
-    ([0, 1], 0, "after step 3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "step", "message"),
+    [
+        ([1], 4, "at least 2"),
+        ([0, ALIGNED], 4, "outside the alignment"),
+        ([0, 1], 3, "after step 3"),
+        ([0, 1], 0, "after step 3"),
+    ],
+)
 def test_a_request_outside_the_rules_is_refused(rows: list[int], step: int, message: str) -> None:
     asked = Asked()
     releases = asked.passive.ledgers["passive-1"].spent().releases
@@ -281,13 +291,16 @@ def answers(session: Simulation, rows: Tensor) -> list[Envelope]:
     request = active_of(session).request(rows)
     return [
         envelope_of(
-            session, Kind.REPRESENTATIONS, sender=party.name, receiver="active",
+            session,
+            Kind.REPRESENTATIONS,
+            sender=party.name,
+            receiver="active",
             payload=party.represent(
                 envelope_of(session, Kind.REQUEST, request, receiver=party.name)
             ),
         )
         for party in passives_of(session)
-    ]  # fmt: skip
+    ]
 
 
 def test_answers_that_are_missing_doubled_or_swapped_are_refused() -> None:
@@ -311,8 +324,9 @@ def config_of(method: str = "split_nn_sum", **changes: Any) -> Config:
         "data": {"dataset": "digits", "views": 4, "limit": 300},
         "model": {"network": "mlp", "hidden": [16], "representation": 8, "dropout": 0.0},
         "train": {"epochs": 2, "batch_size": 64, "learning_rate": 0.1, "device": "cpu"},
-        "guard": {"mechanism": "none"}, "secure_sum": MASKED,
-    }  # fmt: skip
+        "guard": {"mechanism": "none"},
+        "secure_sum": MASKED,
+    }
     return small_config(method, **{**usual, **changes})
 
 
@@ -324,10 +338,16 @@ def session_of(**changes: Any) -> Simulation:
 def test_it_is_one_network_on_the_concatenated_table() -> None:
     """To 1e-10: linear encoders that are added are one linear layer on all columns."""
     config = config_of(
-        model={"network": "linear", "representation": 8}, secure_sum=CLEAR,
-        train={"epochs": 2, "batch_size": 64, "learning_rate": 0.1, "device": "cpu",
-               "precision": "float64"},
-    )  # fmt: skip
+        model={"network": "linear", "representation": 8},
+        secure_sum=CLEAR,
+        train={
+            "epochs": 2,
+            "batch_size": 64,
+            "learning_rate": 0.1,
+            "device": "cpu",
+            "precision": "float64",
+        },
+    )
     data = load_data(config.data, seed=0)
     session = open_session(config, data)
     learner: Any = session.learner
@@ -386,10 +406,17 @@ def test_representations_of_other_sizes_are_refused() -> None:
 def test_the_head_of_selu_networks_has_the_layers_that_were_asked_for() -> None:
     """As APC-VFL compares itself with SplitNN: its joint encoder, and a layer for the classes."""
     session = open_session(
-        config := config_of("split_nn", model={
-            "network": "selu", "hidden": [16], "representation": 8, "head": [12, 6],
-        }), load_data(config.data, seed=0),
-    )  # fmt: skip
+        config := config_of(
+            "split_nn",
+            model={
+                "network": "selu",
+                "hidden": [16],
+                "representation": 8,
+                "head": [12, 6],
+            },
+        ),
+        load_data(config.data, seed=0),
+    )
     learner: Any = session.learner
     layers = [one for one in learner.trainer.head if isinstance(one, nn.Linear)]
     assert [one.out_features for one in layers] == [12, 6, 10]

@@ -103,9 +103,12 @@ def held_by(party: object) -> Iterator[object]:
 
 @pytest.mark.parametrize(
     ("method", "changes"),
-    [("apfed_c", {"secure_sum": NOISE}), ("apfed_r", {"dp_sgd": {"noise_multiplier": 2.0}}),
-     ("tvfl", {})],
-)  # fmt: skip
+    [
+        ("apfed_c", {"secure_sum": NOISE}),
+        ("apfed_r", {"dp_sgd": {"noise_multiplier": 2.0}}),
+        ("tvfl", {}),
+    ],
+)
 def test_no_party_holds_what_is_anothers(method: str, changes: dict[str, Any]) -> None:
     session = Simulation(METHODS[method], start_of(step_config(method, guard=GUARD, **changes)))
     session.step(0, BATCH)
@@ -143,8 +146,12 @@ SAID = {"figure": "epsilon_v", "epsilon": 2.0, "delta": 1e-5, "releases": 3, "mu
 def test_what_a_ledger_counts_arrives_and_updates_stay() -> None:
     ledger = PrivacyLedger(
         GaussianRelease(noise_multiplier=4.0),
-        delta=1e-5, budget=None, rows=4, log=None, figure="epsilon_v",
-    )  # fmt: skip
+        delta=1e-5,
+        budget=None,
+        rows=4,
+        log=None,
+        figure="epsilon_v",
+    )
     for step in range(2):
         ledger.charge(step=step, rows=torch.tensor([step, 3]), digest=b"z")
     packed = pack_charged({"shop": ledger, "shop+updates": ledger}.items())
@@ -159,12 +166,28 @@ def test_what_a_ledger_counts_arrives_and_updates_stay() -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"\xc1", b"\x90" * 5000, *map(msgpack.packb, (
-        None, {}, [SAID] * 3, [{**SAID, "figure": "epsilon_y"}], [{**SAID, "epsilon": -1.0}],
-        [{**SAID, "epsilon": math.nan}], [{**SAID, "delta": 0.0}], [{**SAID, "releases": 2**40}],
-        [{**SAID, "releases": True}], [{**SAID, "more": 1}], [{"figure": "epsilon_v"}],
-    ))],
-)  # fmt: skip
+    [
+        b"",
+        b"\xc1",
+        b"\x90" * 5000,
+        *map(
+            msgpack.packb,
+            (
+                None,
+                {},
+                [SAID] * 3,
+                [{**SAID, "figure": "epsilon_y"}],
+                [{**SAID, "epsilon": -1.0}],
+                [{**SAID, "epsilon": math.nan}],
+                [{**SAID, "delta": 0.0}],
+                [{**SAID, "releases": 2**40}],
+                [{**SAID, "releases": True}],
+                [{**SAID, "more": 1}],
+                [{"figure": "epsilon_v"}],
+            ),
+        ),
+    ],
+)
 def test_anything_else_is_refused_by_the_senders_name(payload: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="checkpoint: shop sent no accounts"):
         read_charged(payload, sender="shop")
@@ -202,10 +225,23 @@ def test_an_account_that_is_not_signed_for_this_is_refused(
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"\xc1", SIGNED * 200, *map(msgpack.packb, (
-        None, [], [b"\x90"], ["a", "b"], [b"\x90", b"short"], [b"", b"", b""],
-    ))],
-)  # fmt: skip
+    [
+        b"",
+        b"\xc1",
+        SIGNED * 200,
+        *map(
+            msgpack.packb,
+            (
+                None,
+                [],
+                [b"\x90"],
+                ["a", "b"],
+                [b"\x90", b"short"],
+                [b"", b"", b""],
+            ),
+        ),
+    ],
+)
 def test_what_is_no_signed_account_is_refused(payload: bytes) -> None:
     given: dict[str, Any] = {"identity": SHOP.public.hex(), "contract": CONTRACT, "step": 7}
     with pytest.raises(RemoteProtocolError, match="checkpoint: shop sent no signed accounts"):
@@ -217,11 +253,15 @@ def test_of_who_fell_silent_nothing_is_promised_that_it_did_not_say() -> None:
     charged = {"bank": [told], "post": [told], "quiet": ()}
     said = said_of(charged, among=["bank", "post", "shop", "quiet"], silent={"post": 7, "shop": 2})
     assert {name: one["epsilon"] for name, one in said.items()} == {
-        "bank": 2.0, "post": 2.0, "shop": math.inf,
-    }  # fmt: skip
+        "bank": 2.0,
+        "post": 2.0,
+        "shop": math.inf,
+    }
     assert [("fell silent in step" in one["trace"][-1]) for one in said.values()] == [
-        False, True, True,
-    ]  # fmt: skip
+        False,
+        True,
+        True,
+    ]
     assert said_of({"quiet": ()}, among=["quiet", "shop"], silent={}) == {}
 
 
@@ -335,11 +375,24 @@ def packed(*parts: Any) -> bytes:
 
 ALL, SUM = list(PASSIVES), b"a sum"
 NO_SUMS = [
-    b"", b"\xc1", b"\xff" * 40, b"\x91" * 2000, packed(ALL, SUM)[:-1], packed(ALL, SUM) + b"\0",
-    msgpack.packb(5), msgpack.packb(None), msgpack.packb({}), packed(ALL), packed(ALL, SUM, 1),
-    packed(SUM, ALL), packed(ALL, "text"), packed("passive-1", SUM), packed([1, 2, 3], SUM),
-    packed([ALL], SUM), packed(dict.fromkeys(ALL), SUM),
-]  # fmt: skip
+    b"",
+    b"\xc1",
+    b"\xff" * 40,
+    b"\x91" * 2000,
+    packed(ALL, SUM)[:-1],
+    packed(ALL, SUM) + b"\0",
+    msgpack.packb(5),
+    msgpack.packb(None),
+    msgpack.packb({}),
+    packed(ALL),
+    packed(ALL, SUM, 1),
+    packed(SUM, ALL),
+    packed(ALL, "text"),
+    packed("passive-1", SUM),
+    packed([1, 2, 3], SUM),
+    packed([ALL], SUM),
+    packed(dict.fromkeys(ALL), SUM),
+]
 OTHERS = [[], ALL[1:], ALL[::-1], [*ALL, "ghost"], [*ALL, ALL[0]]]
 FEW = [[], ["passive-1"], ["passive-1", "ghost"], ALL[::-1], ["passive-1"] * 2]
 TWO_OF_THREE = {"secure_sum": SETTINGS["recoverable"]["secure_sum"] | {"threshold": 2}}

@@ -59,16 +59,26 @@ def planted(seed: int = 0) -> VerticalData:
     tables = [table("active", 12, 1.6), table("passive-1", 6, 0.3), table("passive-2", 5, 0.3)]
     rows = torch.arange(people)
     return VerticalData(
-        table=tables[0], passives=tuple(tables[1:]), classes=tuple("abcd"),
-        train_rows=rows[:TRAIN], test_rows=rows[TRAIN:], labelled=rows[:LABELLED].clone(),
-    )  # fmt: skip
+        table=tables[0],
+        passives=tuple(tables[1:]),
+        classes=tuple("abcd"),
+        train_rows=rows[:TRAIN],
+        test_rows=rows[TRAIN:],
+        labelled=rows[:LABELLED].clone(),
+    )
 
 
 config_of = partial(
-    step_config, model={"network": "random_features", "random_features": 60},
-    train={"epochs": 30, "batch_size": 64, "learning_rate": 0.1, "device": "cpu",
-           "precision": "float64"},
-)  # fmt: skip
+    step_config,
+    model={"network": "random_features", "random_features": 60},
+    train={
+        "epochs": 30,
+        "batch_size": 64,
+        "learning_rate": 0.1,
+        "device": "cpu",
+        "precision": "float64",
+    },
+)
 answering = partial(
     config_of,
     {"name": "apc_vfl", "epochs": 2},
@@ -91,9 +101,10 @@ class Counted:
 def test_the_teacher_is_the_joint_model_and_labels_by_what_its_head_reads(labels: str) -> None:
     data = planted()
     summed = partial(
-        config_of, guard={"mechanism": "none"},
+        config_of,
+        guard={"mechanism": "none"},
         secure_sum={"masks": "pairwise", "scheme": "plain", "clip": 64.0, "bits": 24},
-    )  # fmt: skip
+    )
     config = summed({"name": "joint_teacher_sum", "labels": labels})
     model = TeacherSettings.of(config).model
     session = open_session(config, data)
@@ -136,15 +147,19 @@ def test_a_teacher_of_sums_shows_no_representation_and_is_charged_its_noise() ->
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("said", "again"),
-    [({}, 0), ({"epsilon": 4.0}, 0), ({"labels": "logistic"}, 1),
-     ({"labels": "spreading", "form": "hard"}, 1)],
-)  # fmt: skip
+    [
+        ({}, 0),
+        ({"epsilon": 4.0}, 0),
+        ({"labels": "logistic"}, 1),
+        ({"labels": "spreading", "form": "hard"}, 1),
+    ],
+)
 def test_every_ask_is_in_the_passives_accounts(said: dict[str, Any], again: int) -> None:
     config = config_of(
         {"name": "joint_teacher_sum", **said},
         secure_sum={"masks": "pairwise", "scheme": "plain", "noise": {"epsilon": 8.0}},
         train={"epochs": 3, "batch_size": 64, "device": "cpu"},
-    )  # fmt: skip
+    )
     result = run(config, None, data=planted())
     for account in result.contributions.values():
         assert account["releases"] == 3 + again
@@ -223,8 +238,11 @@ def test_under_strong_randomised_response_the_student_falls_back_to_its_own_labe
         config_of({"name": "joint_teacher_sum", "epsilon": 2.0}), data
     ).learner.guarantee
     for part in (
-        "epsilon 2, delta 0", "person without a label", "against the active", "gives nothing",
-    ):  # fmt: skip
+        "epsilon 2, delta 0",
+        "person without a label",
+        "against the active",
+        "gives nothing",
+    ):
         assert part in said
     assert "randomised response" not in learner.guarantee
 
@@ -236,10 +254,16 @@ def test_labels_spread_over_h_are_what_the_head_says() -> None:
     shown[LABELLED:TRAIN] = UNLABELLED
     data = replace(data, table=replace(data.active, labels=shown))
     config = config_of(
-        "apfed_c", model={"network": "mlp", "hidden": [16], "representation": 8, "dropout": 0.5},
-        train={"epochs": 1, "batch_size": 240, "device": "cpu", "precision": "float64",
-               "spread_labels": True},
-    )  # fmt: skip
+        "apfed_c",
+        model={"network": "mlp", "hidden": [16], "representation": 8, "dropout": 0.5},
+        train={
+            "epochs": 1,
+            "batch_size": 240,
+            "device": "cpu",
+            "precision": "float64",
+            "spread_labels": True,
+        },
+    )
     session = open_session(config, data)
     before = [one.clone() for one in active_of(session).trainer.networks.encoder.parameters()]
     session.play(session.learner.conclude(session.links, Counted()))
@@ -302,10 +326,14 @@ def whole_table(session: Simulation, data: VerticalData) -> np.ndarray:
 
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("mask_rows", [16, 8192])
-@pytest.mark.parametrize("data", [
-    {"dataset": "digits", "views": 2, "limit": 300}, {"dataset": "breast_cancer", "overlap": 0.6},
-    {"dataset": "digits", "views": 4, "limit": 300},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"dataset": "digits", "views": 2, "limit": 300},
+        {"dataset": "breast_cancer", "overlap": 0.6},
+        {"dataset": "digits", "views": 4, "limit": 300},
+    ],
+)
 def test_the_vectors_are_those_of_all_tables(data: dict[str, Any], mask_rows: int) -> None:
     session = vectors_of(data=data, said={"mask_rows": mask_rows})
     found = taught(session).opened.numpy()
@@ -407,9 +435,10 @@ def test_more_vectors_than_features_or_rows_are_refused() -> None:
 
 def test_a_plan_forecasts_the_bytes_that_are_sent() -> None:
     config = vfedtrans(
-        vectors=30, train={"epochs": 1, "batch_size": 8, "device": "cpu"},
+        vectors=30,
+        train={"epochs": 1, "batch_size": 8, "device": "cpu"},
         transcript={"keep": "none"},
-    )  # fmt: skip
+    )
     flows = run(config, None).recording.transcript.flows
     plan = forecast(config)
     told = {(link.sender, link.receiver, link.kind): link for link in plan.links}
@@ -482,9 +511,13 @@ def test_codes_of_some_rows_are_drawn_to_others(loss: str) -> None:
         settings = SETTINGS.model_copy(update={"weight": weight, "loss": loss})
         fitted = network()
         autoencoder.fit_autoencoder(
-            fitted, x_NF, settings, owner="ann", seed=0,
+            fitted,
+            x_NF,
+            settings,
+            owner="ann",
+            seed=0,
             resembled=autoencoder.Resembled(rows=told, codes=wanted),
-        )  # fmt: skip
+        )
         apart.append(float((fitted.codes(x_NF[told]) - wanted).square().mean()))
         if weight == 0.0:  # the paper's Ablation
             alone = network()
@@ -531,9 +564,16 @@ def quality(representation: int, labels_N: Tensor | None = None) -> autoencoder.
     x_NF, known_N = told_rows()
     model = ModelSettings(network="selu", hidden=(), representation=representation)
     return autoencoder.encoder_quality(
-        x_NF, known_N if labels_N is None else labels_N, model=model, settings=SETTINGS,
-        owner="ann", seed=3, compute=CPU, threshold=0.05, folds=5,
-    )  # fmt: skip
+        x_NF,
+        known_N if labels_N is None else labels_N,
+        model=model,
+        settings=SETTINGS,
+        owner="ann",
+        seed=3,
+        compute=CPU,
+        threshold=0.05,
+        folds=5,
+    )
 
 
 def test_rows_without_a_label_train_the_encoder_and_score_nothing() -> None:

@@ -48,8 +48,10 @@ def test_it_runs_resumes_and_is_planned_reported_and_attacked_as_what_it_is(
         assert torch.equal(mine, other)
     sent = json.loads((tmp_path / "whole" / "transcript.json").read_text())
     assert {flow["sender"] for flow in sent if flow["kind"] == "representations"} == {
-        "passive-1", "passive-2", "passive-3",
-    }  # fmt: skip
+        "passive-1",
+        "passive-2",
+        "passive-3",
+    }
     assert any(link.kind == "representations" for link in forecast(config).links)
     page = write_report(tmp_path / "whole").read_text()
     assert "one exchange" in page

@@ -83,11 +83,14 @@ def test_the_weights_minimise_their_objective(rng: np.random.Generator, beta: fl
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("size", "beta", "said"), [
-    (0.0, 0.0, "beta above 0"),  # linearly dependent columns
-    (1e200, 1.0, "too large to learn from; rescale"),
-    (1.0, 1e308, "too large to learn from; rescale"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "beta", "said"),
+    [
+        (0.0, 0.0, "beta above 0"),  # linearly dependent columns
+        (1e200, 1.0, "too large to learn from; rescale"),
+        (1.0, 1e308, "too large to learn from; rescale"),
+    ],
+)
 def test_what_has_no_weights_is_named(
     rng: np.random.Generator, size: float, beta: float, said: str
 ) -> None:
@@ -191,10 +194,11 @@ class Paper:
 @pytest.mark.parametrize(
     ("name", "labelled", "apart"),
     [
-        ("plain + pairwise masks", 20, {}), ("plain, any length", None, {}),
+        ("plain + pairwise masks", 20, {}),
+        ("plain, any length", None, {}),
         ("plain, any length", 20, {"active": {"eta": 3.0}, "passive-2": {"beta": 0.5, "zeta": 8}}),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("method", METHODS_OF_VIEWS)
 def test_parties_compute_what_the_papers_say(
     method: str, name: str, labelled: int | None, apart: Any, monkeypatch: pytest.MonkeyPatch
@@ -209,7 +213,7 @@ def test_parties_compute_what_the_papers_say(
         data={"dataset": "digits", "views": 3, "limit": 160, "labelled": labelled},
         secure_sum=secure_sum,
         passives={"default": {"weight": 3.0}, "passive-2": {"weight": 0.25}},
-    )  # fmt: skip
+    )
     active = session.learner
     assert isinstance(active, multiview.MultiviewActive)
     assert list(session.contract.passives) == ["passive-1", "passive-2"]
@@ -242,7 +246,7 @@ def test_parties_compute_what_the_papers_say(
         ("mmvfl", {"passive-1": {"eta": 2}}, "parties.passive-1.eta: passive-1 holds no labels"),
         ("v_fedmv", {"passive-1": {"eta": 2}}, "parties.passive-1.eta: passive-1 holds no labels"),
     ],
-)  # fmt: skip
+)
 def test_weights_that_nobody_reads_are_refused(method: str, parties: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=f"method.{said}"):
         session_of({"name": method, "parties": parties})
@@ -276,9 +280,10 @@ def test_columns_are_ranked_and_a_run_is_cut_to_the_first(tmp_path: Path, capsys
 
 def test_own_tables_leave_the_other_columns_out() -> None:
     parties = {
-        "bank": {"ignore": ["note"]}, "shop": {"numeric": ["x", "y"], "categorical": ["z"]},
+        "bank": {"ignore": ["note"]},
+        "shop": {"numeric": ["x", "y"], "categorical": ["z"]},
         "gym": {},
-    }  # fmt: skip
+    }
     data = {"dataset": "tables", "active": "bank", "parties": parties}
     scores = {"bank": {"a": 2.0, "b": 1.0}, "shop": {"z": 3.0, "x": 2.0, "y": 0.0}}
     config = config_of("mmvfl", data=data)
@@ -296,8 +301,13 @@ def test_own_tables_leave_the_other_columns_out() -> None:
 
 def test_the_active_reads_labels_of_passives_out_of_the_sum() -> None:
     """As the who-learns table says: no sum hides whom a passive has a label of, and which."""
-    data = {"dataset": "digits", "views": 4, "limit": 200, "labelled": 20,
-            "labels_at": ["passive-1"]}  # fmt: skip
+    data = {
+        "dataset": "digits",
+        "views": 4,
+        "limit": 200,
+        "labelled": 20,
+        "labels_at": ["passive-1"],
+    }
     masked = {"scheme": "plain", "masks": "pairwise", "clip": 4.0}
     session = session_of("mmvfl", data=data, secure_sum=masked)
     active, holder = session.learner, session.helpers["passive-1"]
@@ -337,15 +347,18 @@ def honest(session: Simulation) -> dict[str, torch.Tensor]:
     return {"rows": rows, "z": torch.from_numpy(active.trainer.common_NC[rows.numpy()])}
 
 
-@pytest.mark.parametrize(("method", "name", "change", "said"), [
-    ("mmvfl", "z", lambda z: z[:, :1], "expected torch.float64"),
-    ("mmvfl", "z", lambda z: z[1:], "rows of z"),
-    ("mmvfl", "z", lambda z: z * float("nan"), "norm is not within"),
-    ("mmvfl", "rows", lambda rows: rows + 10**6, "outside the alignment"),
-    ("h_fedmv", "weights", lambda w: w[1:], "need the same views"),
-    ("h_fedmv", "weights", lambda w: w.float(), "expected torch.float64"),
-    ("h_fedmv", "weights", lambda w: w + 1e9, "norm is not within"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "name", "change", "said"),
+    [
+        ("mmvfl", "z", lambda z: z[:, :1], "expected torch.float64"),
+        ("mmvfl", "z", lambda z: z[1:], "rows of z"),
+        ("mmvfl", "z", lambda z: z * float("nan"), "norm is not within"),
+        ("mmvfl", "rows", lambda rows: rows + 10**6, "outside the alignment"),
+        ("h_fedmv", "weights", lambda w: w[1:], "need the same views"),
+        ("h_fedmv", "weights", lambda w: w.float(), "expected torch.float64"),
+        ("h_fedmv", "weights", lambda w: w + 1e9, "norm is not within"),
+    ],
+)
 def test_a_hostile_request_is_refused(method: str, name: str, change: Any, said: str) -> None:
     session = session_of(method)
     request = honest(session)
@@ -381,11 +394,16 @@ def stages_of(session: Simulation) -> dict[str, Any]:
 def copied(model: LinearViews) -> LinearViews:
     views = [
         multiview.ViewModel(
-            x_NF=one.x_NF, beta=one.beta, zeta=one.zeta, weights_FC=one.weights_FC.copy(),
-            labels_NC=one.labels_NC.copy(), tolerance=one.tolerance, most_rounds=one.most_rounds,
+            x_NF=one.x_NF,
+            beta=one.beta,
+            zeta=one.zeta,
+            weights_FC=one.weights_FC.copy(),
+            labels_NC=one.labels_NC.copy(),
+            tolerance=one.tolerance,
+            most_rounds=one.most_rounds,
         )
         for one in model.views
-    ]  # fmt: skip
+    ]
     return LinearViews(views, model._pull, tolerance=model._tolerance, rounds=model._rounds)
 
 

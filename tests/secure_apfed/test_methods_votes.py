@@ -100,9 +100,19 @@ def test_every_sum_opens_the_sum_of_the_votes(name: str) -> None:
 def test_a_student_beats_the_active_alone_where_passives_tell_the_class(method: str) -> None:
     config = config_of(method, data={"dataset": "digits", "views": 4, "labelled": 30})
     helped = run(config, None).accuracy[method]
-    alone = run(config_of("single_view", data=config.data, model={}, train={
-        "epochs": 30, "learning_rate": 0.1, "batch_size": 64,
-    }), None).accuracy["single_view"]  # fmt: skip
+    alone = run(
+        config_of(
+            "single_view",
+            data=config.data,
+            model={},
+            train={
+                "epochs": 30,
+                "learning_rate": 0.1,
+                "batch_size": 64,
+            },
+        ),
+        None,
+    ).accuracy["single_view"]
     assert helped > alone + 0.05
 
 
@@ -193,9 +203,13 @@ def weighed(
     classes = own.shape[1]
     frequencies = np.bincount(truth, minlength=classes) / len(truth)
     return pooled(
-        votes, own, Judges(places=places, labels=truth[places], own_JK=own[places]),
-        frequencies, seed=seed, always=always,
-    )  # fmt: skip
+        votes,
+        own,
+        Judges(places=places, labels=truth[places], own_JK=own[places]),
+        frequencies,
+        seed=seed,
+        always=always,
+    )
 
 
 @pytest.mark.parametrize("classes", [2, 4, 10])
@@ -329,25 +343,33 @@ def test_ballots_on_others_share_no_chance(monkeypatch: pytest.MonkeyPatch) -> N
 
 def ask(**tensors: torch.Tensor) -> Envelope:
     usual = {
-        "rows": torch.arange(10), "labelled": torch.tensor([0, 3]), "labels": torch.tensor([1, 0]),
-    }  # fmt: skip
+        "rows": torch.arange(10),
+        "labelled": torch.tensor([0, 3]),
+        "labels": torch.tensor([1, 0]),
+    }
     return envelope(pack({**usual, **tensors}), kind=Kind.LABELS, session="s", receiver="passive-1")
 
 
 @pytest.mark.parametrize(
     "tensors",
     [
-        {"rows": torch.tensor([0, 0, 1, 2])}, {"rows": torch.tensor([0, 1, 500])},
-        {"rows": torch.tensor([-1, 1, 2])}, {"rows": torch.tensor([3])},
-        {"rows": torch.arange(10).int()}, {"rows": torch.empty(0, dtype=torch.int64)},
-        {"labelled": torch.tensor([0, 0])}, {"labelled": torch.tensor([0, 10])},
+        {"rows": torch.tensor([0, 0, 1, 2])},
+        {"rows": torch.tensor([0, 1, 500])},
+        {"rows": torch.tensor([-1, 1, 2])},
+        {"rows": torch.tensor([3])},
+        {"rows": torch.arange(10).int()},
+        {"rows": torch.empty(0, dtype=torch.int64)},
+        {"labelled": torch.tensor([0, 0])},
+        {"labelled": torch.tensor([0, 10])},
         {"labelled": torch.empty(0, dtype=torch.int64), "labels": torch.empty(0).long()},
-        {"labels": torch.tensor([1, 10])}, {"labels": torch.tensor([1, -100])},
-        {"labels": torch.tensor([1])}, {"labels": torch.tensor([1.0, 0.0])},
+        {"labels": torch.tensor([1, 10])},
+        {"labels": torch.tensor([1, -100])},
+        {"labels": torch.tensor([1])},
+        {"labels": torch.tensor([1.0, 0.0])},
         {"more": torch.tensor([1])},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_request_that_breaks_a_rule_is_refused(tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(RemoteProtocolError, match="active"):
         Ballot.read(ask(**tensors), contract(), aligned=400, classes=10)
@@ -358,10 +380,12 @@ RESPONSE = VoteResponse(epsilon=2.0, classes=CLASSES)
 
 
 def answered_by_chance(votes_MU: np.ndarray, seed: int) -> np.ndarray:
-    return np.stack([
-        RESPONSE.answer(np.eye(CLASSES)[votes_U], key=bytes([seed, at]) * 16, about=b"0")
-        for at, votes_U in enumerate(votes_MU)
-    ])  # fmt: skip
+    return np.stack(
+        [
+            RESPONSE.answer(np.eye(CLASSES)[votes_U], key=bytes([seed, at]) * 16, about=b"0")
+            for at, votes_U in enumerate(votes_MU)
+        ]
+    )
 
 
 def test_shares_have_no_bias_and_the_noise_that_is_told() -> None:
@@ -372,12 +396,14 @@ def test_shares_have_no_bias_and_the_noise_that_is_told() -> None:
     c_U = np.where(np.arange(PEOPLE) % 4 == 0, labels_U, off_U)
     found = [
         agreements(
-            RESPONSE, answered_by_chance(np.stack([labels_U, labels_U, c_U]), seed),
+            RESPONSE,
+            answered_by_chance(np.stack([labels_U, labels_U, c_U]), seed),
             names=("a", "b", "c"),
-            labelled_n=np.arange(100), labels_n=labels_U[:100],
+            labelled_n=np.arange(100),
+            labels_n=labels_U[:100],
         )
         for seed in range(60)
-    ]  # fmt: skip
+    ]
     for name, others, labels in (("a", 0.625, 1.0), ("b", 0.625, 1.0), ("c", 0.25, 0.25)):
         shares = np.array([[one[name].others, one[name].labels] for one in found], dtype=float)
         noise = np.array([found[0][name].others_noise, found[0][name].labels_noise])
@@ -388,9 +414,12 @@ def test_shares_have_no_bias_and_the_noise_that_is_told() -> None:
 def test_a_passive_alone_agrees_with_nobody() -> None:
     answers = answered_by_chance(np.zeros((1, PEOPLE), dtype=np.int64), 0)
     (found,) = agreements(
-        RESPONSE, answers, names=("a",),
-        labelled_n=np.arange(10), labels_n=np.zeros(10, dtype=np.int64),
-    ).values()  # fmt: skip
+        RESPONSE,
+        answers,
+        names=("a",),
+        labelled_n=np.arange(10),
+        labels_n=np.zeros(10, dtype=np.int64),
+    ).values()
     assert found.others is None
     assert found.labels == pytest.approx(1.0, abs=4 * found.labels_noise)
 
@@ -424,9 +453,14 @@ def test_noise_is_as_large_as_it_is_told_and_is_charged_once() -> None:
     assert 0.9 < (votes - clear).std() / told < 1.1
     assert terms["honest"] == 2
     release = summed_votes(
-        make_labeller("spreading"), hard=False, deviation=terms["steps"], honest=2,
-        steps=2**15 - 1, classes=10, integers=True,
-    )  # fmt: skip
+        make_labeller("spreading"),
+        hard=False,
+        deviation=terms["steps"],
+        honest=2,
+        steps=2**15 - 1,
+        classes=10,
+        integers=True,
+    )
     assert 1.95 < release.epsilon_of(1, 1e-5) <= 2.0
     assert {name: one.spent().epsilon_x for name, one in session.contributions.items()} == (
         pytest.approx(dict.fromkeys(session.contract.passives, release.epsilon_of(1, 1e-5)))
@@ -455,15 +489,18 @@ def other_labels(payload: bytes) -> bytes:
 
 
 @pytest.mark.sampled(every=4)
-@pytest.mark.parametrize(("kind", "change", "said"), [
-    (Kind.BALLOT_SIZE, lambda _: msgpack.packb([1, 2]), "something else than a ballot's size"),
-    (Kind.ENCRYPTED_LABELS, lambda _: msgpack.packb([b"", 3]), "no ballot with encrypted"),
-    (Kind.ENCRYPTED_LABELS, other_ballot, "on another ballot than it told"),
-    (Kind.ENCRYPTED_LABELS, other_labels, "aggregator|different|answer"),
-    (Kind.COMMITMENT, lambda body: body[:-1], "active"),
-    (Kind.COIN, lambda body: body[:-1], "passive"),
-    (Kind.CHALLENGE, lambda body: body[:-1], "passive"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        (Kind.BALLOT_SIZE, lambda _: msgpack.packb([1, 2]), "something else than a ballot's size"),
+        (Kind.ENCRYPTED_LABELS, lambda _: msgpack.packb([b"", 3]), "no ballot with encrypted"),
+        (Kind.ENCRYPTED_LABELS, other_ballot, "on another ballot than it told"),
+        (Kind.ENCRYPTED_LABELS, other_labels, "aggregator|different|answer"),
+        (Kind.COMMITMENT, lambda body: body[:-1], "active"),
+        (Kind.COIN, lambda body: body[:-1], "passive"),
+        (Kind.CHALLENGE, lambda body: body[:-1], "passive"),
+    ],
+)
 def test_messages_that_are_none_are_refused(
     kind: Kind, change: Callable[[bytes], bytes], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -477,11 +514,14 @@ def test_messages_that_are_none_are_refused(
 @pytest.mark.parametrize(
     "size",
     [
-        {"people": 10**9}, {"people": True}, {"labelled": 0}, {"labelled": 10**6},
+        {"people": 10**9},
+        {"people": True},
+        {"labelled": 0},
+        {"labelled": 10**6},
         {"ballot": b"short"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_size_that_may_not_be_fails(
     size: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,10 +57,11 @@ VIEWS: list[tuple[str, Shape, Shape, int]] = [
 GEOMETRY: dict[str, list[tuple[Any, ...]]] = {
     "conv_mnist": [(1, 32, (5, 5), (1, 1), (1, 1)), (32, 64, (5, 5), (1, 1), (1, 1))],
     "conv_cifar": [
-        (3, 16, (5, 5), (1, 1), (1, 1)), (16, 32, (4, 4), (2, 2), (1, 1)),
+        (3, 16, (5, 5), (1, 1), (1, 1)),
+        (16, 32, (4, 4), (2, 2), (1, 1)),
         (32, 64, (5, 5), (1, 1), (1, 1)),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("network", "features", "image_map", "numbers"), VIEWS)
@@ -122,9 +123,10 @@ def test_perceptrons_mirror_their_settings(features: Shape, hidden: tuple[int, .
 
 def test_auto_takes_convolutions_where_they_fit() -> None:
     taken: Mapping[str, tuple[Shape, ...]] = {
-        "conv_mnist": ((1, 14, 28), (1, 7, 7)), "conv_cifar": ((3, 16, 32), (3, 8, 8)),
+        "conv_mnist": ((1, 14, 28), (1, 7, 7)),
+        "conv_cifar": ((3, 16, 32), (3, 8, 8)),
         "mlp": ((1, 6, 28), (1, 28, 6), (3, 7, 32), (2, 16, 16), (30,), (4, 5)),
-    }  # fmt: skip
+    }
     for network, features in ((name, shape) for name, shapes in taken.items() for shape in shapes):
         family = family_for(USUAL, features)
         assert family is NETWORKS[network], features
@@ -147,9 +149,11 @@ def test_random_features_say_nothing_of_what_never_differed() -> None:
 
 def test_rows_that_do_not_fit_are_named() -> None:
     wrong: tuple[tuple[str, Shape, int], ...] = (
-        ("conv_mnist", (3, 16, 32), 1), ("conv_mnist", (30,), 1), ("conv_mnist", (14, 28), 1),
+        ("conv_mnist", (3, 16, 32), 1),
+        ("conv_mnist", (30,), 1),
+        ("conv_mnist", (14, 28), 1),
         ("conv_cifar", (1, 3, 32, 32), 3),
-    )  # fmt: skip
+    )
     for network, features, channels in wrong:
         shape = re.escape(str(features))
         with pytest.raises(ModelError, match=rf"of {channels} channel.*rows of shape {shape}"):
@@ -170,9 +174,12 @@ def test_threads_are_as_many_as_a_step_pays_for() -> None:
     callers = torch.get_num_threads()
     with threads(3):
         for settings, batch, shapes, worth in (
-            (small, 128, [(20,)], 1), (small, 128, [], 1), (small, 128, [(20,), (1, 28, 28)], 3),
-            (large, 128, [(1_000,)], 2), (large, 4_096, [(1_000,)], 3),
-        ):  # fmt: skip
+            (small, 128, [(20,)], 1),
+            (small, 128, [], 1),
+            (small, 128, [(20,), (1, 28, 28)], 3),
+            (large, 128, [(1_000,)], 2),
+            (large, 4_096, [(1_000,)], 3),
+        ):
             with threads_for(settings, batch, shapes):
                 assert torch.get_num_threads() == worth
             assert torch.get_num_threads() == 3
@@ -263,8 +270,10 @@ def make(settings: ObjectiveSettings, sent: Shape, own: Shape, model: ModelSetti
 def test_reconstruction_is_the_mean_squared_error_of_the_decoded() -> None:
     image: Shape = (1, 9, 28)
     cases: tuple[tuple[Shape, Shape, ModelSettings], ...] = (
-        ((4,), (7,), MLP), ((4,), image, USUAL), ((64, 5, 24), image, USUAL),
-    )  # fmt: skip
+        ((4,), (7,), MLP),
+        ((4,), image, USUAL),
+        ((64, 5, 24), image, USUAL),
+    )
     for sent, own, model in cases:
         objective = make(ReconstructionSettings(), sent, own, model)
         z, x = torch.randn(3, *sent), torch.rand(3, *own)
@@ -326,15 +335,25 @@ def test_every_parameter_and_the_representation_get_a_gradient(settings: Objecti
 def test_shapes_that_do_not_fit_an_objective_are_named() -> None:
     image, plain = (1, 14, 28), ReconstructionSettings()
     wrong: tuple[tuple[ObjectiveSettings, Shape, Shape, ModelSettings, str], ...] = (
-        (plain, (64, 10, 24), (1, 9, 28), ModelSettings(),
-         re.escape("(64, 10, 24) into (1, 14, 28)") + ".*" + re.escape("shape (1, 9, 28)")),
+        (
+            plain,
+            (64, 10, 24),
+            (1, 9, 28),
+            ModelSettings(),
+            re.escape("(64, 10, 24) into (1, 14, 28)") + ".*" + re.escape("shape (1, 9, 28)"),
+        ),
         (plain, (32, 10, 24), image, ModelSettings(), re.escape("rows of shape (32, 10, 24)")),
         (plain, (64, 10), image, ModelSettings(), re.escape("rows of shape (64, 10)")),
         (plain, (64,), (3, 11, 32), ModelSettings(), re.escape("(3, 10, 32)")),  # stride 2 loses
         (plain, (4,), (7,), ModelSettings(network="conv_mnist"), "images of 1 channel"),
-        (ContrastiveSettings(), (4,), (7,), ModelSettings(network="conv_mnist"),
-         "images of 1 channel"),
-    )  # fmt: skip
+        (
+            ContrastiveSettings(),
+            (4,),
+            (7,),
+            ModelSettings(network="conv_mnist"),
+            "images of 1 channel",
+        ),
+    )
     for settings, sent, own, model, message in wrong:
         with pytest.raises(ModelError, match=message):
             make(settings, sent, own, model)
@@ -345,19 +364,28 @@ def test_each_entry_of_the_table_is_chosen_by_its_own_settings() -> None:
     for name, kind in OBJECTIVES.items():
         assert type(make(adapter.validate_python({"name": name}), (4,), (7,))) is kind
     assert ContrastiveSettings().model_dump() == {
-        "name": "contrastive", "anchors": "both", "temperature": 1.0,
-    }  # fmt: skip
+        "name": "contrastive",
+        "anchors": "both",
+        "temperature": 1.0,
+    }
     wrong: tuple[dict[str, Any], ...] = (
-        {"name": "magic"}, {}, {"name": "reconstruction", "temperature": 1},
-        {"name": "contrastive", "temperature": 0}, {"name": "contrastive", "anchors": "passive"},
-    )  # fmt: skip
+        {"name": "magic"},
+        {},
+        {"name": "reconstruction", "temperature": 1},
+        {"name": "contrastive", "temperature": 0},
+        {"name": "contrastive", "anchors": "passive"},
+    )
     for settings in wrong:
         with pytest.raises(ValidationError):
             adapter.validate_python(settings)
     wrong = (
-        {"network": "resnet"}, {"representation": 0}, {"dropout": 1.0}, {"projection": -3},
-        {"projection": "some"}, {"hidden": [8, 0]},
-    )  # fmt: skip
+        {"network": "resnet"},
+        {"representation": 0},
+        {"dropout": 1.0},
+        {"projection": -3},
+        {"projection": "some"},
+        {"hidden": [8, 0]},
+    )
     for settings in wrong:
         with pytest.raises(ValidationError, match=next(iter(settings))):
             ModelSettings.model_validate(settings)

@@ -34,9 +34,25 @@ from secure_apfed.seeds import derive_seed, shuffled
 from tests.secure_apfed.small_runs import small_config
 
 BAD = [
-    "", ".", "..", "x/../../../victim/active", "bank/eu", "a\\b", "-x", ".x", "a b", "a\n", "a\0b",
-    "\u00e9", "a+updates", "a:b", "caf\u0065\u0301", "A" * 65, "\u2215", "a\u202e",
-]  # fmt: skip
+    "",
+    ".",
+    "..",
+    "x/../../../victim/active",
+    "bank/eu",
+    "a\\b",
+    "-x",
+    ".x",
+    "a b",
+    "a\n",
+    "a\0b",
+    "\u00e9",
+    "a+updates",
+    "a:b",
+    "caf\u0065\u0301",
+    "A" * 65,
+    "\u2215",
+    "a\u202e",
+]
 BREAST = {"dataset": "breast_cancer"}
 GOOD = ["a", "Bank", "bank-updates", "passive-1", "7", "a..b", "x_1.eu", "A" * 64]
 KEY = bytes(range(32))
@@ -83,15 +99,18 @@ def participant(name: str, role: str = "passive") -> Participant:
     return Participant.model_validate({"name": name, "role": role, **keys})
 
 
-@pytest.mark.parametrize("make", [
-    lambda name: small_config(name=name * 4 if len(name) == 65 else name),
-    lambda name: tables("bank", name),
-    lambda name: tables("shop", name, active=name),
-    lambda name: small_config(passives={name: {}}),
-    lambda name: small_config(data={**BREAST, "columns": {"active": [1], name: [2]}}),
-    participant,
-    lambda name: TradeOff(name=name, base="x", defences=({"name": "x", "undefended": True},)),  # type: ignore[arg-type]  # as a file gives them
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda name: small_config(name=name * 4 if len(name) == 65 else name),
+        lambda name: tables("bank", name),
+        lambda name: tables("shop", name, active=name),
+        lambda name: small_config(passives={name: {}}),
+        lambda name: small_config(data={**BREAST, "columns": {"active": [1], name: [2]}}),
+        participant,
+        lambda name: TradeOff(name=name, base="x", defences=({"name": "x", "undefended": True},)),  # type: ignore[arg-type]  # as a file gives them
+    ],
+)
 def test_every_setting_that_names_a_party_or_run_keeps_the_rule(make: Any) -> None:
     for name in BAD:
         with pytest.raises(ValidationError):
@@ -135,8 +154,11 @@ def _accounted(accountant: Any, of: Callable[[Any], Any]) -> Any:
 NOISY: dict[str, Any] = {"clip": 1.0, "sigma": 2.0, "key": KEY, "noise": "reproducible_insecure"}
 GUARD = secure_apfed.GaussianGuard(**NOISY)
 PARTIES: dict[str, Any] = {
-    "session": "s", "receiver": "a", "combiner": "g", "contributors": ("p", "q"),
-}  # fmt: skip
+    "session": "s",
+    "receiver": "a",
+    "combiner": "g",
+    "contributors": ("p", "q"),
+}
 
 
 AGREEMENTS: tuple[Any, ...] = (
@@ -145,11 +167,18 @@ AGREEMENTS: tuple[Any, ...] = (
         **PARTIES, people=3, columns=2, labelled=2, bits=10, noise=2, security=40, candidates=2
     ),
     SvdAgreement(
-        session="s", server="g", dealer="d", owners=("p", "q"), features=(2, 3), receiver="p",
-        vectors=2, mask_rows=4, most_rows=8,
+        session="s",
+        server="g",
+        dealer="d",
+        owners=("p", "q"),
+        features=(2, 3),
+        receiver="p",
+        vectors=2,
+        mask_rows=4,
+        most_rows=8,
     ),
     IntersectionAgreement(session="s", minimum_rows=2, maximum_ids=10, sizes={"p": 3, "q": 4}),
-)  # fmt: skip
+)
 
 
 def _digest(agreement: Any, of: Callable[[Any], Any]) -> bytes:
@@ -185,48 +214,68 @@ TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
     },
     "gradient guard": lambda of: (
         GradientGuard(clip=1.0, noise_multiplier=1.0, key=KEY, noise="reproducible_insecure")
-        .release([torch.ones(2, 3)], step=of(3), rows=torch.arange(2)).tolist()
+        .release([torch.ones(2, 3)], step=of(3), rows=torch.arange(2))
+        .tolist()
     ),
     "sigma": lambda of: secure_apfed.calibrate_sigma(of(8), 1e-5, of(5), of(1)),
     **{
         f"accountant {name}": partial(_accounted, accountant)
-        for name, accountant in ACCOUNTANTS.items() if accountant.available()
+        for name, accountant in ACCOUNTANTS.items()
+        if accountant.available()
     },
     "noise under a sum": lambda of: calibrate_noise(
         epsilon=8.0, delta=1e-5, releases=of(3), honest=of(2), sensitivity=10.0, numbers=of(4)
     ),
-    "discrete noise": lambda of: (
-        discrete_gaussian(KEY, b"x", deviation=of(3), shape=(of(2), of(2))).tolist()
+    "discrete noise": lambda of: discrete_gaussian(
+        KEY, b"x", deviation=of(3), shape=(of(2), of(2))
+    ).tolist(),
+    "noise of a step": lambda of: (
+        NoiseSource(KEY).integers((of(2),), of(3), step=of(1), digest=b"d").tolist()
     ),
-    "noise of a step": lambda of: NoiseSource(KEY).integers(
-        (of(2),), of(3), step=of(1), digest=b"d"
-    ).tolist(),
-    "labels": lambda of: LabelResponse(classes=of(3), epsilon=of(1)).answer(
-        torch.tensor([0, 1] * 9), key=KEY
-    ).tolist(),
+    "labels": lambda of: (
+        LabelResponse(classes=of(3), epsilon=of(1))
+        .answer(torch.tensor([0, 1] * 9), key=KEY)
+        .tolist()
+    ),
     "binding": lambda of: secure_apfed.StepBinding.of("s", of(3), rows=b"r", message=b"m"),
     "opened sum": _opened_by,
     **{type(one).__name__: partial(_digest, one) for one in AGREEMENTS},
     "aligned": lambda of: {
         name: sorted(rows.tolist())  # the order is random
         for name, rows in secure_apfed.align(
-            {"a": ["x", "y"], "b": ["y", "x"]}, hub="a",
-            minimum_rows=of(1), maximum_ids=of(5),
+            {"a": ["x", "y"], "b": ["y", "x"]},
+            hub="a",
+            minimum_rows=of(1),
+            maximum_ids=of(5),
         ).items()
     },
-    "header": lambda of: secure_apfed.Envelope(
-        session="s", step=of(3), kind=Kind.REQUEST, sender="a", receiver="b", sequence=of(1),
-        payload=b"",
-    ).header,
+    "header": lambda of: (
+        secure_apfed.Envelope(
+            session="s",
+            step=of(3),
+            kind=Kind.REQUEST,
+            sender="a",
+            receiver="b",
+            sequence=of(1),
+            payload=b"",
+        ).header
+    ),
     "seeds": lambda of: (
-        derive_seed(of(3), "x", of(2)), shuffled(torch.arange(5), of(3), of(1)).tolist()
+        derive_seed(of(3), "x", of(2)),
+        shuffled(torch.arange(5), of(3), of(1)).tolist(),
     ),
     "audit": lambda of: epsilon_below(of(100), of(50), of(40), delta=1e-5, level=0.05),
-    "settings": lambda of: secure_apfed.Config.model_validate({
-        "name": "r", "method": "single_view", "data": {"limit": of(50)}, "seed": of(4),
-        "train": {"epochs": of(2)}, "guard": {"mechanism": "none"},
-    }).model_dump_json(),
-}  # fmt: skip
+    "settings": lambda of: secure_apfed.Config.model_validate(
+        {
+            "name": "r",
+            "method": "single_view",
+            "data": {"limit": of(50)},
+            "seed": of(4),
+            "train": {"epochs": of(2)},
+            "guard": {"mechanism": "none"},
+        }
+    ).model_dump_json(),
+}
 
 
 @pytest.mark.parametrize("name", TAKERS)

@@ -36,10 +36,12 @@ def trained(folder: Path, dataset: str, network: dict[str, Any], precision: str)
     views = {"views": 2} if dataset == "digits" else {}
     epochs = 1 if method == "votes" else 3
     config = small_config(
-        method, data={"dataset": dataset, "labelled": 30, **views}, model=network,
+        method,
+        data={"dataset": dataset, "labelled": 30, **views},
+        model=network,
         train={"epochs": epochs, "device": "cpu", "precision": precision},
         secure_sum={"scheme": "plain", "masks": "pairwise", "allow_single_passive": True},
-    )  # fmt: skip
+    )
     run(config, folder)
     return config
 
@@ -63,10 +65,11 @@ def said(path: Path, model: SoloModel, raw: Any) -> tuple[Any, Any]:
         given = {"images": raw.astype(np.float32)}
     else:
         given = {
-            column.name: np.asarray(raw[:, [at]], dtype=object if isinstance(
-                column, CategoricalColumn) else np.float64)
+            column.name: np.asarray(
+                raw[:, [at]], dtype=object if isinstance(column, CategoricalColumn) else np.float64
+            )
             for at, column in enumerate(model.encoding.columns)
-        }  # fmt: skip
+        }
     label_N, probability_NK = session.run(["output_label", "output_probability"], given)
     return label_N, probability_NK
 
@@ -172,7 +175,10 @@ print(label[0], abs(float(probability.sum()) - 1) < 1e-6)
 def test_it_predicts_where_nothing_of_ours_is_imported(written: Path) -> None:
     told = subprocess.run(
         [sys.executable, "-I", "-X", "utf8", "-c", _ALONE, str(written)],
-        capture_output=True, text=True, check=False, encoding="utf-8",
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        encoding="utf-8",
+    )
     assert told.returncode == 0, told.stderr
     assert told.stdout.split()[1] == "True"

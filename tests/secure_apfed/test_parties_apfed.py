@@ -91,10 +91,14 @@ def opened(contributions: Mapping[str, bytes], sent: Envelope, rows: Tensor) -> 
 
 @pytest.mark.parametrize(
     ("rows", "z", "step"),
-    [([1, 1], random(2, D), 5), ([1, 2], random(2, D) * 1e6, 5), ([1, 2], random(2, D), 4),
-     ([1, 2], random(2, D), -1)],
+    [
+        ([1, 1], random(2, D), 5),
+        ([1, 2], random(2, D) * 1e6, 5),
+        ([1, 2], random(2, D), 4),
+        ([1, 2], random(2, D), -1),
+    ],
     ids=["doubled", "huge", "replayed", "before training"],
-)  # fmt: skip
+)
 def test_a_refused_batch_computes_and_changes_none(rows: list[int], z: Tensor, step: int) -> None:
     party, objective = passive(contract())
     contributed(party, representations(torch.arange(3), random(3, D), step=4))
@@ -201,9 +205,12 @@ class Active:
         )
         encoding = ColumnEncoding.plain(tuple(f"c{index}" for index in range(COLUMNS)))
         self.table = PartyTable(
-            "active", tuple(map(str, range(ROWS))), random(ROWS, COLUMNS, seed=6).float(),
-            torch.arange(ROWS) % CLASSES, encoding,
-        )  # fmt: skip
+            "active",
+            tuple(map(str, range(ROWS))),
+            random(ROWS, COLUMNS, seed=6).float(),
+            torch.arange(ROWS) % CLASSES,
+            encoding,
+        )
         self.party = LoneActive(
             self.table, self.networks, NoGuard(), alignment=ALIGNMENT, agreed=agreed
         )
@@ -284,13 +291,16 @@ FAR = TERMS.model_copy(update={"maximum_norm": 1e30})
 DOUBLE = TERMS.model_copy(update={"dtype": "float64"})
 
 
-@pytest.mark.parametrize(("rows", "z", "terms"), [
-    ([9, 0, 4], [[1.0, 0.0], [0.0, -0.5], [0.0, 2.0]], TERMS),
-    ([0, 1], [[2.0, 0.0], [2.0 * (1 + 9e-6), 0.0]], TERMS),  # rounding
-    ([0, 1], torch.full((2, 2, 1, 2), 0.9), WIDE),  # norm 1.8
-    ([0, 1], torch.full((2, 2), 5e29), FAR),  # its square overflows float32
-    ([0, 1], ONES.double(), DOUBLE),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "z", "terms"),
+    [
+        ([9, 0, 4], [[1.0, 0.0], [0.0, -0.5], [0.0, 2.0]], TERMS),
+        ([0, 1], [[2.0, 0.0], [2.0 * (1 + 9e-6), 0.0]], TERMS),  # rounding
+        ([0, 1], torch.full((2, 2, 1, 2), 0.9), WIDE),  # norm 1.8
+        ([0, 1], torch.full((2, 2), 5e29), FAR),  # its square overflows float32
+        ([0, 1], ONES.double(), DOUBLE),
+    ],
+)
 def test_a_batch_within_rules_is_read(rows: list[int], z: Any, terms: RepresentationTerms) -> None:
     found_B, found_BD = read(rows, z, terms)
     assert found_B.tolist() == rows
@@ -306,8 +316,10 @@ def test_a_batch_within_rules_is_read(rows: list[int], z: Any, terms: Representa
         ([0, 10], ONES, TERMS, "active .*outside the alignment of 10 rows"),
         ([-1, 4], ONES, TERMS, "outside the alignment"),
         ([-(2**63), 2**63 - 1], ONES, TERMS, "outside the alignment"),
-        *([[0, 1], [row, [1.0, 1.0]], TERMS, r"norm is not within 0\.5 to 2"]
-          for row in ([bad, 0.0] for bad in (0.0, 0.3, 2.1, 3e38, NAN, INFINITY, -INFINITY))),
+        *(
+            [[0, 1], [row, [1.0, 1.0]], TERMS, r"norm is not within 0\.5 to 2"]
+            for row in ([bad, 0.0] for bad in (0.0, 0.3, 2.1, 3e38, NAN, INFINITY, -INFINITY))
+        ),
         ([0, 1], [[1.0, 0.0], [1e30, 0.0]], TERMS, r"norm is not within 0\.5 to 2"),
         ([0, 1], [[2.0, 0.0], [2.0 * (1 + 2e-5), 0.0]], TERMS, r"largest 2\.0000"),
         ([0, 1], torch.full((2, 2, 1, 2), 1.1), WIDE, r"largest 2\.2"),
@@ -321,7 +333,7 @@ def test_a_batch_within_rules_is_read(rows: list[int], z: Any, terms: Representa
         (torch.arange(2).int(), ONES, TERMS, "torch.int32"),
         (torch.arange(2)[:, None], ONES, TERMS, "expected torch.int64"),
     ],
-)  # fmt: skip
+)
 def test_a_batch_outside_the_rules_is_refused(
     rows: Any, z: Any, terms: RepresentationTerms, message: str
 ) -> None:
@@ -334,11 +346,14 @@ def test_a_binding_changes_with_everything_it_binds() -> None:
     usual = bind_step("s", 3, rows, b"payload")
     assert usual == bind_step("s", 3, torch.arange(10)[rows], b"payload")
     others = [
-        bind_step("t", 3, rows, b"payload"), bind_step("s", 4, rows, b"payload"),
-        bind_step("s", 3, rows.flip(0), b"payload"), bind_step("s", 3, rows[:2], b"payload"),
-        bind_step("s", 3, torch.tensor([4, 2, 8]), b"payload"), bind_step("s", 3, rows, b"payloae"),
+        bind_step("t", 3, rows, b"payload"),
+        bind_step("s", 4, rows, b"payload"),
+        bind_step("s", 3, rows.flip(0), b"payload"),
+        bind_step("s", 3, rows[:2], b"payload"),
+        bind_step("s", 3, torch.tensor([4, 2, 8]), b"payload"),
+        bind_step("s", 3, rows, b"payloae"),
         bind_step("s", 3, rows, b"payload\x00"),
-    ]  # fmt: skip
+    ]
     assert len({binding.digest for binding in (usual, *others)}) == len(others) + 1
     assert others[2].message == usual.message
     assert others[5].rows == usual.rows
@@ -564,10 +579,13 @@ def test_the_active_keeps_a_near_constant_batch_at_home() -> None:
 def test_honest_batches_without_noise_are_all_answered(method: str) -> None:
     # under APFed-C their spread was 0.0019 or more; a default of 0.005 kept most of them at home
     config = small_config(
-        method, data={"dataset": "digits", "views": 4, "overlap": 0.8},
-        model={}, train={"epochs": 2, "batch_size": 64, "learning_rate": 0.1, "device": "cpu"},
-        secure_sum={"scheme": "plain"}, guard={"mechanism": "none"},
-    )  # fmt: skip
+        method,
+        data={"dataset": "digits", "views": 4, "overlap": 0.8},
+        model={},
+        train={"epochs": 2, "batch_size": 64, "learning_rate": 0.1, "device": "cpu"},
+        secure_sum={"scheme": "plain"},
+        guard={"mechanism": "none"},
+    )
     steps = list[int]()
     with warnings.catch_warnings():
         warnings.simplefilter("error", NarrowBatchWarning)

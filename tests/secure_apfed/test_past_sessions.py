@@ -101,9 +101,13 @@ def log_of(path: Path, openings: list[list[tuple[float, Any]]]) -> Path:
     for lines in openings:
         clock[0] = lines[0][0]
         log = AuditLog(
-            path, "bank", identity, {"lab": identity.public}, NothingReleased(),
+            path,
+            "bank",
+            identity,
+            {"lab": identity.public},
+            NothingReleased(),
             clock=lambda: clock[0],
-        )  # fmt: skip
+        )
         for at, line in lines:
             clock[0] = at
             if isinstance(line, Agreed):
@@ -115,9 +119,14 @@ def log_of(path: Path, openings: list[list[tuple[float, Any]]]) -> Path:
 
 def envelope(kind: Kind, step: int, session: str = "s") -> Envelope:
     return Envelope(
-        session=session, step=step, kind=kind, sender="bank", receiver="lab", sequence=0,
+        session=session,
+        step=step,
+        kind=kind,
+        sender="bank",
+        receiver="lab",
+        sequence=0,
         payload=b"",
-    )  # fmt: skip
+    )
 
 
 def agreed(resumes: int | None) -> Agreed:
@@ -126,14 +135,26 @@ def agreed(resumes: int | None) -> Agreed:
 
 def test_sessions_steps_and_seconds_of_a_log_add_up(tmp_path: Path) -> None:
     greeting = envelope(Kind.GREETING, -1, "unnamed")
-    path = log_of(tmp_path / "audit.log", [
-        [(10, greeting), (11, agreed(None)), (12, envelope(Kind.READY, -1)),
-         (13, envelope(Kind.REPRESENTATIONS, 0)), (17, envelope(Kind.REPRESENTATIONS, 4)),
-         (40, envelope(Kind.ABORT, -1))],
-        [(50, greeting)],  # nobody came
-        [(60, greeting), (61, agreed(3)), (62, envelope(Kind.REPRESENTATIONS, 3)),
-         (66, envelope(Kind.CHECKPOINT, 6))],
-    ])  # fmt: skip
+    path = log_of(
+        tmp_path / "audit.log",
+        [
+            [
+                (10, greeting),
+                (11, agreed(None)),
+                (12, envelope(Kind.READY, -1)),
+                (13, envelope(Kind.REPRESENTATIONS, 0)),
+                (17, envelope(Kind.REPRESENTATIONS, 4)),
+                (40, envelope(Kind.ABORT, -1)),
+            ],
+            [(50, greeting)],  # nobody came
+            [
+                (60, greeting),
+                (61, agreed(3)),
+                (62, envelope(Kind.REPRESENTATIONS, 3)),
+                (66, envelope(Kind.CHECKPOINT, 6)),
+            ],
+        ],
+    )
     past = read_logged(path)
     assert past.sessions == 2
     assert past.steps == 5 + 3

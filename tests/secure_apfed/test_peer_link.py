@@ -51,10 +51,13 @@ def test_a_secret_or_two_identities_open_a_link() -> None:
         assert {*here} == {"bob", "eve"}
 
 
-@pytest.mark.parametrize(("shop", "says"), [
-    ({"secret": SECRET + "!"}, "what bank signed does not fit the key"),
-    ({"secret": SECRET, "me": "post"}, "'post' comes to 'bank', but this is bank"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shop", "says"),
+    [
+        ({"secret": SECRET + "!"}, "what bank signed does not fit the key"),
+        ({"secret": SECRET, "me": "post"}, "'post' comes to 'bank', but this is bank"),
+    ],
+)
 def test_another_secret_or_party_is_told_at_both_ends(
     shop: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,14 +80,19 @@ def test_another_secret_or_party_is_told_at_both_ends(
     assert f"shop did not come within {LONG_S:g} s (" in bank
 
 
-@pytest.mark.parametrize(("given", "says"), [
-    ({}, "a link listens or dials"), ({"listen": "a:1", "dial": "a:1"}, "a link listens or dials"),
-    ({"dial": "a"}, "an address is host:port"), ({"dial": "a:1"}, "a link authenticates both ends"),
-    ({"dial": "a:1", "secret": "short"}, "at least 16"),
-    ({"dial": "a:1", "identities": ("key", b"")}, "got str, bytes"),
-    ({"dial": "a:1", "identities": fresh_identity()}, "got Identity$"),
-    ({"listen": "192.0.2.1:7000", "secret": SECRET}, "bank cannot listen at 192.0.2.1:7000 "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "a link listens or dials"),
+        ({"listen": "a:1", "dial": "a:1"}, "a link listens or dials"),
+        ({"dial": "a"}, "an address is host:port"),
+        ({"dial": "a:1"}, "a link authenticates both ends"),
+        ({"dial": "a:1", "secret": "short"}, "at least 16"),
+        ({"dial": "a:1", "identities": ("key", b"")}, "got str, bytes"),
+        ({"dial": "a:1", "identities": fresh_identity()}, "got Identity$"),
+        ({"listen": "192.0.2.1:7000", "secret": SECRET}, "bank cannot listen at 192.0.2.1:7000 "),
+    ],
+)
 def test_a_wrong_call_is_told(given: dict[str, Any], says: str) -> None:
     with pytest.raises(LocalProtocolError, match=says), open_link("bank", "shop", **given):
         pass

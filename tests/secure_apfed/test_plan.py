@@ -110,15 +110,23 @@ SUM = "secure_sum={scheme: plain, masks: pairwise, noise: {sigma: 4.0}}"
     ("method", "changes", "row"),
     [
         ("apfed_c", [SUM, "train.epochs=3"], "epsilon_c of passive-1, one person in sums 3"),
-        ("votes", ["secure_sum.masks=pairwise", "method.epsilon=3"],
-         "epsilon_v of passive-1, one person's votes 1"),
+        (
+            "votes",
+            ["secure_sum.masks=pairwise", "method.epsilon=3"],
+            "epsilon_v of passive-1, one person's votes 1",
+        ),
         ("votes_randomised", ["method.epsilon=3"], "epsilon_v of passive-1, one person's votes 1"),
     ],
-)  # fmt: skip
+)
 def test_passives_forecast_what_their_noise_costs_and_the_run_agrees(
-    method: str, changes: list[str], row: str, config: Path, tmp_path: Path,
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    method: str,
+    changes: list[str],
+    row: str,
+    config: Path,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     changed = [f"--set={one}" for one in (f"method={method}", *changes)]
     planned = told(capsys, "plan", config, *changed)["epsilon_passives"]
@@ -187,8 +195,18 @@ def test_what_an_answer_takes_whatever_the_rows_is_forecast_once(
 
     monkeypatch.setattr(forecast, "_rehearse", timed)
     votes = ["--set", "method={name: votes, labeller: logistic}", "--set", "train.batch_size=4"]
-    answer = told(capsys, "plan", config, *votes, "--set", "data.labelled=20",
-                  "--set", "secure_sum.masks=pairwise", "--set", "train.epochs=1")  # fmt: skip
+    answer = told(
+        capsys,
+        "plan",
+        config,
+        *votes,
+        "--set",
+        "data.labelled=20",
+        "--set",
+        "secure_sum.masks=pairwise",
+        "--set",
+        "train.epochs=1",
+    )
     first, longer = played
     assert answer["steps"] > longer > first == forecast.STEPS
     assert answer["seconds"]["train"] == pytest.approx(2.0 + 0.01 * answer["steps"])

@@ -138,13 +138,20 @@ def active(
 ) -> LoneActive:
     encoding = ColumnEncoding.plain(tuple("abcde"))
     table = PartyTable(
-        "active", tuple(map(str, range(ROWS))), random(ROWS, COLUMNS, seed=1),
-        torch.arange(ROWS) % CLASSES, encoding,
-    )  # fmt: skip
+        "active",
+        tuple(map(str, range(ROWS))),
+        random(ROWS, COLUMNS, seed=1),
+        torch.arange(ROWS) % CLASSES,
+        encoding,
+    )
     return LoneActive(
-        table, parts or networks(), guard or NoGuard(), alignment=ALIGNMENT, private=private,
+        table,
+        parts or networks(),
+        guard or NoGuard(),
+        alignment=ALIGNMENT,
+        private=private,
         train=train,
-    )  # fmt: skip
+    )
 
 
 def answer(sent: bytes | None, rows: Tensor, gradient_AD: Tensor, step: int = 0) -> bytes:
@@ -263,9 +270,11 @@ def test_a_spent_budget_changes_nothing() -> None:
     party = active(private, guard=guard)
     once = gdp_epsilon(math.hypot(0.1, 0.1), 1e-5)
     dp_sgd.WholeTraining(
-        releases=party.role.ledgers["active"], updates=private.ledger, delta=1e-5,
+        releases=party.role.ledgers["active"],
+        updates=private.ledger,
+        delta=1e-5,
         budget=1.01 * once,
-    )  # fmt: skip
+    )
     play(party, random(3, SIZE))
     before = parameters(party)
     with pytest.raises(BudgetExhaustedError, match="step 1 was not played"):
@@ -370,8 +379,10 @@ def test_without_noise_on_releases_only_labels_are_covered_and_nothing_sent_cost
 def test_what_the_proof_covers_is_taken() -> None:
     """Nothing is sent, or labels alone are promised, or a defence acts on what passives answer."""
     usual: dict[str, Any] = {
-        "method": "apfed_c", "guard": {"mechanism": "none"}, "dp_sgd": {"noise_multiplier": 1.0},
-    }  # fmt: skip
+        "method": "apfed_c",
+        "guard": {"mechanism": "none"},
+        "dp_sgd": {"noise_multiplier": 1.0},
+    }
     for changes in (
         {"method": "single_view", "dp_sgd": {"epsilon": 4.0}},
         {"method": "apfed_r"},

@@ -439,19 +439,25 @@ def test_the_error_is_what_the_bound_is_derived_from(
     with mpmath.workprec(160):
         for word, normal, noisy in zip(words.tolist(), drawn, value + sigma * drawn, strict=True):
             bound = (
-                1e-15 * abs(normal) + 2e-16 * (1 + abs(value) / sigma)
+                1e-15 * abs(normal)
+                + 2e-16 * (1 + abs(value) / sigma)
                 + mpmath.mpf(2) ** -63 / mpmath.npdf(float(normal))
-            )  # fmt: skip
+            )
             for exact in exact_normals(word, float(normal)):
                 assert abs(value + sigma * exact - mpmath.mpf(float(noisy))) / sigma <= bound
 
 
 HOSTILE = {
-    "zeros": [0.0] * 8, "one-hot": [0.0] * 7 + [1e3], "huge": [1e30] * 8,
-    "largest float32": [3.4e38] * 8, "huge and tiny": [1e30, 1e-30, -1e30, 0, 1e-45, 1, -1, 5],
-    "subnormal": [1e-45] * 8, "on the sphere": [1 / 8**0.5] * 8,
-    "just outside": [1.0000001 / 8**0.5] * 8, "negative": [-7.0] * 8,
-}  # fmt: skip
+    "zeros": [0.0] * 8,
+    "one-hot": [0.0] * 7 + [1e3],
+    "huge": [1e30] * 8,
+    "largest float32": [3.4e38] * 8,
+    "huge and tiny": [1e30, 1e-30, -1e30, 0, 1e-45, 1, -1, 5],
+    "subnormal": [1e-45] * 8,
+    "on the sphere": [1 / 8**0.5] * 8,
+    "just outside": [1.0000001 / 8**0.5] * 8,
+    "negative": [-7.0] * 8,
+}
 
 
 def within(rows: torch.Tensor, bound: float) -> bool:

@@ -155,9 +155,11 @@ def test_replacements_are_uniform_over_the_other_classes() -> None:
 
 ROWS = 60_000
 PRIORS = {
-    "even": [0.25, 0.25, 0.25, 0.25], "leaning": [0.4, 0.1, 0.3, 0.2],
-    "two of four": [0.02, 0.49, 0.01, 0.48], "sure": [0.0, 0.0, 1.0, 0.0],
-}  # fmt: skip
+    "even": [0.25, 0.25, 0.25, 0.25],
+    "leaning": [0.4, 0.1, 0.3, 0.2],
+    "two of four": [0.02, 0.49, 0.01, 0.48],
+    "sure": [0.0, 0.0, 1.0, 0.0],
+}
 
 
 def staged(epsilon: float = 1.0) -> MultiStageResponse:
@@ -210,9 +212,12 @@ def test_a_prior_belongs_to_its_row_and_another_gives_independent_chances() -> N
 
 def test_what_is_no_prior_is_refused() -> None:
     for wrong in (
-        torch.full((2, 4), math.nan), torch.full((2, 4), math.inf), torch.full((2, 4), 0.3),
-        torch.tensor([[1.5, -0.5, 0, 0], [1, 0, 0, 0]]), torch.zeros(2, 4),
-    ):  # fmt: skip
+        torch.full((2, 4), math.nan),
+        torch.full((2, 4), math.inf),
+        torch.full((2, 4), 0.3),
+        torch.tensor([[1.5, -0.5, 0, 0], [1, 0, 0, 0]]),
+        torch.zeros(2, 4),
+    ):
         with pytest.raises(ModelError, match="gives no probabilities"):
             staged().answer(torch.tensor([0, 1]), key=KEY, prior_NK=wrong)
     for shaped in (torch.ones(3, 4) / 4, torch.ones(2, 5) / 5, torch.ones(2, 4).long()):

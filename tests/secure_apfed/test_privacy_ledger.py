@@ -350,12 +350,18 @@ class TestHostileLog:
     def test_a_line_whose_hash_holds_is_checked_all_the_same(self, log: Path) -> None:
         log.parent.mkdir()
         for line in (
-            packed(bytes(4), 1, step=math.inf), packed(bytes(4), 1, step=math.nan),
-            packed(bytes(4), 1, step=[]), packed(bytes(4), 1, digest=3),
-            packed(bytes(4), 1, count="1"), packed(bytes(4), -1), packed(bytes(3), 1),
-            packed(bytes(8), 1), packed(bytes(4), 1, rows="AAAA"), packed(bytes(4), 1, rows=3),
+            packed(bytes(4), 1, step=math.inf),
+            packed(bytes(4), 1, step=math.nan),
+            packed(bytes(4), 1, step=[]),
+            packed(bytes(4), 1, digest=3),
+            packed(bytes(4), 1, count="1"),
+            packed(bytes(4), -1),
+            packed(bytes(3), 1),
+            packed(bytes(8), 1),
+            packed(bytes(4), 1, rows="AAAA"),
+            packed(bytes(4), 1, rows=3),
             packed(bytes(44), 11),
-        ):  # fmt: skip
+        ):
             log.write_bytes(chained(HEADER, line))
             with pytest.raises(CheckpointError, match="is not as a ledger wrote it from line 2 on"):
                 ledger_at(log)
@@ -388,8 +394,10 @@ def test_noise_of_one_step_under_two_releases_leaves_nothing_to_claim(tmp_path: 
         opened(seeded=seeded).charge(step=0, rows=rows, digest=b"second")
         again = opened(seeded=seeded).spent()
         assert (again.releases, math.isinf(again.epsilon_x), math.isinf(again.mu)) == (
-            3, seeded, seeded,
-        )  # fmt: skip
+            3,
+            seeded,
+            seeded,
+        )
 
 
 def test_a_repeated_step_stays_repeated_in_a_checkpoint_without_a_log() -> None:

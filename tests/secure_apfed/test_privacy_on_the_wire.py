@@ -39,13 +39,21 @@ NOISE = {"sigma": 3.0}
 
 def config_of(method: str, mechanism: str) -> Config:
     return small_config(
-        method, data={"dataset": "breast_cancer", "overlap": 0.8, "limit": 200},
+        method,
+        data={"dataset": "breast_cancer", "overlap": 0.8, "limit": 200},
         model={"hidden": [8], "representation": D, "projection": D},
-        train={"epochs": EPOCHS, "batch_size": 64, "learning_rate": 1e-4, "max_gradient_norm": 1.0,
-               "device": "cpu"},
-        secure_sum={"scheme": "plain"}, transcript={"keep": "all"}, party_seeds="secret",
+        train={
+            "epochs": EPOCHS,
+            "batch_size": 64,
+            "learning_rate": 1e-4,
+            "max_gradient_norm": 1.0,
+            "device": "cpu",
+        },
+        secure_sum={"scheme": "plain"},
+        transcript={"keep": "all"},
+        party_seeds="secret",
         guard={"mechanism": mechanism, "clip": CLIP, "sigma": SIGMA},
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -58,8 +66,9 @@ def played(method: str, mechanism: str, run_number: int = 0) -> RunResult:
 def received(result: RunResult) -> dict[tuple[str, str], list[tuple[int, Tensor, Tensor]]]:
     """By sender and receiver: step, rows and representations of every message, in order."""
     expected = {
-        "rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float32, (None, D)),
-    }  # fmt: skip
+        "rows": TensorSpec(torch.int64, (None,)),
+        "z": TensorSpec(torch.float32, (None, D)),
+    }
     found: dict[tuple[str, str], list[tuple[int, Tensor, Tensor]]] = {}
     for envelopes in result.recording.transcript.kept.values():
         for one in envelopes:
@@ -152,12 +161,15 @@ def under_sums(
 ) -> Config:
     usual: dict[str, Any] = {
         "train": {
-            "epochs": 3, "batch_size": 64, "learning_rate": 0.01, "max_gradient_norm": 1.0,
+            "epochs": 3,
+            "batch_size": 64,
+            "learning_rate": 0.01,
+            "max_gradient_norm": 1.0,
             "device": "cpu",
         },
         "secure_sum": {"scheme": "plain", "masks": "pairwise", "noise": noise or NOISE},
         "guard": {"mechanism": "gaussian", "sigma": 1.0, "noise": "reproducible_insecure"},
-    }  # fmt: skip
+    }
     return small_config(method, **{**usual, **changes})
 
 

@@ -110,10 +110,14 @@ def test_threads_take_turns_and_copies_and_forks_are_refused(
             spread(guard)
     if hasattr(os, "fork"):
         summed = PrivateContributions(**BUDGET, **SUMMED)
-        said = said_in_a_fork({
-            "release": lambda: guard(torch.zeros(1, 9), rows=[5]), "spent": guard.spent,
-            "draw": lambda: summed.draw((1, 6), rows=[5]), "labels": lambda: labels([0]),
-        })  # fmt: skip
+        said = said_in_a_fork(
+            {
+                "release": lambda: guard(torch.zeros(1, 9), rows=[5]),
+                "spent": guard.spent,
+                "draw": lambda: summed.draw((1, 6), rows=[5]),
+                "labels": lambda: labels([0]),
+            }
+        )
         assert all("belongs to the process that made it" in text for text in said.values()), said
 
 
@@ -129,23 +133,30 @@ def test_what_cannot_be_released_is_refused_and_costs_nothing() -> None:
     for values, rows, message in (
         (h, None, "say with rows= which of the 512 rows these are"),
         (h, [1], "h holds 2 rows and rows= names 1"),
-        (h, [0.0, 1.0], "got float64"), (h, torch.tensor([1.0, 2.0]).bfloat16(), "got float64"),
-        (h, np.array([True, False]), "got bool.*mask.nonzero"), (h, {1, 2}, "got object"),
-        (h, [7, True], "got bool"), (h, [-1, 7], r"lie in 0\.\.511, got -1\.\.7"),
+        (h, [0.0, 1.0], "got float64"),
+        (h, torch.tensor([1.0, 2.0]).bfloat16(), "got float64"),
+        (h, np.array([True, False]), "got bool.*mask.nonzero"),
+        (h, {1, 2}, "got object"),
+        (h, [7, True], "got bool"),
+        (h, [-1, 7], r"lie in 0\.\.511, got -1\.\.7"),
         (h, np.array([200, 201], np.uint8), "rows of uint8 go up to 255 and the table to 511"),
         (h, torch.tensor([1, 2], dtype=torch.int8), "rows of int8 go up to 127"),
-        (h, [2**70, 1], "got object"), (h, [[0, 1]], r"of shape \(1, 2\)"), (h, [], "names 0"),
-        (h, "01", "got <U2"), (h, slice("a"), "no slice of positions"),
+        (h, [2**70, 1], "got object"),
+        (h, [[0, 1]], r"of shape \(1, 2\)"),
+        (h, [], "names 0"),
+        (h, "01", "got <U2"),
+        (h, slice("a"), "no slice of positions"),
         (h, pd.Series([0, 1], index=["x", "y"]), "its rows have labels"),
         (h, [0, N], r"lie in 0\.\.511, got 0\.\.512"),
         (h, slice(-1, None), "h holds 2 rows and rows= names 1"),
-        (h.int(), [0, 1], "array of floats.*got torch.int32"), (h.tolist(), [0, 1], "got list"),
+        (h.int(), [0, 1], "array of floats.*got torch.int32"),
+        (h.tolist(), [0, 1], "got list"),
         (torch.tensor(1.0), [0], r"got torch.float32 of shape torch.Size\(\[\]\)"),
         (h / 0, [0, 1], "row 0 of the representations is not finite"),
         (h + torch.inf, [0, 1], "row 0 of the representations is not finite"),
         (h.to(torch.complex64), [0, 1], "array of floats.*got torch.complex64"),
         (pd.DataFrame(h.numpy()), [0, 1], "array of floats"),
-    ):  # fmt: skip
+    ):
         with pytest.raises((LocalProtocolError, ModelError), match=message):
             guard(values, rows=rows)
     assert guard.spent().releases == 0
@@ -241,9 +252,11 @@ def test_contributions_are_charged_to_everybody_who_stands_in_them(case: str) ->
     assert spent.releases == releases
     if releases:
         one = SummedRelease(
-            deviation=private.noise, honest=3, numbers=moved * 6,
+            deviation=private.noise,
+            honest=3,
+            numbers=moved * 6,
             sensitivity=np.sqrt(moved) * (2 * (2**15 - 1) * (1 + 1e-9) + np.sqrt(6)),
-        )  # fmt: skip
+        )
         assert spent.epsilon_x == pytest.approx(one.epsilon_of(releases, 1e-5), rel=1e-9)
 
 
@@ -293,9 +306,12 @@ def test_labels_are_answered_once_in_their_own_kind() -> None:
     kept = (PrivateLabels(epsilon=1.0, classes=2)(true) == true).double().mean()
     assert float(kept) == pytest.approx(np.e / (np.e + 1), abs=0.015)
     for wrong, message in (
-        ([0.5], "got float64"), ("01", "in a str"), ([True], r"holds 0\.\.299, got bool"),
-        (np.zeros(3, np.uint8), "got uint8"), ([0, 300], "row 1 has label 300"),
-    ):  # fmt: skip
+        ([0.5], "got float64"),
+        ("01", "in a str"),
+        ([True], r"holds 0\.\.299, got bool"),
+        (np.zeros(3, np.uint8), "got uint8"),
+        ([0, 300], "row 1 has label 300"),
+    ):
         private = PrivateLabels(epsilon=1.0, classes=300)
         with pytest.raises((LocalProtocolError, DataError), match=message):
             private(wrong)

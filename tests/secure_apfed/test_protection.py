@@ -136,7 +136,9 @@ WEAKENED: dict[str, Case] = {
         ("method.passive.representation=999",), 256, method="apc_vfl"
     ),
     "method.weights_epsilon": Case(
-        (), 4.0, shown=False,
+        (),
+        4.0,
+        shown=False,
         method="{name: votes, labeller: private_logistic, weights_epsilon: 9}",
     ),
     "model.network": Case(("model.network=identity",), "mlp"),
@@ -150,27 +152,29 @@ WEAKENED: dict[str, Case] = {
         method="apfed_code",
     ),
     "passives.*.model.network": Case(
-        ("passives={default: {model: {network: linear}}}",), "mlp",
+        ("passives={default: {model: {network: linear}}}",),
+        "mlp",
         path="passives.default.model.network",
     ),
     "passives.*.model.projection": Case(
-        ("passives={default: {model: {projection: 65}}}",), 64,
+        ("passives={default: {model: {projection: 65}}}",),
+        64,
         path="passives.default.model.projection",
     ),
     "passives.*.model.representation": Case(
-        ("passives={default: {model: {representation: 33}}}",), 32,
+        ("passives={default: {model: {representation: 33}}}",),
+        32,
         path="passives.default.model.representation",
     ),
     "passives.*.weight": Case(
-        ("passives={default: {weight: 1}, passive-1: {weight: 0}}",), True,
+        ("passives={default: {weight: 1}, passive-1: {weight: 0}}",),
+        True,
         path="passives.passive-1.weight",
     ),
     "rules.minimum_batch": Case((), 20, shown=False),
     "rules.minimum_spread": Case(("rules.minimum_spread=0",), 0.0005),
     "rules.refused_sums": Case(("rules.refused_sums=1",), 0),
-    "rules.restarts": Case(
-        ("rules={silent_passive: wait, patience_s: 9, restarts: 1}",), 0
-    ),
+    "rules.restarts": Case(("rules={silent_passive: wait, patience_s: 9, restarts: 1}",), 0),
     "rules.silent_passive": Case(
         (
             "rules.silent_passive=recover",
@@ -190,7 +194,7 @@ WEAKENED: dict[str, Case] = {
     ),
     "train.labels": Case((), "after", shown=False),
     "train.epochs": Case(("train.epochs=301",), 300),
-}  # fmt: skip
+}
 BASE = "{{name: late, method: {method}, data: {data}, guard: {{mechanism: none}}, model: {model}}}"
 
 
@@ -212,8 +216,9 @@ def test_a_weakened_setting_is_shown_and_refused_by_a_party(path: str) -> None:
     assert ((case.path or path) in shown) == case.shown, shown
     if case.shown:
         assert (shown[case.path or path].whom, shown[case.path or path].means) == (
-            mark.whom, mark.means,
-        )  # fmt: skip
+            mark.whom,
+            mark.means,
+        )
     side = "maxima" if mark.less == "higher" else "minima"
     told = rf"shop: {case.path or path} is .*, and {side}.*of shop/party.yaml asks for .*ask bank"
     limits = OwnLimits(**{side: {path: case.limit}})

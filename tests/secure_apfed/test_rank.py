@@ -71,11 +71,18 @@ def columns_of(kind: str) -> Tensor:
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
-        ("independent", 4), ("copied", 3), ("scaled copy", 3), ("nearly copied", 3),
-        ("constant", 3), ("sum of others", 3), ("categories", 3), ("few rows", 3), ("one row", 0),
+        ("independent", 4),
+        ("copied", 3),
+        ("scaled copy", 3),
+        ("nearly copied", 3),
+        ("constant", 3),
+        ("sum of others", 3),
+        ("categories", 3),
+        ("few rows", 3),
+        ("one row", 0),
         ("image", 4),
     ],
-)  # fmt: skip
+)
 def test_columns_count_that_differ(kind: str, count: int) -> None:
     assert count_columns(columns_of(kind)) == count
 
@@ -123,9 +130,11 @@ def tables(*columns: int, classes: int = 4) -> VerticalData:
     return VerticalData(
         table=table("active", own_NF, labels_N),
         passives=tuple(table(f"passive-{at}", of) for at, of in enumerate(others, start=1)),
-        classes=tuple(map(str, range(classes))), train_rows=torch.arange(ROWS - 20),
-        test_rows=torch.arange(ROWS - 20, ROWS), labelled=torch.arange(60),
-    )  # fmt: skip
+        classes=tuple(map(str, range(classes))),
+        train_rows=torch.arange(ROWS - 20),
+        test_rows=torch.arange(ROWS - 20, ROWS),
+        labelled=torch.arange(60),
+    )
 
 
 def code_config(numbers: int | str, **changes: Any) -> Config:
@@ -250,9 +259,11 @@ def played(method: str, columns: int, classes: int, changes: tuple[tuple[str, An
         usual["model"] = {"network": network, "hidden": [8], "representation": 4}
     if numbers := other.pop("numbers", None):
         usual["model"] = {
-            "network": "cross_view" if method == "apfed_code" else "enriched", "hidden": [8],
-            "representation": numbers, "random_features": 20,
-        }  # fmt: skip
+            "network": "cross_view" if method == "apfed_code" else "enriched",
+            "hidden": [8],
+            "representation": numbers,
+            "random_features": 20,
+        }
     config, data = small_config(said, **usual, **other), tables(columns, classes=classes)
     result = run_in_memory(config, None, data=data)
     return Played(config, data, result.recording)
@@ -346,14 +357,23 @@ def test_the_products_own_attack_reads_everything_then_and_its_score_says_so() -
 
 # Each method, where it may have many classes and few columns.
 CASES = [
-    *((method, 3, 8, ()) for method in METHODS if METHODS[method].declared.aligns
-      and method != "apfed_code" and METHODS[method].declared.opens_votes is None),
+    *(
+        (method, 3, 8, ())
+        for method in METHODS
+        if METHODS[method].declared.aligns
+        and method != "apfed_code"
+        and METHODS[method].declared.opens_votes is None
+    ),
     ("apfed_code", 8, 4, ()),
-    *((method, 3, 8, (("labeller", labeller),)) for method in ("votes",)
-      for labeller in LABELLERS if labeller != "private_logistic"),
+    *(
+        (method, 3, 8, (("labeller", labeller),))
+        for method in ("votes",)
+        for labeller in LABELLERS
+        if labeller != "private_logistic"
+    ),
     ("vfedtrans", 8, 4, (("numbers", 6),)),
     ("joint_teacher_sum", 8, 4, ()),
-]  # fmt: skip
+]
 
 
 @pytest.mark.slow

@@ -23,7 +23,13 @@ ROOT = Path(secure_apfed.__file__).parent
 # By file, the functions whose errors a party meets that starts, resumes or goes on.
 RECOVERY = {
     "runs/folder.py": (
-        "_require_rest", "_make_room", "held", "_clear", "_counts", "no_checkpoint", "read_sealed",
+        "_require_rest",
+        "_make_room",
+        "held",
+        "_clear",
+        "_counts",
+        "no_checkpoint",
+        "read_sealed",
         "keep_metrics",
     ),
     "runs/keeper.py": ("_check",),
@@ -32,7 +38,7 @@ RECOVERY = {
     "runs/course.py": ("_let_in",),
     "methods/session.py": ("_standing",),
     "counters.py": ("_refuse", "changes"),
-}  # fmt: skip
+}
 FIRST = re.compile(
     r"(\{\}: )?(nothing to do: |(resume|start|put|choose|restore|name|finish|remove) )"
 )

@@ -45,9 +45,21 @@ from tests.secure_apfed.small_runs import interrupted, said_to_people, small_con
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 ONE_EPOCH = {"epochs": 1, "batch_size": 64, "device": "cpu"}
-OF_ALL = {"config.yaml", "contract.json", "seeds.json", "versions.json", "metrics.jsonl",
-          "model.json", "alignment.safetensors", "transcript.msgpack", "transcript.json",
-          "transcript-0.bin", "result.json", "test-scores.safetensors", "common.json"}  # fmt: skip
+OF_ALL = {
+    "config.yaml",
+    "contract.json",
+    "seeds.json",
+    "versions.json",
+    "metrics.jsonl",
+    "model.json",
+    "alignment.safetensors",
+    "transcript.msgpack",
+    "transcript.json",
+    "transcript-0.bin",
+    "result.json",
+    "test-scores.safetensors",
+    "common.json",
+}
 SHORT = {"train": ONE_EPOCH}
 
 
@@ -83,8 +95,11 @@ def test_attacks_are_mounted_on_no_altered_recording(
     noted = (finished[method] / "SHA256SUMS").read_text().splitlines()
     names = {line.split("  ")[1] for line in noted}
     whole = finished[method]
-    logs = {path.relative_to(whole).as_posix() for kind in ("ledger-*", "answers-*")
-            for path in whole.rglob(kind)}  # fmt: skip
+    logs = {
+        path.relative_to(whole).as_posix()
+        for kind in ("ledger-*", "answers-*")
+        for path in whole.rglob(kind)
+    }
     own = {"model.safetensors", *(["encoders.safetensors"] if method == "tvfl" else [])}
     assert names == OF_ALL | own | logs
     for at, name in enumerate(sorted(names), start=shift):
@@ -130,9 +145,16 @@ def test_the_digests_are_as_sha256sum_reads_them(finished: dict[str, Path]) -> N
 # Written by somebody else.
 
 NOT_JSON = (
-    b"", b'{"a": 1', b"[" * 200_000, b'{"a":' * 200_000, b"\xff\xfe\x00", b"9" * 100_000,
-    b'{"a": 123456789012345678901234567890}', b'{"a": NaN}', b'{"a": -Infinity}',
-)  # fmt: skip
+    b"",
+    b'{"a": 1',
+    b"[" * 200_000,
+    b'{"a":' * 200_000,
+    b"\xff\xfe\x00",
+    b"9" * 100_000,
+    b'{"a": 123456789012345678901234567890}',
+    b'{"a": NaN}',
+    b'{"a": -Infinity}',
+)
 
 
 def test_what_is_no_json_or_of_another_shape_is_told(tmp_path: Path) -> None:
@@ -168,11 +190,16 @@ CARDS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "wide layers": _set(model={"hidden": [65536] * 40, "network": "mlp"}),
     "many layers": _set(model={"hidden": [1] * 100_000, "network": "mlp"}),
     "a large image": _set(
-        encoding={"kind": "image", "channels": 1, "height": 10**6, "width": 10**6,
-                  "end_row": 10**6},
+        encoding={
+            "kind": "image",
+            "channels": 1,
+            "height": 10**6,
+            "width": 10**6,
+            "end_row": 10**6,
+        },
         model={"network": "mlp"},
     ),
-}  # fmt: skip
+}
 
 
 def test_a_card_that_somebody_wrote_is_checked(copied: Path) -> None:
@@ -189,9 +216,11 @@ def test_parameters_that_somebody_wrote_are_checked(copied: Path) -> None:
     tensors = load_file(path)
     first = next(iter(tensors))
     for made in (
-        {}, {name: one.to(torch.int64) for name, one in tensors.items()},
-        {**tensors, first: tensors[first].double()}, {**tensors, first: torch.zeros(3)},
-    ):  # fmt: skip
+        {},
+        {name: one.to(torch.int64) for name, one in tensors.items()},
+        {**tensors, first: tensors[first].double()},
+        {**tensors, first: torch.zeros(3)},
+    ):
         save_file(made, path)
         with pytest.raises(ModelError, match=r"safetensors and model\.json do not make a model"):
             load_model(copied)
@@ -210,9 +239,11 @@ def _in_place_of(path: Path, kind: str) -> None:
 def test_only_plain_files_of_a_finished_run_are_read(copied: Path) -> None:
     """An endless or silent file would take all memory or all time."""
     for name, read in (
-        ("transcript.msgpack", load_recording), ("alignment.safetensors", load_recording),
-        ("model.safetensors", load_recording), ("model.safetensors", load_model),
-    ):  # fmt: skip
+        ("transcript.msgpack", load_recording),
+        ("alignment.safetensors", load_recording),
+        ("model.safetensors", load_recording),
+        ("model.safetensors", load_model),
+    ):
         path = copied / name
         whole = path.read_bytes() if path.exists() else b""
         for kind in ("pipe", "device", "folder"):
@@ -265,10 +296,16 @@ def test_damage_anywhere_is_an_error_for_people(copied: Path) -> None:
     for name, contents, said in (
         ("transcript.msgpack", frames, "cannot be read as this version writes them"),
         ("SHA256SUMS", digests, r"SHA256SUMS(:| holds other lines)"),
-        *((name, usual, None) for name in (
-            "config.yaml", "model.json", "model.safetensors", "alignment.safetensors",
-        )),
-    ):  # fmt: skip
+        *(
+            (name, usual, None)
+            for name in (
+                "config.yaml",
+                "model.json",
+                "model.safetensors",
+                "alignment.safetensors",
+            )
+        ),
+    ):
         path = copied / name
         whole = path.read_bytes()
         for content in contents:
@@ -374,8 +411,11 @@ def test_the_lock_and_the_logs_are_plain_files(tmp_path: Path, elsewhere: Path) 
             run(config, folder)
     assert precious.read_text() == "precious"
     assert not (elsewhere / "absent").exists()
-    for party, log in (("active", "ledger-active.jsonl"), ("active", "labels-active.log"),
-                       ("passive-1", "answers-passive-1.jsonl")):  # fmt: skip
+    for party, log in (
+        ("active", "ledger-active.jsonl"),
+        ("active", "labels-active.log"),
+        ("passive-1", "answers-passive-1.jsonl"),
+    ):
         folder = tmp_path / log
         folder.mkdir(mode=0o700)
         (folder / "parties").mkdir()
@@ -419,10 +459,26 @@ def test_a_folder_of_other_things_is_not_shut_from_its_users(tmp_path: Path) -> 
 # Files kept over sessions, and CSV for spreadsheets, without a formula.
 
 FORMULAS = (
-    "=1+1", "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "=", "-", "+", "@",
-    "-inf", "-1,5", "+49 30 1", "--1", "-0x1", "-1_000",
-    "\uff1d1", "\uff0b1", "\uff0d1", "\uff20x", "-\uff11",
-)  # fmt: skip
+    "=1+1",
+    "+1+cmd|' /C calc'!A0",
+    "-2+3",
+    "@SUM(A1)",
+    "=",
+    "-",
+    "+",
+    "@",
+    "-inf",
+    "-1,5",
+    "+49 30 1",
+    "--1",
+    "-0x1",
+    "-1_000",
+    "\uff1d1",
+    "\uff0b1",
+    "\uff0d1",
+    "\uff20x",
+    "-\uff11",
+)
 
 
 def test_a_file_is_made_for_its_owner_and_written_at_its_end(tmp_path: Path) -> None:
@@ -466,8 +522,23 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 def test_what_begins_a_formula_stands_behind_an_apostrophe() -> None:
     assert [files.cell(text) for text in FORMULAS] == [f"'{text}" for text in FORMULAS]
     assert files.cell("  =1") == "  '=1"
-    usual = ("", "a", "a=1", "-1", "-1.5", "+2", "-.5", "-1e-9", "'=1", " x", -1.5, -3, None, True,
-             "a = b; c - d")  # fmt: skip
+    usual = (
+        "",
+        "a",
+        "a=1",
+        "-1",
+        "-1.5",
+        "+2",
+        "-.5",
+        "-1e-9",
+        "'=1",
+        " x",
+        -1.5,
+        -3,
+        None,
+        True,
+        "a = b; c - d",
+    )
     assert [files.cell(value) for value in usual] == [*usual]
     blank = "\n" * 1_000_000  # takes no time
     assert (files.cell(blank), files.cell(f"{blank}=")) == (blank, f"{blank}'=")
@@ -488,10 +559,13 @@ def test_names_of_columns_and_predictions_are_cells_too(tmp_path: Path) -> None:
     lines = list(csv.reader(io.StringIO(files.to_csv(frame))))
     assert lines == [["'=a", "b"], ["-1.5", "'=1"], ["2.0", "x,\n'=y"]]
     told = Predicted(
-        ids=("=HYPERLINK(1)", "-7"), classes=("@late", "paid"), what="probabilities",
-        outputs=torch.tensor([[0.75, 0.25], [0.25, 0.75]]), decided=torch.tensor([0, 1]),
+        ids=("=HYPERLINK(1)", "-7"),
+        classes=("@late", "paid"),
+        what="probabilities",
+        outputs=torch.tensor([[0.75, 0.25], [0.25, 0.75]]),
+        decided=torch.tensor([0, 1]),
         compared=Compared(rows=2),
-    )  # fmt: skip
+    )
     told.write(tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(newline="") as file:
         assert list(csv.reader(file)) == [
@@ -574,12 +648,17 @@ def negated(table: PartyTable) -> PartyTable:
 OTHERS: list[tuple[str, Callable[[PartyTable], PartyTable]]] = [
     ("active", turned),
     ("passive-1", turned),
-    ("passive-2", lambda table: replace(
-        table, ids=(*table.ids, "else"), features=torch.cat([table.features, table.features[:1]])
-    )),
+    (
+        "passive-2",
+        lambda table: replace(
+            table,
+            ids=(*table.ids, "else"),
+            features=torch.cat([table.features, table.features[:1]]),
+        ),
+    ),
     ("passive-1", lambda table: replace(table, ids=("else", *table.ids[1:]))),
     ("active", lambda table: replace(table, labels=1 - cast("torch.Tensor", table.labels))),
-]  # fmt: skip
+]
 
 
 @pytest.mark.sampled(every=2)
@@ -593,14 +672,17 @@ def test_other_people_or_labels_are_refused(mechanism: str, tmp_path: Path) -> N
 
 
 @pytest.mark.sampled(every=2)
-@pytest.mark.parametrize(("changes", "refusal", "log"), [
-    ({"guard": {"mechanism": "gaussian", "epsilon": 8.0}}, "release 5 of one row", "active"),
-    (
-        {"guard": {"mechanism": "gaussian", "sigma": 20.0}, "dp_sgd": {"epsilon": 12.0}},
-        "training would cost one record epsilon",
-        "active+updates",
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "refusal", "log"),
+    [
+        ({"guard": {"mechanism": "gaussian", "epsilon": 8.0}}, "release 5 of one row", "active"),
+        (
+            {"guard": {"mechanism": "gaussian", "sigma": 20.0}, "dp_sgd": {"epsilon": 12.0}},
+            "training would cost one record epsilon",
+            "active+updates",
+        ),
+    ],
+)
 def test_changed_features_are_charged(
     changes: dict[str, Any], refusal: str, log: str, tmp_path: Path
 ) -> None:

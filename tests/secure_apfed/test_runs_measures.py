@@ -35,14 +35,21 @@ ALL = set(names_of("classification"))
 
 
 def config_of(**settings: Any) -> Config:
-    train = {"epochs": 3, "batch_size": 64, "learning_rate": 0.05, "device": "cpu",
-             **settings.pop("train", {})}  # fmt: skip
+    train = {
+        "epochs": 3,
+        "batch_size": 64,
+        "learning_rate": 0.05,
+        "device": "cpu",
+        **settings.pop("train", {}),
+    }
     return small_config(
-        settings.pop("method", "single_view"), train=train,
+        settings.pop("method", "single_view"),
+        train=train,
         data=settings.pop("data", {"dataset": "breast_cancer", "active_view": 2}),
         guard={"mechanism": "none", "noise": "reproducible_insecure"},
-        transcript={"keep": "none"}, **settings,
-    )  # fmt: skip
+        transcript={"keep": "none"},
+        **settings,
+    )
 
 
 def kept_in(folder: Path, threshold: float | None = None) -> Scored:
@@ -119,10 +126,11 @@ def test_weights_of_classes_make_a_rare_one_found() -> None:
     often = data.train_rows[labels[data.train_rows] == 1]
     few = replace(data, train_rows=torch.cat([rare[:12], often[:200]]).sort().values)
     found = [
-        run(config_of(train={"class_weights": weights, "epochs": 40}), None, data=few)
-        .measures["single_view"]["balanced_accuracy"]
+        run(config_of(train={"class_weights": weights, "epochs": 40}), None, data=few).measures[
+            "single_view"
+        ]["balanced_accuracy"]
         for weights in ("none", "balanced")
-    ]  # fmt: skip
+    ]
     assert found[1] > found[0] + 0.02
 
 

@@ -73,26 +73,39 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]
 
 
 STAGES = {"labels": {"mechanism": "lp_mst", "epsilon": 1.0}}
-ALIGNED_ONLY = {"epochs": 4, "batch_size": 64, "learning_rate": 0.05, "device": "cpu",
-                "use_unaligned": False}  # fmt: skip
+ALIGNED_ONLY = {
+    "epochs": 4,
+    "batch_size": 64,
+    "learning_rate": 0.05,
+    "device": "cpu",
+    "use_unaligned": False,
+}
 
 
 FEW_LABELS = {
     "data": {"dataset": "breast_cancer", "labelled": 30},
-    "train": {"epochs": 2, "batch_size": 64, "learning_rate": 0.05, "device": "cpu",
-              "spread_labels": True},
-}  # fmt: skip
+    "train": {
+        "epochs": 2,
+        "batch_size": 64,
+        "learning_rate": 0.05,
+        "device": "cpu",
+        "spread_labels": True,
+    },
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "changes", "stops"), [
-    ("apfed_c", {}, [6, 23]),
-    ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, [8]),
-    # The second stage is answered between steps 8 and 9, and saved before step 9.
-    ("apfed_c", STAGES, [8, 9]),
-    ("apfed_c", {**STAGES, "train": ALIGNED_ONLY}, [8]),
-    ("apfed_c", FEW_LABELS, [8]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "changes", "stops"),
+    [
+        ("apfed_c", {}, [6, 23]),
+        ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, [8]),
+        # The second stage is answered between steps 8 and 9, and saved before step 9.
+        ("apfed_c", STAGES, [8, 9]),
+        ("apfed_c", {**STAGES, "train": ALIGNED_ONLY}, [8]),
+        ("apfed_c", FEW_LABELS, [8]),
+    ],
+)
 def test_a_stopped_run_resumes_bit_for_bit(
     method: str, changes: dict[str, Any], stops: list[int], tmp_path: Path
 ) -> None:
@@ -123,9 +136,12 @@ def test_a_run_that_broke_off_at_its_end_keeps_its_last_epoch(
     whole, resumed = (load_recording(of).transcript for of in (finished[0], folder))
     assert list(resumed.opened) == list(whole.opened)
     shapes = [
-        {epoch: {(sent.kind, sent.step, len(sent.payload)) for sent in sent_in}
-         for epoch, sent_in in of.kept.items()} for of in (whole, resumed)
-    ]  # fmt: skip
+        {
+            epoch: {(sent.kind, sent.step, len(sent.payload)) for sent in sent_in}
+            for epoch, sent_in in of.kept.items()
+        }
+        for of in (whole, resumed)
+    ]
     assert shapes[0] == shapes[1]
 
 
@@ -318,9 +334,10 @@ def test_nothing_begins_anew_over_what_was_released(tmp_path: Path) -> None:
 def test_the_accuracy_told_with_an_epoch_is_its_own(tmp_path: Path) -> None:
     told = {}
     found = run(
-        small_config(), tmp_path / "run",
+        small_config(),
+        tmp_path / "run",
         on_progress=lambda one: told.update({one.epoch: one.accuracy}),
-    )  # fmt: skip
+    )
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     kept = {one["epoch"]: one["accuracy"][found.method] for one in map(json.loads, lines)}
     assert told == kept
@@ -366,9 +383,11 @@ def test_no_secret_of_a_session_is_written(
 ) -> None:
     keys = SealKeys(monkeypatch)
     config = small_config(
-        party_seeds="secret", train={"epochs": 1, "batch_size": 128, "device": "cpu"},
-        secure_sum=pair_of(protocol), guard={"mechanism": "gaussian", "epsilon": 8.0},
-    )  # fmt: skip
+        party_seeds="secret",
+        train={"epochs": 1, "batch_size": 128, "device": "cpu"},
+        secure_sum=pair_of(protocol),
+        guard={"mechanism": "gaussian", "epsilon": 8.0},
+    )
     folder, secrets, written = tmp_path / "run", set[bytes](), set[bytes]()
 
     def spy(_: object) -> None:
@@ -579,10 +598,15 @@ def test_an_honest_run_that_breaks_off_often_answers_alike(protocol: str, tmp_pa
 
 
 @pytest.mark.sampled(every=4)
-@pytest.mark.parametrize(("keep", "attacks", "refused"), [
-    ("all", (), True), ("auto", ("model_completion",), True), ("auto", (), False),
-    ("none", ("model_completion",), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keep", "attacks", "refused"),
+    [
+        ("all", (), True),
+        ("auto", ("model_completion",), True),
+        ("auto", (), False),
+        ("none", ("model_completion",), False),
+    ],
+)
 def test_what_a_transcript_cannot_hold_is_refused_before_the_first_step(
     keep: str, attacks: tuple[str, ...], refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

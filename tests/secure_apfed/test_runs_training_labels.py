@@ -136,9 +136,13 @@ def test_the_account_is_told_everywhere(tmp_path: Path) -> None:
     ("kind", "labels", "parts"), [(LabelResponse, RESPONSE, 1), (MultiStageResponse, STAGES, 2)]
 )
 def test_labels_are_answered_once_and_saved_before_they_train(
-    kind: type[LabelResponse], labels: dict[str, Any], parts: int, seen: list[Given],
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    kind: type[LabelResponse],
+    labels: dict[str, Any],
+    parts: int,
+    seen: list[Given],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The noise is secret, so drawing again from fresh randomness would show and cost epsilon."""
     config = config_of(labels=labels, guard={"mechanism": "none"})
     answer = create_autospec(kind.answer, side_effect=kind.answer)

@@ -32,8 +32,11 @@ _MIXED = {
 CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "contrastive": ("apfed_c", {"passives": {"default": {"weight": 10.0}}}),
     "reconstruction": ("apfed_r", {"passives": {"default": {"weight": 0.5}}}),
-    "both": ("apfed", {"passives": _MIXED}), "alone": ("single_view", {}), "typical": ("tvfl", {}),
-    "split network": ("split_nn", {}), "some labels": ("apfed_c", {"data": {"labelled": 30}}),
+    "both": ("apfed", {"passives": _MIXED}),
+    "alone": ("single_view", {}),
+    "typical": ("tvfl", {}),
+    "split network": ("split_nn", {}),
+    "some labels": ("apfed_c", {"data": {"labelled": 30}}),
     "some aligned": ("apfed_c", {"data": {"overlap": 0.4}}),
     "few aligned": ("apfed_r", {"data": {"overlap": 0.02}}),
     "bounded": ("apfed_c", {"train": {"max_gradient_norm": 0.05}}),
@@ -42,7 +45,7 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "adam, typical": ("tvfl", {"train": {"optimizer": "adam", "learning_rate": 1e-3}}),
     "spread labels": ("apfed_c", {"train": {"spread_labels": True}, "data": {"labelled": 30}}),
     "whole maps": ("apfed_r", {"model": {"projection": "none"}}),
-}  # fmt: skip
+}
 
 
 def config_of(method: str, changes: Mapping[str, Any]) -> Config:
@@ -106,21 +109,24 @@ def test_accuracy_is_that_of_a_run(method: str, labelled: int | None) -> None:
     assert simulated.keys() == played.accuracy.keys()
 
 
-@pytest.mark.parametrize(("method", "changes", "says"), [
-    ("votes", {}, "method votes"),
-    ("joint_teacher_sum", {}, "method joint_teacher_sum"),
-    ("split_nn_sum", {}, "method split_nn_sum"),
-    ("apfed_c", {"guard": {"mechanism": "gaussian", "epsilon": 8.0, "clip": 1.0}}, "guard"),
-    ("apfed_c", {"secure_sum": {"masks": "pairwise"}}, "secure_sum"),
-    ("apfed_c", {"secure_sum": {"clip": 1.0}}, "clip"),
-    ("apfed_c", {"train": {"patience": 2}}, "patience"),
-    ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, "labels"),
-    (
-        "apfed_c",
-        {"alignment": {"mode": "pairwise"}, "secure_sum": {"allow_single_passive": True}},
-        "pairwise",
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "changes", "says"),
+    [
+        ("votes", {}, "method votes"),
+        ("joint_teacher_sum", {}, "method joint_teacher_sum"),
+        ("split_nn_sum", {}, "method split_nn_sum"),
+        ("apfed_c", {"guard": {"mechanism": "gaussian", "epsilon": 8.0, "clip": 1.0}}, "guard"),
+        ("apfed_c", {"secure_sum": {"masks": "pairwise"}}, "secure_sum"),
+        ("apfed_c", {"secure_sum": {"clip": 1.0}}, "clip"),
+        ("apfed_c", {"train": {"patience": 2}}, "patience"),
+        ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, "labels"),
+        (
+            "apfed_c",
+            {"alignment": {"mode": "pairwise"}, "secure_sum": {"allow_single_passive": True}},
+            "pairwise",
+        ),
+    ],
+)
 def test_what_is_accounted_for_is_refused(method: str, changes: dict[str, Any], says: str) -> None:
     config = config_of(method, changes)
     assert says in why_not(config)
@@ -138,8 +144,18 @@ def test_nothing_is_written_or_warned(tmp_path: Any, monkeypatch: pytest.MonkeyP
 
 def test_purposes_and_seeds_are_independent_and_the_same_everywhere() -> None:
     purposes: list[tuple[str | int, ...]] = [
-        (), ("a",), ("b",), ("a", "b"), ("ab",), ("a", 1), ("a", 2), (1, "a"), (1,), (12,), (1, 2),
-    ]  # fmt: skip
+        (),
+        ("a",),
+        ("b",),
+        ("a", "b"),
+        ("ab",),
+        ("a", 1),
+        ("a", 2),
+        (1, "a"),
+        (1,),
+        (12,),
+        (1, 2),
+    ]
     seeds = [derive_seed(seed, *purpose) for seed in (0, 1, 12) for purpose in purposes]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)

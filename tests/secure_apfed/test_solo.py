@@ -114,9 +114,12 @@ def test_a_kept_fit_is_asked_for_by_an_equal_task_alone() -> None:
     mixmatch, made = BASELINES["mixmatch"], dict[str, bytes]()
     alone = mixmatch.fit(task).scores(x_BF)
     changed = (
-        replace(task, seed=1), task.without(np.array([0])), replace(task, labels=1 - task.labels),
-        replace(task, features=task.features + 1.0), replace(task, classes=3),
-    )  # fmt: skip
+        replace(task, seed=1),
+        task.without(np.array([0])),
+        replace(task, labels=1 - task.labels),
+        replace(task, features=task.features + 1.0),
+        replace(task, classes=3),
+    )
     with fits_kept_by(lambda name, make: made.get(name) or made.setdefault(name, make())):
         assert np.array_equal(mixmatch.fit(task).scores(x_BF), alone)
         assert np.array_equal(mixmatch.fit(replace(task)).scores(x_BF), alone)
@@ -200,9 +203,13 @@ def test_a_part_of_the_graph_that_no_label_reaches() -> None:
 def test_the_network_is_the_runs_own() -> None:
     x, y = np.random.default_rng(0).normal(size=(40, 1, 7, 8)), np.arange(40) % 2
     task = SoloTask.of(
-        x, np.arange(6), y[:6], classes=2,
-        model=ModelSettings(network="conv_mnist"), train=TrainSettings(learning_rate=0.05),
-    )  # fmt: skip
+        x,
+        np.arange(6),
+        y[:6],
+        classes=2,
+        model=ModelSettings(network="conv_mnist"),
+        train=TrainSettings(learning_rate=0.05),
+    )
     assert BASELINES["network"].fit(task).scores(x.reshape(40, -1)).shape == (40, 2)
 
 
@@ -225,14 +232,18 @@ def test_a_task_takes_tensors_and_what_can_be_learnt() -> None:
     assert task.indicators.tolist() == [[0, 1], [1, 0]]
     X = np.zeros((6, 2))
     for features, labelled, labels, says in (
-        (X, [0, 1], [1, 1], "of 1 class"), (X, [], [], "of 0 class"),
-        (X, [0, 1], [0, 2], "labels lie in 0 to 1"), (X, [0, 1], [-1, 1], "labels lie in 0 to 1"),
-        (X, [0, 6], [0, 1], "labelled rows lie in 0 to 5"), (X, [0, 0], [0, 1], "listed twice"),
+        (X, [0, 1], [1, 1], "of 1 class"),
+        (X, [], [], "of 0 class"),
+        (X, [0, 1], [0, 2], "labels lie in 0 to 1"),
+        (X, [0, 1], [-1, 1], "labels lie in 0 to 1"),
+        (X, [0, 6], [0, 1], "labelled rows lie in 0 to 5"),
+        (X, [0, 0], [0, 1], "listed twice"),
         (X, [0, 1, 2], [0, 1], "each labelled row needs one label"),
         (X * np.nan, [0, 1], [0, 1], "6 rows have features that are NaN"),
         (X + np.inf, [0, 1], [0, 1], "NaN or infinite"),
-        (X[0], [0, 1], [0, 1], "a table or images"), (X[:0], [0, 1], [0, 1], "shape"),
-    ):  # fmt: skip
+        (X[0], [0, 1], [0, 1], "a table or images"),
+        (X[:0], [0, 1], [0, 1], "shape"),
+    ):
         with pytest.raises(DataError, match=says):
             SoloTask.of(features, labelled, labels, classes=2)
     task = SoloTask.of(X, [0, 1], [0, 1], classes=2)

@@ -240,11 +240,15 @@ def test_the_model_that_stays_is_the_one_that_is_measured_beside_it(tmp_path: Pa
         result = run(config, tmp_path / "run")
     data = load_data(config.data, seed=config.seed)
     features, labels, train, test = (
-        data.active.features, data.active.labels, data.train_rows, data.test_rows
-    )  # fmt: skip
+        data.active.features,
+        data.active.labels,
+        data.train_rows,
+        data.test_rows,
+    )
     assert labels is not None
-    task = SoloTask.of(features[train], np.arange(len(train)), labels[train], classes=3,
-                       seed=config.seed)  # fmt: skip
+    task = SoloTask.of(
+        features[train], np.arange(len(train)), labels[train], classes=3, seed=config.seed
+    )
     scores_BK = BASELINES["mixmatch"].fit(task).scores(features[test].double().numpy())
     said_BK = load_model(tmp_path / "run").predict(features[test]).double().numpy()
     np.testing.assert_allclose(said_BK, scores_BK, atol=1e-4)

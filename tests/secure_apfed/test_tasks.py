@@ -52,18 +52,27 @@ pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeCh
 
 NO_GUARD = {"mechanism": "none", "noise": "reproducible_insecure"}
 TABLES: dict[str, Any] = {
-    "dataset": "tables", "active": "a", "parties": {"a": {"file": "a.csv"}, "b": {"file": "b.csv"}},
-}  # fmt: skip
+    "dataset": "tables",
+    "active": "a",
+    "parties": {"a": {"file": "a.csv"}, "b": {"file": "b.csv"}},
+}
 TAKING = [name for name, method in METHODS.items() if "regression" in method.settings.tasks]
 VOTING = [name for name in TAKING if METHODS[name].settings.opens_votes]
 
 
 def config_of(method: Said = "apfed_r", **settings: Any) -> Config:
     defaults: dict[str, Any] = {
-        "task": "regression", "guard": NO_GUARD, "data": {"dataset": "diabetes", "labelled": 80},
-        "train": {"epochs": 30, "batch_size": 64, "learning_rate": 0.02, "evaluate_every": 30,
-                  "device": "cpu"},
-    }  # fmt: skip
+        "task": "regression",
+        "guard": NO_GUARD,
+        "data": {"dataset": "diabetes", "labelled": 80},
+        "train": {
+            "epochs": 30,
+            "batch_size": 64,
+            "learning_rate": 0.02,
+            "evaluate_every": 30,
+            "device": "cpu",
+        },
+    }
     return small_config(method, **{**defaults, **settings})
 
 
@@ -202,8 +211,14 @@ def test_one_party_alone_learns_a_line() -> None:
     other = replace(data, table=table, targets=TargetScale(mean=300.0, scale=40.0))
     found = {}
     for loss in ("squared", "absolute", "huber"):
-        train = {"epochs": 80, "batch_size": 64, "learning_rate": 0.05, "device": "cpu",
-                 "evaluate_every": 80, "loss": loss}  # fmt: skip
+        train = {
+            "epochs": 80,
+            "batch_size": 64,
+            "learning_rate": 0.05,
+            "device": "cpu",
+            "evaluate_every": 80,
+            "loss": loss,
+        }
         model = {"hidden": [16], "representation": 8, "dropout": 0.0}
         result = run(config_of("single_view", train=train, model=model), None, data=other)
         found[loss] = result.scores["single_view"]
@@ -303,7 +318,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"data": {"dataset": "diabetes", "classes": "numbers"}}, "belong to dataset: tables"),
     ({"data": {**TABLES, "classes": ["a", "b"]}}, "leave data.classes out"),
     ({"data": {**TABLES, "partition": "horizontal"}}, "are the active's alone"),
-)  # fmt: skip
+)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -330,9 +345,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("ending", "place"), [
-    ("csv", "line 8"), ("csv.gz", "line 8"), ("parquet", r"row 6 \(from 0\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ending", "place"),
+    [
+        ("csv", "line 8"),
+        ("csv.gz", "line 8"),
+        ("parquet", r"row 6 \(from 0\)"),
+    ],
+)
 def test_blocks_are_the_whole_and_say_where(tmp_path: Path, ending: str, place: str) -> None:
     frame = pd.DataFrame({"who": [f"00{at}" for at in range(10)], "x": np.arange(10.0)})
     path = tmp_path / f"rows.{ending}"
@@ -354,11 +374,14 @@ def test_blocks_are_the_whole_and_say_where(tmp_path: Path, ending: str, place: 
         next(blocks)
 
 
-@pytest.mark.parametrize(("was", "now", "says"), [
-    ("data:", "tables:", "tables: is an unknown key"),
-    ("  dataset:", "  dataest:", r"config\.yaml:\d+: data\.dataest: is an unknown key"),
-    ("data:\n", "data: none\nmore:\n", r"config\.yaml:\d+: data: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("was", "now", "says"),
+    [
+        ("data:", "tables:", "tables: is an unknown key"),
+        ("  dataset:", "  dataest:", r"config\.yaml:\d+: data\.dataest: is an unknown key"),
+        ("data:\n", "data: none\nmore:\n", r"config\.yaml:\d+: data: "),
+    ],
+)
 def test_predictions_say_what_is_wrong_with_the_settings_of_a_run_and_where(
     trained: Path, tmp_path: Path, was: str, now: str, says: str
 ) -> None:
@@ -466,16 +489,29 @@ def rare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rare_config(folder: Path, method: Any = "votes", **changes: Any) -> Config:
     parties = {name: {"file": f"{name}.csv"} for name in ("active", "passive-1", "passive-2")}
     fitted = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
-    network = {"model": {"hidden": [8], "representation": 8, "projection": 8},
-               "train": {"epochs": 4, "learning_rate": 0.05}}  # fmt: skip
-    return Config.model_validate({
-        "name": "rare", "method": method, "measure": "auc", "guard": {"mechanism": "none"},
-        "party_seeds": "shared_for_comparison",
-        "secure_sum": {"scheme": "plain", "masks": "pairwise"},
-        "data": {"dataset": "tables", "folder": folder, "labelled": 300, "parties": parties,
-                 "classes": ["good", "bad"]},
-        **(fitted if method == "votes" else network), **changes,
-    })  # fmt: skip
+    network = {
+        "model": {"hidden": [8], "representation": 8, "projection": 8},
+        "train": {"epochs": 4, "learning_rate": 0.05},
+    }
+    return Config.model_validate(
+        {
+            "name": "rare",
+            "method": method,
+            "measure": "auc",
+            "guard": {"mechanism": "none"},
+            "party_seeds": "shared_for_comparison",
+            "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+            "data": {
+                "dataset": "tables",
+                "folder": folder,
+                "labelled": 300,
+                "parties": parties,
+                "classes": ["good", "bad"],
+            },
+            **(fitted if method == "votes" else network),
+            **changes,
+        }
+    )
 
 
 @pytest.mark.sampled(every=2)
@@ -527,10 +563,21 @@ def test_a_known_rate_and_a_share_to_decide_for(rare: Path) -> None:
         ({"threshold": {"cost": -1}}, "greater than 0"),
         ({"calibration": 1.5}, "less than 1"),
         ({"method": "tvfl", "calibration": "labels"}, "has no model to calibrate"),
-        ({"calibration": "labels", "labels": {"mechanism": "randomised_response", "epsilon": 1.0}},
-         "beside a promise about labels"),
-        ({"method": "single_view", "threshold": {"rate": 0.1}, "dp_sgd": {
-            "clip": 1.0, "noise_multiplier": 1.0}}, "threshold: it would tell"),
-    ):  # fmt: skip
+        (
+            {
+                "calibration": "labels",
+                "labels": {"mechanism": "randomised_response", "epsilon": 1.0},
+            },
+            "beside a promise about labels",
+        ),
+        (
+            {
+                "method": "single_view",
+                "threshold": {"rate": 0.1},
+                "dp_sgd": {"clip": 1.0, "noise_multiplier": 1.0},
+            },
+            "threshold: it would tell",
+        ),
+    ):
         with pytest.raises(ValidationError, match=said):
             rare_config(rare, **settings)

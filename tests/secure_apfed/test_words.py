@@ -189,9 +189,13 @@ SEQUENCES = ModelSettings(network="gru", sequences=((3, 2),), representation=4)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_encoders_and_heads_read_each_row_alone(name: str, training: bool) -> None:
     shape = SHAPES.get(name, (7,))
-    settings = SEQUENCES if name == "gru" else ModelSettings(
-        network="mlp", hidden=(8,), representation=4, random_features=12, dropout=0.5
-    )  # fmt: skip
+    settings = (
+        SEQUENCES
+        if name == "gru"
+        else ModelSettings(
+            network="mlp", hidden=(8,), representation=4, random_features=12, dropout=0.5
+        )
+    )
     x_B = torch.randn(9, *shape)
     encoder = NETWORKS[name].encoder(shape, settings)
     testing.check_row_wise(encoder, x_B, training=training)
@@ -392,13 +396,15 @@ GUARD_LIARS: Planted = {
     for kind, said in (
         (SmallerSensitivity, "SmallerSensitivity says sensitivity"),
         (MoreNoiseThanThere, "or state the noise that there is"),
-        (LessNoise, "or state the noise that there is"), (NoNoise, "mu inf"),
+        (LessNoise, "or state the noise that there is"),
+        (NoNoise, "mu inf"),
         (NoClip, "Clip rows to half of the sensitivity"),
         (ClipsNumbers, "Clip rows to half of the sensitivity"),
         (Centring, "replacing one row of a batch moved the others"),
-        (FreeRepeats, "says that rows repeat"), (ForgetsUnsafe, "unsafe = True"),
+        (FreeRepeats, "says that rows repeat"),
+        (ForgetsUnsafe, "unsafe = True"),
     )
-}  # fmt: skip
+}
 
 
 @planted(GUARD_LIARS)
@@ -497,13 +503,15 @@ LABELLER_LIARS: Planted = {
     for kind, said in (
         (SpreadsAlone, "SpreadsAlone says inductive = True"),
         (ScalesByAll, "ScalesByAll says inductive = True"),
-        (NeverNegative, "NeverNegative says signed = False"), (Loud, "has L1 norm 2"),
-        (Drawn, "gave two answers to one question"), (LinearByWord, "is no LinearLabeller"),
+        (NeverNegative, "NeverNegative says signed = False"),
+        (Loud, "has L1 norm 2"),
+        (Drawn, "gave two answers to one question"),
+        (LinearByWord, "is no LinearLabeller"),
         (SquaredMatrix, "says linear = True"),
         (PrivateByWord, "there is no noise on what it fitted"),
         (HardlyNoised, "tell one labelled person's features"),
     )
-}  # fmt: skip
+}
 
 
 @pytest.mark.sampled(every=2)
@@ -560,11 +568,14 @@ class Widens(Compression):
 DEFENCE_LIARS: Planted = {
     kind.__name__: (kind, said)
     for kind, said in (
-        (Idle, "lets them leave as they came"), (Onlooker, "says in `protects` nothing"),
-        (Dice, "sends another gradient each time"), (Overwrites, "writes to the gradient"),
-        (HalfOfIt, "says that it protects contributions, and lets them"), (Widens, "float64"),
+        (Idle, "lets them leave as they came"),
+        (Onlooker, "says in `protects` nothing"),
+        (Dice, "sends another gradient each time"),
+        (Overwrites, "writes to the gradient"),
+        (HalfOfIt, "says that it protects contributions, and lets them"),
+        (Widens, "float64"),
     )
-}  # fmt: skip
+}
 
 
 @planted(DEFENCE_LIARS)
@@ -607,8 +618,9 @@ class UnsafeWord(LabelResponse):
 
 MECHANISM_LIARS: Planted = {
     "half of the replacements": (Stingy, "times as often"),
-    "the next class": (NextClass, "times as often"), "unsafe": (UnsafeWord, "and unsafe = True"),
-}  # fmt: skip
+    "the next class": (NextClass, "times as often"),
+    "unsafe": (UnsafeWord, "and unsafe = True"),
+}
 
 
 @planted(MECHANISM_LIARS)
@@ -700,35 +712,50 @@ def clipped_gradient(row_P: Any) -> Any:
 
 SENSITIVITIES: Mapping[str, tuple[Callable[[Any], Any], Any, float, float]] = {
     "a row under a sum": (
-        in_steps, [far * row for far in (1, 1e6, 1e-6) for row in AXES],
-        sensitivity_in_steps(levels=LEVELS, columns=3, rows=1), 1.0,
+        in_steps,
+        [far * row for far in (1, 1e6, 1e-6) for row in AXES],
+        sensitivity_in_steps(levels=LEVELS, columns=3, rows=1),
+        1.0,
     ),
     "a batch under a sum": (
         lambda rows: np.stack([in_steps(row) for row in rows]),
         [np.tile(1e3 * row, (4, 1)) for row in AXES],
-        sensitivity_in_steps(levels=LEVELS, columns=3, rows=4), 1.0,
+        sensitivity_in_steps(levels=LEVELS, columns=3, rows=4),
+        1.0,
     ),
     "votes": (
-        in_steps, list(VOTES),
-        distance_in_steps(steps=LEVELS, numbers=3, signed=False), 1.0,
+        in_steps,
+        list(VOTES),
+        distance_in_steps(steps=LEVELS, numbers=3, signed=False),
+        1.0,
     ),
     "signed votes": (
-        in_steps, list(SIGNED),
-        distance_in_steps(steps=LEVELS, numbers=3, signed=True), 1.0,
+        in_steps,
+        list(SIGNED),
+        distance_in_steps(steps=LEVELS, numbers=3, signed=True),
+        1.0,
     ),
     "hard votes": (
-        lambda row: in_steps(hard(row[None])[0]), list(VOTES),
-        summed_votes(Spreading(), hard=True, deviation=1, honest=1, steps=LEVELS,
-                     classes=3).sensitivity, 1.0,
+        lambda row: in_steps(hard(row[None])[0]),
+        list(VOTES),
+        summed_votes(
+            Spreading(), hard=True, deviation=1, honest=1, steps=LEVELS, classes=3
+        ).sensitivity,
+        1.0,
     ),
     "votes of encrypted labels": (
-        lambda row: np.trunc(row * LEVELS), list(SIGNED),
-        summed_votes(Ridge(), hard=False, deviation=1, honest=1, steps=LEVELS, classes=3,
-                     integers=True).sensitivity, 1.0,
+        lambda row: np.trunc(row * LEVELS),
+        list(SIGNED),
+        summed_votes(
+            Ridge(), hard=False, deviation=1, honest=1, steps=LEVELS, classes=3, integers=True
+        ).sensitivity,
+        1.0,
     ),
     "an example's gradient": (
-        clipped_gradient, [far * row for far in (1, 1e6) for row in AXES],
-        GradientGuard(clip=1.0, noise_multiplier=1.0, key=bytes(32)).sensitivity(), 1.0,
+        clipped_gradient,
+        [far * row for far in (1, 1e6) for row in AXES],
+        GradientGuard(clip=1.0, noise_multiplier=1.0, key=bytes(32)).sensitivity(),
+        1.0,
     ),
     "weights of a private classifier": (
         lambda x: PrivateLogistic(epsilon=1.0, delta=1e-5, key=bytes(32), strength=1.0).fit(
@@ -737,9 +764,10 @@ SENSITIVITIES: Mapping[str, tuple[Callable[[Any], Any], Any, float, float]] = {
         list(AXES),
         PrivateLogistic(epsilon=1.0, delta=1e-5, key=bytes(32), strength=1.0).sensitivity(
             labelled=4, classes=3
-        ), 0.2,
+        ),
+        0.2,
     ),
-}  # fmt: skip
+}
 """What is noised, inputs, the claim, and the share of it that these inputs reach at least half of:
 a bound that is far from being reached would let a wrong one pass."""
 

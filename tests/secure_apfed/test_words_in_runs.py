@@ -116,13 +116,15 @@ RECONSTRUCTION = {"default": {"objective": {"name": "reconstruction"}}}
 VOTES = {"data": THREE, "guard": NO_GUARD}
 DP = {"dp_sgd": {"clip": 1.0, "epsilon": 20.0}, "data": {**THREE, "split": "at_random"}}
 TEACHER = {
-    "method": {"name": "joint_teacher_sum", "epsilon": 2.0}, "data": THREE,
+    "method": {"name": "joint_teacher_sum", "epsilon": 2.0},
+    "data": THREE,
     "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 1.0},
-}  # fmt: skip
+}
 
 BROKEN: Mapping[str, tuple[Plant, dict[str, Any], str]] = {
     "apfed, encoder of the active": (
-        (NETWORKS, "mlp", MixingFamily()), {"method": "apfed_c"},
+        (NETWORKS, "mlp", MixingFamily()),
+        {"method": "apfed_c"},
         "active: RowsOut mixes the rows of a batch in training mode: .*BatchNorm1d",
     ),
     "apfed_r, objective of passives": (
@@ -132,10 +134,12 @@ BROKEN: Mapping[str, tuple[Plant, dict[str, Any], str]] = {
     ),
     "apfed, objective of passives": (
         (OBJECTIVES, "reconstruction", CentredReconstruction),
-        APFED | {"passives": RECONSTRUCTION}, "CentredReconstruction says row_wise = True",
+        APFED | {"passives": RECONSTRUCTION},
+        "CentredReconstruction says row_wise = True",
     ),
     "tvfl, encoder of passives": (
-        (NETWORKS, "mlp", MixingFamily()), {"method": "tvfl"},
+        (NETWORKS, "mlp", MixingFamily()),
+        {"method": "tvfl"},
         "passive.*: Sequential mixes the rows of a batch in training mode",
     ),
     "split_nn, encoder of passives": (
@@ -149,15 +153,18 @@ BROKEN: Mapping[str, tuple[Plant, dict[str, Any], str]] = {
         "passive.*: Sequential mixes the rows of a batch in training mode",
     ),
     "apc_vfl, code of passives": (
-        (NETWORKS, "selu", MixingSelu()), {"method": "apc_vfl"},
+        (NETWORKS, "selu", MixingSelu()),
+        {"method": "apc_vfl"},
         "passive.*: Sequential mixes the rows of a batch in evaluation mode",
     ),
     "joint_teacher_sum, encoder of passives": (
-        (NETWORKS, "linear", MixingLinear()), TEACHER,
+        (NETWORKS, "linear", MixingLinear()),
+        TEACHER,
         "passive.*: Sequential mixes the rows of a batch in evaluation mode",
     ),
     "joint_teacher_sum, head": (
-        (NETWORKS, "linear", MixingHead()), TEACHER,
+        (NETWORKS, "linear", MixingHead()),
+        TEACHER,
         "active: Sequential mixes the rows of a batch in evaluation mode",
     ),
     "joint_teacher_sum, labeller": (
@@ -187,27 +194,38 @@ BROKEN: Mapping[str, tuple[Plant, dict[str, Any], str]] = {
     ),
     "votes_encrypted, labeller": (
         (LABELLERS, "ridge", RidgeOnAll),
-        VOTES | {"method": {"name": "votes_encrypted", "epsilon": 8.0, "labeller": "ridge",
-                            "candidates": 2}},
+        VOTES
+        | {
+            "method": {
+                "name": "votes_encrypted",
+                "epsilon": 8.0,
+                "labeller": "ridge",
+                "candidates": 2,
+            }
+        },
         "passive.*: the labeller RidgeOnAll says inductive = True",
     ),
     "apfed, guard": (
-        (GUARDS, "gaussian", HalfOfTheNoise), {"method": "apfed_c"},
+        (GUARDS, "gaussian", HalfOfTheNoise),
+        {"method": "apfed_c"},
         "HalfOfTheNoise says sensitivity.. ",
     ),
     "tvfl, guard": (
-        (GUARDS, "gaussian", HalfOfTheNoise), {"method": "tvfl"},
+        (GUARDS, "gaussian", HalfOfTheNoise),
+        {"method": "tvfl"},
         "HalfOfTheNoise says sensitivity.. ",
     ),
     "single_view, network under DP-SGD": (
-        (NETWORKS, "mlp", MixingHead()), DP | {"method": "single_view"},
+        (NETWORKS, "mlp", MixingHead()),
+        DP | {"method": "single_view"},
         "active: RowsOut mixes the rows of a batch",
     ),
     "apfed, loss under DP-SGD": (
-        (Classification, "loss", centred_loss), DP | {"method": "apfed_c"},
+        (Classification, "loss", centred_loss),
+        DP | {"method": "apfed_c"},
         "active: the loss of Classification mixes the rows of a batch",
     ),
-}  # fmt: skip
+}
 
 
 def changed(settings: dict[str, Any]) -> Config:
@@ -241,14 +259,16 @@ def test_a_run_stops_at_its_first_batch_where_a_word_is_broken(
 # What nobody counts an epsilon for is nobody's promise, and trains as it is.
 WITHOUT_A_BOUND: Mapping[str, tuple[Plant, dict[str, Any]]] = {
     "apfed, encoder": (
-        (NETWORKS, "mlp", MixingFamily()), {"method": "apfed_c", "guard": NO_GUARD},
+        (NETWORKS, "mlp", MixingFamily()),
+        {"method": "apfed_c", "guard": NO_GUARD},
     ),
     "apfed, objective": (
-        (OBJECTIVES, "reconstruction", CentredReconstruction), {"method": "apfed_r"},
+        (OBJECTIVES, "reconstruction", CentredReconstruction),
+        {"method": "apfed_r"},
     ),
     "tvfl, encoder": ((NETWORKS, "mlp", MixingFamily()), {"method": "tvfl", "guard": NO_GUARD}),
     "votes": ((LABELLERS, "spreading", SpreadsAlone), VOTES | {"method": "votes"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.sampled(every=4)
@@ -293,7 +313,7 @@ EVERYTHING: Mapping[str, dict[str, Any]] = {
         "guard": {"mechanism": "frozen_gaussian", "epsilon": 8.0, "noise": "reproducible_insecure"},
     },
     "votes": VOTES | {"method": {"name": "votes", "epsilon": 8.0, "labeller": "logistic"}},
-}  # fmt: skip
+}
 
 
 SLOW = ("votes", "apfed_c under DP-SGD", "split_nn_sum", "apfed_c with dropout")
@@ -327,11 +347,20 @@ def test_measuring_changes_no_parameter(name: str, monkeypatch: pytest.MonkeyPat
     assert before[1] == numpy_state()
     called: list[str] = []
     for module in [
-        "secure_apfed.methods.apfed", "secure_apfed.methods.joint", "secure_apfed.methods.votes",
+        "secure_apfed.methods.apfed",
+        "secure_apfed.methods.joint",
+        "secure_apfed.methods.votes",
         "secure_apfed.learning.release",
-    ]:  # fmt: skip
-        for check in ("check_row_wise", "check_objective", "check_loss", "check_votes",
-                      "require_short", "check_guard", "check_graph"):  # fmt: skip
+    ]:
+        for check in (
+            "check_row_wise",
+            "check_objective",
+            "check_loss",
+            "check_votes",
+            "require_short",
+            "check_guard",
+            "check_graph",
+        ):
             monkeypatch.setattr(
                 f"{module}.{check}", lambda *_, **__: called.append("x"), raising=False
             )

@@ -106,11 +106,19 @@ def test_an_estimate_of_many_steps_keeps_few_marks_and_begins_anew_where_it_fall
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
-        (None, ""), (0.0, ""), (math.inf, ""), (math.nan, ""), (-1.0, ""), (0.2, "about 1 s left"),
-        (59.0, "about 59 s left"), (60.0, "about 1 min left"), (61.0, "about 2 min left"),
-        (7_140.0, "about 119 min left"), (9_000.0, "about 2.5 h left"),
+        (None, ""),
+        (0.0, ""),
+        (math.inf, ""),
+        (math.nan, ""),
+        (-1.0, ""),
+        (0.2, "about 1 s left"),
+        (59.0, "about 59 s left"),
+        (60.0, "about 1 min left"),
+        (61.0, "about 2 min left"),
+        (7_140.0, "about 119 min left"),
+        (9_000.0, "about 2.5 h left"),
     ],
-)  # fmt: skip
+)
 def test_an_estimate_reads_in_the_unit_that_fits(seconds: float | None, words: str) -> None:
     assert describe_time_left(seconds) == words
 
@@ -124,8 +132,10 @@ def test_work_is_told_to_whoever_observes_it_and_is_over_when_it_fails() -> None
         report_work("solo baselines", 1, 8, "Random forest")
     report_work("nobody looks", 1, 3)
     assert [(work.name, work.done, work.total, work.is_over) for work in seen] == [
-        ("checkpoint", 0, 1, False), ("checkpoint", 1, 1, True), ("solo baselines", 1, 8, False),
-    ]  # fmt: skip
+        ("checkpoint", 0, 1, False),
+        ("checkpoint", 1, 1, True),
+        ("solo baselines", 1, 8, False),
+    ]
 
 
 def solo_of_classes() -> None:
@@ -247,16 +257,21 @@ def test_events_tell_the_time_left_and_the_end(capsys: pytest.CaptureFixture[str
     assert [[*event] for event in said] == [["progress"], ["work"], ["work"]]
     assert said[0]["progress"]["seconds_left"] == pytest.approx(164)
     assert said[1]["work"] == {
-        "party": "ann", "name": "buckets", "done": 8, "total": 50, "part": "reading",
+        "party": "ann",
+        "name": "buckets",
+        "done": 8,
+        "total": 50,
+        "part": "reading",
         "seconds_left": pytest.approx(84),
-    }  # fmt: skip
+    }
     assert (said[2]["work"]["done"], said[2]["work"]["seconds_left"]) == (50, 0.0)
     for event in said:
         LINE.validate(event)
     assert not LINE.is_valid({"work": {**said[1]["work"], "secret": 1}})
     assert read_work_event(said[1]["work"]) == (
-        "ann", Work(name="buckets", done=8, total=50, part="reading"),
-    )  # fmt: skip
+        "ann",
+        Work(name="buckets", done=8, total=50, part="reading"),
+    )
 
 
 def test_nothing_is_shown_under_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,9 +32,13 @@ from apfed_protocols.sums.roles import OneRoundCombiner
 from apfed_protocols.sums.seal_cipher import SealContext, scratch_file
 
 AGREEMENT: dict[str, Any] = {
-    "session": "vectors", "receiver": "active", "combiner": "aggregator",
-    "contributors": ("passive_1", "passive_2", "passive_3"), "clip_norm": 1.0, "bits": 16,
-}  # fmt: skip
+    "session": "vectors",
+    "receiver": "active",
+    "combiner": "aggregator",
+    "contributors": ("passive_1", "passive_2", "passive_3"),
+    "clip_norm": 1.0,
+    "bits": 16,
+}
 SHAPE = (2, 3)
 VALUES: dict[str, list[list[float]]] = {
     "passive_1": [[0.5, -0.25, 0.125], [1e6, 0.0, 0.0]],
@@ -72,8 +76,14 @@ def fixed_key(party: str) -> RunKey:
     return RunKey(private.public_key().public_bytes_raw(), private)
 
 
-DRAWING = ("seal", "sums.recoverable", "sums.crypten_sum", "sums.homomorphic", "products",
-           "products.ring")  # fmt: skip
+DRAWING = (
+    "seal",
+    "sums.recoverable",
+    "sums.crypten_sum",
+    "sums.homomorphic",
+    "products",
+    "products.ring",
+)
 
 
 @contextmanager
@@ -259,9 +269,11 @@ def record_keyed(name: str) -> dict[str, Any]:
     total = combiner.combine(frames, bound.digest)
     holder.decode(total, SHAPE, bound)
     return {
-        "secret_key": text(secret), "fingerprint": vars(holder)["_frames"].fingerprint.hex(),
-        "sum": text(total), "tampered": SUM_CHANGES + BLOB_CHANGES["homomorphic"],
-    }  # fmt: skip
+        "secret_key": text(secret),
+        "fingerprint": vars(holder)["_frames"].fingerprint.hex(),
+        "sum": text(total),
+        "tampered": SUM_CHANGES + BLOB_CHANGES["homomorphic"],
+    }
 
 
 def main(names: list[str]) -> None:

@@ -129,9 +129,12 @@ class Question:
 
 
 def explain_sums(
-    questions: Sequence[Question], contributors: Sequence[Agreed], iterations: int, *,
+    questions: Sequence[Question],
+    contributors: Sequence[Agreed],
+    iterations: int,
+    *,
     start_ND: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return unit representations (N, D) that, held by every contributor, give these sums.
 
     L-BFGS minimises |predicted - sum|^2 / |sum|^2, from `start_ND` of any norm or a mixture of the
@@ -145,9 +148,13 @@ def explain_sums(
         start_ND = F.normalize(-first.sum, dim=1) + 0.5 * F.normalize(first.h, dim=1)
     guess_ND = start_ND.double().clone().requires_grad_()
     optimiser = torch.optim.LBFGS(
-        [guess_ND], max_iter=iterations, history_size=20, line_search_fn="strong_wolfe",
-        tolerance_grad=1e-12, tolerance_change=1e-15,
-    )  # fmt: skip
+        [guess_ND],
+        max_iter=iterations,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=1e-12,
+        tolerance_change=1e-15,
+    )
 
     def mismatch() -> Tensor:
         optimiser.zero_grad()

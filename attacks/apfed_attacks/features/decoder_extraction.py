@@ -69,9 +69,12 @@ class DecoderExtraction(ActiveAttack):
         rows = torch.cat([people_N, people_N, people_N[:1].expand(size)])
         opened, zero, axes = seat.ask(rows, asked).double().split([count, count, size])
         return {
-            "people": people_N, "sent": at_point_ND, "opened": opened,
-            "zero": zero, "gram": axes - zero[:1],
-        }  # fmt: skip
+            "people": people_N,
+            "sent": at_point_ND,
+            "opened": opened,
+            "zero": zero,
+            "gram": axes - zero[:1],
+        }
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         notes = notes_of(self, view)

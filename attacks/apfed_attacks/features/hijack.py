@@ -196,9 +196,14 @@ class Hijack:
     """
 
     def __init__(
-        self, attack: HijackAttack, sent: Shape, outsiders: Tensor, own_AF: Tensor, own_PF: Tensor,
+        self,
+        attack: HijackAttack,
+        sent: Shape,
+        outsiders: Tensor,
+        own_AF: Tensor,
+        own_PF: Tensor,
         seed: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._attack, self._sent, self._seed = attack, sent, seed
         used, own_PF = own_PF.shape[1], own_PF.float()
         centre_F, scale = own_PF.mean(dim=0), (float(own_PF.std()) if used else 1.0) or 1.0

@@ -53,11 +53,15 @@ REGRESSORS: Mapping[str, Callable[[int, int, int, int], Any]] = {
     "ridge": lambda *_: RidgeCV(_ALPHAS),
     "least squares": lambda *_: LeastSquares(),
     "mlp": lambda width, iterations, seed, rows: MLPRegressor(
-        hidden_layer_sizes=(width,), alpha=1.0, learning_rate_init=2e-3,
-        max_iter=iterations, random_state=seed, batch_size=min(_BATCH, rows),
+        hidden_layer_sizes=(width,),
+        alpha=1.0,
+        learning_rate_init=2e-3,
+        max_iter=iterations,
+        random_state=seed,
+        batch_size=min(_BATCH, rows),
         shuffle=rows > _BATCH,
     ),
-}  # fmt: skip
+}
 
 
 _NETWORK = "mlp"
@@ -160,9 +164,14 @@ class Regression:
         # Both are ascending, so the i-th of these pairs is the i-th shadow row of `positions`.
         pairs = shadow.values[torch.isin(shadow.positions, positions)].flatten(1)
         return cls(
-            positions, pairs.double().numpy(force=True), shadow_N.numpy(), hidden,
-            view.iterations, seed, decoy=view.is_decoy,
-        )  # fmt: skip
+            positions,
+            pairs.double().numpy(force=True),
+            shadow_N.numpy(),
+            hidden,
+            view.iterations,
+            seed,
+            decoy=view.is_decoy,
+        )
 
     @property
     def unknown(self) -> Tensor:
@@ -254,9 +263,12 @@ def ridge(known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray) -
 
 
 def guess_features(
-    attack: FeatureAttack | ActiveAttack, view: AdversaryView, people_N: Tensor,
-    released: Mapping[str, Tensor], seed: int,
-) -> Guess:  # fmt: skip
+    attack: FeatureAttack | ActiveAttack,
+    view: AdversaryView,
+    people_N: Tensor,
+    released: Mapping[str, Tensor],
+    seed: int,
+) -> Guess:
     """Regress all that was released of these positions, (N, C) by name, to the victim's features,
     as from own ones x.
     """

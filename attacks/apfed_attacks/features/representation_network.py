@@ -94,10 +94,12 @@ class RepresentationNetwork(FeatureAttack):
 
         with seeded(seed, "attacks", self.name):
             generator = nn.Sequential(
-                nn.Linear(own_NC.shape[1] + noise, self.hidden), nn.ReLU(),
-                nn.Linear(self.hidden, self.hidden), nn.ReLU(),
+                nn.Linear(own_NC.shape[1] + noise, self.hidden),
+                nn.ReLU(),
+                nn.Linear(self.hidden, self.hidden),
+                nn.ReLU(),
                 nn.Linear(self.hidden, mean_F.numel()),
-            ).to(view.device)  # fmt: skip
+            ).to(view.device)
             adam = torch.optim.Adam(generator.parameters(), lr=self.rate)
             for _ in range(view.iterations):
                 rows_B = torch.randint(len(h_ND), (self.batch,))

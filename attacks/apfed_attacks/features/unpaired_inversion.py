@@ -103,9 +103,14 @@ class UnpairedInversion(FeatureAttack):
 
 
 def _simulate(
-    attack: UnpairedInversion, view: AdversaryView, h_ND: Tensor, public_PF: Tensor, x_NC: Tensor,
-    x_PC: Tensor, seed: int,
-) -> tuple[float, FloatArray]:  # fmt: skip
+    attack: UnpairedInversion,
+    view: AdversaryView,
+    h_ND: Tensor,
+    public_PF: Tensor,
+    x_NC: Tensor,
+    x_PC: Tensor,
+    seed: int,
+) -> tuple[float, FloatArray]:
     """Train f~, d and two discriminators, which are told x, on standardised h and public rows.
 
     Returns how unlike f~(x) and h are, and d(h) and rows, and d(h) (N, F) in the rows' units.

@@ -43,10 +43,13 @@ IntArray: TypeAlias = NDArray[np.int64]
 PROBES: Mapping[str, Callable[[int, int], Any]] = {
     "logistic": lambda iterations, _: LogisticRegression(max_iter=iterations),
     "mlp": lambda iterations, seed: MLPClassifier(
-        hidden_layer_sizes=(64,), solver="lbfgs", alpha=0.1, max_iter=iterations,
+        hidden_layer_sizes=(64,),
+        solver="lbfgs",
+        alpha=0.1,
+        max_iter=iterations,
         random_state=seed,
     ),
-}  # fmt: skip
+}
 _STARTS = 4
 _ROWS_AT_ONCE = 1_000
 
@@ -89,10 +92,15 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def guess_labels(
-    view: AdversaryView, positions: Tensor, *, attacks: Mapping[str, FloatArray] = _NONE,
-    fused: Mapping[str, tuple[FloatArray, FloatArray]] = _NONE, baselines: Mapping[str, FloatArray],
-    references: Mapping[str, FloatArray] = _NONE, seed: int,
-) -> Guess:  # fmt: skip
+    view: AdversaryView,
+    positions: Tensor,
+    *,
+    attacks: Mapping[str, FloatArray] = _NONE,
+    fused: Mapping[str, tuple[FloatArray, FloatArray]] = _NONE,
+    baselines: Mapping[str, FloatArray],
+    references: Mapping[str, FloatArray] = _NONE,
+    seed: int,
+) -> Guess:
     """Guess the labels of all `positions` (N,) that are not known, from each set of columns.
 
     Args:
@@ -117,9 +125,11 @@ def guess_labels(
     def ways(columns_NF: FloatArray) -> dict[str, Prediction]:
         if unknown_N.all():  # one cluster a class
             means = KMeans(
-                view.knowledge.classes, n_init=_STARTS, max_iter=view.iterations,
+                view.knowledge.classes,
+                n_init=_STARTS,
+                max_iter=view.iterations,
                 random_state=seed % 2**32,
-            )  # fmt: skip
+            )
             fitted(means, columns_NF, None)
             return named(-means.transform(columns_NF), view.knowledge.priors)
         scores = {probe: _scores(probe, view, columns_NF, labels_N, seed) for probe in PROBES}

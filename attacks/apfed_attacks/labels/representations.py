@@ -42,10 +42,14 @@ class ModelCompletion(LabelProbe):
             name = "fresh own network"
             baselines |= {name: fresh_NF, **beside(name, fresh_NF, x_NF)}
         return guess_labels(
-            view, positions, attacks={"h": h_NF}, fused={"h": (h_NF, x_NF)}, baselines=baselines,
+            view,
+            positions,
+            attacks={"h": h_NF},
+            fused={"h": (h_NF, x_NF)},
+            baselines=baselines,
             references={"h of the first epoch": first_NF} if len(view.epochs) > 1 else {},
             seed=seed,
-        )  # fmt: skip
+        )
 
 
 class Temporal(LabelProbe):
@@ -94,10 +98,14 @@ class Temporal(LabelProbe):
         attacks = {name: self.scaled(values, seed) for name, values in columns.items()}
         x_NF = self.own(view, positions, seed)
         return guess_labels(
-            view, positions, attacks=attacks, baselines={"x": x_NF}, seed=seed,
+            view,
+            positions,
+            attacks=attacks,
+            baselines={"x": x_NF},
+            seed=seed,
             fused={"mean of all epochs": (attacks["mean of all epochs"], x_NF)},
             references={"the last epoch": self.scaled(h_END[-1], seed)},
-        )  # fmt: skip
+        )
 
 
 def _all_epochs(view: AdversaryView, positions: Tensor) -> Tensor:

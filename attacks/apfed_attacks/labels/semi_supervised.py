@@ -123,9 +123,13 @@ class SemiSupervised(LabelProbe):
         )
 
     def mix_match(
-        self, view: AdversaryView, labels_N: Tensor, columns_NF: Tensor, seed: int,
+        self,
+        view: AdversaryView,
+        labels_N: Tensor,
+        columns_NF: Tensor,
+        seed: int,
         own: Callable[[Tensor], nn.Module] | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Return class probabilities (N, K) by the average of a network that trains on all rows.
 
         At least one of `labels_N` is known, the others are -1; `own` gives what is trained below
@@ -137,9 +141,11 @@ class SemiSupervised(LabelProbe):
         with seeded(seed, "attacks", "mixmatch"):
             bottom = nn.Identity() if own is None else own(rows_NF)
             head = nn.Sequential(
-                bottom, nn.Linear(bottom(rows_NF[:1]).shape[1], self.hidden), nn.ReLU(),
+                bottom,
+                nn.Linear(bottom(rows_NF[:1]).shape[1], self.hidden),
+                nn.ReLU(),
                 nn.Linear(self.hidden, classes),
-            ).to(device)  # fmt: skip
+            ).to(device)
             # Of the noise, by column; principal components all get the same.
             spread_F = torch.ones_like(rows_NF[0]) if own is None else rows_NF.std(dim=0)
             spread_F = self.noise * spread_F
@@ -149,8 +155,14 @@ class SemiSupervised(LabelProbe):
                 labelled = known[torch.randint(len(known), (self.batch,))]
                 unlabelled = other[torch.randint(len(other), (self.batch,))]
                 target_BK = F.one_hot(labels_N[labelled], classes).float().to(device)
-                loss = self._loss(head, rows_NF[labelled], target_BK, rows_NF[unlabelled],
-                                  spread_F, ramp=(step + 1) / self.iterations)  # fmt: skip
+                loss = self._loss(
+                    head,
+                    rows_NF[labelled],
+                    target_BK,
+                    rows_NF[unlabelled],
+                    spread_F,
+                    ramp=(step + 1) / self.iterations,
+                )
                 adam.zero_grad()
                 loss.backward()
                 adam.step()
@@ -158,9 +170,15 @@ class SemiSupervised(LabelProbe):
         return in_parts(average, rows_NF).softmax(dim=1).cpu()
 
     def _loss(
-        self, head: nn.Module, rows_BF: Tensor, target_BK: Tensor, others_BF: Tensor,
-        spread_F: Tensor, *, ramp: float,
-    ) -> Tensor:  # fmt: skip
+        self,
+        head: nn.Module,
+        rows_BF: Tensor,
+        target_BK: Tensor,
+        others_BF: Tensor,
+        spread_F: Tensor,
+        *,
+        ramp: float,
+    ) -> Tensor:
         """Algorithm 1 and Eqs. (2) to (5) of MixMatch, two augmentations, lambda_u rising."""
         batch = len(rows_BF)
         augmented = [_augmented(others_BF, spread_F) for _ in range(2)]

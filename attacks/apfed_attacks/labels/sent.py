@@ -115,9 +115,13 @@ class PseudoLabels(LabelProbe):
         x_NF = self.own(view, positions, seed)
         columns = {name: self.scaled(seen.at(positions), seed) for name, seen in sent.items()}
         guess = guess_labels(
-            view, positions, attacks=columns, fused={"z": (columns["z"], x_NF)},
-            baselines={"x": x_NF}, seed=seed,
-        )  # fmt: skip
+            view,
+            positions,
+            attacks=columns,
+            fused={"z": (columns["z"], x_NF)},
+            baselines={"x": x_NF},
+            seed=seed,
+        )
 
         def read(seen: Observed) -> Prediction:
             return Prediction(seen.at(guess.positions).numpy(force=True))

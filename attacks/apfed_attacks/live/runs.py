@@ -76,9 +76,13 @@ class LiveSession(Generic[OfMethod]):
     role: type[OfMethod]
 
     def __init__(
-        self, config: Config, data: VerticalData | None = None, *,
-        alignment: Mapping[str, Tensor] | None = None, logs: Path | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        config: Config,
+        data: VerticalData | None = None,
+        *,
+        alignment: Mapping[str, Tensor] | None = None,
+        logs: Path | None = None,
+    ) -> None:
         self.config = config
         self.data = data or load_data(config.data, seed=config.seed)
         if config.transcript.keep == "auto":  # it is attacked, whatever the run meant to be
@@ -200,9 +204,13 @@ class LiveRun(LiveSession[ApfedActive]):
     role = ApfedActive
 
     def __init__(
-        self, config: Config, data: VerticalData | None = None, *,
-        rules: Collection[Rule] = ALL_RULES, alignment: Mapping[str, Tensor] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        config: Config,
+        data: VerticalData | None = None,
+        *,
+        rules: Collection[Rule] = ALL_RULES,
+        alignment: Mapping[str, Tensor] | None = None,
+    ) -> None:
         super().__init__(config, data, alignment=alignment)
         contract, aligned = self.session.contract, self.alignment[self.data.active.name]
         self.rules = frozenset(rules)
@@ -283,9 +291,14 @@ class LiveRun(LiveSession[ApfedActive]):
         return positions_in(aligned, rows_among(rows_B, aligned))
 
     def ask(
-        self, rows_B: Tensor, z_BD: Tensor, *, instead: Mapping[str, Tensor] | None = None,
-        weights: Mapping[str, float] | None = None, participants: Collection[str] | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        rows_B: Tensor,
+        z_BD: Tensor,
+        *,
+        instead: Mapping[str, Tensor] | None = None,
+        weights: Mapping[str, float] | None = None,
+        participants: Collection[str] | None = None,
+    ) -> Tensor:
         if not self._asking:
             self._begin_epoch()
             self._asking = True
@@ -320,12 +333,16 @@ class LiveRun(LiveSession[ApfedActive]):
             )
         plain = PlainSum(
             SumAgreement(
-                session=contract.session, receiver=contract.active, combiner=AGGREGATOR,
-                contributors=tuple(names), clip_norm=settings.clip or 1.0,
-                bits=settings.bits or USUAL_BITS, allow_single=True,
+                session=contract.session,
+                receiver=contract.active,
+                combiner=AGGREGATOR,
+                contributors=tuple(names),
+                clip_norm=settings.clip or 1.0,
+                bits=settings.bits or USUAL_BITS,
+                allow_single=True,
             ),
             clip=settings.clip is not None,
-        )  # fmt: skip
+        )
         agreed = {name: contract.passives[name] for name in names}
         aggregator = SumAggregator(
             contract.model_copy(update={"passives": agreed}), plain.combiner(), rounds=1
@@ -386,10 +403,12 @@ class VotesRun(LiveSession[VotesActive]):
             rows_U = honest.rows if rows_U is None else rows_U
             place = {position: at for at, position in enumerate(rows_U.tolist())}
             self.learner.ballot = Ballot.of(
-                rows_U, Tensor([place[position] for position in labels]).long(),
+                rows_U,
+                Tensor([place[position] for position in labels]).long(),
                 Tensor(list(labels.values())).long(),
-                size=honest.size, shown=exchange_of(self.config).labels == "shown",
-            )  # fmt: skip
+                size=honest.size,
+                shown=exchange_of(self.config).labels == "shown",
+            )
         if not self._step:
             self.session.transcript.begin_epoch(0)
         # Sends and awaits as they do.
@@ -483,9 +502,13 @@ def play_from(run: LiveRun, attack: ActiveAttack, victim: str, *, seed: int) -> 
 
 
 def play_answers(
-    attack: AnsweringAttack, config: Config, passive: str, *, data: VerticalData | None = None,
+    attack: AnsweringAttack,
+    config: Config,
+    passive: str,
+    *,
+    data: VerticalData | None = None,
     seed: int = 0,
-) -> AttackResult:  # fmt: skip
+) -> AttackResult:
     """Let the adversary answer what goes over this passive's link in all epochs; score it.
 
     By the attack's role it is that passive, in APFed, or the active, in TVFL.

@@ -42,9 +42,14 @@ class ActiveSeat(Protocol):
         ...
 
     def ask(
-        self, rows_B: Tensor, z_BD: Tensor, *, instead: Mapping[str, Tensor] | None = None,
-        weights: Mapping[str, float] | None = None, participants: Collection[str] | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        rows_B: Tensor,
+        z_BD: Tensor,
+        *,
+        instead: Mapping[str, Tensor] | None = None,
+        weights: Mapping[str, float] | None = None,
+        participants: Collection[str] | None = None,
+    ) -> Tensor:
         """Play one step with these flattened representations; return the sum (B, D) it opened.
 
         Args:

@@ -84,10 +84,14 @@ class Tables:
 
 
 def play_stuffing(
-    attack: IdStuffing, tables: Tables, settings: AlignmentSettings, *,
-    role: Literal["active", "passive"] = "passive", history: AlignmentHistory | None = None,
+    attack: IdStuffing,
+    tables: Tables,
+    settings: AlignmentSettings,
+    *,
+    role: Literal["active", "passive"] = "passive",
+    history: AlignmentHistory | None = None,
     seed: int = 0,
-) -> tuple[AttackResult, Stuffed]:  # fmt: skip
+) -> tuple[AttackResult, Stuffed]:
     """Let the adversary stuff its set until the candidates, or the victim's patience, are used up.
 
     Where the victim refused before anything was learned, the result does not apply, for that
@@ -119,10 +123,15 @@ def play_stuffing(
     }
     victim = "passive" if role == "active" else "active"
     view = AdversaryView(
-        role=role, parties=(role,), behaviour=attack.behaviour,
-        description=Exchange(name=settings.backend), envelopes={}, features={},
-        knowledge=Knowledge(classes=2, victim=victim), played=Played(attack.name, notes),
-    )  # fmt: skip
+        role=role,
+        parties=(role,),
+        behaviour=attack.behaviour,
+        description=Exchange(name=settings.backend),
+        envelopes={},
+        features={},
+        knowledge=Knowledge(classes=2, victim=victim),
+        played=Played(attack.name, notes),
+    )
     if not stuffed.tried:
         reason = f"the protocol refused: {stuffed.refusal}"
         return not_applicable(attack, view, reason, seed), stuffed
@@ -133,9 +142,13 @@ def play_stuffing(
 
 
 def _intersect(
-    attack: IdStuffing, stuffed: Sequence[str], victim: Sequence[str],
-    settings: AlignmentSettings, session: str, role: Literal["active", "passive"],
-) -> NDArray[np.int64]:  # fmt: skip
+    attack: IdStuffing,
+    stuffed: Sequence[str],
+    victim: Sequence[str],
+    settings: AlignmentSettings,
+    session: str,
+    role: Literal["active", "passive"],
+) -> NDArray[np.int64]:
     """Play one intersection; return the rows of its own set that the adversary learned."""
     honest = intersection(settings, session=session, dealer=_DEALER)
     theirs: SetIntersection = honest

@@ -49,9 +49,12 @@ def logit_confidence(scores_NK: Tensor, labels_N: Tensor) -> FloatArray:
 
 
 def likelihood_ratio(
-    phi_N: FloatArray, shadow_SN: FloatArray, inside_SN: NDArray[np.bool_], *,
+    phi_N: FloatArray,
+    shadow_SN: FloatArray,
+    inside_SN: NDArray[np.bool_],
+    *,
     own_variances: bool = False,
-) -> FloatArray:  # fmt: skip
+) -> FloatArray:
     """Log N(phi; in) - log N(phi; out), the means being each candidate's own.
 
     Args:
@@ -217,9 +220,11 @@ class Shadows:
     def _optimiser(self, parameters: list[Tensor]) -> torch.optim.SGD:
         train = self.train
         return torch.optim.SGD(
-            parameters, lr=train.learning_rate, momentum=train.momentum,
+            parameters,
+            lr=train.learning_rate,
+            momentum=train.momentum,
             weight_decay=train.weight_decay,
-        )  # fmt: skip
+        )
 
     def _batches(self, rows_SH: Tensor) -> Iterator[Tensor]:
         """Every batch of every epoch, (S, B); each model shuffles its own rows."""

@@ -146,6 +146,12 @@ def _count(
     proved = tpr_low > 0 and fpr_high < 1
     mu_low = max(0.0, float(ndtri(tpr_low) - ndtri(fpr_high))) if proved else 0.0
     return Evidence(
-        threshold=threshold, hits=hits, alarms=alarms, tested=tested, tpr_low=tpr_low,
-        fpr_high=fpr_high, mu_low=mu_low, level=level,
-    )  # fmt: skip
+        threshold=threshold,
+        hits=hits,
+        alarms=alarms,
+        tested=tested,
+        tpr_low=tpr_low,
+        fpr_high=fpr_high,
+        mu_low=mu_low,
+        level=level,
+    )

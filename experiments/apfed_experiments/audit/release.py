@@ -55,9 +55,15 @@ class Audit:
 
 
 def audit_release(
-    release: Release, *, releases: int, delta: float, seed: int, canaries: int = 10_000,
-    guesses: int = 1000, confidence: float = 0.95,
-) -> Audit:  # fmt: skip
+    release: Release,
+    *,
+    releases: int,
+    delta: float,
+    seed: int,
+    canaries: int = 10_000,
+    guesses: int = 1000,
+    confidence: float = 0.95,
+) -> Audit:
     """Attack `release` and return what that proves, with that `confidence` in all three bounds.
 
     It goes from (h_BD, step, rows) to what is sent at that step, (B, D), or to a longer matrix of

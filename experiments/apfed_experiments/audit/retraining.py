@@ -123,9 +123,16 @@ class Retrainings:
     """
 
     def __init__(
-        self, task: Task, protection: Protection, *, modules: Mapping[str, nn.Module],
-        objective: nn.Module, count: int, seed: int, paired: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        task: Task,
+        protection: Protection,
+        *,
+        modules: Mapping[str, nn.Module],
+        objective: nn.Module,
+        count: int,
+        seed: int,
+        paired: bool = False,
+    ) -> None:
         device = task.features.device
         self.task, self.protection, self.count = task, protection, count
         self._active = ActiveNetworks(**modules).to(device)
@@ -162,9 +169,14 @@ class Retrainings:
         worlds = self._both_worlds(own_RP, row_RBD[:, at : at + 1]) if at >= 0 else ()
         self._descend("active", update_RP / len(rows_B))
         return Step(
-            number=number, rows=rows_B, clean=clean_RBD, sent=sent_RBD, at=at,
-            worlds=worlds, update=update_RP,
-        )  # fmt: skip
+            number=number,
+            rows=rows_B,
+            clean=clean_RBD,
+            sent=sent_RBD,
+            at=at,
+            worlds=worlds,
+            update=update_RP,
+        )
 
     def _both_worlds(self, sum_RP: Tensor, row_R1D: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """What the record sends and what the sum is, in each world; see `Step.worlds`."""
@@ -270,29 +282,37 @@ _MU = gdp_mu(EPSILON, DELTA)
 _ALONE = Protection(clip=1.0, sigma=2 * math.sqrt(EPOCHS) / _MU, row_clip=0.0)
 # Half of mu^2 for the releases, half for the updates.
 _SIGMA = 2 * math.sqrt(2 * EPOCHS) / _MU
-_BOTH = Protection(
-    clip=1.0, sigma=_SIGMA, gradient_clip=1.0, gradient_sigma=_SIGMA, row_clip=1.0
-)  # fmt: skip
+_BOTH = Protection(clip=1.0, sigma=_SIGMA, gradient_clip=1.0, gradient_sigma=_SIGMA, row_clip=1.0)
 CASES: Mapping[str, Case] = {
     "guard alone": Case(
         title="guard alone, a label flipped: the other rows' releases",
         says="T releases of one row, encoder held fixed (epsilon_x)",
-        replaced=False, view="other rows", protection=_ALONE, claim=_MU, exceeded=True,
+        replaced=False,
+        view="other rows",
+        protection=_ALONE,
+        claim=_MU,
+        exceeded=True,
         learning_rate=6.0,
     ),
     "private, other rows": Case(
         title="guard and DP-SGD, a label flipped: the other rows' releases",
         says="one label in whole training (epsilon_y)",
-        replaced=False, view="other rows", protection=replace(_BOTH, row_clip=0.0),
-        claim=_MU / math.sqrt(2), learning_rate=6.0,
+        replaced=False,
+        view="other rows",
+        protection=replace(_BOTH, row_clip=0.0),
+        claim=_MU / math.sqrt(2),
+        learning_rate=6.0,
     ),
     "private, everything": Case(
         title="guard and DP-SGD, a record replaced: everything that is claimed",
         says="one record in whole training (epsilon_model)",
-        replaced=True, view="everything", protection=_BOTH, claim=_MU,
+        replaced=True,
+        view="everything",
+        protection=_BOTH,
+        claim=_MU,
         learning_rate=0.1,
     ),
-}  # fmt: skip
+}
 
 
 def networks() -> tuple[dict[str, nn.Module], nn.Module]:
@@ -316,11 +336,17 @@ def task_of(case: Case, *, epochs: int = EPOCHS) -> Task:
     place = {name: at for at, name in enumerate(passive.ids)}
     same = [place[data.active.ids[row]] for row in rows.tolist()]
     return Task(
-        features=x_NF, labels=y_N, passive_features=passive.features[same].float(), record=0,
-        other_features=-x_NF[0] if case.replaced else x_NF[0], other_label=1 - int(y_N[0]),
+        features=x_NF,
+        labels=y_N,
+        passive_features=passive.features[same].float(),
+        record=0,
+        other_features=-x_NF[0] if case.replaced else x_NF[0],
+        other_label=1 - int(y_N[0]),
         batches=shuffled(torch.arange(_ROWS), _SEED, "audit", "batches").split(_BATCH),
-        epochs=epochs, learning_rate=case.learning_rate, passive_rate=0.01,
-    )  # fmt: skip
+        epochs=epochs,
+        learning_rate=case.learning_rate,
+        passive_rate=0.01,
+    )
 
 
 # What the auditor makes of a retraining: one number, higher where world 1 is likelier.
@@ -372,9 +398,14 @@ def directions(case: Case, task: Task, *, pairs: int, seed: int) -> list[Tensor]
     """How far the record moves each row of each step, (B, D), and 0 for the record itself."""
     modules, objective = networks()
     runs = Retrainings(
-        task, case.protection, modules=modules, objective=objective, count=2 * pairs, seed=seed,
+        task,
+        case.protection,
+        modules=modules,
+        objective=objective,
+        count=2 * pairs,
+        seed=seed,
         paired=True,
-    )  # fmt: skip
+    )
     found: list[Tensor] = []
 
     def watch(step: Step) -> None:
@@ -388,9 +419,13 @@ def directions(case: Case, task: Task, *, pairs: int, seed: int) -> list[Tensor]
 
 
 def run_audit(
-    folder: Path, *, retrainings: int, seed: int = 0, device: torch.device,
+    folder: Path,
+    *,
+    retrainings: int,
+    seed: int = 0,
+    device: torch.device,
     on_done: Callable[[Result], None] = lambda result: None,
-) -> tuple[list[Result], list[Result]]:  # fmt: skip
+) -> tuple[list[Result], list[Result]]:
     """Play all cases; write audit.json into `folder`.
 
     The bounds of each table of cases hold together at 95 %. `retrainings`, of both worlds together
@@ -407,10 +442,13 @@ def run_audit(
             on_done(found[-1])
     folder.mkdir(parents=True, exist_ok=True)
     document = {
-        "confidence": _CONFIDENCE, "seed": seed, "device": str(device), "machine": machine(),
+        "confidence": _CONFIDENCE,
+        "seed": seed,
+        "device": str(device),
+        "machine": machine(),
         "cases": [result.as_json() for result in results],
         "votes": [result.as_json() for result in votes],
-    }  # fmt: skip
+    }
     write_text(folder / "audit.json", to_json(document))
     return results, votes
 
@@ -427,8 +465,14 @@ def play_case(
     for part in range(batches):
         modules, objective = networks()
         count = 2 * (retrainings // (2 * batches))
-        runs = Retrainings(task, case.protection, modules=modules, objective=objective,
-                           count=count, seed=seed + 1 + part)  # fmt: skip
+        runs = Retrainings(
+            task,
+            case.protection,
+            modules=modules,
+            objective=objective,
+            count=count,
+            seed=seed + 1 + part,
+        )
         score = OtherRows(runs, moved) if case.view == "other rows" else WhiteBox(runs)
         runs.play(score)
         for world in (0, 1):
@@ -436,11 +480,16 @@ def play_case(
     scores_0, scores_1 = (torch.cat(parts).numpy() for parts in scores)
     evidence, count = evidence_from(scores_0, scores_1, level=level), 2 * len(scores_0)
     found = {
-        "view": case.view, "retrainings": count, "epochs": EPOCHS, "delta": DELTA,
-        "claim_mu": case.claim, "claim_epsilon": gdp_epsilon(case.claim, DELTA),
-        **asdict(evidence), "epsilon_low": evidence.epsilon_low(DELTA),
+        "view": case.view,
+        "retrainings": count,
+        "epochs": EPOCHS,
+        "delta": DELTA,
+        "claim_mu": case.claim,
+        "claim_epsilon": gdp_epsilon(case.claim, DELTA),
+        **asdict(evidence),
+        "epsilon_low": evidence.epsilon_low(DELTA),
         "seconds": time.monotonic() - began,
-    }  # fmt: skip
+    }
     counted = f"mu {evidence.mu_low:.2f}, claimed {case.claim:.2f}; {count} retrainings"
     exceeded = evidence.mu_low > case.claim
     return Result(

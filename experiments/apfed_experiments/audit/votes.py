@@ -88,9 +88,12 @@ def people_on_a_line(*, labelled: bool) -> TwoTables:
         worlds.append(np.array(people)[:, None])
     known = np.array([1, 0]) if labelled else np.array([1, 4])
     return TwoTables(
-        features=(worlds[0], worlds[1]), labelled=known, labels=np.array([0, 1]), classes=2,
+        features=(worlds[0], worlds[1]),
+        labelled=known,
+        labels=np.array([0, 1]),
+        classes=2,
         person=0,
-    )  # fmt: skip
+    )
 
 
 def labelled_person() -> TwoTables:
@@ -99,9 +102,13 @@ def labelled_person() -> TwoTables:
     other = world.copy()
     other[0] *= -1
     return TwoTables(
-        features=(world, other), labelled=np.array([0, 1]), labels=np.array([0, 1]), classes=3,
-        person=0, readable=2,
-    )  # fmt: skip
+        features=(world, other),
+        labelled=np.array([0, 1]),
+        labels=np.array([0, 1]),
+        classes=3,
+        person=0,
+        readable=2,
+    )
 
 
 def one_answer(response: VoteResponse, runs: int, seed: int, world: int) -> Floats:
@@ -150,12 +157,14 @@ def _read(private: Private, tables: TwoTables, runs: int, seed: int, world: int)
     """Label R times under fresh keys; read the weights, in units of the noise, of readable rows."""
     readable = slice(tables.readable, tables.readable + tables.features[0].shape[1])
     known, labels = tables.labelled, tables.labels
-    votes_RUK = np.stack([
-        private(_key(seed, "weights", world, run)).label(
-            tables.features[world], known, labels, tables.classes
-        )
-        for run in range(runs)
-    ])  # fmt: skip
+    votes_RUK = np.stack(
+        [
+            private(_key(seed, "weights", world, run)).label(
+                tables.features[world], known, labels, tables.classes
+            )
+            for run in range(runs)
+        ]
+    )
     log_RFK = np.log(votes_RUK[:, readable])
     weights_RFK = log_RFK - log_RFK.mean(axis=2, keepdims=True)
     # Both worlds' weights without noise, in its units; the auditor computes them himself.
@@ -228,9 +237,13 @@ def play_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> Res
     if case.gaussian:
         low = max(low, evidence_from(scores_0, scores_1, level=share).epsilon_low(DELTA))
     found = {
-        "delta": DELTA, "claim_epsilon": case.claim, "epsilon_low": low, "runs": 2 * runs,
-        "level": level, "seconds": time.monotonic() - began,
-    }  # fmt: skip
+        "delta": DELTA,
+        "claim_epsilon": case.claim,
+        "epsilon_low": low,
+        "runs": 2 * runs,
+        "level": level,
+        "seconds": time.monotonic() - began,
+    }
     return Result(case=case, exceeded=low > case.claim, counted=f"{2 * runs} runs", found=found)
 
 
@@ -266,13 +279,15 @@ VOTE_CASES: Mapping[str, VoteCase] = {
     "one vote in a sum": VoteCase(
         title="one hard vote in a sum under discrete noise: the sum",
         says="one vote, labeller held fixed",
-        claim=_SUM.epsilon_of(1, DELTA), gaussian=True,
+        claim=_SUM.epsilon_of(1, DELTA),
+        gaussian=True,
         scores=partial(one_vote_in_a_sum, _ADDED, _HARD_VOTES),
     ),
     "one signed vote in a sum": VoteCase(
         title="one row of a ridge's votes in a sum under discrete noise: the sum",
         says="one vote, labeller held fixed",
-        claim=_SOFT.epsilon_of(1, DELTA), gaussian=True,
+        claim=_SOFT.epsilon_of(1, DELTA),
+        gaussian=True,
         scores=partial(one_vote_in_a_sum, _ADDED, _SIGNED_VOTES),
     ),
     "inductive, no label": VoteCase(
@@ -284,7 +299,8 @@ VOTE_CASES: Mapping[str, VoteCase] = {
     "transductive, no label": VoteCase(
         title="label spreading, a record without a label replaced: all answers",
         says="one vote, labeller held fixed",
-        claim=_TWO.epsilon, exceeded=True,
+        claim=_TWO.epsilon,
+        exceeded=True,
         scores=partial(
             record_in_answers, Spreading(neighbours=2), _TWO, people_on_a_line(labelled=False)
         ),
@@ -292,13 +308,15 @@ VOTE_CASES: Mapping[str, VoteCase] = {
     "weights as they are": VoteCase(
         title="logistic regression, a labelled record replaced: all answers",
         says="one vote, labeller held fixed",
-        claim=_TWO.epsilon, exceeded=True,
+        claim=_TWO.epsilon,
+        exceeded=True,
         scores=partial(record_in_answers, Logistic(), _TWO, people_on_a_line(labelled=True)),
     ),
     "private weights": VoteCase(
         title="private logistic regression, a labelled record replaced: others' votes, bare",
         says="the weights",
-        claim=gdp_epsilon(gdp_mu(_WEIGHTS, DELTA), DELTA), gaussian=True,
+        claim=gdp_epsilon(gdp_mu(_WEIGHTS, DELTA), DELTA),
+        gaussian=True,
         scores=partial(record_in_weights, _private, labelled_person()),
     ),
     "private weights, own answer": VoteCase(
@@ -314,4 +332,4 @@ VOTE_CASES: Mapping[str, VoteCase] = {
         gaussian=True,
         scores=partial(weights_and_sum, _private, _ADDED, labelled_person()),
     ),
-}  # fmt: skip
+}

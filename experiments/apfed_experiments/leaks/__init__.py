@@ -49,17 +49,32 @@ __all__ = ["PARTS", "play"]
 PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
     part.__name__: part
     for part in (
-        inversion, chosen, decoder, noise, isolation, labels, joint_inversion,
-        hijacking, reversed_hijacking, stuffing, few_labels, chosen_labels,
-        repeated_votes, vote_membership, poisoned_votes, papers,
+        inversion,
+        chosen,
+        decoder,
+        noise,
+        isolation,
+        labels,
+        joint_inversion,
+        hijacking,
+        reversed_hijacking,
+        stuffing,
+        few_labels,
+        chosen_labels,
+        repeated_votes,
+        vote_membership,
+        poisoned_votes,
+        papers,
     )
-}  # fmt: skip
+}
 
 
 def play(
-    names: Iterable[str], store: Path | None = None, *,
+    names: Iterable[str],
+    store: Path | None = None,
+    *,
     on_done: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, list[Row]]:  # fmt: skip
+) -> dict[str, list[Row]]:
     """The rows of these parts; each replaces its rows in `store` as soon as it ends.
 
     `on_done` is told how many parts are done, of how many.

@@ -47,8 +47,11 @@ _NOISE_SEEDS = range(5)  # under noise
 _PASSIVES = 3
 _DECOYS = 0.52
 _STRENGTHS: tuple[Mapping[str, float] | None, ...] = (
-    None, {"sigma": 0.01}, {"sigma": 0.1}, {"epsilon": 8.0},
-)  # fmt: skip
+    None,
+    {"sigma": 0.01},
+    {"sigma": 0.1},
+    {"epsilon": 8.0},
+)
 Role: TypeAlias = Literal["active", "passive"]
 _CASES = (
     # limits, agreed size, minimum, intersections, runs with a peer, overstuffed
@@ -60,8 +63,10 @@ _CASES = (
     ("minimum above the overlap", 10_000, 550, 1, None, False),
 )
 _ENDS: tuple[tuple[Role, str], ...] = (
-    ("passive", "ecdh"), ("active", "ecdh"), ("active", "circuit"),
-)  # fmt: skip
+    ("passive", "ecdh"),
+    ("active", "ecdh"),
+    ("active", "circuit"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,17 +115,28 @@ _DATA: Mapping[str, Mapping[str, Any]] = {
     "digits": {"dataset": "digits", "views": 4, "overlap": 1.0},
     "digits-in-6": {"dataset": "digits", "views": 6, "active_view": 3, "overlap": 1.0},
     "fashion_mnist-in-6": {
-        "dataset": "fashion_mnist", "views": 6, "active_view": 3, "overlap": 1.0, "limit": 2000,
+        "dataset": "fashion_mnist",
+        "views": 6,
+        "active_view": 3,
+        "overlap": 1.0,
+        "limit": 2000,
     },
     "mnist-in-2": {"dataset": "mnist", "views": 2, "overlap": 1.0, "limit": 2000},
     "breast_cancer": {"dataset": "breast_cancer", "overlap": 1.0},
-}  # fmt: skip
+}
 
 
 def live_config(
-    data: str, method: str, *, masks: str = "pairwise", scheme: str = "plain",
-    clip: float | None = 1.0, seed: int = 0, noise: Mapping[str, float] | None = None, **model: Any,
-) -> Config:  # fmt: skip
+    data: str,
+    method: str,
+    *,
+    masks: str = "pairwise",
+    scheme: str = "plain",
+    clip: float | None = 1.0,
+    seed: int = 0,
+    noise: Mapping[str, float] | None = None,
+    **model: Any,
+) -> Config:
     """A run of 20 epochs on one of the data sets here, with perceptrons.
 
     `noise` is that of the passives under the sum, `model` what differs in the networks.
@@ -134,21 +150,31 @@ def live_config(
             "method": method,
             "data": _DATA[data],
             "model": {
-                "network": "mlp", "hidden": [64], "representation": 32, "projection": 64,
-                "dropout": 0.2, **model,
+                "network": "mlp",
+                "hidden": [64],
+                "representation": 32,
+                "projection": 64,
+                "dropout": 0.2,
+                **model,
             },
             "train": {
-                "epochs": 20, "batch_size": 64, "learning_rate": 0.1, "max_gradient_norm": 1.0,
+                "epochs": 20,
+                "batch_size": 64,
+                "learning_rate": 0.1,
+                "max_gradient_norm": 1.0,
                 "device": "cpu",
             },
             "alignment": {"protocol": "ecdh"},
             "secure_sum": {
-                "scheme": scheme, "masks": masks, "clip": clip, "allow_single_passive": True,
+                "scheme": scheme,
+                "masks": masks,
+                "clip": clip,
+                "allow_single_passive": True,
                 "noise": noise,
             },
             "guard": {"mechanism": "none"},
         }
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -162,9 +188,12 @@ _ALIGNED: dict[tuple[str, int, int], Mapping[str, Tensor]] = {}
 
 
 def open_run(
-    config: Config, passives: int, rules: Collection[Rule] = ALL_RULES, *,
+    config: Config,
+    passives: int,
+    rules: Collection[Rule] = ALL_RULES,
+    *,
     kind: type[LiveRun] = LiveRun,
-) -> LiveRun:  # fmt: skip
+) -> LiveRun:
     """A session that has trained for some epochs; the same data is aligned once."""
     of_data = config.name.removeprefix("leaks-"), passives, config.seed
     known = _ALIGNED.get(of_data)
@@ -334,10 +363,13 @@ def decoder() -> Iterator[Setting]:
             )
             attack = DecoderExtraction(people=pairs + 68, shadow_rows=pairs, **options)
             columns = {
-                "data": name, "M": passives, "D": size,
-                "decoder": "one hidden layer" if hidden else "linear", "pairs": pairs,
+                "data": name,
+                "M": passives,
+                "D": size,
+                "decoder": "one hidden layer" if hidden else "linear",
+                "pairs": pairs,
                 "rules": title,
-            }  # fmt: skip
+            }
             measure = partial(_read_features, opened, attack)
             yield Setting(columns={**columns, **options}, measure=measure)
 
@@ -354,8 +386,11 @@ def noise() -> Iterator[Setting]:
     """
     for method, strength in product(("apfed_r", "apfed_c"), _STRENGTHS):
         settings: Row = {
-            "method": method, "passives": _PASSIVES, "rules": ALL_RULES, "noise": strength,
-        }  # fmt: skip
+            "method": method,
+            "passives": _PASSIVES,
+            "rules": ALL_RULES,
+            "noise": strength,
+        }
         objective = sum_for("digits", **settings).method.own_objective
         decodes = isinstance(objective, ReconstructionSettings)
         told = strength and " ".join(f"{name} {value:g}" for name, value in strength.items())
@@ -404,8 +439,10 @@ def _summed(opened: Callable[..., LiveRun], seed: int) -> Row:
 def isolation() -> Iterator[Setting]:
     """A8: ways to one passive's part, against each rule by itself and all of them."""
     single = {
-        "weight": Rule.WEIGHT, "unequal": Rule.BINDING, "subset": Rule.PARTICIPANTS,
-    }  # fmt: skip
+        "weight": Rule.WEIGHT,
+        "unequal": Rule.BINDING,
+        "subset": Rule.PARTICIPANTS,
+    }
     for method in ("apfed_c", "apfed_r"):
         for way, rule in single.items():
             yield _setting(method, "no rules", UNPROTECTED, way=way)
@@ -526,21 +563,29 @@ def reversed_hijacking() -> Iterator[Setting]:
     """A4 on digits: the only passive, against the active's own loss, clip and guard."""
     # strength of the answers, clip of the sum, noise of the guard (0: none)
     for strength, clip, sigma in (
-        (1.0, 1.0, 0.0), (5.0, 1.0, 0.0), (5.0, 0.1, 0.0), (5.0, 1.0, 0.1)
-    ):  # fmt: skip
+        (1.0, 1.0, 0.0),
+        (5.0, 1.0, 0.0),
+        (5.0, 0.1, 0.0),
+        (5.0, 1.0, 0.1),
+    ):
         columns = {
-            "kappa": strength, "clip": clip, "sigma": sigma or "none", "epochs": _HIJACK_EPOCHS,
+            "kappa": strength,
+            "clip": clip,
+            "sigma": sigma or "none",
+            "epochs": _HIJACK_EPOCHS,
             "attack": "reversed_hijack",
-        }  # fmt: skip
+        }
         attack = ReversedHijack(hidden=_HIDDEN, strength=strength)
         measure = partial(_hijacked, attack, partial(_guarded, clip, sigma), _HIJACK_EPOCHS)
         yield Setting(columns=columns, measure=measure, seeds=_FEWER_SEEDS)
 
 
 def _hijacked(
-    attack: FeatureSpaceHijack | ReversedHijack, config_of: Callable[..., Config], epochs: int,
+    attack: FeatureSpaceHijack | ReversedHijack,
+    config_of: Callable[..., Config],
+    epochs: int,
     seed: int,
-) -> Row:  # fmt: skip
+) -> Row:
     """So many epochs at a rate under which the pull is steady."""
     config = config_of(seed=seed)
     train = config.train.model_copy(update={"epochs": epochs, "learning_rate": _RATE})

@@ -32,49 +32,65 @@ _KNOWN = (1, 4, 40, 0)
 NETWORKS: Mapping[str, Any] = {
     "model": {"network": "mlp", "hidden": [64], "representation": 32, "dropout": 0.2},
     "train": {
-        "epochs": 20, "batch_size": 64, "learning_rate": 0.1, "max_gradient_norm": 1.0,
+        "epochs": 20,
+        "batch_size": 64,
+        "learning_rate": 0.1,
+        "max_gradient_norm": 1.0,
         "device": "cpu",
     },
-}  # fmt: skip
+}
 _METHODS: Mapping[str, Mapping[str, Any]] = {
-    "votes": NETWORKS, "votes_randomised": {"epsilon": 4.0, **NETWORKS},
-    "apfed_c": {"passives": {"default": {"weight": 10.0}}, **NETWORKS}, "tvfl": NETWORKS,
+    "votes": NETWORKS,
+    "votes_randomised": {"epsilon": 4.0, **NETWORKS},
+    "apfed_c": {"passives": {"default": {"weight": 10.0}}, **NETWORKS},
+    "tvfl": NETWORKS,
     "joint_teacher_sum": {
-        "method": {"name": "joint_teacher_sum", "labels": "spreading"}, **NETWORKS,
+        "method": {"name": "joint_teacher_sum", "labels": "spreading"},
+        **NETWORKS,
         "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 8.0},
     },
-}  # fmt: skip
+}
 _PAIRS = {"shadow_rows": 100}
 _ONE_LABEL = {"labels_per_class": 1}
 _MORE_LABELS = {"labels_per_class": 20}  # joint training observes the few labelled rows alone
 _ATTACKS: Mapping[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
     "features": (
-        ("vote_regression", _PAIRS), ("contrastive_inversion", _PAIRS), ("inverse_network", _PAIRS),
-        ("gradient_regression", _PAIRS), ("sum_regression", _PAIRS),
+        ("vote_regression", _PAIRS),
+        ("contrastive_inversion", _PAIRS),
+        ("inverse_network", _PAIRS),
+        ("gradient_regression", _PAIRS),
+        ("sum_regression", _PAIRS),
     ),
-    "labels": (("shown_labels", _ONE_LABEL), ("model_completion", _ONE_LABEL),
+    "labels": (
+        ("shown_labels", _ONE_LABEL),
+        ("model_completion", _ONE_LABEL),
         ("gradient_direction", _MORE_LABELS),
     ),
     "membership": (("membership", {"shadow_models": 16, "epochs": 20}),),
-}  # fmt: skip
+}
 _NEEDED: Mapping[str, AbstractSet[str]] = {
-    "vote_regression": {"passives vote"}, "shown_labels": {"labels are shown"},
+    "vote_regression": {"passives vote"},
+    "shown_labels": {"labels are shown"},
     "contrastive_inversion": {"gradients are summed"},
     "gradient_regression": {"gradients are summed"},
     "inverse_network": {"passives send representations"},
     "sum_regression": {"representations are summed"},
     "model_completion": {"the active sends representations", "gradients are returned"},
-    "gradient_direction": {"gradients are returned"}, "membership": {"the active predicts alone"},
-}  # fmt: skip
+    "gradient_direction": {"gradients are returned"},
+    "membership": {"the active predicts alone"},
+}
 _PAPER_SEEDS = range(3)
 _SEQUENCES = "synthetic_keystrokes"
 _PEOPLE: Mapping[str, Mapping[str, Any]] = {
     "digits": {"dataset": "digits", "views": 4, "overlap": 1.0, "limit": 800},
     "handwritten": {
-        "dataset": "handwritten", "partition": "horizontal", "clients": 4, "limit": 200,
+        "dataset": "handwritten",
+        "partition": "horizontal",
+        "clients": 4,
+        "limit": 200,
     },
     _SEQUENCES: {"dataset": _SEQUENCES, "partition": "horizontal", "limit": 240},
-}  # fmt: skip
+}
 _SUM: Mapping[str, Any] = {"scheme": "plain", "masks": "pairwise", "clip": 8.0}
 _BITS = (16, 24)
 _CODE: Mapping[str, Any] = {"network": "selu", "hidden": [32], "representation": 64}
@@ -108,8 +124,10 @@ def _finished(settings: str) -> tuple[Recording, float]:
 def _guarded(name: str, noise: str, seed: int) -> Config:
     """The main job's run with another guard; its sum is plain, which changes no result here."""
     settings = base_config(name).model_dump(mode="json") | {
-        "seed": seed, "party_seeds": "shared_for_comparison", "guard": _GUARDS[noise],
-    }  # fmt: skip
+        "seed": seed,
+        "party_seeds": "shared_for_comparison",
+        "guard": _GUARDS[noise],
+    }
     settings["transcript"]["keep"] = "all"
     settings["secure_sum"] |= {"scheme": "plain", "masks": "none"}
     return Config.model_validate(settings)
@@ -125,11 +143,13 @@ def _read_labels(name: str, noise: str, known: int, seed: int) -> Row:
     recording, _ = _finished(_guarded(name, noise, seed).model_dump_json(exclude_defaults=True))
     options = {"labels_per_class": known}
     once, course = (
-        {one.adversary: one
-         for one in mount(recording, [AttackChoice(name=name, options=options)], seed=seed)
-         if one.applicable}
+        {
+            one.adversary: one
+            for one in mount(recording, [AttackChoice(name=name, options=options)], seed=seed)
+            if one.applicable
+        }
         for name in ("model_completion", "temporal")
-    )  # fmt: skip
+    )
     return {
         "x": fmean(_reached(one) - _advantage(one) for one in once.values()),
         "A1": fmean(map(_reached, once.values())),
@@ -215,33 +235,44 @@ def _averaged(method: str, bits: int) -> Case:
     """MMVFL or V-FedMV; `bits` of one number of the sum."""
     attacks = [("pseudo_labels", _NO_LABELS)] if bits == _BITS[0] else []
     return Case(
-        method=method, data="digits", attacks=[*attacks, ("sum_regression", _PAIRS)],
+        method=method,
+        data="digits",
+        attacks=[*attacks, ("sum_regression", _PAIRS)],
         changes={"model": {"network": "identity"}, "secure_sum": {**_SUM, "bits": bits}},
         said=f"{bits} bits",
-    )  # fmt: skip
+    )
 
 
 CASES = (
     Case(
-        method="split_nn", data="digits", changes=NETWORKS,
+        method="split_nn",
+        data="digits",
+        changes=NETWORKS,
         attacks=(
-            ("gradient_direction", _LABELS), ("model_completion", _LABELS),
+            ("gradient_direction", _LABELS),
+            ("model_completion", _LABELS),
             ("inverse_network", _PAIRS),
         ),
     ),
     Case(
-        method="split_nn_sum", data="digits", changes=NETWORKS,
+        method="split_nn_sum",
+        data="digits",
+        changes=NETWORKS,
         attacks=(("gradient_direction", _LABELS), ("sum_regression", _PAIRS)),
     ),
     Case(
-        method="apc_vfl", data="digits", attacks=(("inverse_network", _PAIRS),),
+        method="apc_vfl",
+        data="digits",
+        attacks=(("inverse_network", _PAIRS),),
         changes={
             "model": _CODE,
             "method": {"own": _CODE, "passive": _CODE, "joint": [128], "epochs": 60},
         },
     ),
     Case(
-        method="vfedtrans", data="digits", attacks=(("vector_regression", _PAIRS),),
+        method="vfedtrans",
+        data="digits",
+        attacks=(("vector_regression", _PAIRS),),
         changes={
             "model": {"network": "enriched", "hidden": [64], "representation": 64},
             "method": {"epochs": 60},
@@ -249,24 +280,31 @@ CASES = (
     ),
     *(_averaged(method, bits) for method in ("mmvfl", "v_fedmv") for bits in _BITS),
     Case(
-        method="h_fedmv", data="handwritten", attacks=_ASKED,
+        method="h_fedmv",
+        data="handwritten",
+        attacks=_ASKED,
         changes={
-            "model": {"network": "identity"}, "train": {"epochs": 4, "device": "cpu"},
+            "model": {"network": "identity"},
+            "train": {"epochs": 4, "device": "cpu"},
             "secure_sum": {**_SUM, "clip": 32.0},
         },
     ),
     Case(
-        method="s_fedmv", data=_SEQUENCES, attacks=_ASKED,
+        method="s_fedmv",
+        data=_SEQUENCES,
+        attacks=_ASKED,
         changes={
             "model": {
-                "network": "gru", "representation": 8,
+                "network": "gru",
+                "representation": 8,
                 "sequences": list(find_dataset(_SEQUENCES).sequences.values()),
             },
             "method": {"rounds": 4},
-            "train": {"epochs": 8, "device": "cpu"}, "secure_sum": {**_SUM, "clip": 32.0},
+            "train": {"epochs": 8, "device": "cpu"},
+            "secure_sum": {**_SUM, "clip": 32.0},
         },
     ),
-)  # fmt: skip
+)
 
 
 def papers() -> Iterator[Setting]:
@@ -282,10 +320,14 @@ def papers() -> Iterator[Setting]:
 
 def config_of(case: Case, seed: int) -> Config:
     usual: dict[str, Any] = {
-        "name": f"papers-{case.method}", "seed": seed,
-        "data": _PEOPLE[case.data], "party_seeds": "shared_for_comparison",
-        "train": {"epochs": 20, "device": "cpu"}, "secure_sum": _SUM,
-        "guard": {"mechanism": "none"}, "transcript": {"keep": "all"},
-    }  # fmt: skip
+        "name": f"papers-{case.method}",
+        "seed": seed,
+        "data": _PEOPLE[case.data],
+        "party_seeds": "shared_for_comparison",
+        "train": {"epochs": 20, "device": "cpu"},
+        "secure_sum": _SUM,
+        "guard": {"mechanism": "none"},
+        "transcript": {"keep": "all"},
+    }
     named = {"name": case.method, **case.changes.get("method", {})}
     return Config.model_validate({**usual, **case.changes, "method": named})

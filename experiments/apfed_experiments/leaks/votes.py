@@ -31,28 +31,38 @@ _NEAR = 10
 _DATA: Mapping[str, Mapping[str, Any]] = {
     "digits": {"dataset": "digits", "views": 4, "overlap": 1.0, "labelled": 50},
     "breast_cancer": {"dataset": "breast_cancer", "overlap": 1.0, "labelled": 20},
-}  # fmt: skip
+}
 # Name for the table, method, epsilon.
 _OPENINGS: tuple[tuple[str, str, float | None], ...] = (
-    ("sum", "votes", None), ("sum", "votes", 4.0), ("each", "votes_randomised", 4.0),
-)  # fmt: skip
+    ("sum", "votes", None),
+    ("sum", "votes", 4.0),
+    ("each", "votes_randomised", 4.0),
+)
 
 
 def labels_config(
-    data: str, method: str, /, *, epsilon: float | None = None, labeller: str | None = None,
-    seed: int = 0, **changes: Any,
-) -> Config:  # fmt: skip
+    data: str,
+    method: str,
+    /,
+    *,
+    epsilon: float | None = None,
+    labeller: str | None = None,
+    seed: int = 0,
+    **changes: Any,
+) -> Config:
     """A run with few labels; votes by this labeller, under noise of this epsilon."""
     said = {"name": method, "epsilon": epsilon, "labeller": labeller}
     settings: dict[str, Any] = {
-        "name": f"few-labels-{data}", "seed": seed,
+        "name": f"few-labels-{data}",
+        "seed": seed,
         "method": {key: value for key, value in said.items() if value is not None},
-        "party_seeds": "shared_for_comparison", "data": _DATA[data],
+        "party_seeds": "shared_for_comparison",
+        "data": _DATA[data],
         "model": {"network": "random_features"},
         "train": {"epochs": 1, "batch_size": 64, "learning_rate": 0.1, "device": "cpu"},
         "secure_sum": {"scheme": "plain", "masks": "pairwise"},
         "guard": {"mechanism": "none"},
-    }  # fmt: skip
+    }
     return Config.model_validate(settings | changes)
 
 
@@ -75,9 +85,14 @@ def _open(
 
 
 def _setting(
-    measure: Callable[[int], Row], data: str, opened: str, epsilon: float | None, *,
-    seeds: Sequence[int] = _SEEDS, **more: object,
-) -> Setting:  # fmt: skip
+    measure: Callable[[int], Row],
+    data: str,
+    opened: str,
+    epsilon: float | None,
+    *,
+    seeds: Sequence[int] = _SEEDS,
+    **more: object,
+) -> Setting:
     columns = {"data": data, "opened": opened, "epsilon": epsilon, **more}
     return Setting(columns=columns, measure=measure, seeds=seeds)
 
@@ -153,8 +168,10 @@ def repeated_votes() -> Iterator[Setting]:
     opened is that of the votes without noise. Each run is a run of its own, with its own budget.
     """
     cases = (
-        ("each", "votes_randomised", 1.0), ("each", "votes_randomised", 4.0), ("sum", "votes", 4.0),
-    )  # fmt: skip
+        ("each", "votes_randomised", 1.0),
+        ("each", "votes_randomised", 4.0),
+        ("sum", "votes", 4.0),
+    )
     for data, (opened, method, epsilon), runs in product(_DATA, cases, (1, 4, 16)):
         measure = partial(_averaged, data, method, epsilon, runs)
         yield _setting(measure, data, opened, epsilon, runs=runs)
@@ -191,9 +208,9 @@ _CANDIDATES = 16
 def _moved(data: str, method: str, epsilon: float | None, seed: int) -> Row:
     """AUC of the distance between two openings."""
     run = _open(data, method, epsilon, seed)
-    honest = dict(zip(
-        run.ballot.rows[run.ballot.labelled].tolist(), run.ballot.labels.tolist(), strict=True
-    ))  # fmt: skip
+    honest = dict(
+        zip(run.ballot.rows[run.ballot.labelled].tolist(), run.ballot.labels.tolist(), strict=True)
+    )
     classes = run.learner.classes
     free = run.ballot.rows[~torch.isin(run.ballot.rows, torch.tensor(list(honest)))]
     draw = np.random.default_rng(seed)

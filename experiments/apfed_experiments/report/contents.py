@@ -75,9 +75,10 @@ def headline_of(run: ReportedRun) -> str:
         return f"{method.title}: the active trained alone; nothing was sent."
     others = "one passive party" if passives == 1 else f"{passives} passive parties"
     needed = (
-        "the active predicts alone" if "the active predicts alone" in method.happens
+        "the active predicts alone"
+        if "the active predicts alone" in method.happens
         else "prediction needs the passives, or a stand-in for what they would send"
-    )  # fmt: skip
+    )
     return f"{method.title}: one active party trained with {others}; {needed}."
 
 
@@ -90,34 +91,66 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
     few = _few_positives(run.outcome.ranking)
     any_sent = any(flow.kind is Kind.REPRESENTATIONS for flow in run.flows)
     sentences = (
-        ("synthetic" in run.config.data.dataset,
-         "The data are synthetic: no figure here says anything about real people."),
-        (in_clear,
-         f"The sum is {facts.secure_sum}: the aggregator reads every passive's contribution."),
-        (summed and facts.passives == 1,
-         "There is one passive: the active reads what it contributes, whatever the sum."),
-        ("labels are shown" in words and not facts.label_dp,
-         "Every passive is shown the labels that the active trains on."),
-        ("no noise on votes" in words,
-         "There is no noise on votes: the active reads their sum as it is."),
-        ({"noise on votes", "votes move each other"} <= words,
-         "The epsilon on votes is of one vote, not of a person's record."),
-        (votes and not any(flow.kind in _BALLOTS for flow in run.flows),
-         "Nobody was ever asked for votes: the active trained alone."),
-        ("tables are decomposed" in words,
-         "There is no noise: the active reads singular vectors of all parties' rows as they are."),
+        (
+            "synthetic" in run.config.data.dataset,
+            "The data are synthetic: no figure here says anything about real people.",
+        ),
+        (
+            in_clear,
+            f"The sum is {facts.secure_sum}: the aggregator reads every passive's contribution.",
+        ),
+        (
+            summed and facts.passives == 1,
+            "There is one passive: the active reads what it contributes, whatever the sum.",
+        ),
+        (
+            "labels are shown" in words and not facts.label_dp,
+            "Every passive is shown the labels that the active trains on.",
+        ),
+        (
+            "no noise on votes" in words,
+            "There is no noise on votes: the active reads their sum as it is.",
+        ),
+        (
+            {"noise on votes", "votes move each other"} <= words,
+            "The epsilon on votes is of one vote, not of a person's record.",
+        ),
+        (
+            votes and not any(flow.kind in _BALLOTS for flow in run.flows),
+            "Nobody was ever asked for votes: the active trained alone.",
+        ),
+        (
+            "tables are decomposed" in words,
+            (
+                "There is no noise: the active reads singular vectors of all parties' rows "
+                "as they are."
+            ),
+        ),
         ("gradients are returned" in words, "Passives receive gradients that give labels away."),
-        (run.config.labels_are_private and bool(run.attacks),
-         "Attacks compare guesses with the true training rows: no epsilon covers their scores."),
-        (from_active and not any_sent,
-         "No batch was ever sent to the passives: the active trained alone."),
-        (from_active and not facts.guarded,
-         "There is no guard: passives receive the representations as they are."),
-        ("passives send representations" in words and not facts.guarded,
-         "There is no guard: the active receives representations as they are."),
-        (few is not None,
-         f"{few} test rows are of the rarer class: measures may be chance; read their intervals."),
-    )  # fmt: skip
+        (
+            run.config.labels_are_private and bool(run.attacks),
+            "Attacks compare guesses with the true training rows: no epsilon covers their scores.",
+        ),
+        (
+            from_active and not any_sent,
+            "No batch was ever sent to the passives: the active trained alone.",
+        ),
+        (
+            from_active and not facts.guarded,
+            "There is no guard: passives receive the representations as they are.",
+        ),
+        (
+            "passives send representations" in words and not facts.guarded,
+            "There is no guard: the active receives representations as they are.",
+        ),
+        (
+            few is not None,
+            (
+                f"{few} test rows are of the rarer class: measures may be chance; "
+                "read their intervals."
+            ),
+        ),
+    )
     missing = describe_never_predicted(run.config, run.outcome.never_predicted)
     never_predicted = () if missing is None else (f"Of the test rows: {missing}.",)
     attendance = run.outcome.attendance
@@ -161,8 +194,11 @@ def tiles_of(run: ReportedRun) -> Iterator[Tile]:
         tested = run.describe_rows(variant)
         why = outcome.undefined.get(variant, {}).get(ACCURACY.name, tested)
         title = f"{run.title_of(variant)} accuracy"
-        yield Tile(title, ACCURACY.text(share) if math.isnan(share) else words.percent(share),
-                   why if math.isnan(share) else tested)  # fmt: skip
+        yield Tile(
+            title,
+            ACCURACY.text(share) if math.isnan(share) else words.percent(share),
+            why if math.isnan(share) else tested,
+        )
     if run.solo is not None:
         yield from _solo_tiles(run, run.solo)
     yield _promise_tile(run)
@@ -260,10 +296,15 @@ def _beyond(run: Reported, role: Role, seen: Set[Kind]) -> Iterator[Learned]:
     if (kind := kinds.get(role)) is not None and kind not in seen:
         rule = rule_for(kind, role, run.facts)
         yield Learned(
-            kind=words.plain(kind), senders="others", messages="-", size="-",
-            steps="not seen from here", reads=rule.reads, protects=rule.protects,
+            kind=words.plain(kind),
+            senders="others",
+            messages="-",
+            size="-",
+            steps="not seen from here",
+            reads=rule.reads,
+            protects=rule.protects,
             remains=rule.remains,
-        )  # fmt: skip
+        )
 
 
 def traffic_of(run: Reported, me: str) -> Iterator[Tile]:
@@ -381,9 +422,11 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
     own = data.dataset == "tables"
     title = "the parties' own tables" if own else find_dataset(data.dataset).title
     rows = {
-        "trained": outcome.train_rows, "of these with a label": outcome.labelled_rows,
-        "tested": outcome.test_rows, "aligned": outcome.aligned_rows,
-    }  # fmt: skip
+        "trained": outcome.train_rows,
+        "of these with a label": outcome.labelled_rows,
+        "tested": outcome.test_rows,
+        "aligned": outcome.aligned_rows,
+    }
     yield "method", run.config.method.title
     yield "task", TASKS[config.task].title
     parted = "parties with people of their own" if data.horizontal else "views"
@@ -441,8 +484,11 @@ def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[s
         },
         "inventory": [
             {
-                "receiver": flow.receiver, "sender": flow.sender, "kind": str(flow.kind),
-                "messages": flow.messages, "payload_bytes": flow.payload_bytes,
+                "receiver": flow.receiver,
+                "sender": flow.sender,
+                "kind": str(flow.kind),
+                "messages": flow.messages,
+                "payload_bytes": flow.payload_bytes,
                 "steps": [flow.first_step, flow.last_step],
             }
             for flow in run.flows
@@ -466,4 +512,4 @@ def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[s
         "attacks": [result.as_json() for result in run.attacks or ()],
         "agreement_of_votes": run.outcome.model_dump()["agreement"],
         "not_guaranteed": list(limits_of(run)),
-    }  # fmt: skip
+    }

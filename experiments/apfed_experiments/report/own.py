@@ -203,11 +203,15 @@ def read_party(path: Path) -> ReportedParty | None:
             )
     contract, attacks = read_contract(folder.contract, _Signed), path / "attacks.json"
     return ReportedParty(
-        config=folder.load_config(), contract=contract.document, contract_sha256=contract.sha256,
-        flows=read_json(folder.flows, tuple[Flow, ...]), charges=read_charges(folder),
+        config=folder.load_config(),
+        contract=contract.document,
+        contract_sha256=contract.sha256,
+        flows=read_json(folder.flows, tuple[Flow, ...]),
+        charges=read_charges(folder),
         attacks=read_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
-        own=own, common=read_common(folder),
-    )  # fmt: skip
+        own=own,
+        common=read_common(folder),
+    )
 
 
 def read_charges(folder: RunFolder) -> dict[str, int]:

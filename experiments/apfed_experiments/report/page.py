@@ -33,9 +33,11 @@ _LAYOUT = "\n\t\u00a0\u2009\u202f"
 
 
 def render(
-    run: ReportedRun, pictures: Sequence[Picture], audited: Audited | None,
+    run: ReportedRun,
+    pictures: Sequence[Picture],
+    audited: Audited | None,
     measured: Mapping[str, Any] | None,
-) -> str:  # fmt: skip
+) -> str:
     """The page; see `audit_of` and `measured_of`."""
     return fill(
         "report.html.jinja",
@@ -69,7 +71,10 @@ def render_party(party: ReportedParty) -> str:
     mine = role.capitalize() if role == own.name else own.name
     return fill(
         "party.html.jinja",
-        party=party, own=own, method=party.config.method.title, role=role,
+        party=party,
+        own=own,
+        method=party.config.method.title,
+        role=role,
         attacks=party.attacks,
         lines=describe_party(party),
         tiles=[
@@ -81,11 +86,14 @@ def render_party(party: ReportedParty) -> str:
         coalitions=contents.coalitions_of(party),
         spent=[
             *party.promise_rows,
-            *((f"charges to the ledger of {name}", words.count(charges))
-              for name, charges in party.charges.items()),
+            *(
+                (f"charges to the ledger of {name}", words.count(charges))
+                for name, charges in party.charges.items()
+            ),
         ],
-        limits=contents.limits_of(party), config=dump_settings(party.config),
-    )  # fmt: skip
+        limits=contents.limits_of(party),
+        config=dump_settings(party.config),
+    )
 
 
 def fill(template: str, **values: Any) -> str:
@@ -101,10 +109,13 @@ def _environment() -> Environment:
         loader=loader, autoescape=True, undefined=StrictUndefined, finalize=_show_unprintable
     )
     environment.filters |= {
-        "plain": words.plain, "in_words": words.in_words, "count": words.count,
-        "signed": words.signed, "attack_title": words.attack_title,
+        "plain": words.plain,
+        "in_words": words.in_words,
+        "count": words.count,
+        "signed": words.signed,
+        "attack_title": words.attack_title,
         "unevenness": contents.unevenness,
-    }  # fmt: skip
+    }
     return environment
 
 
@@ -178,16 +189,21 @@ def write_seeds_page(found: SeveralSeeds, folder: Path) -> Path:
         if told is not None:
             cells += [told.intervals[name].text(MEASURES[name]) for name in names]
             cells += [
-                f"{told.positives} of {told.rows}", words.percent(told.rate.value),
+                f"{told.positives} of {told.rows}",
+                words.percent(told.rate.value),
                 words.percent(told.foretold) + ("" if told.is_met else ", not met"),
-            ]  # fmt: skip
+            ]
         link = Path(os.path.relpath(page, folder)).as_posix()
         rows.append((quote(link) if page.is_file() else None, cells))
     content = fill(
-        "several.html.jinja", title=f"{found.config.name}: {len(found.reached)} seeds",
-        lines=describe_seeds(found), note=found.note, together=found.together(),
-        header=header, rows=rows,
-    )  # fmt: skip
+        "several.html.jinja",
+        title=f"{found.config.name}: {len(found.reached)} seeds",
+        lines=describe_seeds(found),
+        note=found.note,
+        together=found.together(),
+        header=header,
+        rows=rows,
+    )
     write_atomically(folder / "report.html", content.encode(), private=True)
     return folder / "report.html"
 

@@ -165,9 +165,14 @@ def _label_ends(
         past = max(value, past + gap)
         texts.append(f"{name}, {measure.text(value / scale)}")
         axes.annotate(
-            texts[-1], (epoch, value), xytext=(8, past), color=color,
-            textcoords=("offset points", "data"), va="center", annotation_clip=False,
-        )  # fmt: skip
+            texts[-1],
+            (epoch, value),
+            xytext=(8, past),
+            color=color,
+            textcoords=("offset points", "data"),
+            va="center",
+            annotation_clip=False,
+        )
     return texts
 
 
@@ -187,9 +192,12 @@ def _calibration(run: ReportedRun) -> Drawn:
         most = max(most, high, point.foretold)
     axes.plot([0, most], [0, most], color=OTHER, linestyle=":")
     axes.set(
-        title="Calibration", xlim=(0, 1.03 * most), ylim=(0, 1.03 * most),
-        xlabel="probability foretold", ylabel="share observed",
-    )  # fmt: skip
+        title="Calibration",
+        xlim=(0, 1.03 * most),
+        ylim=(0, 1.03 * most),
+        xlabel="probability foretold",
+        ylabel="share observed",
+    )
     set_margins(figure, left=0.75, right=0.15, bottom=0.5, top=0.35)
     return figure, (
         "Test rows in ranges of the probability of the positive class, about as many each, and the "
@@ -254,17 +262,27 @@ def _draw_dumbbells(
     """
     for place, (name, attack, baseline) in enumerate(rows):
         axes.text(
-            0.0, place, name, transform=axes.get_yaxis_transform(), va="bottom", fontsize=9,
-            linespacing=1.15, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
-        )  # fmt: skip
+            0.0,
+            place,
+            name,
+            transform=axes.get_yaxis_transform(),
+            va="bottom",
+            fontsize=9,
+            linespacing=1.15,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+        )
         line = place + (1 - names_share) * 0.6
         axes.plot([baseline, attack], [line, line], color=FAINT, linewidth=5, zorder=1)
         axes.plot(baseline, line, "D", color=OTHER, markersize=7)
         axes.plot(attack, line, "o", color=ATTACK, markersize=9)
         axes.annotate(
-            signed(attack - baseline), ((attack + baseline) / 2, line),
-            xytext=(0, 8), textcoords="offset points", ha="center", fontsize=9,
-        )  # fmt: skip
+            signed(attack - baseline),
+            ((attack + baseline) / 2, line),
+            xytext=(0, 8),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+        )
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.set_ylim(len(rows) - names_share, -names_share)
@@ -285,15 +303,18 @@ def _roc(run: ReportedRun) -> Drawn:
     axes = figure.subplots()
     for result in shown:
         false, true = (np.array(rates) for rates in zip(*result.roc, strict=True))
-        axes.step(false, true, where="post", color=ATTACK, linewidth=1.8,
-                  label=_name_curve(result))  # fmt: skip
+        axes.step(false, true, where="post", color=ATTACK, linewidth=1.8, label=_name_curve(result))
     least = 1 / max(sum(result.counts.values()) for result in shown)
     axes.plot([least, 1], [least, 1], color=OTHER, linestyle=":", label="guessing")
     axes.set(
-        xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1),
+        xscale="log",
+        yscale="log",
+        xlim=(least, 1),
+        ylim=(least, 1.1),
         title="Who trained the model",
-        xlabel="false positive rate", ylabel="true positive rate",
-    )  # fmt: skip
+        xlabel="false positive rate",
+        ylabel="true positive rate",
+    )
     axes.legend(loc="lower right", frameon=False)
     return figure, (
         "Attacks on membership by an outside querier. What matters is the left end: the share of "

@@ -112,14 +112,17 @@ def read_run(path: Path) -> ReportedRun:
     contract = read_contract(files.contract, _Contract)
     by_role = sorted(contract.document.participants, key=lambda party: list(Role).index(party.role))
     return ReportedRun(
-        **vars(finished), path=path, contract_sha256=contract.sha256,
-        charges=read_charges(files), own=OwnSide.read(path),
+        **vars(finished),
+        path=path,
+        contract_sha256=contract.sha256,
+        charges=read_charges(files),
+        own=OwnSide.read(path),
         epochs=read_json_lines(files.metrics, EpochMetrics),
         flows=read_json(files.flows, tuple[Flow, ...]),
         roles={party.name: party.role for party in by_role},
         seeds=read_json(files.seeds, dict[str, Any]),
         versions=read_json(files.versions, dict[str, Any]),
-    )  # fmt: skip
+    )
 
 
 def scored_of(run: ReportedRun) -> Scored | None:
@@ -149,12 +152,15 @@ def measured_of(run: ReportedRun) -> dict[str, Any] | None:
         better = "higher" if measure.higher_is_better else "lower"
         lines.append((measure.title, measure.text(of.value), ends, better))
     return {
-        "title": run.title_of(next(iter(run.outcome.accuracy))), "rows": len(scored.truth),
+        "title": run.title_of(next(iter(run.outcome.accuracy))),
+        "rows": len(scored.truth),
         "lines": lines,
         "calibration": calibration_curve(scored) if scored.classes else (),
-        "finite": scored.finite, "binary": scored.classes == 2, "ranked": "ks" in found,
+        "finite": scored.finite,
+        "binary": scored.classes == 2,
+        "ranked": "ks" in found,
         "threshold": scored.threshold,
-    }  # fmt: skip
+    }
 
 
 # How an audit of a run's guard, and the best possible test, compare with what it claims.
@@ -208,8 +214,11 @@ def audit_of(run: ReportedRun) -> Audited | None:
     )
     audit = audit_release(
         lambda h_BD, step, rows: guard.release(h_BD, step=step, rows=rows),
-        releases=sent, delta=privacy.delta, seed=run.config.seed, confidence=1 - _DOUBT,
-    )  # fmt: skip
+        releases=sent,
+        delta=privacy.delta,
+        seed=run.config.seed,
+        confidence=1 - _DOUBT,
+    )
     mu = gdp_mu(privacy.epsilon_x, privacy.delta)
     auc, tpr = float(ndtr(mu / 2**0.5)), float(ndtr(ndtri(_FALSE_ALARMS) + mu))
     return Audited(

@@ -134,14 +134,24 @@ _LARGE = Part(features=(5, 4, 3, 2), aligned=(*_MANY, 100), seeds=5)
 _BREAST_CANCER = replace(_LARGE, aligned=(250, 200, 150, 100))
 SCENARIOS: Mapping[str, Scenario] = {
     "breast_cancer": Scenario(
-        dataset="breast_cancer", rows=500, test_fraction=69 / 569, batch_size=8,
-        scores={"accuracy": "accuracy"}, quick=_BREAST_CANCER, full=_BREAST_CANCER,
+        dataset="breast_cancer",
+        rows=500,
+        test_fraction=69 / 569,
+        batch_size=8,
+        scores={"accuracy": "accuracy"},
+        quick=_BREAST_CANCER,
+        full=_BREAST_CANCER,
     ),
     "credit_card": Scenario(
-        dataset="credit_card", rows=20_000, test_fraction=0.25, batch_size=128,
-        scores={"f1": "F1"}, quick=_SMALL, full=_LARGE,
+        dataset="credit_card",
+        rows=20_000,
+        test_fraction=0.25,
+        batch_size=128,
+        scores={"f1": "F1"},
+        quick=_SMALL,
+        full=_LARGE,
     ),
-}  # fmt: skip
+}
 
 
 def alone(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
@@ -149,10 +159,13 @@ def alone(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> F
     of_run, data, score = _opened(seed, config, scores)
     features_TF = data.active.features[data.train_rows]
     codes_TD, _ = own_codes(
-        features_TF, model=of_run.model, settings=DistillationSettings.among(of_run.method),
+        features_TF,
+        model=of_run.model,
+        settings=DistillationSettings.among(of_run.method),
         owner=data.active.name,
-        seed=seed, compute=Compute.of(of_run.train),
-    )  # fmt: skip
+        seed=seed,
+        compute=Compute.of(of_run.train),
+    )
     return {**score("columns", features_TF), **score("code", codes_TD)}
 
 
@@ -190,9 +203,12 @@ def _size_of(scenario: Scenario, full: bool) -> Size:
 
 
 def _job(
-    scenario: Scenario, features: int, method: str = _ABLATION, rows: int | None = None,
+    scenario: Scenario,
+    features: int,
+    method: str = _ABLATION,
+    rows: int | None = None,
     weight: float = 1.0,
-) -> Job:  # fmt: skip
+) -> Job:
     """Of the active alone, or with so many aligned rows; `weight`: lambda of Eq. (5)."""
     changes: dict[str, Any] = {} if weight == 1 else {"method": {"weight": weight}}
     if method == _VECTORS:  # as many singular vectors as all parties have columns (section 6.1)
@@ -226,16 +242,22 @@ def _lines(scenario: Scenario, part: Part) -> Iterator[Line]:
         for features in part.features:
             for method, what in ((_LOCAL, "columns"), (_ABLATION, "code")):
                 lines[features, _ANY, method] = Line(
-                    cells=cells(features, _ANY, method), job=own[features],
-                    figure=f"{what} {score}", panels=tuple(panels.values()), series=method,
+                    cells=cells(features, _ANY, method),
+                    job=own[features],
+                    figure=f"{what} {score}",
+                    panels=tuple(panels.values()),
+                    series=method,
                     at=float(features),
-                )  # fmt: skip
+                )
             for rows, method in product(part.aligned, _HELPED):
                 lines[features, rows, method] = Line(
-                    cells=cells(features, rows, method), job=joint[features, rows, method],
-                    figure=f"code {score}", panels=(panels[rows],), series=method,
+                    cells=cells(features, rows, method),
+                    job=joint[features, rows, method],
+                    figure=f"code {score}",
+                    panels=(panels[rows],),
+                    series=method,
                     at=float(features),
-                )  # fmt: skip
+                )
         yield from lines.values()
         for base, rows in product((_LOCAL, _ABLATION, _VECTORS), part.aligned):
             known = rows if base in _HELPED else _ANY
@@ -261,11 +283,14 @@ def _by_lambda(full: bool) -> Size:
         own, *drawn = (
             Line(
                 cells={"features": str(features), "lambda": f"{weight:g}", "score": title},
-                job=job, figure=f"code {score}", panels=(f"{rows} aligned rows, {title}",),
-                series=f"{features} features", at=weight,
+                job=job,
+                figure=f"code {score}",
+                panels=(f"{rows} aligned rows, {title}",),
+                series=f"{features} features",
+                at=weight,
             )
             for weight, job in zip(_LAMBDAS, jobs, strict=True)
-        )  # fmt: skip
+        )
         lines += [own, *drawn]
         for line in drawn:
             gains.setdefault(line.cells["lambda"], []).extend(((share, line), (-share, own)))
@@ -319,16 +344,22 @@ def _table2_config(scenario: Scenario, rows: int, method: str) -> Config:
         settings["train"] |= {"epochs": 1, "batch_size": rows}
         return Config.model_validate(settings)
     codes = ApcVflSettings.of(base)
-    return Config.model_validate({
-        **settings,
-        "method": method,
-        "model": {**codes.own.model_dump(exclude_defaults=True), "head": [256, 256]},
-        "passives": {"default": {"model": codes.passive.model_dump(exclude_defaults=True)}},
-        "train": {
-            **settings["train"], "optimizer": "adam", "weight_decay": 0.0, "patience": 10,
-            "epochs": codes.epochs, "batch_size": scenario.batch_size,
-        },
-    })  # fmt: skip
+    return Config.model_validate(
+        {
+            **settings,
+            "method": method,
+            "model": {**codes.own.model_dump(exclude_defaults=True), "head": [256, 256]},
+            "passives": {"default": {"model": codes.passive.model_dump(exclude_defaults=True)}},
+            "train": {
+                **settings["train"],
+                "optimizer": "adam",
+                "weight_decay": 0.0,
+                "patience": 10,
+                "epochs": codes.epochs,
+                "batch_size": scenario.batch_size,
+            },
+        }
+    )
 
 
 def _table2_size(full: bool) -> Size:
@@ -342,9 +373,11 @@ def _table2_lines(scenario: Scenario) -> Iterator[Line]:
     for rows, (label, method) in product(aligned, _METHODS.items()):
         way = method if label == "SplitNN" else f"{method}_together"
         jobs[rows, label] = Job.of(
-            f"{scenario.dataset}-{method}-n{rows}", exchanged,
-            _table2_config(scenario, rows, method), way=way,
-        )  # fmt: skip
+            f"{scenario.dataset}-{method}-n{rows}",
+            exchanged,
+            _table2_config(scenario, rows, method),
+            way=way,
+        )
 
     def cells(rows: int, method: str, measure: str) -> dict[str, str]:
         texts = (title, str(rows), method, _MEASURES[measure])
@@ -353,9 +386,13 @@ def _table2_lines(scenario: Scenario) -> Iterator[Line]:
     lines = {}
     for measure, rows, label in product(_MEASURES, aligned, _METHODS):
         lines[measure, rows, label] = Line(
-            cells=cells(rows, label, measure), job=jobs[rows, label], figure=measure,
-            panels=(f"{title}: {_MEASURES[measure]}",), series=label, at=float(rows),
-        )  # fmt: skip
+            cells=cells(rows, label, measure),
+            job=jobs[rows, label],
+            figure=measure,
+            panels=(f"{title}: {_MEASURES[measure]}",),
+            series=label,
+            at=float(rows),
+        )
     yield from lines.values()
     for rows in aligned:
         ours, other = (lines["accuracy", rows, label] for label in ("APC-VFL", "SplitNN"))
@@ -369,10 +406,15 @@ _SMALLER = "3 and 4 features, most numbers of aligned rows, and three of five se
 TABLES: tuple[PaperTable, ...] = (
     *(
         PaperTable(
-            name=f"apc-vfl-{dataset}".replace("_", "-"), source=f"APC-VFL, Figures {figures}",
-            title=f"APC-VFL on {title}", unit="per cent", hours=hours, leaves_out=leaves_out,
+            name=f"apc-vfl-{dataset}".replace("_", "-"),
+            source=f"APC-VFL, Figures {figures}",
+            title=f"APC-VFL on {title}",
+            unit="per cent",
+            hours=hours,
+            leaves_out=leaves_out,
             reading=f"{SCENARIOS[dataset].rows:,} rows at the active. {_READING}",
-            size=partial(_size_of, SCENARIOS[dataset]), axis="features of the active",
+            size=partial(_size_of, SCENARIOS[dataset]),
+            axis="features of the active",
         )
         for dataset, title, figures, hours, leaves_out in (
             ("breast_cancer", "breast cancer", "5 and 10", 0.3, ""),
@@ -380,13 +422,24 @@ TABLES: tuple[PaperTable, ...] = (
         )
     ),
     PaperTable(
-        name="apc-vfl-lambda", source="APC-VFL, Eq. (5)", unit="per cent", hours=0.15,
-        title="APC-VFL on breast cancer by lambda", leaves_out="", size=_by_lambda,
-        reading=f"250 aligned rows of 500. {_READING}", axis="lambda",
+        name="apc-vfl-lambda",
+        source="APC-VFL, Eq. (5)",
+        unit="per cent",
+        hours=0.15,
+        title="APC-VFL on breast cancer by lambda",
+        leaves_out="",
+        size=_by_lambda,
+        reading=f"250 aligned rows of 500. {_READING}",
+        axis="lambda",
     ),
     PaperTable(
-        name="apc-vfl-splitnn", source="APC-VFL, Table 2", unit="", hours=6.0, size=_table2_size,
-        title="APC-VFL and SplitNN where all rows are aligned", axis="aligned rows",
+        name="apc-vfl-splitnn",
+        source="APC-VFL, Table 2",
+        unit="",
+        hours=6.0,
+        size=_table2_size,
+        title="APC-VFL and SplitNN where all rows are aligned",
+        axis="aligned rows",
         reading="50 of the aligned rows test on breast cancer, 500 elsewhere; five features at the "
         "active. A round is a message of representations or gradients. All are scored by accuracy; "
         "the paper takes F1 on credit cards. Its values are not in the text that we have. SplitNN: "
@@ -395,4 +448,4 @@ TABLES: tuple[PaperTable, ...] = (
         leaves_out="credit cards",
         shared=50 / 569,  # at most: of 569 people 50 test
     ),
-)  # fmt: skip
+)

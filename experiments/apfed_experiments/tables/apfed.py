@@ -19,9 +19,11 @@ from secure_apfed.config import Config
 from secure_apfed.methods import METHODS
 
 _TITLES = {
-    "mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10",
+    "mnist": "MNIST",
+    "fashion_mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
-}  # fmt: skip
+}
 _SINGLE = "SingleVL"
 # In the order of the paper's columns: title of the column -> method, and its way of inference.
 _COLUMNS: Mapping[str, tuple[str, str]] = {
@@ -93,9 +95,13 @@ PROXY = Training(key="proxy", epochs=13, learning_rate=1e-2, seeds=3, rows=10_00
 
 
 def run_of(
-    dataset: str, setting: str, method: str, weight: float, training: Training,
+    dataset: str,
+    setting: str,
+    method: str,
+    weight: float,
+    training: Training,
     labelled: int | None = None,
-) -> Config:  # fmt: skip
+) -> Config:
     """One run: `setting` is the paper's m-i, `weight` lambda of every passive; `labelled` rows have
     a label, all unless said.
     """
@@ -109,15 +115,19 @@ def run_of(
         "method": method,
         "data": {
             **base.data.model_dump(exclude_defaults=True),
-            "dataset": dataset, "views": int(views), "active_view": int(view),
-            "limit": training.rows, "labelled": labelled,
+            "dataset": dataset,
+            "views": int(views),
+            "active_view": int(view),
+            "limit": training.rows,
+            "labelled": labelled,
         },
         "train": {
             **base.train.model_dump(exclude_defaults=True),
-            "epochs": training.epochs, "learning_rate": training.learning_rate,
+            "epochs": training.epochs,
+            "learning_rate": training.learning_rate,
             "evaluate_every": training.epochs,
         },
-    }  # fmt: skip
+    }
     if helped:
         changes["passives"] = {"default": {"weight": weight}}
     return Config.model_validate(base.model_dump(mode="json", exclude_defaults=True) | changes)
@@ -145,12 +155,15 @@ def _cell(
     lines = {
         column: Line(
             cells={"data": title, "views": setting, "method": column},
-            job=methods[method], figure=way, panels=(f"{title} {setting}",), series=column,
+            job=methods[method],
+            figure=way,
+            panels=(f"{title} {setting}",),
+            series=column,
             paper=None if labelled else _printed(dataset, setting, column),
         )
         for column, (method, way) in _COLUMNS.items()
         if method in methods
-    }  # fmt: skip
+    }
     yield from lines.values()
     for column in _HELPED:
         helped, alone = (_printed(dataset, setting, of).mean for of in (column, _SINGLE))
@@ -182,26 +195,38 @@ def _lambda(full: bool) -> Size:
     for dataset, column, (place, weight) in product(datasets, _HELPED, enumerate(_LAMBDAS)):
         method, way = _COLUMNS[column if weight else _SINGLE]
         config = run_of(dataset, _STRIPS, method, weight, training)
-        lines.append(Line(
-            cells={"data": _TITLES[dataset], "method": column, "lambda": f"{weight:g}"},
-            job=jobs.setdefault(config.name, Job.of(config.name, accuracies, config)), figure=way,
-            paper=None if weight else _printed(dataset, _STRIPS, _SINGLE),
-            panels=(f"{_TITLES[dataset]} {_STRIPS}",), series=column, at=float(place),
-        ))  # fmt: skip
+        lines.append(
+            Line(
+                cells={"data": _TITLES[dataset], "method": column, "lambda": f"{weight:g}"},
+                job=jobs.setdefault(config.name, Job.of(config.name, accuracies, config)),
+                figure=way,
+                paper=None if weight else _printed(dataset, _STRIPS, _SINGLE),
+                panels=(f"{_TITLES[dataset]} {_STRIPS}",),
+                series=column,
+                at=float(place),
+            )
+        )
     return Size(lines, training.seeds)
 
 
 _table = partial(PaperTable, unit="test accuracy, per cent")
 TABLES: tuple[PaperTable, ...] = (
     _table(
-        name="apfed-table2", source="APFed, Table 2", hours=243.0, size=_table2,
+        name="apfed-table2",
+        source="APFed, Table 2",
+        hours=243.0,
+        size=_table2,
         title="Accuracy of APFed, TVFL without its passives, and the active alone",
         reading=f"Lambda 10, on CIFAR-10 1 (section 5.3). {_READING}",
         leaves_out=f"CIFAR-10 and CIFAR-100, {_THREE_SEEDS}, {_LEFT_OUT}",
     ),
     _table(
-        name="apfed-lambda", source="APFed, Figures 3 and 4", hours=54.0, size=_lambda,
-        title="Accuracy of APFed by lambda", axis="lambda",
+        name="apfed-lambda",
+        source="APFed, Figures 3 and 4",
+        hours=54.0,
+        size=_lambda,
+        title="Accuracy of APFed by lambda",
+        axis="lambda",
         reading="The paper draws the figures without numbers; at lambda 0 stands SingleVL of its "
         f"Table 2. {_READING}",
         leaves_out=f"CIFAR-10, {_THREE_SEEDS}, {_LEFT_OUT}; Fashion-MNIST, which the figures lack, "
@@ -209,11 +234,14 @@ TABLES: tuple[PaperTable, ...] = (
         ticks={float(place): f"{weight:g}" for place, weight in enumerate(_LAMBDAS)},
     ),
     _table(
-        name="apfed-few-labels", source="APFed, Table 2, as the paper does not ask it",
+        name="apfed-few-labels",
+        source="APFed, Table 2, as the paper does not ask it",
         title="Accuracy of APFed and of the active alone where 500 rows have a label",
         reading="500 of the active's rows have a label; APFed learns from all, since its passives' "
         "losses need none, and SingleVL takes as many steps over the same rows. Lambda 10. "
         f"{_READING}",
-        leaves_out=_LEFT_OUT, hours=60.0, size=_few_labels,
+        leaves_out=_LEFT_OUT,
+        hours=60.0,
+        size=_few_labels,
     ),
-)  # fmt: skip
+)

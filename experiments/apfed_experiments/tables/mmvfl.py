@@ -67,9 +67,13 @@ def aligned_views(data: VerticalData) -> tuple[list[Floats], Rows]:
 
 
 def fit_mmvfl(
-    views: Sequence[Floats], truth_NC: Floats, *, beta: float, seed: int,
+    views: Sequence[Floats],
+    truth_NC: Floats,
+    *,
+    beta: float,
+    seed: int,
     iterations: Sequence[int] = _ITERATIONS,
-) -> dict[int, list[Floats]]:  # fmt: skip
+) -> dict[int, list[Floats]]:
     """Algorithm 1 on aligned training rows, the first view with the labels: the weights of all
     views (F, C), by the most iterations that it may take.
     """
@@ -151,25 +155,31 @@ def _fold(labels_N: Rows, fold: int) -> tuple[Rows, Rows]:
 
 
 _JOB = Job(
-    label="handwritten", measure=measure_fold,
+    label="handwritten",
+    measure=measure_fold,
     settings={"betas": list(_BETAS), "iterations": list(_ITERATIONS)},
-)  # fmt: skip
+)
 
 
 def _curves(full: bool) -> Size:
     lines = [
         Line(
             cells={
-                "participant": str(participant), "view": view, "method": method,
+                "participant": str(participant),
+                "view": view,
+                "method": method,
                 "features %": str(share),
             },
-            job=_JOB, figure=f"{measured} {participant} {share}",
-            panels=(f"Participant {participant} ({view})",), series=method, at=share,
+            job=_JOB,
+            figure=f"{measured} {participant} {share}",
+            panels=(f"Participant {participant} ({view})",),
+            series=method,
+            at=share,
         )
         for participant, view in enumerate(_VIEWS, 1)
         for method, measured in (("MMVFL", f"MMVFL {max(_ITERATIONS)}"), ("supFL", "supFL"))
         for share in _SHARES
-    ]  # fmt: skip
+    ]
     return Size(lines, _FOLDS)
 
 
@@ -179,28 +189,36 @@ def _differences(full: bool) -> Size:
     lines = [
         Line(
             cells={"MMVFL minus": against, "participant": participant, "iterations": str(most)},
-            job=_JOB, figure=f"apart {most} {participant.partition(' ')[0]}",
-            paper=Printed(mean=mean), panels=(f"MMVFL minus {against}",),
+            job=_JOB,
+            figure=f"apart {most} {participant.partition(' ')[0]}",
+            paper=Printed(mean=mean),
+            panels=(f"MMVFL minus {against}",),
             series=f"{participant}, {most} iterations",
         )
         for against, printed in _PAPER.items()
         for participant, mean in zip(participants, printed, strict=True)
         for most in _ITERATIONS
-    ]  # fmt: skip
+    ]
     return Size(lines, _FOLDS)
 
 
 _table = partial(PaperTable, reading=_READING, leaves_out="", hours=0.02, shared=_SHARED)
 TABLES: tuple[PaperTable, ...] = (
     _table(
-        name="mmvfl-handwritten", source="MMVFL, Figure 3", unit="accuracy, %", form=".1f",
-        title="MMVFL on Handwritten: accuracy by the share of features that are kept", size=_curves,
+        name="mmvfl-handwritten",
+        source="MMVFL, Figure 3",
+        unit="accuracy, %",
+        form=".1f",
+        title="MMVFL on Handwritten: accuracy by the share of features that are kept",
+        size=_curves,
         axis="features kept, %",
         ticks={share: "" if 2 < share < 20 else f"{share:g}" for share in _SHARES},
     ),
     _table(
-        name="mmvfl-differences", source="MMVFL, Table 2, Handwritten", unit="points of accuracy",
+        name="mmvfl-differences",
+        source="MMVFL, Table 2, Handwritten",
+        unit="points of accuracy",
         title="MMVFL minus models that saw the labels, averaged over the shares of features",
         size=_differences,
     ),
-)  # fmt: skip
+)

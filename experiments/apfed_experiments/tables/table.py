@@ -222,10 +222,15 @@ class Board:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "table": self.table.name, "source": self.table.source, "unit": self.table.unit,
-            "full": self.full, "done": self.done, "jobs": self.jobs,
-            "failures": dict(self.failures), "lines": self.lines.plain(),
-        }  # fmt: skip
+            "table": self.table.name,
+            "source": self.table.source,
+            "unit": self.table.unit,
+            "full": self.full,
+            "done": self.done,
+            "jobs": self.jobs,
+            "failures": dict(self.failures),
+            "lines": self.lines.plain(),
+        }
 
 
 def _row(line: Line, found: Mapping[tuple[str, int], Figures], shared: float) -> Row:
@@ -246,20 +251,35 @@ def _row(line: Line, found: Mapping[tuple[str, int], Figures], shared: float) ->
     limits = None if interval is None or sd is None else (interval.low, interval.high)
     low, high = limits or (None, None)
     return {
-        **line.cells, "line": line, "values": by_seed, "interval": interval,
-        "seeds": len(values), "mean": interval and interval.mean, "sd": sd, "low": low,
-        "high": high, "paper": paper and paper.mean, "paper_sd": paper and paper.sd,
-        "difference": difference, "in_sd": in_sd, "limits": limits,
+        **line.cells,
+        "line": line,
+        "values": by_seed,
+        "interval": interval,
+        "seeds": len(values),
+        "mean": interval and interval.mean,
+        "sd": sd,
+        "low": low,
+        "high": high,
+        "paper": paper and paper.mean,
+        "paper_sd": paper and paper.sd,
+        "difference": difference,
+        "in_sd": in_sd,
+        "limits": limits,
         "here": None if interval is None else (interval.mean, sd),
         "printed": None if paper is None else (paper.mean, paper.sd),
-    }  # fmt: skip
+    }
 
 
 def fill(
-    table: PaperTable, folder: Path, *, full: bool = False, jobs: int = 1,
-    minutes: float | None = None, on_done: OnDone = lambda done, total: None,
+    table: PaperTable,
+    folder: Path,
+    *,
+    full: bool = False,
+    jobs: int = 1,
+    minutes: float | None = None,
+    on_done: OnDone = lambda done, total: None,
     clock: Clock = time.monotonic,
-) -> Board:  # fmt: skip
+) -> Board:
     """Run what is missing of all of the table or its default part, and read all of it.
 
     After so many `minutes` no other job begins. Raises ConfigError where the catalogue lacks a data
@@ -385,12 +405,14 @@ def _curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
         ours: dict[str, Any] = {"fmt": "o-", "label": name}
         theirs: dict[str, Any] = {"fmt": "D:", "label": f"{name}, paper", "mfc": "white"}
         for intervals, look in (
-            ([row["interval"] for row in rows], ours), ([_beside(row) for row in rows], theirs),
-        ):  # fmt: skip
+            ([row["interval"] for row in rows], ours),
+            ([_beside(row) for row in rows], theirs),
+        ):
             shown = [
                 (row["line"].at + shift, of)
-                for row, of in zip(rows, intervals, strict=True) if of is not None
-            ]  # fmt: skip
+                for row, of in zip(rows, intervals, strict=True)
+                if of is not None
+            ]
             if shown:
                 places, found = zip(*shown, strict=True)
                 most = _find_most(table)

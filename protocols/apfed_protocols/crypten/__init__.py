@@ -38,9 +38,17 @@ from apfed_protocols.installing import INSTALL_CRYPTEN
 from apfed_protocols.randomness import keystream
 
 __all__ = [
-    "INSTALL", "Integers", "Seat", "Shares", "add_shares", "complete", "draw_share", "load_crypten",
-    "seated", "total",
-]  # fmt: skip
+    "INSTALL",
+    "Integers",
+    "Seat",
+    "Shares",
+    "add_shares",
+    "complete",
+    "draw_share",
+    "load_crypten",
+    "seated",
+    "total",
+]
 
 INSTALL = INSTALL_CRYPTEN
 _CRYPTEN = "crypten"

@@ -361,9 +361,12 @@ class LabelValues(KeepsSecrets):
 
     @classmethod
     def of(
-        cls, described: SumOfProducts, request: bytes, blobs: Sequence[bytes],
+        cls,
+        described: SumOfProducts,
+        request: bytes,
+        blobs: Sequence[bytes],
         shifts: Sequence[int] | None = None,
-    ) -> "LabelValues":  # fmt: skip
+    ) -> "LabelValues":
         """Read the parts of a request; `shifts`: powers of X by which the labels are multiplied."""
         ring, found = described.ring, described.headroom
         sender, seed = described.agreement.receiver, blobs[0]
@@ -457,8 +460,10 @@ class PublicCoin(KeepsSecrets):
             )
         self.me = me
         self._names, self._frames, self._candidates = (
-            agreed.contributors, frames, agreed.candidates or 1
-        )  # fmt: skip
+            agreed.contributors,
+            frames,
+            agreed.candidates or 1,
+        )
         self._drawn = {me: fresh_key()}
         self._promised: dict[str, bytes] = {}
 

@@ -53,9 +53,13 @@ from apfed_protocols.psi.vole import VoleIntersection
 from apfed_protocols.randomness import fresh_key
 
 __all__ = [
-    "SET_INTERSECTIONS", "align", "align_with", "choose_protocol", "count_common",
+    "SET_INTERSECTIONS",
+    "align",
+    "align_with",
+    "choose_protocol",
+    "count_common",
     "share_membership",
-]  # fmt: skip
+]
 
 SET_INTERSECTIONS: Mapping[str, type[SetIntersection]] = {
     "circuit": CircuitIntersection,
@@ -82,11 +86,17 @@ def choose_protocol(sizes: Mapping[str, int]) -> str:
 
 
 def align(
-    ids_by_party: Mapping[str, IdColumn], *, hub: str, protocol: str = _AUTO,
-    normalisation: IdNormalisation = _AS_WRITTEN, minimum_rows: int = 2,
-    maximum_ids: int = MOST_IDS, threads: int | None = None, hub_only: bool = False,
+    ids_by_party: Mapping[str, IdColumn],
+    *,
+    hub: str,
+    protocol: str = _AUTO,
+    normalisation: IdNormalisation = _AS_WRITTEN,
+    minimum_rows: int = 2,
+    maximum_ids: int = MOST_IDS,
+    threads: int | None = None,
+    hub_only: bool = False,
     progress: Callable[[Progress], None] | None = None,
-) -> Mapping[str, NDArray[np.int64]]:  # fmt: skip
+) -> Mapping[str, NDArray[np.int64]]:
     """Find the rows that all parties share, playing all parties in this process.
 
     Args:
@@ -119,11 +129,16 @@ def align(
 
 
 def count_common(
-    ids_by_party: Mapping[str, IdColumn], *, hub: str, protocol: str = _AUTO,
-    normalisation: IdNormalisation = _AS_WRITTEN, minimum_rows: int = 2,
-    maximum_ids: int = MOST_IDS, threads: int | None = None,
+    ids_by_party: Mapping[str, IdColumn],
+    *,
+    hub: str,
+    protocol: str = _AUTO,
+    normalisation: IdNormalisation = _AS_WRITTEN,
+    minimum_rows: int = 2,
+    maximum_ids: int = MOST_IDS,
+    threads: int | None = None,
     progress: Callable[[Progress], None] | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Return how many IDs all parties share; no party learns which. See `align`."""
     agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
     played = _play(
@@ -133,10 +148,15 @@ def count_common(
 
 
 def share_membership(
-    ids_by_party: Mapping[str, IdColumn], *, hub: str, normalisation: IdNormalisation = _AS_WRITTEN,
-    minimum_rows: int = 2, maximum_ids: int = MOST_IDS, threads: int | None = None,
+    ids_by_party: Mapping[str, IdColumn],
+    *,
+    hub: str,
+    normalisation: IdNormalisation = _AS_WRITTEN,
+    minimum_rows: int = 2,
+    maximum_ids: int = MOST_IDS,
+    threads: int | None = None,
     progress: Callable[[Progress], None] | None = None,
-) -> Mapping[str, Membership]:  # fmt: skip
+) -> Mapping[str, Membership]:
     """Return each party's shares of which of the hub's IDs are common, by `circuit`.
 
     Nobody learns them; they are for further protocols on shares. See `align`.
@@ -149,10 +169,15 @@ def share_membership(
 
 
 def _play(
-    ids_by_party: Mapping[str, IdColumn], hub: str, name: str, normalisation: IdNormalisation,
-    output: Output, agreed: dict[str, Any], threads: int | None,
+    ids_by_party: Mapping[str, IdColumn],
+    hub: str,
+    name: str,
+    normalisation: IdNormalisation,
+    output: Output,
+    agreed: dict[str, Any],
+    threads: int | None,
     progress: Callable[[Progress], None] | None,
-) -> Mapping[str, Aligner]:  # fmt: skip
+) -> Mapping[str, Aligner]:
     """Play all parties; every aligner has something to open."""
     members = [party for party in ids_by_party if party != hub]
     if hub not in ids_by_party or not members:

@@ -455,9 +455,17 @@ def _meet_as_member(
 
     key, ((prints, bins_of, tokens), tags_KB) = yield from _fill_slots(desk, hub, keys, fill)
     return Meeting(
-        key=key, masks=[mask], place=place, slots=slots, sizes=[hub_size, *sizes], tags=tags_KB,
-        bins_of=bins_of, prints=prints, tokens=tokens, row_of_bin=np.empty(0, np.int64),
-    )  # fmt: skip
+        key=key,
+        masks=[mask],
+        place=place,
+        slots=slots,
+        sizes=[hub_size, *sizes],
+        tags=tags_KB,
+        bins_of=bins_of,
+        prints=prints,
+        tokens=tokens,
+        row_of_bin=np.empty(0, np.int64),
+    )
 
 
 def _fill_slots(
@@ -487,9 +495,13 @@ def _key(desk: Desk, hub_part: bytes, parts: bytes, attempt: int) -> bytes:
 
 
 def _any_slot_equals(
-    desk: Desk, planes: Mapping[str, Words], triples: Mapping[str, TripleShares], *, leads: bool,
+    desk: Desk,
+    planes: Mapping[str, Words],
+    triples: Mapping[str, TripleShares],
+    *,
+    leads: bool,
     gate: type[And],
-) -> Generator[Turn, Inbox, Mapping[str, Words]]:  # fmt: skip
+) -> Generator[Turn, Inbox, Mapping[str, Words]]:
     """Compare with each peer; return shares, shape (W,), of whether a bin holds the same tag.
 
     `planes` are shares of NOT (hub's tag XOR member's tag), (64, K, W): at the hub the
@@ -514,9 +526,14 @@ def _any_slot_equals(
 
 
 def _all_members_agree(
-    desk: Desk, shares: Words, triples: TripleShares, *, hub: str, members: Sequence[str],
+    desk: Desk,
+    shares: Words,
+    triples: TripleShares,
+    *,
+    hub: str,
+    members: Sequence[str],
     gate: type[And],
-) -> Generator[Turn, Inbox, Words]:  # fmt: skip
+) -> Generator[Turn, Inbox, Words]:
     """AND the bits of all members, shared in shape (M, W); return shares, shape (W,).
 
     A member has zeros but for its own row, and names no members. The hub collects the masked

@@ -224,10 +224,14 @@ class EcdhIntersection(SetIntersection):
         return Guesses(hub=maximum_ids, member=maximum_ids)
 
     def __init__(
-        self, agreement: IntersectionAgreement, *, threads: int | None = None,
-        progress: Callable[[Progress], None] | None = None, admit: Admit | None = None,
+        self,
+        agreement: IntersectionAgreement,
+        *,
+        threads: int | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        admit: Admit | None = None,
         secret: bytes | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(agreement, threads=threads, progress=progress, admit=admit)
         if agreement.sizes:
             raise LocalProtocolError(
@@ -395,9 +399,12 @@ def multiply(scalar: bytes, points: bytes) -> bytes:
 
 
 def in_threads(
-    work: Callable[[bytes], bytes], blocks: bytes, *, threads: int | None = None,
+    work: Callable[[bytes], bytes],
+    blocks: bytes,
+    *,
+    threads: int | None = None,
     report: Callable[[int], None] | None = None,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """Return what `work` makes of blocks of 32 bytes, piece by piece, as many and in order.
 
     `report` gets the number of blocks done.

@@ -31,11 +31,28 @@ from apfed_protocols.ids import MOST_IDS, check_ids
 from apfed_protocols.randomness import ForkCheck, random_permutation
 
 __all__ = [
-    "Admit", "Aligner", "DealtIntersection", "Desk", "Guesses", "Inbox", "IntersectionAgreement",
-    "IntersectionTooSmallError", "Membership", "Opened", "Output", "Progress", "Script",
-    "SetIntersection", "Turn", "check_parties", "digest_each", "message_bytes", "open_rows",
-    "opened_rows", "three_different",
-]  # fmt: skip
+    "Admit",
+    "Aligner",
+    "DealtIntersection",
+    "Desk",
+    "Guesses",
+    "Inbox",
+    "IntersectionAgreement",
+    "IntersectionTooSmallError",
+    "Membership",
+    "Opened",
+    "Output",
+    "Progress",
+    "Script",
+    "SetIntersection",
+    "Turn",
+    "check_parties",
+    "digest_each",
+    "message_bytes",
+    "open_rows",
+    "opened_rows",
+    "three_different",
+]
 
 _POSITIONS = 2**32
 Admit = Callable[[str, Sequence[str]], None]
@@ -368,9 +385,13 @@ class Desk(Generic[_Kind]):
     item_bytes: ClassVar[Mapping[int, int]] = {}
 
     def __init__(
-        self, me: str, agreement: IntersectionAgreement,
-        progress: Callable[[Progress], None] | None = None, *, version: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        me: str,
+        agreement: IntersectionAgreement,
+        progress: Callable[[Progress], None] | None = None,
+        *,
+        version: int | None = None,
+    ) -> None:
         self.me, self.agreement, self._progress = me, agreement, progress
         self._version = version or self.version
         self._items = dict.fromkeys(map(int, self.kinds), 1) | dict(self.item_bytes)
@@ -584,9 +605,13 @@ class SetIntersection(ABC):
     leaks: ClassVar[tuple[str, ...]]
 
     def __init__(
-        self, agreement: IntersectionAgreement, *, threads: int | None = None,
-        progress: Callable[[Progress], None] | None = None, admit: Admit | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        agreement: IntersectionAgreement,
+        *,
+        threads: int | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        admit: Admit | None = None,
+    ) -> None:
         if threads is not None and threads < 1:
             raise LocalProtocolError(f"threads is at least 1, got {threads}")
         if agreement.output not in self.outputs:

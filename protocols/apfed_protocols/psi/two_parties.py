@@ -38,11 +38,18 @@ class Link(Protocol):
 
 
 def align_with(
-    peer: str, ids: IdColumn, *,
-    link: Link | tuple[Callable[[bytes], object], Callable[[float], bytes]], me: str | None = None,
-    hub: str | None = None, normalisation: IdNormalisation = _AS_WRITTEN, minimum_rows: int = 2,
-    maximum_ids: int = MOST_IDS, threads: int | None = None, patience_s: float = 60.0,
-) -> NDArray[np.int64]:  # fmt: skip
+    peer: str,
+    ids: IdColumn,
+    *,
+    link: Link | tuple[Callable[[bytes], object], Callable[[float], bytes]],
+    me: str | None = None,
+    hub: str | None = None,
+    normalisation: IdNormalisation = _AS_WRITTEN,
+    minimum_rows: int = 2,
+    maximum_ids: int = MOST_IDS,
+    threads: int | None = None,
+    patience_s: float = 60.0,
+) -> NDArray[np.int64]:
     """Find the rows that this party shares with `peer`, who calls this in its own process.
 
     By `ecdh`, for which two parties need no third. Each learns how many IDs the other has, and

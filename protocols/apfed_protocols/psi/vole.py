@@ -391,9 +391,14 @@ def evaluated(store: Elements, rows: Rows) -> Elements:
 
 
 def _member_tags(
-    digests: Digests, store: Elements, delta: Multiplier, key: bytes, length: int,
-    *, report: Callable[[int, int], None],
-) -> Tags:  # fmt: skip
+    digests: Digests,
+    store: Elements,
+    delta: Multiplier,
+    key: bytes,
+    length: int,
+    *,
+    report: Callable[[int, int], None],
+) -> Tags:
     count, cells = len(digests), len(store) - DENSE
     tags = np.empty((count, length), np.uint8)
     for start in range(0, count, _EVALUATED):

@@ -223,9 +223,12 @@ class FixedPoint:
         return self.contributors * self.clip_norm / self.levels / 2
 
     def quantise(
-        self, values_BD: FloatArray, noise_BD: IntArray | None = None,
-        width: type[np.signedinteger[Any]] = np.int64, clipping: Clipping | None = None,
-    ) -> NDArray[np.signedinteger[Any]]:  # fmt: skip
+        self,
+        values_BD: FloatArray,
+        noise_BD: IntArray | None = None,
+        width: type[np.signedinteger[Any]] = np.int64,
+        clipping: Clipping | None = None,
+    ) -> NDArray[np.signedinteger[Any]]:
         """Clip the rows and return round(g / C * levels) plus the noise, in rows of integers.
 
         Integers of 32 bits serve sums modulo 2^32, for which adding them may wrap around.

@@ -85,9 +85,18 @@ class Frame:
             )
         try:
             header = _HEADER.pack(
-                _MAGIC, _VERSION, self.kind, self.party, name, self.step, self.rows, self.columns,
-                self.binding, self.fingerprint, len(self.blobs),
-            )  # fmt: skip
+                _MAGIC,
+                _VERSION,
+                self.kind,
+                self.party,
+                name,
+                self.step,
+                self.rows,
+                self.columns,
+                self.binding,
+                self.fingerprint,
+                len(self.blobs),
+            )
             sizes = struct.pack(f">{len(self.blobs)}I", *map(len, self.blobs))
         except struct.error as error:
             raise LocalProtocolError(f"a field of a frame is out of range: {error}") from error

@@ -41,10 +41,13 @@ HubRole = SumReceiver | SumCombiner | ReceivingCombiner
 
 
 def hub_pump(
-    roles: Mapping[str, HubRole], send: Callable[[str, bytes], object],
-    receive: Callable[[], tuple[str, bytes]], *, identity: Identity | None = None,
+    roles: Mapping[str, HubRole],
+    send: Callable[[str, bytes], object],
+    receive: Callable[[], tuple[str, bytes]],
+    *,
+    identity: Identity | None = None,
     peers: Mapping[str, bytes] | None = None,
-) -> "Hub":  # fmt: skip
+) -> "Hub":
     """Hold the set-up of a sum with its contributors, who answer by `answer_hub`.
 
     Args:
@@ -76,9 +79,12 @@ class Hub:
     """The hub's end of a sum; `hub_pump` makes one and sets it up."""
 
     def __init__(
-        self, roles: Mapping[str, HubRole], send: Callable[[str, bytes], object],
-        receive: Callable[[], tuple[str, bytes]], signer: "_Signer",
-    ) -> None:  # fmt: skip
+        self,
+        roles: Mapping[str, HubRole],
+        send: Callable[[str, bytes], object],
+        receive: Callable[[], tuple[str, bytes]],
+        signer: "_Signer",
+    ) -> None:
         ends = [role for role in roles.values() if not isinstance(role, SumCombiner)]
         agreement = ends[0].described.agreement if len(ends) == 1 else None
         if agreement is None or {*roles} != {agreement.receiver, agreement.combiner}:
@@ -172,9 +178,13 @@ class Hub:
 
 
 def answer_hub(
-    role: SumContributor, packet: bytes, values: Callable[[bytes], Any] | None = None, *,
-    identity: Identity | None = None, peers: Mapping[str, bytes] | None = None,
-) -> bytes:  # fmt: skip
+    role: SumContributor,
+    packet: bytes,
+    values: Callable[[bytes], Any] | None = None,
+    *,
+    identity: Identity | None = None,
+    peers: Mapping[str, bytes] | None = None,
+) -> bytes:
     """Return a contributor's answer to one packet of the hub, to be sent back there.
 
     Args:

@@ -73,8 +73,9 @@ def put_away(role: SumContributor, key: bytes, *, book: Book) -> bytes:
         state = role.leave()
         taken = opened.execute(
             "UPDATE sealed SET times = ?, taken = 0 WHERE role = ? AND times = ? AND taken = 1 "
-            "RETURNING times", (state["times"], state["role"], state["times"] - 1),
-        ).fetchone()  # fmt: skip
+            "RETURNING times",
+            (state["times"], state["role"], state["times"] - 1),
+        ).fetchone()
         if first:
             opened.execute("INSERT INTO sealed VALUES (?, 1, 0)", (state["role"],))
         elif taken is None:
@@ -113,8 +114,9 @@ def take_up(
     with _open(book, me, create=False) as opened:
         last = opened.execute(
             "UPDATE sealed SET taken = 1 WHERE role = ? AND times = ? AND taken = 0 "
-            "RETURNING times", (state["role"], state["times"]),
-        ).fetchone()  # fmt: skip
+            "RETURNING times",
+            (state["role"], state["times"]),
+        ).fetchone()
         listed = opened.execute("SELECT times FROM sealed WHERE role = ?", (state["role"],))
         if last is None and listed.fetchone() is None:
             raise _not_listed(me)

@@ -303,9 +303,13 @@ class SumContributor(Role, ABC):
             self._frames.require_here()
             own = self._leave()  # or it refuses, and the role stays
             return {
-                "role": self._life, "times": self._times + 1, "last": self._frames.leave(),
-                "clipping": asdict(self.clipping), "noise": self._noise_key.hex(), **own,
-            }  # fmt: skip
+                "role": self._life,
+                "times": self._times + 1,
+                "last": self._frames.leave(),
+                "clipping": asdict(self.clipping),
+                "noise": self._noise_key.hex(),
+                **own,
+            }
 
     def enter(self, state: Mapping[str, Any]) -> None:
         """Become the role that `leave` returned."""
@@ -573,9 +577,12 @@ def role_of(
 
 
 def join_sum(
-    described: SecureSum, me: str, *, send: Callable[[str, bytes], object],
+    described: SecureSum,
+    me: str,
+    *,
+    send: Callable[[str, bytes], object],
     receive: Callable[[], tuple[str, bytes]],
-) -> SumReceiver | SumCombiner | SumContributor | ReceivingCombiner:  # fmt: skip
+) -> SumReceiver | SumCombiner | SumContributor | ReceivingCombiner:
     """Make the role of `me` and hold its setup with the others, over links of one's own.
 
     For a training loop that this project does not run. The links must be authenticated
@@ -599,9 +606,13 @@ def join_sum(
 
 
 def hold(
-    role: Conversation, me: str, others: Collection[str], *, send: Callable[[str, bytes], object],
+    role: Conversation,
+    me: str,
+    others: Collection[str],
+    *,
+    send: Callable[[str, bytes], object],
     receive: Callable[[], tuple[str, bytes]],
-) -> None:  # fmt: skip
+) -> None:
     """Play one role with the others until it is finished. Raises RemoteProtocolError: a stranger
     wrote, or what the role raises.
     """

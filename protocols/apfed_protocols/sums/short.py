@@ -67,11 +67,19 @@ Role = SumReceiver | SumCombiner | SumContributor | ReceivingCombiner
 
 
 def secure_sum(
-    name: str, contributors: Iterable[str], *, to: str, clip: float | Literal["agree"],
-    by: str | None = None, bits: int | None = None, session: str | None = None,
-    threshold: int | None = None, noise: int | None = None, allow_single: bool = False,
+    name: str,
+    contributors: Iterable[str],
+    *,
+    to: str,
+    clip: float | Literal["agree"],
+    by: str | None = None,
+    bits: int | None = None,
+    session: str | None = None,
+    threshold: int | None = None,
+    noise: int | None = None,
+    allow_single: bool = False,
     allow_single_reader: bool = False,
-) -> "SumSession":  # fmt: skip
+) -> "SumSession":
     """A sum, ready to be called with the values of all contributors, or to hand out its roles.
 
     Example:
@@ -314,9 +322,13 @@ class SumSession(KeepsSecrets):
         return self.described.combiner()
 
     def join(
-        self, me: str, *, send: Callable[[str, bytes], object],
-        receive: Callable[[], tuple[str, bytes]], first: Any = None,
-    ) -> Role:  # fmt: skip
+        self,
+        me: str,
+        *,
+        send: Callable[[str, bytes], object],
+        receive: Callable[[], tuple[str, bytes]],
+        first: Any = None,
+    ) -> Role:
         """Make the role of `me` and hold its set-up with the others, over links of one's own.
 
         The links must be authenticated and encrypted (`apfed_protocols.SealedLink`), and all
@@ -336,9 +348,14 @@ class SumSession(KeepsSecrets):
         return self._join(me, send, receive)
 
     def agree_anew(
-        self, role: Role, me: str, *, send: Callable[[str, bytes], object],
-        receive: Callable[[], tuple[str, bytes]], values: Any = None,
-    ) -> Role:  # fmt: skip
+        self,
+        role: Role,
+        me: str,
+        *,
+        send: Callable[[str, bytes], object],
+        receive: Callable[[], tuple[str, bytes]],
+        values: Any = None,
+    ) -> Role:
         """Ask all contributors whether the agreed clip still fits, and agree anew if it does not.
 
         For roles in processes of their own, made by `join` with `clip="agree"`. All parties call it
@@ -375,9 +392,14 @@ class SumSession(KeepsSecrets):
         return joined
 
     def _agree(
-        self, me: str, send: Callable[[str, bytes], object],
-        receive: Callable[[], tuple[str, bytes]], values: Any, *, anew: bool,
-    ) -> bool:  # fmt: skip
+        self,
+        me: str,
+        send: Callable[[str, bytes], object],
+        receive: Callable[[], tuple[str, bytes]],
+        values: Any,
+        *,
+        anew: bool,
+    ) -> bool:
         """Hold the agreement of a clip over links; return whether it is another one."""
         agreement = self.described.agreement
         names = agreement.contributors
@@ -407,9 +429,11 @@ class SumSession(KeepsSecrets):
         return self._settle(agree.clip)
 
     def _join(
-        self, me: str, send: Callable[[str, bytes], object],
+        self,
+        me: str,
+        send: Callable[[str, bytes], object],
         receive: Callable[[], tuple[str, bytes]],
-    ) -> Role:  # fmt: skip
+    ) -> Role:
         """Hold the set-up; messages of one byte are of the next agreement, and are kept for it."""
 
         def receive_of_setup() -> tuple[str, bytes]:
@@ -486,10 +510,15 @@ class ClipAgreement(KeepsSecrets):
     """
 
     def __init__(
-        self, me: str, contributors: Collection[str], matrix: Any = None,
-        told: Collection[str] | None = None, *, current: float | None = None,
+        self,
+        me: str,
+        contributors: Collection[str],
+        matrix: Any = None,
+        told: Collection[str] | None = None,
+        *,
+        current: float | None = None,
         bits: int = MOST_BITS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.me, self._contributors = me, tuple(contributors)
         self._told = sorted({*(contributors if told is None else told)} - {me})
         self._current = current
